@@ -65,7 +65,7 @@ steps:
 
 
 def played(asked: Asked) -> Answer:
-    """One model for all of them: by who it is told to be, and by how far the talk came."""
+    """Return a scripted model for all agents, which answers by system prompt and turn."""
     who, turn = asked.system, asked.turn
     if "the writer" in who:
         if "hang" in asked.user and turn == 1:
@@ -116,7 +116,7 @@ class House:
         raise AssertionError("it ended without its end")
 
     async def heard(self, row: RunRow, type: str) -> RunEvent:
-        """The first event of that type, waited for."""
+        """Wait for the first event of that type."""
         async with asyncio.timeout(60):
             async for item in self.service.events(row.id, row.tenant, follow=True):
                 if isinstance(item, RunEvent) and item.type == type:
@@ -124,7 +124,7 @@ class House:
         raise AssertionError(f"no {type}")
 
     async def step_at_work(self, row: RunRow) -> RunRow:
-        """The run of a workflow's step, once a tool has answered it."""
+        """Return the run of a workflow's step once a tool has answered it."""
         called = await self.heard(row, "agent.called")
         below = await self.service.run(called.data["run_id"], row.tenant)
         await self.heard(below, "tool.answered")
@@ -171,7 +171,7 @@ async def house(
     backend: str = "local",
     **environ: str,
 ) -> AsyncIterator[House]:
-    """Everything that is still there is destroyed at the end."""
+    """Open a service; everything that is still there is destroyed at the end."""
     files_in(directory, files)
     async with ScriptedModel(script) as model:
         settings = load(
@@ -195,7 +195,7 @@ async def house(
 
 
 async def until(what: Any, said: str, seconds: float = 60.0) -> None:
-    """Until it is true; what it last was is in the failure."""
+    """Poll until the condition is true; the failure shows the last value."""
     deadline = time.monotonic() + seconds
     while True:
         found = await what()

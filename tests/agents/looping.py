@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def agent(text: str = "", *, says: str = "You are a tester.", name: str = "tester") -> Agent:
-    """From the lines of its frontmatter and what it says."""
+    """Return an agent with these frontmatter lines and this template."""
     return parse_agent(f"---\nmodel: scripted\n{text}\n---\n{says}\n", name)
 
 

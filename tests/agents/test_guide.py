@@ -16,7 +16,7 @@ GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "agents.md").
 
 
 def rows(section: str) -> str:
-    """The first cells of the tables of a section."""
+    """Return the first cells of the tables of a section."""
     part = GUIDE.split(section, 1)[1].split("\n##", 1)[0]
     return "\n".join(line.split(" | ")[0] for line in part.splitlines() if line.startswith("| `"))
 

@@ -25,7 +25,7 @@ AS_OPERATOR = {"Authorization": f"Bearer {OPERATOR}"}
 
 @asynccontextmanager
 async def booked(engine: Engine, data_dir: Path, **parts: Any) -> AsyncIterator[Daemon]:
-    """Keys are needed: the operator's own, or one made with it."""
+    """Serve a daemon that requires a key: the operator's, or one created with it."""
     clock = SystemClock()
     prepare_data_dir(data_dir)
     async with open_books(settings(Place(str(data_dir), "unisolated")), clock) as books:
@@ -36,7 +36,7 @@ async def booked(engine: Engine, data_dir: Path, **parts: Any) -> AsyncIterator[
 
 
 async def new_key(daemon: Daemon, **body: object) -> dict[str, str]:
-    """The header of a new key."""
+    """Create a key and return its header."""
     made = await daemon.ask("POST", "/v1/keys", body, headers=AS_OPERATOR)
     assert made.status == 201, made.raw
     return {"Authorization": f"Bearer {made.json['key']}"}

@@ -50,7 +50,7 @@ def _validator(pointer: str) -> Draft202012Validator:
 
 
 def check(method: str, url: str, status: int, kind: str, raw: bytes) -> None:
-    """AssertionError when the document does not allow this answer."""
+    """Raise AssertionError when the document does not allow this answer."""
     path = urlsplit(url).path
     template = next((known for seen, known in _templates() if seen.match(path)), None)
     operation = None

@@ -26,7 +26,7 @@ class Heard:
 async def say(
     port: int, *pieces: bytes | float, give_up_s: float = PATIENCE_S, until: bytes | None = None
 ) -> Heard:
-    """Bytes are sent, numbers are seconds of rest. With `until` it stops when that was read."""
+    """Send bytes; numbers are pauses in seconds. With `until`, stop when that was read."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     sending = asyncio.ensure_future(_send(writer, pieces))
     raw, closed = b"", False

@@ -51,7 +51,7 @@ class Daemon:
         return f"http://127.0.0.1:{self.port}"
 
     async def ask(self, method: str, path: str, body: object = None, **more: Any) -> Reply:
-        """`body` goes as JSON; anything else by the names aiohttp has for it."""
+        """Send a request; `body` is sent as JSON, other options are those of aiohttp."""
         if body is not None:
             more["json"] = body
         async with self.http.request(method, self.url + path, **more) as found:
@@ -67,7 +67,7 @@ class Daemon:
 
 @asynccontextmanager
 async def serving(engine: Engine, **parts: Any) -> AsyncIterator[Daemon]:
-    """`parts` are fields of `Server` in place of the plain ones."""
+    """Serve a daemon; `parts` replace fields of `Server`."""
     clock = SystemClock()
     parts.setdefault("doorkeeper", Doorkeeper(clock=clock, open_loopback=True))
     server = Server(engine=engine, clock=clock, **parts)

@@ -25,7 +25,7 @@ async def box(daemon):
 
 @pytest.fixture
 async def real(real_daemon):
-    """The real daemon, the id of a session, and where its files are."""
+    """The real daemon, the id of a session, and the path of its files."""
     the_id = await real_daemon.session()
     return real_daemon, the_id, f"/v1/sessions/{the_id}/fs"
 

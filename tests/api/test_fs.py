@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 async def box(daemon):
-    """The path below which a session's files are asked for."""
+    """The path of a session's files."""
     return f"/v1/sessions/{await daemon.session()}/fs"
 
 

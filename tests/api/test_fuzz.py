@@ -56,7 +56,7 @@ OPERATIONS = [
 
 
 class Target:
-    """A daemon with one session in a thread of its own."""
+    """A daemon with one session, in a separate thread."""
 
     def __init__(self, data_dir: Path) -> None:
         self.url = ""

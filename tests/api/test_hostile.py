@@ -31,15 +31,15 @@ HEAD = b"POST /v1/sessions HTTP/1.1\r\nHost: localhost\r\nContent-Type: applicat
 
 
 @pytest.fixture
-async def locked(engine):
+async def keyed_daemon(engine):
     keeper = Doorkeeper(clock=SystemClock(), api_key=KEY)
     async with serving(engine, doorkeeper=keeper) as one:
         yield one
 
 
 @pytest.fixture
-async def brisk(engine):
-    """Everything that takes its time takes less of it."""
+async def impatient_daemon(engine):
+    """A daemon with short timeouts."""
     rules = HttpRules(header_timeout_s=0.5, body_timeout_s=0.5, write_timeout_s=0.5)
     async with serving(engine, rules=rules) as one:
         yield one
@@ -66,33 +66,35 @@ async def brisk(engine):
         f"Bearer {KEY} {KEY}",
     ],
 )
-async def test_missing_wrong_empty_huge_and_odd_keys_are_unauthorized(locked, authorization):
+async def test_missing_wrong_empty_huge_and_odd_keys_are_unauthorized(keyed_daemon, authorization):
     headers = {} if authorization is None else {"Authorization": authorization}
     for path in ("/v1/sessions", "/v1/nothing", "/v1/sessions/sbx_0000000000000000/exec"):
-        reply = await locked.ask("GET", path, headers=headers)
+        reply = await keyed_daemon.ask("GET", path, headers=headers)
         assert (reply.status, reply.json["code"]) == (401, "UNAUTHORIZED")
         assert reply.headers["WWW-Authenticate"].startswith("Bearer")
 
 
 @pytest.mark.promise("P43")
-async def test_a_key_sent_twice_is_unauthorized(locked):
+async def test_a_key_sent_twice_is_unauthorized(keyed_daemon):
     head = b"GET /v1/sessions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     key = b"Authorization: Bearer %s\r\n" % KEY.encode()
-    assert (await say(locked.port, head + key + b"\r\n")).status == 200
-    assert (await say(locked.port, head + key + key + b"\r\n")).status == 401
+    assert (await say(keyed_daemon.port, head + key + b"\r\n")).status == 200
+    assert (await say(keyed_daemon.port, head + key + key + b"\r\n")).status == 401
 
 
 @pytest.mark.promise("P44")
-async def test_a_key_is_neither_logged_nor_returned(locked, caplog):
+async def test_a_key_is_neither_logged_nor_returned(keyed_daemon, caplog):
     caplog.set_level(logging.DEBUG)
     for key in (KEY, KEY[:-1] + "X"):
         header = {"Authorization": f"Bearer {key}"}
         for path in ("/v1/sessions", f"/v1/{key}", f"/v1/sessions?{key}={key}"):
-            reply = await locked.ask("GET", path, headers=header)
+            reply = await keyed_daemon.ask("GET", path, headers=header)
             if path == "/v1/sessions":
                 assert key.encode() not in reply.raw
-        await locked.ask("POST", "/v1/sessions", {"image": 1}, headers=header)
-    await say(locked.port, b"GET / HTTP/1.1\r\nAuthorization: Bearer %s\r\n\0\r\n" % KEY.encode())
+        await keyed_daemon.ask("POST", "/v1/sessions", {"image": 1}, headers=header)
+    await say(
+        keyed_daemon.port, b"GET / HTTP/1.1\r\nAuthorization: Bearer %s\r\n\0\r\n" % KEY.encode()
+    )
     told = [str(record.__dict__) for record in caplog.records if record.name != "asyncio"]
     assert [line for line in told if KEY[:-1] in line] == []
 
@@ -113,9 +115,9 @@ async def test_the_scope_of_a_key_is_its_limit(engine):
 
 @pytest.mark.promise("P43")
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "localhost.evil.example"])
-async def test_a_foreign_host_is_refused_before_the_key_is_checked(locked, host):
+async def test_a_foreign_host_is_refused_before_the_key_is_checked(keyed_daemon, host):
     for path in ("/v1/sessions", "/healthz", "/nothing"):
-        reply = await locked.ask("GET", path, headers={"Host": host})
+        reply = await keyed_daemon.ask("GET", path, headers={"Host": host})
         assert (reply.status, reply.json["code"]) == (421, "FORBIDDEN")
 
 
@@ -137,8 +139,8 @@ async def test_a_missing_or_repeated_host_is_refused(daemon, lines):
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://localhost:1", "a\u00e4"])
-async def test_a_foreign_origin_is_refused_before_the_key_is_checked(locked, origin):
-    reply = await locked.ask("GET", "/v1/sessions", headers={"Origin": origin})
+async def test_a_foreign_origin_is_refused_before_the_key_is_checked(keyed_daemon, origin):
+    reply = await keyed_daemon.ask("GET", "/v1/sessions", headers={"Origin": origin})
     assert (reply.status, reply.json["code"]) == (403, "FORBIDDEN")
 
 
@@ -161,10 +163,10 @@ async def test_our_own_origin_and_an_allowed_one_are_accepted(engine):
         ({"Authorization": "Bearer wrong"}, 401),
     ],
 )
-async def test_websockets_are_refused_in_the_same_way(locked, headers, status, caplog):
-    url = f"{locked.url}/v1/sessions/sbx_0000000000000000/pty"
+async def test_websockets_are_refused_in_the_same_way(keyed_daemon, headers, status, caplog):
+    url = f"{keyed_daemon.url}/v1/sessions/sbx_0000000000000000/pty"
     with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
-        await locked.http.ws_connect(url, headers=headers)
+        await keyed_daemon.http.ws_connect(url, headers=headers)
     assert refused.value.status == status
     assert "handshake" not in caplog.text
 
@@ -279,54 +281,54 @@ async def test_a_file_of_ten_megabytes_fits_a_json_body(daemon):
 LONGER_THAN_ANYBODY_WAITS = 2 * int(10 * PATIENCE_S)
 
 
-async def test_a_silent_client_is_disconnected(brisk):
-    heard = await say(brisk.port)
+async def test_a_silent_client_is_disconnected(impatient_daemon):
+    heard = await say(impatient_daemon.port)
     assert heard.closed
     assert heard.raw == b""
 
 
-async def test_a_client_that_never_ends_its_headers_is_disconnected(brisk):
+async def test_a_client_that_never_ends_its_headers_is_disconnected(impatient_daemon):
     drip: list[bytes | float] = [b"GET /healthz HTTP/1.1\r\n"]
     for _ in range(LONGER_THAN_ANYBODY_WAITS):
         drip += [b"A: b\r\n", 0.1]
-    heard = await say(brisk.port, *drip)
+    heard = await say(impatient_daemon.port, *drip)
     assert heard.closed
     assert heard.status == 408
 
 
-async def test_a_second_request_that_never_ends_is_disconnected(brisk):
+async def test_a_second_request_that_never_ends_is_disconnected(impatient_daemon):
     whole = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    heard = await say(brisk.port, whole, 0.1, b"GET /healthz HT")
+    heard = await say(impatient_daemon.port, whole, 0.1, b"GET /healthz HT")
     assert heard.closed
     assert heard.raw.count(b"HTTP/1.1 ") == 2
     assert b" 408 " in heard.raw
 
 
-async def test_empty_lines_do_not_keep_a_connection_open(brisk):
+async def test_empty_lines_do_not_keep_a_connection_open(impatient_daemon):
     whole = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     drip: list[bytes | float] = [whole, 0.05]
     for _ in range(LONGER_THAN_ANYBODY_WAITS):
         drip += [b"\r\n", 0.1]
-    heard = await say(brisk.port, *drip)
+    heard = await say(impatient_daemon.port, *drip)
     assert heard.closed
 
 
-async def test_a_client_whose_body_stops_or_drips_is_disconnected(brisk):
-    stopped = await say(brisk.port, HEAD + b"Content-Length: 100\r\n\r\n{")
+async def test_a_client_whose_body_stops_or_drips_is_disconnected(impatient_daemon):
+    stopped = await say(impatient_daemon.port, HEAD + b"Content-Length: 100\r\n\r\n{")
     assert (stopped.status, stopped.closed) == (408, True)
     drip: list[bytes | float] = [HEAD + b"Content-Length: 1000\r\n\r\n{"]
     for _ in range(LONGER_THAN_ANYBODY_WAITS):
         drip += [b" ", 0.1]
-    dripped = await say(brisk.port, *drip)
+    dripped = await say(impatient_daemon.port, *drip)
     assert (dripped.status, dripped.closed) == (408, True)
 
 
-async def test_a_client_that_keeps_sending_after_the_answer_is_disconnected(brisk):
+async def test_a_client_that_keeps_sending_after_the_answer_is_disconnected(impatient_daemon):
     drip: list[bytes | float] = [HEAD.replace(b"application/json", b"text/plain")]
     drip.append(b"Content-Length: 100000\r\n\r\n")
     for _ in range(LONGER_THAN_ANYBODY_WAITS):
         drip += [b" ", 0.1]
-    heard = await say(brisk.port, *drip)
+    heard = await say(impatient_daemon.port, *drip)
     assert (heard.status, heard.closed) == (415, True)
 
 
@@ -339,12 +341,12 @@ async def test_the_real_deadlines_are_ten_seconds(daemon):
 
 
 @pytest.mark.promise("P40")
-async def test_a_client_that_reads_nothing_is_disconnected(brisk):
+async def test_a_client_that_reads_nothing_is_disconnected(impatient_daemon):
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.setblocking(False)
         loop = asyncio.get_running_loop()
-        await loop.sock_connect(sock, ("127.0.0.1", brisk.port))
+        await loop.sock_connect(sock, ("127.0.0.1", impatient_daemon.port))
         await loop.sock_sendall(
             sock, b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100
         )
@@ -357,8 +359,8 @@ async def test_a_client_that_reads_nothing_is_disconnected(brisk):
 
 
 @pytest.mark.promise("P38")
-async def test_a_client_that_reads_nothing_of_a_terminal_is_disconnected(brisk):
-    the_id = await brisk.session()
+async def test_a_client_that_reads_nothing_of_a_terminal_is_disconnected(impatient_daemon):
+    the_id = await impatient_daemon.session()
     asked = (
         f"GET /v1/sessions/{the_id}/pty?command=%5B%22yes%22%5D HTTP/1.1\r\nHost: localhost\r\n"
         "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
@@ -368,7 +370,7 @@ async def test_a_client_that_reads_nothing_of_a_terminal_is_disconnected(brisk):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.setblocking(False)
         loop = asyncio.get_running_loop()
-        await loop.sock_connect(sock, ("127.0.0.1", brisk.port))
+        await loop.sock_connect(sock, ("127.0.0.1", impatient_daemon.port))
         await loop.sock_sendall(sock, asked.encode())
         for _ in range(int(PATIENCE_S / 0.1)):
             await asyncio.sleep(0.1)

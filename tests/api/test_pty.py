@@ -14,7 +14,7 @@ pytestmark = pytest.mark.promise("P38")
 
 
 class Screen:
-    """What came so far, and how to wait for more."""
+    """The output so far, and how to wait for more."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.socket = socket

@@ -33,7 +33,7 @@ async def daemon(home):
 
 
 async def ended(daemon, run_id):
-    """Followed by its events to the end."""
+    """Follow the events of a run to its end."""
     headers = {"Accept": "text/event-stream"}
     async with daemon.http.get(f"{daemon.url}/runs/{run_id}/events", headers=headers) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")

@@ -23,7 +23,7 @@ SHA256 = "sha256:" + hashlib.sha256(DATA).hexdigest()
 
 @pytest.fixture
 async def daemon(engine, tmp_path):
-    """Open to everybody on loopback, as the operator."""
+    """A daemon on loopback without keys, used as the operator."""
     plain = settings(Place(str(tmp_path / "data"), "unisolated"))
     (tmp_path / "data").mkdir(exist_ok=True)
     async with (

@@ -114,7 +114,7 @@ def test_the_docs_page_escapes_its_content():
 
 
 @pytest.fixture
-async def counted(tmp_path):
+async def metered_daemon(tmp_path):
     metrics = Metrics("1.0")
     events = FanOut(LogEvents(), metrics)
     engine = await open_engine(settings(Place(str(tmp_path / "data"), "unisolated")), events=events)
@@ -131,14 +131,14 @@ def _figures(text: str) -> dict[str, float]:
 
 
 @pytest.mark.promise("P71")
-async def test_metrics_count_events(counted):
-    box = f"/v1/sessions/{await counted.session()}"
-    await counted.ask("POST", f"{box}/exec", {"cmd": "echo four"})
-    await counted.ask("POST", f"{box}/exec", {"cmd": "sleep 9", "timeout_ms": 50})
-    await counted.ask("POST", "/v1/run", {"code": "echo a", "runtime": "sh"})
-    await counted.ask("POST", "/v1/run", {"code": "exit 1", "runtime": "sh"})
-    await counted.ask("GET", "/v1/sessions/sbx_0000000000000000")
-    reply = await counted.ask("GET", "/metrics")
+async def test_metrics_count_events(metered_daemon):
+    box = f"/v1/sessions/{await metered_daemon.session()}"
+    await metered_daemon.ask("POST", f"{box}/exec", {"cmd": "echo four"})
+    await metered_daemon.ask("POST", f"{box}/exec", {"cmd": "sleep 9", "timeout_ms": 50})
+    await metered_daemon.ask("POST", "/v1/run", {"code": "echo a", "runtime": "sh"})
+    await metered_daemon.ask("POST", "/v1/run", {"code": "exit 1", "runtime": "sh"})
+    await metered_daemon.ask("GET", "/v1/sessions/sbx_0000000000000000")
+    reply = await metered_daemon.ask("GET", "/metrics")
     assert reply.headers["Content-Type"].startswith("text/plain")
     found = _figures(reply.raw.decode())
     assert found['station_sandbox_runs_total{ok="true",runtime="sh"}'] == 1
@@ -151,8 +151,8 @@ async def test_metrics_count_events(counted):
     assert found['sandkasten_errors_total{code="SESSION_NOT_FOUND"}'] == 1
     route = 'method="POST",route="/v1/sessions/{id}/exec",status="200"'
     assert found[f"sandkasten_http_request_seconds_count{{{route}}}"] == 2
-    await counted.ask("DELETE", box)
-    found = _figures((await counted.ask("GET", "/metrics")).raw.decode())
+    await metered_daemon.ask("DELETE", box)
+    found = _figures((await metered_daemon.ask("GET", "/metrics")).raw.decode())
     assert found['sandkasten_sessions{backend="unisolated",state="running"}'] == 0
 
 

@@ -29,7 +29,7 @@ async def real_box(real_daemon):
 
 
 def form(*files, path=None, late=False, field="file"):
-    """The bytes of a form, written out, so that its order is ours."""
+    """Return the bytes of a form, so that the test decides the order of its parts."""
     parts = []
     for name, data in files:
         head = f'Content-Disposition: form-data; name="{field}"; filename="'.encode()

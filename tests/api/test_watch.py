@@ -16,7 +16,7 @@ pytestmark = pytest.mark.promise("P21")
 
 @asynccontextmanager
 async def watching(daemon, box, query=""):
-    """An iterator over (event, data), after `ready`."""
+    """Return an iterator over (event, data), after `ready`."""
 
     async def events(reply):
         name = ""

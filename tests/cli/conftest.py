@@ -45,7 +45,7 @@ def state() -> State:
 
 @pytest.fixture
 def cli(capfd: pytest.CaptureFixture[str]) -> Callable[..., Spoken]:
-    """Runs one command line here; a sandbox lives only as long as it."""
+    """Run one command line in this process; a sandbox lives only as long as it."""
 
     def run(*words: str) -> Spoken:
         capfd.readouterr()
@@ -60,7 +60,7 @@ def cli(capfd: pytest.CaptureFixture[str]) -> Callable[..., Spoken]:
 
 @pytest.fixture
 def process() -> Callable[..., subprocess.CompletedProcess[bytes]]:
-    """Runs one command line as a process of its own."""
+    """Run one command line in a separate process."""
 
     def run(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(

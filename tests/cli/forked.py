@@ -28,7 +28,7 @@ _LARGEST = 1 << 17
 
 
 class Command:
-    """`run` is what `subprocess.run` would do, with output captured."""
+    """`run` does what `subprocess.run` would do, with captured output."""
 
     def __init__(self, there: socket.socket) -> None:
         self._there = there
@@ -79,7 +79,7 @@ def command() -> Iterator[Command]:
 
 
 def _serve(there: socket.socket) -> list[str] | None:
-    """In the first process until nobody asks any more; in each fork, the words of its command."""
+    """Serve requests in the first process; return the words of the command in each fork."""
     while True:
         asked, files, _, _ = socket.recv_fds(there, _LARGEST, 3)
         if not asked:
@@ -102,7 +102,7 @@ def _serve(there: socket.socket) -> list[str] | None:
 
 
 def _read() -> None:
-    """What a command on real sandboxes imports, with a daemon and without."""
+    """Import what a command on real sandboxes imports, with and without a daemon."""
     import sandkasten.backends.local
     import sandkasten.cli.command_table
     import sandkasten.cli.commands.cp

@@ -45,7 +45,7 @@ class Person:
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
 
     def wait_for(self, text: str, seconds: float = PATIENCE_S) -> None:
-        """Look until the text has appeared; looking past it next time."""
+        """Wait until the text has appeared, and look only past it next time."""
         end = time.monotonic() + seconds
         while text.encode() not in self.seen:
             if not self._look(end - time.monotonic()):
@@ -53,7 +53,7 @@ class Person:
         self.seen = self.seen.split(text.encode(), 1)[1]
 
     def status(self, seconds: float = PATIENCE_S) -> int:
-        """The exit status, once the program has ended."""
+        """Return the exit status once the program has ended."""
         end = time.monotonic() + seconds
         while self._look(end - time.monotonic()):
             pass
@@ -68,7 +68,7 @@ class Person:
         return self._status
 
     def cooked(self) -> bool:
-        """Whether the terminal is in its everyday mode: lines, echo, signals."""
+        """Return whether the terminal is in its normal mode: lines, echo, signals."""
         wanted = termios.ICANON | termios.ECHO | termios.ISIG
         return termios.tcgetattr(self.fd)[3] & wanted == wanted
 

@@ -18,7 +18,7 @@ from tests.patience import PATIENCE_S
 
 @pytest.fixture(scope="module")
 def model():
-    """In a thread with a loop of its own, because a command has one too."""
+    """A model in a thread with its own loop, because a command has one too."""
     ready, loop = threading.Event(), asyncio.new_event_loop()
     found: list[ScriptedModel] = []
     end = asyncio.Event()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(params=["alone", "through a daemon"])
 def run(request, tmp_path, cli) -> Iterator[object]:
-    """One command line in this process, on a data directory with or without a daemon."""
+    """Run one command line in this process, with or without a daemon."""
     with ExitStack() as stack:
         if request.param != "alone":
             stack.enter_context(served(tmp_path / "data"))

@@ -13,8 +13,8 @@ pytestmark = pytest.mark.promise("P05")
 
 
 @pytest.fixture
-def broken(monkeypatch):
-    """A machine on which the default backend is not ready."""
+def unready_default(monkeypatch):
+    """A host on which the default backend is not ready."""
 
     async def probe(self) -> Readiness:
         return Readiness(ready=False, reason="no runner", remedy="build it")
@@ -52,7 +52,7 @@ def test_no_measure_creates_nothing_and_shows_no_time(cli):
     assert "create" not in cli("doctor", "--no-measure").out
 
 
-def test_a_default_backend_that_is_not_ready_is_status_1_with_the_remedy(cli, broken):
+def test_a_default_backend_that_is_not_ready_is_status_1_with_the_remedy(cli, unready_default):
     done = cli("doctor")
     assert done.status == 1
     assert (

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def daemon(tmp_path: Path, unisolated_only: None) -> Iterator[Served]:
-    """On the data directory that the environment names, as the command line finds it."""
+    """A daemon on the data directory of the environment, where the command line finds it."""
     with served(tmp_path / "data") as one:
         yield one
 

@@ -35,7 +35,7 @@ async def abox() -> AsyncIterator[AsyncSandbox]:
 
 @pytest.fixture
 def script() -> Script:
-    """Run source code as a program of its own, where `sandboxes` are unisolated ones."""
+    """Run source code as a separate program, in which `sandboxes` are unisolated."""
 
     def run(source: str, *, sandboxes: bool = True) -> subprocess.CompletedProcess[str]:
         first = "from tests.unisolated.composition import install; install()\n" if sandboxes else ""

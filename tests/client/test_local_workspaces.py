@@ -39,7 +39,7 @@ pytestmark = [
 
 
 class Here:
-    """A data directory of its own: an engine reads its settings once."""
+    """A separate data directory, because an engine reads its settings once."""
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
@@ -52,7 +52,9 @@ class Here:
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, unisolated_only: None, tmp_path: Path) -> Iterator[Here]:
+def local_data(
+    monkeypatch: pytest.MonkeyPatch, unisolated_only: None, tmp_path: Path
+) -> Iterator[Here]:
     monkeypatch.delenv("SANDKASTEN_BACKEND")
     made = Here(tmp_path / "data")
     yield made
@@ -61,7 +63,7 @@ def here(monkeypatch: pytest.MonkeyPatch, unisolated_only: None, tmp_path: Path)
 
 
 @pytest.fixture
-def shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def mounted_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     models = tmp_path / "models"
     models.mkdir()
     (models / "weights").write_text("42")
@@ -75,52 +77,52 @@ def shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.mark.promise("P22")
-def test_workspace_files_keep_owner_and_mode_for_the_next_sandbox(here):
-    with here.sandbox(workspace="w", limits={"workspace_mb": 32}) as box:
+def test_workspace_files_keep_owner_and_mode_for_the_next_sandbox(local_data):
+    with local_data.sandbox(workspace="w", limits={"workspace_mb": 32}) as box:
         box.exec("umask 077; echo kept > file; mkdir -p d/e; ln -s file link; echo h > ~/.rc")
         info = box.info()
         assert (info.workspace_id, info.limits.workspace_bytes) == ("w", 32 << 20)
         assert info.unenforced == ()
-    with here.sandbox(workspace_id="w") as box:
+    with local_data.sandbox(workspace_id="w") as box:
         result = box.exec("cat link ~/.rc; stat -c '%U %a %n' file d; id -u")
         assert result.output == "kept\nh\nsandbox 600 file\nsandbox 700 d\n1000\n"
-    assert [one.name for one in here.workspaces.list()] == ["w"]
+    assert [one.name for one in local_data.workspaces.list()] == ["w"]
 
 
 @pytest.mark.promise("P26")
-def test_the_kernel_enforces_the_size_of_a_named_workspace(here):
-    with here.sandbox(workspace="w", limits={"workspace_mb": 16}) as box:
+def test_the_kernel_enforces_the_size_of_a_named_workspace(local_data):
+    with local_data.sandbox(workspace="w", limits={"workspace_mb": 16}) as box:
         full = box.exec("head -c 30000000 /dev/zero > big; ls -l big >/dev/null; rm big; echo ok")
         assert "No space left" in full.stderr
         assert full.stdout == "ok\n"
         with pytest.raises(QuotaExceeded):
             box.write("big", bytes(30_000_000))
-    here.workspaces.resize("w", 64)
-    with here.sandbox(workspace="w") as box:
+    local_data.workspaces.resize("w", 64)
+    with local_data.sandbox(workspace="w") as box:
         assert box.exec("head -c 30000000 /dev/zero > big && wc -c < big").stdout == "30000000\n"
-        told = here.workspaces.get("w")
+        told = local_data.workspaces.get("w")
         assert told.used_by == (box.id,)
         assert told.used_bytes is not None
         assert 30_000_000 < told.used_bytes < 32_000_000
 
 
-def test_a_workspace_is_exclusive_and_a_conflict_names_the_holder(here):
-    with here.sandbox(workspace="w") as box:
+def test_a_workspace_is_exclusive_and_a_conflict_names_the_holder(local_data):
+    with local_data.sandbox(workspace="w") as box:
         with pytest.raises(Conflict, match=box.id):
-            here.sandbox(workspace="w")
+            local_data.sandbox(workspace="w")
         with pytest.raises(Conflict, match=box.id):
-            here.workspaces.delete("w")
+            local_data.workspaces.delete("w")
         with pytest.raises(Conflict, match=box.id):
-            here.workspaces.copy("w", "x")
-    here.workspaces.delete("w")
-    assert here.workspaces.list() == []
+            local_data.workspaces.copy("w", "x")
+    local_data.workspaces.delete("w")
+    assert local_data.workspaces.list() == []
 
 
 @pytest.mark.promise("P22")
-def test_sharing_sandboxes_see_each_others_files(here):
+def test_sharing_sandboxes_see_each_others_files(local_data):
     with (
-        here.sandbox(workspace="w", workspace_mode="shared") as one,
-        here.sandbox(workspace="w", workspace_mode="shared") as other,
+        local_data.sandbox(workspace="w", workspace_mode="shared") as one,
+        local_data.sandbox(workspace="w", workspace_mode="shared") as other,
     ):
         one.exec("echo hello > file")
         assert other.exec("cat file; echo more >> file").stdout == "hello\n"
@@ -128,18 +130,18 @@ def test_sharing_sandboxes_see_each_others_files(here):
         one.close()
         assert other.exec("cat file").stdout == "hello\nmore\n"
         other.exec("echo last >> file")
-    with here.sandbox(workspace="w") as box:
+    with local_data.sandbox(workspace="w") as box:
         assert box.exec("cat file").stdout == "hello\nmore\nlast\n"
 
 
-def test_concurrent_claims_leave_one_holder_and_an_intact_file_system(here, tmp_path):
-    here.workspaces.create("w", size_mb=32)
+def test_concurrent_claims_leave_one_holder_and_an_intact_file_system(local_data, tmp_path):
+    local_data.workspaces.create("w", size_mb=32)
     made: list[Sandbox] = []
     told: list[SandkastenError] = []
 
     def want() -> None:
         try:
-            made.append(here.sandbox(workspace="w"))
+            made.append(local_data.sandbox(workspace="w"))
         except SandkastenError as exc:
             told.append(exc)
 
@@ -151,25 +153,25 @@ def test_concurrent_claims_leave_one_holder_and_an_intact_file_system(here, tmp_
     assert (len(made), {type(exc) for exc in told}) == (1, {Conflict})
     made[0].exec("echo x > file")
     made[0].close()
-    with here.sandbox(workspace="w") as box:
+    with local_data.sandbox(workspace="w") as box:
         assert box.exec("cat file").stdout == "x\n"
 
 
-def test_a_killed_sandbox_leaves_its_workspace_intact(here, tmp_path):
-    """Its first process is killed from outside: nothing was unmounted by anybody's care."""
-    box = here.sandbox(workspace="w", limits={"workspace_mb": 32})
+def test_a_killed_sandbox_leaves_its_workspace_intact(local_data, tmp_path):
+    """Its first process is killed, so that nothing was unmounted in order."""
+    box = local_data.sandbox(workspace="w", limits={"workspace_mb": 32})
     box.exec("for i in $(seq 200); do echo $i > f$i; done; sync")
     pid = int((tmp_path / "data" / "cells" / box.id / "pid").read_text().split()[0])
     os.kill(pid, signal.SIGKILL)
-    _until(lambda: not here.workspaces.list()[0].used_by)
-    with here.sandbox(workspace="w") as heir:
+    _until(lambda: not local_data.workspaces.list()[0].used_by)
+    with local_data.sandbox(workspace="w") as heir:
         assert heir.exec("ls | wc -l; cat f200").output == "200\n200\n"
     volume = tmp_path / "data" / "workspaces" / "w" / "volume"
     _until(lambda: not quota_image.attached(str(volume)))
     subprocess.run(["e2fsck", "-fn", volume], check=True, capture_output=True, timeout=60)
 
 
-def test_a_killed_process_releases_its_workspace(here, tmp_path):
+def test_a_killed_process_releases_its_workspace(local_data, tmp_path):
     code = """
         import os, sys
         from sandkasten import Sandbox
@@ -184,32 +186,32 @@ def test_a_killed_process_releases_its_workspace(here, tmp_path):
     )
     assert died.returncode == -9
     # The sandbox lives on without its maker until its own lease ends it.
-    _until(lambda: not here.workspaces.list()[0].used_by)
-    with here.sandbox(workspace="w") as heir:
+    _until(lambda: not local_data.workspaces.list()[0].used_by)
+    with local_data.sandbox(workspace="w") as heir:
         assert heir.exec("cat file").stdout == "kept\n"
 
 
-def test_a_run_keeps_its_files_and_not_its_code(here):
-    first = here.run("open('made', 'w').write('x'); print('ok')", workspace="w")
+def test_a_run_keeps_its_files_and_not_its_code(local_data):
+    first = local_data.run("open('made', 'w').write('x'); print('ok')", workspace="w")
     assert (first.ok, first.stdout) == (True, "ok\n")
-    second = here.run("import os; print(os.path.exists('made'))", workspace="w")
+    second = local_data.run("import os; print(os.path.exists('made'))", workspace="w")
     assert second.stdout == "True\n"
-    with here.sandbox(workspace="w") as box:
+    with local_data.sandbox(workspace="w") as box:
         assert box.exec("ls -A").stdout == "made\n"
 
 
-def test_a_copy_is_an_independent_workspace(here):
-    with here.sandbox(workspace="w", limits={"workspace_mb": 32}) as box:
+def test_a_copy_is_an_independent_workspace(local_data):
+    with local_data.sandbox(workspace="w", limits={"workspace_mb": 32}) as box:
         box.exec("echo first > file")
-    here.workspaces.copy("w", "x")
-    with here.sandbox(workspace="x") as box, here.sandbox(workspace="w") as other:
+    local_data.workspaces.copy("w", "x")
+    with local_data.sandbox(workspace="x") as box, local_data.sandbox(workspace="w") as other:
         assert box.exec("cat file; echo second > file").stdout == "first\n"
         assert other.exec("cat file").stdout == "first\n"
 
 
 @pytest.mark.promise("P24")
-def test_a_mount_is_read_only_at_the_operators_target(here, shown):
-    with here.sandbox(mounts=["models"]) as box:
+def test_a_mount_is_read_only_at_the_operators_target(local_data, mounted_models):
+    with local_data.sandbox(mounts=["models"]) as box:
         assert [(one.name, one.target) for one in box.info().mounts] == [
             ("models", "/models"),
             ("one", "/mnt/one.txt"),
@@ -230,22 +232,24 @@ def test_a_mount_is_read_only_at_the_operators_target(here, shown):
             with pytest.raises(PolicyDenied) as refused:
                 attempt()
             assert refused.value.hint
-    assert (shown / "weights").read_text() == "42"
-    assert [one.name for one in shown.iterdir()] == ["weights"]
+    assert (mounted_models / "weights").read_text() == "42"
+    assert [one.name for one in mounted_models.iterdir()] == ["weights"]
 
 
-def test_without_a_request_only_the_default_mount_is_present(here, shown):
-    with here.sandbox() as box:
+def test_without_a_request_only_the_default_mount_is_present(local_data, mounted_models):
+    with local_data.sandbox() as box:
         assert box.exec("ls -d /models /mnt/*").stdout == "/mnt/one.txt\n"
-    assert here.run("print(open('/mnt/one.txt').read())", mounts=["models"]).stdout == "file\n\n"
+    assert (
+        local_data.run("print(open('/mnt/one.txt').read())", mounts=["models"]).stdout == "file\n\n"
+    )
 
 
 @pytest.mark.promise("P24")
 @pytest.mark.parametrize("name", ["/etc", "../models", "weights", ""])
-def test_a_request_for_an_unlisted_mount_is_refused(here, shown, name):
+def test_a_request_for_an_unlisted_mount_is_refused(local_data, mounted_models, name):
     with pytest.raises(PolicyDenied, match="known: models, one"):
-        here.sandbox(mounts=[name])
-    assert here.sandboxes() == []
+        local_data.sandbox(mounts=[name])
+    assert local_data.sandboxes() == []
 
 
 @pytest.mark.promise("P26")

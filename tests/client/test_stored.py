@@ -19,7 +19,7 @@ from tests.client.http.served import served
 
 
 @pytest.fixture(params=["here", "at a daemon"])
-def where(request, tmp_path):
+def place_options(request, tmp_path):
     with ExitStack() as stack:
         if request.param == "here":
             yield {"data_dir": tmp_path / "data"}
@@ -27,8 +27,8 @@ def where(request, tmp_path):
             yield stack.enter_context(served(tmp_path / "data")).where
 
 
-def test_a_file_is_stored_listed_fetched_and_deleted(where, tmp_path):
-    files = StoredFiles(**where)
+def test_a_file_is_stored_listed_fetched_and_deleted(place_options, tmp_path):
+    files = StoredFiles(**place_options)
     (tmp_path / "large").write_bytes(b"y" * 700_000)
     kept = files.put(tmp_path / "large", metadata={"by": "ü"}, ttl_seconds=60)
     assert (kept.size_bytes, kept.metadata, kept.expires_at is None) == (
@@ -52,10 +52,10 @@ def test_a_file_is_stored_listed_fetched_and_deleted(where, tmp_path):
 
 
 @pytest.mark.promise("P19")
-def test_a_file_is_staged_into_a_sandbox_and_published_out_of_it(where):
-    files = StoredFiles(**where)
+def test_a_file_is_staged_into_a_sandbox_and_published_out_of_it(place_options):
+    files = StoredFiles(**place_options)
     files.put(b"a,b\n", key="in.csv")
-    there = where if "url" in where else {**where, "backend": "unisolated"}
+    there = place_options if "url" in place_options else {**place_options, "backend": "unisolated"}
     with Sandbox(**there) as box:
         staged = box.stage("in.csv", "data/in.csv")
         assert (staged.path, staged.size_bytes) == ("/workspace/data/in.csv", 4)
@@ -73,8 +73,8 @@ def test_a_file_is_staged_into_a_sandbox_and_published_out_of_it(where):
     assert files.get("out.csv") == files.get(unnamed.key) == b"a,b\n"
 
 
-async def test_the_asynchronous_client_does_the_same(where):
-    files = AsyncStoredFiles(**where)
+async def test_the_asynchronous_client_does_the_same(place_options):
+    files = AsyncStoredFiles(**place_options)
     await files.put(b"", key="empty")
     assert await files.get("empty") == b""
     assert [one.key for one in await files.list("em")] == ["empty"]

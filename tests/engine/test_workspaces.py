@@ -439,7 +439,7 @@ async def test_a_directory_workspace_reports_its_size_as_unenforced(tmp_path):
 
 
 @pytest.fixture
-def shown(tmp_path):
+def world_with_mounts(tmp_path):
     (tmp_path / "models").mkdir()
     rules = (
         MountRule("models", str(tmp_path / "models"), "/models"),
@@ -448,31 +448,34 @@ def shown(tmp_path):
     return World(policy=Policy(mounts=rules), host_mounts=HostMounts(tmp_path / "data"))
 
 
-async def test_a_request_gets_the_mounts_it_names(shown, tmp_path):
+async def test_a_request_gets_the_mounts_it_names(world_with_mounts, tmp_path):
     (tmp_path / "models" / "weights").write_text("of the host\n")
     look = ExecRequest("cat /models/weights")
-    info = await shown.engine.create(CreateRequest(SandboxOptions(mounts=("models",))))
-    assert (await shown.engine.exec(info.id, look)).stdout == b"of the host\n"
+    info = await world_with_mounts.engine.create(CreateRequest(SandboxOptions(mounts=("models",))))
+    assert (await world_with_mounts.engine.exec(info.id, look)).stdout == b"of the host\n"
     assert info.mounts == (Mounted("models", "/models"),)
-    assert (await shown.another().get(info.id)).mounts == info.mounts
-    plain = await shown.engine.create(CreateRequest())
-    assert ((await shown.engine.exec(plain.id, look)).exit_code, plain.mounts) == (1, ())
-    await shown.engine.aclose()
+    assert (await world_with_mounts.another().get(info.id)).mounts == info.mounts
+    plain = await world_with_mounts.engine.create(CreateRequest())
+    assert ((await world_with_mounts.engine.exec(plain.id, look)).exit_code, plain.mounts) == (
+        1,
+        (),
+    )
+    await world_with_mounts.engine.aclose()
 
 
-async def test_a_backend_that_cannot_show_mounts_leaves_nothing(shown):
+async def test_a_backend_that_cannot_show_mounts_leaves_nothing(world_with_mounts):
     async def refuse() -> None:
         raise UnsupportedByBackend("this backend cannot show files of the host")
 
-    shown.backend.gate.before_create = refuse
+    world_with_mounts.backend.gate.before_create = refuse
     with pytest.raises(UnsupportedByBackend):
-        await shown.engine.create(CreateRequest(SandboxOptions(mounts=("models",))))
+        await world_with_mounts.engine.create(CreateRequest(SandboxOptions(mounts=("models",))))
     with pytest.raises(UnsupportedByBackend):
-        await shown.engine.run(
+        await world_with_mounts.engine.run(
             RunRequest("true", runtime="sh", options=SandboxOptions(mounts=("models",)))
         )
-    assert await shown.left() == ([], [])
-    await shown.engine.aclose()
+    assert await world_with_mounts.left() == ([], [])
+    await world_with_mounts.engine.aclose()
 
 
 @pytest.mark.parametrize(
@@ -486,13 +489,13 @@ async def test_a_backend_that_cannot_show_mounts_leaves_nothing(shown):
         (("gone",), BackendUnavailable),
     ],
 )
-async def test_an_unavailable_mount_is_refused(shown, mounts, error):
+async def test_an_unavailable_mount_is_refused(world_with_mounts, mounts, error):
     with pytest.raises(error) as refused:
-        await shown.engine.create(CreateRequest(SandboxOptions(mounts=mounts)))
+        await world_with_mounts.engine.create(CreateRequest(SandboxOptions(mounts=mounts)))
     assert refused.value.hint
-    assert await shown.left() == ([], [])
+    assert await world_with_mounts.left() == ([], [])
     with pytest.raises(error):
-        await shown.engine.run(
+        await world_with_mounts.engine.run(
             RunRequest("true", runtime="sh", options=SandboxOptions(mounts=mounts))
         )
-    await shown.engine.aclose()
+    await world_with_mounts.engine.aclose()

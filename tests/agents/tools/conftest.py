@@ -19,14 +19,14 @@ async def local(tmp_path_factory, anyio_backend):
 
 
 @pytest.fixture
-async def desk(local):
-    """A toolbox on real local sandboxes, none of which is there yet."""
+async def tools(local):
+    """A toolbox on real local sandboxes, none of which exists yet."""
     yield fresh(local.engine, local.store)
     await cleared(local.engine)
 
 
 @pytest.fixture
-async def unisolated_desk(tmp_path):
-    """For what is decided before a sandbox is reached."""
+async def unisolated_tools(tmp_path):
+    """A toolbox for cases that are decided before a sandbox is reached."""
     async with opened(tmp_path / "d", "unisolated") as one:
         yield one

@@ -41,13 +41,13 @@ class Desk:
         return replace(self, context=replace(self.context, sandbox=sandbox, **changes))
 
     def within(self, **changes: Any) -> Desk:
-        """The same toolbox in another run."""
+        """Return the same toolbox in another run."""
         return replace(self, context=replace(self.context, **changes))
 
 
 @asynccontextmanager
 async def opened(data_dir: Path, backend: str = "local", **settings: str) -> AsyncIterator[Desk]:
-    """Everything that is still there is destroyed at the end."""
+    """Open a toolbox; everything that is still there is destroyed at the end."""
     environ = {"HOME": str(data_dir), "SANDKASTEN_BACKEND": backend}
     environ["SANDKASTEN_FILES_MAX_BYTES"] = str(300 << 20)
     environ |= {f"SANDKASTEN_{name.upper()}": value for name, value in settings.items()}
@@ -65,7 +65,7 @@ async def opened(data_dir: Path, backend: str = "local", **settings: str) -> Asy
 
 
 def fresh(engine: Engine, store: BlobStore) -> Desk:
-    """A toolbox that remembers nothing, and a run for it."""
+    """Return a toolbox without state, and a run for it."""
     toolbox = Toolbox(engine, StagePublish(engine.files, store), files=store)
     return Desk(engine, store, toolbox, RunContext("run_a", "tester", sandbox=CODE))
 

@@ -25,7 +25,7 @@ TOOLS = [Shown(name, f"It can {name}.", _ANYTHING) for name in ("echo", "fail", 
 
 @dataclass(slots=True)
 class Log:
-    """What the callers of one test went through, in order."""
+    """The events of the callers of one test, in order."""
 
     events: list[str] = field(default_factory=list)
     waiting: asyncio.Event = field(default_factory=asyncio.Event)

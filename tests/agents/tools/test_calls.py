@@ -28,14 +28,14 @@ anything = st.recursive(
 
 
 def calls(name: str) -> st.SearchStrategy[dict[str, object]]:
-    """Objects with some of a tool's own arguments, each of any kind, and sometimes others."""
+    """Return objects with some arguments of a tool, of any type, and sometimes others."""
     known = st.sampled_from(sorted(TOOLS[name].parameters["properties"]))
     return st.dictionaries(known | st.text(max_size=12), anything, max_size=5)
 
 
 @pytest.mark.promise("P63")
 @pytest.mark.parametrize("name", TOOLS)
-async def test_arguments_that_violate_the_schema_get_an_error_answer(unisolated_desk, name):
+async def test_arguments_that_violate_the_schema_get_an_error_answer(unisolated_tools, name):
     schema = Draft202012Validator(TOOLS[name].parameters)
     # With a session that is never there, so that an innocent call does nothing either.
     loop = asyncio.get_running_loop()
@@ -46,7 +46,7 @@ async def test_arguments_that_violate_the_schema_get_an_error_answer(unisolated_
     def attempt(arguments: object) -> None:
         if isinstance(arguments, dict) and schema.is_valid(arguments):
             return
-        asked = unisolated_desk.toolbox.call(name, arguments, unisolated_desk.context)
+        asked = unisolated_tools.toolbox.call(name, arguments, unisolated_tools.context)
         seen.append((arguments, asyncio.run_coroutine_threadsafe(asked, loop).result(PATIENCE_S)))
 
     await asyncio.to_thread(attempt)
@@ -60,8 +60,8 @@ async def test_arguments_that_violate_the_schema_get_an_error_answer(unisolated_
 
 @pytest.mark.promise("P63")
 @pytest.mark.parametrize("name", sorted(set(TOOLS) - {"sandbox_run", "sandbox_open"}))
-async def test_arguments_that_fit_the_schema_always_get_an_answer(unisolated_desk, name):
-    """Strange values of the right kind: not one of them is an exception, or no JSON."""
+async def test_arguments_that_fit_the_schema_always_get_an_answer(unisolated_tools, name):
+    """Unusual values of the right type raise nothing, and the answer is JSON."""
     odd = ["\ud800", "\0", "a\nb", "../..", "/", "é" * 100, "-", " "]
     tool = TOOLS[name].parameters
     for text in odd:
@@ -74,23 +74,23 @@ async def test_arguments_that_fit_the_schema_always_get_an_answer(unisolated_des
             arguments = {"cmd": [text]}
         if name == "sandbox_fs_write":
             arguments["text"] = text
-        answer = await unisolated_desk.toolbox.call(name, arguments, unisolated_desk.context)
+        answer = await unisolated_tools.toolbox.call(name, arguments, unisolated_tools.context)
         json.dumps(answer, allow_nan=False, ensure_ascii=False).encode()
 
 
-async def test_arguments_with_millions_of_parts_or_levels_are_refused_at_once(unisolated_desk):
+async def test_arguments_with_millions_of_parts_or_levels_are_refused_at_once(unisolated_tools):
     deep: list[object] = []
     for _ in range(100_000):
         deep = [deep]
     for command in (deep, [1] * 1_000_000, [[1] * 1000] * 1000):
-        answer = await unisolated_desk.call("exec", cmd=command)
+        answer = await unisolated_tools.call("exec", cmd=command)
         assert answer["details"]["problems"] == ["the arguments have too many parts"]
-    answer = await unisolated_desk.call("exec", cmd=["true", *["x"] * 9_000])
+    answer = await unisolated_tools.call("exec", cmd=["true", *["x"] * 9_000])
     assert answer["exit_code"] == 0
 
 
-async def test_an_error_has_the_standard_body_and_names_the_nearest_argument(unisolated_desk):
-    answer = await unisolated_desk.call("fs_read", pth="x")
+async def test_an_error_has_the_standard_body_and_names_the_nearest_argument(unisolated_tools):
+    answer = await unisolated_tools.call("fs_read", pth="x")
     assert answer == {
         "ok": False,
         "error_code": "INVALID_REQUEST",
@@ -108,46 +108,46 @@ async def test_an_error_has_the_standard_body_and_names_the_nearest_argument(uni
     assert failed(answer)
 
 
-async def test_an_unknown_tool_is_an_answer_that_names_the_nearest(unisolated_desk):
-    answer = await unisolated_desk.toolbox.call("sandbox_exce", {}, unisolated_desk.context)
+async def test_an_unknown_tool_is_an_answer_that_names_the_nearest(unisolated_tools):
+    answer = await unisolated_tools.toolbox.call("sandbox_exce", {}, unisolated_tools.context)
     assert (answer["code"], answer["hint"]) == ("INVALID_REQUEST", "did you mean sandbox_exec?")
-    assert failed(await unisolated_desk.toolbox.call(None, {}, unisolated_desk.context))
+    assert failed(await unisolated_tools.toolbox.call(None, {}, unisolated_tools.context))
 
 
-async def test_compute_mode_has_one_tool_and_code_mode_eleven(unisolated_desk):
-    box = unisolated_desk.toolbox
+async def test_compute_mode_has_one_tool_and_code_mode_eleven(unisolated_tools):
+    box = unisolated_tools.toolbox
     assert [one.name for one in box.specs(AgentSandbox())] == ["sandbox_run"]
     assert len(box.specs(AgentSandbox(mode="code"))) == 11
     assert box.specs(None) == ()
-    refused = await unisolated_desk.asking(AgentSandbox()).call("exec", cmd="ls")
+    refused = await unisolated_tools.asking(AgentSandbox()).call("exec", cmd="ls")
     assert refused["message"] == "there is no tool named 'sandbox_exec' here"
 
 
-async def test_an_unexpected_failure_reveals_no_internal_values(unisolated_desk, monkeypatch):
+async def test_an_unexpected_failure_reveals_no_internal_values(unisolated_tools, monkeypatch):
     async def broken(*_: object, **__: object) -> None:
         raise ValueError("sk-secret-of-the-daemon")
 
-    monkeypatch.setattr(unisolated_desk.engine.files, "read", broken)
-    answer = await unisolated_desk.call("fs_read", path="x")
+    monkeypatch.setattr(unisolated_tools.engine.files, "read", broken)
+    answer = await unisolated_tools.call("fs_read", path="x")
     assert answer["code"] == "INTERNAL_ERROR"
     assert "secret" not in json.dumps(answer)
 
 
-async def test_cancelling_a_call_propagates_and_the_command_continues(desk):
-    begun = await desk.call("exec", cmd=["sh", "-c", "echo 1 > begun; sleep 60"], stream=True)
-    waiting = asyncio.create_task(desk.call("exec_wait", exec_id=begun["exec_id"]))
+async def test_cancelling_a_call_propagates_and_the_command_continues(tools):
+    begun = await tools.call("exec", cmd=["sh", "-c", "echo 1 > begun; sleep 60"], stream=True)
+    waiting = asyncio.create_task(tools.call("exec_wait", exec_id=begun["exec_id"]))
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    still = await desk.call("exec_wait", exec_id=begun["exec_id"], timeout_seconds=0)
+    still = await tools.call("exec_wait", exec_id=begun["exec_id"], timeout_seconds=0)
     assert (still["done"], still["status"]) == (False, "running")
 
 
-async def test_nothing_of_the_daemons_environment_leaks(desk, monkeypatch):
+async def test_nothing_of_the_daemons_environment_leaks(tools, monkeypatch):
     monkeypatch.setenv("SANDKASTEN_API_KEY", "sk-of-the-daemon")
     answers = [
-        await desk.call("exec", cmd="env; cat /proc/self/environ | tr '\\0' '\\n'"),
-        await desk.call("run", runtime="bash", code="env"),
+        await tools.call("exec", cmd="env; cat /proc/self/environ | tr '\\0' '\\n'"),
+        await tools.call("run", runtime="bash", code="env"),
     ]
     assert "sk-of-the-daemon" not in json.dumps(answers)

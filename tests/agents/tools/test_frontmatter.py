@@ -31,21 +31,21 @@ HOG = "data = bytearray(256 << 20)\nprint('had it all')"
 
 
 def asks(desk, text: str, **context):
-    """A desk for an agent whose file has this below `sandbox:`."""
+    """Return a toolbox for an agent whose file has this below `sandbox:`."""
     sandbox, warnings = parse_sandbox(load(text, max_bytes=10_000, what="sandbox"))
     assert warnings == ()
     return desk.asking(sandbox, **context)
 
 
 def quota_of(sandbox_id: str) -> str:
-    """Microseconds in each tenth of a second, as its control group has it, whichever version."""
+    """Return microseconds per 100 ms from its cgroup, of either version."""
     groups = [*Path("/sys/fs/cgroup").glob(f"**/sandkasten/{sandbox_id}")]
     told = [at / name for at in groups for name in ("cpu.max", "cpu.cfs_quota_us")]
     return next(one.read_text().split()[0] for one in told if one.exists())
 
 
 @pytest.fixture(scope="module")
-async def pictured(tmp_path_factory, anyio_backend):
+async def engine_with_image(tmp_path_factory, anyio_backend):
     """An engine whose store has an image of one static program."""
     place = tmp_path_factory.mktemp("p")
     await asyncio.to_thread(imagekit.store_with, place / "images", imagekit.busybox_tar())
@@ -54,14 +54,14 @@ async def pictured(tmp_path_factory, anyio_backend):
 
 
 @pytest.fixture
-async def busybox(pictured):
-    yield fresh(pictured.engine, pictured.store)
-    await cleared(pictured.engine)
+async def busybox(engine_with_image):
+    yield fresh(engine_with_image.engine, engine_with_image.store)
+    await cleared(engine_with_image.engine)
 
 
 @pytest.mark.promise("P61")
 def test_every_field_of_the_sandbox_is_tested_in_this_file():
-    """By name, in the tests below."""
+    """The name of each field occurs in the tests below."""
     here = Path(__file__).read_text()
     fields = {*SANDBOX_FIELDS, *LIMIT_FIELDS}
     assert [name for name in sorted(fields) if f"{name}:" not in here] == []
@@ -70,23 +70,23 @@ def test_every_field_of_the_sandbox_is_tested_in_this_file():
 # ---- what it is
 
 
-async def test_a_string_is_a_runtime_in_compute_mode(desk):
-    answer = await asks(desk, "python").call("run", code="import sys; print(sys.version_info[0])")
+async def test_a_string_is_a_runtime_in_compute_mode(tools):
+    answer = await asks(tools, "python").call("run", code="import sys; print(sys.version_info[0])")
     assert (answer["ok"], answer["runtime"], answer["stdout"]) == (True, "python", "3\n")
-    answer = await asks(desk, "bash").call("run", code="echo ${BASH_VERSION:+yes}")
+    answer = await asks(tools, "bash").call("run", code="echo ${BASH_VERSION:+yes}")
     assert (answer["runtime"], answer["stdout"]) == ("bash", "yes\n")
 
 
-async def test_mode_determines_the_tools(desk):
-    assert "ok" not in await asks(desk, "{mode: code}").call("exec", cmd="true")
-    refused = await asks(desk, "{mode: compute}").call("exec", cmd="true")
+async def test_mode_determines_the_tools(tools):
+    assert "ok" not in await asks(tools, "{mode: code}").call("exec", cmd="true")
+    refused = await asks(tools, "{mode: compute}").call("exec", cmd="true")
     assert refused["message"] == "there is no tool named 'sandbox_exec' here"
 
 
-async def test_runtime_is_the_default_of_the_models_choice(desk):
-    desk = asks(desk, "{runtime: bash}")
-    assert (await desk.call("run", code="echo $0"))["stdout"] == "/workspace/main.sh\n"
-    named = await desk.call("run", runtime="python", code="print(__file__)")
+async def test_runtime_is_the_default_of_the_models_choice(tools):
+    tools = asks(tools, "{runtime: bash}")
+    assert (await tools.call("run", code="echo $0"))["stdout"] == "/workspace/main.sh\n"
+    named = await tools.call("run", runtime="python", code="print(__file__)")
     assert named["stdout"] == "/workspace/main.py\n"
 
 
@@ -106,10 +106,10 @@ async def test_a_runtime_can_be_an_image(busybox):
     assert (await coding.call("open"))["image"] == "busybox:latest"
 
 
-async def test_an_unknown_image_and_one_that_is_an_option_are_refused(desk):
-    missing = await asks(desk, "{mode: code, image: 'nowhere:1'}").call("open")
+async def test_an_unknown_image_and_one_that_is_an_option_are_refused(tools):
+    missing = await asks(tools, "{mode: code, image: 'nowhere:1'}").call("open")
     assert missing["code"] == "INVALID_IMAGE"
-    assert (await desk.call("open", image="--privileged"))["code"] == "INVALID_IMAGE"
+    assert (await tools.call("open", image="--privileged"))["code"] == "INVALID_IMAGE"
 
 
 async def test_profile_dev_is_root_on_a_writable_root(busybox):
@@ -150,10 +150,10 @@ async def test_packages_are_available_without_a_network(tmp_path):
         ("notes", "workflow:flow:notes"),
     ],
 )
-async def test_session_determines_which_agents_share_the_sandbox(desk, session, key):
+async def test_session_determines_which_agents_share_the_sandbox(tools, session, key):
     text = f"{{mode: code, session: {session}}}"
-    one = asks(desk, text, workflow_run_id="flow")
-    two = asks(desk, text, workflow_run_id="flow", agent_run_id="run_b")
+    one = asks(tools, text, workflow_run_id="flow")
+    two = asks(tools, text, workflow_run_id="flow", agent_run_id="run_b")
     assert (await one.call("open"))["session_key"] == key
     await one.call("fs_write", path="x", text="1")
     shared = "contents" in await two.call("fs_read", path="x")
@@ -179,51 +179,51 @@ async def test_a_shared_session_keeps_its_image_and_another_image_is_refused(bus
 # ---- how long
 
 
-async def test_timeout_seconds_is_the_default_timeout_of_commands_and_runs(desk):
-    ended = await asks(desk, "{mode: code, timeout_seconds: 0.3}").call("exec", cmd="sleep 60")
+async def test_timeout_seconds_is_the_default_timeout_of_commands_and_runs(tools):
+    ended = await asks(tools, "{mode: code, timeout_seconds: 0.3}").call("exec", cmd="sleep 60")
     assert (ended["timed_out"], ended["status"]) == (True, "timed_out")
-    ran = await asks(desk, "{timeout_seconds: 1}").call("run", code="import time; time.sleep(60)")
+    ran = await asks(tools, "{timeout_seconds: 1}").call("run", code="import time; time.sleep(60)")
     assert (ran["ok"], ran["timed_out"], ran["limits"]["timeout_seconds"]) == (False, True, 1)
 
 
-async def test_the_model_can_choose_another_timeout(desk):
-    coding = asks(desk, "{mode: code, timeout_seconds: 60}")
+async def test_the_model_can_choose_another_timeout(tools):
+    coding = asks(tools, "{mode: code, timeout_seconds: 60}")
     ended = await coding.call("exec", cmd=["sleep", "60"], timeout_seconds=0.2)
     assert (ended["timed_out"], ended["why"]["code"]) == (True, "TIMEOUT")
 
 
-async def test_exec_timeout_seconds_in_limits_means_the_same(desk):
-    coding = asks(desk, "{mode: code, limits: {exec_timeout_seconds: 0.3}}")
+async def test_exec_timeout_seconds_in_limits_means_the_same(tools):
+    coding = asks(tools, "{mode: code, limits: {exec_timeout_seconds: 0.3}}")
     assert (await coding.call("exec", cmd="sleep 60"))["timed_out"] is True
 
 
-async def test_max_exec_timeout_seconds_bounds_the_models_timeout(desk):
-    coding = asks(desk, "{mode: code, limits: {max_exec_timeout_seconds: 5}}")
+async def test_max_exec_timeout_seconds_bounds_the_models_timeout(tools):
+    coding = asks(tools, "{mode: code, limits: {max_exec_timeout_seconds: 5}}")
     refused = await coding.call("exec", cmd="true", timeout_seconds=6)
     assert refused["message"] == "a timeout of 6 s is over max_exec_timeout_seconds (5)"
 
 
-async def test_a_sandbox_that_is_idle_too_long_ends(desk):
-    coding = asks(desk, "{mode: code, limits: {timeout_seconds: 3}}")
+async def test_a_sandbox_that_is_idle_too_long_ends(tools):
+    coding = asks(tools, "{mode: code, limits: {timeout_seconds: 3}}")
     opened = await coding.call("fs_write", path="x", text="1")
-    info = await desk.engine.get(opened["sandbox_id"])
+    info = await tools.engine.get(opened["sandbox_id"])
     assert info.idle_timeout_s == 3
     deadline = time.monotonic() + PATIENCE_S
     while info.status == "running":
         assert time.monotonic() < deadline, info
         await asyncio.sleep(0.1)
-        info = await desk.engine.get(opened["sandbox_id"])
+        info = await tools.engine.get(opened["sandbox_id"])
     missing = await coding.call("fs_read", path="x")
     assert missing["code"] == "FILE_NOT_FOUND"
     assert missing["notice"].startswith("the sandbox of this session had ended")
 
 
-async def test_idle_timeout_seconds_means_the_same(desk):
-    opened = await asks(desk, "{mode: code, limits: {idle_timeout_seconds: 70}}").call("open")
-    assert (await desk.engine.get(opened["sandbox_id"])).idle_timeout_s == 70
+async def test_idle_timeout_seconds_means_the_same(tools):
+    opened = await asks(tools, "{mode: code, limits: {idle_timeout_seconds: 70}}").call("open")
+    assert (await tools.engine.get(opened["sandbox_id"])).idle_timeout_s == 70
 
 
-async def test_a_run_can_only_shorten_the_idle_time(desk):
+async def test_a_run_can_only_shorten_the_idle_time(tools):
     for text, longest, idle_s in (
         ("{mode: code}", 40.0, 40),
         ("{mode: code}", 99_999.0, 1800),
@@ -231,29 +231,29 @@ async def test_a_run_can_only_shorten_the_idle_time(desk):
         ("{mode: code, limits: {idle_timeout_seconds: 60}}", 40.0, 40),
     ):
         run = f"run_{idle_s}_{longest:g}"
-        coding = asks(desk, text, idle_timeout_s=longest, agent_run_id=run)
+        coding = asks(tools, text, idle_timeout_s=longest, agent_run_id=run)
         opened = await coding.call("open")
-        assert (await desk.engine.get(opened["sandbox_id"])).idle_timeout_s == idle_s
+        assert (await tools.engine.get(opened["sandbox_id"])).idle_timeout_s == idle_s
 
 
 # ---- how much
 
 
 @pytest.mark.parametrize("spelling", ["memory_mb: 64", "mem_limit_mb: 64"])
-async def test_memory_is_enforced_by_the_kernel(desk, spelling):
-    coding = asks(desk, f"{{mode: code, limits: {{{spelling}}}}}")
+async def test_memory_is_enforced_by_the_kernel(tools, spelling):
+    coding = asks(tools, f"{{mode: code, limits: {{{spelling}}}}}")
     hog = await coding.call("exec", cmd=["python3", "-c", HOG])
     assert (hog["oom_killed"], hog["stdout"], hog["why"]["code"]) == (True, "", "OOM")
-    ran = await asks(desk, f"{{limits: {{{spelling}}}}}").call("run", code=HOG)
+    ran = await asks(tools, f"{{limits: {{{spelling}}}}}").call("run", code=HOG)
     assert (ran["ok"], ran["oom_killed"]) == (False, True)
     assert ran["limits"]["mem_limit_mb"] == 64
     # Twice as much as it wants.
-    innocent = await asks(desk, "{limits: {memory_mb: 512}}").call("run", code=HOG)
+    innocent = await asks(tools, "{limits: {memory_mb: 512}}").call("run", code=HOG)
     assert innocent["stdout"] == "had it all\n"
 
 
-async def test_workspace_mb_limits_writes(desk):
-    coding = asks(desk, "{mode: code, limits: {workspace_mb: 4}}")
+async def test_workspace_mb_limits_writes(tools):
+    coding = asks(tools, "{mode: code, limits: {workspace_mb: 4}}")
     filled = await coding.call("exec", cmd="head -c 8000000 /dev/zero > big; stat -c %s big")
     assert "No space left" in filled["stderr"]
     assert int(filled["stdout"]) <= 4 << 20
@@ -261,15 +261,15 @@ async def test_workspace_mb_limits_writes(desk):
     assert refused["code"] == "QUOTA_EXCEEDED"
 
 
-async def test_tmp_mb_is_the_size_of_tmp(desk):
-    coding = asks(desk, "{mode: code, limits: {tmp_mb: 2}}")
+async def test_tmp_mb_is_the_size_of_tmp(tools):
+    coding = asks(tools, "{mode: code, limits: {tmp_mb: 2}}")
     filled = await coding.call("exec", cmd="head -c 8000000 /dev/zero > /tmp/big")
     assert (filled["exit_code"], "No space left" in filled["stderr"]) == (1, True)
 
 
 @pytest.mark.parametrize("spelling", ["cpu_millicores: 250", "cpu_limit: 0.25"])
-async def test_the_processor_share_is_set_in_the_cgroup(desk, spelling):
-    coding = asks(desk, f"{{mode: code, limits: {{{spelling}}}}}")
+async def test_the_processor_share_is_set_in_the_cgroup(tools, spelling):
+    coding = asks(tools, f"{{mode: code, limits: {{{spelling}}}}}")
     the_id = (await coding.call("open"))["sandbox_id"]
     assert quota_of(the_id) == "25000"
     # A quarter of the time that it is awake: the rest of it the kernel makes it wait.
@@ -277,65 +277,65 @@ async def test_the_processor_share_is_set_in_the_cgroup(desk, spelling):
     assert spun["usage"]["cpu_ms"] <= spun["duration_ms"] / 4 + 100
 
 
-async def test_pids_limit_is_enforced_by_the_kernel(desk):
-    coding = asks(desk, "{mode: code, limits: {pids_limit: 16}}")
+async def test_pids_limit_is_enforced_by_the_kernel(tools):
+    coding = asks(tools, "{mode: code, limits: {pids_limit: 16}}")
     forked = await coding.call("exec", cmd=["python3", "-c", FORKS])
     assert "BlockingIOError" in forked["stderr"]
     assert 1 <= int(forked["stdout"]) < 16
 
 
-async def test_max_open_files_is_enforced_by_the_kernel(desk):
-    told = await asks(desk, "{mode: code, limits: {max_open_files: 128}}").call(
+async def test_max_open_files_is_enforced_by_the_kernel(tools):
+    told = await asks(tools, "{mode: code, limits: {max_open_files: 128}}").call(
         "exec", cmd="ulimit -n"
     )
     assert told["stdout"] == "128\n"
 
 
 @pytest.mark.promise("P63")
-async def test_max_stdout_bytes_and_max_stderr_bytes_truncate_output(desk):
+async def test_max_stdout_bytes_and_max_stderr_bytes_truncate_output(tools):
     write = "import sys; sys.stdout.write('o' * 5000); sys.stderr.write('e' * 5000)"
     text = "max_stdout_bytes: 100, max_stderr_bytes: 50"
     for given in (f"{{{text}}}", f"{{limits: {{{text}}}}}"):
-        ran = await asks(desk, given).call("run", code=write)
+        ran = await asks(tools, given).call("run", code=write)
         assert (ran["stdout"].count("o"), ran["stderr"].count("e")) == (101, 52)
         assert ran["truncated"] is True
         assert "4900 bytes not kept" in ran["stdout"]
-    coding = asks(desk, f"{{mode: code, {text}}}")
+    coding = asks(tools, f"{{mode: code, {text}}}")
     ran = await coding.call("exec", cmd=["python3", "-c", write])
     assert (ran["stdout"].count("o"), ran["stderr"].count("e")) == (101, 52)
     assert (ran["truncated"], ran["stdout_bytes"]) == (True, 5000)
 
 
-async def test_an_agents_output_limit_applies_in_a_sandbox_opened_by_another(desk):
-    wide = asks(desk, "{mode: code}", workflow_run_id="flow")
-    narrow = asks(desk, "{mode: code, max_stdout_bytes: 100}", workflow_run_id="flow")
+async def test_an_agents_output_limit_applies_in_a_sandbox_opened_by_another(tools):
+    wide = asks(tools, "{mode: code}", workflow_run_id="flow")
+    narrow = asks(tools, "{mode: code, max_stdout_bytes: 100}", workflow_run_id="flow")
     await wide.call("open")
     ran = await narrow.call("exec", cmd="head -c 5000 /dev/zero | tr '\\0' o")
     assert (ran["stdout"].count("o"), ran["truncated"]) == (101, True)
     assert (await wide.call("exec", cmd="head -c 5000 /dev/zero"))["truncated"] is False
 
 
-async def test_max_artifact_bytes_omits_larger_artifacts_and_reports_them(desk):
-    desk = asks(desk, "{limits: {max_artifact_bytes: 10}}")
-    ran = await desk.call("run", runtime="bash", code="printf %011d 1 > a", artifacts=["a"])
+async def test_max_artifact_bytes_omits_larger_artifacts_and_reports_them(tools):
+    tools = asks(tools, "{limits: {max_artifact_bytes: 10}}")
+    ran = await tools.call("run", runtime="bash", code="printf %011d 1 > a", artifacts=["a"])
     [artifact] = ran["artifacts"]
     assert (artifact["size_bytes"], "content_base64" in artifact) == (11, False)
     assert artifact["omitted_reason"]
 
 
-async def test_max_file_size_bytes_bounds_the_file_tools_and_not_commands(desk):
-    coding = asks(desk, "{mode: code, limits: {max_file_size_bytes: 10}}")
+async def test_max_file_size_bytes_bounds_the_file_tools_and_not_commands(tools):
+    coding = asks(tools, "{mode: code, limits: {max_file_size_bytes: 10}}")
     assert (await coding.call("fs_write", path="x", text="1234567890"))["size_bytes"] == 10
     refused = await coding.call("fs_write", path="x", text="12345678901")
     assert (refused["code"], refused["details"]["limit"]) == ("PAYLOAD_TOO_LARGE", 10)
     assert (await coding.call("exec", cmd="head -c 99 /dev/zero > x"))["exit_code"] == 0
-    computing = asks(desk, "{limits: {max_file_size_bytes: 10}}")
+    computing = asks(tools, "{limits: {max_file_size_bytes: 10}}")
     refused = await computing.call("run", code="", files={"x": "12345678901"})
     assert refused["code"] == "PAYLOAD_TOO_LARGE"
 
 
-async def test_max_files_bounds_the_number_of_files_the_tools_write(desk):
-    coding = asks(desk, "{mode: code, limits: {max_files: 2}}")
+async def test_max_files_bounds_the_number_of_files_the_tools_write(tools):
+    coding = asks(tools, "{mode: code, limits: {max_files: 2}}")
     assert (await coding.call("fs_write", path="a", text="1"))["ok"]
     assert (await coding.call("fs_write", path="b", text="1"))["ok"]
     # The same file again is no new one, under whatever name.
@@ -345,7 +345,7 @@ async def test_max_files_bounds_the_number_of_files_the_tools_write(desk):
     assert (await coding.call("exec", cmd="touch c d e"))["exit_code"] == 0
     await coding.call("fs_delete", path="a")
     assert (await coding.call("fs_write", path="f", text="1"))["ok"]
-    computing = asks(desk, "{limits: {max_files: 2}}")
+    computing = asks(tools, "{limits: {max_files: 2}}")
     many = await computing.call("run", code="", files={"a": "", "b": "", "c": ""})
     assert many["code"] == "PAYLOAD_TOO_LARGE"
 
@@ -358,12 +358,12 @@ async def test_max_files_bounds_the_number_of_files_the_tools_write(desk):
     "field",
     ["allow_network: true", "network: {enabled: true}", "network: {allow: [example.org]}"],
 )
-async def test_a_requested_network_is_refused_and_never_silently_dropped(desk, field):
-    coding = await asks(desk, f"{{mode: code, {field}}}").call("open")
-    computing = await asks(desk, f"{{{field}}}").call("run", code="print(1)")
+async def test_a_requested_network_is_refused_and_never_silently_dropped(tools, field):
+    coding = await asks(tools, f"{{mode: code, {field}}}").call("open")
+    computing = await asks(tools, f"{{{field}}}").call("run", code="print(1)")
     assert coding["code"] == computing["code"] == "FORBIDDEN"
     assert coding["details"]["rule"] == "policy.allow_network"
-    assert await desk.engine.list() == []
+    assert await tools.engine.list() == []
 
 
 async def test_a_request_over_the_operators_limits_names_the_rule(tmp_path):
@@ -379,7 +379,9 @@ async def test_a_request_over_the_operators_limits_names_the_rule(tmp_path):
         assert long["details"]["rule"] == "defaults.max_exec_timeout_ms"
 
 
-async def test_without_a_network_there_is_only_loopback(desk):
+async def test_without_a_network_there_is_only_loopback(tools):
     for field in ("allow_network: false", "network: {enabled: false}"):
-        ran = await asks(desk, f"{{{field}}}").call("run", runtime="bash", code="ls /sys/class/net")
+        ran = await asks(tools, f"{{{field}}}").call(
+            "run", runtime="bash", code="ls /sys/class/net"
+        )
         assert ran["stdout"].split() in (["lo"], [])

@@ -25,7 +25,7 @@ RUN = {"code": "import sys; print(6 * 7); print(sys.argv[1], file=sys.stderr)", 
 
 
 class Model:
-    """Asks for the tools of a script, one an answer, and keeps what came back."""
+    """Calls the tools of a script, one per answer, and keeps the results."""
 
     def __init__(self, script: Sequence[tuple[str, Any]]) -> None:
         self._script = script
@@ -87,7 +87,7 @@ async def test_a_model_sees_every_tool_and_works_with_a_sandbox(tmp_path):
 
 
 def same(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what no two runs share."""
+    """Return the answer without the values that differ between runs."""
     return {k: v for k, v in answer.items() if k not in ("duration_ms", "sandbox_id")}
 
 

@@ -80,7 +80,7 @@ async def sandboxes(data_dir: Path) -> list[str]:
 
 
 async def until(check: Callable[[], Awaitable[bool]]) -> None:
-    """Polls, because whoever does it is another process or another task."""
+    """Poll, because another process or task does the work."""
     for _ in range(int(PATIENCE_S / 0.05)):
         if await check():
             return
@@ -104,7 +104,7 @@ async def call(client: Client, name: str, **arguments: Any) -> Mapping[str, Any]
 
 
 def same(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what no two runs share."""
+    """Return the answer without the values that differ between runs."""
     return {k: v for k, v in answer.items() if k not in ("duration_ms", "sandbox_id")}
 
 

@@ -16,10 +16,10 @@ async def ids(desk) -> list[str]:
     return [one.id for one in await desk.engine.list()]
 
 
-async def test_the_first_call_opens_the_runs_sandbox_and_the_next_finds_it(desk):
-    first = await desk.call("fs_write", path="x", text="1")
-    opened = await desk.call("open")
-    read = await desk.call("fs_read", path="x")
+async def test_the_first_call_opens_the_runs_sandbox_and_the_next_finds_it(tools):
+    first = await tools.call("fs_write", path="x", text="1")
+    opened = await tools.call("open")
+    read = await tools.call("fs_read", path="x")
     assert opened == {
         "sandbox_id": first["sandbox_id"],
         "session_id": first["sandbox_id"],
@@ -32,55 +32,55 @@ async def test_the_first_call_opens_the_runs_sandbox_and_the_next_finds_it(desk)
         "warnings": ["alias linux (ubuntu:22.04) answered by the host image"],
     }
     assert read["contents"] == "1"
-    [info] = await desk.engine.list()
+    [info] = await tools.engine.list()
     assert info.labels == {"sandkasten.run": "run_a", "sandkasten.agent": "tester"}
 
 
 @pytest.mark.promise("P16")
-async def test_a_hundred_concurrent_calls_open_one_sandbox(desk):
-    answers = await asyncio.gather(*(desk.call("open") for _ in range(100)))
+async def test_a_hundred_concurrent_calls_open_one_sandbox(tools):
+    answers = await asyncio.gather(*(tools.call("open") for _ in range(100)))
     assert len({one["sandbox_id"] for one in answers}) == 1
     assert sum(one["created"] for one in answers) == 1
-    assert len(await ids(desk)) == 1
+    assert len(await ids(tools)) == 1
 
 
-async def test_agents_of_a_workflow_share_a_sandbox_and_an_isolated_one_has_its_own(desk):
-    one = desk.within(workflow_run_id="flow", agent_run_id="run_1")
-    two = desk.within(workflow_run_id="flow", agent_run_id="run_2")
+async def test_agents_of_a_workflow_share_a_sandbox_and_an_isolated_one_has_its_own(tools):
+    one = tools.within(workflow_run_id="flow", agent_run_id="run_1")
+    two = tools.within(workflow_run_id="flow", agent_run_id="run_2")
     alone = two.asking(AgentSandbox(mode="code", session="isolated"))
     await one.call("fs_write", path="x", text="of the first")
     assert (await two.call("fs_read", path="x"))["contents"] == "of the first"
     assert (await alone.call("fs_read", path="x"))["code"] == "FILE_NOT_FOUND"
-    keys = {info.session_key for info in await desk.engine.list()}
+    keys = {info.session_key for info in await tools.engine.list()}
     assert keys == {"workflow:flow:default", "agent:run_2:default"}
 
 
-async def test_three_spellings_of_a_session_name_mean_one_sandbox(desk):
-    desk = desk.within(workflow_run_id="flow")
-    named = await desk.call("open", session_key="second")
-    again = await desk.call("open", session_key="workflow:flow:second")
+async def test_three_spellings_of_a_session_name_mean_one_sandbox(tools):
+    tools = tools.within(workflow_run_id="flow")
+    named = await tools.call("open", session_key="second")
+    again = await tools.call("open", session_key="workflow:flow:second")
     assert (named["created"], again["created"]) == (True, False)
     assert named["sandbox_id"] == again["sandbox_id"]
-    own = await desk.call("open")
-    legacy = await desk.call("open", session_key="workflow_flow_sandbox")
+    own = await tools.call("open")
+    legacy = await tools.call("open", session_key="workflow_flow_sandbox")
     assert own["sandbox_id"] == legacy["sandbox_id"] != named["sandbox_id"]
 
 
-async def test_a_sandbox_can_be_addressed_by_its_id_in_both_spellings(desk):
-    second = await desk.call("open", session_key="second")
-    await desk.call("fs_write", path="x", text="2", sandbox_id=second["sandbox_id"])
-    found = await desk.call("fs_list", session_id=second["sandbox_id"])
+async def test_a_sandbox_can_be_addressed_by_its_id_in_both_spellings(tools):
+    second = await tools.call("open", session_key="second")
+    await tools.call("fs_write", path="x", text="2", sandbox_id=second["sandbox_id"])
+    found = await tools.call("fs_list", session_id=second["sandbox_id"])
     assert [one["name"] for one in found["entries"]] == ["x"]
-    assert (await desk.call("fs_list"))["entries"] == []
-    both = await desk.call("fs_list", sandbox_id=second["sandbox_id"], session_id="sbx_other")
+    assert (await tools.call("fs_list"))["entries"] == []
+    both = await tools.call("fs_list", sandbox_id=second["sandbox_id"], session_id="sbx_other")
     assert both["message"] == "sandbox_id and session_id contradict each other"
 
 
 @pytest.mark.promise("P64")
-async def test_another_runs_sandbox_answers_exactly_like_an_unknown_one(desk):
-    theirs = (await desk.within(agent_run_id="run_b").call("open"))["sandbox_id"]
-    foreign = (await desk.within(tenant="other").call("open"))["sandbox_id"]
-    plain = (await desk.engine.create(CreateRequest())).id
+async def test_another_runs_sandbox_answers_exactly_like_an_unknown_one(tools):
+    theirs = (await tools.within(agent_run_id="run_b").call("open"))["sandbox_id"]
+    foreign = (await tools.within(tenant="other").call("open"))["sandbox_id"]
+    plain = (await tools.engine.create(CreateRequest())).id
     unknown = "sbx_00000000000000ff"
     arguments = {
         "exec": {"cmd": "id"},
@@ -97,91 +97,91 @@ async def test_another_runs_sandbox_answers_exactly_like_an_unknown_one(desk):
     for tool, given in arguments.items():
         answers = []
         for one in (unknown, theirs, foreign, plain, "nonsense"):
-            answer = await desk.call(tool, sandbox_id=one, **given)
+            answer = await tools.call(tool, sandbox_id=one, **given)
             answers.append({k: str(v).replace(one, "?") for k, v in answer.items()})
         assert answers[0]["code"] == "SESSION_NOT_FOUND", tool
         assert all(answer == answers[0] for answer in answers), tool
-    assert {theirs, foreign, plain} <= set(await ids(desk))
+    assert {theirs, foreign, plain} <= set(await ids(tools))
 
 
-async def test_another_runs_ended_sandbox_answers_like_an_unknown_one(desk):
-    other = desk.within(agent_run_id="run_b")
+async def test_another_runs_ended_sandbox_answers_like_an_unknown_one(tools):
+    other = tools.within(agent_run_id="run_b")
     theirs = (await other.call("open"))["sandbox_id"]
     await other.call("close")
-    gone = await desk.call("fs_list", sandbox_id=theirs)
-    never = await desk.call("fs_list", sandbox_id="sbx_00000000000000ff")
+    gone = await tools.call("fs_list", sandbox_id=theirs)
+    never = await tools.call("fs_list", sandbox_id="sbx_00000000000000ff")
     assert gone["message"].replace(theirs, "?") == never["message"].replace(
         "sbx_00000000000000ff", "?"
     )
     assert gone["code"] == "SESSION_NOT_FOUND"
 
 
-async def test_the_runs_own_ended_sandbox_is_reported_with_its_end(desk):
-    ours = (await desk.call("open"))["sandbox_id"]
-    await desk.engine.destroy(ours)
-    assert (await desk.call("fs_list", sandbox_id=ours))["code"] == "SESSION_EXPIRED"
+async def test_the_runs_own_ended_sandbox_is_reported_with_its_end(tools):
+    ours = (await tools.call("open"))["sandbox_id"]
+    await tools.engine.destroy(ours)
+    assert (await tools.call("fs_list", sandbox_id=ours))["code"] == "SESSION_EXPIRED"
 
 
 @pytest.mark.promise("P64")
-async def test_another_runs_key_answers_like_an_unknown_one_and_opens_nothing(desk):
-    await desk.within(agent_run_id="run_b").call("open")
-    before = await ids(desk)
+async def test_another_runs_key_answers_like_an_unknown_one_and_opens_nothing(tools):
+    await tools.within(agent_run_id="run_b").call("open")
+    before = await ids(tools)
     for key in ("agent:run_b:default", "agent:run_c:default", "agent_run_b_sandbox"):
-        refused = await desk.call("open", session_key=key)
+        refused = await tools.call("open", session_key=key)
         assert (refused["code"], refused["message"]) == (
             "SESSION_NOT_FOUND",
             "no session of this run has that key",
         )
-    assert (await desk.call("open", session_key="a:b"))["code"] == "INVALID_REQUEST"
-    assert (await desk.call("open", session_key="../x"))["code"] == "INVALID_REQUEST"
-    assert await ids(desk) == before
+    assert (await tools.call("open", session_key="a:b"))["code"] == "INVALID_REQUEST"
+    assert (await tools.call("open", session_key="../x"))["code"] == "INVALID_REQUEST"
+    assert await ids(tools) == before
 
 
 @pytest.mark.promise("P63")
-async def test_a_dead_sandbox_is_replaced_and_the_model_is_informed(desk):
-    first = await desk.call("fs_write", path="x", text="1")
-    await desk.engine.destroy(first["sandbox_id"])
-    listed = await desk.call("fs_list")
+async def test_a_dead_sandbox_is_replaced_and_the_model_is_informed(tools):
+    first = await tools.call("fs_write", path="x", text="1")
+    await tools.engine.destroy(first["sandbox_id"])
+    listed = await tools.call("fs_list")
     assert listed["entries"] == []
     assert listed["sandbox_id"] != first["sandbox_id"]
     assert listed["notice"].startswith("the sandbox of this session had ended")
-    assert "notice" not in await desk.call("fs_list")
+    assert "notice" not in await tools.call("fs_list")
 
 
-async def test_close_removes_the_sandbox_and_succeeds_twice(desk):
-    opened = await desk.call("open")
-    closed = await desk.call("close", delete_workspace=True)
+async def test_close_removes_the_sandbox_and_succeeds_twice(tools):
+    opened = await tools.call("open")
+    closed = await tools.call("close", delete_workspace=True)
     which = {"sandbox_id": opened["sandbox_id"], "session_id": opened["sandbox_id"]}
     assert closed == {"ok": True, "closed": True, **which}
-    assert await ids(desk) == []
-    assert await desk.call("close") == {
+    assert await ids(tools) == []
+    assert await tools.call("close") == {
         "ok": True,
         "closed": False,
         "sandbox_id": None,
         "session_id": None,
     }
     # One that was closed on purpose is no surprise.
-    again = await desk.call("open")
+    again = await tools.call("open")
     assert (again["created"], "notice" in again) == (True, False)
 
 
 @pytest.mark.promise("P64")
-async def test_finish_destroys_only_the_sandboxes_of_its_run(desk):
-    flow = desk.within(workflow_run_id="flow")
+async def test_finish_destroys_only_the_sandboxes_of_its_run(tools):
+    flow = tools.within(workflow_run_id="flow")
     await flow.call("open")
     await flow.call("open", session_key="second")
-    other = (await desk.within(workflow_run_id="flow2").call("open"))["sandbox_id"]
+    other = (await tools.within(workflow_run_id="flow2").call("open"))["sandbox_id"]
     own = (await flow.asking(AgentSandbox(mode="code", session="agent")).call("open"))["sandbox_id"]
-    done = await desk.toolbox.finish("workflow", "flow")
+    done = await tools.toolbox.finish("workflow", "flow")
     assert (len(done.destroyed), done.failed) == (2, ())
-    assert set(await ids(desk)) == {other, own}
-    assert (await desk.toolbox.finish("workflow", "flow")).destroyed == ()
+    assert set(await ids(tools)) == {other, own}
+    assert (await tools.toolbox.finish("workflow", "flow")).destroyed == ()
 
 
 @pytest.mark.promise("P64")
-async def test_finish_continues_past_failures_and_reports_them(unisolated_desk, monkeypatch):
-    made = [(await unisolated_desk.call("open", session_key=name))["sandbox_id"] for name in "abc"]
-    destroy = unisolated_desk.engine.destroy
+async def test_finish_continues_past_failures_and_reports_them(unisolated_tools, monkeypatch):
+    made = [(await unisolated_tools.call("open", session_key=name))["sandbox_id"] for name in "abc"]
+    destroy = unisolated_tools.engine.destroy
 
     async def sometimes(sandbox_id: str) -> None:
         if sandbox_id == made[1]:
@@ -189,24 +189,24 @@ async def test_finish_continues_past_failures_and_reports_them(unisolated_desk, 
         await destroy(sandbox_id)
 
     with monkeypatch.context() as patched:
-        patched.setattr(unisolated_desk.engine, "destroy", sometimes)
-        done = await unisolated_desk.toolbox.finish("agent", "run_a")
+        patched.setattr(unisolated_tools.engine, "destroy", sometimes)
+        done = await unisolated_tools.toolbox.finish("agent", "run_a")
     assert set(done.destroyed) == {made[0], made[2]}
     assert [(one, exc.code) for one, exc in done.failed] == [(made[1], "BACKEND_UNAVAILABLE")]
-    assert (await unisolated_desk.toolbox.finish("agent", "run_a")).destroyed == (made[1],)
+    assert (await unisolated_tools.toolbox.finish("agent", "run_a")).destroyed == (made[1],)
 
 
-async def test_finishing_a_run_twice_concurrently_succeeds(desk):
+async def test_finishing_a_run_twice_concurrently_succeeds(tools):
     for name in "abc":
-        await desk.call("open", session_key=name)
-    both = await asyncio.gather(*(desk.toolbox.finish("agent", "run_a") for _ in range(2)))
+        await tools.call("open", session_key=name)
+    both = await asyncio.gather(*(tools.toolbox.finish("agent", "run_a") for _ in range(2)))
     assert [one.failed for one in both] == [(), ()]
-    assert await ids(desk) == []
+    assert await ids(tools) == []
 
 
 @pytest.mark.promise("P67")
-async def test_a_run_has_a_bounded_number_of_sandboxes(unisolated_desk):
-    desk = unisolated_desk
+async def test_a_run_has_a_bounded_number_of_sandboxes(unisolated_tools):
+    desk = unisolated_tools
     asked = [desk.call("open", session_key=f"n{n}") for n in range(MOST_SANDBOXES + 8)]
     answers = await asyncio.gather(*asked)
     refused = [one for one in answers if one.get("ok") is False]

@@ -80,6 +80,6 @@ def served(
 
 
 def _drain(stream: IO[str]) -> None:
-    """A pipe that nobody reads would hold the daemon up."""
+    """Read a pipe, which would otherwise block the daemon when it is full."""
     for _ in stream:
         pass

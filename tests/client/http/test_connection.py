@@ -31,7 +31,7 @@ EXEC = {"exec_id": "exe_1", "status": "completed", "exit_code": 0}
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
+def no_retry_delay(monkeypatch):
     monkeypatch.setattr(connecting, "FIRST_PAUSE_S", 0.005)
 
 

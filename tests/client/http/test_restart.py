@@ -28,7 +28,7 @@ pytestmark = [
 
 @contextmanager
 def killable(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Served, Callable[[], None]]]:
-    """A daemon, and what kills it and starts another in its place."""
+    """Serve a daemon, and return a function that kills it and starts another."""
     # A busy machine takes longer to start a daemon than anybody else would wait for one.
     monkeypatch.setattr(connection, "PATIENT_TRIES", 10)
     with tempfile.TemporaryDirectory(prefix="pytest-of-restart-", dir="/var/tmp") as place:
