@@ -167,40 +167,38 @@ def errors() -> str:
 
 def settings() -> str:
     from sandkasten.daemon.settings.resolver import documented
-    from sandkasten.daemon.settings.setting_docs import MEANS
 
     lines = [NOTE, "# Settings\n"]
     lines.append(_SETTINGS_HEAD)
     lines.append("| setting | means | environment | default |")
     lines.append("|---|---|---|---|")
-    for name, variables, default in documented():
-        said = ", ".join(f"`{v}`" for v in variables)
-        shown = ", ".join(default) if isinstance(default, list) else default
-        told = "–" if shown in (None, "") else shown
-        lines.append(f"| `{name}` | {MEANS[name]} | {said} | {told} |")
+    for one in documented():
+        variables = ", ".join(f"`{variable}`" for variable in one.variables)
+        default = ", ".join(one.default) if isinstance(one.default, list) else one.default
+        shown = "–" if default in (None, "") else default
+        lines.append(f"| `{one.name}` | {one.doc} | {variables} | {shown} |")
     return "\n".join(lines) + "\n"
 
 
 def example() -> str:
     """Every key of the settings file, with its default, commented out."""
     from sandkasten.daemon.settings.resolver import documented
-    from sandkasten.daemon.settings.setting_docs import MEANS
 
     rooms: dict[str, list[str]] = {}
-    for name, _, default in documented():
-        room, _, key = name.rpartition(".")
-        value: object = "/var/lib/sandkasten" if name == "data_dir" else default
-        if name in ("images.registries", "images.aliases"):
+    for one in documented():
+        room, _, key = one.name.rpartition(".")
+        value: object = "/var/lib/sandkasten" if one.name == "data_dir" else one.default
+        if one.name in ("images.registries", "images.aliases"):
             value = {}
         shown = "" if value is None else " " + json.dumps(value)
         indent = "  " * len(room.split(".")) if room else ""
-        rooms.setdefault(room, []).append(f"{indent}# {MEANS[name]}\n#{indent}{key}:{shown}\n")
+        rooms.setdefault(room, []).append(f"{indent}# {one.doc}\n#{indent}{key}:{shown}\n")
     lines = [_EXAMPLE_HEAD]
     above = ""
     for room, keys in rooms.items():
         # A room inside the one before it goes on under the same head.
         opened = len(above.split(".")) if above and room.startswith(f"{above}.") else 0
-        heads = [f"#{'  ' * depth}{one}:\n" for depth, one in enumerate(room.split(".")) if one]
+        heads = [f"#{'  ' * depth}{part}:\n" for depth, part in enumerate(room.split(".")) if part]
         lines.append("\n".join(heads[opened:] + keys))
         above = room
     return "\n".join(lines)

@@ -83,7 +83,7 @@ def test_capabilities_go_to_root_alone(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_variable_of_a_plan_is_a_setting_of_the_daemon(case):
-    known = {name for _, variables, _ in documented() for name in variables}
+    known = {variable for one in documented() for variable in one.variables}
     pairs = plan_of(*CASES[case]).daemon.body["Env"]
     assert {pair.partition("=")[0] for pair in pairs} <= known
 

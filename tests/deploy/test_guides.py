@@ -26,7 +26,7 @@ SNIPPETS = [
     for path in GUIDES
     for number, (kind, text) in enumerate(FENCE.findall(path.read_text()), 1)
 ]
-KNOWN = {variable for _, variables, _ in documented() for variable in variables}
+KNOWN = {variable for one in documented() for variable in one.variables}
 # Read by Compose, and handed on by it under another name.
 OF_COMPOSE = {f"SANDKASTEN_{name}" for name in ("IMAGE", "PORT", "ALLOWED_HOSTS", "SHARED_VOLUME")}
 

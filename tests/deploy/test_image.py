@@ -88,7 +88,7 @@ def test_without_a_key_the_image_does_not_start_and_names_the_setting(
     said = engine.docker("run", "--rm", "--network", "none", *HARDENED, daemon_image, check=False)
     assert said.returncode == 125
     assert said.stderr.splitlines()[-2:] == [
-        "error: 0.0.0.0:8080 can be reached from other machines, and there is no key",
+        "error: listening on 0.0.0.0:8080 requires a key: other machines can reach it",
         "hint: set api_key (SANDKASTEN_API_KEY), make one with sandkasten key create, or listen "
         "on 127.0.0.1",
     ]

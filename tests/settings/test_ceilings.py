@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
+from sandkasten.daemon.settings.limit_settings import LimitCeilings, LimitDefaults
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.model.sandbox.limits import MIB
+from sandkasten.model.sandbox.policy import CEILING_NAMES, LIMIT_NAMES
 
 
 def test_the_default_has_no_maximum_limits_and_no_network(tmp_path):
     policy = load({}, {}, tmp_path).policy
     assert (dict(policy.ceiling), policy.allow_network) == ({}, False)
+
+
+def test_every_limit_has_a_default_and_every_ceiling_a_maximum():
+    aliases = {"cpu_millicores", "memory_mb"}
+    # Set in milliseconds, as `defaults.max_exec_timeout_ms`.
+    milliseconds = {"max_exec_timeout_seconds"}
+    defaults = {one.name for one in fields(LimitDefaults)}
+    assert defaults == set(LIMIT_NAMES) - aliases - milliseconds
+    assert {one.name for one in fields(LimitCeilings)} == set(CEILING_NAMES)
 
 
 def test_a_maximum_limit_is_set_in_a_file_or_a_variable(tmp_path):

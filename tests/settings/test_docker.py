@@ -9,7 +9,8 @@ import pytest
 
 from sandkasten.backends.docker.docker_options import DockerOptions
 from sandkasten.daemon.settings import docker_settings
-from sandkasten.daemon.settings.resolver import Origin, load
+from sandkasten.daemon.settings.resolver import load
+from sandkasten.daemon.settings.setting_fields import Origin
 from sandkasten.errors import InvalidConfiguration
 
 FILE = """\
@@ -158,7 +159,7 @@ def test_an_incomplete_certificate_and_an_unnecessary_insecure_are_refused(tmp_p
     far = {"DOCKER_HOST": "tcp://far:2376"}
     for one in ("TLS_CA", "TLS_CERT", "TLS_KEY"):
         told = {f"SANDKASTEN_DOCKER_{one}": "/c.pem"}
-        assert "go together" in refused(tmp_path, **far, **told).message
+        assert "require each other" in refused(tmp_path, **far, **told).message
     both = {"SANDKASTEN_DOCKER_INSECURE": "1", "DOCKER_CERT_PATH": "/c"}
     assert "insecure" in refused(tmp_path, **far, **both).message
 

@@ -8,8 +8,9 @@ import stat
 import pytest
 
 from sandkasten.daemon.compose import open_engine, prepare_data_dir
-from sandkasten.daemon.settings.durations import seconds
-from sandkasten.daemon.settings.resolver import Origin, load
+from sandkasten.daemon.settings.resolver import load
+from sandkasten.daemon.settings.setting_fields import Origin
+from sandkasten.daemon.settings.setting_parsers import seconds
 from sandkasten.errors import InvalidConfiguration
 
 pytestmark = pytest.mark.anyio
@@ -283,7 +284,7 @@ def test_a_settings_file_that_others_can_write_is_refused(tmp_path, mode):
     path = tmp_path / "sandkasten.yaml"
     path.write_text("backend: oci")
     path.chmod(mode)
-    with pytest.raises(InvalidConfiguration, match="somebody else"):
+    with pytest.raises(InvalidConfiguration, match="other users"):
         load({}, {}, tmp_path)
     path.chmod(0o644)
     assert load({}, {}, tmp_path).backend == "oci"

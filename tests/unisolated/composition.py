@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.daemon import compose
-from sandkasten.daemon.settings import resolver
+from sandkasten.daemon.settings import core_settings
 from sandkasten.store.memory import MemoryStore
 from tests.unisolated.backend import UnisolatedBackend
 
@@ -25,9 +25,9 @@ REPOSITORY: Final = Path(__file__).resolve().parents[2]
 
 def install() -> None:
     """Twice is fine."""
-    if NAME in resolver.BACKENDS:
+    if NAME in core_settings.BACKENDS:
         return
-    resolver.BACKENDS = (*resolver.BACKENDS, NAME)
+    core_settings.BACKENDS = (*core_settings.BACKENDS, NAME)
     open_others = compose.open_backing
 
     def open_backing(settings: Settings, layers: LayerStore) -> compose.Backing:

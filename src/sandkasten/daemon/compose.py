@@ -6,7 +6,7 @@ import os
 import stat
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from sandkasten.daemon.settings.settings_file import read_tree
 from sandkasten.engine.clock import SystemClock
@@ -100,8 +100,7 @@ def open_backing(settings: Settings, layers: LayerStore) -> Backing:
     def oci() -> Backend:
         from sandkasten.backends.oci import OciBackend
 
-        runtime: Literal["runc", "crun"] = "crun" if settings.oci_runtime == "crun" else "runc"
-        return OciBackend(data_dir, runtime, strict=settings.oci_strict)
+        return OciBackend(data_dir, settings.oci_runtime, strict=settings.oci_strict)
 
     def gvisor() -> Backend:
         from sandkasten.backends.oci import OciBackend

@@ -26,8 +26,8 @@ from sandkasten.daemon.compose import open_engine, prepare_data_dir
 from sandkasten.daemon.data_dir_lock import only_daemon
 from sandkasten.daemon.http.listeners import listening
 from sandkasten.daemon.persistent_stores import open_books
+from sandkasten.daemon.settings.http_settings import key_required
 from sandkasten.engine.clock import SystemClock
-from sandkasten.errors import InvalidConfiguration
 from sandkasten.telemetry import json_log
 from sandkasten.telemetry.event_fanout import FanOut
 from sandkasten.telemetry.log_events import LogEvents
@@ -121,14 +121,12 @@ async def serve(settings: Settings, said: Callable[[str], None]) -> None:
 
 def _check_exposure(settings: Settings, *, keyed: bool) -> None:
     rules = settings.http
-    if rules.loopback or rules.api_key is not None or keyed:
-        return
-    raise InvalidConfiguration(
-        f"{rules.host}:{rules.port} can be reached from other machines, and there is no key",
-        hint="set api_key (SANDKASTEN_API_KEY), make one with sandkasten key create, or listen "
-        "on 127.0.0.1",
-        setting="listen",
-    )
+    if not (rules.loopback or rules.api_key is not None or keyed):
+        raise key_required(
+            rules,
+            "set api_key (SANDKASTEN_API_KEY), make one with sandkasten key create, or listen "
+            "on 127.0.0.1",
+        )
 
 
 def _signalled() -> asyncio.Event:

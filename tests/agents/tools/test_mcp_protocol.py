@@ -12,6 +12,7 @@ import pytest
 from mcp import Client, MCPError
 
 from sandkasten.daemon.settings.http_settings import HttpSettings
+from sandkasten.daemon.settings.setting_parsers import Address
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.mcp.mcp_http import mcp_over_http
 from sandkasten.mcp.mcp_server import OneCaller, mcp_server
@@ -38,8 +39,8 @@ ACCEPT = {"Accept": "application/json, text/event-stream"}
 
 
 @asynccontextmanager
-async def served(log: Log, *, idle_s: float = 60.0, **rules):
-    settings = HttpSettings(**{"port": 0, **rules})
+async def served(log: Log, *, idle_s: float = 60.0, host: str = "127.0.0.1", **rules):
+    settings = HttpSettings(listen=Address(host, 0), **rules)
     async with mcp_over_http(TOOLS, log.caller, settings, idle_s=idle_s) as url:
         yield url
 
@@ -193,7 +194,7 @@ async def test_a_configured_key_is_required(given, status):
 
 
 async def test_serving_beyond_loopback_requires_a_key():
-    with pytest.raises(InvalidConfiguration, match="there is no key"):
+    with pytest.raises(InvalidConfiguration, match="requires a key"):
         async with served(Log(), host="0.0.0.0"):
             pass
     async with served(Log(), host="0.0.0.0", api_key=KEY) as url:
@@ -202,7 +203,7 @@ async def test_serving_beyond_loopback_requires_a_key():
 
 async def test_a_body_that_is_too_large_or_never_ends_is_refused():
     async with (
-        served(Log(), max_json_bytes=1000, body_timeout_s=PATIENCE_S) as url,
+        served(Log(), max_json_mb=1000 / (1 << 20), body_timeout_s=PATIENCE_S) as url,
         aiohttp.ClientSession(headers=ACCEPT) as http,
         http.post(url, json={**OPENING, "x": "y" * 2000}) as large,
     ):

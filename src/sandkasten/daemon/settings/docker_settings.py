@@ -1,9 +1,9 @@
-"""The settings `backends.docker.*`: what an operator says of an engine, checked against itself.
+"""Settings `backends.docker.*`: the engine and how to reach it, checked for contradictions.
 
-`DOCKER_HOST` and its kin are often meant for other programs. What contradicts itself through them
-alone is no reason to stop somebody who does not use Docker: it is kept, and told when the backend
-is asked for. Everything said to us raises InvalidConfiguration at once. Looks at no engine and
-opens no file; how the files of a certificate are read is the backend's to say.
+`DOCKER_HOST` and its kin are often meant for other programs. A contradiction that comes from them
+alone must not stop a user who does not use Docker: it is kept and raised when the backend is used.
+A contradiction in our own settings raises InvalidConfiguration at once. Contacts no engine and
+opens no file; the backend reads the files of a certificate.
 """
 
 from __future__ import annotations
@@ -11,163 +11,237 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, cast
+from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import SplitResult, urlsplit
 
-from sandkasten.backends.docker.docker_options import DockerOptions
-from sandkasten.daemon.settings.setting_parsers import bad, flag, text
+from sandkasten.backends.docker.docker_options import (
+    ENGINE_MODES,
+    SHARED_VOLUME,
+    WORKSPACE_MODES,
+    DockerOptions,
+    EngineMode,
+    WorkspaceMode,
+)
+from sandkasten.daemon.settings.setting_fields import setting, settings_of
+from sandkasten.daemon.settings.setting_parsers import boolean, choice, invalid, seconds, string
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.model.addresses import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sandkasten.backends.docker.docker_options import EngineMode, WorkspaceMode
-    from sandkasten.daemon.settings.setting_parsers import Value
+    from sandkasten.daemon.settings.setting_fields import Origin
 
-    Pull = Literal["never", "missing", "always"]
-
-_ROOM: Final = "backends.docker."
-KEYS: Final = (
-    "host",
-    "engine_mode",
-    "workspace_mode",
-    "shared_volume",
-    "cert_path",
-    "tls_ca",
-    "tls_cert",
-    "tls_key",
-    "tls_verify",
-    "insecure",
-    "pull",
-    "timeout_seconds",
-)
 _FOREIGN: Final = ("default", "env DOCKER_")
 _SCHEMES: Final = ("unix", "tcp", "ssh")
 _VOLUME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{1,127}\Z")
 _PEM: Final = {"tls_ca": "ca.pem", "tls_cert": "cert.pem", "tls_key": "key.pem"}
-# Where these are, a container runtime or a pod has put us.
+# Files that container runtimes create in every container.
 _CONTAINER_MARKS: Final = ("/.dockerenv", "/run/.containerenv")
+
+
+def docker_boolean(name: str, value: object) -> bool:
+    """Parse a boolean; in Docker's own variable any value means true, as in Docker."""
+    return name == "DOCKER_TLS_VERIFY" or boolean(name, value)
+
+
+def volume(name: str, value: object) -> str:
+    volume_name = string(name, value)
+    if not _VOLUME.match(volume_name):
+        raise invalid(name, "a volume name", value)
+    return volume_name
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    # Checked as an address only when it is used: a foreign DOCKER_HOST must not stop others.
+    host: str | None = setting(
+        "backends.docker.host",
+        string,
+        None,
+        "The engine: unix://, tcp:// or ssh://; default: the usual sockets.",
+        aliases=("DOCKER_HOST",),
+    )
+    engine_mode: EngineMode = setting(
+        "backends.docker.engine_mode",
+        choice(*ENGINE_MODES),
+        "auto",
+        "The expected engine: docker_socket, sidecar, remote or auto.",
+        aliases=("STATION_SANDBOX_ENGINE_MODE",),
+    )
+    workspace_mode: WorkspaceMode = setting(
+        "backends.docker.workspace_mode",
+        choice(*WORKSPACE_MODES),
+        "auto",
+        "How workspaces are stored: bind, volume, shared, archive or auto.",
+    )
+    shared_volume: str = setting(
+        "backends.docker.shared_volume",
+        volume,
+        SHARED_VOLUME,
+        "The volume of workspace_mode shared.",
+    )
+    cert_path: str | None = setting(
+        "backends.docker.cert_path",
+        string,
+        None,
+        "A directory with ca.pem, cert.pem and key.pem for tcp.",
+        aliases=("DOCKER_CERT_PATH",),
+    )
+    tls_ca: str | None = setting(
+        "backends.docker.tls_ca",
+        string,
+        None,
+        "The authority of the engine's certificate; overrides cert_path.",
+    )
+    tls_cert: str | None = setting(
+        "backends.docker.tls_cert",
+        string,
+        None,
+        "The daemon's certificate, in PEM; overrides cert_path.",
+    )
+    tls_key: str | None = setting(
+        "backends.docker.tls_key",
+        string,
+        None,
+        "The certificate's key, in PEM; overrides cert_path.",
+    )
+    tls_verify: bool = setting(
+        "backends.docker.tls_verify",
+        docker_boolean,
+        False,
+        "Always use TLS; without cert_path the files are in ~/.docker.",
+        aliases=("DOCKER_TLS_VERIFY",),
+    )
+    insecure: bool = setting(
+        "backends.docker.insecure",
+        boolean,
+        False,
+        "Whether plain tcp to another machine is allowed.",
+    )
+    pull: Literal["never", "missing", "always"] = setting(
+        "backends.docker.pull",
+        choice("never", "missing", "always"),
+        DockerOptions().pull,
+        "Whether the engine pulls images: never, missing or always.",
+    )
+    timeout_s: float = setting(
+        "backends.docker.timeout_seconds",
+        seconds,
+        DockerOptions().timeout_s,
+        "How long one request to the engine may take.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class DockerSettings:
     options: DockerOptions = field(default_factory=DockerOptions)
     trouble: InvalidConfiguration | None = None
-    """Why the options cannot be used, where only variables of other programs are at fault."""
-
-
-def tls_verify(name: str, value: object) -> bool:
-    """Docker takes any text in its variable for yes, and so must whoever reads it."""
-    return name == "DOCKER_TLS_VERIFY" or flag(name, value)
+    """Why the options cannot be used, if only variables of other programs are at fault."""
 
 
 def engine_address(name: str, value: object) -> SplitResult:
-    """`unix:///path`, `tcp://host:port` or `ssh://[user@]host[:port]`; nothing else is spoken."""
-    said = text(name, value)
-    if not said.isprintable() or " " in said:
-        raise bad(name, "an address", value)
+    """Parse `unix:///path`, `tcp://host:port` or `ssh://[user@]host[:port]`."""
+    url = string(name, value)
+    if not url.isprintable() or " " in url:
+        raise invalid(name, "a URL", value)
     try:
-        split = urlsplit(said)
+        split = urlsplit(url)
         port = split.port
     except ValueError as exc:
-        raise bad(name, "an address", value) from exc
+        raise invalid(name, "a URL", value) from exc
     if split.scheme not in _SCHEMES:
         raise InvalidConfiguration(
-            f"{name} has {said[:80]!r}, which is no address of an engine",
+            f"{name} must be the address of an engine, got {url[:80]!r}",
             hint="write unix:///path/to/socket, tcp://host:port or ssh://user@host",
             setting=name,
         )
     if split.query or split.fragment or split.password is not None:
-        raise bad(name, "an address without a password, a query or a fragment", split.scheme)
+        raise invalid(name, "a URL without a password, a query or a fragment", split.scheme)
     if split.scheme == "unix" and (split.netloc or not split.path.startswith("/")):
-        raise bad(name, "unix:// with an absolute path, such as unix:///run/docker.sock", value)
+        raise invalid(name, "unix:// with an absolute path, such as unix:///run/docker.sock", value)
     bare = split.hostname and port != 0 and split.path in ("", "/")
     if split.scheme == "tcp" and not bare:
-        raise bad(name, "tcp://host:port", value)
+        raise invalid(name, "tcp://host:port", value)
     if split.scheme == "ssh" and not split.hostname:
-        raise bad(name, "ssh://[user@]host[:port]", value)
+        raise invalid(name, "ssh://[user@]host[:port]", value)
     return split
 
 
-def volume(name: str, value: object) -> str:
-    said = text(name, value)
-    if not _VOLUME.match(said):
-        raise bad(name, "the name of a volume", value)
-    return said
-
-
 def in_a_container(environ: Mapping[str, str]) -> bool:
-    """Whether this process looks like one of a container: only such a one has a sidecar."""
+    """Return whether this process seems to run in a container: only then can it have a sidecar."""
     return "KUBERNETES_SERVICE_HOST" in environ or any(map(os.path.exists, _CONTAINER_MARKS))
 
 
 def docker_settings(
-    said: Mapping[str, tuple[Value, str]], environ: Mapping[str, str], *, default: bool
+    engine: EngineSettings,
+    origins: Mapping[str, Origin],
+    environ: Mapping[str, str],
+    *,
+    default: bool,
 ) -> DockerSettings:
-    """`said`: each value with its origin. `default`: whether docker is the default backend."""
-    values = {key: said[_ROOM + key][0] for key in KEYS}
+    """`default`: whether docker is the default backend."""
     try:
-        return DockerSettings(_options(values, environ))
+        return DockerSettings(_options(engine, environ))
     except InvalidConfiguration as exc:
-        ours = any(not said[_ROOM + key][1].startswith(_FOREIGN) for key in KEYS)
-        if default or ours:
+        sources = [origins[one.name].origin for one in settings_of(EngineSettings)]
+        if default or not all(source.startswith(_FOREIGN) for source in sources):
             raise
         return DockerSettings(trouble=exc)
 
 
-def _options(values: Mapping[str, Value], environ: Mapping[str, str]) -> DockerOptions:
-    host = str(values["host"] or "")
-    split = engine_address(_ROOM + "host", host) if host else urlsplit("")
-    mode = str(values["engine_mode"])
-    files = _files(values, environ)
-    _check_mode(mode, split, environ)
-    _check_tls(values, split, files)
-    # A socket and ssh have a protection of their own, and no use for certificates.
+def _options(engine: EngineSettings, environ: Mapping[str, str]) -> DockerOptions:
+    split = urlsplit("")
+    if engine.host:
+        split = engine_address("backends.docker.host", engine.host)
+    files = _certificate_files(engine, environ)
+    _check_mode(engine.engine_mode, split, environ)
+    _check_tls(engine, split, files)
+    # A socket and ssh are protected by other means and use no certificates.
     used = files if split.scheme == "tcp" else dict.fromkeys(_PEM, "")
-    seconds = values["timeout_seconds"]
     return DockerOptions(
-        host=host,
-        engine=cast("EngineMode", mode),
-        workspace=cast("WorkspaceMode", values["workspace_mode"]),
-        shared_volume=str(values["shared_volume"]),
+        host=engine.host or "",
+        engine=engine.engine_mode,
+        workspace=engine.workspace_mode,
+        shared_volume=engine.shared_volume,
         tls_ca=used["tls_ca"],
         tls_cert=used["tls_cert"],
         tls_key=used["tls_key"],
-        insecure=bool(values["insecure"]),
-        pull=cast("Pull", values["pull"]),
-        timeout_s=float(seconds) if isinstance(seconds, int | float) else DockerOptions().timeout_s,
+        insecure=engine.insecure,
+        pull=engine.pull,
+        timeout_s=engine.timeout_s,
     )
 
 
-def _files(values: Mapping[str, Value], environ: Mapping[str, str]) -> dict[str, str]:
-    """Each named one, else the one of cert_path; as Docker, ~/.docker where none is named."""
-    directory = values["cert_path"]
-    if directory is None and values["tls_verify"] and values["tls_ca"] is None:
+def _certificate_files(engine: EngineSettings, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return each file that is set, else the one of cert_path, else (as Docker) of ~/.docker."""
+    directory = engine.cert_path
+    if directory is None and engine.tls_verify and engine.tls_ca is None:
         directory = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".docker")
+    explicit = {"tls_ca": engine.tls_ca, "tls_cert": engine.tls_cert, "tls_key": engine.tls_key}
     return {
-        key: str(values[key] or (os.path.join(str(directory), file) if directory else ""))
+        key: explicit[key] or (os.path.join(directory, file) if directory else "")
         for key, file in _PEM.items()
     }
 
 
 def _check_mode(mode: str, split: SplitResult, environ: Mapping[str, str]) -> None:
-    here = split.scheme in ("", "unix")
-    if mode == "docker_socket" and not here:
+    local = split.scheme in ("", "unix")
+    if mode == "docker_socket" and not local:
         raise _contradiction(
             f"engine_mode is docker_socket, but the engine's address is {split.scheme}://",
-            "leave host out or name a unix:// socket; for an engine elsewhere, engine_mode: remote",
+            "leave host out or set it to a unix:// socket; elsewhere use engine_mode: remote",
         )
-    if mode == "remote" and here:
+    if mode == "remote" and local:
         raise _contradiction(
             "engine_mode is remote, but "
-            + ("the engine's address is a socket of this machine" if split.scheme else "no host"),
+            + ("host is a socket of this machine" if split.scheme else "host is not set"),
             "set host to tcp://host:2376 (with TLS) or ssh://user@host",
         )
-    if mode == "sidecar" and here and not in_a_container(environ):
+    if mode == "sidecar" and local and not in_a_container(environ):
         raise _contradiction(
-            "engine_mode is sidecar, but the socket is this machine's: a sidecar stands beside "
-            "a daemon in a container",
+            "engine_mode is sidecar, but this process is not in a container and host is a socket "
+            "of this machine",
             "set host to the sidecar's address (tcp://localhost:2375), or engine_mode to auto",
         )
     if mode == "sidecar" and split.scheme == "ssh":
@@ -177,25 +251,25 @@ def _check_mode(mode: str, split: SplitResult, environ: Mapping[str, str]) -> No
         )
 
 
-def _check_tls(values: Mapping[str, Value], split: SplitResult, files: Mapping[str, str]) -> None:
+def _check_tls(engine: EngineSettings, split: SplitResult, files: Mapping[str, str]) -> None:
     secured = any(files.values())
     if secured and not all(files.values()):
         raise _contradiction(
-            "tls_ca, tls_cert and tls_key go together, and not all are named",
-            "name all three files, or a directory that has them (cert_path)",
+            "tls_ca, tls_cert and tls_key require each other, and not all are set",
+            "set all three, or cert_path to a directory that has the files",
         )
-    if secured and values["insecure"] and split.scheme == "tcp":
+    if secured and engine.insecure and split.scheme == "tcp":
         raise _contradiction(
-            "insecure is set, and so are certificates",
-            "leave insecure out: with certificates the engine is spoken to over TLS",
+            "insecure and certificates exclude each other",
+            "leave insecure out: with certificates the connection uses TLS",
         )
-    private = values["engine_mode"] == "sidecar" or is_loopback(split.hostname or "")
-    if split.scheme == "tcp" and not (secured or private or values["insecure"]):
+    private = engine.engine_mode == "sidecar" or is_loopback(split.hostname or "")
+    if split.scheme == "tcp" and not (secured or private or engine.insecure):
         raise _contradiction(
-            f"{split.hostname} is another machine, and whoever reads or changes what goes there "
-            "over plain tcp has its engine",
-            "give it TLS (cert_path with ca.pem, cert.pem and key.pem), use ssh://user@host, or "
-            "set insecure: true on a network that is yours alone",
+            f"plain tcp to {split.hostname} is not allowed: any machine in between could take "
+            "over the engine",
+            "use TLS (cert_path with ca.pem, cert.pem and key.pem), ssh://user@host, or "
+            "insecure: true on a private network",
         )
 
 

@@ -1,121 +1,171 @@
-"""The settings that `serve` alone needs: where it listens, its key, its certificates.
+"""Settings of the HTTP server: where it listens, its key, its certificates.
 
-Built from values that `settings` has resolved; refuses with InvalidConfiguration what cannot
-be served safely. Opens no socket.
+Refuses with InvalidConfiguration what cannot be served safely. Opens no socket.
 """
 
 from __future__ import annotations
 
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
 
-from sandkasten.daemon.settings.setting_parsers import secret
+from sandkasten.daemon.settings.setting_fields import masked, setting
+from sandkasten.daemon.settings.setting_parsers import (
+    Address,
+    address,
+    choice,
+    number,
+    path,
+    seconds,
+    secret,
+    string_list,
+)
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.model.addresses import is_loopback
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sandkasten.daemon.settings.setting_parsers import Value
 
 
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
-    host: str = "127.0.0.1"
-    port: int = 8080
-    api_key: str | None = None
-    db_path: Path = Path("sandkasten.db")
-    socket: Path = Path("daemon.sock")
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    allowed_hosts: tuple[str, ...] = ()
-    allowed_origins: tuple[str, ...] = ()
-    max_json_bytes: int = 16 << 20
-    body_timeout_s: float = 8.0
-    upload_timeout_s: float = 60.0
-    keep_alive_s: float = 75.0
-    metrics_open: bool = False
-    log_level: str = "info"
-    drain_s: float = 20.0
+    listen: Address = setting(
+        "listen",
+        address,
+        Address("127.0.0.1", 8080),
+        "Where the daemon listens; any address but loopback requires a key.",
+        show=str,
+    )
+    api_key: str | None = setting(
+        "api_key",
+        secret,
+        None,
+        "The operator's key. Better in a file or a variable than here.",
+        show=masked,
+    )
+    api_key_file: Path | None = setting(
+        "api_key_file",
+        path,
+        None,
+        "A file that holds the operator's key, readable only by the daemon's user.",
+    )
+    db_file: Path | None = setting(
+        "db_path", path, None, "The daemon's journal; default: sandkasten.db in data_dir."
+    )
+    socket_file: Path | None = setting(
+        "socket", path, None, "The operator's Unix socket; default: daemon.sock in data_dir."
+    )
+    tls_cert: Path | None = setting(
+        "tls.cert", path, None, "A certificate chain in PEM; the daemon then serves HTTPS."
+    )
+    tls_key: Path | None = setting("tls.key", path, None, "The certificate's key, in PEM.")
+    allowed_hosts: tuple[str, ...] = setting(
+        "http.allowed_hosts",
+        string_list,
+        (),
+        "Host names of the daemon besides its address; '*': any.",
+    )
+    allowed_origins: tuple[str, ...] = setting(
+        "http.allowed_origins", string_list, (), "Origins of web pages that may use the daemon."
+    )
+    max_json_mb: float = setting("http.max_json_mb", number, 16, "Largest JSON body.")
+    body_timeout_s: float = setting(
+        "http.body_timeout_seconds", seconds, 8.0, "How long a client may pause within a JSON body."
+    )
+    upload_timeout_s: float = setting(
+        "http.upload_timeout_seconds",
+        seconds,
+        60.0,
+        "How long a client may pause within a streamed upload.",
+    )
+    keep_alive_s: float = setting(
+        "http.keep_alive_seconds", seconds, 75.0, "How long an idle connection is kept."
+    )
+    metrics: Literal["key", "open"] = setting(
+        "telemetry.metrics",
+        choice("key", "open"),
+        "key",
+        "Whether /metrics requires a key with scope metrics (key) or none (open).",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = setting(
+        "telemetry.log_level",
+        choice("debug", "info", "warning", "error"),
+        "info",
+        "debug, info, warning or error.",
+    )
+    drain_s: float = setting(
+        "drain_seconds", seconds, 20.0, "How long a daemon that stops waits for running requests."
+    )
+    data_dir: Path = Path()
+
+    @property
+    def host(self) -> str:
+        return self.listen.host
+
+    @property
+    def port(self) -> int:
+        return self.listen.port
+
+    @property
+    def db_path(self) -> Path:
+        return self.db_file or self.data_dir / "sandkasten.db"
+
+    @property
+    def socket(self) -> Path:
+        return self.socket_file or self.data_dir / "daemon.sock"
+
+    @property
+    def max_json_bytes(self) -> int:
+        return int(self.max_json_mb * (1 << 20))
+
+    @property
+    def metrics_open(self) -> bool:
+        return self.metrics == "open"
 
     @property
     def loopback(self) -> bool:
         """Whether only this machine can reach the address."""
         return is_loopback(self.host)
 
+    def completed(self, data_dir: Path) -> HttpSettings:
+        """Return the settings with the key of `api_key_file` and the files of `data_dir`."""
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise InvalidConfiguration(
+                "tls.cert and tls.key require each other, and one is missing",
+                hint="name both files, or neither",
+                setting="tls.cert",
+            )
+        key = self.api_key
+        if key is None and self.api_key_file is not None:
+            key = _read_key(self.api_key_file)
+        return replace(self, api_key=key, data_dir=data_dir)
+
 
 def require_key(rules: HttpSettings) -> None:
-    """For a server that knows no key but the configured one."""
-    if rules.loopback or rules.api_key is not None:
-        return
-    raise InvalidConfiguration(
-        f"{rules.host}:{rules.port} can be reached from other machines, and there is no key",
-        hint="set api_key (SANDKASTEN_API_KEY), or listen on 127.0.0.1",
+    """Refuse to listen beyond loopback without a key, for a server without a key store."""
+    if not rules.loopback and rules.api_key is None:
+        raise key_required(rules, "set api_key (SANDKASTEN_API_KEY), or listen on 127.0.0.1")
+
+
+def key_required(rules: HttpSettings, hint: str) -> InvalidConfiguration:
+    return InvalidConfiguration(
+        f"listening on {rules.listen} requires a key: other machines can reach it",
+        hint=hint,
         setting="listen",
     )
 
 
-def http_settings(values: Mapping[str, Value], data_dir: Path) -> HttpSettings:
-    host, _, port = str(values["listen"]).rpartition(":")
-    cert, key = _path(values["tls.cert"]), _path(values["tls.key"])
-    if (cert is None) != (key is None):
-        raise InvalidConfiguration(
-            "tls.cert and tls.key go together, and one is missing",
-            hint="name both files, or neither",
-            setting="tls.cert",
-        )
-    return HttpSettings(
-        host=host.strip("[]"),
-        port=int(port),
-        api_key=_key(values),
-        db_path=_path(values["db_path"]) or data_dir / "sandkasten.db",
-        socket=_path(values["socket"]) or data_dir / "daemon.sock",
-        tls_cert=cert,
-        tls_key=key,
-        allowed_hosts=_texts(values["http.allowed_hosts"]),
-        allowed_origins=_texts(values["http.allowed_origins"]),
-        max_json_bytes=int(_number(values["http.max_json_mb"]) * (1 << 20)),
-        body_timeout_s=_number(values["http.body_timeout_seconds"]),
-        upload_timeout_s=_number(values["http.upload_timeout_seconds"]),
-        keep_alive_s=_number(values["http.keep_alive_seconds"]),
-        metrics_open=values["telemetry.metrics"] == "open",
-        log_level=str(values["telemetry.log_level"]),
-        drain_s=_number(values["drain_seconds"]),
-    )
-
-
-def _key(values: Mapping[str, Value]) -> str | None:
-    said, file = values["api_key"], values["api_key_file"]
-    if said is not None or file is None:
-        return None if said is None else str(said)
-    path = Path(str(file))
+def _read_key(file: Path) -> str:
     try:
-        if path.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH):
+        if file.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH):
             raise InvalidConfiguration(
-                f"{path} can be read by everybody on this machine",
-                hint=f"chmod 600 {path}",
+                f"{file} is accessible to every user of this machine",
+                hint=f"chmod 600 {file}",
                 setting="api_key_file",
             )
-        return secret("api_key_file", path.read_text("ascii").strip())
+        return secret("api_key_file", file.read_text("ascii").strip())
     except (OSError, UnicodeDecodeError) as exc:
         reason = getattr(exc, "strerror", None) or type(exc).__name__
         raise InvalidConfiguration(
-            f"the key in {path} cannot be read: {reason}",
+            f"the key in {file} cannot be read: {reason}",
             hint="write the key into it, one line",
             setting="api_key_file",
         ) from exc
-
-
-def _path(value: Value) -> Path | None:
-    return None if value is None else Path(str(value))
-
-
-def _texts(value: Value) -> tuple[str, ...]:
-    return tuple(value) if isinstance(value, list) else ()
-
-
-def _number(value: Value) -> float:
-    assert isinstance(value, int | float)
-    return float(value)

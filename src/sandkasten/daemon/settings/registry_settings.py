@@ -1,7 +1,7 @@
-"""The setting `images.registries`: how each registry is reached, read and checked.
+"""The setting `images.registries`: credentials and transport of each registry.
 
-From the file a mapping of hosts, from the environment the same as JSON. What is shown of it is
-which keys were set, never a value: some of them are secrets. Raises InvalidConfiguration.
+In the file it is a mapping of hosts, in the environment the same as JSON. `config show` prints
+which keys are set and never a value: some of them are secrets.
 """
 
 from __future__ import annotations
@@ -18,36 +18,34 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _HOST: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?(?::[0-9]{1,5})?\Z")
-_TEXTS: Final = ("username", "password", "password_file", "token", "ca_file")
-_KEYS: Final = (*_TEXTS, "insecure")
+_STRINGS: Final = ("username", "password", "password_file", "token", "ca_file")
+_KEYS: Final = (*_STRINGS, "insecure")
 
 
-class Registries(list[str]):
-    """What may be shown, as a list; what is meant, in `access`."""
-
-    def __init__(self, access: Mapping[str, Access], said: Mapping[str, list[str]]) -> None:
-        super().__init__(f"{host} ({', '.join(keys)})" for host, keys in said.items())
-        self.access = dict(access)
-
-
-def parse_registries(name: str, value: object) -> Registries:
+def parse_registries(name: str, value: object) -> dict[str, Access]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as exc:
-            raise _bad(name, "is not JSON") from exc
+            raise _invalid(name, "must be valid JSON") from exc
     if not isinstance(value, dict):
-        raise _bad(name, "is not a mapping of hosts")
+        raise _invalid(name, "must be a mapping of hosts")
     access: dict[str, Access] = {}
-    said: dict[str, list[str]] = {}
     for host, entry in value.items():
         if not isinstance(host, str) or not _HOST.match(host):
-            raise _bad(name, f"has {shown(str(host))}, which is no host")
+            raise _invalid(name, f"has {shown(str(host))}, which is not a valid host")
         if not isinstance(entry, dict):
-            raise _bad(name, f"has no mapping under {host}")
+            raise _invalid(name, f"must have a mapping under {host}")
         access[host] = _access(name, host, entry)
-        said[host] = sorted(str(key) for key in entry)
-    return Registries(access, said)
+    return access
+
+
+def show_registries(registries: Mapping[str, Access]) -> list[str]:
+    shown: list[str] = []
+    for host, access in registries.items():
+        keys = [key for key in sorted(_KEYS) if getattr(access, key)]
+        shown.append(f"{host} ({', '.join(keys)})")
+    return shown
 
 
 def _access(name: str, host: str, entry: Mapping[object, object]) -> Access:
@@ -58,24 +56,24 @@ def _access(name: str, host: str, entry: Mapping[object, object]) -> Access:
                 hint=did_you_mean(str(key), _KEYS),
                 setting=name,
             )
-    texts: dict[str, str] = {}
-    for key in _TEXTS:
-        given = entry.get(key, "")
-        if not isinstance(given, str) or not given.isprintable():
-            raise _bad(name, f"has no text in {host}.{key}")
-        texts[key] = given
+    strings: dict[str, str] = {}
+    for key in _STRINGS:
+        written = entry.get(key, "")
+        if not isinstance(written, str) or not written.isprintable():
+            raise _invalid(name, f"must have a printable string in {host}.{key}")
+        strings[key] = written
     insecure = entry.get("insecure", False)
     if not isinstance(insecure, bool):
-        raise _bad(name, f"has neither true nor false in {host}.insecure")
-    ways = [key for key in ("password", "password_file", "token") if texts[key]]
+        raise _invalid(name, f"must have true or false in {host}.insecure")
+    ways = [key for key in ("password", "password_file", "token") if strings[key]]
     if len(ways) > 1:
-        raise _bad(name, f"has both {' and '.join(ways)} for {host}")
-    if bool(texts["username"]) != (ways in (["password"], ["password_file"])):
-        raise _bad(name, f"has only one of username and password for {host}")
-    return Access(**texts, insecure=insecure)
+        raise _invalid(name, f"has {' and '.join(ways)} for {host}, which exclude each other")
+    if bool(strings["username"]) != (ways in (["password"], ["password_file"])):
+        raise _invalid(name, f"requires both username and password for {host}, or neither")
+    return Access(**strings, insecure=insecure)
 
 
-def _bad(name: str, what: str) -> InvalidConfiguration:
+def _invalid(name: str, what: str) -> InvalidConfiguration:
     return InvalidConfiguration(
         f"{name} {what}",
         hint="write host: {username, password_file | password | token, ca_file, insecure}",

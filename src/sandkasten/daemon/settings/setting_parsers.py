@@ -1,113 +1,156 @@
-"""What a setting may be, one function for each kind of value.
+"""Parsers of setting values, one function for each kind of value.
 
-Given the setting's name and what was said, each returns the value or raises InvalidConfiguration
-that names both. Knows no setting.
+Each takes the name of the setting (or of the variable that sets it) and the value as it was
+written. It returns the typed value or raises InvalidConfiguration, which names both.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+from urllib.parse import urlsplit
 
-from sandkasten.errors import InvalidConfiguration
+from sandkasten.errors import InvalidConfiguration, InvalidImage, InvalidRequest
+from sandkasten.images.image_names import all_aliases, checked_name
+from sandkasten.model.files.sandbox_paths import sandbox_path
+from sandkasten.model.sandbox.host_mounts import mount_text, parse_mounts
 from sandkasten.model.spelling import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-Value = str | int | float | bool | list[str] | None
+_BOOLEANS: Final = {
+    "true": True, "1": True, "yes": True,
+    "false": False, "0": False, "no": False,
+}  # fmt: skip
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_DURATION_PART: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)(ms|s|m|h|d)")
+
+C = TypeVar("C", bound=str)
 
 
-def text(name: str, value: object) -> str:
+def invalid(name: str, expected: str, value: object) -> InvalidConfiguration:
+    return InvalidConfiguration(
+        f"{name} must be {expected}, got {str(value)[:40]!r}",
+        hint="correct the value",
+        setting=name,
+    )
+
+
+# ---- plain values
+
+
+def string(name: str, value: object) -> str:
     if not isinstance(value, str) or not value or "\0" in value or len(value) > 4096:
-        raise bad(name, "a text", value)
+        raise invalid(name, "a non-empty string", value)
     return value
 
 
-def flag(name: str, value: object) -> bool:
+def boolean(name: str, value: object) -> bool:
     if isinstance(value, bool):
         return value
-    known = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-    if isinstance(value, str) and value.strip().lower() in known:
-        return known[value.strip().lower()]
-    raise bad(name, "true or false", value)
+    if isinstance(value, str) and value.strip().lower() in _BOOLEANS:
+        return _BOOLEANS[value.strip().lower()]
+    raise invalid(name, "true or false", value)
 
 
-def figure(name: str, value: object) -> float | int:
+def number(name: str, value: object) -> float | int:
     if isinstance(value, str):
         try:
-            figure = float(value)
+            parsed = float(value)
         except ValueError as exc:
-            raise bad(name, "a number", value) from exc
-        value = int(figure) if figure.is_integer() else figure
+            raise invalid(name, "a number", value) from exc
+        value = int(parsed) if parsed.is_integer() else parsed
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise bad(name, "a number", value)
+        raise invalid(name, "a number", value)
     return value
 
 
-def count(name: str, value: object) -> int:
-    asked = figure(name, value)
-    if not 1 <= asked <= 1 << 60 or asked != int(asked):
-        raise bad(name, "a whole number from 1", value)
-    return int(asked)
+def positive_integer(name: str, value: object) -> int:
+    parsed = number(name, value)
+    if not 1 <= parsed <= 1 << 60 or parsed != int(parsed):
+        raise invalid(name, "an integer of at least 1", value)
+    return int(parsed)
 
 
-def none_or_one(name: str, value: object) -> int:
-    asked = figure(name, value)
-    if asked not in (0, 1):
-        raise bad(name, "0 or 1", value)
-    return int(asked)
+def zero_or_one(name: str, value: object) -> int:
+    parsed = number(name, value)
+    if parsed not in (0, 1):
+        raise invalid(name, "0 or 1", value)
+    return int(parsed)
 
 
-def names(name: str, value: object) -> list[str]:
-    """A list, or texts with commas between them as an environment variable holds them."""
+def string_list(name: str, value: object) -> tuple[str, ...]:
+    """Accept a list, or a string with commas as an environment variable holds it."""
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
-    if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
-        raise bad(name, "a list of texts", value)
-    return list(value)
+    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+        raise invalid(name, "a list of strings", value)
+    return tuple(value)
 
 
-def choice(*known: str) -> Callable[[str, object], Value]:
-    def parse(name: str, value: object) -> Value:
-        if value not in known:
-            raise InvalidConfiguration(
-                f"{name} cannot be {str(value)[:40]!r}",
-                hint=did_you_mean(str(value), known),
-                setting=name,
-            )
-        return str(value)
+def choice(*choices: C) -> Callable[[str, object], C]:
+    def parse(name: str, value: object) -> C:
+        for known in choices:
+            if value == known:
+                return known
+        raise InvalidConfiguration(
+            f"{name} must be one of {', '.join(choices)}, got {str(value)[:40]!r}",
+            hint=did_you_mean(str(value), choices),
+            setting=name,
+        )
 
     return parse
 
 
 def only_true(name: str, value: object) -> bool:
-    if not flag(name, value):
+    if not boolean(name, value):
         raise InvalidConfiguration(
-            f"{name} cannot be false: the root of a hardened sandbox is read-only",
-            hint="leave it out; write to the workspace, /tmp or the home",
+            f"{name} cannot be false: the root file system of a hardened sandbox is read-only",
+            hint="leave it out; write to the workspace, /tmp or the home directory",
             setting=name,
         )
     return True
 
 
-def bad(name: str, wanted: str, value: object) -> InvalidConfiguration:
+def seconds(name: str, value: object) -> float:
+    """Accept a number of seconds, or units: `90`, `30m`, `1h30m`, `250ms`."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _positive_seconds(name, float(value))
+    if not isinstance(value, str) or len(value) > 64:
+        raise _not_a_duration(name, value)
+    written = value.strip().lower()
+    try:
+        return _positive_seconds(name, float(written))
+    except ValueError:
+        pass
+    parts = _DURATION_PART.findall(written)
+    if not parts or "".join(amount + unit for amount, unit in parts) != written:
+        raise _not_a_duration(name, value)
+    return _positive_seconds(name, sum(float(amount) * _UNITS[unit] for amount, unit in parts))
+
+
+def _positive_seconds(name: str, duration_s: float) -> float:
+    if not math.isfinite(duration_s) or duration_s <= 0:
+        raise _not_a_duration(name, duration_s)
+    return duration_s
+
+
+def _not_a_duration(name: str, value: object) -> InvalidConfiguration:
     return InvalidConfiguration(
-        f"{name} must be {wanted}, not {str(value)[:40]!r}", hint="correct the value", setting=name
+        f"{name} must be a positive duration, got {str(value)[:40]!r}",
+        hint="write seconds or 90s, 30m, 4h, 1h30m",
+        setting=name,
     )
 
 
-def address(name: str, value: object) -> str:
-    """`host:port`; an IPv6 address in brackets."""
-    host, _, port = text(name, value).rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise bad(name, "host:port", value)
-    if ":" in host and not (host.startswith("[") and host.endswith("]")):
-        raise bad(name, "host:port with an IPv6 address in brackets", value)
-    return f"{host}:{port}"
+# ---- secrets: no message repeats the value
 
 
 def secret(name: str, value: object) -> str:
-    """A text that is never printed; the message does not repeat it either."""
     if not isinstance(value, str) or not 8 <= len(value) <= 512 or not value.isascii():
         raise InvalidConfiguration(
             f"{name} must be 8 to 512 ASCII characters",
@@ -116,6 +159,162 @@ def secret(name: str, value: object) -> str:
         )
     if not value.isprintable() or " " in value:
         raise InvalidConfiguration(
-            f"{name} holds spaces or control characters", hint="choose another", setting=name
+            f"{name} must not contain spaces or control characters",
+            hint="make one: openssl rand -hex 24",
+            setting=name,
         )
     return value
+
+
+def model_key(name: str, value: object) -> str:
+    """Accept also short strings: local models take any key."""
+    if (
+        not isinstance(value, str)
+        or not 1 <= len(value) <= 4096
+        or not value.isascii()
+        or not value.isprintable()
+        or " " in value
+    ):
+        raise InvalidConfiguration(
+            f"{name} must be printable ASCII characters without spaces",
+            hint="use the key as the provider shows it",
+            setting=name,
+        )
+    return value
+
+
+# ---- addresses
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A host and a TCP port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def address(name: str, value: object) -> Address:
+    """Accept `host:port`; an IPv6 address must be in brackets."""
+    host, _, port = string(name, value).rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise invalid(name, "host:port", value)
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise invalid(name, "host:port with an IPv6 address in brackets", value)
+    return Address(host.strip("[]"), int(port))
+
+
+def package_url(name: str, value: object) -> str:
+    """Accept http and https. The URL may hold credentials, so no message repeats it."""
+    url = string(name, value)
+    try:
+        split = urlsplit(url)
+        sound = split.scheme in ("http", "https") and split.hostname and split.port != 0
+    except ValueError:
+        sound = False
+    if not sound or not url.isprintable() or " " in url:
+        raise InvalidConfiguration(
+            f"{name} must be the http(s) URL of a package index",
+            hint="write https://host/path",
+            setting=name,
+        )
+    return url
+
+
+def model_url(name: str, value: object) -> str:
+    url = string(name, value)
+    try:
+        split = urlsplit(url)
+        usable = split.scheme in ("http", "https") and bool(split.hostname) and split.port != 0
+    except ValueError as exc:
+        raise invalid(name, "a URL", value) from exc
+    if not usable or not url.isprintable() or " " in url:
+        raise invalid(name, "http(s)://host[:port]/path, such as http://127.0.0.1:11434/v1", value)
+    if split.username or split.password or split.query or split.fragment:
+        # URLs are printed in messages and by `config show`.
+        raise InvalidConfiguration(
+            f"{name} must not contain a user name, a password, a query or a fragment",
+            hint="put the key into models.api_key",
+            setting=name,
+        )
+    return url.rstrip("/")
+
+
+# ---- images, paths and mounts
+
+
+def image(name: str, value: object) -> str:
+    try:
+        return checked_name(value)
+    except InvalidImage as exc:
+        raise InvalidConfiguration(f"{name}: {exc.message}", hint=exc.hint, setting=name) from exc
+
+
+def image_list(name: str, value: object) -> tuple[str, ...]:
+    return tuple(image(name, item) for item in string_list(name, value))
+
+
+def alias_map(name: str, value: object) -> dict[str, str]:
+    """Accept a mapping, or strings `alias=image`. Cycles are refused."""
+    if isinstance(value, dict):
+        value = [f"{alias}={target}" for alias, target in value.items()]
+    pairs = dict(_split_alias(item) for item in string_list(name, value))
+    try:
+        all_aliases(pairs)
+    except InvalidImage as exc:
+        raise InvalidConfiguration(f"{name}: {exc.message}", hint=exc.hint, setting=name) from exc
+    return pairs
+
+
+def _split_alias(written: str) -> tuple[str, str]:
+    alias, _, target = written.partition("=")
+    return alias, target
+
+
+def show_aliases(aliases: Mapping[str, str]) -> list[str]:
+    return [f"{alias}={target}" for alias, target in aliases.items()]
+
+
+def path(name: str, value: object) -> Path:
+    return Path(string(name, value))
+
+
+def path_list(name: str, value: object) -> tuple[Path, ...]:
+    return tuple(Path(item) for item in string_list(name, value))
+
+
+def wheel_directory(name: str, value: object) -> str:
+    directory = string(name, value)
+    # pip splits its list of directories at spaces.
+    if not directory.startswith("/") or any(letter.isspace() for letter in directory):
+        raise InvalidConfiguration(
+            f"{name} must be the absolute path of a directory, without spaces",
+            hint="write /srv/wheels",
+            setting=name,
+        )
+    return directory
+
+
+def sandbox_paths(name: str, value: object) -> tuple[str, ...]:
+    paths = string_list(name, value)
+    for item in paths:
+        try:
+            if not item.startswith("/") or sandbox_path(item) != item:
+                raise invalid(name, "a list of absolute paths", item)
+        except InvalidRequest as exc:
+            raise invalid(name, "a list of absolute paths", item) from exc
+    return paths
+
+
+def mount_list(name: str, value: object) -> tuple[str, ...]:
+    """Return each mount as one string, which `config show` prints and a variable can hold."""
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    try:
+        # The data directory is not known yet; `resolver` checks the mounts against it.
+        return tuple(mount_text(rule) for rule in parse_mounts(value, "/nonexistent"))
+    except InvalidRequest as exc:
+        raise InvalidConfiguration(f"{name}: {exc.message}", hint=exc.hint, setting=name) from exc

@@ -1,7 +1,7 @@
-"""The settings file: found, read and flattened to dotted names, with everything odd refused.
+"""The settings file: found, read and flattened to dotted names.
 
-YAML without anchors, tags or repeated keys: none of them has a use here, and each is a way
-to make a small file mean something large or something else.
+YAML aliases, tags and duplicate keys are refused: none of them has a use here, and each can make a
+small file mean something large or unexpected.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sandkasten.errors import InvalidConfiguration
 from sandkasten.model.spelling import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
 NAME = "sandkasten.yaml"
 SYSTEM = Path("/etc/sandkasten") / NAME
@@ -25,12 +25,14 @@ _MAX_DEPTH = 5
 
 
 def find_file(named: str | None, cwd: Path | None) -> Path | None:
-    """The file named, which must exist; else the one here, else the machine's, else none."""
+    """Return the named file, which must exist; else the one in `cwd`, else the system's."""
     if named:
         path = Path(named)
         if not path.is_file():
             raise InvalidConfiguration(
-                f"there is no settings file {named[:200]}", hint="check the path", setting="config"
+                f"settings file {named[:200]} does not exist",
+                hint="check --config or SANDKASTEN_CONFIG",
+                setting="config",
             )
         return path
     here = (cwd or Path.cwd()) / NAME
@@ -41,23 +43,23 @@ def find_file(named: str | None, cwd: Path | None) -> Path | None:
 
 
 def _check_ours(path: Path) -> None:
-    """A file that happens to lie here is the operator's word only if nobody else wrote it."""
+    """Refuse a file of the working directory that another user could have written."""
     found = path.stat()
     if found.st_uid not in (0, os.geteuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise InvalidConfiguration(
-            f"{path} can be written by somebody else",
-            hint="chown it and chmod go-w, or name the file that is meant with SANDKASTEN_CONFIG",
+            f"{path} can be written by other users",
+            hint="chown it and chmod go-w, or name another file with SANDKASTEN_CONFIG",
             setting="config",
         )
 
 
-def read_file(path: Path, known: Mapping[str, object]) -> dict[str, object]:
-    """Dotted names and their values; InvalidConfiguration for a name that is not `known`."""
+def read_file(path: Path, known: Sequence[str]) -> dict[str, object]:
+    """Return values by dotted name; InvalidConfiguration for a name that is not `known`."""
     tree = read_tree(path)
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise _refuse(path, "is not a mapping", "write `name: value` lines")
+        raise _invalid(path, "must be a mapping", "write `name: value` lines")
     sections = {name[:end] for name in known for end, letter in enumerate(name) if letter == "."}
     flat = _flat(path, tree, sections, "")
     for name in flat:
@@ -67,7 +69,7 @@ def read_file(path: Path, known: Mapping[str, object]) -> dict[str, object]:
                 hint=did_you_mean(name, known),
                 setting=name[:80],
             )
-    # `key:` with nothing behind it says that the default is wanted.
+    # `key:` without a value means the default.
     return {name: value for name, value in flat.items() if value is not None}
 
 
@@ -82,22 +84,22 @@ def _flat(
         elif isinstance(value, dict):
             flat |= _flat(path, value, sections, f"{name}.")
         else:
-            raise _refuse(path, f"has no mapping under {name}", f"indent its keys under {key}:")
+            raise _invalid(path, f"needs a mapping under {name}", f"indent its keys under {key}:")
     return flat
 
 
 def read_tree(path: Path) -> object:
-    """A small YAML file as plain values; InvalidConfiguration for one that is none."""
+    """Read a small YAML file as plain values."""
     try:
-        # Not waited for: a FIFO that nobody writes to would hold us for ever.
+        # Non-blocking: opening a FIFO without a writer would block for ever.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise _refuse(path, "is no regular file", "name a file")
+                raise _invalid(path, "is not a regular file", "name a file")
             data = file.read(MAX_BYTES + 1)
     except OSError as exc:
-        raise _refuse(path, f"cannot be read: {exc.strerror}", "check its owner and mode") from exc
+        raise _invalid(path, f"cannot be read: {exc.strerror}", "check its owner and mode") from exc
     if len(data) > MAX_BYTES:
-        raise _refuse(path, f"is larger than {MAX_BYTES} bytes", "write less")
+        raise _invalid(path, f"is larger than {MAX_BYTES} bytes", "remove what is not a setting")
     return _parse(path, data)
 
 
@@ -107,17 +109,17 @@ def _parse(path: Path, data: bytes) -> object:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Refuses what `_refuse` names; built per file so that messages can name it."""
+        """Built per file, so that messages can name it."""
 
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.AliasEvent):
-                raise _refuse(path, "uses a YAML alias", "write the value out")
+                raise _invalid(path, "uses a YAML alias", "write the value out")
             event = self.peek_event()  # type: ignore[no-untyped-call]
             if getattr(event, "tag", None):
-                raise _refuse(path, "uses a YAML tag", "write a plain value")
+                raise _invalid(path, "uses a YAML tag", "write a plain value")
             depth = getattr(self, "_depth", 0) + 1
             if depth > _MAX_DEPTH:
-                raise _refuse(path, "is nested too deep", "no key lies that deep")
+                raise _invalid(path, "is nested too deep", "no setting has that many levels")
             self._depth = depth
             try:
                 return super().compose_node(parent, index)
@@ -128,7 +130,7 @@ def _parse(path: Path, data: bytes) -> object:
             keys = [key.value for key, _ in node.value]
             for key in keys:
                 if keys.count(key) > 1:
-                    raise _refuse(path, f"says {str(key)[:80]} twice", "keep one of them")
+                    raise _invalid(path, f"has the key {str(key)[:80]} twice", "keep one of them")
             return super().construct_mapping(node, deep=deep)
 
     try:
@@ -136,10 +138,10 @@ def _parse(path: Path, data: bytes) -> object:
     except yaml.YAMLError as exc:
         mark = getattr(exc, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark is not None else ""
-        raise _refuse(path, f"is not valid YAML{where}", "check its indentation") from exc
+        raise _invalid(path, f"is not valid YAML{where}", "check its indentation") from exc
     except (ValueError, RecursionError) as exc:
-        raise _refuse(path, "is not valid YAML", "check its values") from exc
+        raise _invalid(path, "is not valid YAML", "check its values") from exc
 
 
-def _refuse(path: Path, what: str, hint: str) -> InvalidConfiguration:
+def _invalid(path: Path, what: str, hint: str) -> InvalidConfiguration:
     return InvalidConfiguration(f"{path} {what}", hint=hint)

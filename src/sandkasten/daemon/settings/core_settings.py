@@ -1,0 +1,293 @@
+"""Settings of the daemon itself: sessions, policy, images, packages and records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from sandkasten.daemon.settings.registry_settings import parse_registries, show_registries
+from sandkasten.daemon.settings.setting_fields import setting
+from sandkasten.daemon.settings.setting_parsers import (
+    alias_map,
+    boolean,
+    choice,
+    image,
+    image_list,
+    mount_list,
+    package_url,
+    path,
+    positive_integer,
+    sandbox_paths,
+    seconds,
+    show_aliases,
+    string_list,
+    wheel_directory,
+    zero_or_one,
+)
+from sandkasten.errors import InvalidConfiguration
+from sandkasten.images.packages.package_rules import PackageRules
+from sandkasten.images.packages.package_rules import address as without_credentials
+from sandkasten.model.files.file_keys import FileRules
+from sandkasten.model.journal_rows import Retention
+from sandkasten.model.sandbox.isolation_levels import ISOLATIONS, MINIMA
+from sandkasten.model.sandbox.policy import DEFAULT_BLOCKED_PATHS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from sandkasten.images.registry.registry_credentials import Access
+
+BACKENDS: tuple[str, ...] = ("local", "oci", "gvisor", "docker", "memory")
+# Longer than a large wheel takes on a slow line.
+_MAX_INSTALL_S = 86_400.0
+
+
+def backend_name(name: str, value: object) -> str:
+    return choice(*BACKENDS)(name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class GeneralSettings:
+    data_dir: Path | None = setting(
+        "data_dir",
+        path,
+        None,
+        "Where sandboxes, images, workspaces and the daemon's own records are stored.",
+        aliases=("STATION_SANDBOX_DIR",),
+    )
+    backend: str = setting(
+        "backend",
+        backend_name,
+        "local",
+        "The backend of a request that names none: local, oci, gvisor, docker or memory.",
+    )
+    default_image: str = setting(
+        "default_image", image, "host", "The image of a request that names none."
+    )
+    allowed_images: tuple[str, ...] | None = setting(
+        "allowed_images",
+        image_list,
+        None,
+        "The only images that may be used; default: any.",
+        aliases=("STATION_SANDBOX_ALLOWED_IMAGES",),
+    )
+    ttl_s: float = setting(
+        "session_ttl_seconds",
+        seconds,
+        1800.0,
+        "How long a session lives without activity unless its request says otherwise.",
+    )
+    idle_timeout_s: float = setting(
+        "session_idle_timeout_seconds",
+        seconds,
+        1800.0,
+        "Like session_ttl_seconds; the smaller of the two counts.",
+        aliases=("SANDBOX_SESSION_IDLE_TIMEOUT",),
+    )
+    lifetime_s: float = setting(
+        "session_max_lifetime_seconds",
+        seconds,
+        14_400.0,
+        "When a session ends regardless of activity.",
+        aliases=("SANDBOX_SESSION_MAX_LIFETIME",),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySettings:
+    blocked_paths: tuple[str, ...] = setting(
+        "policy.blocked_paths",
+        sandbox_paths,
+        DEFAULT_BLOCKED_PATHS,
+        "Paths that file tools neither read nor write.",
+    )
+    env_allow: tuple[str, ...] = setting(
+        "policy.env_allow",
+        string_list,
+        (),
+        "Environment variables of the daemon that every sandbox gets.",
+    )
+    mounts: tuple[str, ...] = setting(
+        "policy.mounts",
+        mount_list,
+        (),
+        "Directories of the host that requests may mount, read-only.",
+    )
+    allow_network: bool = setting(
+        "policy.allow_network",
+        boolean,
+        False,
+        "Whether agents may ask for a network, which no backend has yet.",
+    )
+    isolation: str | None = setting(
+        "policy.isolation",
+        choice(*ISOLATIONS),
+        None,
+        "The isolation of a request that names none: standard, gvisor or strongest.",
+    )
+    isolation_minimum: str | None = setting(
+        "policy.isolation_minimum",
+        choice(*MINIMA),
+        None,
+        "The weakest isolation that a request may ask for.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSettings:
+    reclaim_after_s: float | None = setting(
+        "idle.reclaim_after_seconds",
+        seconds,
+        None,
+        "When an idle sandbox gives its memory back; default: never.",
+    )
+    strict: bool = setting(
+        "images.strict",
+        boolean,
+        False,
+        "Whether an alias whose image is missing is an error instead of the host image.",
+    )
+    aliases: Mapping[str, str] = setting(
+        "images.aliases",
+        alias_map,
+        {},
+        "Names that stand for images, in addition to the built-in ones.",
+        show=show_aliases,
+    )
+    pull: str = setting(
+        "images.pull",
+        choice("never", "missing", "always"),
+        "never",
+        "Whether a request pulls its image from a registry: never, missing or always.",
+    )
+    pull_timeout_s: float = setting(
+        "images.pull_timeout_seconds", seconds, 3600.0, "How long a pull may take."
+    )
+    registries: Mapping[str, Access] = setting(
+        "images.registries",
+        parse_registries,
+        {},
+        "Registries and their credentials.",
+        show=show_registries,
+    )
+    oneshot_spares: int = setting(
+        "pool.oneshot_spares",
+        zero_or_one,
+        1,
+        "Whether the warm pool keeps a sandbox ready for each kind of one-shot (0 or 1).",
+    )
+    oci_runtime: Literal["runc", "crun"] = setting(
+        "oci.runtime", choice("runc", "crun"), "runc", "The runtime of backend oci: runc or crun."
+    )
+    oci_strict: bool = setting(
+        "oci.strict",
+        boolean,
+        False,
+        "Whether a runc with known escapes is refused instead of reported.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PackageSettings:
+    enabled: bool = setting(
+        "packages.enabled",
+        boolean,
+        PackageRules().enabled,
+        "Whether pip_packages and npm_packages of a request are installed.",
+    )
+    index_url: str | None = setting(
+        "packages.index_url",
+        package_url,
+        None,
+        "The index of Python packages; default: as pip is configured on this machine.",
+        show=without_credentials,
+    )
+    find_links: str | None = setting(
+        "packages.find_links",
+        wheel_directory,
+        None,
+        "A directory of wheels; without index_url the only source, offline.",
+    )
+    npm_registry: str | None = setting(
+        "packages.npm_registry",
+        package_url,
+        None,
+        "The registry of npm packages; default: as npm is configured on this machine.",
+        show=without_credentials,
+    )
+    allow: tuple[str, ...] | None = setting(
+        "packages.allow",
+        string_list,
+        None,
+        "The only packages that requests may name: name, pip:name or npm:name.",
+    )
+    timeout_s: float = setting(
+        "packages.timeout_seconds",
+        seconds,
+        PackageRules().timeout_s,
+        "How long the packages of one request may take to install.",
+    )
+    max_bytes: int = setting(
+        "packages.max_bytes",
+        positive_integer,
+        PackageRules().max_bytes,
+        "Disk space of installed packages; the least recently used are removed first.",
+    )
+
+    def rules(self) -> PackageRules:
+        if not 1 <= self.timeout_s <= _MAX_INSTALL_S:
+            raise InvalidConfiguration(
+                f"packages.timeout_seconds must be 1 to {_MAX_INSTALL_S:g}, got {self.timeout_s:g}",
+                hint="write seconds or 10m",
+                setting="packages.timeout_seconds",
+            )
+        return PackageRules(
+            enabled=self.enabled,
+            index_url=self.index_url,
+            find_links=self.find_links,
+            npm_registry=self.npm_registry,
+            allow=self.allow,
+            timeout_s=self.timeout_s,
+            max_bytes=self.max_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSettings:
+    sessions_s: float = setting(
+        "retention.sessions_seconds",
+        seconds,
+        Retention().sessions_s,
+        "How long ended sessions are kept in the journal.",
+    )
+    execs_s: float = setting(
+        "retention.execs_seconds",
+        seconds,
+        Retention().execs_s,
+        "How long commands of ended sessions are kept in the journal.",
+    )
+    audit_s: float = setting(
+        "retention.audit_seconds",
+        seconds,
+        Retention().audit_s,
+        "How long entries of the audit log are kept.",
+    )
+    file_bytes: int = setting(
+        "files.max_bytes",
+        positive_integer,
+        FileRules().max_bytes,
+        "Largest file of the file store.",
+    )
+    total_file_bytes: int = setting(
+        "files.max_total_bytes",
+        positive_integer,
+        FileRules().max_total_bytes,
+        "How many bytes of stored files one tenant may have.",
+    )
+    file_ttl_s: float | None = setting(
+        "files.ttl_seconds",
+        seconds,
+        None,
+        "When a stored file is deleted; default: only on request.",
+    )

@@ -1,0 +1,141 @@
+"""Settings as fields of dataclasses, each declared once and read from flags, environment and file.
+
+A section is a frozen dataclass. `setting()` gives a field its public name, its parser, its
+default, one sentence of documentation and its environment variables. `SettingSource` fills
+sections and records where every value came from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from dataclasses import Field
+
+T = TypeVar("T")
+D = TypeVar("D")
+Shown = str | int | float | bool | list[str] | None
+"""A value as `config show` prints it."""
+
+_KEY: Final = "setting"
+
+
+class Section(Protocol):
+    """Any dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+S = TypeVar("S", bound=Section)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """One line of `config show --origin`."""
+
+    name: str
+    value: Shown
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    name: str
+    parse: Callable[[str, object], object]
+    """Takes the name to put into messages, and the value as it was written."""
+    default: object
+    doc: str
+    aliases: tuple[str, ...]
+    show: Callable[[Any], Shown]
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Return the environment variables that set it; the first one wins."""
+        name = self.name.removeprefix("backends.").upper().replace(".", "_")
+        return (f"SANDKASTEN_{name}", *self.aliases)
+
+    def shown(self, value: object) -> Shown:
+        return None if value is None else self.show(value)
+
+
+def plain(value: Any) -> Shown:
+    """Return paths as strings and sequences as lists of strings."""
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, tuple | list):
+        return [str(item) for item in value]
+    shown: Shown = value
+    return shown
+
+
+def masked(value: object) -> Shown:
+    return "(set)"
+
+
+def setting(
+    name: str,
+    parse: Callable[[str, object], T],
+    default: D,
+    doc: str,
+    *,
+    aliases: tuple[str, ...] = (),
+    show: Callable[[T], Shown] = plain,
+) -> T | D:
+    """Declare a field of a section. A value with its own `show` may be secret: repr omits it."""
+    about = {_KEY: Setting(name, parse, default, doc, aliases, show)}
+    # A field stands for its value, as in the stubs of dataclasses.
+    declared: T | D = field(default_factory=lambda: default, metadata=about, repr=show is plain)
+    return declared
+
+
+def settings_of(section: type[Section]) -> list[Setting]:
+    return [one.metadata[_KEY] for one in fields(section) if _KEY in one.metadata]
+
+
+class SettingSource:
+    """Reads sections: flags over environment over file over default."""
+
+    def __init__(
+        self,
+        flags: Mapping[str, str],
+        environ: Mapping[str, str],
+        file_values: Mapping[str, object],
+        file_origin: str,
+    ) -> None:
+        self._flags = flags
+        self._environ = environ
+        self._file_values = file_values
+        self._file_origin = file_origin
+        self.origins: dict[str, Origin] = {}
+        """By name, in the order of reading."""
+
+    def read(self, section: type[S]) -> S:
+        """Return the section; InvalidConfiguration names the setting that is malformed."""
+        values: dict[str, object] = {}
+        for one in fields(section):
+            declared: Setting | None = one.metadata.get(_KEY)
+            if declared is not None:
+                value, origin = self._find(declared)
+                values[one.name] = value
+                self.origins[declared.name] = Origin(declared.name, declared.shown(value), origin)
+        return section(**values)
+
+    def show_default(self, name: str, value: Shown) -> None:
+        """Record the value that an unset setting has in effect."""
+        if self.origins[name].value is None:
+            self.origins[name] = replace(self.origins[name], value=value)
+
+    def _find(self, declared: Setting) -> tuple[object, str]:
+        name = declared.name
+        if name in self._flags:
+            return declared.parse(name, self._flags[name]), "flag"
+        for variable in declared.variables:
+            # An empty variable is how a shell script says "not set".
+            if self._environ.get(variable):
+                return declared.parse(variable, self._environ[variable]), f"env {variable}"
+        if name in self._file_values:
+            return declared.parse(name, self._file_values[name]), self._file_origin
+        return declared.default, "default"
