@@ -91,6 +91,13 @@ def test_omitted_fields_have_their_defaults():
     assert sandbox(limits=None, network=None, session=None) == AgentSandbox()
 
 
+def test_a_host_name_is_read_and_checked():
+    assert sandbox(hostname="box").options.hostname == "box"
+    with pytest.raises(InvalidAgent) as refused:
+        parse_sandbox({"hostname": "a.b"})
+    assert refused.value.message == "sandbox.hostname: 'a.b' is not a valid host name"
+
+
 @pytest.mark.parametrize(
     ("fields", "network"),
     [

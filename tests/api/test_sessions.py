@@ -23,6 +23,14 @@ async def test_an_unknown_field_is_refused_with_its_name(daemon):
     assert reply.json["details"] == {"field": "imagee"}
 
 
+async def test_a_host_name_that_is_not_a_label_is_refused(daemon):
+    for path, body in (("/v1/sessions", {}), ("/v1/run", {"code": "", "runtime": "sh"})):
+        reply = await daemon.ask("POST", path, {**body, "hostname": "a.b"})
+        assert (reply.status, reply.json["code"]) == (400, "INVALID_REQUEST")
+        assert reply.json["details"] == {"field": "hostname"}
+    assert (await daemon.ask("POST", "/v1/sessions", {"hostname": "box"})).status == 201
+
+
 async def test_a_foreign_host_and_a_foreign_origin_are_refused(daemon):
     assert (await daemon.ask("GET", "/healthz", headers={"Host": "evil.example"})).status == 421
     foreign = await daemon.ask("GET", "/healthz", headers={"Origin": "http://evil.example"})

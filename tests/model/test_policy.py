@@ -14,6 +14,7 @@ from sandkasten.model.sandbox.policy import (
     Policy,
     check_network,
     check_profile_on,
+    checked_hostname,
     checked_profile,
     checked_session_key,
     lease_for,
@@ -114,6 +115,23 @@ def test_the_hardened_profile_is_the_default_and_dev_needs_an_image():
     with pytest.raises(InvalidRequest) as unknown:
         checked_profile("hardend")
     assert unknown.value.hint == "did you mean hardened?"
+
+
+@pytest.mark.parametrize("name", ["a", "box-1", "B" * 63, "0"])
+def test_a_label_is_a_host_name(name):
+    assert checked_hostname(name) == name
+
+
+def test_the_default_host_name_is_sandbox():
+    assert checked_hostname(None) == "sandbox"
+
+
+@pytest.mark.parametrize("name", ["", "-a", "a-", "a.b", "a_b", "ä", "a\n", "a" * 64, 3])
+def test_a_name_that_is_not_a_label_is_refused(name):
+    with pytest.raises(InvalidRequest, match="is not a valid host name") as refused:
+        checked_hostname(name)
+    assert refused.value.details["field"] == "hostname"
+    assert refused.value.hint
 
 
 @pytest.mark.parametrize("network", ["bridge", "host", "full", "", "None"])

@@ -161,6 +161,7 @@ _FLAGS: Final = (
         read=numbers,
     ),
     _Flag("profile", "--profile", "", _CREATE, "P"),
+    _Flag("hostname", "--hostname", "The host name inside.", _ALL, "H"),
     _Flag("isolation", "--isolation", "standard, gvisor or strongest.", _RUN, "I"),
     _Flag("session_key", "--session-key", "Take the one with this key if it lives.", _CREATE, "K"),
     _Flag("workspace", "--workspace", "A workspace that stays; made at first use.", _RUN, "NAME"),

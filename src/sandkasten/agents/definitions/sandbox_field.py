@@ -18,7 +18,12 @@ from sandkasten.errors import InvalidAgent, InvalidImage, InvalidRequest
 from sandkasten.model.images.image_name import checked_name
 from sandkasten.model.runs.session_key import SessionKey
 from sandkasten.model.sandbox.limits import Limits
-from sandkasten.model.sandbox.policy import LIMIT_NAMES, checked_profile, parse_limits
+from sandkasten.model.sandbox.policy import (
+    LIMIT_NAMES,
+    checked_hostname,
+    checked_profile,
+    parse_limits,
+)
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.spelling import shown
 
@@ -41,6 +46,7 @@ SANDBOX_FIELDS: Final = (
     "pip_packages",
     "npm_packages",
     "profile",
+    "hostname",
     "limits",
 )
 OPTION_FIELDS: Final = (
@@ -48,6 +54,7 @@ OPTION_FIELDS: Final = (
     "pip_packages",
     "npm_packages",
     "profile",
+    "hostname",
     "limits",
     "idle_timeout_seconds",
 )
@@ -112,6 +119,7 @@ def parse_sandbox(value: object) -> tuple[AgentSandbox, tuple[str, ...]]:
             pip_packages=_packages(fields, "pip_packages", _PIP, "pandas or pandas==2.2.3"),
             npm_packages=_packages(fields, "npm_packages", _NPM, "lodash or @types/node@20.1.0"),
             profile=_checked(fields, "profile", checked_profile),
+            hostname=_checked(fields, "hostname", checked_hostname),
             limits=MappingProxyType(numbers),
             idle_timeout_seconds=_agreed(
                 limits.path("timeout_seconds"),

@@ -20,6 +20,7 @@ from sandkasten.model.sandbox.policy import (
     Policy,
     check_network,
     check_profile_on,
+    checked_hostname,
     checked_profile,
     checked_session_key,
     lease_for,
@@ -93,6 +94,7 @@ class Planner:
         tenant = checked_tenant(request.tenant)
         check_network(options.network)
         profile = checked_profile(options.profile)
+        hostname = checked_hostname(options.hostname)
         env = checked_environment(options.env)
         limits = parse_limits(options.limits, self._policy.limits, self._policy.ceiling)
         lease = lease_for(options, self._policy)
@@ -109,6 +111,7 @@ class Planner:
             image=image,
             limits=limits,
             profile=profile,
+            hostname=hostname,
             env={**self._policy.env, **env},
             mounts=await self._mounts(rules),
         )

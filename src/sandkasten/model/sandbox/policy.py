@@ -6,9 +6,10 @@ complete value or raises a class of `errors`; nothing is clamped silently.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import InvalidRequest, PolicyDenied, UnsupportedByBackend
 from sandkasten.model.numbers import number, whole
@@ -30,6 +31,8 @@ DEFAULT_BLOCKED_PATHS = ("/etc/passwd", "/etc/shadow", "/root", "/proc", "/sys",
 MAX_KEPT_BYTES = 8 * MIB
 _TEBI_MB = 1024 * 1024
 _NO_CEILING: Mapping[str, Number] = MappingProxyType({})
+
+_HOSTNAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +222,19 @@ def lease_for(options: SandboxOptions, policy: Policy) -> Lease:
     ]
     idle = min(asked) if asked else min(policy.ttl_s, policy.idle_timeout_s)
     return Lease(idle_timeout_s=min(idle, lifetime), lifetime_s=lifetime)
+
+
+def checked_hostname(hostname: str | None) -> str:
+    """Return the name, which must be one label as RFC 1123 defines it."""
+    if hostname is None:
+        return "sandbox"
+    if not isinstance(hostname, str) or not _HOSTNAME.match(hostname):
+        raise InvalidRequest(
+            f"{shown(str(hostname))} is not a valid host name",
+            hint="use 1 to 63 letters, digits or hyphens, without a hyphen at either end",
+            field="hostname",
+        )
+    return hostname
 
 
 def checked_profile(profile: str | None) -> Profile:

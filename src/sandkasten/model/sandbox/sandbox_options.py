@@ -57,6 +57,10 @@ class SandboxOptions:
         default=None, metadata=described("`standard`, `gvisor` or `strongest`.")
     )
     network: str | None = None
+    hostname: str | None = field(
+        default=None,
+        metadata=described("Host name inside: letters, digits and hyphens. Default `sandbox`."),
+    )
     workspace_id: str | None = field(
         default=None,
         metadata=described("Name of a workspace that outlives the sandbox; made at first use."),
@@ -89,6 +93,7 @@ class SandboxKeywords(TypedDict, total=False):
     env: Mapping[str, str] | None
     limits: Mapping[str, Number] | None
     network: str | None
+    hostname: str | None
     profile: str | None
     backend: str | None
     isolation: str | None
