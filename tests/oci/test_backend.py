@@ -374,5 +374,5 @@ def test_an_ordinary_user_gets_an_error_that_root_is_required(
         Layout(tmp_path), backend._programs, backend._hierarchies, "runsc", strict=False
     )
     assert not found.ready
-    assert found.reason == "root: runsc is driven by root alone in this version"
+    assert found.reason == "root: runsc requires root in this version"
     assert "local" in found.remedy

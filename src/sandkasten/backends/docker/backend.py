@@ -80,7 +80,7 @@ class DockerBackend:
     def _engine(self) -> EngineClient:
         if importlib.util.find_spec(_LIBRARY) is None:
             raise BackendUnavailable(
-                "the docker backend needs the library aiodocker",
+                "the docker backend requires the library aiodocker",
                 hint="pip install 'sandkasten[docker]'",
             )
         return EngineClient(address_of(self._options), self._options.timeout_s)
@@ -223,13 +223,13 @@ class DockerBackend:
             if _UNGUARDED in told_by:
                 raise InvalidImage(
                     f"image {spec.image.name} cannot be used: {told_by}",
-                    hint="/run of an image must be a directory that is root's alone, and nothing "
-                    "that we mount may be a link",
+                    hint="/run of the image must be a directory owned by root, and no mount "
+                    "target may be a symlink",
                     image=spec.image.name,
                 ) from exc
             why = told_by or exc.message
             raise unsupported.odd_environment(spec, why) or BackendUnavailable(
-                f"sandbox {sandbox_id} ended as soon as it began: {why}",
+                f"sandbox {sandbox_id} ended right after its start: {why}",
                 hint="run sandkasten doctor",
             ) from exc
         return cell

@@ -173,7 +173,7 @@ class DockerCell:
             return lost
         if any(words in why.lower() for words in _FULL):
             return Busy(
-                f"sandbox {self.id} is full: the engine can start nothing in it",
+                f"sandbox {self.id} has reached its limits; the engine cannot start a process",
                 hint="its processes have used up pids_limit or memory; try again, or destroy it",
             )
         return Busy(
@@ -191,7 +191,7 @@ class DockerCell:
     def _check_not_paused(self) -> None:
         if self._paused_by_others:
             raise Busy(
-                f"sandbox {self.id} was paused by somebody else",
+                f"sandbox {self.id} was paused by another program",
                 hint=f"resume it, or docker unpause {resource_names.container_name(self.id)}",
             )
 

@@ -120,7 +120,7 @@ def image_volumes(image: str, declared: Iterable[str]) -> tuple[str, ...]:
         above = any(one.startswith(f"{path.rstrip('/')}/") for one in _PLACES)
         if above or not path.startswith("/") or path.startswith(_KERNELS):
             raise InvalidImage(
-                f"image {image} declares a volume at {path[:200]}, where a sandbox has its own",
+                f"image {image} declares a volume at {path[:200]}, which a sandbox mounts itself",
                 hint="build it without that VOLUME, or use another image",
                 image=image,
             )

@@ -79,7 +79,7 @@ def cgroup_version(info: Mapping[str, Any]) -> Requirement:
     version, driver = str(info.get("CgroupVersion", "")), str(info.get("CgroupDriver", ""))
     return Requirement(
         "cgroups", driver != "none", f"v{version or '?'}, {driver or 'none'}",
-        "the engine has no cgroups and holds no limit: delegate them to it", required=False,
+        "the engine has no cgroups and enforces no limits: delegate cgroups to it", required=False,
     )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ class RunnerVolume:
             return self._path.read_bytes()
         except OSError as exc:
             raise BackendUnavailable(
-                f"the runner is not there: {exc.strerror or exc}",
+                f"the runner is missing: {exc.strerror or exc}",
                 hint="run make setup, or install the wheel for this machine",
             ) from exc
 
@@ -98,6 +98,6 @@ class RunnerVolume:
 
 def _not_plain(volume: str) -> BackendUnavailable:
     return BackendUnavailable(
-        f"the engine has a volume {volume} that is not what it should be: it lies elsewhere",
-        hint=f"somebody made it before us: docker volume rm {volume}",
+        f"the engine has a volume {volume} that has an unexpected mount point",
+        hint=f"another program created it; remove it: docker volume rm {volume}",
     )

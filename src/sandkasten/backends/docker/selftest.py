@@ -48,8 +48,8 @@ async def examine(cell: DockerCell, *, writable_root: bool, dev: bool) -> None:
     found = deviations(seen, writable_root=writable_root, dev=dev)
     if found:
         raise IsolationRefused(
-            f"a new sandbox is less closed than it must be: {'; '.join(found)}",
-            hint="run sandkasten doctor; no sandbox is made until this is right",
+            f"a new sandbox is less isolated than required: {'; '.join(found)}",
+            hint="run `sandkasten doctor`; no sandbox is created until this is fixed",
             deviations=found,
         )
 

@@ -94,7 +94,7 @@ def mounts(place: SessionVolumes, sandbox_id: SandboxId, *, home: str = HOME) ->
 def host_mounts(place: SessionVolumes, wanted: Sequence[HostMount]) -> tuple[Mount, ...]:
     if wanted and not place.same:
         raise UnsupportedByBackend(
-            "host mounts are not supported here: the engine's machine has other files than we",
+            "host mounts are not supported here: the engine runs on another machine",
             hint="run the daemon on the engine's machine, with workspace_mode bind",
         )
     return tuple(Mount("bind", one.source, one.target, read_only=True) for one in wanted)

@@ -22,7 +22,7 @@ def check(spec: CellSpec, info: Mapping[str, Any], place: SessionVolumes) -> Non
     """Raise for requests that this engine does not support, before anything is made."""
     if spec.workspace is not None and not place.sized:
         raise UnsupportedByBackend(
-            "named workspaces cannot be had of this engine: they are files of our machine",
+            "this engine does not support named workspaces: they are files of the daemon's machine",
             hint="run the daemon as root on the engine's machine (workspace_mode bind), or use "
             "the file store to carry files from one session to the next",
         )
@@ -51,8 +51,8 @@ def odd_environment(spec: CellSpec, why: str) -> InvalidImage | None:
     if not any(words in why.lower() for words in _ENVIRONMENT):
         return None
     return InvalidImage(
-        f"no program can have the environment of image {spec.image.name}: {why}",
-        hint="take what is odd, or very large, out of its ENV",
+        f"no program can be started with the environment of image {spec.image.name}: {why}",
+        hint="remove invalid or very large values from its ENV",
         image=spec.image.name,
     )
 

@@ -79,8 +79,8 @@ async def _judge(layout: Layout, create: Create, spec: CellSpec) -> None:
     found = await run(layout, create, spec)
     if found:
         raise IsolationRefused(
-            f"a new sandbox is less closed than it must be: {'; '.join(found)}",
-            hint="run sandkasten doctor; no sandbox is made until this is right",
+            f"a new sandbox is less isolated than required: {'; '.join(found)}",
+            hint="run `sandkasten doctor`; no sandbox is created until this is fixed",
             deviations=found,
         )
 

@@ -60,7 +60,7 @@ def _root(runtime: Name) -> Requirement:
     return Requirement(
         "root",
         os.geteuid() == 0,
-        "yes" if os.geteuid() == 0 else f"{runtime} is driven by root alone in this version",
+        "yes" if os.geteuid() == 0 else f"{runtime} requires root in this version",
         "run as root, or use the local backend, which needs none",
     )
 

@@ -78,7 +78,7 @@ def judge_runc(version: Version, *, strict: bool) -> Requirement:
         "runc release",
         False,
         f"{version.text} is before 1.2.8, the release without {_RUNC_CVES}; "
-        "distributions mend older ones in place",
+        "distributions patch older ones in place",
         "install the newest security update (Debian: apt-get install --only-upgrade runc, and look "
         "for these names in its changelog) or runc 1.2.8; oci.strict: true refuses older ones",
         required=strict,

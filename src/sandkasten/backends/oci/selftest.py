@@ -126,8 +126,8 @@ async def _judge(layout: Layout, create: Create, platform: Platform | None, spec
         await asyncio.shield(cell.destroy())
     if found:
         raise IsolationRefused(
-            f"a new sandbox is less closed than it must be: {'; '.join(found)}",
-            hint="run sandkasten doctor; no sandbox is made until this is right",
+            f"a new sandbox is less isolated than required: {'; '.join(found)}",
+            hint="run `sandkasten doctor`; no sandbox is created until this is fixed",
             deviations=found,
         )
 

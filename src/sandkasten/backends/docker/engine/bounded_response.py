@@ -33,7 +33,9 @@ class BoundedResponse(aiohttp.ClientResponse):
             while part := await self.content.readany():
                 found += part
                 if len(found) > MOST_BYTES:
-                    raise aiohttp.ClientPayloadError(f"it says more than {MOST_BYTES >> 20} MB")
+                    raise aiohttp.ClientPayloadError(
+                        f"its answer is longer than {MOST_BYTES >> 20} MB"
+                    )
         except BaseException:
             self.close()
             raise
@@ -67,7 +69,7 @@ def session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
 
 async def _elsewhere(*_: Any) -> None:
     # The operator named the engine to trust; no response may redirect us to another.
-    raise aiohttp.ClientPayloadError("it sends us to another address")
+    raise aiohttp.ClientPayloadError("it redirects to another address")
 
 
 class _Pieces:
@@ -112,6 +114,6 @@ def hand_on_pieces(stream: Stream) -> None:
     protocol = None if connection is None else connection.protocol
     # Not by truth value: an empty queue is false.
     if queue is None or protocol is None:
-        raise aiohttp.ClientPayloadError("it has closed the stream at once")
+        raise aiohttp.ClientPayloadError("it closed the stream at once")
     begun = protocol._payload_parser
     protocol.set_parser(_Pieces(queue, bytes(begun._buf if begun is not None else b"")), queue)

@@ -92,9 +92,9 @@ def _tcp(options: DockerOptions) -> EngineAddress:
     tls = _tls(options)
     if tls is None and not is_loopback(host) and not _trusted(options):
         raise InvalidConfiguration(
-            f"the engine at {host} would be spoken to without TLS: whoever is in between is root",
+            f"the engine at {host} would be used without TLS, which gives root to the network path",
             hint="give backends.docker.tls_ca, tls_cert and tls_key (or DOCKER_CERT_PATH), or set "
-            "backends.docker.insecure: true in a network that is yours alone",
+            "backends.docker.insecure: true in a private network",
             setting=_SETTING,
         )
     port = port or (_TLS_PORT if tls else _PLAIN_PORT)
@@ -114,7 +114,7 @@ def _tls(options: DockerOptions) -> Tls | None:
         return None
     if not all(given):
         raise InvalidConfiguration(
-            "an engine over TLS needs all three: tls_ca, tls_cert and tls_key",
+            "an engine over TLS requires all three: tls_ca, tls_cert and tls_key",
             hint="or one directory with ca.pem, cert.pem and key.pem: DOCKER_CERT_PATH",
             setting="backends.docker.tls_ca",
         )
@@ -141,7 +141,7 @@ def _parts(text: str) -> tuple[str, int, str, str]:
         raise _wrong(text, "write tcp://host:port or ssh://user@host")
     if parts.password:
         raise InvalidConfiguration(
-            "a password does not belong into the address of an engine",
+            "the address of an engine must not contain a password",
             hint="use keys: an ssh agent, or TLS certificates",
             setting=_SETTING,
         )
@@ -151,5 +151,5 @@ def _parts(text: str) -> tuple[str, int, str, str]:
 def _wrong(text: str, hint: str) -> InvalidConfiguration:
     shown = text if "@" not in text else "…@" + text.rpartition("@")[2]
     return InvalidConfiguration(
-        f"{shown[:200]!r} is no address of a Docker Engine", hint=hint, setting=_SETTING
+        f"{shown[:200]!r} is not a valid address of a Docker Engine", hint=hint, setting=_SETTING
     )

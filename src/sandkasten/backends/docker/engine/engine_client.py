@@ -74,10 +74,10 @@ def translated(exc: Refused, what: str) -> SandkastenError:
     if exc.status == _FORBIDDEN:
         return PolicyDenied(
             f"{what}: the engine forbids it ({exc.message})",
-            hint="an authorization plugin or a socket proxy refuses a call we need; the guide to "
-            "Docker lists them",
+            hint="an authorization plugin or a socket proxy refuses a required call; the "
+            "Docker guide lists them",
         )
-    return BackendUnavailable(f"{what}: {exc.message}", hint="look into the engine's own log")
+    return BackendUnavailable(f"{what}: {exc.message}", hint="see the engine's own log")
 
 
 async def asked(question: Awaitable[T], about: str) -> T:

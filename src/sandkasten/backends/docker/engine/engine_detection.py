@@ -96,8 +96,8 @@ class EngineDetection:
                 because = f"; {tried[-1]}" if tried else ""
                 return replace(found, why=found.why + because)
         raise BackendUnavailable(
-            f"no place for workspaces can be had of this engine: {'; '.join(tried)}",
-            hint="see the guide to Docker for the calls that we need",
+            f"this engine supports no workspace mode: {'; '.join(tried)}",
+            hint="see the Docker guide for the required calls",
         )
 
     async def _try(self, mode: str, info: Mapping[str, Any]) -> SessionVolumes:
@@ -160,8 +160,8 @@ class EngineDetection:
         found = inside.volume(name) if inside is not None else await self._mountpoint(name)
         if found is None:
             raise BackendUnavailable(
-                f"the volume {name} is not mounted in the container that we are",
-                hint=f"mount it (-v {name}:/shared-sandboxes), or let workspace_mode be auto",
+                f"the volume {name} is not mounted in the daemon's own container",
+                hint=f"mount it (-v {name}:/shared-sandboxes), or set workspace_mode: auto",
             )
         ours, seen = found
         own = _below(seen, info)
@@ -181,13 +181,13 @@ class EngineDetection:
         """Raise unless we can give our directories to the sandbox's user, which requires root."""
         if os.geteuid() != 0:
             raise BackendUnavailable(
-                f"{mode} needs root: an ordinary user cannot give directories to a sandbox's user",
-                hint="let backends.docker.workspace_mode be auto or volume",
+                f"{mode} requires root, which can chown directories to a sandbox's user",
+                hint="set backends.docker.workspace_mode: auto or volume",
             )
         if user_namespaces(info):
             raise BackendUnavailable(
-                f"{mode} cannot be had of an engine that maps user ids",
-                hint="let backends.docker.workspace_mode be auto or volume",
+                f"{mode} is not supported by an engine that maps user ids",
+                hint="set backends.docker.workspace_mode: auto or volume",
             )
 
     async def _check_seen(self, ours: Path, seen: str, own: bool) -> None:

@@ -90,7 +90,7 @@ class EngineHost:
             major, minor = (int(part) for part in str(version["ApiVersion"]).split("."))
         except (KeyError, ValueError) as exc:
             raise BackendUnavailable(
-                f"what answers at {self.address.shown} does not say which API it speaks",
+                f"what answers at {self.address.shown} does not report an API version",
                 hint="name a Docker Engine in DOCKER_HOST",
             ) from exc
         return EngineFacts(str(version.get("Version", "")), (major, minor), remapped)
@@ -287,6 +287,6 @@ def _told(doing: str) -> Iterator[None]:
         if _NO_SOURCE in message:
             raise InvalidRequest(
                 f"{doing}: {message}",
-                hint="say with --socket where the engine's socket lies on the engine's machine",
+                hint="pass --socket with the path of the engine's socket on its machine",
             ) from exc
         raise translated(exc, doing) from exc

@@ -56,7 +56,7 @@ class EngineImages:
             return image.id or image.name
         if image.kind == "host":
             raise UnsupportedByBackend(
-                "the host image cannot be had on docker: an engine has images of its own",
+                "the docker backend does not support the host image",
                 hint="name an image of the store (sandkasten image ls) or of the engine",
                 image=image.name,
             )
@@ -112,7 +112,7 @@ class EngineImages:
     async def _load(self, image: Image, reference: str) -> str:
         if self._packer is None:
             raise UnsupportedByBackend(
-                f"image {image.name} is in our store and cannot be given to the engine here",
+                f"image {image.name} is in the store and cannot be loaded into this engine",
                 hint="use an image that the engine has",
                 image=image.name,
             )
@@ -128,8 +128,8 @@ class EngineImages:
         found = await self._has(image, reference)
         if not found:
             raise InvalidImage(
-                f"the engine took image {image.name} and does not know it",
-                hint="look into the engine's own log",
+                f"the engine took image {image.name} but does not list it",
+                hint="see the engine's own log",
                 image=image.name,
             )
         return found
@@ -168,7 +168,7 @@ class EngineImages:
         except Refused as exc:
             # An invalid name; ours was checked, but engines have their own rules.
             raise InvalidImage(
-                f"the engine knows no image {name}: {exc.message}", hint="check its name"
+                f"the engine has no image {name}: {exc.message}", hint="check its name"
             ) from exc
 
     async def _pulled(self, name: str) -> None:
@@ -187,7 +187,7 @@ class EngineImages:
                 ) from exc
             raise RegistryUnavailable(
                 f"the engine could not pull {name}: {exc.message}",
-                hint="see whether the engine's machine reaches the registry",
+                hint="check that the engine's machine reaches the registry",
             ) from exc
 
 

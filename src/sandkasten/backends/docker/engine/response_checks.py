@@ -34,7 +34,7 @@ def printable(text: str, most: int) -> str:
 
 def strings(found: Any) -> Sequence[str]:
     if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-        raise TypeError("something else than a list of words")
+        raise TypeError("not a list of strings")
     return found
 
 

@@ -112,7 +112,7 @@ class Tunnel:
         told = (await self._process.stderr.read(64 * 1024)).decode(errors="replace").strip()
         return BackendUnavailable(
             f"ssh to {self._address.shown} failed: {told[-_TOLD_BYTES:] or 'it said nothing'}",
-            hint="it must work without a question: check keys, known hosts and the user's rights "
+            hint="ssh must work without prompting: check keys, known hosts and the user's access "
             "to the engine's socket",
         )
 
