@@ -10,8 +10,8 @@ import pytest
 from sandkasten.client.server.embedded import Place, settings
 from sandkasten.daemon.compose import open_engine
 from sandkasten.errors import SessionNotFound
-from sandkasten.store.memory import MemoryJournal
 from tests.api.serving import serving
+from tests.store.memory_store import MemoryJournal
 
 if TYPE_CHECKING:
     from sandkasten.engine.engine import Engine

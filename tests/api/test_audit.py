@@ -6,9 +6,9 @@ import pytest
 
 from sandkasten.api.request.request_audit import action_of
 from sandkasten.errors import QuotaExceeded
-from sandkasten.store.memory import MemoryJournal
 from tests.api.booked import AS_OPERATOR, booked, new_key
 from tests.api.serving import serving
+from tests.store.memory_store import MemoryJournal
 
 
 @pytest.fixture

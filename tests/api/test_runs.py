@@ -9,11 +9,11 @@ import pytest
 
 from sandkasten import SandboxClient, sync
 from sandkasten.errors import AgentNotFound, RunNotFound, UnsupportedByBackend
-from sandkasten.store.memory import MemoryJournal
 from tests.agents.agency import FLOW, WRITER, house
 from tests.api.booked import AS_OPERATOR, booked, new_key
 from tests.api.serving import serving
 from tests.models.server import Answer, Asked, Call
+from tests.store.memory_store import MemoryJournal
 
 OTHER = {"X-Sandkasten-Tenant": "other"}
 

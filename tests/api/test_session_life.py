@@ -13,9 +13,9 @@ from sandkasten.daemon.compose import open_engine
 from sandkasten.engine.clock import SystemClock
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.sandbox.limits import MIB
-from sandkasten.store.memory import MemoryJournal
 from tests.api.serving import serving
 from tests.engine.test_journal import until
+from tests.store.memory_store import MemoryJournal
 
 FIELDS = {
     "id", "sandbox_id", "session_id", "session_key", "image", "backend", "status", "cwd",

@@ -14,8 +14,8 @@ from sandkasten.engine.engine import Engine
 from sandkasten.errors import BackendUnavailable, SandboxLost
 from sandkasten.images.host_image import HostImages
 from sandkasten.model.sandbox.policy import Policy
-from sandkasten.store.memory import MemoryJournal, MemoryStore
 from tests.engine.injections import Events, TestClock
+from tests.store.memory_store import MemoryJournal, MemoryStore
 from tests.unisolated.backend import UnisolatedBackend
 
 if TYPE_CHECKING:

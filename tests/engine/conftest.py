@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
-from sandkasten.store.memory import MemoryJournal
 from tests.engine.injections import World
+from tests.store.memory_store import MemoryJournal
 
 
 @pytest.fixture

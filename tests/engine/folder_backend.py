@@ -53,7 +53,7 @@ class FolderBackend:
         self._root = root / "cells"
         self._root.mkdir(parents=True, exist_ok=True)
         self._die = die
-        self.unisolated = UnisolatedBackend()
+        self.unisolated = UnisolatedBackend(root / "unisolated")
 
     async def probe(self) -> Readiness:
         return await self.unisolated.probe()

@@ -12,7 +12,7 @@ from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import Engine
 from sandkasten.images.host_image import HostImages
 from sandkasten.model.sandbox.policy import Policy
-from sandkasten.store.memory import MemoryStore
+from tests.store.memory_store import MemoryStore
 from tests.unisolated.backend import UnisolatedBackend
 
 if TYPE_CHECKING:

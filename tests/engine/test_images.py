@@ -22,8 +22,8 @@ from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
-from sandkasten.store.memory import MemoryStore
 from tests.imagekit import docker_members, layer, sketch, write_tar
+from tests.store.memory_store import MemoryStore
 from tests.unisolated.backend import UnisolatedBackend
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
-from sandkasten.store.memory import MemoryJournal
 from tests.engine.injections import GO, UNTIL_GO, World
 from tests.patience import PATIENCE_S
+from tests.store.memory_store import MemoryJournal
 
 pytestmark = pytest.mark.anyio
 

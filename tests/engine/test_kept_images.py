@@ -30,8 +30,8 @@ from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from sandkasten.ports import KeepsImages
-from sandkasten.store.memory import MemoryStore
 from tests.imagekit import docker_members, sketch, write_tar
+from tests.store.memory_store import MemoryStore
 from tests.unisolated.backend import UnisolatedBackend
 
 if TYPE_CHECKING:

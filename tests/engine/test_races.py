@@ -13,10 +13,10 @@ from sandkasten.errors import SandboxLost, SessionExpired
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from sandkasten.store.ledger_directory import DirectoryStore
-from sandkasten.store.memory import MemoryJournal
 from tests.engine.injections import GO, UNTIL_GO, World
 from tests.engine.test_journal import until
 from tests.patience import PATIENCE_S
+from tests.store.memory_store import MemoryJournal
 
 pytestmark = pytest.mark.anyio
 

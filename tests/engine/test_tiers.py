@@ -16,7 +16,7 @@ from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.readiness import Readiness
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
-from sandkasten.store.memory import MemoryStore
+from tests.store.memory_store import MemoryStore
 from tests.unisolated.backend import UnisolatedBackend
 
 pytestmark = pytest.mark.anyio

@@ -18,8 +18,8 @@ from sandkasten.errors import SessionExpired
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest, Recovered, UpdateRequest
-from sandkasten.store.memory import MemoryJournal
 from tests.patience import PATIENCE_S
+from tests.store.memory_store import MemoryJournal
 
 if TYPE_CHECKING:
     from pathlib import Path

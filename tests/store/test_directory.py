@@ -19,7 +19,7 @@ from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.limits import Limits, Unenforced
 from sandkasten.store.ledger_directory import DirectoryStore
 from sandkasten.store.ledger_rows import decode_row, encode_row
-from sandkasten.store.memory import MemoryStore
+from tests.store.memory_store import MemoryStore
 
 pytestmark = pytest.mark.anyio
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.model.journal_rows import AuditRow, ExecRow, SessionRow
-from sandkasten.store.memory import MemoryJournal
 from sandkasten.store.sqlite.database import Database
 from sandkasten.store.sqlite.sqlite_journal import SqliteJournal
+from tests.store.memory_store import MemoryJournal
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from sandkasten.daemon import compose
 from sandkasten.daemon.settings import core_settings
-from sandkasten.store.memory import MemoryStore
+from tests.store.memory_store import MemoryStore
 from tests.unisolated.backend import UnisolatedBackend
 
 if TYPE_CHECKING:

@@ -83,13 +83,6 @@ async def open_engine(
 
 def open_backing(settings: Settings, layers: LayerStore) -> Backing:
     """Open the default backend; import the others when a request names them."""
-    if settings.backend == "memory":
-        from sandkasten.backends.memory import MemoryBackend
-        from sandkasten.store.memory import MemoryStore
-
-        # Its sandboxes are objects of this process; a ledger that others see would lie.
-        memory = MemoryBackend()
-        return Backing({"memory": memory}, MemoryStore(), memory.workspaces)
     from sandkasten.backends.local import LocalBackend
     from sandkasten.daemon.lazy_backends import LaterBackend, LaterImages
     from sandkasten.linux.storage.named_volumes import Volumes

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from sandkasten.images.registry.registry_credentials import Access
 
-BACKENDS: tuple[str, ...] = ("local", "oci", "gvisor", "docker", "memory")
+BACKENDS: tuple[str, ...] = ("local", "oci", "gvisor", "docker")
 # Longer than a large wheel takes on a slow line.
 _MAX_INSTALL_S = 86_400.0
 
@@ -60,7 +60,7 @@ class GeneralSettings:
         "backend",
         backend_name,
         "local",
-        "The backend of a request that names none: local, oci, gvisor, docker or memory.",
+        "The backend of a request that names none: local, oci, gvisor or docker.",
     )
     default_image: str = setting(
         "default_image", image, "host", "The image of a request that names none."

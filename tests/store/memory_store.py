@@ -1,4 +1,7 @@
-"""The ledger and the journal of one process, for sandboxes that end with it anyway."""
+"""The ledger and the journal of one process: fakes behind `ports.Store` and `ports.Journal`.
+
+Both pass the contract suites of the real ones (test_directory.py, test_journal_contract.py).
+"""
 
 from __future__ import annotations
 
