@@ -1,1 +1,1 @@
-"""What local isolation is made of: cgroups, id ranges, quota images, seccomp. No policy."""
+"""Building blocks of local isolation: cgroups, id ranges, quota images, seccomp. No policy."""

@@ -1,8 +1,8 @@
-"""What takes the kernel a while after the death of a sandbox, without anybody waiting for it.
+"""Close descriptors of dead sandboxes in a background thread.
 
-The last reference to a mount namespace unmounts all that is in it, a millisecond or more. Nothing
-is visible or running by then, so it is left to a thread of its own; a process that ends first
-leaves it to the kernel, which closes all its descriptors.
+Closing the last reference to a mount namespace unmounts everything in it, which takes a millisecond
+or more. Nothing is visible or running by then, so no caller needs to wait. If the process ends
+first, the kernel closes all its descriptors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _queue: SimpleQueue[tuple[int, Callable[[int], None]]] = SimpleQueue()
 _lock = threading.Lock()
 _owner = 0
-"""The process that has the thread: a fork does not inherit it."""
+"""The process that owns the thread: a fork does not inherit it."""
 
 
 def _nothing(descriptor: int) -> None:
@@ -27,14 +27,14 @@ def _nothing(descriptor: int) -> None:
 
 
 def close_later(descriptor: int | None, *, after: Callable[[int], None] = _nothing) -> None:
-    """Close it, once `after` has been done with it; in the order of the calls."""
+    """Close the descriptor after `after` has run with it, in the order of the calls."""
     global _owner
     with _lock:
         if _owner != os.getpid():
             try:
                 threading.Thread(target=_run, name="sandkasten-closing", daemon=True).start()
             except RuntimeError:
-                # The interpreter is ending, or the host has no thread left to give.
+                # The interpreter is shutting down, or the host has no thread left.
                 if descriptor is not None:
                     _close(descriptor, after)
                 return

@@ -1,7 +1,7 @@
-"""What a backend of this machine needs, found or missing, each with its remedy. Blocking.
+"""Requirements of the local backends, found or missing, each with its remedy. Blocking.
 
-Lines for `doctor` and the limits that this host cannot hold; which of them a backend asks for is
-that backend's own affair.
+Lines for `doctor` and the limits that this host cannot enforce; each backend decides which of them
+it needs.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _CONSEQUENCE = {
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The cgroups of one sandbox and what could not be had of them."""
+    """The cgroups of one sandbox and the limits they cannot enforce."""
 
     plan: cgroups.Plan
     unenforced: tuple[Unenforced, ...]
 
 
 def make_group(on: cgroups.Hierarchies, planned: cgroups.Plan, *, root: bool) -> Group:
-    """Makes it as far as this host lets us."""
+    """Create the cgroups as far as this host allows."""
     lost = tuple(missing_controllers(planned.missing, root=root))
     if not planned.directories:
         return Group(planned, lost)
@@ -57,7 +57,7 @@ def make_group(on: cgroups.Hierarchies, planned: cgroups.Plan, *, root: bool) ->
 
 
 def verdict(lines: Sequence[Requirement], unenforced: Sequence[Unenforced]) -> Readiness:
-    """Ready, unless something required is missing: then the first of these is the reason."""
+    """Return ready, unless a requirement is missing: then the first missing one is the reason."""
     first = next((line for line in lines if line.required and not line.ok), None)
     if first is None:
         return Readiness(True, requirements=tuple(lines), unenforced=tuple(unenforced))

@@ -1,7 +1,7 @@
-"""What of a spec the launcher must put on the stage: the root, where to write, what is shown.
+"""The parts of a spec that the launcher sets up: the root, writable directories, mounts.
 
-Knows where things lie on the host; decides nothing about isolation. `refuse` raises before
-anything is made; the rest answers parts of the launcher's plan.
+Knows where things are on the host; decides nothing about isolation. `refuse` raises before anything
+is made; the other functions return parts of the launcher's plan.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def refuse(spec: CellSpec, *, root: bool) -> None:
-    """Raises what says why this spec cannot be had here; nothing was made yet."""
+    """Raise if this host does not support the spec; nothing was made yet."""
     if spec.image.kind == "engine":
         raise UnsupportedByBackend(
             f"image {spec.image.name} is another engine's, and not in the store",
@@ -56,7 +56,7 @@ def _sound(name: str, value: str) -> bool:
 
 
 def root_plan(layout: Layout, cell: Path, spec: CellSpec) -> dict[str, object] | None:
-    """None: the host image, which bubblewrap puts together itself."""
+    """Return the root of the plan; None for the host image, which bubblewrap assembles itself."""
     if spec.image.kind == "host":
         return None
     places = [
@@ -88,7 +88,7 @@ def workspace_plan(layout: Layout, cell: Path, spec: CellSpec) -> dict[str, obje
 
 
 def scratch(layout: Layout, cell: Path, spec: CellSpec) -> dict[str, object]:
-    """Somewhere to write that goes with the sandbox, of the size of its quota."""
+    """Return a writable directory that is removed with the sandbox, limited by its quota."""
     size = spec.limits.workspace_bytes
     if not loop_usable(root=os.geteuid() == 0):
         return {"kind": "tmpfs", "bytes": size}
@@ -97,7 +97,7 @@ def scratch(layout: Layout, cell: Path, spec: CellSpec) -> dict[str, object]:
 
 
 def mount_name(index: int) -> str:
-    """What the launcher calls it on the stage: nothing of the host's names is seen inside."""
+    """Return the mount's name on the launcher's stage, so that no host path is visible inside."""
     return f"m{index}"
 
 

@@ -1,4 +1,4 @@
-"""Handing a plan to the launcher and turning its troubles into errors with a remedy. Blocking."""
+"""Pass a plan to the launcher and turn its failures into errors with a remedy. Blocking."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-# The launcher's own deadline is the inner one; ours only catches a launcher that is itself stuck.
+# The launcher's own deadline is shorter; this one only catches a launcher that is itself stuck.
 LAUNCH_DEADLINE_MS = 15_000
 _OUTER_DEADLINE_S = 20.0
 _ENOSPC, _ENOENT = errno.ENOSPC, errno.ENOENT
-# Of a layer or a place in it, these are the image's own doing; anything else is the host's.
+# For a layer or a path in it, these errors are caused by the image; all others by the host.
 _IMAGES_FAULT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV})
 _BACKLOG = 128
 
@@ -53,7 +53,9 @@ _REMEDIES: Mapping[str, str] = {
 
 
 def launch(launcher: Path, plan: Mapping[str, object], listen_fd: int | None = None) -> int:
-    """The host pid of the first process inside. SandkastenError: nothing is left running."""
+    """Return the host pid of the first process inside. On SandkastenError nothing is left
+    running.
+    """
     try:
         done = subprocess.run(
             [os.fspath(launcher)],
@@ -83,7 +85,7 @@ def launch(launcher: Path, plan: Mapping[str, object], listen_fd: int | None = N
 
 
 def trouble(step: str, message: str, number: int) -> SandkastenError:
-    """Pure: which error a step's failure is."""
+    """Return the error of a failed step. Pure."""
     reason = f"{message}: {os.strerror(number)}" if number else message
     text = f"the sandbox could not be started ({step}): {reason}"
     hint = _REMEDIES.get(step, "run sandkasten doctor")
@@ -108,11 +110,11 @@ def binds(pairs: Sequence[tuple[Path, str, bool]]) -> list[dict[str, object]]:
 
 
 def listen(path: Path) -> socket.socket:
-    """The runner's listener, made here so that nothing inside can unlink or replace it."""
+    """Create the runner's listener here, so that nothing inside can unlink or replace it."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        # Through /proc: a socket's path may have 107 bytes, a data directory's may be longer.
+        # Through /proc: a socket path may have 107 bytes, and a data directory's may be longer.
         listener.bind(f"/proc/self/fd/{directory}/{path.name}")
         listener.listen(_BACKLOG)
     except OSError:

@@ -17,7 +17,7 @@ from sandkasten.disk.process_identity import start_time
 
 @dataclass(slots=True)
 class Pinned:
-    """A process held by descriptor; close it."""
+    """A process held by a descriptor; the caller closes it."""
 
     pid: int
     fd: int
@@ -32,7 +32,7 @@ class Pinned:
             signal.pidfd_send_signal(self.fd, signal.SIGKILL)
 
     def wait(self, timeout_s: float) -> bool:
-        """True when it is dead (a zombie is dead)."""
+        """Return True when it is dead (a zombie is dead)."""
         poller = select.poll()
         poller.register(self.fd, select.POLLIN)
         return bool(poller.poll(timeout_s * 1000))
@@ -44,7 +44,9 @@ class Pinned:
 
 
 def hold_mounts(pid: int) -> int | None:
-    """A descriptor that keeps the process's mounts until it is closed; None where we may not."""
+    """Return a descriptor that keeps the process's mounts until it is closed; None if not
+    permitted.
+    """
     try:
         return os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -52,7 +54,7 @@ def hold_mounts(pid: int) -> int | None:
 
 
 def pin(pid: int, started: int) -> Pinned | None:
-    """The process that had this pid and start time, or None when it is gone."""
+    """Return the process that had this pid and start time, or None if it is gone."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:

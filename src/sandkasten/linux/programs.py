@@ -1,7 +1,8 @@
-"""The two static programs we ship, and bubblewrap: where they are, and a copy with an opaque name.
+"""The static programs we ship, and bubblewrap: where they are, and a copy with an opaque name.
 
-The copy exists because a sandbox can read the path its runner was bound from; a name made of size
-and time tells nothing, and a package upgraded in place does not change a sandbox that is alive.
+A sandbox can read the path its runner was bound from, so the runner is bound from a copy. Its name,
+made of size and time, reveals nothing, and a package upgraded in place does not change a living
+sandbox.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ _BUNDLED = Path(__file__).resolve().parents[1] / "_bin"
 
 
 def find_bwrap() -> str | None:
-    """On the fixed system path: what runs as root is not looked up in the caller's PATH."""
+    """Find bubblewrap on the fixed system path: programs run as root are not looked up in the
+    caller's PATH.
+    """
     return shutil.which("bwrap", path="/usr/bin:/bin:/usr/local/bin")
 
 
@@ -35,7 +38,9 @@ class Programs:
         return [p.name for p in (self.runner, self.launcher) if not os.access(p, os.X_OK)]
 
     def installed(self, directory: Path) -> Programs:
-        """The same, with the runner copied below `directory`; unchanged when it is not there."""
+        """Return the programs with the runner copied below `directory`; unchanged if it is
+        missing.
+        """
         try:
             stat = self.runner.stat()
         except OSError:

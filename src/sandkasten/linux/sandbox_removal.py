@@ -1,7 +1,8 @@
-"""Ending a sandbox of this machine and taking everything of it away. Blocking.
+"""End a local sandbox and remove everything of it. Blocking.
 
-Works from what is on disk, so it does not matter who made the sandbox or how far they got. Raises
-BackendUnavailable when a process does not die or a file cannot be removed; the next try goes on.
+Works from what is on disk, so it does not matter which process made the sandbox or how far it got.
+Raises BackendUnavailable if a process does not die or a file cannot be removed; the next attempt
+continues.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _DEATH_DEADLINE_S = 30.0
 
 
 def remove(layout: Layout, sandbox_id: SandboxId) -> None:
-    """End it and take away everything. Twice is fine; so is a half-made cell. Blocking."""
+    """End the sandbox and remove everything. Twice is fine; so is a half-made cell. Blocking."""
     cell = layout.cell(sandbox_id)
     if not cell.exists():
         _release(sandbox_id)
@@ -48,12 +49,12 @@ def remove(layout: Layout, sandbox_id: SandboxId) -> None:
             hint=f"look at {cell}; the next sweep tries again",
         )
     if state.slot is not None:
-        # Last: until now the range could still have been in use.
+        # Last: until now the id range could still have been in use.
         id_ranges.release(id_ranges.HOST_DIRECTORY, state.slot, sandbox_id)
 
 
 def _release(sandbox_id: SandboxId) -> None:
-    """The id range of a sandbox whose remover was killed right before it gave that back."""
+    """Release the id range of a sandbox whose remover was killed just before it did so."""
     if os.geteuid() == 0:
         slot = id_ranges.slot_of(id_ranges.HOST_DIRECTORY, sandbox_id)
         if slot is not None:
@@ -61,7 +62,7 @@ def _release(sandbox_id: SandboxId) -> None:
 
 
 def _clear(cell: Path) -> bool:
-    """Our own few files by name, because that is quickest; whatever else lies there, too."""
+    """Remove our own few files by name, which is fastest, and then whatever else is there."""
     for name in ("socket", "pid", "volume", "state"):
         with contextlib.suppress(OSError):
             os.unlink(cell / name)
@@ -76,7 +77,7 @@ def _clear(cell: Path) -> bool:
 
 
 def _guess(sandbox_id: SandboxId) -> CellState:
-    """What the state must have been, from the id alone: it was damaged, or never written."""
+    """Derive the state from the id alone: it was damaged or never written."""
     root = os.geteuid() == 0
     if not root:
         return CellState(boot_id(), None, (), None)
@@ -99,15 +100,15 @@ def _end(cell: Path, sandbox_id: SandboxId, state: CellState) -> None:
     volume = mounts = None
     try:
         if pinned is not None:
-            # Before the kill, because the way there goes with the first process. Held, so that its
-            # death need not wait for some thirty unmounts.
+            # Before the kill, because this path disappears with the first process. Holding the
+            # mounts means that its death need not wait for some thirty unmounts.
             volume = quota_image.pin_volume(pinned.pid)
             mounts = processes.hold_mounts(pinned.pid)
-        # Both: the group also holds a launcher that was interrupted, the pid works without groups.
+        # Both: the group also contains an interrupted launcher, and the pid works without cgroups.
         killed = cgroups.kill(group)
         if pinned is not None:
             pinned.kill()
-        # After the kill, so that nothing inside gets another turn.
+        # After the kill, so that nothing inside runs again.
         freezer.thaw_dying(state.cgroups)
         if pinned is None:
             if killed:
@@ -120,11 +121,11 @@ def _end(cell: Path, sandbox_id: SandboxId, state: CellState) -> None:
             )
     finally:
         if state.volume is None:
-            # What it wrote is nobody's any more, so it is not written out either.
+            # No process will read what it wrote, so it is not written back.
             close_later(volume, after=quota_image.abandon)
             close_later(mounts)
         else:
-            # Whoever comes next must find it unmounted, so that is done here and now.
+            # The next user must find the workspace unmounted, so unmount it here.
             for held in (volume, mounts):
                 if held is not None:
                     os.close(held)
@@ -133,7 +134,7 @@ def _end(cell: Path, sandbox_id: SandboxId, state: CellState) -> None:
 
 
 def _lived_in(layout: Layout, but: SandboxId, volume: str) -> bool:
-    """Whether a sandbox of any backend has the same workspace, and so keeps it mounted."""
+    """Return whether a sandbox of any backend has the same workspace and so keeps it mounted."""
     for relative in layout.relatives():
         for other in relative.cells():
             if other != but and alive(relative, other):
@@ -150,7 +151,7 @@ def _await_empty(group: cgroups.Plan) -> None:
 
 
 def alive(layout: Layout, sandbox_id: SandboxId) -> bool:
-    """Whether the sandbox's first process lives, on this boot."""
+    """Return whether the sandbox's first process lives, on this boot."""
     cell = layout.cell(sandbox_id)
     state, known = read_state(cell), read_pid(cell)
     if state is None or known is None or state.boot_id != boot_id():

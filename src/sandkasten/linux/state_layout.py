@@ -1,4 +1,4 @@
-"""Where a backend of this machine keeps its things below its directory: names, and one state file.
+"""The directory layout of a local backend: names, and one state file per sandbox.
 
 cells/<id>/       socket (the runner's listener), state (JSON), pid (the launcher's), volume
 templates/ seccomp/ etc/ root/ programs/ stage/     shared, made at first use
@@ -22,31 +22,35 @@ _SHARED = ("cells", "templates", "seccomp", "etc", "root", "programs", "stage")
 
 @dataclass(frozen=True, slots=True)
 class CellState:
-    """What must be known to end a sandbox that somebody else made."""
+    """What is needed to end a sandbox that another process made."""
 
     boot_id: str
     slot: int | None
     cgroups: tuple[str, ...]
-    """Directories to remove; the last resort when nothing else is known."""
+    """Directories to remove; the last resort if nothing else is known."""
     v2_directory: str | None
     unenforced: tuple[tuple[str, str, str], ...] = ()
     volume: str | None = None
-    """A workspace that outlives the sandbox, and must be let go of cleanly."""
+    """A workspace that outlives the sandbox and must be unmounted cleanly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     data_dir: Path
     family: Path | None = None
-    """The directory of the whole family, where this backend's own lies below another's."""
+    """The directory of all local backends, if this backend's own is below another's."""
 
     def relatives(self) -> list[Layout]:
-        """Every backend's of one data directory, this one among them: workspaces are common."""
+        """Return the layouts of all backends of one data directory, this one included: they
+        share workspaces.
+        """
         top = self.family or self.data_dir
         return [Layout(top), *(Layout(one.parent, top) for one in sorted(top.glob("*/cells")))]
 
     def prepare(self) -> None:
-        """Make what is shared; 0700, because the sockets inside are the way into every sandbox."""
+        """Create the shared directories with mode 0700: the sockets inside give access to every
+        sandbox.
+        """
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in _SHARED:
             (self.data_dir / name).mkdir(mode=0o700, exist_ok=True)
@@ -71,7 +75,7 @@ def write_state(cell: Path, state: CellState) -> None:
 
 
 def read_state(cell: Path) -> CellState | None:
-    """None when the sandbox was never begun, or what is there cannot be read."""
+    """Return the state; None if the sandbox was never started or the file is unreadable."""
     try:
         raw = json.loads((cell / "state").read_text())
         return CellState(
@@ -87,7 +91,7 @@ def read_state(cell: Path) -> CellState | None:
 
 
 def read_pid(cell: Path) -> tuple[int, int] | None:
-    """(pid, start time) of the sandbox's first process, as the launcher wrote it."""
+    """Return (pid, start time) of the sandbox's first process, as the launcher wrote it."""
     try:
         pid, start = (cell / "pid").read_text().split()
         return int(pid), int(start)

@@ -1,4 +1,4 @@
-"""Blocking work that makes something, done in a thread and undone when nobody waits for it."""
+"""Blocking work in a thread that is undone when its caller is cancelled."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ T = TypeVar("T")
 
 
 async def whole_or_nothing(make: Callable[[], T], undo: Callable[[], object]) -> T:
-    """What `make` made. Cancelled, it is undone before the cancellation goes on."""
+    """Return what `make` made. If cancelled, undo it before the cancellation continues."""
     making = asyncio.ensure_future(asyncio.to_thread(make))
     try:
         return await asyncio.shield(making)
     except asyncio.CancelledError:
-        # The thread cannot be stopped half-way; wait for its end, then undo what it made.
+        # A thread cannot be stopped half-way; wait for its end, then undo what it made.
         with contextlib.suppress(SandkastenError):
             await asyncio.shield(making)
         await asyncio.shield(asyncio.to_thread(undo))

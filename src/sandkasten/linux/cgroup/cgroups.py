@@ -2,7 +2,7 @@
 
 Everything that depends on the version is a pure mapping (`parse_mounts`, `plan`, `read_usage`'s
 table), so that a layout this machine does not have can still be tested. A limit without a
-controller is named in `Plan.missing`, never dropped in silence. Effects raise OSError only.
+controller is listed in `Plan.missing`, never dropped silently. Effects raise OSError only.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
 GROUP = "sandkasten"
 CPU_PERIOD_US = 100_000
-# The kernel empties a group a moment after its last process is dead; longer means something lives.
+# The kernel empties a group shortly after its last process is dead; if it takes longer, something
+# lives.
 REMOVE_DEADLINE_S = 5.0
 
 Controller = Literal["memory", "pids", "cpu", "cpuacct", "freezer"]
 CONTROLLERS: tuple[Controller, ...] = ("memory", "pids", "cpu", "cpuacct", "freezer")
-# Nothing is limited by these, so nobody misses them: v2 counts and freezes in every group.
+# These set no limit, so they may be missing: v2 counts and freezes in every group.
 _NO_LIMIT: frozenset[Controller] = frozenset({"cpuacct", "freezer"})
 
 
@@ -47,7 +48,7 @@ class Write:
     path: str
     value: str
     optional: bool = False
-    """Absent on some kernels (swap accounting); the limit then has nothing to hold."""
+    """Missing on some kernels (swap accounting); the limit then has nothing to enforce."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class Plan:
 
 
 def parse_mounts(mountinfo: str, v2_controllers: str = "") -> Hierarchies:
-    """From the text of /proc/self/mountinfo (and `cgroup.controllers` of the v2 root)."""
+    """Parse /proc/self/mountinfo (and `cgroup.controllers` of the v2 root)."""
     v1: dict[str, str] = {}
     v2: str | None = None
     for line in mountinfo.splitlines():
@@ -85,7 +86,7 @@ def parse_mounts(mountinfo: str, v2_controllers: str = "") -> Hierarchies:
 
 
 def everywhere(mountinfo: str, name: str, *, parent: str = GROUP) -> tuple[str, ...]:
-    """The group's directory in every hierarchy that is mounted: a runtime joins them all."""
+    """Return the group's directory in every mounted hierarchy: a runtime joins them all."""
     found: dict[str, None] = {}
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")
@@ -108,7 +109,7 @@ def detect() -> Hierarchies:
 
 
 def plan(on: Hierarchies, name: str, limits: Limits, *, parent: str = GROUP) -> Plan:
-    """The mapping of limits to files. Pure; `name` is one path component."""
+    """Map limits to files. Pure; `name` is one path component."""
     directories: list[str] = []
     writes: list[Write] = []
     missing: list[str] = []
@@ -171,7 +172,9 @@ def _v2_writes(controller: Controller, where: str, limits: Limits, quota: int) -
 
 
 def make(on: Hierarchies, planned: Plan) -> None:
-    """Directories and values; OSError when the host does not let us (nothing is undone here)."""
+    """Create directories and write values. Raise OSError if the host refuses (nothing is undone
+    here).
+    """
     if on.v2 is not None and on.v2_controllers:
         _delegate(on)
     for directory in planned.directories:
@@ -185,7 +188,7 @@ def make(on: Hierarchies, planned: Plan) -> None:
 
 
 def _mkdir(directory: str) -> None:
-    # The parent is removed when it is empty, maybe by another process right now.
+    # The parent is removed when it is empty, perhaps by another process right now.
     for _ in range(8):
         try:
             os.mkdir(directory)
@@ -200,10 +203,10 @@ def _mkdir(directory: str) -> None:
 
 
 def reserve(directories: Iterable[str]) -> None:
-    """The group's place in hierarchies that we set nothing in, for a runtime that joins them all:
+    """Create the group in hierarchies that we set nothing in, for a runtime that joins them all.
 
-    the last sandbox of another process takes the common parent away with it, and would take it
-    from under the runtime's feet. Where it cannot be made the runtime will say so better.
+    The last sandbox of another process removes the common parent, which would fail the runtime. If
+    the group cannot be created, the runtime reports the reason better.
     """
     for directory in directories:
         with contextlib.suppress(OSError):
@@ -211,7 +214,7 @@ def reserve(directories: Iterable[str]) -> None:
 
 
 def _delegate(on: Hierarchies) -> None:
-    """v2 hands a controller down only when every level above says so."""
+    """Enable a controller on every level above: v2 requires it."""
     wanted = " ".join(f"+{c}" for c in sorted(on.v2_controllers))
     assert on.v2 is not None
     _write(f"{on.v2}/cgroup.subtree_control", wanted)
@@ -230,7 +233,7 @@ def _write(path: str, value: str) -> None:
 
 
 def kill(planned: Plan) -> bool:
-    """Every process of the group at once; False where the kernel has no such file."""
+    """Kill every process of the group at once; return False if the kernel has no such file."""
     if planned.v2_directory is None:
         return False
     try:
@@ -241,7 +244,7 @@ def kill(planned: Plan) -> bool:
 
 
 def populated(planned: Plan) -> bool:
-    """Whether a process still lives in any of the group's directories."""
+    """Return whether a process still lives in any of the group's directories."""
     for directory in planned.directories:
         try:
             with open(f"{directory}/cgroup.procs") as file:
@@ -253,7 +256,7 @@ def populated(planned: Plan) -> bool:
 
 
 def remove(planned: Plan) -> None:
-    """Remove the emptied group and, when we were the last, its parent. Blocks for at most 5 s."""
+    """Remove the emptied group and, if it was the last, its parent. Blocks for at most 5 s."""
     deadline = time.monotonic() + REMOVE_DEADLINE_S
     for directory in planned.directories:
         while True:
@@ -272,7 +275,7 @@ def remove(planned: Plan) -> None:
 
 
 def usage(on: Hierarchies, name: str, *, parent: str = GROUP) -> Usage:
-    """What the kernel counts; a file that is not there is a figure that is None."""
+    """Return the kernel's counters; a missing file gives None."""
 
     def at(controller: Controller) -> tuple[str | None, bool]:
         if controller in on.v1:

@@ -1,7 +1,7 @@
-"""Stopping and continuing a whole control group, and taking back the memory it can spare.
+"""Freeze and thaw a whole control group, and reclaim its memory.
 
-The v1 freezer where it is mounted (a few tenths of a millisecond), else v2's `cgroup.freeze`. Which
-files that means is a pure mapping; effects block and raise OSError, or TimeoutError when a process
+Uses the v1 freezer where it is mounted (a few tenths of a millisecond), else v2's `cgroup.freeze`.
+The choice of files is a pure mapping; effects block and raise OSError, or TimeoutError if a process
 does not stop. Knows nothing of sandboxes: `name` is one path component below `parent`.
 """
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
     from sandkasten.linux.cgroup.cgroups import Hierarchies
 
-# A process stops when it next comes out of the kernel; one that waits for a dead disk never does,
+# A process stops when it next returns from the kernel; one that waits for a dead disk never does,
 # and one that waits for a busy disk may take many seconds.
 FREEZE_DEADLINE_S = 30.0
 _PAUSE_S = 0.0002
-# The v1 freezer forgets a process that it met in the middle of `vfork`, as a Python is that starts
-# another program; told once more, it stops that one too.
+# The v1 freezer misses a process in the middle of `vfork`, such as a Python that starts another
+# program; writing the state again stops that one too.
 _AGAIN_S = 0.005
 _V1_STATE, _V1_STOP, _V1_GO = "freezer.state", "FROZEN", "THAWED"
 
 
 @dataclass(frozen=True, slots=True)
 class Freezer:
-    """One way to stop a group: what to write where, and the line that says it is done."""
+    """One way to freeze a group: what to write where, and the line that reports success."""
 
     directory: str
     file: str
@@ -46,7 +46,7 @@ class Freezer:
 
 @dataclass(frozen=True, slots=True)
 class Reclaimer:
-    """One way to give memory back: `amount` is written, None means all there is."""
+    """One way to reclaim memory: `amount` is written; None means all of it."""
 
     directory: str
     file: str
@@ -55,7 +55,7 @@ class Reclaimer:
 
 
 def freezers(on: Hierarchies, name: str, *, parent: str = GROUP) -> tuple[Freezer, ...]:
-    """Every way this layout has, best first. Pure."""
+    """Return every way this layout supports, best first. Pure."""
     ways = []
     if "freezer" in on.v1:
         ways.append(
@@ -83,9 +83,9 @@ def freezers(on: Hierarchies, name: str, *, parent: str = GROUP) -> tuple[Freeze
 
 
 def reclaimer(on: Hierarchies, name: str, *, parent: str = GROUP) -> Reclaimer | None:
-    """How this layout gives memory back; None where nobody counts it. Pure."""
+    """Return how this layout reclaims memory; None if memory is not counted. Pure."""
     if "memory" in on.v1:
-        # Page cache and whatever else has a home on disk; without swap nothing else can go.
+        # Page cache and other pages that are backed by disk; without swap nothing else can go.
         return Reclaimer(
             f"{on.v1['memory']}/{parent}/{name}",
             file="memory.force_empty",
@@ -103,7 +103,7 @@ def reclaimer(on: Hierarchies, name: str, *, parent: str = GROUP) -> Reclaimer |
 
 
 def usable(ways: tuple[Freezer, ...]) -> Freezer | None:
-    """The first way whose group is there: one made before the freezer was used has only v2's."""
+    """Return the first way whose group exists: an older group may only have v2's."""
     for way in ways:
         if os.path.exists(f"{way.directory}/{way.file}"):
             return way
@@ -115,7 +115,9 @@ def frozen(way: Freezer) -> bool:
 
 
 def freeze(way: Freezer, *, deadline_s: float = FREEZE_DEADLINE_S) -> None:
-    """Nothing of the group runs when this returns; after a TimeoutError all of it runs again."""
+    """Freeze the group; nothing of it runs when this returns. After a TimeoutError all of it
+    runs again.
+    """
     _write(way, way.stop)
     told = time.monotonic()
     deadline = told + deadline_s
@@ -135,9 +137,10 @@ def thaw(way: Freezer) -> None:
 
 
 def thaw_dying(directories: Iterable[str]) -> None:
-    """Let a killed group die: the v1 freezer, unlike v2's, holds even what has been killed.
+    """Let a killed group die: the v1 freezer, unlike v2's, also holds killed processes.
 
-    Given its directories and not a way: who ends a group may see other mounts than who made it.
+    Takes directories instead of a way: the process that ends a group may see other mounts than the
+    one that made it.
     """
     for directory in directories:
         with contextlib.suppress(OSError):
@@ -145,13 +148,13 @@ def thaw_dying(directories: Iterable[str]) -> None:
 
 
 def reclaim(way: Reclaimer) -> int:
-    """Bytes the host got back, as the group's own counter says."""
+    """Return the bytes the host got back, by the group's own counter."""
     before = _used(way)
     amount = way.amount if way.amount is not None else str(before)
     try:
         _put(f"{way.directory}/{way.file}", amount)
     except OSError as exc:
-        # Less than all could be had, which is the usual case; the counter says how much.
+        # Usually less than all can be reclaimed; the counter says how much.
         if exc.errno not in (errno.EAGAIN, errno.EINTR):
             raise
     return max(0, before - _used(way))

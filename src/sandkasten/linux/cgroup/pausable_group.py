@@ -1,6 +1,6 @@
-"""A sandbox's group stopped, continued and relieved of memory; errors say why it cannot be.
+"""Pause, resume and memory reclaim of a sandbox's cgroup, with errors that say why it fails.
 
-What the kernel does is in `freezing`; here it gets the sandbox's name and the classes of `errors`.
+`freezer` does the kernel's part; this module adds the sandbox's name and the classes of `errors`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PausableGroup:
     hierarchies: Hierarchies
 
     async def pause(self) -> None:
-        """Nothing inside runs afterwards. UnsupportedByBackend where there is no cgroup."""
+        """Stop everything inside. Raise UnsupportedByBackend if there is no cgroup."""
         way = self._freezer()
         try:
             await asyncio.to_thread(freezer.freeze, way)
@@ -46,7 +46,7 @@ class PausableGroup:
             raise self._trouble("resumed", exc) from exc
 
     async def reclaim(self) -> int:
-        """What has a copy on disk goes; a process's own memory stays."""
+        """Reclaim pages that have a copy on disk; a process's own memory stays."""
         way = freezer.reclaimer(self.hierarchies, self.id)
         if way is None:
             raise self._no_cgroup("its memory cannot be reclaimed", "memory")

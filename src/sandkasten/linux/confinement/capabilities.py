@@ -1,6 +1,6 @@
-"""Which capabilities somebody inside may have: data, and the bits the kernel knows them by.
+"""Capabilities inside a sandbox: data, and the bits the kernel uses for them.
 
-All of them count within the sandbox's own user namespace alone; none reaches the host.
+All of them apply only within the sandbox's own user namespace; none reaches the host.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _NUMBERS: Final = {
     "CAP_SETFCAP": 31,
 }
 
-# To become the user, to empty that user's bounding set, and to end its processes.
+# To switch to the user, to empty that user's bounding set, and to kill its processes.
 RUNNER: Final = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL")
 
-# What package managers and build tools need of root, and what containers are used to. Not there:
-# making devices (useless in a user namespace) and raw sockets (there is no network).
+# What package managers and build tools need from root, as in usual containers. Left out: making
+# devices (useless in a user namespace) and raw sockets (there is no network).
 DEV_USER: Final = tuple(_NUMBERS)
 
 

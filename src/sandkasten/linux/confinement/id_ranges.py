@@ -31,7 +31,7 @@ def base_of(slot: int) -> int:
 
 
 def lease(directory: Path, owner: str) -> int:
-    """A free slot, now `owner`'s. Raises BackendUnavailable when all are taken."""
+    """Return a free slot, now leased to `owner`. Raise BackendUnavailable if all are taken."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     # Starting at random keeps two processes from racing for the same slot every time.
     start = random.randrange(SLOTS)  # noqa: S311  (spread, not secrecy)
@@ -49,7 +49,7 @@ def lease(directory: Path, owner: str) -> int:
 
 
 def release(directory: Path, slot: int, owner: str) -> None:
-    """Give the slot back, if it is still `owner`'s."""
+    """Release the slot, if `owner` still has it."""
     path = directory / str(slot)
     try:
         if os.readlink(path) == owner:

@@ -1,7 +1,7 @@
-"""How closed a live process really is, seen from the host's /proc, and what is wrong with it.
+"""How closed a live process really is, read from the host's /proc, and its deviations.
 
-`read` is the only effect; `deviations` is pure. The process under test is never asked: what it says
-of itself would be worth nothing.
+`read` is the only effect; `deviations` is pure. The process under test is never asked: its own
+report would be worthless.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# How the deviation begins that a program has for an instant when it starts.
+# Prefix of the deviation that a program shows for an instant when it starts.
 INHERITED = "descriptors were inherited"
 NAMESPACES = ("user", "pid", "net", "ipc", "uts", "mnt", "cgroup")
 _CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
@@ -40,7 +40,7 @@ class Posture:
 
 
 def read(pid: int) -> Posture:
-    """OSError when the process is gone or may not be looked at."""
+    """Read the posture. Raise OSError if the process is gone or may not be inspected."""
     root = Path(f"/proc/{pid}")
     status = {}
     for line in (root / "status").read_text().splitlines():
@@ -63,11 +63,11 @@ def deviations(
     capabilities: int = 0,
     writable: Sequence[str] = (),
 ) -> list[str]:
-    """Everything that is not as closed as it must be; empty is good.
+    """Return everything that is less closed than required; empty is good.
 
-    `ids`: the host ids the sandbox was given, or None where it has the caller's own.
-    `capabilities`: what it was given of them, as bits; never to hand on to what it starts.
-    `writable`: mount points that may be written to, beyond the usual ones.
+    `ids`: the host ids of the sandbox, or None if it has the caller's own. `capabilities`: the bits
+    it was given, never to be inherited by its children. `writable`: mount points that may be
+    written to, beyond the usual ones.
     """
     found = []
     for name in _CAPABILITY_SETS:
@@ -99,7 +99,7 @@ def deviations(
     return found
 
 
-# What a kernel in user space needs to serve files of any owner, to close itself in and to hold the
+# A kernel in user space needs these to serve files of any owner, to confine itself and to hold the
 # processes it runs code in: CHOWN to SETPCAP, SYS_CHROOT, SYS_PTRACE; all within its own namespace.
 _KERNEL_CAPABILITIES = 0x000C_01FF
 
@@ -107,10 +107,10 @@ _KERNEL_CAPABILITIES = 0x000C_01FF
 def kernel_deviations(
     seen: Posture, host: Posture, *, ids: range, capabilities: int = 0
 ) -> list[str]:
-    """The same of a process that is a sandbox's own kernel, or serves files to one.
+    """Return the deviations of a process that is a sandbox's own kernel, or serves files to one.
 
-    Its capabilities are those of its user namespace: they reach the sandbox's files, nothing else.
-    `capabilities`: what code inside was given of them, which such a kernel holds too.
+    Its capabilities apply to its user namespace: they reach the sandbox's files, nothing else.
+    `capabilities`: what code inside was given, which such a kernel holds too.
     """
     allowed = _KERNEL_CAPABILITIES | capabilities
     found = [
@@ -146,7 +146,7 @@ def mount_deviations(mountinfo: str, writable: Sequence[str] = ()) -> list[str]:
         kind = right.split()[0]
         if kind in _FORBIDDEN_TYPES:
             found.append(f"{kind} is mounted on {where}")
-        # What hides an entry of /proc: the null device, or a directory in which nothing is.
+        # Entries of /proc are hidden by the null device or an empty directory.
         if where.startswith("/proc/") and "ro" in options and (fields[3], kind) in _MASKS:
             continue
         if "nosuid" not in options:
@@ -161,7 +161,7 @@ def mount_deviations(mountinfo: str, writable: Sequence[str] = ()) -> list[str]:
 
 
 def processes_in(pid: int) -> list[int]:
-    """Host pids of everything in the same pid namespace as `pid`."""
+    """Return the host pids of everything in the same pid namespace as `pid`."""
     wanted = os.readlink(f"/proc/{pid}/ns/pid")
     found = []
     for name in os.listdir("/proc"):

@@ -1,4 +1,4 @@
-"""The program a new sandbox is examined by: found from outside, looked at once it is itself."""
+"""Inspect the test program of a new sandbox from outside, once it has started completely."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _LOOKS, _LOOK_AGAIN_S = 40, 0.005
-# On a busy machine a program takes seconds to become itself. Less than the subject rests (20 s),
-# and than whoever examines has.
+# On a busy machine a program takes seconds to start. Less than the test program sleeps (20 s), and
+# less than the caller's deadline.
 _BECOMES_S = 15.0
 
 
 async def deviations(
     words: Sequence[str], first: int, judge: Callable[[posture.Posture], list[str]]
 ) -> list[str]:
-    """What is wrong with the program of these first words, beside the sandbox's first process.
+    """Return the deviations of the program with this command line, besides the first process.
 
-    One that just began may not be itself yet, or still have its loader's descriptor open: those two
-    are given time. What is truly open stays so, and nothing else goes by waiting for it.
+    A program that just started may not have replaced its image yet, or may still have its loader's
+    descriptor open: these two are given time. A real deviation stays, and waiting hides nothing
+    else.
     """
     gives_up = time.monotonic() + _BECOMES_S
     for look in itertools.count(1):

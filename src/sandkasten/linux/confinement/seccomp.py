@@ -1,7 +1,7 @@
-"""Compiles the system-call lists to BPF, through libseccomp, for x86_64 and aarch64.
+"""Compile the system-call lists to BPF with libseccomp, for x86_64 and aarch64.
 
-Two filters, because libseccomp cannot say "this call, but not with that argument" in an
-allow-list: the first lists the calls, the second refuses certain arguments. The kernel takes the
+There are two filters, because libseccomp cannot express "this call, but not with that argument" in
+an allow-list: the first lists the calls, the second refuses certain arguments. The kernel takes the
 stricter answer. Compiled once per architecture and list, then read from a file.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 Arch = Literal["x86_64", "aarch64"]
-# Raised whenever the way filters are built changes, so that no stale file is used.
+# Increased whenever the construction of filters changes, so that no stale file is used.
 _REVISION = 1
 _LOW_32 = 0xFFFF_FFFF
 
@@ -50,7 +50,7 @@ def _library() -> ModuleType:
 
 
 def available() -> None:
-    """Raises BackendUnavailable when libseccomp is not there."""
+    """Raise BackendUnavailable if libseccomp is missing."""
     _library()
 
 
@@ -64,13 +64,13 @@ def _filter(lib: ModuleType, default: object, arch: Arch) -> object:
 
 
 def compile_filters(arch: Arch) -> tuple[bytes, bytes]:
-    """(which calls, which arguments), as the kernel's struct sock_filter array."""
+    """Return (calls, arguments) as the kernel's struct sock_filter array."""
     lib = _library()
     return _export(_calls(lib, arch)), _export(_arguments(lib, arch))
 
 
 def _known(lib: ModuleType, arch: Arch, name: str) -> bool:
-    # Negative numbers are calls this architecture, or this libseccomp, has not got.
+    # Negative numbers are calls that this architecture or this libseccomp does not have.
     wanted = lib.Arch.X86_64 if arch == "x86_64" else lib.Arch.AARCH64
     number: int = lib.resolve_syscall(wanted, name)
     return number >= 0
@@ -121,7 +121,7 @@ def _fingerprint(arch: Arch) -> str:
 
 
 def compiled(directory: Path) -> tuple[Path, Path]:
-    """Files holding the two filters for this machine, compiled at first use."""
+    """Return files with the two filters for this machine, compiled at first use."""
     arch = machine()
     stem = f"{arch}-{_fingerprint(arch)}"
     paths = (directory / f"{stem}-calls", directory / f"{stem}-arguments")

@@ -1,8 +1,8 @@
-"""The same system-call lists as an OCI runtime wants them: `linux.seccomp` of a config.json. Pure.
+"""The system-call lists in the form an OCI runtime takes: `linux.seccomp` of a config.json. Pure.
 
-A runtime loads one filter, an allow-list, which cannot say "this call, but not with that argument".
-So what `seccomp` refuses by a second filter is turned round here: the arguments that remain are
-covered by masks, and each mask is a rule that allows.
+A runtime loads one filter, an allow-list, which cannot express "this call, but not with that
+argument". So what `seccomp` refuses with a second filter is inverted here: the remaining arguments
+are covered by masks, and each mask is a rule that allows.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ _REFUSE = {"action": _ERRNO, "errnoRet": EPERM}
 _LOW_32 = 0xFFFF_FFFF
 _NAMES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
 _UNKNOWN = {"action": _ERRNO, "errnoRet": ENOSYS}
-# What programs try first, and do without where the kernel does not know it. Engines before Docker
-# 23 take no default errno and answer EPERM, at which glibc would make no thread.
+# Programs try these first and do without them if the kernel does not know them. Engines before
+# Docker 23 take no default errno and answer EPERM, at which glibc would create no thread.
 _TRIED_FIRST = ("clone3",)
 _BY_ARGUMENT = frozenset({"clone", "ioctl", "personality", "socket", "socketpair"})
 
 
 def profile(arch: Arch) -> dict[str, object]:
-    """What is in no list answers ENOSYS, what is refused EPERM, as in the compiled filters."""
+    """Return the profile: unlisted calls answer ENOSYS, refused ones EPERM, as in the compiled
+    filters.
+    """
     new_namespaces = 0
     for flag in syscalls.CLONE_NEW_FLAGS:
         new_namespaces |= flag
@@ -82,7 +84,7 @@ def _rule(
 
 
 def all_but(values: Iterable[int], *, bits: int) -> list[tuple[int, int]]:
-    """(mask, value) pairs that together match every number of `bits` bits except `values`.
+    """Return (mask, value) pairs that together match every number of `bits` bits except `values`.
 
     Walks down from the highest bit: where a number leaves the path of every excluded one, the bits
     so far are a mask.

@@ -1,10 +1,9 @@
-"""Which system calls a sandbox may make: data only.
+"""The system calls that a sandbox may make: data only.
 
-`ALLOWED` is what ordinary programs need. `REFUSED` exist and answer EPERM, because programs
-take that as "not for you" and go on (libuv without io_uring, say). Whatever is in neither list
-answers ENOSYS, as if the kernel were older: that is what clone3 gets, so that the C library
-falls back to clone, whose flags can be checked, and io_setup with its kin, because the requests it
-reserves are counted for the whole machine.
+`ALLOWED` is what ordinary programs need. `REFUSED` calls answer EPERM, because programs accept that
+and continue (for example libuv without io_uring). All others answer ENOSYS, as on an older kernel:
+clone3, so that the C library falls back to clone, whose flags can be checked; and io_setup and its
+relatives, because the requests it reserves are counted for the whole machine.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ REFUSED: Final = frozenset(
     """.split()  # noqa: SIM905  (a list of three hundred quoted names reads worse)
 )
 
-# A new namespace is a new way to the kernel's less travelled parts.
+# A new namespace exposes less tested parts of the kernel.
 CLONE_NEW_FLAGS: Final = (
     0x0000_0080,  # CLONE_NEWTIME
     0x0002_0000,  # CLONE_NEWNS
@@ -75,13 +74,14 @@ CLONE_NEW_FLAGS: Final = (
     0x4000_0000,  # CLONE_NEWNET
 )
 
-# Types into somebody's terminal. The kernel looks at the low 32 bits only, and so do we.
+# Injects input into a terminal. The kernel checks the low 32 bits only, and so do we. TIOCSTI,
+# TIOCLINUX
 REFUSED_IOCTLS: Final = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
 
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 ALLOWED_FAMILIES: Final = (AF_UNIX, AF_INET, AF_INET6, AF_NETLINK)
-# Families known today end at 46 (AF_MCTP is 45); what comes later is refused by the comparison.
+# Families known today end at 46 (AF_MCTP is 45); later ones are refused by the comparison.
 FAMILY_END: Final = 46
 
-# What glibc, qemu-user and setarch ask for: plain Linux, and "tell me".
+# What glibc, qemu-user and setarch request: plain Linux, and "query".
 ALLOWED_PERSONALITIES: Final = (0x0, 0x0008, 0x2_0000, 0x2_0008, 0xFFFF_FFFF)

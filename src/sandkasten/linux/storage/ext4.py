@@ -1,8 +1,8 @@
-"""ext4 file systems that lie in a file and outlive sandboxes: made, looked at, checked, grown.
+"""ext4 file systems in a file that outlive sandboxes: create, inspect, check, grow.
 
-With a journal, unlike the throw-away ones of `quota`: these must come through a power cut.
-Nothing is mounted here. Fails with WorkspaceDamaged for a file system that cannot be repaired
-without a decision, QuotaExceeded for a full disk, BackendUnavailable for a missing program.
+They have a journal, unlike the throw-away ones of `quota_image`: these must survive a power cut.
+Nothing is mounted here. Raises WorkspaceDamaged for a file system that cannot be repaired without a
+decision, QuotaExceeded for a full disk, BackendUnavailable for a missing program.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-# Below this ext4 has no room for its own tables; below the second, none for a journal.
+# Below this size ext4 has no room for its own tables; below the second, none for a journal.
 MIN_BYTES: Final = 4 * MIB
 _MIN_JOURNALLED: Final = 16 * MIB
-# Only names and sizes go through it, so it can be small; large workspaces see more of them.
+# Only metadata goes through the journal, so it can be small; large workspaces have more of it.
 _JOURNAL_MB: Final = 4
 _LARGE_JOURNAL_MB: Final = 32
 _LARGE: Final = 1024 * MIB
-# As the throw-away images have it: see `quota`.
+# Same as for throw-away images: see `quota_image`.
 _BYTES_PER_INODE: Final = 16384
 _MIN_INODES: Final = 4096
 
@@ -52,16 +52,18 @@ _JOURNAL: Final = 0x4
 
 @dataclass(frozen=True, slots=True)
 class FileSystem:
-    """What its superblock says. Stale while it is mounted."""
+    """Contents of the superblock. Stale while the file system is mounted."""
 
     size_bytes: int
     used_bytes: int
     clean: bool
-    """Unmounted in order and without an error on record."""
+    """Unmounted cleanly and without a recorded error."""
 
 
 def command(argv: Sequence[str], stop: threading.Event, timeout_s: float) -> tuple[int, str]:
-    """The exit status of a program and the end of what it said; Cancelled when `stop` is set."""
+    """Run a program; return its exit status and the end of its output. Raise Cancelled if
+    `stop` is set.
+    """
     program = shutil.which(argv[0], path=_WHERE)
     if program is None:
         raise BackendUnavailable(
@@ -97,7 +99,7 @@ def command(argv: Sequence[str], stop: threading.Event, timeout_s: float) -> tup
 
 
 def make(path: Path, size: int, stop: threading.Event) -> None:
-    """A new file system in a new file, all of it on disk when this returns."""
+    """Create a file system in a new file, all of it on disk when this returns."""
     size = max(size, MIN_BYTES)
     features = "^resize_inode"
     journal: tuple[str, ...] = ()
@@ -124,7 +126,7 @@ def make(path: Path, size: int, stop: threading.Event) -> None:
 
 
 def look(path: Path) -> FileSystem:
-    """What the superblock says; WorkspaceDamaged when there is none."""
+    """Read the superblock. Raise WorkspaceDamaged if there is none."""
     try:
         with path.open("rb") as file:
             file.seek(_SUPERBLOCK_AT)
@@ -149,7 +151,7 @@ def look(path: Path) -> FileSystem:
             hint="restore it from a copy, or delete the workspace",
         )
     free = _word(block, 12) | _word(block, 0x158) << 32
-    # Zero after it was enlarged, until the kernel has counted again.
+    # Zero after a resize, until the kernel has counted again.
     overhead = _word(block, 0x248) or _overhead(block, blocks, unit)
     state = _word(block, 58, "H")
     clean = state & 1 == 1 and state & 2 == 0 and not _word(block, 96) & _NEEDS_RECOVERY
@@ -157,10 +159,10 @@ def look(path: Path) -> FileSystem:
 
 
 def check(path: Path, stop: threading.Event, *, thorough: bool = False) -> None:
-    """Repair what can be repaired without a decision; WorkspaceDamaged when that is not all."""
+    """Repair what can be repaired without a decision. Raise WorkspaceDamaged if that is not all."""
     words = ("e2fsck", "-p", *(("-f",) if thorough else ()), os.fspath(path))
     status, said = command(words, stop, 1800)
-    # 1 and 2: errors were corrected. Anything from 4 on is left as it was found.
+    # 1 and 2: errors were corrected. From 4 on the file system is left unchanged.
     if status >= 4:
         raise WorkspaceDamaged(
             f"the file system of workspace {path.parent.name} is damaged: {said[-200:]}",
@@ -169,7 +171,9 @@ def check(path: Path, stop: threading.Event, *, thorough: bool = False) -> None:
 
 
 def grow(path: Path, size: int, stop: threading.Event) -> None:
-    """Offline, and only upwards. What fails half way is completed by the next attempt."""
+    """Enlarge the file system offline. A resize that failed half-way is completed by the next
+    attempt.
+    """
     check(path, stop, thorough=True)
     with path.open("rb+") as file:
         if os.fstat(file.fileno()).st_size < size:
@@ -190,7 +194,7 @@ def _trouble(attempt: str, said: str) -> SandkastenError:
 
 
 def _overhead(block: bytes, blocks: int, unit: int) -> int:
-    """Blocks that are no file's: tables, bitmaps, copies of the superblock, the journal."""
+    """Return the number of blocks used by tables, bitmaps, superblock copies and the journal."""
     groups = -(-blocks // max(1, _word(block, 32)))
     described = _word(block, 0xFE, "H") if _word(block, 96) & _SIXTY_FOUR_BIT else 32
     copies = sum(_has_copy(group) for group in range(groups))

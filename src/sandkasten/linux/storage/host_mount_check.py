@@ -1,8 +1,8 @@
-"""Looks at an operator's host mount at the moment it is used: is it there, and what is it really.
+"""Check an operator's host mount when it is used: does it exist, and what is it really.
 
-Settings are read long before; by now the directory may be gone, be a symlink into something
-secret, or have a socket in it (a read-only mount does not keep anybody from connecting to one).
-Raises BackendUnavailable when it is not there and PolicyDenied when it must not be shown.
+Settings are read much earlier; by now the directory may be gone, be a symlink into something
+secret, or contain a socket (a read-only mount does not prevent connecting to one). Raises
+BackendUnavailable if it is missing and PolicyDenied if it must not be shown.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class HostMounts:
         self._data_dir = os.path.realpath(data_dir)
 
     async def resolve(self, rules: Sequence[MountRule]) -> tuple[HostMount, ...]:
-        # In a thread: a source may lie on a network file system that does not answer.
+        # In a thread: a source may be on a network file system that does not answer.
         return await asyncio.to_thread(self._resolve, rules) if rules else ()
 
     def _resolve(self, rules: Sequence[MountRule]) -> tuple[HostMount, ...]:
@@ -62,7 +62,9 @@ class HostMounts:
 
 
 def _bound_sockets() -> Iterator[str]:
-    """Real paths of the sockets that have one, as the kernel lists them for this network."""
+    """Return the real paths of bound sockets, as the kernel lists them for this network
+    namespace.
+    """
     try:
         with open(_SOCKETS, "rb") as file:
             lines = file.read().splitlines()[1:]
@@ -70,7 +72,7 @@ def _bound_sockets() -> Iterator[str]:
         return
     for line in lines:
         fields = line.split(None, 7)
-        # A path below /proc is of its binder's view, not of ours.
+        # A path below /proc is relative to its binder's view, not ours.
         if len(fields) == 8 and fields[7].startswith(b"/") and not fields[7].startswith(b"/proc/"):
             yield os.path.realpath(os.fsdecode(fields[7]))
 

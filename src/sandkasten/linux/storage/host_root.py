@@ -1,7 +1,7 @@
-"""What of the machine's own file system the host image shows, found once and then a value.
+"""The parts of the machine's own file system that the host image shows, as a value found once.
 
-Only /usr (read-only) and a handful of public files of /etc; never /root, /home, /var or the rest
-of /etc. The sandbox's own /etc is a skeleton directory, written once per content.
+Only /usr (read-only) and a handful of public files of /etc; never /root, /home, /var or the rest of
+/etc. The sandbox's own /etc is a skeleton directory, written once per content.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 from sandkasten.model.sandbox.cell_spec import HOME, RUNNER_ID, USER_ID, USER_NAME
 
 _TOP = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-# Public by nature: libraries' locations, certificates of authorities, which editor is vi.
+# Public files: library locations, certificates of authorities, alternatives.
 _ETC_SHARED = ("alternatives", "ld.so.cache", "mime.types", "ssl/certs", "ssl/openssl.cnf")
-# Entries of a fresh /proc that everybody may read and that tell of the host. What only host root
-# may open needs no mask. Each costs a mount, and bubblewrap's time grows with their square.
+# World-readable entries of a fresh /proc that describe the host. Entries that only host root may
+# open need no mask. Each mask costs a mount, and bubblewrap's time grows with their square.
 _PROC_FILES = (
     "cmdline", "config.gz", "interrupts", "kallsyms", "kcore", "keys", "latency_stats",
     "sched_debug", "sysrq-trigger", "timer_list",
@@ -72,7 +72,7 @@ def look() -> HostRoot:
 
 
 def root_skeleton(directory: Path, root: HostRoot) -> Path:
-    """The names of a root that lead elsewhere; what is mounted over is made when it is."""
+    """Return the symlinks of the root; mount points are created when they are mounted."""
     links = {**dict(root.links), "work": "workspace", "var/tmp": "../tmp", "var/run": "../run"}
     path = directory / hashlib.sha256(repr(sorted(links.items())).encode()).hexdigest()[:16]
     if path.is_dir():
@@ -87,10 +87,10 @@ def root_skeleton(directory: Path, root: HostRoot) -> Path:
 
 
 def etc_skeleton(directory: Path) -> Path:
-    """A directory to show as /etc: our own files, and copies of what is public on this machine.
+    """Return a directory to mount as /etc: our own files and copies of this machine's public ones.
 
-    Copies, because one mount is cheaper than six; named after what they were copied from, so that
-    an upgraded library cache or a new certificate makes a new one.
+    Copies, because one mount is cheaper than six; the name derives from their sources, so that an
+    upgraded library cache or a new certificate makes a new directory.
     """
     sources = [f"/etc/{name}" for name in _ETC_SHARED if os.path.exists(f"/etc/{name}")]
     seen = [(s, os.stat(s).st_mtime_ns, os.stat(s).st_size) for s in sources]
@@ -116,7 +116,7 @@ def _settle(making: Path, path: Path) -> Path:
     try:
         making.rename(path)
     except OSError:
-        # Another process was first; its directory has the same content by name.
+        # Another process was faster; its directory has the same content by name.
         shutil.rmtree(making)
         if not path.is_dir():
             raise
@@ -124,7 +124,9 @@ def _settle(making: Path, path: Path) -> Path:
 
 
 def _copy_public(source: str, target: Path) -> None:
-    """One level deep; symlinks stay symlinks; what not everybody may read is left out."""
+    """Copy one level deep; symlinks stay symlinks; files that are not world-readable are left
+    out.
+    """
     target.parent.mkdir(mode=0o755, exist_ok=True)
     target.parent.chmod(0o755)
     if not os.path.isdir(source):

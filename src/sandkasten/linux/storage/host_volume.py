@@ -1,13 +1,13 @@
-"""A workspace of exact size that a container engine on this machine can bind: mounted on the host.
+"""A workspace of exact size, mounted on the host, that a container engine on this machine can bind.
 
     <directory>/volume.img   the ext4 image, when it is the sandbox's own
     <directory>/kept         which one it is, when it outlives the sandbox (JSON)
     <directory>/mnt          where it is mounted, with `workspace` and `home` in it
 
-Each of these is there before what it tells of is done, so `release` needs nothing but the
-directory. No policy, and nothing of engines: whether one sees a mount of ours only it can say.
-Blocking; raises errors of ours alone. sandkasten-launch mounts, because it has the rules about
-loop devices already: one for each file, freed by its last user.
+Each of these exists before the step it describes, so `release` needs only the directory. Knows no
+policy and no engines: only an engine can say whether it sees our mounts. Blocking; raises classes
+of `errors` only. sandkasten-launch mounts, because it already has the rules about loop devices: one
+per file, freed by its last user.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _IMAGE: Final = "volume.img"
 _KEPT: Final = "kept"
 POINT: Final = "mnt"
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Ids of one user namespace of an engine, as /etc/subuid gives them out.
+# Ids of one user namespace of an engine, as /etc/subuid assigns them.
 _RANGE: Final = 65536
-# As long as the local backend gives a workspace with much unwritten data.
+# The same time that the local backend allows a workspace with much unwritten data.
 _DEADLINE_S: Final = 30.0
 _LOOK_AGAIN_S: Final = 0.005
 _SYS_ADMIN: Final = 21
@@ -57,7 +57,7 @@ _FOREIGN: Final = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse", "virtiof
 
 @dataclass(frozen=True, slots=True)
 class Mounted:
-    """Directories of the host, each no link and owned as was asked."""
+    """Directories of the host, none of them a symlink, owned as requested."""
 
     workspace: Path
     home: Path
@@ -201,7 +201,7 @@ def _mount(
     launcher.launch(_launcher(programs), {"visible": plan})
     mounted = Mounted(real / POINT / "workspace", real / POINT / "home")
     for place in (mounted.workspace, mounted.home):
-        # An engine would follow a link here, as root and on the host.
+        # An engine would follow a symlink here, as root and on the host.
         if not stat.S_ISDIR(place.lstat().st_mode):
             raise WorkspaceDamaged(
                 f"{place.name} of the workspace is no directory",
@@ -218,7 +218,7 @@ def _launcher(programs: Programs | None) -> Path:
 
 
 def _unmount(real: Path, timeout_s: float) -> None:
-    """Nothing is mounted below it afterwards, and no device holds what was."""
+    """Unmount everything below it, so that no device holds what was mounted."""
     point = real / POINT
     image, kept = _image(real)
     while any(mount.point == os.fspath(point) for mount in mountinfo.under(os.fspath(real))):
@@ -230,8 +230,9 @@ def _unmount(real: Path, timeout_s: float) -> None:
             f"something else is mounted on {left[0].point}",
             hint=f"unmount it: umount {left[0].point}",
         )
-    # Not only tidy: with its mount point, a mount goes from every other mount namespace too. Those
-    # that began while it was mounted have copies of it, which would keep the device.
+    # Not only for tidiness: removing its mount point removes a mount from every other mount
+    # namespace too. Namespaces created while it was mounted have copies of it, which would keep the
+    # device busy.
     with suppress(FileNotFoundError):
         remove_tree(point)
     if image is not None:
@@ -239,7 +240,7 @@ def _unmount(real: Path, timeout_s: float) -> None:
 
 
 def _image(real: Path) -> tuple[str | None, bool]:
-    """The image that was mounted, if any is known, and whether it outlives the sandbox."""
+    """Return the image that was mounted, if known, and whether it outlives the sandbox."""
     try:
         raw = json.loads((real / _KEPT).read_bytes())
         return (str(raw["path"]) if raw["kind"] == "image" else None), True
@@ -277,13 +278,15 @@ def _await_device(image: str, timeout_s: float, *, shared: bool) -> None:
 
 
 def _real(directory: Path) -> Path:
-    """As the kernel lists it; the last component is looked at by whoever opens it."""
+    """Return the path as the kernel lists it; the caller checks the last component when it
+    opens it.
+    """
     return Path(os.path.realpath(directory.parent), directory.name)
 
 
 @contextmanager
 def _turn(real: Path, timeout_s: float) -> Iterator[bool]:
-    """Alone with the directory: a launcher whose caller was killed may still be at work there."""
+    """Lock the directory: a launcher whose caller was killed may still be working there."""
     try:
         held = os.open(real, _DIRECTORY)
     except FileNotFoundError:
@@ -294,7 +297,7 @@ def _turn(real: Path, timeout_s: float) -> Iterator[bool]:
             raise BackendUnavailable(
                 f"another process is still using {real}", hint="try again in a moment"
             )
-        # Whoever had the turn before us may have removed it.
+        # The previous holder of the lock may have removed it.
         yield os.fstat(held).st_nlink > 0
     finally:
         os.close(held)
@@ -308,9 +311,11 @@ def _effective() -> int:
 
 
 def _passed_on(tags: tuple[str, ...]) -> bool:
-    """Whether the machine itself sees what we mount: its mount namespace is ours, or has peers."""
+    """Return whether the machine itself sees our mounts: its mount namespace is ours, or has
+    peers.
+    """
     try:
-        # In the machine's own namespace for certain, and not to be seen from a container.
+        # This path is in the machine's own namespace, and not visible from a container.
         if Path("/proc/2/comm").read_text() != "kthreadd\n":
             return True
         if os.readlink("/proc/2/ns/mnt") == os.readlink("/proc/self/ns/mnt"):

@@ -1,7 +1,8 @@
-"""A file system that is mounted somewhere else, shown once more to this process alone.
+"""A second, private view of a file system that is mounted elsewhere.
 
-The kernel gives a second mount of the same device, attached nowhere: it has no path, nobody else
-can see it, and it goes with its descriptor. Read-only. Needs root; OSError where it cannot be had.
+The kernel gives a second mount of the same device that is attached nowhere: it has no path, no
+other process can see it, and it ends with its descriptor. Read-only. Requires root; raises OSError
+if it is not available.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# The same numbers on every architecture: the calls are younger than the unified table.
+# The same numbers on every architecture: these calls are newer than the unified table.
 _FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432
 _CLOEXEC: Final = 1
 _SET_STRING, _CREATE = 1, 6
@@ -24,9 +25,9 @@ _ATTRIBUTES: Final = 0x1 | 0x2 | 0x4 | 0x8
 
 @contextmanager
 def seen_again(somewhere: int, kind: str = "ext4") -> Iterator[int]:
-    """A descriptor of the root of the file system that the open file `somewhere` lies on.
+    """Return a descriptor of the root of the file system that the open file `somewhere` is on.
 
-    Its files are the live ones: whoever has it mounted goes on changing them.
+    The files are live: processes that have it mounted continue to change them.
     """
     device = _device_of(os.fstat(somewhere).st_dev)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -44,7 +45,9 @@ def seen_again(somewhere: int, kind: str = "ext4") -> Iterator[int]:
 
 
 def _device_of(number: int) -> str:
-    """The node of a block device; FileNotFoundError for what has none, such as a tmpfs."""
+    """Return the node of a block device. Raise FileNotFoundError if there is none, as for a
+    tmpfs.
+    """
     with open(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/uevent") as file:
         for line in file:
             if line.startswith("DEVNAME="):

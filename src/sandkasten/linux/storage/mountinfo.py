@@ -1,6 +1,6 @@
-"""The mounts of this process and of others, as the kernel lists them, and taking one away.
+"""Mounts of this process and of others, as the kernel lists them, and unmounting.
 
-Blocking. Knows nothing of what is mounted or why. Raises OSError where the kernel refuses.
+Blocking. Knows nothing of what is mounted or why. Raises OSError if the kernel refuses.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _ESCAPED: Final = re.compile(rb"\\([0-7]{3})")
 class Mount:
     point: str
     device: str
-    """As in "7:3"."""
+    """Device number, such as "7:3"."""
     kind: str
     tags: tuple[str, ...]
-    """How mounts below it are passed on: "shared:1", "master:2"; empty when they are not."""
+    """How mounts below it propagate: "shared:1", "master:2"; empty if they do not."""
 
 
 def parse(text: bytes) -> list[Mount]:
-    """In the kernel's order: of two on one point, the later covers the earlier."""
+    """Parse in the kernel's order: of two mounts on one point, the later covers the earlier."""
     found = []
     for line in text.splitlines():
         left, _, right = line.partition(b" - ")
@@ -46,12 +46,12 @@ def own() -> list[Mount]:
 
 
 def under(path: str) -> list[Mount]:
-    """On `path`, a real one, and below it."""
+    """Return the mounts on `path` (a real path) and below it."""
     return [m for m in own() if m.point == path or m.point.startswith(path.rstrip("/") + "/")]
 
 
 def covering(path: str) -> Mount | None:
-    """The one that `path`, a real one, lies on."""
+    """Return the mount that `path` (a real path) is on."""
     best: Mount | None = None
     for mount in own():
         if (path + "/").startswith(mount.point.rstrip("/") + "/") and (
@@ -62,9 +62,10 @@ def covering(path: str) -> Mount | None:
 
 
 def detach(point: str) -> None:
-    """Unmount what is on top there, with everything below it; whoever is in it keeps it till then.
+    """Unmount the top mount there, with everything below it; processes inside keep it until they
+    leave.
 
-    Nobody but us may be able to put a link into the way to `point`.
+    Only this process may be able to place a symlink on the way to `point`.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.umount2(ctypes.c_char_p(os.fsencode(point)), ctypes.c_int(_DETACH | _NOFOLLOW)) != 0:
@@ -73,7 +74,9 @@ def detach(point: str) -> None:
 
 
 def holders(device: str) -> list[int]:
-    """One process for each mount namespace in which this device is mounted, our own included."""
+    """Return one process for each mount namespace in which this device is mounted, our own
+    included.
+    """
     found: list[int] = []
     seen: set[str] = set()
     for name in os.listdir("/proc"):

@@ -1,9 +1,9 @@
 """Named workspaces on disk: `<root>/<name>/{meta.json, volume | tree}`.
 
-As root the volume is an ext4 image of its own size; an ordinary user, who cannot mount one, gets
-a directory whose size nobody holds. Each is made in a directory of its own that gets its name
-when it is whole and goes by losing it first, so a crash leaves something that `half_made` lists.
-The caller holds the lock of a name; who lives in a workspace is not known here.
+As root the volume is an ext4 image of its own size; an ordinary user, who cannot mount one, gets a
+directory without a size limit. Each is made in a temporary directory that gets its name when it is
+complete, and loses its name first when it is removed, so a crash leaves something that `half_made`
+lists. The caller holds the lock of a name; which sandboxes use a workspace is not known here.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ _TREE: Final = "tree"
 _MAKING: Final = ".making-"
 _REMOVING: Final = ".removing-"
 _MAX_META: Final = 64 * 1024
-# The last unmount writes out what is still in memory before the loop device lets go.
+# The last unmount writes back what is in memory before the loop device is released.
 _SETTLE_S: Final = 20.0
 
 
 class Volumes:
-    """Implements `ports.Workspaces`. Safe for several threads and processes, one a name."""
+    """Implements `ports.Workspaces`. Safe for several threads and processes, one per name."""
 
     def __init__(self, root: Path, *, images: bool | None = None) -> None:
         self._root = root
@@ -227,12 +227,12 @@ class Volumes:
                 _remove(self._root / entry)
 
     def _place(self, name: str) -> Path:
-        # Checked here too: this is where a name becomes a path.
+        # Checked here too: here a name becomes a path.
         return self._root / checked_kept_name(name)
 
     @contextmanager
     def _making(self, stored: StoredWorkspace) -> Iterator[Path]:
-        """A directory that gets its name at the end, or goes."""
+        """Yield a directory that gets its name at the end, or is removed."""
         place = self._place(stored.name)
         half = self._root / f"{_MAKING}{secrets.token_hex(4)}-{stored.name}"
         with translated(f"make workspace {plain_name(stored.name)}", BackendUnavailable):
@@ -262,9 +262,9 @@ class Volumes:
 
 
 async def _finished(work: Callable[..., T], *args: object) -> T:
-    """Run it in a thread that nobody leaves behind: cancelled, it is told to stop and waited for.
+    """Run it in a thread and wait for its end; if cancelled, tell it to stop and wait.
 
-    Whoever called holds the lock of a name, and lets go of it as soon as this returns.
+    The caller holds the lock of a name and releases it as soon as this returns.
     """
     stop = threading.Event()
     task = asyncio.ensure_future(asyncio.to_thread(work, *args, stop))
@@ -282,7 +282,7 @@ async def _finished(work: Callable[..., T], *args: object) -> T:
 
 
 def _rename_new(half: Path, place: Path) -> None:
-    """Only to a name that is free, whoever else tries at the same moment."""
+    """Rename only to a name that is free, even if another process tries at the same time."""
     try:
         if place.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
@@ -298,7 +298,7 @@ def _rename_new(half: Path, place: Path) -> None:
 
 
 def _begun(entry: str) -> str | None:
-    """The workspace that a half-made or half-removed directory belongs to."""
+    """Return the workspace that a half-made or half-removed directory belongs to."""
     for prefix in (_MAKING, _REMOVING):
         if entry.startswith(prefix):
             _, _, name = entry.removeprefix(prefix).partition("-")

@@ -22,15 +22,15 @@ from sandkasten.model.sandbox.cell_spec import WORKSPACE
 if TYPE_CHECKING:
     from pathlib import Path
 
-# 4 KiB blocks, because the loop device is told the same; no journal, because a crash loses the
-# sandbox anyway; lazy tables and no discard, because the file is new and already empty.
+# 4 KiB blocks, because the loop device uses the same; no journal, because a crash loses the sandbox
+# anyway; lazy tables and no discard, because the file is new and already empty.
 _MKFS = (
     "-q", "-F", "-m", "0", "-b", "4096", "-O", "^has_journal,^resize_inode",
     "-E", "lazy_itable_init=1,nodiscard,root_owner=0:0",
 )  # fmt: skip
-# Below this ext4 has no room for its own tables.
+# Below this size ext4 has no room for its own tables.
 MIN_BYTES = 4 * 1024 * 1024
-# One inode for 16 KiB, as mkfs does by itself, but never so few that a small project fails.
+# One inode per 16 KiB, as mkfs does by default, but never so few that a small project fails.
 _BYTES_PER_INODE = 16384
 _MIN_INODES = 4096
 
@@ -40,7 +40,7 @@ def mkfs_program() -> str | None:
 
 
 def template(directory: Path, size: int) -> Path:
-    """The template for this size, made at first use; several processes may do so at once."""
+    """Return the template for this size, made at first use; several processes may do so at once."""
     size = max(size, MIN_BYTES)
     path = directory / f"ext4-{size}"
     if path.exists():
@@ -76,7 +76,7 @@ def template(directory: Path, size: int) -> Path:
 
 
 def copy_sparse(source: Path, target: Path) -> None:
-    """Only the data, holes stay holes. OSError (ENOSPC…) leaves no target."""
+    """Copy only the data; holes stay holes. An OSError (ENOSPC…) leaves no target."""
     src = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     try:
         dst = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -101,9 +101,9 @@ _LOOP_MAJOR = 7
 
 
 def pin_volume(pid: int) -> int | None:
-    """A descriptor of the sandbox's volume, seen through its first process, if there is one.
+    """Return a descriptor of the sandbox's volume, seen through its first process, if there is one.
 
-    The path is ours: nobody inside can move a mount point or put something else there, also where
+    The path is ours: nothing inside can move a mount point or place something else there, even if
     the root is writable.
     """
     try:
@@ -116,8 +116,8 @@ def pin_volume(pid: int) -> int | None:
 
 
 def abandon(volume: int) -> None:
-    """Nothing that is still in memory is written back any more: nobody will read it again."""
-    # The same word to a file system of the host would end the host.
+    """Drop unwritten data: nothing will read it again."""
+    # The same call on a host file system would shut that down.
     if os.major(os.fstat(volume).st_dev) != _LOOP_MAJOR:
         return
     with contextlib.suppress(OSError):
@@ -131,12 +131,12 @@ _LOOK_AGAIN_S = 0.002
 
 
 def attached(path: str) -> bool:
-    """Whether a loop device holds this file: it is mounted, or just being unmounted."""
+    """Return whether a loop device holds this file: it is mounted, or just being unmounted."""
     return device_of(path) is not None
 
 
 def device_of(path: str) -> str | None:
-    """The number ("7:3") of the loop device that holds this file."""
+    """Return the number ("7:3") of the loop device that holds this file."""
     try:
         mine = os.stat(path)
     except OSError:
@@ -152,7 +152,7 @@ def device_of(path: str) -> str | None:
             said = fcntl.ioctl(device, _LOOP_GET_STATUS64, bytes(_LOOP_INFO_BYTES))
             number = os.fstat(device).st_rdev
         except OSError:
-            continue  # let go meanwhile
+            continue  # released meanwhile
         finally:
             os.close(device)
         if struct.unpack_from("=QQ", said) == (mine.st_dev, mine.st_ino):
@@ -161,7 +161,7 @@ def device_of(path: str) -> str | None:
 
 
 def await_detached(path: str, timeout_s: float) -> bool:
-    """True once everything written is in the file and nobody has it mounted any more."""
+    """Return True once everything is written to the file and it is no longer mounted."""
     deadline = time.monotonic() + timeout_s
     while attached(path):
         if time.monotonic() > deadline:

@@ -1,7 +1,8 @@
-"""What a sandbox with a writable root has changed in it, read from the host.
+"""The changes of a sandbox with a writable root, read from the host.
 
-The changes lie on the sandbox's own volume, where no path leads; the volume is mounted once more
-for as long as somebody reads. UnsupportedByBackend where there is nothing to read or no way to it.
+The changes are on the sandbox's own volume, which has no path on the host; the volume is mounted
+once more while they are read. Raises UnsupportedByBackend if there is nothing to read or no access
+to it.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
 
     from sandkasten.model.ids import SandboxId
 
-# As the launcher lays it out.
+# The layout of the launcher.
 _UPPER = "over/upper"
 
 
 @contextmanager
 def changes_of(layout: Layout, sandbox_id: SandboxId) -> Iterator[RootChanges]:
-    """Blocking, but only for moments."""
+    """Yield the changes. Blocks briefly."""
     cell = layout.cell(sandbox_id)
     state, known = read_state(cell), read_pid(cell)
     pinned = processes.pin(*known) if known else None

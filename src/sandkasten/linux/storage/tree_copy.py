@@ -1,7 +1,7 @@
-"""What a workspace holds, moved as a whole: sparse files and directory trees. Blocking.
+"""Copy sparse files and walk directory trees of workspaces. Blocking.
 
-Only for what no sandbox has at the moment; nobody may change a tree while it is walked here.
-`stop` is set when nobody waits any more, and ends a copy with Cancelled.
+Only for workspaces that no sandbox uses; no other process may change a tree while it is walked
+here. `stop` is set when the caller was cancelled, and ends a copy with Cancelled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# Between two looks at `stop`.
+# Bytes between two checks of `stop`.
 _CHUNK: Final = 16 * 1024 * 1024
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -62,10 +62,10 @@ def copy_tree(source: Path, target: Path, stop: threading.Event) -> None:
 
 
 def walk(tree: Path) -> Iterator[os.stat_result]:
-    """Everything in it, links not followed; what cannot be looked at is left out.
+    """Yield everything in it without following links; skip what cannot be read.
 
-    One directory is open at a time, so neither depth nor the length of a path matters. When a
-    sandbox moves directories meanwhile, the walk may end early.
+    One directory is open at a time, so neither depth nor path length matters. If a sandbox moves
+    directories meanwhile, the walk may end early.
     """
     here = os.open(tree, _DIRECTORY)
     levels: list[_Level] = []
@@ -103,7 +103,7 @@ class _Level:
 
 
 def _next(here: int, level: _Level) -> int | None:
-    """The next directory of a level, opened; one that nobody could come back from is left out."""
+    """Open the next directory of a level; skip one from which there is no way back."""
     while level.below:
         with suppress(OSError):
             inner = os.open(level.below.pop(), _DIRECTORY, dir_fd=here)
