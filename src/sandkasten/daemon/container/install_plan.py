@@ -24,7 +24,7 @@ Body: TypeAlias = dict[str, Any]
 
 MODES: Final = ("docker_socket", "sidecar", "remote")
 REPOSITORY: Final = "sandkasten"
-ENGINE_IMAGE: Final = "docker:27-dind"
+ENGINE_IMAGE: Final = "docker:28-dind"
 NAME: Final = "sandkasten"
 ENGINE_NAME: Final = "sandkasten-engine"
 NETWORK: Final = "sandkasten"
