@@ -20,7 +20,7 @@ from sandkasten.errors import (
     RunLimitReached,
 )
 from sandkasten.model.runs.run_values import RunUsage
-from tests.agents.looping import agent, staged
+from tests.agents.loop_stage import agent, staged
 from tests.agents.tools.desk import opened
 from tests.models.server import KEY, Answer, Asked, Call
 from tests.patience import PATIENCE_S

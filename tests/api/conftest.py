@@ -10,7 +10,7 @@ import pytest
 from sandkasten.client.server.embedded import Place, settings
 from sandkasten.daemon.compose import open_engine
 from sandkasten.errors import SessionNotFound
-from tests.api.serving import serving
+from tests.api.daemon_in_process import serving
 from tests.store.memory_store import MemoryJournal
 
 if TYPE_CHECKING:

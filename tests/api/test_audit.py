@@ -6,8 +6,8 @@ import pytest
 
 from sandkasten.api.request.request_audit import action_of
 from sandkasten.errors import QuotaExceeded
-from tests.api.booked import AS_OPERATOR, booked, new_key
-from tests.api.serving import serving
+from tests.api.daemon_in_process import serving
+from tests.api.daemon_with_database import AS_OPERATOR, booked, new_key
 from tests.store.memory_store import MemoryJournal
 
 

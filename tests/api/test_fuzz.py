@@ -25,8 +25,8 @@ from sandkasten.daemon.agent_services import agency
 from sandkasten.daemon.compose import open_engine, prepare_data_dir
 from sandkasten.daemon.persistent_stores import Books, open_books
 from sandkasten.engine.clock import SystemClock
-from tests.api.conforming import check, described
-from tests.api.serving import serving
+from tests.api.daemon_in_process import serving
+from tests.api.openapi_check import check, described
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:

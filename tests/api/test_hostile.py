@@ -21,8 +21,8 @@ from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import QuotaExceeded
 from sandkasten.model.access.tenancy import SCOPES, Principal, TenantQuota
 from sandkasten.model.journal_rows import KeyRow
+from tests.api.daemon_in_process import serving
 from tests.api.raw import say
-from tests.api.serving import serving
 from tests.patience import PATIENCE_S
 
 KEY = "sk-0123456789abcdef-not-to-be-told"

@@ -14,7 +14,7 @@ from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.journal_rows import KeyRow
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
-from tests.api.serving import serving
+from tests.api.daemon_in_process import serving
 from tests.imagekit import docker_members, layer, members_tar, sketch
 from tests.images import registries
 from tests.images.registries import HERE

@@ -7,7 +7,7 @@ import asyncio
 import aiohttp
 import pytest
 
-from tests.api.booked import AS_OPERATOR, booked, new_key
+from tests.api.daemon_with_database import AS_OPERATOR, booked, new_key
 from tests.patience import PATIENCE_S
 
 AS_ACME = {**AS_OPERATOR, "X-Sandkasten-Tenant": "acme"}

@@ -12,7 +12,7 @@ from sandkasten.api.problems import STATUS
 from sandkasten.api.response.openapi_document import document
 from sandkasten.api.routes.route_table import ALL
 from sandkasten.errors import SandkastenError
-from tests.api.conforming import check
+from tests.api.openapi_check import check
 from tests.repo import tree
 
 DOCUMENT = json.loads((tree.ROOT / "spec" / "openapi.json").read_text())

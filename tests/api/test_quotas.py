@@ -33,15 +33,15 @@ from sandkasten.errors import QuotaExceeded
 from sandkasten.mcp.remote_caller import RemoteCaller, remote_shapes
 from sandkasten.model.access.tenancy import SCOPES, TenantQuota
 from tests.agents.agency import environ_for, files_in, played, until
-from tests.api.booked import AS_OPERATOR, OPERATOR, new_key
-from tests.api.serving import serving
+from tests.api.daemon_in_process import serving
+from tests.api.daemon_with_database import AS_OPERATOR, OPERATOR, new_key
 from tests.models.server import ScriptedModel
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from tests.api.serving import Daemon, Reply
+    from tests.api.daemon_in_process import Daemon, Reply
 
 AS_ACME = {**AS_OPERATOR, "X-Sandkasten-Tenant": "acme"}
 QUOTAS: Final = {

@@ -10,8 +10,8 @@ import pytest
 from sandkasten import SandboxClient, sync
 from sandkasten.errors import AgentNotFound, RunNotFound, UnsupportedByBackend
 from tests.agents.agency import FLOW, WRITER, house
-from tests.api.booked import AS_OPERATOR, booked, new_key
-from tests.api.serving import serving
+from tests.api.daemon_in_process import serving
+from tests.api.daemon_with_database import AS_OPERATOR, booked, new_key
 from tests.models.server import Answer, Asked, Call
 from tests.store.memory_store import MemoryJournal
 

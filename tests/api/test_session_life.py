@@ -13,7 +13,7 @@ from sandkasten.daemon.compose import open_engine
 from sandkasten.engine.clock import SystemClock
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.sandbox.limits import MIB
-from tests.api.serving import serving
+from tests.api.daemon_in_process import serving
 from tests.engine.test_journal import until
 from tests.store.memory_store import MemoryJournal
 

@@ -13,8 +13,8 @@ from sandkasten.client.server.embedded import Place, settings
 from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.engine.clock import SystemClock
 from sandkasten.model.files.file_keys import FileRules
-from tests.api.booked import AS_OPERATOR, booked, new_key
-from tests.api.serving import serving
+from tests.api.daemon_in_process import serving
+from tests.api.daemon_with_database import AS_OPERATOR, booked, new_key
 from tests.patience import PATIENCE_S
 
 DATA = os.urandom(300_000)

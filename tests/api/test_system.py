@@ -17,7 +17,7 @@ from sandkasten.model.sandbox.readiness import Readiness
 from sandkasten.telemetry.event_fanout import FanOut
 from sandkasten.telemetry.log_events import LogEvents
 from sandkasten.telemetry.metrics import Metrics
-from tests.api.serving import serving
+from tests.api.daemon_in_process import serving
 
 
 async def test_a_daemon_is_ready_until_it_drains(daemon):

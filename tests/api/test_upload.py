@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from sandkasten.api.server_context import HttpRules
-from tests.api.serving import serving
+from tests.api.daemon_in_process import serving
 from tests.patience import PATIENCE_S
 
 JSON = {"Content-Type": "application/json"}

@@ -23,7 +23,7 @@ def store(tmp_path: Path) -> LayerStore:
 @pytest.fixture(scope="module")
 def plain_registry(tmp_path_factory) -> Iterator[Running]:
     from tests.images import registries
-    from tests.images.asking import MADE
+    from tests.images.registry_access import MADE
 
     with registries.docker_registry(tmp_path_factory.mktemp("plain")) as running:
         registries.push(running.base, "team/app", "1", MADE)

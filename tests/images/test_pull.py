@@ -26,8 +26,8 @@ from sandkasten.images.registry.puller import Puller
 from sandkasten.images.registry.registry_credentials import Access, Keyring
 from sandkasten.images.registry.registry_http import Patience
 from tests.images import registries
-from tests.images.asking import QUICK
 from tests.images.registries import HERE, PASSWORD, USER, Asked, Running
+from tests.images.registry_access import QUICK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -17,7 +17,7 @@ from sandkasten.images.registry.image_reference import (
 )
 from sandkasten.images.registry.manifests import DOCKER_LIST, Index, read_manifest
 from tests.images import registries
-from tests.images.asking import MADE
+from tests.images.registry_access import MADE
 
 
 @pytest.mark.parametrize(

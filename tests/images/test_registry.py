@@ -21,8 +21,8 @@ from sandkasten.images.registry.manifests import Descriptor
 from sandkasten.images.registry.registry_credentials import Access
 from sandkasten.images.registry.registry_http import loopback
 from tests.images import registries
-from tests.images.asking import BASIC, LOGIN, MADE, manifest_of, open_registry
 from tests.images.registries import PASSWORD, USER, Running
+from tests.images.registry_access import BASIC, LOGIN, MADE, manifest_of, open_registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

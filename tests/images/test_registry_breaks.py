@@ -13,7 +13,7 @@ from sandkasten.errors import Cancelled, InvalidImage, RegistryUnavailable
 from sandkasten.images.registry.manifests import Manifest
 from sandkasten.images.registry.registry_http import Errand, Patience
 from tests.images import registries
-from tests.images.asking import MADE, QUICK, manifest_of, open_registry
+from tests.images.registry_access import MADE, QUICK, manifest_of, open_registry
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])

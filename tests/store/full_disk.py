@@ -22,7 +22,7 @@ from sandkasten.model.access.api_keys import DEFAULT_SCOPES, make_key
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.journal_rows import AuditRow, ExecRow, KeyRow, SessionRow
-from tests.api.serving import serving
+from tests.api.daemon_in_process import serving
 
 
 async def pieces(data: bytes):

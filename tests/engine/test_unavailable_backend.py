@@ -18,9 +18,9 @@ from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest, Recovered
-from tests.engine.away import HINT, FarWorld
 from tests.engine.injections import GO, UNTIL_GO
 from tests.engine.test_journal import until
+from tests.engine.unavailable_backend import HINT, FarWorld
 
 pytestmark = pytest.mark.anyio
 

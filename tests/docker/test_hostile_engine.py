@@ -22,7 +22,7 @@ from sandkasten.errors import BackendUnavailable, Busy, SandkastenError
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
-from tests.docker.liar import BOX, ID, OWNER, PLAUSIBLE, Liar, answered
+from tests.docker.fake_engine import BOX, ID, OWNER, PLAUSIBLE, Liar, answered
 from tests.patience import FAR_TOO_LATE_S, PATIENCE_S
 
 if TYPE_CHECKING:

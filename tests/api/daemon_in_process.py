@@ -19,7 +19,7 @@ from sandkasten.api.server_context import Server
 from sandkasten.daemon.http.http_protocol import guarded
 from sandkasten.daemon.http.websocket_protocol import guarded_websocket
 from sandkasten.engine.clock import SystemClock
-from tests.api.conforming import check
+from tests.api.openapi_check import check
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:

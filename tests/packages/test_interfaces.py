@@ -10,7 +10,7 @@ import pytest
 import sandkasten
 from sandkasten.cli.main import main
 from sandkasten.errors import InvalidRequest, ProvisioningFailed
-from tests.api.serving import serving
+from tests.api.daemon_in_process import serving
 from tests.packages.wheels import wheel
 
 if TYPE_CHECKING:

@@ -10,14 +10,14 @@ from sandkasten.client.server.embedded import Place, settings
 from sandkasten.daemon.compose import prepare_data_dir
 from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.engine.clock import SystemClock
-from tests.api.serving import serving
+from tests.api.daemon_in_process import serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
     from sandkasten.engine.engine import Engine
-    from tests.api.serving import Daemon
+    from tests.api.daemon_in_process import Daemon
 
 OPERATOR = "the-operators-own-key-of-this-test"
 AS_OPERATOR = {"Authorization": f"Bearer {OPERATOR}"}
