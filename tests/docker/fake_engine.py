@@ -50,8 +50,8 @@ PLAUSIBLE: dict[str, Any] = {
 }  # fmt: skip
 
 
-class Liar:
-    """`async with Liar(path) as liar:` listens on the Unix socket `path`."""
+class FakeEngine:
+    """`async with FakeEngine(path) as fake_engine:` listens on the Unix socket `path`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -64,7 +64,7 @@ class Liar:
     def host(self) -> str:
         return f"unix://{self.path}"
 
-    async def __aenter__(self) -> Liar:
+    async def __aenter__(self) -> FakeEngine:
         self._server = await asyncio.start_unix_server(self._serve, self.path)
         return self
 

@@ -22,7 +22,7 @@ from sandkasten.errors import BackendUnavailable, Busy, SandkastenError
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
-from tests.docker.fake_engine import BOX, ID, OWNER, PLAUSIBLE, Liar, answered
+from tests.docker.fake_engine import BOX, ID, OWNER, PLAUSIBLE, FakeEngine, answered
 from tests.patience import FAR_TOO_LATE_S, PATIENCE_S
 
 if TYPE_CHECKING:
@@ -40,25 +40,25 @@ SPEC = CellSpec(image=Image("i", kind="engine", id=f"sha256:{ID}"))
 
 
 @pytest.fixture
-async def liar(tmp_path: Path) -> AsyncIterator[Liar]:
-    async with Liar(tmp_path / "s") as made:
+async def fake_engine(tmp_path: Path) -> AsyncIterator[FakeEngine]:
+    async with FakeEngine(tmp_path / "s") as made:
         yield made
 
 
 @pytest.fixture
-async def backend(liar: Liar, tmp_path: Path) -> AsyncIterator[DockerBackend]:
+async def backend(fake_engine: FakeEngine, tmp_path: Path) -> AsyncIterator[DockerBackend]:
     home = tmp_path / "data" / "docker"
     home.mkdir(parents=True)
     (home / "owner").write_text(OWNER)
-    options = DockerOptions(host=liar.host, workspace="volume", timeout_s=PATIENCE_S)
+    options = DockerOptions(host=fake_engine.host, workspace="volume", timeout_s=PATIENCE_S)
     made = DockerBackend(tmp_path / "data", options)
     yield made
     await made.aclose()
 
 
 @pytest.fixture
-async def client(liar: Liar) -> AsyncIterator[EngineClient]:
-    made = EngineClient(address_of(DockerOptions(host=liar.host)), PATIENCE_S)
+async def client(fake_engine: FakeEngine) -> AsyncIterator[EngineClient]:
+    made = EngineClient(address_of(DockerOptions(host=fake_engine.host)), PATIENCE_S)
     yield made
     await made.aclose()
 
@@ -110,12 +110,14 @@ async def _usage(backend: DockerBackend) -> None:
 
 @pytest.mark.parametrize("seed", range(100))
 async def test_a_nonsensical_engine_answer_is_a_typed_error(
-    seed: int, liar: Liar, backend: DockerBackend
+    seed: int, fake_engine: FakeEngine, backend: DockerBackend
 ):
     chance = random.Random(seed)
     for question in chance.sample(sorted(PLAUSIBLE), 2):
         value = PLAUSIBLE[question]
-        liar.says(question, JUNK[seed % len(JUNK)] if value == b"" else changed(value, chance))
+        fake_engine.says(
+            question, JUNK[seed % len(JUNK)] if value == b"" else changed(value, chance)
+        )
     assert await ask_everything(backend) == []
 
 
@@ -124,9 +126,9 @@ async def test_a_nonsensical_engine_answer_is_a_typed_error(
     [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000, b"NaN", b'"' + b"x" * 1000 + b'"'],
 )
 async def test_an_engine_answer_that_is_not_json_is_a_typed_error(
-    body: bytes, liar: Liar, backend: DockerBackend
+    body: bytes, fake_engine: FakeEngine, backend: DockerBackend
 ):
-    liar.says(".* /(info|containers|volumes|images)", body)
+    fake_engine.says(".* /(info|containers|volumes|images)", body)
     assert await ask_everything(backend) == []
 
 
@@ -138,37 +140,39 @@ async def _endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 async def test_an_endless_engine_answer_is_cut_off_in_bounded_memory(
-    liar: Liar, client: EngineClient
+    fake_engine: FakeEngine, client: EngineClient
 ):
-    liar.says("GET /containers/json", _endless)
-    liar.says("GET /containers/[^/]+/logs", _endless)
+    fake_engine.says("GET /containers/json", _endless)
+    fake_engine.says("GET /containers/[^/]+/logs", _endless)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(BackendUnavailable, match="more than"):
+    with pytest.raises(BackendUnavailable, match="longer than"):
         await client.containers()
-    with pytest.raises(BackendUnavailable, match="more than"):
+    with pytest.raises(BackendUnavailable, match="longer than"):
         await client.logs(ID)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 160 * 1024
 
 
-async def test_redirects_of_an_engine_are_not_followed(liar: Liar, client: EngineClient):
+async def test_redirects_of_an_engine_are_not_followed(
+    fake_engine: FakeEngine, client: EngineClient
+):
     async def elsewhere(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(answered(b"", "307 Temporary Redirect", "Location: /elsewhere"))
         await writer.drain()
 
-    liar.says("GET /info", elsewhere)
+    fake_engine.says("GET /info", elsewhere)
     with pytest.raises(BackendUnavailable, match="another address"):
         await client.info()
-    assert not any("elsewhere" in one for one in liar.asked)
+    assert not any("elsewhere" in one for one in fake_engine.asked)
 
 
 async def test_an_engine_failure_without_a_message_is_a_typed_error(
-    liar: Liar, backend: DockerBackend
+    fake_engine: FakeEngine, backend: DockerBackend
 ):
     async def failing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(answered(json.dumps({"massage": 1}).encode(), "500 No"))
         await writer.drain()
 
-    liar.says(".*", failing)
+    fake_engine.says(".*", failing)
     assert await ask_everything(backend) == []
 
 
@@ -188,7 +192,7 @@ async def _opened(client: EngineClient) -> ExecStream:
 
 
 async def test_a_stream_frame_of_four_gigabytes_is_forwarded_in_pieces(
-    liar: Liar, client: EngineClient
+    fake_engine: FakeEngine, client: EngineClient
 ):
     async def huge(writer: asyncio.StreamWriter) -> None:
         writer.write(struct.pack(">BxxxL", 1, 0xFFFF_FFFF))
@@ -196,7 +200,7 @@ async def test_a_stream_frame_of_four_gigabytes_is_forwarded_in_pieces(
             writer.write(b"x" * 65536)
             await writer.drain()
 
-    liar.says("POST /exec/", _upgraded(huge))
+    fake_engine.says("POST /exec/", _upgraded(huge))
     stream = await _opened(client)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seen = 0
@@ -208,7 +212,9 @@ async def test_a_stream_frame_of_four_gigabytes_is_forwarded_in_pieces(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 * 1024
 
 
-async def test_stream_frames_split_anywhere_are_reassembled(liar: Liar, client: EngineClient):
+async def test_stream_frames_split_anywhere_are_reassembled(
+    fake_engine: FakeEngine, client: EngineClient
+):
     whole = struct.pack(">BxxxL", 1, 5) + b"hello" + struct.pack(">BxxxL", 2, 3) + b"err"
     whole += struct.pack(">BxxxL", 1, 0) + struct.pack(">BxxxL", 1, 1) + b"!"
 
@@ -218,7 +224,7 @@ async def test_stream_frames_split_anywhere_are_reassembled(liar: Liar, client: 
             await writer.drain()
             await asyncio.sleep(0)
 
-    liar.says("POST /exec/", _upgraded(slowly))
+    fake_engine.says("POST /exec/", _upgraded(slowly))
     stream = await _opened(client)
     found = b""
     while part := await stream.receive(100):
@@ -227,7 +233,9 @@ async def test_stream_frames_split_anywhere_are_reassembled(liar: Liar, client: 
     assert (found, stream.told) == (b"hello!", "err")
 
 
-async def test_engine_output_is_not_mistaken_for_the_runners(liar: Liar, backend: DockerBackend):
+async def test_engine_output_is_not_mistaken_for_the_runners(
+    fake_engine: FakeEngine, backend: DockerBackend
+):
     """An engine that cannot start a command writes its error where the output would be."""
     said = b"OCI runtime exec failed: exec failed: cannot exec in a stopped container"
 
@@ -235,14 +243,14 @@ async def test_engine_output_is_not_mistaken_for_the_runners(liar: Liar, backend
         writer.write(struct.pack(">BxxxL", 1, len(said)) + said)
         await writer.drain()
 
-    liar.says("POST /exec/", _upgraded(fail))
+    fake_engine.says("POST /exec/", _upgraded(fail))
     cell = await backend.attach(SandboxId(BOX))
     with pytest.raises(Busy, match="OCI runtime exec failed"):
         await cell.dial()
 
 
 async def test_endless_error_output_ends_with_the_hello_timeout(
-    liar: Liar, backend: DockerBackend, monkeypatch: pytest.MonkeyPatch
+    fake_engine: FakeEngine, backend: DockerBackend, monkeypatch: pytest.MonkeyPatch
 ):
     async def complain(writer: asyncio.StreamWriter) -> None:
         while True:
@@ -250,7 +258,7 @@ async def test_endless_error_output_ends_with_the_hello_timeout(
             await writer.drain()
 
     monkeypatch.setattr(cells, "_HELLO_S", 0.5)
-    liar.says("POST /exec/", _upgraded(complain))
+    fake_engine.says("POST /exec/", _upgraded(complain))
     cell = await backend.attach(SandboxId(BOX))
     with pytest.raises(Busy) as failed:
         await cell.dial()
