@@ -235,7 +235,7 @@ async def whole_daemon(directory) -> AsyncIterator[Daemon]:
         prepare_data_dir(settings.data_dir)
         clock = SystemClock()
         async with open_books(settings, clock) as books:
-            engine = await open_engine(settings, journal=books.journal)
+            engine = await open_engine(settings, journal=books.journal, stored_files=books.files)
             try:
                 await engine.recover()
                 async with (
@@ -596,3 +596,31 @@ async def test_concurrent_uploads_share_one_quota(daemon, tmp_path):
     path = f"/v1/files?key={files[0]['key']}&overwrite=true"
     assert (await daemon.ask("POST", path, data=b"x" * 1500, headers=key)).status == 201
     assert (await daemon.ask("POST", path, data=b"x" * 1501, headers=key)).status == 507
+
+
+async def test_sandbox_created_during_an_upload_counts_for_it(daemon, tmp_path):
+    key = await acme_key(daemon, {"files", "sessions"}, max_disk_bytes=16 << 20)
+    created = asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"x"
+        await created.wait()
+        yield b"x" * 1000
+
+    upload = asyncio.create_task(daemon.ask("POST", "/v1/files", data=body(), headers=key))
+    partial = tmp_path / "data" / "files" / "making"
+
+    async def started() -> object:
+        return len(os.listdir(partial)) == 1
+
+    await until(started, "the upload has not started")
+    sandbox = {"limits": {"workspace_mb": 16}}
+    made = await daemon.ask("POST", "/v1/sessions", sandbox, headers=key)
+    assert made.status == 201, made.raw
+    created.set()
+    refused = await upload
+    assert (refused.status, refused.json["details"]) == (507, {"quota": "disk", "left": 0})
+    # The other way round: what is stored counts for the next sandbox.
+    await daemon.ask("DELETE", f"/v1/sessions/{made.json['id']}", headers=key)
+    assert (await daemon.ask("POST", "/v1/files", data=b"x", headers=key)).status == 201
+    assert (await daemon.ask("POST", "/v1/sessions", sandbox, headers=key)).status == 507

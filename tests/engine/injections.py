@@ -132,6 +132,16 @@ class TestClock:
         return self._real.boottime() + self.ahead_s
 
 
+class StoredFiles:
+    """Stored files of that many bytes, for every tenant."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    async def usage(self, tenant: str) -> int:
+        return self.bytes
+
+
 class World:
     """An engine with access to everything behind it."""
 
@@ -154,6 +164,7 @@ class World:
         self.events = Events()
         self.clock = TestClock()
         self.policy = policy or Policy()
+        self.stored_files = StoredFiles()
         self.engine = self.another()
 
     def another(self) -> Engine:
@@ -170,6 +181,7 @@ class World:
             workspaces=self.backend.real.workspaces,
             host_mounts=self._host_mounts,
             journal=self.journal,
+            stored_files=self.stored_files,
         )
 
     async def left(self) -> tuple[list[str], list[str]]:

@@ -171,16 +171,18 @@ async def test_disk_counts_sandboxes_workspaces_and_stored_files(world):
     assert (refused.value.details["quota"], refused.value.details["used"]) == ("disk", 70 * MIB)
     with pytest.raises(QuotaExceeded):
         await engine.workspaces.create("new", size_mb=31, tenant="acme", quota=quota)
+    world.stored_files.bytes = 1
     with pytest.raises(QuotaExceeded):
-        await engine.workspaces.copy("old", "new", tenant="acme", quota=quota, other_disk_bytes=1)
+        await engine.workspaces.copy("old", "new", tenant="acme", quota=quota)
+    world.stored_files.bytes = 0
     with pytest.raises(QuotaExceeded):
         await engine.workspaces.resize("old", 61, tenant="acme", quota=quota)
+    world.stored_files.bytes = 20 * MIB
     with pytest.raises(QuotaExceeded):
         await engine.create(
-            CreateRequest(SandboxOptions(limits={"workspace_mb": 20}), tenant="acme"),
-            quota,
-            other_disk_bytes=20 * MIB,
+            CreateRequest(SandboxOptions(limits={"workspace_mb": 20}), tenant="acme"), quota
         )
+    world.stored_files.bytes = 0
     # One that is there takes no more room, whoever mounts it.
     info = await engine.create(
         CreateRequest(SandboxOptions(workspace_id="old"), tenant="acme"), quota

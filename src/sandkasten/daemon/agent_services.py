@@ -82,7 +82,7 @@ async def agency(
         AgentService(
             engine=engine,
             runs=RunDirectory(settings.data_dir.absolute() / "runs"),
-            toolbox=Toolbox(engine, StagePublish(engine.files, files), files=files),
+            toolbox=Toolbox(engine, StagePublish(engine.files, files)),
             library=Library([*rules.agent_dirs, *rules.workflow_dirs]),
             models=Models(default=model),
             runner=WorkflowRunner(expressions),

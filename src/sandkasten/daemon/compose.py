@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sandkasten.daemon.settings.resolver import Settings
-    from sandkasten.ports import Backend, EventSink, Journal, Store, Workspaces
+    from sandkasten.ports import Backend, EventSink, FileStore, Journal, Store, Workspaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,11 @@ class Backing:
 
 
 async def open_engine(
-    settings: Settings, *, events: EventSink | None = None, journal: Journal | None = None
+    settings: Settings,
+    *,
+    events: EventSink | None = None,
+    journal: Journal | None = None,
+    stored_files: FileStore | None = None,
 ) -> Engine:
     """An engine that sweeps once in the background. BackendUnavailable where there is no Linux."""
     if sys.platform != "linux":
@@ -76,6 +80,7 @@ async def open_engine(
         host_mounts=HostMounts(settings.data_dir),
         journal=journal,
         packages=packages,
+        stored_files=stored_files,
     )
     engine.sweep_soon()
     return engine

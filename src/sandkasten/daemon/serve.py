@@ -62,7 +62,9 @@ async def serve(settings: Settings, said: Callable[[str], None]) -> None:
         metrics = Metrics(version("sandkasten"))
         events = FanOut(LogEvents(routine=logging.INFO), metrics)
         books = await stack.enter_async_context(open_books(settings, clock, rules.db_path))
-        engine = await open_engine(settings, events=events, journal=books.journal)
+        engine = await open_engine(
+            settings, events=events, journal=books.journal, stored_files=books.files
+        )
         stack.push_async_callback(engine.aclose)
         _check_exposure(settings, keyed=books.keys.any_living(clock.now()))
         agents = LaterAgents(

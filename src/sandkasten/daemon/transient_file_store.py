@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from sandkasten.daemon.settings.resolver import Settings
     from sandkasten.model.journal_rows import StoredFile
-    from sandkasten.ports import FileStore
+    from sandkasten.ports import FileStore, MaxStoredBytes
 
 Files: TypeAlias = "Sequence[StoredFile]"
 
@@ -75,7 +75,7 @@ class BriefFiles:
         metadata: Mapping[str, str] | None = None,
         expect_sha256: str | None = None,
         overwrite: bool = False,
-        max_stored_bytes: int | None = None,
+        max_stored_bytes: MaxStoredBytes | None = None,
     ) -> StoredFile:
         async with self._open() as files:
             return await files.put(

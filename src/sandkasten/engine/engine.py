@@ -28,7 +28,7 @@ from sandkasten.engine.lifecycle.sandbox_info import process_of
 from sandkasten.engine.lifecycle.sandbox_updates import SandboxUpdates
 from sandkasten.engine.lifecycle.sandboxes import Sandboxes
 from sandkasten.engine.lifecycle.session_list import MOST, SessionList, SessionPage
-from sandkasten.engine.lifecycle.tenant_quotas import Allowance, TenantQuotas
+from sandkasten.engine.lifecycle.tenant_quotas import TenantQuotas
 from sandkasten.engine.lifecycle.workspace_claims import WorkspaceClaims
 from sandkasten.engine.lifecycle.workspace_loans import Loans
 from sandkasten.engine.oneshot.build_sandbox import BuildSandbox
@@ -59,6 +59,7 @@ from sandkasten.wire.messages import decode_processes, decode_stats
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
+    from sandkasten.engine.lifecycle.tenant_quotas import StoredFiles
     from sandkasten.model.access.tenancy import TenantQuota
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.sandbox.oneshot_values import RunRequest, RunResult
@@ -113,7 +114,9 @@ class Engine:
         host_mounts: HostMounts | None = None,
         journal: Journal | None = None,
         packages: Provisioner | None = None,
+        stored_files: StoredFiles | None = None,
     ) -> None:
+        """`stored_files` count against the disk quota of their tenant."""
         self._backends = backends
         self.backend_name = default_backend
         self.policy = policy
@@ -134,7 +137,7 @@ class Engine:
         planner = Planner(
             tiers=tiers, images=images, policy=policy, host_mounts=host_mounts, packages=packages
         )
-        self._quotas = TenantQuotas(store, claims)
+        self._quotas = TenantQuotas(store, claims, stored_files)
         self._sandboxes = Sandboxes(
             handles=self._handles,
             store=store,
@@ -244,13 +247,10 @@ class Engine:
         self,
         request: CreateRequest,
         quota: TenantQuota | None = None,
-        *,
-        other_disk_bytes: int = 0,
     ) -> Info:
-        """`quota` bounds what the request's tenant has in all; `other_disk_bytes` count as its."""
+        """Create a sandbox; `quota` bounds what the request's tenant has in all."""
         with self._in_flight.within():
-            room = Allowance(quota, other_disk_bytes)
-            return await self._sandboxes.create(request, room, sites=self._sites)
+            return await self._sandboxes.create(request, quota, sites=self._sites)
 
     async def update(self, sandbox_id: str, request: UpdateRequest) -> Info:
         """Update a living sandbox: timeouts count from now on, its lifetime from its creation."""
@@ -289,9 +289,11 @@ class Engine:
         """Return the tenant of a sandbox. Raise SessionNotFound."""
         return await self._sandboxes.owner(sandbox_id)
 
-    async def max_stored_bytes(self, tenant: str, quota: TenantQuota | None) -> int | None:
-        """Return the bytes that the tenant's stored files may take; None: any number."""
-        return await self._quotas.max_stored_bytes(tenant, quota)
+    def max_stored_bytes(
+        self, tenant: str, quota: TenantQuota | None
+    ) -> AbstractAsyncContextManager[int | None]:
+        """Yield the bytes that the tenant's stored files may take, valid during the block."""
+        return self._quotas.max_stored_bytes(tenant, quota)
 
     async def destroy(self, sandbox_id: str) -> None:
         with self._in_flight.within(new=False):
@@ -430,11 +432,9 @@ class Engine:
         self,
         request: RunRequest,
         quota: TenantQuota | None = None,
-        *,
-        other_disk_bytes: int = 0,
     ) -> RunResult:
         with self._in_flight.within():
-            return await self._oneshot.run(request, Allowance(quota, other_disk_bytes))
+            return await self._oneshot.run(request, quota)
 
     # ---- upkeep
 

@@ -29,7 +29,14 @@ from sandkasten.ports.isolation import (
     Workbench,
 )
 from sandkasten.ports.package_ports import Provisioner, Site, Sites
-from sandkasten.ports.persistence import FileStore, Journal, Keys, Store, Workspaces
+from sandkasten.ports.persistence import (
+    FileStore,
+    Journal,
+    Keys,
+    MaxStoredBytes,
+    Store,
+    Workspaces,
+)
 
 __all__ = [
     "Agents",
@@ -50,6 +57,7 @@ __all__ = [
     "Journal",
     "KeepsImages",
     "Keys",
+    "MaxStoredBytes",
     "Pausable",
     "Provisioner",
     "Readable",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from sandkasten.model.ids import SandboxId
@@ -178,6 +178,10 @@ class Keys(Protocol):
     async def list(self, tenant: str | None = None) -> Sequence[KeyRow]: ...
 
 
+MaxStoredBytes: TypeAlias = "Callable[[], AbstractAsyncContextManager[int | None]]"
+"""The most bytes that a tenant's files may take in all, valid during the block; None: any."""
+
+
 class FileStore(Protocol):
     """Files that outlive sandboxes: staged into them, published out of them."""
 
@@ -192,11 +196,12 @@ class FileStore(Protocol):
         metadata: Mapping[str, str] | None = None,
         expect_sha256: str | None = None,
         overwrite: bool = False,
-        max_stored_bytes: int | None = None,
+        max_stored_bytes: MaxStoredBytes | None = None,
     ) -> StoredFile:
         """Store all of it or nothing. Without a key it gets `f_<id>`; Conflict if a key is taken.
 
-        QuotaExceeded if the tenant's stored files would take more than `max_stored_bytes`.
+        QuotaExceeded if the tenant's stored files would take more than `max_stored_bytes`
+        yields, when the bytes begin to arrive or while the file gets its key.
         """
         ...
 

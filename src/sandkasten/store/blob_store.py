@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
     from pathlib import Path
 
-    from sandkasten.ports import Clock
+    from sandkasten.ports import Clock, MaxStoredBytes
     from sandkasten.store.sqlite.database import Database
 
     Files: TypeAlias = Sequence[StoredFile]
@@ -87,7 +87,7 @@ class BlobStore:
         metadata: Mapping[str, str] | None = None,
         expect_sha256: str | None = None,
         overwrite: bool = False,
-        max_stored_bytes: int | None = None,
+        max_stored_bytes: MaxStoredBytes | None = None,
     ) -> StoredFile:
         now = self._clock.now()
         if expires_at is None and self.rules.ttl_s is not None:
@@ -100,7 +100,10 @@ class BlobStore:
             await self._database.read(
                 lambda connection: _must_be_free(connection, tenant, key, now)
             )
-        arrived = await self._receive(tenant, key, data, max_stored_bytes)
+        limits = max_stored_bytes if max_stored_bytes is not None else _no_limit
+        async with limits() as limit:
+            pass
+        arrived = await self._receive(tenant, key, data, limit)
         try:
             _must_be(arrived.digest, expect_sha256)
             row = StoredFile(
@@ -113,12 +116,14 @@ class BlobStore:
                 expires_at=expires_at,
                 metadata=metadata,
             )
-            replaced = await self._database.write(
-                lambda connection: self._insert(
-                    connection, row, arrived, max_stored_bytes, overwrite=overwrite
-                ),
-                lasting=True,
-            )
+            # Again: sandboxes and files may have taken the room while this one arrived.
+            async with limits() as limit:
+                replaced = await self._database.write(
+                    lambda connection: self._insert(
+                        connection, row, arrived, limit, overwrite=overwrite
+                    ),
+                    lasting=True,
+                )
         except BaseException:
             self._content.drop(arrived)
             await self._collect([arrived.digest])
@@ -215,7 +220,7 @@ class BlobStore:
         return gone
 
     async def _receive(
-        self, tenant: str, key: str, data: AsyncIterable[bytes], max_stored_bytes: int | None
+        self, tenant: str, key: str, data: AsyncIterable[bytes], limit: int | None
     ) -> Arrived:
         used = await self._database.read(lambda connection: _used(connection, tenant, without=key))
         rules = self.rules
@@ -227,7 +232,7 @@ class BlobStore:
                     hint="see the operator's files.max_bytes",
                     limit=rules.max_bytes,
                 )
-            _check_total(used, size, rules, max_stored_bytes)
+            _check_total(used, size, rules, limit)
 
         return await self._content.receive(data, allowed)
 
@@ -236,7 +241,7 @@ class BlobStore:
         connection: sqlite3.Connection,
         row: StoredFile,
         arrived: Arrived,
-        max_stored_bytes: int | None,
+        limit: int | None,
         *,
         overwrite: bool,
     ) -> str | None:
@@ -247,8 +252,7 @@ class BlobStore:
         replaced = connection.execute(
             "DELETE FROM files WHERE tenant = ? AND key = ? RETURNING sha256", (row.tenant, row.key)
         ).fetchall()
-        # Again: other files may have been stored while this one arrived.
-        _check_total(_used(connection, row.tenant), row.size_bytes, self.rules, max_stored_bytes)
+        _check_total(_used(connection, row.tenant), row.size_bytes, self.rules, limit)
         connection.execute(
             f"INSERT INTO files ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
             (
@@ -299,11 +303,16 @@ def _used(connection: sqlite3.Connection, tenant: str, *, without: str | None = 
     return int(connection.execute(sql, (tenant, without)).fetchone()[0])
 
 
-def _check_total(used: int, more: int, rules: FileRules, max_stored_bytes: int | None) -> None:
+@asynccontextmanager
+async def _no_limit() -> AsyncIterator[int | None]:
+    yield None
+
+
+def _check_total(used: int, more: int, rules: FileRules, limit: int | None) -> None:
     if used + more > rules.max_total_bytes:
         raise _full(rules)
-    if max_stored_bytes is not None and used + more > max_stored_bytes:
-        left = max(0, max_stored_bytes - used)
+    if limit is not None and used + more > limit:
+        left = max(0, limit - used)
         raise QuotaExceeded(
             f"the file is too large: the disk quota of the tenant has {left} bytes left",
             hint="delete something, or ask the operator for a larger quota",

@@ -54,7 +54,7 @@ async def opened(data_dir: Path, backend: str = "local", **settings: str) -> Asy
     given = load({"data_dir": str(data_dir)}, environ, data_dir.parent)
     prepare_data_dir(given.data_dir)
     async with open_books(given, SystemClock()) as books:
-        engine = await open_engine(given, journal=books.journal)
+        engine = await open_engine(given, journal=books.journal, stored_files=books.files)
         try:
             yield fresh(engine, books.files)
         finally:
@@ -66,7 +66,7 @@ async def opened(data_dir: Path, backend: str = "local", **settings: str) -> Asy
 
 def fresh(engine: Engine, store: BlobStore) -> Desk:
     """Return a toolbox without state, and a run for it."""
-    toolbox = Toolbox(engine, StagePublish(engine.files, store), files=store)
+    toolbox = Toolbox(engine, StagePublish(engine.files, store))
     return Desk(engine, store, toolbox, RunContext("run_a", "tester", sandbox=CODE))
 
 

@@ -7,6 +7,7 @@ were written is counted here, for each sandbox, from when this process first saw
 from __future__ import annotations
 
 import base64
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.agents.tools import tool_answers
@@ -98,7 +99,7 @@ class FileTools:
             place.info.id,
             given["source"],
             given.get("file_key"),
-            max_stored_bytes=await self._engine.max_stored_bytes(context.tenant, context.quota),
+            max_stored_bytes=partial(self._engine.max_stored_bytes, context.tenant, context.quota),
         )
         return {
             "ok": True,

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from sandkasten.engine.engine import Engine
     from sandkasten.model.runs.session_key import Namespace
     from sandkasten.model.sandbox.sandbox_requests import CreateRequest, Info
-    from sandkasten.ports import FileStore
 
 _Kind: TypeAlias = tuple[str | None, str | None, tuple[str, ...], tuple[str, ...]]
 """What a sandbox of a key must agree with: image, profile and packages."""
@@ -75,9 +74,8 @@ class _Known:
 
 
 class Sessions:
-    def __init__(self, engine: Engine, files: FileStore | None) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._files = files
         self._known: dict[tuple[str, str], _Known] = {}
         """By tenant and key, as it was when it was last used here."""
         self._making: dict[tuple[str, str, str], set[str]] = {}
@@ -242,11 +240,7 @@ class Sessions:
             return await self._create(again, context)
 
     async def _create(self, request: CreateRequest, context: RunContext) -> Info:
-        stored = 0
-        quota = context.quota
-        if self._files is not None and quota is not None and quota.max_disk_bytes is not None:
-            stored = await self._files.usage(context.tenant)
-        return await self._engine.create(request, quota, other_disk_bytes=stored)
+        return await self._engine.create(request, context.quota)
 
     def _remember(self, info: Info, kind: _Kind | None = None) -> None:
         if info.session_key is None:

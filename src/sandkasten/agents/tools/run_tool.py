@@ -22,16 +22,14 @@ if TYPE_CHECKING:
     from sandkasten.agents.run_context import RunContext
     from sandkasten.agents.tools.tool_answers import Answer
     from sandkasten.engine.engine import Engine
-    from sandkasten.ports import FileStore
 
 
 class Running:
-    def __init__(self, engine: Engine, files: FileStore | None) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._files = files
 
     async def run(self, given: Mapping[str, Any], context: RunContext) -> Answer:
-        sandbox, quota = context.sandbox, context.quota
+        sandbox = context.sandbox
         files = {path: _content(path, data) for path, data in given.get("files", {}).items()}
         limits = parse_limits(sandbox.options.limits, self._engine.policy.limits)
         for count, data in enumerate(files.values()):
@@ -54,10 +52,7 @@ class Running:
             tenant=context.tenant,
             key_id=context.key_id,
         )
-        stored = 0
-        if self._files is not None and quota is not None and quota.max_disk_bytes is not None:
-            stored = await self._files.usage(context.tenant)
-        return tool_answers.run(await self._engine.run(request, quota, other_disk_bytes=stored))
+        return tool_answers.run(await self._engine.run(request, context.quota))
 
 
 def _content(path: str, given: str | Mapping[str, str]) -> bytes:

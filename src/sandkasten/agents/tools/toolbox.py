@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from sandkasten.engine.engine import Engine
     from sandkasten.engine.storage.stage_publish import StagePublish
     from sandkasten.model.runs.session_key import Namespace
-    from sandkasten.ports import FileStore
 
     Verb = Callable[[Mapping[str, Any], RunContext, Place], Awaitable[Answer]]
 
@@ -47,14 +46,12 @@ class Toolbox:
         self,
         engine: Engine,
         filing: StagePublish | None = None,
-        *,
-        files: FileStore | None = None,
     ) -> None:
         """Without `filing` there is no file store, and the two tools of it are not offered."""
         self._engine = engine
         self._has_store = filing is not None
-        self._sessions = Sessions(engine, files)
-        self._running = Running(engine, files)
+        self._sessions = Sessions(engine)
+        self._running = Running(engine)
         self._files = FileTools(engine, filing)
         shells = Shells(engine)
         self._verbs: Mapping[str, Verb] = {

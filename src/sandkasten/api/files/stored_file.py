@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sandkasten.api.response.json_response import moments
@@ -11,7 +12,7 @@ from sandkasten.errors import UnsupportedByBackend
 if TYPE_CHECKING:
     from sandkasten.api.request.http_call import Call
     from sandkasten.model.journal_rows import StoredFile
-    from sandkasten.ports import FileStore
+    from sandkasten.ports import FileStore, MaxStoredBytes
 
 
 class File(Answer):
@@ -41,11 +42,9 @@ def file_fields(row: StoredFile) -> dict[str, object]:
     }
 
 
-async def stored_bytes(call: Call) -> int:
-    """Return the bytes of the tenant's stored files; read only if its disk is limited."""
-    if call.server.files is None or call.principal.quota.max_disk_bytes is None:
-        return 0
-    return await call.server.files.usage(call.principal.tenant)
+def max_stored_bytes(call: Call) -> MaxStoredBytes:
+    """Return what the quota of the key leaves for the tenant's stored files."""
+    return partial(call.engine.max_stored_bytes, call.principal.tenant, call.principal.quota)
 
 
 def expiry_of(call: Call, ttl_s: float | None) -> float | None:

@@ -13,7 +13,13 @@ from pydantic import Field
 from starlette.responses import Response
 
 from sandkasten.api.files.multipart_form import Form
-from sandkasten.api.files.stored_file import File, expiry_of, file_fields, store_of
+from sandkasten.api.files.stored_file import (
+    File,
+    expiry_of,
+    file_fields,
+    max_stored_bytes,
+    store_of,
+)
 from sandkasten.api.request.http_call import checked
 from sandkasten.api.response.byte_ranges import Span, Unsatisfiable, Version, disposition, wanted
 from sandkasten.api.response.json_response import answer
@@ -95,9 +101,7 @@ async def put(call: Call) -> Response:
         metadata=_metadata(asked.metadata),
         expect_sha256=asked.checksum,
         overwrite=asked.overwrite,
-        max_stored_bytes=await call.engine.max_stored_bytes(
-            call.principal.tenant, call.principal.quota
-        ),
+        max_stored_bytes=max_stored_bytes(call),
     )
     return answer(file_fields(row), 201)
 

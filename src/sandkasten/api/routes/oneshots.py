@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from sandkasten.api.files.stored_file import stored_bytes
 from sandkasten.api.request.body_models import body_of, given
 from sandkasten.api.response.exec_json import why_fields
 from sandkasten.api.response.json_response import answer, bytes_fields
@@ -117,9 +116,7 @@ async def run(call: Call) -> Response:
         tenant=call.principal.tenant,
         key_id=call.principal.key_id,
     )
-    result = await call.engine.run(
-        request, call.principal.quota, other_disk_bytes=await stored_bytes(call)
-    )
+    result = await call.engine.run(request, call.principal.quota)
     return answer(run_fields(result))
 
 

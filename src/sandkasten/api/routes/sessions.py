@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from sandkasten.api.files.stored_file import stored_bytes
 from sandkasten.api.request.body_models import body_of, given
 from sandkasten.api.response.json_response import answer, moment
 from sandkasten.api.route import Answer, Query, Route
@@ -113,9 +112,7 @@ async def create(call: Call) -> Response:
         tenant=call.principal.tenant,
         key_id=call.principal.key_id,
     )
-    info = await call.engine.create(
-        request, call.principal.quota, other_disk_bytes=await stored_bytes(call)
-    )
+    info = await call.engine.create(request, call.principal.quota)
     return answer(session_fields(info), 201)
 
 

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from sandkasten.api.files.stored_file import File, expiry_of, file_fields, store_of
+from sandkasten.api.files.stored_file import (
+    File,
+    expiry_of,
+    file_fields,
+    max_stored_bytes,
+    store_of,
+)
 from sandkasten.api.request.authentication import require
 from sandkasten.api.response.json_response import answer
 from sandkasten.api.route import Answer, Body, Route
@@ -94,9 +100,7 @@ async def publish(call: Call) -> Response:
         expires_at=expiry_of(call, body.ttl_seconds),
         expect_sha256=body.checksum,
         overwrite=body.overwrite,
-        max_stored_bytes=await call.engine.max_stored_bytes(
-            call.principal.tenant, call.principal.quota
-        ),
+        max_stored_bytes=max_stored_bytes(call),
     )
     return answer({"ok": True, **file_fields(row)})
 

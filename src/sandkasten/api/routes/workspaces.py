@@ -9,7 +9,6 @@ from pydantic import Field, StrictFloat
 
 from sandkasten.api.files.file_locations import Spot
 from sandkasten.api.files.file_names import name_fields
-from sandkasten.api.files.stored_file import stored_bytes
 from sandkasten.api.response.json_response import answer
 from sandkasten.api.route import Answer, Body, Query, Route
 from sandkasten.api.routes.fs import file_routes
@@ -112,7 +111,6 @@ async def create(call: Call) -> Response:
         size_mb=body.size_mb,
         tenant=call.principal.tenant,
         quota=call.principal.quota,
-        other_disk_bytes=await stored_bytes(call),
     )
     return answer(workspace_fields(made), 201)
 
@@ -124,7 +122,6 @@ async def copy(call: Call) -> Response:
         body.name,
         tenant=call.principal.tenant,
         quota=call.principal.quota,
-        other_disk_bytes=await stored_bytes(call),
     )
     return answer(workspace_fields(made), 201)
 
@@ -136,7 +133,6 @@ async def resize(call: Call) -> Response:
         body.size_mb,
         tenant=call.principal.tenant,
         quota=call.principal.quota,
-        other_disk_bytes=await stored_bytes(call),
     )
     return answer(workspace_fields(one))
 

@@ -16,10 +16,11 @@ from sandkasten.errors import InternalError, QuotaExceeded, SandkastenError
 
 if TYPE_CHECKING:
     from sandkasten.engine.lifecycle.planner import SandboxPlan
-    from sandkasten.engine.lifecycle.tenant_quotas import Allowance, TenantQuotas
+    from sandkasten.engine.lifecycle.tenant_quotas import TenantQuotas
     from sandkasten.engine.lifecycle.workspace_claims import WorkspaceClaims
     from sandkasten.engine.lifecycle.workspace_loans import Remover
     from sandkasten.engine.session_journal import SessionJournal
+    from sandkasten.model.access.tenancy import TenantQuota
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.workspace import WorkspaceWish
     from sandkasten.ports import Store
@@ -40,17 +41,15 @@ class Admission:
         self._quotas = quotas
 
     async def write(
-        self, record: Record, plan: SandboxPlan, allowance: Allowance, remover: Remover
+        self, record: Record, plan: SandboxPlan, quota: TenantQuota | None, remover: Remover
     ) -> tuple[Record, SandboxPlan]:
         """The row is written when this returns, and a named workspace is this sandbox's."""
         if record.acquired == "spare":
             await self._store.put(record)
             return record, plan
-        limited = allowance.quota is not None
+        limited = quota is not None
         need = await self._quotas.need(plan) if limited else Need()
-        async with self._quotas.admitted(
-            plan.tenant, allowance.quota, need, allowance.other_disk_bytes
-        ):
+        async with self._quotas.admitted(plan.tenant, quota, need):
             wished = None if plan.workspace is None else plan.workspace.name
             await self._session_journal.begin(replace(record, workspace_id=wished), plan.key_id)
             try:

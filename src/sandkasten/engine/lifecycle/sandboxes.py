@@ -19,7 +19,6 @@ from sandkasten.engine.handles import Handle, Handles
 from sandkasten.engine.lifecycle.admission import not_made
 from sandkasten.engine.lifecycle.planner import Planner, SandboxPlan, check_same_kind
 from sandkasten.engine.lifecycle.sandbox_info import described
-from sandkasten.engine.lifecycle.tenant_quotas import UNLIMITED, Allowance
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
 
     from sandkasten.engine.lifecycle.admission import Admission
     from sandkasten.engine.session_journal import SessionJournal
+    from sandkasten.model.access.tenancy import TenantQuota
     from sandkasten.model.journal_rows import SessionEnd
     from sandkasten.model.sandbox.sandbox_requests import CreateRequest, Info
 
@@ -81,14 +81,14 @@ class Sandboxes:
     async def create(
         self,
         request: CreateRequest,
-        allowance: Allowance = UNLIMITED,
+        quota: TenantQuota | None = None,
         *,
         sites: Sites | None = None,
     ) -> Info:
         """Packages of the request are installed in `sites`."""
         plan = await self._planner.plan(request, sites=sites)
         if plan.session_key is None:
-            return self.describe(await self.make(plan, allowance=allowance), created=True)
+            return self.describe(await self.make(plan, quota=quota), created=True)
         async with self._store.lock("key:" + plan.session_key, wait_s=LOCK_WAIT_S):
             found = await self._store.find_key(plan.session_key)
             if found is not None:
@@ -96,10 +96,10 @@ class Sandboxes:
                     check_same_kind(found, request.options, plan)
                     return self.describe(found, created=False)
                 await self._bury_quietly(found.id)
-            return self.describe(await self.make(plan, allowance=allowance), created=True)
+            return self.describe(await self.make(plan, quota=quota), created=True)
 
     async def make(
-        self, plan: SandboxPlan, *, acquired: Acquired = "cold", allowance: Allowance = UNLIMITED
+        self, plan: SandboxPlan, *, acquired: Acquired = "cold", quota: TenantQuota | None = None
     ) -> Record:
         """Return a running sandbox with an open handle, or raise and leave nothing behind."""
         owner = this_process()
@@ -129,7 +129,7 @@ class Sandboxes:
             tenant=DEFAULT_TENANT if acquired == "spare" else plan.tenant,
         )
         async with self._store.lock(record.id, wait_s=LOCK_WAIT_S):
-            record, plan = await self._entries.write(record, plan, allowance, self)
+            record, plan = await self._entries.write(record, plan, quota, self)
             try:
                 # From now on the row protects the image; check that it was not removed just before.
                 await self._planner.check_present(plan)

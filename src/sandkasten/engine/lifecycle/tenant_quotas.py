@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from sandkasten.errors import QuotaExceeded, WorkspaceDamaged, WorkspaceNotFound
 from sandkasten.model.access.tenancy import unscoped
@@ -19,6 +19,7 @@ from sandkasten.model.sandbox.limits import MIB
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from sandkasten.engine.lifecycle.planner import SandboxPlan
     from sandkasten.engine.lifecycle.workspace_claims import WorkspaceClaims
@@ -39,21 +40,19 @@ class Need:
     disk_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Allowance:
-    """What the caller may have at a time. `other_disk_bytes` are its bytes outside of sandboxes."""
+class StoredFiles(Protocol):
+    """The part of `ports.FileStore` that a count needs."""
 
-    quota: TenantQuota | None = None
-    other_disk_bytes: int = 0
-
-
-UNLIMITED = Allowance()
+    async def usage(self, tenant: str) -> int: ...
 
 
 class TenantQuotas:
-    def __init__(self, store: Store, claims: WorkspaceClaims) -> None:
+    def __init__(
+        self, store: Store, claims: WorkspaceClaims, stored_files: StoredFiles | None
+    ) -> None:
         self._store = store
         self._claims = claims
+        self._stored_files = stored_files
 
     async def need(self, plan: SandboxPlan) -> Need:
         """Return what a request adds; a workspace that already exists adds nothing."""
@@ -70,7 +69,7 @@ class TenantQuotas:
 
     @asynccontextmanager
     async def admitted(
-        self, tenant: str, quota: TenantQuota | None, need: Need, other_disk_bytes: int = 0
+        self, tenant: str, quota: TenantQuota | None, need: Need
     ) -> AsyncIterator[None]:
         """Check the quota and yield. The caller writes its row inside the block, where the next one
         counts it.
@@ -78,25 +77,36 @@ class TenantQuotas:
         if quota is None or not _limits(quota):
             yield
             return
-        async with self._store.lock("tenant:" + tenant, wait_s=_LOCK_WAIT_S):
+        async with self._locked(tenant):
             records = [one for one in await self._store.list() if _counts(one, tenant)]
             try:
-                await self._check(tenant, quota, need, records, other_disk_bytes)
+                await self._check(tenant, quota, need, records)
             except QuotaExceeded:
                 # A sandbox that died unnoticed does not count.
                 living = await asyncio.gather(*(self._claims.lives(one) for one in records))
                 if all(living):
                     raise
                 records = [one for one, lives in zip(records, living, strict=True) if lives]
-                await self._check(tenant, quota, need, records, other_disk_bytes)
+                await self._check(tenant, quota, need, records)
             yield
 
-    async def max_stored_bytes(self, tenant: str, quota: TenantQuota | None) -> int | None:
-        """Return what sandboxes and named workspaces leave of the disk quota; None: no limit."""
+    @asynccontextmanager
+    async def max_stored_bytes(
+        self, tenant: str, quota: TenantQuota | None
+    ) -> AsyncIterator[int | None]:
+        """Yield what sandboxes and named workspaces leave of the disk quota; None: no limit.
+
+        No sandbox is admitted during the block, in which the caller stores its file.
+        """
         if quota is None or quota.max_disk_bytes is None:
-            return None
-        records = [one for one in await self._store.list() if _counts(one, tenant)]
-        return max(0, quota.max_disk_bytes - await self._disk(tenant, records))
+            yield None
+            return
+        async with self._locked(tenant):
+            records = [one for one in await self._store.list() if _counts(one, tenant)]
+            yield max(0, quota.max_disk_bytes - await self._disk(tenant, records))
+
+    def _locked(self, tenant: str) -> AbstractAsyncContextManager[None]:
+        return self._store.lock("tenant:" + tenant, wait_s=_LOCK_WAIT_S)
 
     async def _check(
         self,
@@ -104,7 +114,6 @@ class TenantQuotas:
         quota: TenantQuota,
         need: Need,
         records: Sequence[Record],
-        other_disk_bytes: int,
     ) -> None:
         most, sessions = quota.max_sessions, len(records)
         if most is not None and need.sessions and sessions + need.sessions > most:
@@ -120,7 +129,9 @@ class TenantQuotas:
             raise _bytes("memory", tenant, memory, need.memory_bytes, most)
         most = quota.max_disk_bytes
         if most is not None and need.disk_bytes:
-            disk = other_disk_bytes + await self._disk(tenant, records)
+            disk = await self._disk(tenant, records)
+            if self._stored_files is not None:
+                disk += await self._stored_files.usage(tenant)
             if disk + need.disk_bytes > most:
                 raise _bytes("disk", tenant, disk, need.disk_bytes, most)
 

@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sandkasten.engine.lifecycle.tenant_quotas import UNLIMITED, Allowance
 from sandkasten.engine.oneshot.artifacts import MAX_ARTIFACTS, collect_artifacts
 from sandkasten.errors import (
     CommandNotFound,
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from sandkasten.engine.lifecycle.tenant_quotas import TenantQuotas
     from sandkasten.engine.oneshot.warm_pool import WarmPool
     from sandkasten.engine.storage.sandbox_files import FileOperations
+    from sandkasten.model.access.tenancy import TenantQuota
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.ports import EventSink, Sites
 
@@ -105,12 +105,12 @@ class OneShot:
         self._files = files
         self._events = events
 
-    async def run(self, request: RunRequest, allowance: Allowance = UNLIMITED) -> RunResult:
+    async def run(self, request: RunRequest, quota: TenantQuota | None = None) -> RunResult:
         job = _checked(request)
         plan = await self._plan(request, job)
-        record = await self._spare(plan, allowance)
+        record = await self._spare(plan, quota)
         if record is None:
-            record = await self._sandboxes.make(plan, allowance=allowance)
+            record = await self._sandboxes.make(plan, quota=quota)
         try:
             return await self._compute(record, job, plan)
         finally:
@@ -118,13 +118,11 @@ class OneShot:
                 await self._take_back(record, job)
             await self._remove(record)
 
-    async def _spare(self, plan: SandboxPlan, allowance: Allowance) -> Record | None:
-        if allowance.quota is None:
+    async def _spare(self, plan: SandboxPlan, quota: TenantQuota | None) -> Record | None:
+        if quota is None:
             return await self._spares.claim(plan)
         need = await self._quotas.need(plan)
-        async with self._quotas.admitted(
-            plan.tenant, allowance.quota, need, allowance.other_disk_bytes
-        ):
+        async with self._quotas.admitted(plan.tenant, quota, need):
             return await self._spares.claim(plan)
 
     async def _plan(self, request: RunRequest, job: _Job) -> SandboxPlan:

@@ -104,7 +104,6 @@ class NamedWorkspaces:
         size_mb: float | None = None,
         tenant: str = DEFAULT_TENANT,
         quota: TenantQuota | None = None,
-        other_disk_bytes: int = 0,
     ) -> Workspace:
         """Create an empty workspace. Raise Conflict if the name is taken."""
         name = _kept(name, tenant)
@@ -112,7 +111,7 @@ class NamedWorkspaces:
         need = Need(disk_bytes=await self._quotas.of_workspace(name, size))
         with self._in_flight.within():
             async with (
-                self._quotas.admitted(tenant, quota, need, other_disk_bytes),
+                self._quotas.admitted(tenant, quota, need),
                 self._claims.lock(name),
             ):
                 await self._refuse_taken(name)
@@ -127,7 +126,6 @@ class NamedWorkspaces:
         *,
         tenant: str = DEFAULT_TENANT,
         quota: TenantQuota | None = None,
-        other_disk_bytes: int = 0,
     ) -> Workspace:
         """Create a workspace with the same content and size. Raise Conflict while the source is in
         use.
@@ -140,7 +138,7 @@ class NamedWorkspaces:
         need = Need(disk_bytes=(await self._claims.port.get(source)).size_bytes)
         async with AsyncExitStack() as locks:
             locks.enter_context(self._in_flight.within())
-            room = self._quotas.admitted(tenant, quota, need, other_disk_bytes)
+            room = self._quotas.admitted(tenant, quota, need)
             await locks.enter_async_context(room)
             # Lock in a fixed order, or two copies in opposite directions would wait for each other.
             for one in sorted((source, target)):
@@ -160,7 +158,6 @@ class NamedWorkspaces:
         *,
         tenant: str = DEFAULT_TENANT,
         quota: TenantQuota | None = None,
-        other_disk_bytes: int = 0,
     ) -> Workspace:
         """Enlarge a workspace that no sandbox uses."""
         name = _kept(name, tenant)
@@ -169,7 +166,7 @@ class NamedWorkspaces:
         need = Need(disk_bytes=more)
         with self._in_flight.within():
             async with (
-                self._quotas.admitted(tenant, quota, need, other_disk_bytes),
+                self._quotas.admitted(tenant, quota, need),
                 self._unused(name, "resized"),
             ):
                 await self._claims.port.resize(name, size)

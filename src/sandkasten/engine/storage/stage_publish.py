@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from sandkasten.model.files.file_entries import FileEntry
     from sandkasten.model.journal_rows import StoredFile
-    from sandkasten.ports import FileStore
+    from sandkasten.ports import FileStore, MaxStoredBytes
 
 _STAGED_MODE = 0o644
 
@@ -73,7 +73,7 @@ class StagePublish:
         expires_at: float | None = None,
         expect_sha256: str | None = None,
         overwrite: bool = True,
-        max_stored_bytes: int | None = None,
+        max_stored_bytes: MaxStoredBytes | None = None,
     ) -> StoredFile:
         """Copy a file of a sandbox into the store. Raise Conflict if the file shrinks while it is
         read.
