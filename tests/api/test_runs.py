@@ -9,6 +9,7 @@ import pytest
 
 from sandkasten import SandboxClient, sync
 from sandkasten.errors import AgentNotFound, RunNotFound, UnsupportedByBackend
+from sandkasten.model.optional_extras import install_command
 from tests.agents.agency import FLOW, WRITER, house
 from tests.api.daemon_in_process import serving
 from tests.api.daemon_with_database import AS_OPERATOR, booked, new_key
@@ -198,9 +199,7 @@ async def test_changes_are_audited_and_reads_are_not(daemon):
 
 async def test_a_daemon_without_agents_reports_it_and_serves_everything_else(home):
     async def missing():
-        raise UnsupportedByBackend(
-            "agents need the library cel", hint="pip install 'sandkasten[agents]'"
-        )
+        raise UnsupportedByBackend("agents need the library cel", hint=install_command("agents"))
 
     async with serving(home.engine, open_agents=missing) as daemon:
         for method, path in (("GET", "/agents"), ("POST", "/execute"), ("GET", "/v1/tools")):
@@ -208,7 +207,7 @@ async def test_a_daemon_without_agents_reports_it_and_serves_everything_else(hom
             answer = await daemon.ask(method, path, body)
             assert (answer.status, answer.json["code"]) == (422, "UNSUPPORTED_BY_BACKEND")
             assert "cel" in answer.json["message"]
-            assert "sandkasten[agents]" in answer.json["hint"]
+            assert answer.json["hint"] == install_command("agents")
         assert (await daemon.ask("GET", "/v1/sessions")).status == 200
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 from sandkasten import Sandbox
+from sandkasten.model.optional_extras import install_command
 
 
 def test_importing_the_package_loads_neither_asyncio_nor_the_engine(script):
@@ -88,4 +89,4 @@ def test_without_the_engine_the_error_names_the_extra_to_install():
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.stdout == "pip install 'sandkasten[server]'\n", done
+    assert done.stdout == install_command("server") + "\n", done

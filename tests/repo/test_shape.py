@@ -111,6 +111,15 @@ def test_a_registry_host_and_a_machine_path_are_recognised():
     assert _foreign_words("pip install sandkasten; /workspace/x; /root") == []
 
 
+def test_no_hint_installs_the_package_of_that_name_from_an_index():
+    # It is another project's, and would replace this one.
+    by_name = re.compile(r"pip install [^\n]{0,20}\bsandkasten\b(?!-)")
+    assert by_name.search("hint: pip install 'sandkasten[docker]'")
+    assert not by_name.search('hint: pip install "$(echo ./sandkasten-*.whl)[docker]"')
+    named = [name for name, path in tree.modules().items() if by_name.search(path.read_text())]
+    assert named == []
+
+
 def test_the_built_binaries_name_no_path_of_the_machine_that_built_them():
     folder = tree.PACKAGE / "_bin"
     binaries = sorted(folder.iterdir())

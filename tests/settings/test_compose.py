@@ -12,6 +12,7 @@ from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import BackendUnavailable, SandboxLost
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.optional_extras import install_command
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from sandkasten.ports import Closes, Discards, KeepsImages
@@ -50,11 +51,11 @@ async def test_a_missing_library_is_reported_with_a_remedy(opened, monkeypatch):
             monkeypatch.delitem(sys.modules, name)
     engine = await opened()
     found = await engine.probe("docker")
-    assert (found.ready, found.remedy) == (False, "pip install 'sandkasten[docker]'")
+    assert (found.ready, found.remedy) == (False, install_command("docker"))
     assert "aiodocker" in found.reason
     with pytest.raises(BackendUnavailable) as refused:
         await engine.create(CreateRequest(SandboxOptions(backend="docker")))
-    assert refused.value.hint == "pip install 'sandkasten[docker]'"
+    assert refused.value.hint == install_command("docker")
     assert await engine.list() == []
     await engine.aclose()
 

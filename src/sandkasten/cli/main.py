@@ -20,6 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with its status."""
     from sandkasten.cli.state import EXIT_OURS, State
     from sandkasten.errors import CommandNotExecutable, CommandNotFound, SandkastenError
+    from sandkasten.model.optional_extras import install_command
 
     try:
         from sandkasten.cli.command_table import build
@@ -28,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         sys.stderr.write(
             f"error: the command line is not installed (no module named {exc.name})\n"
-            "hint: pip install 'sandkasten[server]'\n"
+            f"hint: {install_command('server')}\n"
         )
         raise SystemExit(EXIT_OURS) from None
 

@@ -18,6 +18,7 @@ from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.storage.stage_publish import StagePublish
 from sandkasten.errors import Busy, SandkastenError, UnsupportedByBackend
 from sandkasten.model.access.tenancy import DEFAULT_TENANT
+from sandkasten.model.optional_extras import install_command
 from sandkasten.store.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def _load() -> None:
             raise
         raise UnsupportedByBackend(
             f"agents need the library {exc.name}, which is not installed",
-            hint="pip install 'sandkasten[agents]'",
+            hint=install_command("agents"),
         ) from exc
 
 

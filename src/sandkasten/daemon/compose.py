@@ -17,6 +17,7 @@ from sandkasten.images.image_sources import Sources
 from sandkasten.images.layers.image_store import LayerStore
 from sandkasten.images.packages.provisioner import Provisioner
 from sandkasten.linux.storage.host_mount_check import HostMounts
+from sandkasten.model.optional_extras import install_command
 from sandkasten.telemetry.log_events import LogEvents
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def _docker(settings: Settings, data_dir: Path, layers: LayerStore) -> Backend:
             raise
         raise BackendUnavailable(
             f"backend docker needs the library {exc.name}, which is not installed",
-            hint="pip install 'sandkasten[docker]'",
+            hint=install_command("docker"),
             backend="docker",
         ) from exc
     from sandkasten.images.store_packer import StorePacker

@@ -25,6 +25,7 @@ from sandkasten.errors import InvalidRequest
 from sandkasten.mcp.mcp_http import mcp_over_http
 from sandkasten.mcp.tool_access import open_tools
 from sandkasten.mcp.tool_provider import ToolOffer, provide_tools
+from sandkasten.model.optional_extras import install_command
 from sandkasten.store.run_directory import RunDirectory
 from tests.patience import PATIENCE_S
 
@@ -356,5 +357,5 @@ def test_without_the_library_the_command_names_the_package_to_install(tmp_path, 
     assert (done.returncode, done.stdout) == (125, "")
     assert done.stderr == (
         f"error: the MCP server is not installed (no module named {missing[0]})\n"
-        "hint: pip install 'sandkasten[mcp]'\n"
+        f"hint: {install_command('mcp')}\n"
     )

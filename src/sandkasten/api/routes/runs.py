@@ -46,6 +46,7 @@ from sandkasten.errors import (
     UnsupportedByBackend,
     WorkflowNotFound,
 )
+from sandkasten.model.optional_extras import install_command
 from sandkasten.model.runs.run_values import AgentRunRequest, RunEvent, RunRow, WorkflowRunRequest
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ async def agents_of(call: Call) -> Agents:
     if call.server.agents is None:
         raise UnsupportedByBackend(
             "this daemon runs no agents",
-            hint="pip install 'sandkasten[agents]' where the daemon is, and start it again",
+            hint=f"on the daemon's machine: {install_command('agents')}; then restart the daemon",
         )
     return call.server.agents
 

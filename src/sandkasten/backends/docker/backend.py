@@ -37,6 +37,7 @@ from sandkasten.errors import (
 from sandkasten.linux.confinement import seccomp, seccomp_oci
 from sandkasten.linux.programs import Programs
 from sandkasten.linux.state_layout import CellState, write_state
+from sandkasten.model.optional_extras import install_command
 from sandkasten.model.sandbox.cell_spec import CellSpec, home
 from sandkasten.model.sandbox.readiness import Readiness, Requirement
 
@@ -81,7 +82,7 @@ class DockerBackend:
         if importlib.util.find_spec(_LIBRARY) is None:
             raise BackendUnavailable(
                 "the docker backend requires the library aiodocker",
-                hint="pip install 'sandkasten[docker]'",
+                hint=install_command("docker"),
             )
         return EngineClient(address_of(self._options), self._options.timeout_s)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from sandkasten.client.server.server_pool import Place, aclose, connect
 from sandkasten.errors import BackendUnavailable
+from sandkasten.model.optional_extras import install_command
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -105,7 +106,7 @@ def require_installed(what: str = "the embedded engine", extra: str = "server") 
     except ModuleNotFoundError as exc:
         raise BackendUnavailable(
             f"{what} is not installed (no module named {exc.name})",
-            hint=f"pip install 'sandkasten[{extra}]'",
+            hint=install_command(extra),
         ) from exc
 
 

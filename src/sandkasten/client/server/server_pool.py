@@ -162,7 +162,7 @@ def _http(url: str, place: Place) -> Transport:
             raise
         raise BackendUnavailable(
             f"speaking to a daemon needs a library that is not installed ({exc.name})",
-            hint="pip install sandkasten",
+            hint=f"pip install {exc.name}",
         ) from exc
     return HttpTransport(url, place.api_key, place.tenant)
 

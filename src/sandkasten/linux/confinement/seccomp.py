@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sandkasten.errors import BackendUnavailable
 from sandkasten.linux.confinement import syscalls
+from sandkasten.model.optional_extras import install_command
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +44,7 @@ def _library() -> ModuleType:
     except (ImportError, RuntimeError, OSError) as exc:
         raise BackendUnavailable(
             f"libseccomp cannot be used: {exc}",
-            hint="apt-get install libseccomp2, and pip install 'sandkasten[server]'",
+            hint=f"apt-get install libseccomp2; {install_command('server')}",
         ) from exc
     module: ModuleType = pyseccomp
     return module
