@@ -79,6 +79,8 @@ def on_platforms(
     names = platforms(metafunc.config, *default)
     if metafunc.config.getoption("platform", None) == [ALL]:
         names = [name for name in names if part(suite, name).has(module, test)]
+        # The backend of other tests must keep the contract as well; it isolates nothing.
+        names += ["unisolated"] if suite == "contract" else []
     metafunc.parametrize(argument, names, scope=scope)
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from tests import imagekit
 from tests.engines.engine import missing
+from tests.grounds import LONG
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -96,7 +97,8 @@ def archives() -> Path:
     """All of them built, in an engine that is started only when one is missing."""
     from tests.deploy.engine import started
 
-    lacking = [one for one in (_DAEMON, _RUNTIME, _SIDECAR) if not one.archive.exists()]
+    recipes = (_DAEMON, _RUNTIME, _SIDECAR) if LONG else (_DAEMON, _RUNTIME)
+    lacking = [one for one in recipes if not one.archive.exists()]
     if lacking and not missing():
         with started() as engine:
             for one in lacking:

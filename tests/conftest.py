@@ -15,10 +15,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 
 from tests import asked, schedule
 from tests.engines import lent
+from tests.grounds import LONG
 from tests.hostwatch import canary as canary_tree
 from tests.hostwatch import loopwatch, snapshot
 from tests.hostwatch.difference import settled
@@ -47,6 +49,11 @@ def pytest_configure(config: pytest.Config) -> None:
     # Tests must not use the daemon of the person who runs them.
     for name in ("SANDKASTEN_URL", "SANDKASTEN_API_KEY"):
         os.environ.pop(name, None)
+    # Both checks of Hypothesis measure time, which a busy machine does not have.
+    hypothesis.settings.register_profile(
+        "busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
+    hypothesis.settings.load_profile("busy")
     loopwatch.install()
     composition.install()
     asked.configure(config)
@@ -84,6 +91,10 @@ def _look(config: pytest.Config) -> Callable[[Path], snapshot.Snapshot]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    later = [item for item in items if not LONG and item.get_closest_marker("long")]
+    if later:
+        config.hook.pytest_deselected(items=later)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
     if _is_worker(config):
         schedule.order(items)
 
@@ -151,7 +162,7 @@ def canary_secret(pytestconfig: pytest.Config) -> str:
 @pytest.fixture(scope="session")
 def full_size() -> bool:
     """Return whether to run every size in full (`make test-long`)."""
-    return os.environ.get("SANDKASTEN_LONG") == "1"
+    return LONG
 
 
 @pytest.fixture(autouse=True)

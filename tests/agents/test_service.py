@@ -41,6 +41,8 @@ from tests.agents.agency import (
 from tests.models.server import Answer, Asked, Call
 from tests.patience import PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 async def home(tmp_path):

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from sandkasten.engine.engine import Engine
     from sandkasten.ports.agent_ports import Agents
 
-pytestmark = pytest.mark.promise("P37")
+pytestmark = [pytest.mark.slow, pytest.mark.promise("P37")]
 
 # They last as long as the client stays, or speak to other machines.
 LEFT_OUT = {"/fs/watch", "/images/pull", "/images/import", "/pty"}

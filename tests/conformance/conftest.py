@@ -60,7 +60,7 @@ def scratch() -> Iterator[Path]:
     """The data directory of the backends; one for the run, as a user has one for all sandboxes."""
     path = Path(tempfile.mkdtemp(prefix="skc-", dir="/var/tmp"))
     yield path
-    for made in (path, _pool_place(path)):
+    for made in (path, *path.parent.glob(f"{path.name}-pool-*")):
         shutil.rmtree(made, ignore_errors=True)
 
 
@@ -117,8 +117,9 @@ def spec(backend_name: str) -> CellSpec:
     return _spec(backend_name)
 
 
-def _pool_place(scratch: Path) -> Path:
-    return scratch.with_name(f"{scratch.name}-pool")
+def _pool_place(scratch: Path, platform: str) -> Path:
+    """Return a data directory for one platform; those of one engine would find each other's."""
+    return scratch.with_name(f"{scratch.name}-pool-{platform.replace('/', '-')}")
 
 
 @pytest.fixture(scope="session")
@@ -129,7 +130,7 @@ def pools(scratch: Path) -> Iterator[Callable[[str], Pool]]:
     def pool(name: str) -> Pool:
         if name not in opened:
             reuse = GROUNDS[name].cells == "reused"
-            place = _pool_place(scratch)
+            place = _pool_place(scratch, name)
             opened[name] = Pool(lambda: open_backend(name, place), _spec(name), reuse=reuse)
         return opened[name]
 
@@ -153,7 +154,10 @@ async def cell(
         yield made
         await made.destroy()
         return
-    pool, beside = pools(backend_name), open_backend(backend_name, _pool_place(scratch))
+    pool, beside = (
+        pools(backend_name),
+        open_backend(backend_name, _pool_place(scratch, backend_name)),
+    )
     sandbox_id = await asyncio.to_thread(pool.take)
     alone = request.node.get_closest_marker("own_cell") is not None
     stash = request.node.stash

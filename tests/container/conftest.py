@@ -14,7 +14,6 @@ import pytest
 from tests import built
 from tests.engines import stock
 from tests.engines.engine import Engine, missing
-from tests.grounds import LONG
 from tests.hostwatch import loopwatch
 
 if TYPE_CHECKING:
@@ -100,17 +99,6 @@ class Host:
         if check and done.returncode != 0:
             raise RuntimeError(f"{' '.join(words)}: {done.stderr[-3000:]}")
         return done
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "in_full(reason): asked in the full sizes alone")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    later = [one for one in items if not LONG and one.get_closest_marker("in_full")]
-    if later:
-        config.hook.pytest_deselected(items=later)
-        items[:] = [one for one in items if one not in later]
 
 
 @pytest.fixture(scope="session")

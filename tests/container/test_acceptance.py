@@ -147,7 +147,7 @@ def test_down_removes_its_sessions_and_nothing_else(running_daemon):
 
 
 @pytest.mark.promise("P58")
-@pytest.mark.in_full(reason="the same ends as of a daemon that is there")
+@pytest.mark.long(reason="`make test` removes the sessions of a daemon that runs")
 def test_down_removes_sessions_whose_daemon_is_already_gone(running_daemon):
     box = sandbox(running_daemon)
     box.exec("true")
@@ -174,6 +174,7 @@ def test_a_key_is_created_shown_once_and_kept(host, daemon_image):
 
 
 @pytest.mark.promise("P60")
+@pytest.mark.long(reason="`make test` checks the user in the plan of every kind of daemon")
 def test_the_daemon_is_not_root_when_it_has_no_sandbox_files(host, daemon_image):
     assert host.up("--workspace", "volume").status == 0
     assert host.docker("exec", "sandkasten", "id", "-u").stdout == "10001\n"
@@ -188,7 +189,7 @@ def test_the_daemon_is_not_root_when_it_has_no_sandbox_files(host, daemon_image)
     assert host.cli("up", "--status").status == 0
 
 
-@pytest.mark.in_full(reason="every day the suites run on an engine elsewhere")
+@pytest.mark.long(reason="`make test` runs both suites on docker/remote")
 def test_a_daemon_can_use_a_remote_engine(host, daemon_image):
     reached = host.engine.reached
     engine = ("--engine", reached.host, "--engine-certs", reached.certificates)
@@ -204,7 +205,7 @@ def test_a_daemon_can_use_a_remote_engine(host, daemon_image):
 
 
 @pytest.mark.promise("P56")
-@pytest.mark.in_full(reason="every day the compose file with an engine of its own is brought up")
+@pytest.mark.long(reason="`make test` runs both suites on docker/remote")
 def test_a_daemon_can_use_a_sidecar_engine(host, daemon_image):
     """Uses the commands of a dry run. Where this machine lacks a capability it cannot grant it, so
     `--privileged` is written out piece by piece.

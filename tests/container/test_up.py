@@ -138,6 +138,7 @@ def test_a_dry_run_needs_no_engine_and_creates_nothing(host):
 
 
 @pytest.mark.promise("P56")
+@pytest.mark.long(reason="`make test` creates the same daemon without the detour")
 def test_the_commands_of_a_dry_run_create_the_same_daemon(host, daemon_image):
     drawn = host.up("--dry-run", "--json").document
     for line in drawn["commands"]:

@@ -205,6 +205,7 @@ def test_with_the_socket_sandboxes_have_their_own_volumes_and_leave_nothing(
         assert in_engine(engine) == NOTHING
 
 
+@pytest.mark.long(reason="`make test` runs both suites on docker/shared")
 def test_with_a_shared_volume_sandboxes_work_and_leave_nothing(
     engine: Docker,
     daemon_image: str,
@@ -218,6 +219,7 @@ def test_with_a_shared_volume_sandboxes_work_and_leave_nothing(
         assert left.stdout == ""
 
 
+@pytest.mark.long(reason="`make test` runs both suites on docker/remote")
 def test_with_a_sidecar_sandboxes_run_in_its_engine_and_not_in_the_hosts(
     engine: Docker,
     daemon_image: str,

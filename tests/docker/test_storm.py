@@ -65,7 +65,7 @@ def shared(tmp_path_factory):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("mode", ["volume", "bind"])
+@pytest.mark.parametrize("mode", ["volume", "bind"] if LONG else ["bind"])
 async def test_no_session_is_lost_and_nothing_is_left_when_the_daemon_is_killed(
     shared, mode, monkeypatch, capsys
 ):

@@ -452,6 +452,7 @@ def bytes_read() -> int:
 
 @pytest.mark.promise("P48")
 @pytest.mark.timeout(300)
+@pytest.mark.long(reason="`make test` imports a small image twice")
 @pytest.mark.parametrize("archive", ["debian_tar", "docker"])
 def test_a_second_import_of_a_large_image_does_not_read_it_again(store, archive):
     path = imagekit.debian_tar()

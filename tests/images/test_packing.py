@@ -310,6 +310,7 @@ async def test_an_engine_loads_a_packed_image_with_the_files_of_a_sandbox(docker
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long(reason="it loads an image of 127 layers; `make test` loads small ones")
 async def test_an_engine_loads_an_image_with_the_maximum_number_of_layers(dockerd, store):
     deepest = store_packer.MAX_DOCKER_LAYERS - 1
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 COMMAND = [sys.executable, "-m", "sandkasten.cli"]
 RUN: dict[str, Any] = {
     "code": "import sys; print(6 * 7); print(sys.argv[1], file=sys.stderr)",

@@ -21,6 +21,8 @@ from tests.patience import PATIENCE_S
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:

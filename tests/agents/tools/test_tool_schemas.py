@@ -58,7 +58,7 @@ def test_a_tool_schema_is_accepted_by_model_providers(name):
     assert all(one.get("description") for one in schema["properties"].values())
 
 
-@pytest.mark.parametrize("name", set(TWELVE) - {"sandbox_run", "sandbox_open"})
+@pytest.mark.parametrize("name", sorted(set(TWELVE) - {"sandbox_run", "sandbox_open"}))
 def test_the_sandbox_argument_has_two_spellings_and_is_optional(name):
     schema = TOOLS[name].parameters
     assert {"sandbox_id", "session_id"} <= set(schema["properties"])
