@@ -1,1 +1,1 @@
-"""Images: names turned into root file systems, behind `ports.ImageSource`."""
+"""Images: turn names into root file systems, behind `ports.ImageSource`."""

@@ -1,7 +1,7 @@
-"""An archive that comes by the stream, in a scratch file for as long as it is read.
+"""Write a streamed archive to a scratch file for as long as it is read.
 
-The file lies in the store's own scratch place under a name of ours, closed to others, and goes
-with the block or with the process. A full disk is QuotaExceeded, with nothing left of it.
+The file is in the store's own scratch directory under a private name, and is removed with the block
+or with the process. A full disk raises QuotaExceeded and leaves nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from sandkasten.images.layers.image_store import LayerStore
 
-# So much is gathered before a thread is asked to write it.
+# Collect this much before a thread writes it.
 _PIECE_BYTES = 1024 * 1024
 
 
@@ -32,7 +32,7 @@ async def spooled(store: LayerStore, data: AsyncIterable[bytes]) -> AsyncIterato
         await _written(path, data)
         yield path
     except SandkastenError as exc:
-        # Where it lay is nobody's business, and gone.
+        # The scratch path is private, and gone.
         exc.message = exc.message.replace(str(path), "the archive")
         raise
     finally:

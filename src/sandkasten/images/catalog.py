@@ -1,11 +1,10 @@
-"""Images by name: what a user asks for, turned into trees; and the operations on the store.
+"""Images by name: resolve what a user asks for, and the operations on the store.
 
-Implements `ports.ImageSource` and `ports.ImageLibrary`. A name that the operator gave another
-meaning means that; else an image of that very name counts, then the usual alias, and at last, for
-an alias only, the host image. Everything that reads or writes the disk runs in a thread; one
-whose caller was cancelled gives up at its next step.
-
-Most processes only ever resolve a name, so what the operations need is imported by them.
+Implements `ports.ImageSource` and `ports.ImageLibrary`. An alias set by the operator wins; then an
+image of that exact name, then the usual alias, and last, for an alias only, the host image.
+Everything that reads or writes the disk runs in a thread; if its caller is cancelled, it stops at
+its next step. Most processes only resolve a name, so the operations import what they need
+themselves.
 """
 
 from __future__ import annotations
@@ -47,14 +46,14 @@ if TYPE_CHECKING:
     from sandkasten.ports import Workbench
 
 T = TypeVar("T")
-# What is named by content is here or nowhere.
+# An image named by its content is in the store or nowhere.
 _ID = re.compile(r"(?:sha256:)?[0-9a-f]{8,64}\Z")
 
 
 class Images:
     """`aliases` are the operator's own; `usr` is where the host's programs are looked for.
 
-    `pull`: whether resolving a name may ask its registry: never, when missing, or always.
+    `pull`: whether resolving a name may ask its registry: never, if missing, or always.
     """
 
     def __init__(
@@ -104,7 +103,9 @@ class Images:
         return None
 
     async def _pull_or_fall_back(self, meant: Sequence[str]) -> None:
-        """An alias that cannot be pulled may still be answered by the host; a full name not."""
+        """Pull the image. An alias that cannot be pulled may fall back to the host; a full name
+        may not.
+        """
         if _ID.match(meant[-1]):
             return
         try:
@@ -114,7 +115,7 @@ class Images:
                 raise
 
     async def present(self, image: Image) -> bool:
-        """Whether it can still be found: asked after its use was written down."""
+        """Return whether the image still exists; called after its use was recorded."""
         return image.kind != "layers" or self.store.there(image.id)
 
     def _shown(self, name: str, image: StoredImage) -> Image:
@@ -196,7 +197,7 @@ class Images:
         platform: str | None = None,
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> ImageInfo:
-        """An alias is pulled as what it stands for."""
+        """Pull an image; an alias is pulled as its target."""
         image = await self._pulled(self._host.meaning(name)[-1], platform, progress)
         return await asyncio.to_thread(self._info, image)
 
@@ -254,7 +255,7 @@ class Images:
         return await asyncio.to_thread(lambda: self._info(self.store.tag(name, new)))
 
     async def remove(self, name: str, *, in_use: AbstractSet[str]) -> RemovedImage:
-        """Take a name away, and the image with its last one; its layers go with `collect`."""
+        """Remove a name, and the image with its last name; its layers are removed by `collect`."""
 
         def work() -> RemovedImage:
             from sandkasten.model.images.image_info import RemovedImage
@@ -292,7 +293,7 @@ class Images:
         return await in_thread(work, progress, called_off)
 
     async def _base(self, name: str) -> StoredImage:
-        """What a build begins with; fetched where the operator lets images be fetched."""
+        """Return the base image of a build; pull it if the operator allows that."""
         meant = self._host.meaning(name)
         if meant[-1] == HOST:
             raise InvalidImage(
@@ -305,7 +306,7 @@ class Images:
         return await asyncio.to_thread(self._get, name)
 
     def _get(self, name: str) -> StoredImage:
-        """By name, by id, or by what an alias stands for."""
+        """Find an image by name, by id, or by alias."""
         found = self.store.find(name)
         if found is None:
             meant = self._host.meaning(name)
@@ -369,15 +370,14 @@ class Images:
 
 
 def _spelled(name: str) -> str:
-    """As the allow-list compared it: to an engine, another spelling can be another image.
-
-    With its tag it is no beginning of an id either, which an engine would take it for.
+    """Return the spelling that the allow-list compared: to an engine, another spelling can be
+    another image. With its tag it cannot be taken for a prefix of an id either.
     """
     return name if _ID.match(name) else canonical_name(name)
 
 
 def _counted(images: Sequence[StoredImage]) -> dict[str, int]:
-    """How many images have each layer."""
+    """Return how many images have each layer."""
     found: dict[str, int] = {}
     for image in images:
         for diff_id in set(image.layers):
@@ -390,10 +390,9 @@ async def in_thread(
     progress: Callable[[ImageProgress], None] | None,
     given_up: threading.Event | None = None,
 ) -> T:
-    """Run blocking work that reports; what it reports arrives on the event loop.
+    """Run blocking work that reports progress; reports arrive on the event loop.
 
-    When the caller is cancelled, `given_up` is set and the next report ends the work with
-    Cancelled.
+    If the caller is cancelled, `given_up` is set and the next report ends the work with Cancelled.
     """
     loop = asyncio.get_running_loop()
     given_up = threading.Event() if given_up is None else given_up

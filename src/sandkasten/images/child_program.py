@@ -1,8 +1,8 @@
 """A program of this machine whose output is read as a stream, with a deadline and a way to stop.
 
-The end of the stream is reached only when the program ended well: a reader that publishes what
-it read cannot publish half of it. Its environment is a fixed list. Blocking.
-Raises BuildFailed with the end of what the program said, and Cancelled when called off.
+The end of the stream is reached only if the program succeeded, so a reader that publishes what it
+read cannot publish half of it. Its environment is a fixed list. Blocking. Raises BuildFailed with
+the end of the program's output, and Cancelled.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def child_environment(environ: Mapping[str, str], **more: str) -> dict[str, str]:
-    """What a helper gets to see: nothing of ours but the proxies."""
+    """Return the environment of a helper: only the proxy variables of ours."""
     kept = {name: environ[name] for name in _PASSED_ON if environ.get(name)}
     return {"PATH": _PATH, "LC_ALL": "C.UTF-8", **kept, **more}
 
@@ -128,7 +128,7 @@ class Child(io.RawIOBase):
     def _stop(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
             if self._process.poll() is None:
-                # Its own session: whatever it started is in the group.
+                # Its own session: everything it started is in the group.
                 os.killpg(self._process.pid, number)
                 try:
                     self._process.wait(_GRACE_S)
@@ -146,5 +146,5 @@ class Child(io.RawIOBase):
                     if self._said is not None:
                         self._said(text)
         except ValueError:
-            # The pipe was closed under us: somebody else has stopped it.
+            # The pipe was closed: another thread stopped the program.
             return

@@ -1,7 +1,7 @@
 """The host image: the machine's own /usr, read-only, as the root of a sandbox.
 
-Answers `host`, and the aliases for which this machine has the program; an image asked for by
-its full name is never replaced by it. The allow-list is looked at before anything else.
+Serves `host` and the aliases for which this machine has the program; it never replaces an image
+requested by its full name. The allow-list is checked first.
 """
 
 from __future__ import annotations
@@ -53,18 +53,20 @@ class HostImages:
         return Lookup(self.candidates(meant), Image(HOST) if meant[-1] == HOST else None)
 
     def candidates(self, meant: Sequence[str], own: Container[str] = ()) -> tuple[str, ...]:
-        """Where to look, first to last. Only the operator's word (`own`) hides a very name."""
+        """Return the names to try, in order. Only an operator's alias (`own`) hides an exact
+        name.
+        """
         if len(meant) == 1:
             return (meant[0],)
-        # A name that is allowed for what it stands for does not let in an image called like it.
+        # An alias that is allowed because of its target does not admit an image of the same name.
         if meant[0] in own or not self.listed(meant[0]):
             return (meant[-1],)
         return (meant[0], meant[-1])
 
     def check(self, name: object) -> tuple[str, ...]:
-        """The name and what it stands for, step by step; InvalidImage or PolicyDenied."""
+        """Check the name and its targets, step by step. Raise InvalidImage or PolicyDenied."""
         meant = self.meaning(name)
-        # An alias and what it stands for are the same image to an operator.
+        # To an operator, an alias and its target are the same image.
         if self._allowed is not None and not any(self.listed(one) for one in meant):
             raise PolicyDenied(
                 f"image {name} is not on the allow-list",
@@ -74,17 +76,17 @@ class HostImages:
         return meant
 
     def listed(self, name: str) -> bool:
-        """Whether the allow-list has this very name; everything is, where there is none."""
+        """Return whether the allow-list has this exact name; True if there is no list."""
         if self._allowed is None:
             return True
         return canonical_name(name) in {canonical_name(one) for one in self._allowed}
 
     def meaning(self, name: object) -> tuple[str, ...]:
-        """What a name stands for, whatever the allow-list says."""
+        """Return the target of a name, whatever the allow-list says."""
         return chain(checked_name(name), self._aliases)
 
     def instead_of(self, meant: Sequence[str]) -> Image:
-        """The host image in place of an alias whose target is nowhere to be had."""
+        """Return the host image in place of an alias whose target is not available."""
         name, target = meant[0], meant[-1]
         if target == HOST:
             return Image(HOST)
@@ -123,7 +125,7 @@ class HostImages:
             # /bin and /sbin are /usr/bin and /usr/sbin inside, whatever they are here.
             relative = directory.removeprefix("/usr").strip("/")
             path = self._usr / relative / program
-            # A link that leads out of /usr (to a home, to /opt) leads nowhere inside.
+            # A link that leads out of /usr (to a home, to /opt) is broken inside.
             if os.access(path, os.X_OK) and path.resolve().is_relative_to(self._usr.resolve()):
                 return True
         return False

@@ -1,7 +1,7 @@
-"""What an image says of itself: the configuration that comes with its layers. Pure.
+"""The configuration that an image brings with its layers. Pure.
 
-Read from the JSON of an OCI or Docker configuration, which anybody may have written: whatever
-has the wrong type or is too large is InvalidImage. `raw` keeps what we do not use, for export.
+Read from the JSON of an OCI or Docker configuration, which is untrusted: wrong types and excessive
+sizes raise InvalidImage. `raw` keeps what we do not use, for export.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MACHINES: Final = {
 
 
 def machine_architecture() -> str:
-    """This machine's, as images spell it."""
+    """Return this machine's architecture in image spelling."""
     machine = os.uname().machine
     return _MACHINES.get(machine, machine)
 
@@ -62,7 +62,7 @@ class ImageConfig:
         return "/".join(part for part in parts if part)
 
     def content(self) -> bytes:
-        """What counts when two images are compared; when they were built does not."""
+        """Return the parts that count when two images are compared; build times do not."""
         return canonical_json(
             {
                 "architecture": self.architecture,
@@ -78,7 +78,7 @@ class ImageConfig:
         )
 
     def as_oci(self, diff_ids: Sequence[str]) -> dict[str, Any]:
-        """The configuration for these layers, in the form that every tool reads."""
+        """Return the configuration for these layers in the OCI form."""
         inner = self.raw.get("config")
         config: dict[str, Any] = dict(inner) if isinstance(inner, dict) else {}
         config["Env"] = [f"{name}={value}" for name, value in self.env.items()]
@@ -96,7 +96,7 @@ class ImageConfig:
             "architecture": self.architecture or machine_architecture(),
             "os": self.os or "linux",
             "config": config,
-            # Its history names layers one by one as they were built; ours may be others.
+            # Its history lists the original layers; ours may be others.
             "rootfs": {"type": "layers", "diff_ids": list(diff_ids)},
         }
         if self.variant:
@@ -107,7 +107,7 @@ class ImageConfig:
 
 
 def parse_config(raw: object) -> ImageConfig:
-    """From the JSON of an image's configuration; InvalidImage for what is none."""
+    """Parse the JSON of an image's configuration. Raise InvalidImage."""
     whole = _mapping("the configuration", raw)
     inner = _mapping("config", whole.get("config"))
     return ImageConfig(
@@ -126,7 +126,7 @@ def parse_config(raw: object) -> ImageConfig:
 
 
 def diff_ids_of(raw: object) -> tuple[str, ...]:
-    """The digests of the uncompressed layers that a configuration names, lowest first."""
+    """Return the digests of the uncompressed layers that a configuration names, lowest first."""
     rootfs = _mapping("rootfs", _mapping("the configuration", raw).get("rootfs"))
     found = _texts("diff_ids", rootfs.get("diff_ids"))
     for one in found:
@@ -165,7 +165,7 @@ def _text(name: str, value: object) -> str:
 def _texts(name: str, value: object) -> tuple[str, ...]:
     if value is None:
         return ()
-    # Docker once wrote a single text for a command that goes to the shell.
+    # Old Docker versions wrote a single string for a shell command.
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, list) or len(value) > 4096:
@@ -183,7 +183,7 @@ def _labels(value: object) -> dict[str, str]:
 
 
 def _environment(value: object) -> Mapping[str, str]:
-    """Variables whose names no shell could say are left out; `raw` still has them."""
+    """Return the environment without names that no shell can express; `raw` still has them."""
     env: dict[str, str] = {}
     for line in _texts("Env", value):
         name, equals, said = line.partition("=")

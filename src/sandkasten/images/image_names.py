@@ -1,4 +1,4 @@
-"""Names of images: the one spelling they are kept under, and what short ones stand for. Pure."""
+"""Names of images: canonical spelling and aliases. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HUB = re.compile(r"^(?:index\.|registry-1\.)?docker\.io/")
 
 HOST = "host"
 DEFAULT_TAG = "latest"
-# The machine itself, and how an id begins.
+# The machine itself, and the prefix of an id.
 _RESERVED = frozenset({HOST, "sha256"})
 ALIASES: dict[str, str] = {
     "python": "python:3.11-slim",
@@ -29,26 +29,26 @@ ALIASES: dict[str, str] = {
 
 
 def canonical_name(name: object) -> str:
-    """The one spelling under which a name is kept: with a tag, or with a digest and no tag.
+    """Return the canonical spelling: with a tag, or with a digest and no tag.
 
-    Docker's own registry is left out, and so is its `library`, as people do. Hosts are lower case.
+    Docker's own registry and its `library` are left out, as people do. Hosts are lower case.
     """
     first, slash, rest = checked_name(name).partition("/")
     text = _HUB.sub("", f"{first.lower()}{slash}{rest}" if slash else first)
     if text.count("/") == 1:
         text = text.removeprefix("library/")
     text, at, digest = text.partition("@")
-    # The part behind the last slash: a colon before it belongs to a host's port.
+    # After the last slash: a colon before it belongs to a host's port.
     head, slash, last = text.rpartition("/")
     repository, _, tag = last.partition(":")
     if at:
-        # A digest says more than any tag.
+        # A digest is more specific than any tag.
         return f"{head}{slash}{repository}@{digest}"
     return f"{head}{slash}{repository}:{tag or DEFAULT_TAG}"
 
 
 def new_name(name: object) -> str:
-    """The same for a name that somebody gives: not one that already means something else."""
+    """Return the canonical form of a new name; refuse one that already means something else."""
     text = canonical_name(name)
     repository = text.partition(":")[0].partition("@")[0]
     # A name that looks like the id of another image would be taken for it.
@@ -60,7 +60,9 @@ def new_name(name: object) -> str:
 
 
 def chain(name: str, aliases: Mapping[str, str]) -> tuple[str, ...]:
-    """What a name stands for, step by step, itself first. InvalidConfiguration for a loop."""
+    """Return the targets of a name, step by step, itself first. Raise InvalidConfiguration for
+    a loop.
+    """
     found = [name]
     while found[-1] in aliases:
         target = aliases[found[-1]]
@@ -76,7 +78,7 @@ def chain(name: str, aliases: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def all_aliases(configured: Mapping[str, str]) -> dict[str, str]:
-    """The usual ones, overruled by the operator's; each of them leads to an image."""
+    """Return the usual aliases, overridden by the operator's; each of them leads to an image."""
     merged = {**ALIASES, **configured}
     for name, target in merged.items():
         checked_name(name)

@@ -1,7 +1,7 @@
-"""Where images come from besides archives: registries, Debian's packages, recipes of steps.
+"""Sources of images besides archives: registries, Debian packages, recipes of steps.
 
-Keeps what each of them needs from the settings, and imports one only when it is used: most
-processes never fetch or build anything. Blocking; an event calls it off.
+Keeps their settings, and imports each one only when it is used: most processes never fetch or build
+anything. Blocking; an event cancels it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BUILD_TIMEOUT_S = 3600.0
 
 
 class Sources:
-    """`registries` says how each registry is reached, by host; `read_recipe` reads YAML."""
+    """`registries` are the settings of each registry, by host; `read_recipe` reads YAML."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Sources:
         )
 
     async def recipe(self, file: Path) -> Recipe:
-        """A recipe of steps, read and checked whole."""
+        """Read and check a whole recipe of steps."""
         from sandkasten.images.builder.recipe import parse_recipe
 
         if self._read_recipe is None:

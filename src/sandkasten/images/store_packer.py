@@ -1,10 +1,10 @@
-"""Packing: an image of the store as a docker archive, made while somebody reads it.
+"""Pack an image of the store as a docker archive while it is being read.
 
 Implements `ports.ImagePacker`. One layer at a time is written to a scratch file of the store, to
-learn its digest and size, and handed on from there: an archive never lies in memory, nor whole on
-disk. Nothing is written faster than it is read. The same image gives the same bytes, in every
-store. What is given up (a reader who leaves, or is cancelled) ends at its next piece and leaves
-nothing. InvalidImage for what is gone or no engine takes, QuotaExceeded when the disk is full.
+learn its digest and size, and is sent from there: an archive is never whole in memory or on disk.
+Nothing is written faster than it is read. The same image gives the same bytes in every store. If
+the reader leaves or is cancelled, packing ends at the next piece and leaves nothing. Raises
+InvalidImage for an image that is gone or that no engine accepts, QuotaExceeded if the disk is full.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sandkasten.model.images.resolved_image import Image
 
 PIECE_BYTES: Final = 1024 * 1024
-# What engines refuse to lay over one another, less the layer of a container itself.
+# The number of layers that engines accept, minus the container's own.
 MAX_DOCKER_LAYERS: Final = 125
 LABEL: Final = "sandkasten.image"
 
@@ -45,7 +45,9 @@ class StorePacker:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def archive(self, image: Image, reference: str) -> AsyncGenerator[bytes, None]:
-        """A docker archive of all of `image.layers`, our skeleton on top, under that reference."""
+        """Yield a docker archive of all of `image.layers`, our skeleton on top, under that
+        reference.
+        """
         _check(image)
         given_up = threading.Event()
         pieces = self._pieces(image, reference, given_up)
@@ -54,7 +56,7 @@ class StorePacker:
         try:
             while True:
                 step = loop.run_in_executor(None, next, pieces, None)
-                # A thread cannot be cancelled: it is waited for before its files are closed.
+                # A thread cannot be cancelled: wait for it before its files are closed.
                 piece = await asyncio.shield(step)
                 if piece is None:
                     return
@@ -69,13 +71,13 @@ class StorePacker:
     def _pieces(
         self, image: Image, reference: str, given_up: threading.Event
     ) -> Generator[bytes, None, None]:
-        """Each step runs in a thread, never two at once."""
+        """Yield the pieces. Each step runs in a thread, never two at once."""
 
         def advance(_: int) -> None:
             if given_up.is_set():
                 raise Cancelled("packing an image was given up", hint="begin it again")
 
-        # Nothing is collected meanwhile, also when no sandbox uses the image yet.
+        # Nothing is collected meanwhile, even if no sandbox uses the image yet.
         with self._store.working(), self._store.place() as place, translated("pack an image"):
             written: dict[str, Written] = {}
             contents: set[str] = set()
@@ -86,7 +88,7 @@ class StorePacker:
                 try:
                     with spool.open("wb") as file:
                         hashing = Hashing(file)
-                        # The skeleton was made here, at a time that says nothing of the image.
+                        # The skeleton was made here, so its times say nothing about the image.
                         mtime = 0 if tree == image.layers[-1] else None
                         write_layer(tree, cast("BinaryIO", hashing), advance, mtime=mtime)
                 except FileNotFoundError as exc:
@@ -131,7 +133,7 @@ async def _close(
 ) -> None:
     if step is not None:
         await asyncio.wait({step})
-        # Told to the reader already, or nobody is left to be told.
+        # The error was already delivered, or the reader has gone.
         with suppress(asyncio.CancelledError):
             step.exception()
     await asyncio.to_thread(pieces.close)

@@ -1,4 +1,4 @@
-"""What an archive holds, before any of it is unpacked."""
+"""The contents of an archive, before any of it is unpacked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LayerRef:
-    """`digest` is that of the blob as it lies there, where the format tells it."""
+    """`digest` is that of the blob as stored, if the format contains it."""
 
     diff_id: str
     size: int
@@ -32,7 +32,7 @@ class FoundImage:
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """A layer's file: how large, how to read it, and its digest where that is known."""
+    """A layer's file: its size, how to read it, and its digest if known."""
 
     size: int
     open: Callable[[], BinaryIO]
@@ -40,7 +40,7 @@ class Blob:
 
 
 def found_image(raw_config: Any, blobs: Sequence[Blob], names: Sequence[str]) -> FoundImage:
-    """The configuration says what each layer must unpack to; InvalidImage if they do not match."""
+    """Check each layer against the configuration. Raise InvalidImage if they do not match."""
     config = parse_config(raw_config)
     diff_ids = diff_ids_of(raw_config)
     if len(diff_ids) != len(blobs):

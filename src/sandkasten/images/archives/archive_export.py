@@ -1,7 +1,7 @@
-"""Export: an image as one file that docker, skopeo and our own import read. Deterministic.
+"""Export an image as one file that docker, skopeo and our own import read. Deterministic.
 
-Layers are written from their trees, so they carry digests of their own. The file appears at its
-path whole or not at all. Raises FileTrouble for trouble with that path.
+Layers are written from their trees, so they have digests of their own. The file appears at its path
+whole or not at all. Raises FileTrouble for problems with that path.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _REF: Final = "org.opencontainers.image.ref.name"
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What became of a part of an archive."""
+    """A part of an archive as written."""
 
     digest: str
     size: int
@@ -49,7 +49,7 @@ class Written:
 
 
 class Hashing:
-    """Writes through and keeps count and digest of what went by."""
+    """Writes through, and counts and hashes what passes."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -73,7 +73,7 @@ def export_file(
     format: str,
     progress: Callable[[ImageProgress], None],
 ) -> Exported:
-    """With the store's `working` lock held, so that no layer goes meanwhile."""
+    """Export. The store's `working` lock is held, so that no layer is removed meanwhile."""
     if format not in ARCHIVE_FORMATS:
         raise InvalidRequest(
             f"there is no format {format[:40]!r}", hint=did_you_mean(format, ARCHIVE_FORMATS)
@@ -110,13 +110,13 @@ class _Archive:
         self._progress = progress
 
     def docker(self) -> None:
-        """As `docker save`: manifest.json, `<hex>.json`, `<hex>/layer.tar`."""
+        """Write the `docker save` format: manifest.json, `<hex>.json`, `<hex>/layer.tar`."""
         layers = self._layers(DOCKER_LAYER)
         tags = [one for one in self._image.names if "@" not in one]
         self._file.write(docker_ending(self._image.config, layers, tags))
 
     def oci(self) -> None:
-        """A tar of an OCI layout with one manifest."""
+        """Write a tar of an OCI layout with one manifest."""
         layers = self._layers("blobs/sha256/{hex}")
         whole = self._image.config.as_oci([one.digest for one in layers])
         config = self._blob(canonical_json(whole))
@@ -143,7 +143,7 @@ class _Archive:
         self._file.write(_END)
 
     def _layers(self, name: str) -> list[Written]:
-        """Each layer once, however often the image has it."""
+        """Write each layer once, however often the image has it."""
         done: dict[str, Written] = {}
         contents: set[str] = set()
         for number, diff_id in enumerate(self._image.layers, 1):
@@ -153,7 +153,9 @@ class _Archive:
         return [done[diff_id] for diff_id in self._image.layers]
 
     def _layer(self, diff_id: str, name: str, step: str, contents: set[str]) -> Written:
-        """Its header is written last, because it holds the digest of what follows it."""
+        """Write a layer. Its header is written last, because it contains the digest of what
+        follows.
+        """
         found = self._store.layer(diff_id)
         total, moved = (found.bytes if found is not None else None), 0
 
@@ -170,7 +172,7 @@ class _Archive:
         end = self._file.tell()
         self._file.seek(start)
         if written.digest in contents:
-            # Two layers that were written differently once and are the same now.
+            # Two layers that were once written differently and are the same now.
             self._file.truncate()
             return written
         contents.add(written.digest)
@@ -188,7 +190,7 @@ class _Archive:
 
 
 def docker_ending(config: ImageConfig, layers: Sequence[Written], tags: Sequence[str]) -> bytes:
-    """What follows the layers of a docker archive: configuration, table of contents, end."""
+    """Return what follows the layers of a docker archive: configuration, table of contents, end."""
     said = canonical_json(config.as_oci([one.digest for one in layers]))
     name = f"{hashlib.sha256(said).hexdigest()}.json"
     entry = {
@@ -204,7 +206,7 @@ def _member(name: str, data: bytes) -> bytes:
 
 
 def member_header(name: str, size: int) -> bytes:
-    """One block, whatever the size: it has to fit where room was left for it."""
+    """Return one header block, whatever the size: it must fit into the room left for it."""
     info = tarfile.TarInfo(name)
     info.size = size
     info.mode = 0o644

@@ -1,8 +1,8 @@
-"""Import from files: what the file is, told by its content, and its images put into the store.
+"""Import images from files; the format is recognised by content.
 
-Knows three kinds: what `docker save` writes, an OCI layout (a directory, or a tar of one), and a
-tar of a root file system; tars may be compressed. Blocking. Nothing of an import that fails is
-found afterwards by a name; layers it had finished are garbage until the next collection.
+Supports three kinds: `docker save` archives, OCI layouts (a directory, or a tar of one), and a tar
+of a root file system; tars may be compressed. Blocking. No name refers to an import that failed;
+layers it had finished are garbage until the next collection.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from sandkasten.images.archives.tar_index import Member, Stream
     from sandkasten.images.layers.image_store import LayerStore, StoredImage
 
-# Each is a file of its own in the store, and looked at whenever images are listed.
+# Each is a file of its own in the store, and is read whenever images are listed.
 MAX_NAMES: Final = 1000
-# What lies at the top of a root file system and of no other archive.
+# Names at the top of a root file system and of no other archive.
 _ROOT_NAMES: Final = frozenset(
     (
         *("bin", "boot", "dev", "etc", "home", "lib", "lib32", "lib64", "libx32", "media", "mnt"),
@@ -56,7 +56,7 @@ _ROOT_NAMES: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """One import as it was asked for."""
+    """One import request."""
 
     path: Path
     name: str | None = None
@@ -64,7 +64,7 @@ class Import:
     progress: Callable[[ImageProgress], None] | None = None
 
     def told(self, step: str, total: int | None) -> Callable[[int], None]:
-        """Hears how many bytes of one step are done; may raise, which ends the import."""
+        """Called with the number of bytes done in one step; may raise, which ends the import."""
 
         def so_far(done: int) -> None:
             if self.progress is not None:
@@ -74,7 +74,9 @@ class Import:
 
 
 def import_file(store: LayerStore, order: Import) -> Sequence[StoredImage]:
-    """Every image of the file. `name` replaces the names it brings, and then it holds one image."""
+    """Import every image of the file. `name` replaces the names in it, and requires a single
+    image.
+    """
     if order.name is not None:
         new_name(order.name)
     wanted = wanted_platform(order.platform)
@@ -93,10 +95,10 @@ def import_file(store: LayerStore, order: Import) -> Sequence[StoredImage]:
         if known is not None:
             return known
         stored, names = _import_tar(store, order, fd)
-        # A file that changed while it was read is not the one that will be asked for again.
+        # A file that changed while it was read will not be recognised again.
         if fingerprint(fd, str(wanted)) == key:
             rows = [Remembered(one.id, tuple(own)) for one, own in zip(stored, names, strict=True)]
-            # Only the next import gets slower.
+            # Without the cache only the next import is slower.
             with suppress(OSError):
                 remember(recent, key, rows)
         return stored
@@ -105,7 +107,7 @@ def import_file(store: LayerStore, order: Import) -> Sequence[StoredImage]:
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
     try:
-        # Looked at before it is opened: opening a FIFO or a device may wait or do something.
+        # Checked before it is opened: opening a FIFO or a device may block or have side effects.
         kind = path.stat().st_mode
         if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
             raise InvalidImage(f"{path} is not a regular file", hint="write the archive to a file")
@@ -125,7 +127,7 @@ def _opened(path: Path) -> Iterator[int]:
 def _known(
     store: LayerStore, order: Import, found: Sequence[Remembered]
 ) -> Sequence[StoredImage] | None:
-    """The images of a file that was imported before, named anew; None when some are gone."""
+    """Return the images of a file imported before, with new names; None if some are gone."""
     images = [store.lookup(one.id) for one in found]
     if not images or any(image is None for image in images):
         return None
@@ -144,8 +146,8 @@ def _import_tar(
 ) -> tuple[Sequence[StoredImage], list[Sequence[str]]]:
     if kind_of(os.pread(fd, BLOCK, 0)) == "plain":
         return _import_index(store, order, fd, _index(Seeking(fd)), fd)
-    # What docker writes has its table of contents anywhere, so a compressed one is laid out
-    # whole first; a root file system shows itself at once and needs no copy.
+    # A docker archive has its table of contents anywhere, so a compressed one is first written out;
+    # a root file system is recognised at once and needs no copy.
     with translated("decompress an archive"), store.place() as place:
         copy = place / "archive"
         index = _laid_out(order, fd, copy)
@@ -171,7 +173,7 @@ def _laid_out(order: Import, fd: int, copy: Path) -> list[Member] | None:
 
 
 def _index(stream: Stream) -> list[Member] | None:
-    """Every member; None as soon as one shows that this is a root file system."""
+    """Return every member; None as soon as one shows that this is a root file system."""
     found: list[Member] = []
     for member in tar_members(stream):
         if member.name.partition("/")[0] in _ROOT_NAMES:
@@ -229,7 +231,7 @@ def _take_rootfs(store: LayerStore, order: Import, fd: int) -> StoredImage:
 
 
 def _names(order: Import, found: Sequence[Sequence[str]]) -> list[Sequence[str]]:
-    """What each image will be called, known before anything is unpacked."""
+    """Return the future name of each image, known before anything is unpacked."""
     if order.name is not None:
         if len(found) != 1:
             raise InvalidImage(

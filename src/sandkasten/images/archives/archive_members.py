@@ -1,7 +1,8 @@
-"""The files an image comes in, by name: those of a tar archive, or those of a directory.
+"""The files of an image archive by name: members of a tar, or files of a directory.
 
-Reads only: small ones whole and with a bound, large ones as a stream. A link inside an archive is
-resolved inside it; a link in a directory is refused. InvalidImage for what is missing or too large.
+Reads only: small files whole and bounded, large ones as a stream. A link inside an archive is
+resolved inside it; a link in a directory is refused. Raises InvalidImage for what is missing or too
+large.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ MOST_LINKS: Final = 16
 class Members(Protocol):
     def has(self, name: str) -> bool: ...
     def open(self, name: str) -> BinaryIO:
-        """A stream of a regular file, which the caller closes."""
+        """Open a regular file as a stream, which the caller closes."""
         ...
 
     def size(self, name: str) -> int: ...
 
 
 class Section(io.RawIOBase):
-    """Part of a file as a file of its own; any number of them read one descriptor at once."""
+    """Part of a file as a file of its own; any number of them share one descriptor."""
 
     def __init__(self, fd: int, offset: int, size: int) -> None:
         self._fd = fd
@@ -55,16 +56,16 @@ class Section(io.RawIOBase):
 
 
 def whole(fd: int) -> BinaryIO:
-    """All of a file that is open already, whatever its path leads to by now."""
+    """Read all of an open file, wherever its path leads by now."""
     return cast("BinaryIO", Section(fd, 0, os.fstat(fd).st_size))
 
 
 class TarMembers:
-    """Of an uncompressed archive that stays open as `fd`, which the caller closes."""
+    """Members of an uncompressed archive that stays open as `fd`, which the caller closes."""
 
     def __init__(self, fd: int, index: Iterable[Member]) -> None:
         self._fd = fd
-        # Of two with one name the later one counts, as in every tar.
+        # Of two members with one name the later one counts, as in every tar.
         self._index = {member.name: member for member in index if member.name}
 
     def has(self, name: str) -> bool:
@@ -84,7 +85,7 @@ class TarMembers:
         return found
 
     def _find(self, name: str) -> Member | None:
-        """Old versions of docker write equal layers once and link to them."""
+        """Find a member. Old versions of docker write equal layers once and link to them."""
         found = self._index.get(plain(name))
         for _ in range(MOST_LINKS):
             if found is None or not found.is_link:
@@ -94,7 +95,7 @@ class TarMembers:
 
 
 class DirectoryMembers:
-    """Of a directory that stays open as `fd`, which the caller closes."""
+    """Files of a directory that stays open as `fd`, which the caller closes."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -142,7 +143,7 @@ def open_directory(path: Path) -> int:
 
 
 def read_json(members: Members, name: str) -> tuple[Any, bytes]:
-    """The value and the bytes it was written in, for their digest."""
+    """Return the value and the bytes it was read from, for their digest."""
     if members.size(name) > MAX_JSON_BYTES:
         raise InvalidImage(
             f"the archive cannot be read: {name[:100]} is larger than {MAX_JSON_BYTES} bytes",

@@ -1,6 +1,6 @@
-"""Archives read in order: a plain file by seeking, a compressed one while it is laid out.
+"""Archives read in order: a plain file by seeking, a compressed one while it is written out.
 
-Both are what `tarindex` reads. InvalidImage for what is cut short, and for more bytes than any
+Both serve `tar_index`. Raises InvalidImage for a truncated archive, and for more bytes than any
 archive has.
 """
 
@@ -18,7 +18,7 @@ MAX_ARCHIVE_BYTES: Final = 64 << 30
 
 
 class Seeking:
-    """A plain file, passed over by seeking. Raises where a skip would leave it."""
+    """A plain file, skipped by seeking. Raises if a skip would leave it."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -38,9 +38,9 @@ class Seeking:
 
 
 class Keeping:
-    """Pieces whose bytes are also written to a file, because they will be needed again.
+    """Pieces whose bytes are also written to a file, because they are needed again.
 
-    `told` hears how many there were so far.
+    `told` is called with the number of bytes so far.
     """
 
     def __init__(
@@ -73,12 +73,12 @@ class Keeping:
             count -= passed
 
     def drain(self) -> None:
-        """To the end: only there a compressed file shows that it is whole."""
+        """Read to the end: only there a compressed file proves to be complete."""
         while self._more():
             self._rest = memoryview(b"")
 
     def _more(self) -> bool:
-        """Whether anything is left; if so, some of it is in `_rest`."""
+        """Return whether anything is left; if so, some of it is in `_rest`."""
         if self._rest:
             return True
         piece = next(self._pieces, b"")

@@ -1,9 +1,9 @@
-"""Compressed bytes turned into plain ones, piece by piece, whatever they were compressed with.
+"""Decompress bytes piece by piece, whatever they were compressed with.
 
-The format is told by its first bytes. A piece never holds more than `PIECE` bytes, so a bomb can be
-stopped by whoever counts them. gzip, bzip2 and xz are the standard library's; zstd is the program
+The format is recognised by its first bytes. A piece never has more than `PIECE` bytes, so a caller
+that counts them can stop a bomb. gzip, bzip2 and xz use the standard library; zstd is the program
 of that name, which is ended and reaped when the iteration stops, however it stops. Corrupt and
-truncated input is InvalidImage. Knows nothing of tar or of digests.
+truncated input raises InvalidImage. Knows nothing of tar or of digests.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Readable(Protocol):
 
 
 class _Decompressor(Protocol):
-    """What `bz2` and `lzma` have in common, and `_Gzip` takes on."""
+    """The interface that `bz2`, `lzma` and `_Gzip` share."""
 
     @property
     def eof(self) -> bool: ...
@@ -61,7 +61,7 @@ class _Gzip:
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
         plain = self._inner.decompress(self._inner.unconsumed_tail + data, max_length)
-        # A full piece may have more behind it that needs no further input.
+        # A full piece may be followed by more output that needs no further input.
         self.needs_input = not self._inner.unconsumed_tail and len(plain) < max_length
         return plain
 
@@ -74,11 +74,11 @@ def _xz() -> _Decompressor:
 class Uncompressed:
     compressed: bool
     pieces: Generator[bytes, None, None]
-    """To be closed by whoever does not take all of them."""
+    """The caller closes it if it does not take all pieces."""
 
 
 def uncompressed(source: Readable) -> Uncompressed:
-    """The content of `source`, which is read to its end as the pieces are taken."""
+    """Return the content of `source`, which is read to its end as the pieces are taken."""
     head = b""
     while len(head) < _HEAD and (more := source.read(_HEAD - len(head))):
         head += more
@@ -96,7 +96,7 @@ def uncompressed(source: Readable) -> Uncompressed:
 
 
 def kind_of(head: bytes) -> str:
-    """`plain` unless the first bytes are those of a compressed file and not of a tar."""
+    """Return `plain` unless the first bytes are those of a compressed file and not of a tar."""
     if head[257:262] == b"ustar":
         return "plain"
     if head.startswith(b"\x1f\x8b\x08"):
@@ -105,7 +105,7 @@ def kind_of(head: bytes) -> str:
         return "bzip2"
     if head.startswith(b"\xfd7zXZ\x00"):
         return "xz"
-    # A frame, or one of the sixteen kinds that are to be skipped.
+    # A frame, or one of the sixteen skippable kinds.
     if head.startswith(b"\x28\xb5\x2f\xfd") or (
         head[1:4] == b"\x2a\x4d\x18" and 0x50 <= head[0] <= 0x5F
     ):
@@ -123,7 +123,7 @@ def _as_it_is(head: bytes, source: Readable) -> Generator[bytes, None, None]:
 def _streams(
     kind: str, begin: Callable[[], _Decompressor], data: bytes, source: Readable
 ) -> Generator[bytes, None, None]:
-    """One compressed stream after the other, with zeros between and behind them at most."""
+    """Yield one compressed stream after the other; only zeros may stand between and after them."""
     while data:
         stream = begin()
         while not stream.eof:
@@ -132,7 +132,7 @@ def _streams(
             try:
                 piece = stream.decompress(data, PIECE)
             except (zlib.error, lzma.LZMAError, OSError, ValueError) as exc:
-                # The last two are what `bz2` has instead of an exception of its own.
+                # `bz2` raises the last two instead of an exception of its own.
                 raise _corrupt(kind, str(exc)) from exc
             data = b""
             if piece:
@@ -151,7 +151,7 @@ def _corrupt(kind: str, why: str) -> InvalidImage:
 
 
 def _by_program(head: bytes, source: Readable) -> Generator[bytes, None, None]:
-    # On the fixed system path: what runs as root is not looked up in the caller's PATH.
+    # On the fixed system path: programs run as root are not looked up in the caller's PATH.
     program = shutil.which("zstd", path=_SYSTEM_PATH)
     if program is None:
         raise InvalidImage(
@@ -178,7 +178,7 @@ def _by_program(head: bytes, source: Readable) -> Generator[bytes, None, None]:
         feeder.join()
         if feeder.failure is not None:
             raise feeder.failure
-        # Its complaints are a line or two, and never fill the pipe.
+        # Its error output is a line or two, and never fills the pipe.
         said = child.stderr.read(2000).decode(errors="replace").strip()
         if child.wait() != 0:
             raise _corrupt("zstd", said or "the program failed")
@@ -191,7 +191,7 @@ def _by_program(head: bytes, source: Readable) -> Generator[bytes, None, None]:
 
 
 class _Feeder(threading.Thread):
-    """Carries the source to a program; ends when either of them does."""
+    """Feeds the source to a program; ends when either of them does."""
 
     def __init__(self, head: bytes, source: Readable, into: IO[bytes]) -> None:
         super().__init__(name="sandkasten-zstd", daemon=True)

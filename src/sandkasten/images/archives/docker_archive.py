@@ -1,7 +1,7 @@
-"""What `docker save` writes: manifest.json, a configuration an image, a tar a layer. Reads only.
+"""The `docker save` format: manifest.json, a configuration per image, a tar per layer. Reads only.
 
-The configuration's digest is compared with its file name where that is one; each layer's digest
-is in the configuration.
+The configuration's digest is compared with its file name if that is one; each layer's digest is in
+the configuration.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def is_docker_archive(members: Members) -> bool:
     try:
         value, _ = read_json(members, MANIFEST)
     except InvalidImage:
-        # Then it is a damaged one, and reading it says so.
+        # Then it is damaged, and reading it reports that.
         return True
     return isinstance(value, list)
 

@@ -1,7 +1,7 @@
-"""Which files were imported before, so that a second import need not read them again.
+"""Remember imported files, so that a second import need not read them again.
 
-A file is recognised by where it lies, its size, its times and its first bytes; one that was
-touched since is read anew. What is remembered is only used while the images are still there.
+A file is recognised by its path, size, times and first bytes; a changed file is read again. An
+entry is only used while its images still exist.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_REMEMBERED: Final = 200
 class Remembered:
     id: str
     names: tuple[str, ...]
-    """Those the archive itself gave."""
+    """Names given by the archive itself."""
 
 
 def fingerprint(fd: int, platform: str) -> str:
@@ -60,7 +60,7 @@ def remember(directory: Path, key: str, images: Sequence[Remembered]) -> None:
 
 
 def forget_gone(directory: Path, there: AbstractSet[str]) -> None:
-    """Drop what is remembered of files whose images are no longer there."""
+    """Drop the entries of files whose images no longer exist."""
     for name in os.listdir(directory):
         found = recall(directory, name)
         if not found or not {one.id for one in found} <= there:

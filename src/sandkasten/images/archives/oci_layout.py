@@ -1,7 +1,7 @@
 """An OCI image layout: index.json, and blobs named by their digests. Reads only.
 
-Every digest and size is compared. An index may lead to images for several platforms: the one
-asked for is taken, or this machine's. InvalidImage names what there is when none fits.
+Every digest and size is compared. An index may lead to images for several platforms: the requested
+one is taken, or this machine's. InvalidImage lists what there is if none fits.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def oci_images(members: Members, wanted: Platform) -> list[FoundImage]:
 
 
 def descriptors(value: Any, key: str) -> list[dict[str, Any]]:
-    """The descriptors under a key of an index or manifest, each with a digest and a size."""
+    """Return the descriptors under a key of an index or manifest, each with a digest and a size."""
     listed = value.get(key) if isinstance(value, dict) else None
     if not isinstance(listed, list) or len(listed) > MAX_MANIFESTS:
         raise bad(f"there is no list of {key}")
@@ -72,7 +72,7 @@ def checked_descriptor(value: Any) -> dict[str, Any]:
 
 
 def platform_of(value: Any) -> Platform | None:
-    """What a descriptor says of the platform of its image."""
+    """Return the platform of a descriptor's image."""
     if not isinstance(value, dict):
         return None
     parts = [value.get(key) or "" for key in ("os", "architecture", "variant")]
@@ -82,7 +82,7 @@ def platform_of(value: Any) -> Platform | None:
 
 
 def choose(platforms: Sequence[Platform | None], wanted: Platform) -> int:
-    """Which of them to take; a single one is taken whatever it is."""
+    """Choose a manifest by platform; a single one is taken whatever it is."""
     if len(platforms) == 1:
         return 0
     said = [(number, one) for number, one in enumerate(platforms) if one is not None]
@@ -102,14 +102,16 @@ def _name(descriptor: dict[str, Any]) -> str:
         return ""
     for key in (_CONTAINERD, _REF):
         value = annotations.get(key)
-        # Alone, `latest` is the tag of an image whose name nobody wrote down.
+        # Alone, `latest` is the tag of an image without a recorded name.
         if isinstance(value, str) and (":" in value or "/" in value):
             return value
     return ""
 
 
 def _leaves(members: Members, descriptor: dict[str, Any], seen: set[str]) -> list[dict[str, Any]]:
-    """The manifests below a descriptor. Each blob is read once, however often it is named."""
+    """Return the manifests below a descriptor. Each blob is read once, however often it is
+    named.
+    """
     annotations = descriptor.get("annotations")
     attestation = isinstance(annotations, dict) and _ATTESTATION in annotations
     if attestation or descriptor["digest"] in seen:

@@ -1,8 +1,8 @@
-"""The members of a tar archive and where their bytes lie, read header by header with bounds.
+"""Members of a tar archive and the position of their bytes, read header by header with bounds.
 
-Only names, sizes, kinds and link targets are read; nothing is unpacked and nothing on disk is
-named after a member. Written by hand because an index must not take memory as the archive likes.
-InvalidImage for what is no tar, is cut short or does not hold together.
+Only names, sizes, kinds and link targets are read; nothing is unpacked and nothing on disk is named
+after a member. Our own code, because the archive must not decide how much memory its index takes.
+Raises InvalidImage for input that is not a tar, is truncated or inconsistent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL = b"L", b"K", b"x", b"g"
 
 
 class Stream(Protocol):
-    """Bytes in order; `skip` passes over some, by seeking where that is possible."""
+    """Bytes in order; `skip` skips some, by seeking if possible."""
 
     def read(self, count: int) -> bytes: ...
     def skip(self, count: int) -> None: ...
@@ -33,7 +33,7 @@ class Stream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """`name` is relative and plain (no `.`, `..` or double slash); empty when it was not."""
+    """`name` is relative and plain (no `.`, `..` or double slash); empty if it was not."""
 
     name: str
     kind: bytes
@@ -51,14 +51,14 @@ class Member:
 
     @property
     def leads_to(self) -> str:
-        """What a link names, inside the archive; empty when it leads out of it."""
+        """Return the target of a link inside the archive; empty if it leads out of it."""
         if self.kind == _HARD_LINK:
             return plain(self.link)
         return plain(posixpath.join(posixpath.dirname(self.name), self.link))
 
 
 def members(stream: Stream) -> Iterator[Member]:
-    """Every member in order. Stopping early is fine."""
+    """Yield every member in order. Stopping early is fine."""
     at, count = 0, 0
     waiting: dict[str, str] = {}
     while True:
@@ -90,7 +90,7 @@ def members(stream: Stream) -> Iterator[Member]:
 
 
 def plain(name: str) -> str:
-    """A name of a member as a plain relative path; empty for one that leads elsewhere."""
+    """Return a member's name as a plain relative path; empty if it leads elsewhere."""
     tidy = posixpath.normpath("./" + name.lstrip("/"))
     return "" if tidy == ".." or tidy.startswith("../") else tidy
 
@@ -146,7 +146,7 @@ def _extended(kind: bytes, body: bytes) -> dict[str, str]:
 
 
 def _number(field: bytes) -> int:
-    """Octal text, or binary where that is too short."""
+    """Parse octal digits, or binary where those are too short."""
     if field[:1] in (b"\x80", b"\xff"):
         value = int.from_bytes(field[1:], "big")
         if field[0] == 0xFF or value >= 1 << 62:

@@ -1,7 +1,7 @@
-"""Where this machine gets its Debian packages: apt's own sources, read for another suite.
+"""This machine's Debian package sources: apt's own configuration, adapted to another suite.
 
-Reads files and runs nothing. Sources of third parties are left out: an image is made of Debian
-alone. Raises BuildFailed where nothing fits.
+Reads files and runs nothing. Third-party sources are left out: an image is made of Debian alone.
+Raises BuildFailed if nothing fits.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _MAX_FILE: Final = 1024 * 1024
-# Suites that move on their own have no updates and no security beside them.
+# Rolling suites have no updates and no security beside them.
 _ROLLING: Final = frozenset({"sid", "unstable", "experimental"})
 _COMPANION: Final = re.compile(r"(?P<base>[a-z]+)(?P<rest>-updates|-security|/updates)?\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One place and suite."""
+    """One mirror and suite."""
 
     uri: str
     suite: str
@@ -37,7 +37,7 @@ class Source:
 
 
 def machine_sources(etc: Path = Path("/etc")) -> list[Source]:
-    """Every binary source of this machine that is switched on, in apt's order."""
+    """Return every enabled binary source of this machine, in apt's order."""
     files = [etc / "apt" / "sources.list"]
     folder = etc / "apt" / "sources.list.d"
     if folder.is_dir():
@@ -53,7 +53,7 @@ def machine_sources(etc: Path = Path("/etc")) -> list[Source]:
 
 
 def sources_for(suite: str, etc: Path = Path("/etc")) -> list[Source]:
-    """This machine's Debian, with its suite replaced by another one."""
+    """Return this machine's Debian sources, with the suite replaced by another one."""
     known = machine_sources(etc)
     base = suite
     fitting = _of(known, base)
@@ -79,12 +79,14 @@ def _of(known: list[Source], base: str) -> list[tuple[Source, str]]:
         match = _COMPANION.match(source.suite)
         if match is not None and match["base"] == base:
             found.append((source, match["rest"] or ""))
-    # Updates without what they update would be no Debian.
+    # Updates without the suite they update are not a complete Debian.
     return found if any(not rest for _, rest in found) else []
 
 
 def _codename(etc: Path) -> str:
-    """Of this machine, when it is a Debian: a derivative's sources hold other packages."""
+    """Return this machine's codename if it is a Debian: a derivative's sources have other
+    packages.
+    """
     try:
         text = (etc / "os-release").read_text(errors="replace")[:65536]
     except OSError:
@@ -118,7 +120,7 @@ def _stanzas(text: str) -> Iterator[Source]:
         if "deb" not in fields.get("types", "").split() or fields.get("enabled", "yes") == "no":
             continue
         signed_by = fields.get("signed-by", "")
-        # A key written into the stanza has no name to pass on; apt's own keyrings are left.
+        # A key written into the stanza has no name to pass on; apt's own keyrings remain.
         signed_by = signed_by if signed_by.startswith("/") else ""
         for uri in fields.get("uris", "").split():
             for suite in fields.get("suites", "").split():

@@ -1,7 +1,7 @@
-"""What was built before: a key of everything that went into it, and what came out.
+"""Build cache: from a key of all inputs to the resulting digest.
 
-One small file per key, `builds/<hex>`. A lost or damaged entry only means that the work is done
-again, and so does an entry whose result the store no longer has. Blocking.
+One small file per key, `builds/<hex>`. A lost or damaged entry only means that the work is
+repeated, and so does an entry whose result the store no longer has. Blocking.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def build_key(**parts: object) -> str:
-    """Equal parts, equal key. Everything that decides the result must be among them."""
+    """Return the key: equal parts, equal key. Everything that decides the result must be
+    included.
+    """
     return hashlib.sha256(canonical_json(parts)).hexdigest()
 
 
@@ -30,7 +32,7 @@ class BuildCache:
         self._builds = root / "builds"
 
     def get(self, key: str) -> str | None:
-        """The digest that was remembered."""
+        """Return the remembered digest."""
         found = (read_json_object(self._builds / key) or {}).get("result")
         return found if isinstance(found, str) else None
 

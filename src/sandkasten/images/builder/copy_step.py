@@ -1,8 +1,8 @@
 """Files of the recipe's directory as a layer: scanned, hashed, and written as a tar.
 
-Nothing outside the directory is read: links are copied as links, and a path that leads through
-one is refused. The same content gives the same bytes, whenever the files were touched.
-Raises BuildFailed; OSError of the disk is told in it.
+Nothing outside the directory is read: links are copied as links, and a path that leads through one
+is refused. The same content gives the same bytes, whatever the file times are. Raises BuildFailed,
+also for OSError of the disk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _CHUNK: Final = 1024 * 1024
 MAX_FILES: Final = 100_000
-# The earliest time that zip archives can hold: some tools refuse to pack anything older.
+# The earliest time that zip archives can hold: some tools refuse to pack older ones.
 _EPOCH: Final = 315_532_800
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -34,7 +34,7 @@ _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One entry, named relative to what is copied ("" is the thing itself)."""
+    """One entry, named relative to what is copied ("" is the root of the copy)."""
 
     name: str
     kind: str
@@ -42,7 +42,7 @@ class Found:
     mode: int
     size: int = 0
     content: str = ""
-    """A file's digest, or where a link leads."""
+    """A file's digest, or a link's target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Picked:
 
 
 def pick(context: Path, source: str) -> Picked:
-    """Everything at `source` below `context`, read once."""
+    """Scan everything at `source` below `context`, once."""
     parts = [part for part in source.split("/") if part not in ("", ".")]
     try:
         fd = _descend(context, parts[:-1], source)
@@ -90,7 +90,7 @@ def write_copy(
     owner: tuple[int, int],
     progress: Callable[[int], None],
 ) -> None:
-    """The tar: directories on the way as the image has them, then what is copied, at `to`."""
+    """Write the tar: directories on the way as the image has them, then what is copied, at `to`."""
     for parent in parents:
         info = _info(parent.path, tarfile.DIRTYPE, parent.mode, (parent.uid, parent.gid))
         out.write(_header(info))
@@ -169,7 +169,9 @@ def _descend(context: Path, parts: Sequence[str], source: str) -> int:
 
 
 def _walk(directory: int, parts: Sequence[str]) -> int:
-    """A descriptor of the directory, one component at a time; links are not followed."""
+    """Return a descriptor of the directory, opened one component at a time without following
+    links.
+    """
     fd = os.dup(directory)
     for part in parts:
         try:
@@ -200,7 +202,7 @@ def _copy_content(context: Path, parts: Sequence[str], one: Found, out: BinaryIO
                 left -= len(block)
     finally:
         os.close(fd)
-    # What is remembered under the digest of the first look must be that content.
+    # What is cached under the digest of the scan must be that content.
     if left or told.hexdigest() != one.content:
         raise BuildFailed(f"{'/'.join(parts)} changed while it was copied", hint="build again")
     out.write(bytes(-one.size % tarfile.BLOCKSIZE))

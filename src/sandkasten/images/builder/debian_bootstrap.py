@@ -1,8 +1,9 @@
-"""A Debian from its packages, by mmdebstrap: one layer, the same for the same mirror and recipe.
+"""Bootstrap a Debian from its packages with mmdebstrap: one layer, reproducible per mirror and
+recipe.
 
 As root it runs in mount and process namespaces of its own, so that a killed bootstrap leaves no
-mount behind; without root in mmdebstrap's own user namespace, or under fakechroot. Blocking.
-Raises InvalidRequest for a recipe that is none, and BuildFailed with the end of the output.
+mount behind; without root in mmdebstrap's own user namespace, or under fakechroot. Blocking. Raises
+InvalidRequest for an invalid recipe, and BuildFailed with the end of the output.
 """
 
 from __future__ import annotations
@@ -50,15 +51,15 @@ _PACKAGE: Final = re.compile(
 _MIRROR_SCHEMES: Final = ("http", "https", "file", "copy")
 _PROGRAM: Final = "mmdebstrap"
 _APT_HELPER: Final = "/usr/lib/apt/apt-helper"
-# The earliest time that zip archives can hold, where a mirror does not say when it was made.
+# The earliest time that zip archives can hold, for mirrors without a date.
 _FIXED_EPOCH: Final = 315_532_800
-# The machine that builds must not show in what is built; sandboxes get their own of both.
+# The building machine must not show in the image; sandboxes get their own of both.
 _FORGET_THE_HOST: Final = 'rm -f "$1/etc/resolv.conf" "$1/etc/hostname"'
 
 
 @dataclass(frozen=True, slots=True)
 class DebianRecipe:
-    """What was asked for, checked. The same packages in another order are the same recipe."""
+    """A checked recipe. The same packages in another order are the same recipe."""
 
     suite: str
     include: tuple[str, ...] = ()
@@ -146,7 +147,7 @@ class Bootstrap:
         progress: Callable[[ImageProgress], None] | None = None,
         called_off: threading.Event | None = None,
     ) -> Built:
-        """The image under its name; from the cache unless `refresh`."""
+        """Build the image under its name; use the cache unless `refresh`."""
         name = new_name(name)
         key = build_key(
             kind="debian",
@@ -218,12 +219,12 @@ class Bootstrap:
 
     @contextmanager
     def _scratch(self, mode: str) -> Iterator[Path]:
-        """A directory that the program can use; gone at the end."""
+        """Yield a directory that the program can use, removed at the end."""
         if mode != "unshare":
             with self._store.place() as path:
                 yield path
             return
-        # Its root is another user of this machine, for whom the data directory is closed.
+        # Its root is another user of this machine, to whom the data directory is closed.
         with tempfile.TemporaryDirectory(
             prefix="sandkasten-build-", dir="/var/tmp", ignore_cleanup_errors=True
         ) as name:
@@ -232,7 +233,7 @@ class Bootstrap:
 
 
 def command(recipe: DebianRecipe, mode: str, sources: Path, options: Path) -> list[str]:
-    """What is run, as words; nothing of a recipe can be taken for an option. Pure."""
+    """Return the command line; nothing of a recipe can be taken for an option. Pure."""
     isolated = [
         "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
         "--propagation", "private", "--",
@@ -246,19 +247,19 @@ def command(recipe: DebianRecipe, mode: str, sources: Path, options: Path) -> li
         f"--variant={recipe.variant}",
         "--skip=output/dev",
         f"--aptopt={options}",
-        # The last hook that each of them comes to.
+        # The last hook that each mode reaches.
         f"--{'extract' if bare else 'customize'}-hook={_FORGET_THE_HOST}",
     ]
     if recipe.include:
         words.append(f"--include={','.join(recipe.include)}")
     plain = recipe.mirror is not None and not recipe.mirror.startswith("deb ")
-    # Given a bare address, the program finds the key that Debian signs the suite with.
+    # Given a plain address, the program finds the key that Debian signs the suite with.
     mirror = _copied(recipe.mirror) if plain and recipe.mirror else str(sources)
     return [*words, recipe.suite, "-", mirror]
 
 
 def bootstrap_mode() -> str:
-    """How a foreign root can be made by this user; BuildFailed where it cannot."""
+    """Return how this user can create a foreign root. Raise BuildFailed if there is no way."""
     if os.geteuid() == 0:
         return "root"
     if all(shutil.which(one) for one in ("newuidmap", "newgidmap")) and _has_subordinates():
@@ -305,13 +306,14 @@ def _source_lines(recipe: DebianRecipe, etc: Path) -> list[str]:
 
 
 def _copied(source: str) -> str:
-    """A mirror of files is copied from: programs in the new root cannot see it where it lies."""
+    """Return a file mirror as a copied one: programs in the new root cannot see its path."""
     return re.sub(r"(^|\s)file:/", r"\1copy:/", source)
 
 
 def _apt_options() -> str:
-    """How this machine's apt reaches its mirrors: proxies and authorities. In a file, for a
-    proxy's address may hold a password."""
+    """Return how this machine's apt reaches its mirrors: proxies and authorities. Written to a
+    file, because a proxy's address may contain a password.
+    """
     try:
         dump = subprocess.run(
             ["apt-config", "dump"],  # noqa: S607
@@ -328,7 +330,7 @@ def _apt_options() -> str:
 
 
 def _epoch(recipe: DebianRecipe, lines: Sequence[str], scratch: Path) -> int:
-    """When the mirror's suite was made, so that the same state of it gives the same image."""
+    """Return the date of the mirror's suite, so that the same state of it gives the same image."""
     bare = re.sub(r"\[[^\]]*\]", "", lines[0]).split()
     uri = f"{bare[1].rstrip('/')}/dists/{recipe.suite}/InRelease"
     target = scratch / "InRelease"

@@ -1,6 +1,6 @@
-"""A recipe of steps, read: a base, and what is done to it. Pure.
+"""A recipe of steps, parsed: a base, and what is done to it. Pure.
 
-Everything is checked before anything is built, and a mistake names its step. Raises InvalidRequest,
+Everything is checked before anything is built, and an error names its step. Raises InvalidRequest,
 InvalidImage for the base, and UnsupportedByBackend for a network, which sandboxes do not have.
 """
 
@@ -31,13 +31,15 @@ _USER: Final = re.compile(
     r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?\Z"
 )
 _OWNER: Final = re.compile(r"([0-9]{1,5})(?::([0-9]{1,5}))?\Z")
-# A sandbox mounts its own there, so that what an image has in them is never seen.
+# A sandbox mounts its own there, which hides the image's content.
 _HIDDEN: Final = ("/proc", "/dev", "/sys", "/run", "/tmp", "/workspace", "/work")  # noqa: S108
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """`source` lies in the recipe's directory; `to` is absolute, with a slash for a directory."""
+    """`source` is in the recipe's directory; `to` is absolute, with a trailing slash for a
+    directory.
+    """
 
     source: str
     to: str
@@ -177,7 +179,7 @@ def _owner(number: int, said: object) -> tuple[int, int]:
 def _mode(number: int, said: object) -> int | None:
     if said is None:
         return None
-    # Only as a text: YAML reads 0644 as octal and 644 as decimal, and nobody means the latter.
+    # Only as a string: YAML reads 0644 as octal and 644 as decimal, which is never meant.
     if isinstance(said, str) and re.fullmatch(r"0?[0-7]{3}", said):
         return int(said, 8)
     raise _wrong(number, f"names no mode: {shown(str(said))}", 'in quotes, as in mode: "0755"')

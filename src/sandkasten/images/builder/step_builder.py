@@ -1,8 +1,8 @@
-"""Images built step by step: each step that changes files is one layer, kept under what made it.
+"""Build images step by step: each step that changes files is one layer, cached by its inputs.
 
-The key of a layer is its parent and the step itself, with the content of what is copied; so a
-build does only what is new. Commands run in a throw-away sandbox on the workbench. Raises
-BuildFailed, which names the step and shows the end of a command's output.
+The key of a layer is its parent and the step itself, with the content of copied files, so a build
+only does what is new. Commands run in a throw-away sandbox. Raises BuildFailed, which names the
+step and shows the end of a command's output.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     Report = Callable[[ImageProgress], None]
 
-# Every line must succeed, as in a recipe people expect; the directory is made when it is missing.
+# Every line must succeed, as recipes usually expect; a missing directory is created.
 _IN_DIRECTORY: Final = 'mkdir -p -- "$1" && cd -- "$1" && exec /bin/sh -e -c "$2"'
 
 
@@ -75,7 +75,7 @@ class StepBuilder:
         refresh: bool = False,
         progress: Report | None = None,
     ) -> Built:
-        """The image under its name. `context` is where files to copy lie."""
+        """Build the image under its name. `context` is the directory of files to copy."""
         name = new_name(name)
         state = _State(base.layers, base.config)
         async with AsyncExitStack() as stack:
@@ -114,7 +114,7 @@ class StepBuilder:
             form=1,
             parent=state.id,
             content=picked.digest,
-            # A file is called as its source where `to` is a directory.
+            # A file keeps its source's name if `to` is a directory.
             name="" if picked.is_directory else os.path.basename(step.source),
             to=step.to,
             mode=step.mode,
@@ -180,7 +180,7 @@ class StepBuilder:
         state.layers += (layer.diff_id,)
 
     def _passing(self, state: _State) -> Image:
-        """The image so far as one that a sandbox can be made of."""
+        """Record the image so far, so that a sandbox can be made of it."""
         if not self._store.there(state.id):
             state.passing.append(state.id)
         stored = self._store.put_image(state.layers, state.config, [])
@@ -194,7 +194,7 @@ class StepBuilder:
 
     def _forget(self, passing: list[str]) -> None:
         for one in passing:
-            # Somebody may have named it meanwhile, or removed it.
+            # It may have been named or removed meanwhile.
             with suppress(SandkastenError):
                 found = self._store.find(one)
                 if found is not None and not found.names:
@@ -223,7 +223,7 @@ class _Told:
 
 @contextmanager
 def _naming(label: str, text: str) -> Iterator[None]:
-    """What fails inside says which step it was."""
+    """Add the step to errors raised inside."""
     try:
         yield
     except CommandNotFound as exc:
@@ -246,13 +246,13 @@ def _configured(config: ImageConfig, step: SetEnv | SetWorkdir | SetUser) -> Ima
 def _place(
     trees: list[str], to: str, source: str, *, directory: bool
 ) -> tuple[tuple[Parent, ...], str]:
-    """The directories on the way, and where it is put, without a leading slash."""
+    """Return the directories on the way, and the target path without a leading slash."""
     name = os.path.basename(source)
     whole = landing(trees, to)
     into = directory or to.endswith("/") or (whole is not None and whole.there)
     if into and whole is not None:
         at = whole.parents[-1].path if whole.parents else ""
-        # A directory's content goes into `to`; its own entry sets how that looks if it is new.
+        # A directory's content goes into `to`; its own entry sets the mode if `to` is new.
         if directory:
             return (whole.parents if whole.there else whole.parents[:-1]), at
         return whole.parents, f"{at}/{name}" if at else name
@@ -268,14 +268,14 @@ def _place(
 
 
 def _add(store: LayerStore, write: Callable[[BinaryIO], None]) -> Layer:
-    """A layer from what `write` writes, while it writes."""
+    """Add a layer from what `write` writes, while it writes."""
     source = _Written(write)
     with translated("read what a step made"), source:
         return store.add_layer(cast("BinaryIO", source))
 
 
 class _Written:
-    """What a function writes, as a stream; it ends only when the function ended well."""
+    """What a function writes, as a stream; it ends only if the function succeeded."""
 
     def __init__(self, write: Callable[[BinaryIO], None]) -> None:
         reading, writing = os.pipe()
@@ -288,7 +288,7 @@ class _Written:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # A writer that nobody reads from gets EPIPE, and so ends.
+        # A writer without a reader gets EPIPE, and ends.
         self._reading.close()
         self._thread.join()
 

@@ -1,4 +1,4 @@
-"""Which machine the programs of a tree were made for, told by the header of one of them."""
+"""The architecture of a tree's programs, read from the ELF header of one of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SOME: Final = 200
 
 
 def architecture_of(trees: Sequence[str]) -> str:
-    """As images spell it; empty when no program tells."""
+    """Return the architecture in image spelling; empty if no program shows it."""
     for path in (*_USUAL, *_programs(trees)):
         head = read_merged(trees, path, 20)
         if head is not None and len(head) == 20 and head.startswith(b"\x7fELF"):
@@ -35,7 +35,7 @@ def architecture_of(trees: Sequence[str]) -> str:
 
 
 def _programs(trees: Sequence[str]) -> Iterator[str]:
-    """Names of some files where programs lie: an image may hold nothing but its own."""
+    """Return the names of some files in program directories: an image may contain only its own."""
     for tree in reversed(trees):
         for directory in ("", "bin", "usr/bin", "usr/local/bin", "sbin", "app"):
             where = os.path.join(tree, directory)

@@ -1,9 +1,8 @@
-"""What nobody needs any more: found with everybody else kept out, moved aside, then removed.
+"""Collect unused images and layers: found under locks, moved aside, then removed.
 
-An image without a name that no sandbox uses is garbage, and so is one whose record is damaged; so
-is a layer of no image. Moving is
-quick and done under the lock; removing takes its time afterwards, and a process that dies in
-the middle of it leaves a directory below `making` that the next sweep takes.
+An image without a name that no sandbox uses is garbage, and so is one whose record is damaged, and
+a layer of no image. Moving is fast and happens under the lock; removing happens afterwards, and a
+process that dies meanwhile leaves a directory below `making` for the next sweep.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Aside:
-    """What was moved out of sight, and the descriptors that keep sweeps away from it."""
+    """What was moved aside, and the descriptors that keep sweeps away from it."""
 
     images: list[str] = field(default_factory=list)
     layers: list[str] = field(default_factory=list)
@@ -49,13 +48,15 @@ class Aside:
 def set_aside(
     root: Path, records: Records, layers: Layers, locks: StoreLocks, in_use: AbstractSet[str]
 ) -> Aside:
-    """With the locks `collecting` and `editing` held. `in_use`: ids of images sandboxes use."""
+    """Move garbage aside. The locks `collecting` and `editing` are held. `in_use`: ids of
+    images that sandboxes use.
+    """
     aside = Aside()
     named = records.names()
     aside.images += [
         one
         for one in records.ids()
-        # One that cannot be read cannot be used or named either, and would keep every layer.
+        # An unreadable record cannot be used or named either, and would keep every layer.
         if one not in in_use and (one not in named or records.get(one) is None)
     ]
     aside.images += [one for one in records.buried() if one not in in_use]
@@ -64,7 +65,7 @@ def set_aside(
     records.unpoint_lost()
     kept = {*records.ids(), *records.buried(), *in_use}
     held = [records.layers_of(one) for one in kept]
-    # A record in use that cannot be read may name any layer; then all of them stay.
+    # An unreadable record in use may name any layer; then all of them stay.
     if None not in held:
         needed = {layer for one in held for layer in one or ()}
         for diff_id in [one for one in layers.all() if one not in needed]:
@@ -78,7 +79,7 @@ def set_aside(
             aside.move(locks, (skeletons / name).rename)
     layers.forget_blobs()
     forget_gone(root / "recent", kept)
-    # Whoever adds or edits is kept out: no lock has a holder, no half-written file a writer.
+    # Adding and editing are locked out: no lock has a holder, no half-written file a writer.
     for directory in ("locks", "records", "names", "blobs", "recent"):
         for name in os.listdir(root / directory):
             if directory == "locks" or name.startswith("."):

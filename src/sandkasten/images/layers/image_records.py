@@ -1,9 +1,8 @@
-"""Images as small files: one record per content, one pointer per name.
+"""Image records as small files: one record per content, one pointer per name.
 
-A record that was removed while a sandbox might just be starting from it stays as a tombstone:
-nobody finds it by name or id, and the collection of garbage still knows its layers. Whoever
-changes anything here holds the store's `editing` lock. A file that cannot be read is taken
-for missing.
+A record that was removed while a sandbox might just be starting from it stays as a tombstone: it is
+not found by name or id, and the collection of garbage still knows its layers. Every change holds
+the store's `editing` lock. An unreadable file counts as missing.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _ID_START: Final = re.compile(r"(?:sha256:)?[0-9a-f]{8,64}\Z")
 
 @dataclass(frozen=True, slots=True)
 class StoredImage:
-    """One content: the same layers and configuration have the same id, whatever they came from."""
+    """One content: the same layers and configuration have the same id, whatever their source."""
 
     id: str
     names: tuple[str, ...]
@@ -40,11 +39,11 @@ class StoredImage:
     """Digests of the uncompressed layers, lowest first."""
     config: ImageConfig
     bytes: int
-    """Of its layers, unpacked; layers shared with others count in full."""
+    """Size of its layers, unpacked; layers shared with others count in full."""
     created_at: float
-    """When it came into the store."""
+    """When it was added to the store."""
     source: str = ""
-    """What it came from: `docker-archive`, `oci-layout`, `rootfs`, …"""
+    """Its source: `docker-archive`, `oci-layout`, `rootfs`, …"""
 
 
 def image_id(layers: Sequence[str], config: ImageConfig) -> str:
@@ -70,7 +69,7 @@ class Records:
             "source": image.source,
         }
         data = canonical_json(row)
-        # Nobody could read it back, and an image that is there and cannot be found is worse.
+        # It could not be read back, and an image that exists and cannot be found is worse.
         if len(data) > MAX_SMALL_BYTES:
             raise InvalidImage(
                 f"the configuration of the image is too large: {len(data)} bytes as it is kept",
@@ -80,14 +79,14 @@ class Records:
         self._path(image.id, _GONE).unlink(missing_ok=True)
 
     def get(self, the_id: str) -> StoredImage | None:
-        """Without its names: those cost a look at every pointer."""
+        """Return a record without its names: those require reading every pointer."""
         return _decode(read_json_object(self._path(the_id, _LIVE)), the_id)
 
     def there(self, the_id: str) -> bool:
         return bool(DIGEST.match(the_id)) and self._path(the_id, _LIVE).exists()
 
     def bury(self, the_id: str) -> None:
-        """From here on nobody finds it; its layers are still known to belong to it."""
+        """Turn a record into a tombstone: it is not found any more, but still owns its layers."""
         self._path(the_id, _LIVE).rename(self._path(the_id, _GONE))
 
     def forget(self, the_id: str) -> None:
@@ -101,7 +100,7 @@ class Records:
         return [*self._ids(_GONE)]
 
     def layers_of(self, the_id: str) -> tuple[str, ...] | None:
-        """Of a record, alive or buried; None when it cannot be read."""
+        """Return the layers of a record, live or tombstone; None if it is unreadable."""
         for suffix in (_LIVE, _GONE):
             found = _decode(read_json_object(self._path(the_id, suffix)), the_id)
             if found is not None:
@@ -109,7 +108,7 @@ class Records:
         return None
 
     def starting_with(self, text: str) -> list[str]:
-        """Ids that begin so, `sha256:` optional; at least eight digits."""
+        """Return ids with this prefix, `sha256:` optional; at least eight digits."""
         if not _ID_START.match(text):
             return []
         start = "sha256:" + text.removeprefix("sha256:")
@@ -139,7 +138,7 @@ class Records:
         return found[1] if found is not None and found[0] == name else None
 
     def names(self) -> dict[str, list[str]]:
-        """The names of each image, sorted."""
+        """Return the names of each image, sorted."""
         found: dict[str, list[str]] = {}
         for file in os.listdir(self._names):
             if file.startswith("."):
@@ -150,7 +149,7 @@ class Records:
         return {the_id: sorted(names) for the_id, names in found.items()}
 
     def unpoint_lost(self) -> None:
-        """Names of images that are not there any more lead nowhere, and go."""
+        """Remove names of images that no longer exist."""
         for the_id, names in self.names().items():
             if not self.there(the_id):
                 for name in names:

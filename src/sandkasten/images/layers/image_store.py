@@ -1,9 +1,9 @@
-"""The store of images: layers by content, records, names, and the garbage between them.
+"""The image store: layers by content, records, names, and garbage collection.
 
-Blocking; safe for several threads and several processes at once. Nothing is counted anywhere:
-what is still needed is computed from the records and from the ids of images that sandboxes use,
-so a crash can leave garbage, which `collect` finds, and never a count that is wrong.
-A directory that is not there yet is an empty store; it is made when something is added.
+Blocking; safe for several threads and several processes at once. There are no reference counts:
+what is still needed is computed from the records and from the ids of images that sandboxes use, so
+a crash can leave garbage, which `collect` finds, but never a wrong count. A missing directory is an
+empty store; it is created when something is added.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DIRECTORIES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What a collection of garbage took away."""
+    """What a garbage collection removed."""
 
     images: tuple[str, ...] = ()
     layers: tuple[str, ...] = ()
@@ -71,9 +71,9 @@ class LayerStore:
         expect_diff_id: str | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Layer:
-        """Unpack a layer, unless it is there. A mismatch raises InvalidImage and leaves nothing.
+        """Unpack a layer unless it exists. A mismatch raises InvalidImage and leaves nothing.
 
-        `progress` is told how many bytes of it were read so far; it may raise to give up.
+        `progress` is called with the number of bytes read so far; it may raise to give up.
         """
         with self.working():
             if expect_diff_id is not None:
@@ -89,7 +89,9 @@ class LayerStore:
 
     @contextmanager
     def place(self) -> Iterator[Path]:
-        """A scratch directory on the store's disk, gone afterwards or when the process dies."""
+        """Yield a scratch directory on the store's disk, removed afterwards or when the process
+        dies.
+        """
         self._prepare()
         with self._locks.place() as path:
             yield path
@@ -101,17 +103,17 @@ class LayerStore:
         return self._layers.get(diff_id)
 
     def layers(self) -> Sequence[Layer]:
-        """Every layer, needed or not."""
+        """Return every layer, needed or not."""
         if not self._there():
             return []
         return [found for one in self._layers.all() if (found := self._layers.get(one)) is not None]
 
     def tree(self, diff_id: str) -> str:
-        """The unpacked tree of one layer."""
+        """Return the unpacked tree of one layer."""
         return str(self._layers.tree(diff_id))
 
     def known_blob(self, blob_digest: str) -> str | None:
-        """The diff id of a compressed blob that was unpacked here before."""
+        """Return the diff id of a compressed blob that was unpacked here before."""
         return self._layers.known_blob(blob_digest)
 
     def put_image(
@@ -122,7 +124,7 @@ class LayerStore:
         *,
         source: str = "",
     ) -> StoredImage:
-        """An image of layers that are there. A name it takes leaves the image that had it."""
+        """Record an image of existing layers. Its name is taken from the image that had it."""
         if len(layers) > MAX_LAYERS:
             raise InvalidImage(
                 f"an image of {len(layers)} layers is too deep", hint=f"at most {MAX_LAYERS}"
@@ -161,12 +163,12 @@ class LayerStore:
     # ---- finding
 
     def find(self, name_or_id: str) -> StoredImage | None:
-        """By name (`:latest` may be left out), by id, or by a unique beginning of an id."""
+        """Find by name (`:latest` may be left out), by id, or by a unique prefix of an id."""
         found = self.lookup(name_or_id)
         return None if found is None else self._named(found)
 
     def lookup(self, name_or_id: str) -> StoredImage | None:
-        """The same without its names, which is quicker."""
+        """Find an image without its names, which is faster."""
         if not self._there():
             return None
         the_id = self._records.pointed(canonical_name(name_or_id))
@@ -181,7 +183,7 @@ class LayerStore:
         return None if the_id is None else self._records.get(the_id)
 
     def list(self) -> Sequence[StoredImage]:
-        """Every image, by name."""
+        """Return every image, by name."""
         if not self._there():
             return []
         with translated("list the images"):
@@ -194,11 +196,11 @@ class LayerStore:
         return sorted(found, key=lambda image: (not image.names, image.names, image.id))
 
     def there(self, the_id: str) -> bool:
-        """Whether an image of this id can still be found."""
+        """Return whether an image of this id can still be found."""
         return self._there() and self._records.there(the_id)
 
     def trees(self, image: StoredImage) -> tuple[str, ...]:
-        """Directories to lay over one another, lowest first, the skeleton last."""
+        """Return the directories to stack, lowest first, the skeleton last."""
         missing = [one for one in image.layers if not self._layers.tree(one).is_dir()]
         if missing:
             raise InvalidImage(
@@ -214,7 +216,7 @@ class LayerStore:
     # ---- naming and removing
 
     def tag(self, name_or_id: str, name: str) -> StoredImage:
-        """Another name for an image; a name in use moves."""
+        """Add a name to an image; a name in use moves."""
         new = new_name(name)
         with self.working(), translated("name an image"), self._locks.editing():
             image = self.lookup(name_or_id)
@@ -224,9 +226,9 @@ class LayerStore:
             return self._named(image)
 
     def remove(self, name_or_id: str, *, in_use: AbstractSet[str]) -> StoredImage:
-        """Take a name away, and the image with its last one. Its layers go with `collect`.
+        """Remove a name, and the image with its last name. Its layers are removed by `collect`.
 
-        An id takes the image with all its names. Conflict when a sandbox uses it.
+        An id removes the image with all its names. Raise Conflict if a sandbox uses it.
         """
         if not self._there():
             raise not_in_store(name_or_id)
@@ -250,7 +252,9 @@ class LayerStore:
             return replace(image, names=tuple(leaving))
 
     def collect(self, in_use: AbstractSet[str], *, wait_s: float = 30.0) -> Collected:
-        """Remove what no name leads to and no sandbox uses. Busy while somebody is adding."""
+        """Remove what no name refers to and no sandbox uses. Raise Busy while an image is being
+        added.
+        """
         if not self._there():
             return Collected()
         with translated("collect garbage"):
@@ -276,7 +280,7 @@ class LayerStore:
             try:
                 place.rename(final)
             except OSError:
-                # Another process was first.
+                # Another process was faster.
                 if not (final / "tree").is_dir():
                     raise
 
@@ -284,7 +288,7 @@ class LayerStore:
         return (self.root / "records").is_dir()
 
     def _prepare(self) -> None:
-        # Looked at each time: whoever empties a data directory does not ask its users.
+        # Checked each time: a data directory may be emptied while it is in use.
         if self._ready and all((self.root / name).is_dir() for name in _DIRECTORIES):
             return
         with translated("prepare the store of images"):

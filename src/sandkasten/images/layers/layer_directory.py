@@ -1,8 +1,9 @@
 """Layers on disk: one directory per content, `layers/<hex>/{tree,meta}`, shared by every image.
 
-A layer becomes visible by one rename, after it was unpacked whole and its digests were compared;
-a process killed before that leaves a directory below `making`, which the next user sweeps.
-Blocking. Raises InvalidImage (malformed, hostile, not what was promised) and QuotaExceeded.
+A layer becomes visible by one rename, after it was unpacked completely and its digests were
+compared; a process killed before that leaves a directory below `making`, which the next user
+sweeps. Blocking. Raises InvalidImage (malformed, hostile, or with another digest) and
+QuotaExceeded.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _TAKEN: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """`bytes` is what its files hold, unpacked."""
+    """`bytes` is the unpacked size of its files."""
 
     diff_id: str
     bytes: int
@@ -59,7 +60,7 @@ class Layers:
         return Layer(diff_id, size, files)
 
     def known_blob(self, blob_digest: str) -> str | None:
-        """The layer that this compressed blob was unpacked to, when it is still there."""
+        """Return the layer that this compressed blob was unpacked to, if it still exists."""
         if not DIGEST.match(blob_digest):
             return None
         told = read_small_file(self._blobs / _hex(blob_digest))
@@ -74,7 +75,7 @@ class Layers:
         expect_diff_id: str | None,
         progress: Callable[[int], None] | None,
     ) -> Layer:
-        """With the store's `working` lock held."""
+        """Add a layer. The store's `working` lock is held."""
         if expect_diff_id is None:
             return self._unpack(source, expect_digest, None, progress)
 
@@ -83,7 +84,7 @@ class Layers:
                 progress(0)
 
         with self._locks.alone(_hex(expect_diff_id), waiting):
-            # Somebody else may have unpacked it while we waited.
+            # Another process may have unpacked it while we waited.
             found = self.get(expect_diff_id)
             if found is not None:
                 return found
@@ -96,7 +97,7 @@ class Layers:
         expect_diff_id: str | None,
         progress: Callable[[int], None] | None,
     ) -> Layer:
-        # Imported here: most processes only look at layers that are there.
+        # Imported here: most processes only read existing layers.
         from sandkasten.images.layers.layer_unpack import unpack_layer
 
         with translated("unpack a layer"), self._locks.place() as place:
@@ -105,7 +106,7 @@ class Layers:
             unpacked = unpack_layer(source, tree, progress=progress)
             _compare("blob", expect_digest, unpacked.blob_digest)
             _compare("layer", expect_diff_id, unpacked.diff_id)
-            # The tar may hold an entry for the root itself, with any mode.
+            # The tar may contain an entry for the root itself, with any mode.
             tree.chmod(0o755)
             self._publish(place, unpacked)
         with translated("remember a blob"):
@@ -118,7 +119,7 @@ class Layers:
         try:
             place.rename(self._path(unpacked.diff_id))
         except OSError as exc:
-            # Another process was first; the same digest is the same content.
+            # Another process was faster; the same digest is the same content.
             if exc.errno not in _TAKEN or self.get(unpacked.diff_id) is None:
                 raise
             return
@@ -131,11 +132,11 @@ class Layers:
                 yield diff_id
 
     def mover(self, diff_id: str) -> Callable[[Path], object]:
-        """Takes the layer out of sight, to a path that is then the caller's to remove."""
+        """Return a function that moves the layer aside, to a path that the caller removes."""
         return self._path(diff_id).rename
 
     def forget_blobs(self) -> None:
-        """Drop what is remembered of blobs whose layer is gone."""
+        """Drop the entries of blobs whose layer is gone."""
         for name in os.listdir(self._blobs):
             if self.known_blob(f"sha256:{name}") is None:
                 (self._blobs / name).unlink(missing_ok=True)
@@ -145,7 +146,7 @@ class Layers:
 
 
 def _hex(digest: str) -> str:
-    """Digests become names of files: only a whole one may."""
+    """Return the hex part. Digests become file names, so only complete ones are accepted."""
     if not DIGEST.match(digest):
         raise InvalidImage(f"{digest[:80]!r} is no sha256 digest", hint="only sha256 is used here")
     return digest.removeprefix("sha256:")

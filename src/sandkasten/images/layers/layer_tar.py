@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _CHUNK: Final = 1024 * 1024
 _OPAQUE: Final = ".wh..wh..opq"
-# Ours and the kernel's own bookkeeping; not part of what the image says.
+# Bookkeeping of ours and of the kernel; not part of the image.
 _OURS: Final = ("trusted.overlay.", "user.overlay.", "system.")
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -66,7 +66,7 @@ def write_layer(
 
 
 def _walk(tree: str) -> Iterator[tuple[str, int, str]]:
-    """Each entry with a descriptor of its directory, parents first, in the order of bytes."""
+    """Yield each entry with a descriptor of its directory, parents first, in byte order."""
     waiting = [""]
     while waiting:
         directory = waiting.pop()
@@ -85,7 +85,7 @@ def _walk(tree: str) -> Iterator[tuple[str, int, str]]:
 
 
 def _descend(tree: str, path: str) -> int:
-    """One component at a time: a path may be longer than the kernel takes in one call."""
+    """Open one component at a time: a path may be longer than the kernel accepts in one call."""
     fd = os.open(tree, _DIRECTORY)
     for part in path.split("/") if path else ():
         inner = os.open(part, _DIRECTORY, dir_fd=fd)
@@ -104,7 +104,7 @@ def _header(
     info = tarfile.TarInfo(name)
     info.mode = stat.S_IMODE(found.st_mode)
     info.mtime = int(found.st_mtime)
-    # An ordinary user's store has one owner for everything, who means nothing elsewhere.
+    # An ordinary user's store has one owner for everything, which means nothing elsewhere.
     if os.geteuid() == 0:
         info.uid, info.gid = max(0, found.st_uid - first_id), max(0, found.st_gid - first_id)
     if stat.S_ISDIR(found.st_mode):

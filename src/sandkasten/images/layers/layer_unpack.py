@@ -35,7 +35,7 @@ _PROGRAM = Path(__file__).resolve().parents[2] / "_bin" / "sandkasten-unpack"
 # What an ordinary user may ask for; the default of 64 KiB would halve the pieces' size and double
 # the switches between the two processes.
 _PIPE_BYTES = 1 << 20
-# It has read everything by then and closes a handful of directories.
+# It has read everything by then and only closes a handful of directories.
 _END_S = 60
 _HINTS = {
     "malformed": "the archive is damaged or no tar; get it again, or pack it anew with GNU tar",
@@ -46,7 +46,7 @@ _HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """How much one layer may hold; holes of sparse files count as content."""
+    """Limits of one layer; holes of sparse files count as content."""
 
     bytes: int = 20 << 30
     entries: int = 2_000_000
@@ -61,9 +61,9 @@ class Unpacked:
     bytes: int
     """Content of files, without the holes of sparse ones."""
     files: int
-    """Everything that was made: files, directories, links, whiteouts."""
+    """Everything created: files, directories, links, whiteouts."""
     skipped: int = 0
-    """Devices and FIFOs, which no tree of ours has."""
+    """Devices and FIFOs, which are never created."""
 
 
 def unpack_layer(
@@ -117,7 +117,7 @@ class _Hashed:
 
 
 class _Program:
-    """`sandkasten-unpack` at work in one directory; gone when the block ends."""
+    """`sandkasten-unpack` working in one directory; gone when the block ends."""
 
     def __init__(self, target: Path, caps: Caps) -> None:
         arguments = ["--max-bytes", str(caps.bytes), "--max-entries", str(caps.entries)]
@@ -140,7 +140,7 @@ class _Program:
             ) from exc
         finally:
             os.close(directory)
-        # Where a user has many pipes the kernel refuses, and the smaller one does as well.
+        # If the user has many pipes, the kernel refuses, and the smaller one works as well.
         with contextlib.suppress(OSError):
             fcntl.fcntl(_number(self._child.stdin), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
@@ -155,7 +155,7 @@ class _Program:
                 pipe.close()
 
     def feed(self, piece: bytes) -> bool:
-        """`False` once the program has read all it wants, and has an answer."""
+        """Return False once the program has read all it needs and has an answer."""
         descriptor = _number(self._child.stdin)
         rest = memoryview(piece)
         try:
@@ -166,7 +166,7 @@ class _Program:
         return True
 
     def answer(self) -> dict[str, int]:
-        """What was unpacked; raises what stopped it."""
+        """Return what was unpacked; raise what stopped it."""
         try:
             # A short answer either way: it never fills a pipe.
             said, complained = self._child.communicate(timeout=_END_S)

@@ -1,8 +1,8 @@
-"""How layers are laid over one another: whiteouts, opaque directories, and one merged view.
+"""How layers are stacked: whiteouts, opaque directories, and one merged view.
 
-The view reads a single path through the layers as overlayfs would show it. Each component is
-opened by itself and never followed by the kernel, so a link of an image leads to the image's
-own files whatever it says, and a device or FIFO is never opened.
+The view reads a single path through the layers as overlayfs would show it. Each component is opened
+by itself and never followed by the kernel, so a link of an image leads to the image's own files,
+and a device or FIFO is never opened.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ WHITEOUT: Final = ".wh."
 
 
 def refuse_mark(path: str) -> None:
-    """A file of such a name would hide another one wherever the layer is unpacked: BuildFailed."""
+    """Raise BuildFailed for a file name that would hide another file wherever the layer is
+    unpacked.
+    """
     if any(part.startswith(WHITEOUT) for part in path.split("/")):
         raise BuildFailed(
             f"{shown(path)} cannot be in a layer: names that begin with {WHITEOUT} remove files",
@@ -39,7 +41,9 @@ def refuse_mark(path: str) -> None:
 
 
 def opaque_attribute() -> str:
-    """`trusted.*` is for root alone; overlayfs reads the other one when told `userxattr`."""
+    """Return the attribute: `trusted.*` is for root alone; overlayfs reads the other one with
+    `userxattr`.
+    """
     return "trusted.overlay.opaque" if os.geteuid() == 0 else "user.overlay.opaque"
 
 
@@ -48,14 +52,14 @@ def is_whiteout(found: os.stat_result) -> bool:
 
 
 def is_opaque(directory: int) -> bool:
-    """Whether this directory (an open descriptor) hides those of its name below."""
+    """Return whether this directory (an open descriptor) hides those of its name below."""
     with suppress(OSError):
         return os.getxattr(directory, opaque_attribute()) == b"y"
     return False
 
 
 def read_merged(trees: Sequence[str], path: str, limit: int) -> bytes | None:
-    """The first `limit` bytes of a regular file of the image; None when it shows none there."""
+    """Return the first `limit` bytes of a regular file of the image; None if there is none."""
     with ExitStack() as opened:
         fd = _open(opened, trees, path)
         return None if fd is None else os.read(fd, limit)
@@ -77,7 +81,7 @@ def _open(opened: ExitStack, trees: Sequence[str], path: str) -> int | None:
         if part == ".":
             continue
         if part == "..":
-            # Above the root of an image is its root.
+            # The parent of an image's root is its root.
             above = above[:-1] or [roots]
             continue
         found = _visible(above[-1], part)
@@ -102,7 +106,9 @@ def _open(opened: ExitStack, trees: Sequence[str], path: str) -> int | None:
 
 
 def _visible(directories: Sequence[int], name: str) -> tuple[int, os.stat_result] | None:
-    """The topmost entry of that name. A whiteout is a device, and those lead nowhere here."""
+    """Return the topmost entry of that name. A whiteout is a device, and devices are not
+    followed.
+    """
     for fd in directories:
         try:
             found = os.stat(name, dir_fd=fd, follow_symlinks=False)
@@ -115,7 +121,7 @@ def _visible(directories: Sequence[int], name: str) -> tuple[int, os.stat_result
 
 
 def _descend(opened: ExitStack, directories: Sequence[int], name: str) -> list[int]:
-    """The directories of that name that show through, topmost first."""
+    """Return the visible directories of that name, topmost first."""
     below: list[int] = []
     for fd in directories:
         try:
@@ -123,7 +129,7 @@ def _descend(opened: ExitStack, directories: Sequence[int], name: str) -> list[i
         except FileNotFoundError:
             continue
         except OSError as exc:
-            # Something else of that name hides what lies below it.
+            # Another entry of that name hides what is below it.
             if exc.errno in _NOT_THERE:
                 break
             raise
@@ -140,7 +146,7 @@ def _keep(opened: ExitStack, fd: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """A directory of an image, or one that has to be made; `path` has no leading slash."""
+    """A directory of an image, or one that has to be created; `path` has no leading slash."""
 
     path: str
     mode: int = 0o755
@@ -150,15 +156,17 @@ class Parent:
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """Where a path of an image really lies: the directories on the way, links resolved."""
+    """Where a path of an image really is: the directories on the way, links resolved."""
 
     parents: tuple[Parent, ...]
     there: bool
-    """Whether the last of them is a directory of the image already."""
+    """Whether the last of them is already a directory of the image."""
 
 
 def landing(trees: Sequence[str], path: str) -> Landing | None:
-    """The directories that lead to `path`, itself the last; None when something is in the way."""
+    """Return the directories that lead to `path`, itself the last; None if something is in the
+    way.
+    """
     with ExitStack() as opened:
         roots = [_keep(opened, os.open(tree, _DIRECTORY)) for tree in reversed(trees)]
         above: list[tuple[list[int], tuple[Parent, ...]]] = [(roots, ())]

@@ -1,8 +1,8 @@
-"""A sha256 that is computed beside the reading of what it is taken of.
+"""A sha256 that is computed in parallel with reading.
 
-hashlib lets go of the interpreter while it computes, so with a second core the digest of a layer
-costs no time of its own. The pieces waiting are bounded. Nothing here can fail; a digest that is
-not asked for is given up with `close`. Knows nothing of layers or files.
+hashlib releases the interpreter while it computes, so with a second core the digest of a layer
+costs no extra time. The waiting pieces are bounded. Nothing here can fail; an unused digest is
+abandoned with `close`. Knows nothing of layers or files.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import queue
 import threading
 from typing import Final, Self
 
-# Of pieces of a MiB: enough that neither side waits for the other's slower moments.
+# In pieces of one MiB: enough that neither side waits for short delays of the other.
 _WAITING: Final = 8
 
 
 class Digest:
-    """Takes pieces from one thread; the piece must not change afterwards."""
+    """Takes pieces from one thread; a piece must not change afterwards."""
 
     def __init__(self) -> None:
         self._sum = hashlib.sha256()
@@ -40,7 +40,7 @@ class Digest:
             self._thread.join()
 
     def name(self) -> str:
-        """`sha256:<hex>` of all that was taken; nothing more may follow."""
+        """Return `sha256:<hex>` of all pieces; nothing may follow."""
         self.close()
         return f"sha256:{self._sum.hexdigest()}"
 

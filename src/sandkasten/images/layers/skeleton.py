@@ -1,8 +1,8 @@
 """The topmost layer that we add to every image: what a sandbox needs and an image may lack.
 
-Real directories where something is mounted, so that an image's `/proc` or `/dev` that is a link
-leads nowhere; the image's own users plus the sandbox's; host name and hosts. Made from the layers
-below it, of which it reads two files with a bound and follows nothing out of them.
+It has real directories at mount points, so that an image's `/proc` or `/dev` that is a link has no
+effect; the image's own users plus the sandbox's; host name and hosts. Made from the layers below
+it, of which it reads two files, bounded and without following links out of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NO_GROUP: Final = b"root:x:0:\ntty:x:5:\nnogroup:x:65534:\n"
 
 
 def make_skeleton(target: Path, trees: Sequence[str]) -> None:
-    """Fill `target`, an existing empty directory. OSError when the disk does not let us."""
+    """Fill `target`, an existing empty directory. Raise OSError if the disk refuses."""
     target.chmod(0o755)
     for name in _DIRECTORIES:
         _directory(target / name, mine=name not in _THE_USERS)
@@ -52,7 +52,7 @@ def make_skeleton(target: Path, trees: Sequence[str]) -> None:
 
 
 def passwd(found: bytes | None, shell: str) -> bytes:
-    """The image's accounts, and ours where it has no account of that number."""
+    """Return the image's accounts, and ours if it has no account of that number."""
     return _with(
         found or _NO_PASSWD,
         (
@@ -86,7 +86,7 @@ def _directory(path: Path, *, mine: bool) -> None:
 
 
 def _own(path: Path, *, mine: bool) -> None:
-    # An ordinary user's store holds one owner; the user namespace of a sandbox maps it.
+    # An ordinary user's store has one owner; the user namespace of a sandbox maps it.
     if os.geteuid() == 0:
         owner = 0 if mine else USER_ID
         os.chown(path, owner, owner, follow_symlinks=False)

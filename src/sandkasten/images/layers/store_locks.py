@@ -1,9 +1,9 @@
-"""Who works in the store at the same time: flock on files and directories, over processes.
+"""Locks of the image store: flock on files and directories, across processes.
 
 Every lock ends with the process that holds it, however that ends. `working` is shared by all who
-add, and excludes the collection of garbage; `editing` is held for the moment in which records
-and names change; `alone` is one holder per layer. A directory below `making` belongs to whoever
-holds its lock; one that nobody holds is litter.
+add, and excludes garbage collection; `editing` is held briefly while records and names change;
+`alone` is one holder per layer. A directory below `making` belongs to the holder of its lock; one
+without a holder is a leftover.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ class StoreLocks:
 
     @contextmanager
     def collecting(self, wait_s: float) -> Iterator[None]:
-        """Nobody is adding anything. Busy when somebody still is after `wait_s`."""
+        """Exclude adding. Raise Busy if an image is still being added after `wait_s`."""
         with _held(self._root / ".working", wait_s=wait_s):
             yield
 
     @contextmanager
     def editing(self) -> Iterator[None]:
-        """Records and names are mine. Held for milliseconds."""
+        """Exclusive access to records and names. Held for milliseconds."""
         with _held(self._root / ".editing"):
             yield
 
     @contextmanager
     def alone(self, name: str, while_waiting: Callable[[], None] | None = None) -> Iterator[None]:
-        """One at a time for this name; `while_waiting` may raise to give up."""
+        """One holder at a time for this name; `while_waiting` may raise to give up."""
         with _held(self._root / "locks" / name, while_waiting=while_waiting):
             yield
 
     @contextmanager
     def place(self) -> Iterator[Path]:
-        """A fresh directory below `making`, removed at the end if it is still there."""
+        """Yield a fresh directory below `making`, removed at the end if it still exists."""
         path, fd = self.claim_new()
         try:
             yield path
@@ -65,15 +65,17 @@ class StoreLocks:
             os.close(fd)
 
     def claim_new(self) -> tuple[Path, int]:
-        """The directory, and the descriptor that holds it until it is closed."""
+        """Return the directory, and the descriptor that holds it until it is closed."""
         path = self._making / secrets.token_hex(8)
-        # Under the lock, or a sweep could come between the making and the claiming.
+        # Under the lock, or a sweep could come between creating and claiming.
         with _held(self._making):
             path.mkdir(mode=0o700)
             return path, _claim(path)
 
     def sweep(self) -> int:
-        """Remove what the dead left half-made; how many. What is alive is left alone."""
+        """Remove what dead processes left half-made; return how many. What is alive is left
+        alone.
+        """
         litter: list[tuple[Path, int]] = []
         with suppress(Busy), _held(self._making, wait_s=0):
             for name in os.listdir(self._making):

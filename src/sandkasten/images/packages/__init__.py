@@ -1,1 +1,1 @@
-"""Packages of PyPI and npm for sandboxes: fetched here, installed inside, shown read-only."""
+"""Packages of PyPI and npm for sandboxes: fetched here, installed inside, mounted read-only."""

@@ -1,8 +1,8 @@
-"""Packages of npm: fetched from a registry by us, unpacked by the image's node.
+"""npm packages: fetched from a registry here, unpacked by the image's node.
 
-Fetching is ours alone: no npm is needed, here or in the image, and no script of a package is run,
-neither here nor there. Files come from the registry's own origin and are checked against what it
-says of them; they are opened only in a sandbox without a network.
+No npm is needed, here or in the image, and no script of a package is ever run. Files come from the
+registry's own origin and are checked against its digests; they are opened only in a sandbox without
+a network.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 _PROBE_S: Final = 60.0
 _AT_ONCE: Final = 8
-# The largest of the public registry are about 10 MB in the short form asked for here.
+# The largest of the public registry are about 10 MB in the short form requested here.
 _MOST_ABOUT: Final = 64 << 20
 _CHUNK: Final = 256 * 1024
 _SHORT_FORM: Final = "application/vnd.npm.install-v1+json, application/json;q=0.8"
@@ -56,7 +56,9 @@ _WORD: Final = re.compile(r"[a-z0-9_]{0,32}\Z")
 
 
 async def configured_registry(scratch: Path, environ: Mapping[str, str]) -> str:
-    """What this machine's npm would ask; ProvisioningFailed where there is none to tell us."""
+    """Return the registry that this machine's npm is configured for. Raise ProvisioningFailed
+    if unknown.
+    """
     found = await asyncio.to_thread(shutil.which, "npm", path=_PATH)
     if found is None:
         raise ProvisioningFailed(
@@ -89,7 +91,7 @@ async def install(
     environ: Mapping[str, str],
     timeout_s: float,
 ) -> str:
-    """The directory of the sandbox that has the packages now."""
+    """Install the packages; return the sandbox directory that contains them."""
     machine = await _look(site)
     errand = Errand(Patience(attempts=3, whole_s=timeout_s))
     await calling_off(errand.called_off.set, _fetch, specs, machine, given, rules, environ, errand)
@@ -166,19 +168,19 @@ def _fetch(
 
 
 def _programs(one: Placed) -> dict[str, str]:
-    """Only of those at the top: the others are found by nobody's PATH."""
+    """Return the programs of top-level packages only: others are on no PATH."""
     return one.programs if len(one.location) == 1 else {}
 
 
 class _Budget:
-    """How many bytes all of them together may still take."""
+    """The number of bytes that all packages together may still take."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.left = most
 
     def take(self, size: int) -> None:
-        # Threads may each take a chunk at the same moment: that much over is no harm.
+        # Threads may each take a chunk at the same time: that much overshoot is harmless.
         self.left -= size
         if self.left < 0:
             raise ProvisioningFailed(
@@ -199,7 +201,7 @@ class _Registry:
         self._connections.close()
 
     def about(self, name: str) -> Json | None:
-        """What is known of a package, in the short form where the registry has one."""
+        """Return the metadata of a package, in the short form if the registry has one."""
         data = self._get(f"{self._url}/{quote(name, safe='@')}", name, _MOST_ABOUT)
         if data is None:
             return None
@@ -234,9 +236,9 @@ class _Registry:
             raise _trouble(one.name, f"its file is not what the registry says ({algorithm})")
 
     def _checked(self, name: str, url: str) -> str:
-        """Only from the registry itself: a manifest must not make us ask whom it likes.
-
-        A mirror often hands manifests on as they are, and has the file under the same path.
+        """Return the address of a file, on the registry's own origin only: a manifest must not
+        redirect us elsewhere. A mirror often passes manifests on unchanged and has the file
+        under the same path.
         """
         try:
             split = urlsplit(url)
@@ -271,7 +273,7 @@ class _Registry:
 
 
 def _authorization(url: str) -> str | None:
-    """`user:password@` is for Basic; a lone `token@` is a bearer's."""
+    """Return the header: `user:password@` means Basic, a lone `token@` means Bearer."""
     split = urlsplit(url)
     if split.username is None:
         return None
@@ -283,7 +285,7 @@ def _authorization(url: str) -> str | None:
 
 
 def _digest(dist: Mapping[str, Any]) -> tuple[str, bytes]:
-    """The strongest that is said; the oldest packages have nothing but sha1."""
+    """Return the strongest digest given; the oldest packages only have sha1."""
     said = dict(one.split("-", 1) for one in str(dist.get("integrity", "")).split() if "-" in one)
     try:
         for algorithm in ("sha512", "sha384", "sha256", "sha1"):

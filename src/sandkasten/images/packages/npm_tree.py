@@ -1,8 +1,8 @@
-"""Which packages of npm are needed, in which versions, and in which directory each one goes.
+"""Resolve npm packages: which versions are needed, and in which directory each goes.
 
-Pure but for `look_up`, which answers what a registry says of a package. Answers ProvisioningFailed
-with the package that is the trouble and who needs it. What a registry says is a stranger's word:
-names become paths, so every one is looked at.
+Pure except for `look_up`, which returns a registry's metadata. Raises ProvisioningFailed with the
+package at fault and its dependents. Registry data is untrusted: names become paths, so every one is
+checked.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Location = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the image's node says it runs on, in npm's words."""
+    """The platform of the image's node, in npm's terms."""
 
     os: str
     cpu: str
@@ -43,13 +43,13 @@ class Machine:
 class Placed:
     location: Location
     name: str
-    """What it is called in the registry; an alias may have given it another directory."""
+    """Its name in the registry; an alias may have given it another directory."""
     version: str
     manifest: Json = field(repr=False)
 
     @property
     def path(self) -> str:
-        """Below the outermost node_modules."""
+        """Path below the outermost node_modules."""
         return "/node_modules/".join(self.location)
 
     @property
@@ -80,9 +80,9 @@ class _Need:
 
 
 def resolve(specs: Sequence[str], machine: Machine, look_up: LookUp) -> list[Placed]:
-    """Level by level, so that a package's own needs are placed before those of what it needs.
+    """Resolve level by level, so that a package's own dependencies are placed before theirs.
 
-    One version of a package goes to the top; another goes into the directory of who needs it.
+    One version of a package goes to the top; another goes into the directory of its dependent.
     """
     placed: dict[Location, Placed] = {}
     level = [
@@ -109,7 +109,7 @@ def resolve(specs: Sequence[str], machine: Machine, look_up: LookUp) -> list[Pla
 def _place(
     need: _Need, placed: Mapping[Location, Placed], packument: Json | None, machine: Machine
 ) -> Placed | None:
-    """None when there is nothing to add: it is there already, or it can be done without."""
+    """Return None if there is nothing to add: it is present already, or optional."""
     there = _seen_from(need, placed)
     if there is not None and _satisfied(need, there, packument):
         return None

@@ -1,7 +1,7 @@
-"""What the image's node runs inside the sandbox: what it is, and how fetched packages are unpacked.
+"""JavaScript that the image's node runs inside the sandbox: platform report and unpacking.
 
-JavaScript for any node since 12, without a library. The second one trusts nothing in a tarball,
-though it could only hurt its own sandbox: names that lead elsewhere, links and devices are left.
+For any node since 12, without a library. The unpacker trusts nothing in a tarball, although it
+could only harm its own sandbox: names that lead elsewhere, links and devices are skipped.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A program of this machine that fetches packages: bounded in time, output, and what it writes.
+"""Run a program of this machine that fetches packages, bounded in time, output and disk use.
 
-It sees the environment it is given and nothing else of ours, has no terminal, and is ended with
-everything it started when the time is up, the disk is full or the caller goes away. What it says
-is a stranger's text: the end of it is kept, without anything that looks like credentials.
+It sees only the environment it is given, has no terminal, and is ended with everything it started
+when the time is up, the disk is full or the caller is cancelled. Its output is untrusted: the end
+of it is kept, with credentials removed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST_LINE: Final = 400
 _CHUNK: Final = 64 * 1024
 _LOOK_EVERY_S: Final = 0.5
 _GRACE_S: Final = 2.0
-# To the last @ before the path: a password may hold one.
+# To the last @ before the path: a password may contain one.
 _LOGIN: Final = re.compile(r"(?<=://)[^/\s]+@")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]|\x1b\[[0-9;]*[A-Za-z]")
 
@@ -47,7 +47,7 @@ async def fetch(
     timeout_s: float,
     what: str,
 ) -> Fetched:
-    """Its status and its last lines. ProvisioningFailed when it was ended by one of its bounds."""
+    """Return its status and last lines. Raise ProvisioningFailed if it exceeded a bound."""
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -87,7 +87,7 @@ async def fetch(
 
 
 def size_of(directory: Path) -> int:
-    """Of the files in it and below; what goes meanwhile does not count."""
+    """Return the total size of a tree, ignoring files that vanish while walking."""
     size = 0
     for where, _, files in os.walk(directory):
         for name in files:
@@ -97,7 +97,7 @@ def size_of(directory: Path) -> int:
 
 
 def last_lines(output: bytes) -> tuple[str, ...]:
-    """The end of what was said inside a sandbox, safe to show."""
+    """Return the end of the output of a command inside a sandbox, safe to show."""
     tail = _Tail()
     tail.add(output[-_CHUNK:])
     tail.end()
@@ -115,7 +115,7 @@ async def _listen(stream: asyncio.StreamReader, tail: _Tail) -> None:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Its own session: whatever it started is in the group, also when it has ended itself."""
+    """Kill its session: everything it started is in the group, even after its own end."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)

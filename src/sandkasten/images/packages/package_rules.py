@@ -1,4 +1,4 @@
-"""What an operator says about packages: whether, which, from where, for how long, how much."""
+"""The operator's rules for packages: whether, which, from where, time and size limits."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from urllib.parse import SplitResult, urlsplit
 class PackageRules:
     enabled: bool = True
     index_url: str | None = field(default=None, repr=False)
-    """May hold credentials: never printed. None: whatever pip is configured to use here."""
+    """May contain credentials: never printed. None: pip's own configuration on this machine."""
     find_links: str | None = None
-    """A directory of wheels. Without `index_url` beside it, nothing else is asked."""
+    """A directory of wheels. Without `index_url`, nothing else is asked."""
     npm_registry: str | None = field(default=None, repr=False)
-    """The same; None: whatever npm is configured to use here."""
+    """Like `index_url`; None: npm's own configuration on this machine."""
     allow: tuple[str, ...] | None = None
     timeout_s: float = 600.0
     max_bytes: int = 10 << 30
 
     @property
     def pip_source(self) -> list[str]:
-        """What decides which files pip finds. A folder counts with its content."""
+        """Return what decides which files pip finds. A folder counts with its content."""
         found = [] if self.index_url is None else [f"index {address(self.index_url)}"]
         if self.find_links is not None:
             found.append(f"folder {self.find_links} {_listing(self.find_links)}")
@@ -31,7 +31,7 @@ class PackageRules:
 
 
 def address(url: str) -> str:
-    """Without who we are there."""
+    """Return the address without credentials."""
     split = urlsplit(url)
     return split._replace(netloc=_bare(split)).geturl()
 

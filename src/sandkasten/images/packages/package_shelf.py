@@ -1,8 +1,9 @@
-"""Where installed sets of packages lie: `sets/<key>/tree`, whole or not at all.
+"""Installed package sets on disk: `sets/<key>/tree`, whole or not at all.
 
-A set is made in a scratch directory and renamed when it is done, so a process that dies leaves
-litter that the next one sweeps, and never half a set. The least recently used go when the shelf
-is full, but none that a sandbox has or was given a moment ago. Blocking, but for the lock.
+A set is made in a scratch directory and renamed when it is complete, so a process that dies leaves
+a scratch directory that the next one removes, and never half a set. The least recently used sets
+are removed when the shelf is full, except those that a sandbox has or was just given. Blocking,
+except for the lock.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
     from pathlib import Path
 
-# Between the moment a set is promised to a sandbox and the moment the ledger says so lies the
-# making of that sandbox, which has deadlines that sum up to less than this.
+# A set is promised to a sandbox before the ledger records it; creating a sandbox has deadlines that
+# sum up to less than this.
 GRACE_S: Final = 600.0
 _ABOUT: Final = "about.json"
 
 
 class Shelf:
-    """`root` is `<data_dir>/packages`; made when something is put there."""
+    """`root` is `<data_dir>/packages`, created when something is put there."""
 
     def __init__(self, root: Path, *, max_bytes: int) -> None:
         self._root = root
@@ -51,7 +52,7 @@ class Shelf:
         return self.tree(key).is_dir()
 
     def use(self, key: str) -> bool:
-        """Whether it is there; if so, it is the most recently used from now on."""
+        """Return whether the set exists; if so, mark it as the most recently used."""
         try:
             os.utime(self._sets / key)
         except FileNotFoundError:
@@ -65,7 +66,7 @@ class Shelf:
 
     @asynccontextmanager
     async def alone(self, key: str) -> AsyncIterator[None]:
-        """One at a time for this key, over all processes. Waits without holding a thread."""
+        """Lock this key across all processes. Waits without holding a thread."""
         self.prepare()
         async with AsyncExitStack() as stack:
             with translated("use the store of packages"):
@@ -74,7 +75,7 @@ class Shelf:
 
     @asynccontextmanager
     async def scratch(self) -> AsyncIterator[Path]:
-        """A directory that is gone afterwards, or is swept once its process is dead."""
+        """Yield a directory that is removed afterwards, or swept once its process is dead."""
         with translated("use the store of packages"):
             path, fd = self._locks.claim_new()
         try:
@@ -89,7 +90,7 @@ class Shelf:
         return self._locks.sweep()
 
     def tool(self, name: str, make: Callable[[Path], None]) -> Path:
-        """A directory of ours that sandboxes are shown, made when it is not there."""
+        """Return a directory of ours that sandboxes mount, created if it is missing."""
         path = self._root / "tools" / name
         with translated("keep a tool for packages"):
             if not path.is_dir():
@@ -97,12 +98,12 @@ class Shelf:
                 with self._locks.place() as scratch:
                     make(scratch / "tool")
                     settle(scratch / "tool")
-                    # Somebody else may have been quicker; then his is as good.
+                    # Another process may have been faster; its copy is as good.
                     _move(scratch / "tool", path)
         return path
 
     def put(self, key: str, made: Path, about: dict[str, object]) -> None:
-        """`made` has the set as `tree`, and lies in a scratch directory."""
+        """Publish a set. `made` has it as `tree` and is in a scratch directory."""
         with translated("keep a set of packages"):
             size = settle(made / "tree")
             write_file(made / _ABOUT, canonical_json({**about, "bytes": size, "made": time.time()}))
@@ -112,7 +113,7 @@ class Shelf:
         return read_json_object(self._sets / key / _ABOUT) or {}
 
     def make_room(self, need: int, in_use: AbstractSet[str]) -> None:
-        """QuotaExceeded when `need` bytes more do not fit even without what nobody uses."""
+        """Raise QuotaExceeded if `need` more bytes do not fit even without unused sets."""
         entries = sorted(self._entries(), key=lambda one: one[0])
         over = sum(size for _, _, size in entries) + need - self._max_bytes
         idle_since = time.time() - GRACE_S
@@ -139,16 +140,16 @@ class Shelf:
             yield entry.stat().st_mtime, entry.name, size if isinstance(size, int) else 0
 
     def _remove(self, key: str) -> None:
-        # Out of sight in one step: nobody is given half of it.
+        # Hide it in one step: no sandbox is given half of it.
         with self._locks.place() as away:
             (self._sets / key).rename(away / "set")
             remove_tree_quietly(away / "set")
 
 
 def settle(tree: Path) -> int:
-    """Make what came out of a sandbox readable to every one, and nothing more; its size.
+    """Make the output of a sandbox readable to all, and nothing more; return its size.
 
-    Follows no link. Ours in every respect: whoever a file belonged to inside means nothing here.
+    Follows no link. Ownership inside the sandbox is discarded.
     """
     size = 0
     root = os.geteuid() == 0

@@ -1,9 +1,9 @@
-"""Packages of Python: wheels fetched by this machine's pip, installed by the image's python.
+"""Python packages: wheels fetched by this machine's pip, installed by the image's python.
 
-Fetching runs no code of a package: only wheels are taken, and they are not opened here. pip is
-told the version, platform and markers of the image's own python, which it was asked for inside.
-Installing happens in a sandbox without a network, from the fetched files alone, with a copy of
-our pip, so an image needs none. ProvisioningFailed names the package where pip does.
+Fetching runs no code of a package: only wheels are accepted, and they are not opened here. pip gets
+the version, platform and markers of the image's own python, which is queried inside. Installing
+happens in a sandbox without a network, from the fetched files alone, with a copy of our pip, so an
+image needs none. ProvisioningFailed names the package if pip does.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _VERSION: Final = re.compile(r"\d{1,3}\.\d{1,3}\.\d{1,3}\Z")
 _NAMED: Final = re.compile(
     r"(?:No matching distribution found for|satisfies the requirement|Cannot install) (\S+)"
 )
-# What reaches an index, and nothing that changes what is done with the answer.
+# Options that select an index, and nothing that changes what is done with the answer.
 _TRANSPORT: Final = (
     "PIP_CERT", "PIP_CLIENT_CERT", "PIP_PROXY", "PIP_TRUSTED_HOST", "PIP_DEFAULT_TIMEOUT",
     "PIP_RETRIES", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
@@ -68,9 +68,9 @@ print(json.dumps({
     "markers": markers.default_environment(),
 }))
 """
-# pip asks this machine's python for markers also when it fetches for another (pypa/pip#11664).
-# No file may grow beyond the bound: it is held by the kernel, whatever an index sends. And it ends
-# with whoever began it (PR_SET_PDEATHSIG), also when that one is killed.
+# pip asks this machine's python for markers even when it fetches for another (pypa/pip#11664). No
+# file may grow beyond the bound: the kernel enforces it, whatever an index sends. It ends with its
+# parent (PR_SET_PDEATHSIG), even if that is killed.
 _FETCH: Final = """
 import ctypes, json, os, resource, sys
 where, markers, most, parent = sys.argv[1:5]
@@ -99,7 +99,7 @@ sys.exit(main(sys.argv[3:]))
 
 @dataclass(frozen=True, slots=True)
 class _Python:
-    """The image's python, as it says itself; every text was looked at."""
+    """The image's python, as it reports itself; every string was checked."""
 
     version: str
     implementation: str
@@ -109,7 +109,7 @@ class _Python:
 
 
 def tool(shelf: Shelf) -> Path:
-    """A copy of our pip that sandboxes can be shown. Blocking. ProvisioningFailed."""
+    """Return a copy of our pip that sandboxes can mount. Blocking. Raise ProvisioningFailed."""
     found = _our_pip()
     is_wheel = not found.is_dir()
 
@@ -118,7 +118,7 @@ def tool(shelf: Shelf) -> Path:
         if is_wheel:
             shutil.copyfile(found, to / _WHEEL)
         else:
-            # With what python compiled of it, which an image of the same version can use.
+            # Including compiled files, which an image of the same version can use.
             shutil.copytree(found, to / "pip")
 
     changed = (found if is_wheel else found / "__init__.py").stat()
@@ -134,7 +134,7 @@ async def install(
     environ: Mapping[str, str],
     timeout_s: float,
 ) -> str:
-    """The directory of the sandbox that has the packages now."""
+    """Install the packages; return the sandbox directory that contains them."""
     inside = f"{TOOL}/{_WHEEL}" if _our_pip().is_file() else TOOL
     python = await _look(site, inside)
     await _fetch(specs, python, given, rules, environ, timeout_s)
@@ -172,7 +172,7 @@ async def _look(site: Site, inside: str) -> _Python:
 
 
 def _told(said: Any) -> _Python:
-    """An image is a stranger's: what it says becomes arguments, so each text must be plain."""
+    """Check what an image reports: it becomes arguments, so each string must be plain."""
     python = _Python(
         version=_plain(_VERSION, said["version"]),
         implementation=_plain(_TAG, said["implementation"]),
@@ -232,7 +232,9 @@ async def _fetch(
 
 
 def _environment(rules: PackageRules, environ: Mapping[str, str], scratch: str) -> dict[str, str]:
-    """What pip sees. Addresses go this way and not as arguments, which everybody can list."""
+    """Return pip's environment. Addresses go this way, not as arguments, which every user can
+    list.
+    """
     names = list(_TRANSPORT)
     more = {"TMPDIR": scratch, "PYTHONDONTWRITEBYTECODE": "1"}
     if rules.index_url is None and rules.find_links is None:
@@ -255,7 +257,7 @@ def _readable(wheels: Path) -> list[str]:
 
 
 def _our_pip() -> Path:
-    """The package beside us; else the wheel that comes with this machine's python."""
+    """Return our own pip package; else the wheel that comes with this machine's python."""
     spec = importlib.util.find_spec("pip")
     if spec is not None and spec.origin is not None:
         return Path(spec.origin).parent

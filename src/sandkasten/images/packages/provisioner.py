@@ -1,9 +1,9 @@
-"""Provides sets of packages: each is made once and then shown to whoever asks for the same.
+"""Provide package sets: each is made once and then mounted for every request of the same set.
 
-Implements `ports.Provisioner`. The key of a set is the image, the packages and where they come
-from. The network is this machine's and is used to fetch files alone; whatever runs, runs in a
-sandbox without one. Fails with ProvisioningFailed, PolicyDenied, QuotaExceeded or Busy, and then
-leaves nothing; so does a caller who goes away, and whoever waited for the same set goes on.
+Implements `ports.Provisioner`. The key of a set is the image, the packages and their source. The
+network of this machine is only used to fetch files; everything that runs, runs in a sandbox without
+one. Raises ProvisioningFailed, PolicyDenied, QuotaExceeded or Busy and then leaves nothing. If a
+caller is cancelled, others that wait for the same set continue.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
 
 # Each one is a program that fetches and a sandbox that installs.
 _AT_ONCE: Final = 4
-# Whatever fetches has the same deadline and says more of what it was doing.
+# The fetcher has the same deadline and reports more of what it was doing.
 _MARGIN_S: Final = 5.0
 _FORM: Final = 1
-"""Of what a set looks like: another number, and every set is made anew."""
+"""Version of the set format: another number, and every set is made again."""
 
 
 class Provisioner:
@@ -97,7 +97,7 @@ class Provisioner:
             return found
         limit_s = self._rules.timeout_s
         try:
-            # Whoever waits may wait for one who began just before, and then work himself.
+            # A caller may wait for another that started just before it, and then work itself.
             async with asyncio.timeout(2 * limit_s), self._shelf.alone(key):
                 if not self._shelf.use(key):
                     async with self._gate:
@@ -113,7 +113,7 @@ class Provisioner:
         if ecosystem == "pip":
             return await asyncio.to_thread(lambda: self._rules.pip_source)
         if self._rules.npm_registry is None:
-            # Once for this process: a daemon does not follow a file that is not its own.
+            # Once per process: a daemon does not follow a file that is not its own.
             from sandkasten.images.packages import npm_packages
 
             await asyncio.to_thread(self._shelf.prepare)
@@ -151,7 +151,7 @@ class Provisioner:
         backend: str,
         sites: Sites,
     ) -> None:
-        # Here: most processes never install anything, and need not wait for what that takes.
+        # Imported here: most processes never install anything.
         from sandkasten.images.packages import npm_packages, pip_packages
 
         await to_the_end(self._shelf.sweep)
@@ -212,7 +212,7 @@ def _key(ecosystem: Ecosystem, specs: tuple[str, ...], image: Image, source: lis
 
 
 def _unpack(archive: Path, tree: Path, max_bytes: int) -> None:
-    """By the program that gives up all it can: the archive was written by strangers."""
+    """Unpack with the program that drops its privileges: the archive is untrusted."""
     try:
         with archive.open("rb") as file:
             unpack_layer(file, tree, caps=Caps(bytes=max_bytes, entries=1_000_000))
@@ -231,7 +231,7 @@ def _shown(ecosystem: Ecosystem, key: str, tree: Path) -> PackageSet:
 
 
 def _identity(image: Image, program: str) -> str:
-    """What decides whether a set fits: the content, or for the host its interpreter."""
+    """Return what decides whether a set fits: the content, or for the host its interpreter."""
     if image.kind != "host":
         return f"{image.kind} {image.id or image.name}"
     for directory in DEFAULT_PATH.split(":"):

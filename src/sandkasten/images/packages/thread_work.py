@@ -1,4 +1,4 @@
-"""Work in a thread that is never left behind: nobody can stop a thread, so it is waited for."""
+"""Work in a thread that is always waited for, because a thread cannot be stopped."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ P = ParamSpec("P")
 
 
 async def to_the_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """A cancellation is delivered when the thread is done: what it works on goes next."""
+    """Run to the end; a cancellation is raised when the thread is done, before its files are
+    removed.
+    """
     return await calling_off(lambda: None, work, *args, **kwargs)
 
 
 async def calling_off(
     hurry: Callable[[], None], work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """The same for work that can be told to give up; `hurry` tells it."""
+    """Run work that can be told to give up; `hurry` tells it."""
     task = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -30,7 +32,7 @@ async def calling_off(
             cancelled = exc
             hurry()
     if cancelled is not None:
-        # Looked at, so that a failure is not also reported as never retrieved.
+        # Retrieve the exception, so that asyncio does not report it as never retrieved.
         task.exception()
         raise cancelled
     return task.result()

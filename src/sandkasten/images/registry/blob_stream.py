@@ -1,8 +1,8 @@
-"""One blob as a readable stream: verified as it flows, continued where a connection broke.
+"""One blob as a readable stream: verified as it flows, resumed after a broken connection.
 
-Holds one chunk at a time. Knows nothing of registries: it is given a way to open the blob at
-an offset. What it hands out before its end is unverified; the end is reached only when size and
-digest were right, and raises InvalidImage otherwise.
+Holds one chunk at a time. Knows nothing of registries: it is given a function that opens the blob
+at an offset. What it returns before its end is unverified; the end is reached only if size and
+digest match, and raises InvalidImage otherwise.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
     from sandkasten.images.registry.registry_http import Errand
 
-    # None: continue from byte n could not be had; the answer starts at 0.
+    # None: the server cannot continue from byte n; the answer starts at 0.
     Opener = Callable[[int], BaseHTTPResponse]
 
 _CHUNK: Final = 256 * 1024
 
 
 class BlobStream(io.RawIOBase):
-    """A binary file object for whoever unpacks it."""
+    """A binary file object for the unpacker."""
 
     def __init__(self, open_at: Opener, digest: str, size: int, errand: Errand, what: str) -> None:
         self._open_at = open_at
@@ -57,7 +57,7 @@ class BlobStream(io.RawIOBase):
         return len(data)
 
     def read(self, size: int = -1) -> bytes:
-        """At most `size` bytes, or one chunk; b"" only once everything was verified."""
+        """Return at most `size` bytes, or one chunk; b"" only once everything was verified."""
         if self._verified:
             return b""
         most = _CHUNK if size is None or size < 0 else min(size, _CHUNK)
@@ -99,8 +99,8 @@ class BlobStream(io.RawIOBase):
             if self._got == self._size and self._got:
                 return b""
             self._answer = self._positioned()
-        # One byte beyond the announced size is asked for, to see whether there is more.
-        # What has arrived, without waiting for the rest of it: a break then loses nothing.
+        # One byte beyond the announced size is requested, to see whether there is more. Return what
+        # has arrived without waiting for the rest: a break then loses nothing.
         data = self._answer.read1(min(most, self._size - self._got + 1))
         if not data and self._got < self._size:
             raise OSError("the connection ended early")
@@ -132,7 +132,7 @@ class BlobStream(io.RawIOBase):
                 answer.close()
                 raise OSError("the registry continued at another place")
             return answer
-        # No ranges here: read again what is already known, and throw it away.
+        # No range support: read again what is already known, and drop it.
         while skip:
             data = answer.read(min(skip, _CHUNK))
             if not data:

@@ -1,8 +1,8 @@
-"""Where an image name points in the world of registries, and for which machine. Pure.
+"""Parse image references: registry, repository, tag, digest and platform. Pure.
 
-`python:3.11-slim` is repository library/python of docker.io; a first part that looks like a
-host names a registry of its own. Knows nothing of HTTP or of what the store holds.
-Raises InvalidImage for a name that is none and InvalidRequest for a platform that is none.
+`python:3.11-slim` is repository library/python of docker.io; a first part that looks like a host
+names another registry. Knows nothing of HTTP or of the store. Raises InvalidImage for an invalid
+name and InvalidRequest for an invalid platform.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HUB_API: Final = "registry-1.docker.io"
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """`tag` is None only where a digest alone was given."""
+    """`tag` is None only if a digest alone was given."""
 
     registry: str
     repository: str
@@ -35,17 +35,17 @@ class Reference:
 
     @property
     def api_host(self) -> str:
-        """The host that speaks the protocol: the hub's is not the one in its names."""
+        """The host that serves the protocol: the hub's is not the one in its names."""
         return _HUB_API if self.registry == DOCKER_HUB else self.registry
 
     @property
     def wanted(self) -> str:
-        """What is asked of the registry: a digest wins over a tag, because it cannot move."""
+        """What to request: a digest wins over a tag, because it cannot move."""
         return self.digest or self.tag or "latest"
 
     @property
     def familiar(self) -> str:
-        """As people write it: the hub and its `library` left out, a tag always there."""
+        """The usual spelling: without the hub and its `library`, always with a tag."""
         name = f"{self.registry}/{self.repository}"
         if self.registry == DOCKER_HUB:
             name = self.repository.removeprefix("library/")
@@ -62,7 +62,7 @@ class Reference:
 
 
 def parse_reference(name: object) -> Reference:
-    """Every part of a name. `host` is this machine's own image and comes from no registry."""
+    """Parse a name. `host` is this machine's own image and comes from no registry."""
     text = checked_name(name)
     if text == HOST:
         raise InvalidImage(
@@ -132,15 +132,15 @@ def parse_platform(text: str) -> Platform:
 
 
 def wanted_platform(text: str | None) -> Platform:
-    """What was asked for; this machine's when nothing was."""
+    """Return the requested platform; this machine's if none was requested."""
     return this_platform() if text is None else parse_platform(text)
 
 
 def fit(wanted: Platform, offered: Platform) -> int | None:
-    """How well an image for `offered` serves `wanted`: 0 is best, None is not at all.
+    """Return how well an image for `offered` serves `wanted`: 0 is best, None is not at all.
 
-    An older variant runs on a newer processor, not the other way round; an image that names
-    no variant is the plain one of its architecture.
+    An older variant runs on a newer processor, not the other way round; an image without a variant
+    is the plain one of its architecture.
     """
     if (wanted.os, wanted.architecture) != (offered.os, offered.architecture):
         return None
@@ -155,7 +155,7 @@ def fit(wanted: Platform, offered: Platform) -> int | None:
 
 
 def best(wanted: Platform, offered: Iterable[Platform]) -> int | None:
-    """The index of the platform that fits best; the first of two that fit alike."""
+    """Return the index of the platform that fits best; the first of two equals."""
     fits = [
         (at, score) for at, one in enumerate(offered) if (score := fit(wanted, one)) is not None
     ]
@@ -163,7 +163,7 @@ def best(wanted: Platform, offered: Iterable[Platform]) -> int | None:
 
 
 def _level(of: Platform) -> int | None:
-    # Unsaid: what every processor of the architecture can do.
+    # No variant: what every processor of the architecture supports.
     plain = {"amd64": 1, "arm64": 8}
     if not of.variant:
         return plain.get(of.architecture)

@@ -1,7 +1,7 @@
-"""What a registry says an image is made of: indexes, manifests and configurations, read. Pure.
+"""Indexes, manifests and configurations of a registry, parsed. Pure.
 
-Everything here was written by a stranger: bounded, decoded to a closed set of shapes, and named
-by its digest before it is believed. Whatever does not fit raises InvalidImage.
+Everything here is untrusted: bounded, decoded to a closed set of shapes, and verified by digest
+before use. Everything else raises InvalidImage.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _CONFIGS: Final = frozenset(
 )
 MAX_MANIFEST_BYTES: Final = 4 * 1024 * 1024
 MAX_CONFIG_BYTES: Final = 8 * 1024 * 1024
-# The kernel lays at most 500 layers over one another; nobody publishes more than 127.
+# The kernel stacks at most 500 layers; no registry publishes more than 127.
 MAX_LAYERS: Final = 256
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """One blob by content: what it is, how long, and its digest."""
+    """One blob by content: its type, size and digest."""
 
     media_type: str
     digest: str
@@ -67,7 +67,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """Manifests by platform; entries that are no image (attestations) are left out."""
+    """Manifests by platform; entries that are not images (attestations) are left out."""
 
     entries: tuple[tuple[Platform, Descriptor], ...]
 
@@ -88,7 +88,9 @@ def digest_of(data: bytes) -> str:
 
 
 def read_manifest(data: bytes, media_type: str, name: str) -> Index | Manifest:
-    """`media_type` is what the registry said beside it; the document's own word must agree."""
+    """Parse a manifest. `media_type` is the registry's header; the document's own type must
+    agree.
+    """
     tree = _object(data, name)
     inner = tree.get("mediaType")
     said = media_type.partition(";")[0].strip().lower()
@@ -102,7 +104,7 @@ def read_manifest(data: bytes, media_type: str, name: str) -> Index | Manifest:
     if said in SPOKEN and kind != said:
         raise InvalidImage(f"the manifest of {name} calls itself {shown(kind)}, not {said}")
     if kind not in SPOKEN:
-        # Registries made of static files say nothing useful beside the document.
+        # Static-file registries send no useful type beside the document.
         kind = OCI_INDEX if "manifests" in tree else OCI_MANIFEST if "layers" in tree else kind
     if kind in (OCI_INDEX, DOCKER_LIST) and "layers" not in tree:
         return _index(tree, name)

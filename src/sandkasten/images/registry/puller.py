@@ -1,8 +1,8 @@
-"""Bring an image from a registry into the store: verified, in parallel, only what is missing.
+"""Pull an image from a registry into the store: verified, in parallel, only what is missing.
 
-Blocking: runs in a thread and starts a few of its own, which end with it. Layers are unpacked
-while they arrive; nothing is held in memory and nothing half-made becomes visible. Raises what
-`registry` raises, and what the store raises for an archive that cannot be unpacked.
+Blocking: runs in a thread and starts a few of its own, which end with it. Layers are unpacked while
+they arrive; nothing is held in memory and nothing half-made becomes visible. Raises the errors of
+`registry_client`, and those of the store for an archive that cannot be unpacked.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
     Report = Callable[[ImageProgress], None]
 
-# What registries' own clients do; more only divides the same line.
+# As other registry clients do; more only divides the same bandwidth.
 PARALLEL: Final = 3
-# Often enough for a bar that moves, seldom enough to cost nothing.
+# Often enough for a moving progress bar, rarely enough to cost nothing.
 _REPORT_EVERY_S: Final = 0.1
 
 
 class Puller:
-    """`keyring` knows who we are to each registry; `patience` how long to wait for it."""
+    """`keyring` has the credentials for each registry; `patience` the deadlines."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Puller:
         progress: Report | None = None,
         called_off: threading.Event | None = None,
     ) -> StoredImage:
-        """The image, stored under its name. `progress` is called from several threads."""
+        """Pull and store the image under its name. `progress` is called from several threads."""
         reference = parse_reference(name)
         wanted = wanted_platform(platform)
         errand = Errand(self._patience)
@@ -97,7 +97,7 @@ class Puller:
         errand: Errand,
         progress: Report | None,
     ) -> None:
-        # An image may hold one layer twice; it is one download and one tree.
+        # An image may have one layer twice; it is one download and one tree.
         missing: dict[str, Descriptor] = {}
         for diff_id, blob in zip(diff_ids, manifest.layers, strict=True):
             told = _Told(blob, progress)
@@ -133,13 +133,13 @@ class Puller:
                 if failure is not None:
                     failures.append(failure)
                     errand.called_off.set()
-        # The first of them stopped the others; that they were stopped says nothing.
+        # The first error stopped the others; their cancellation says nothing.
         for failure in sorted(failures, key=lambda one: isinstance(one, Cancelled)):
             raise failure
 
 
 class _Told:
-    """Tells how far one layer has come, not more often than people can read."""
+    """Reports the progress of one layer, not more often than people can read."""
 
     def __init__(self, blob: Descriptor, progress: Report | None) -> None:
         self._step = f"layer {blob.digest.removeprefix('sha256:')[:12]}"

@@ -1,8 +1,8 @@
 """A client of one registry, by the OCI distribution protocol: manifests and blobs, pull only.
 
-Blocking: runs in threads, several at once. Every document and blob is checked against its
-digest. Fails with RegistryUnavailable (down, overloaded), Unauthorized (401), PolicyDenied
-(403) and InvalidImage (404, or content that is not what it is called).
+Blocking: runs in threads, several at once. Every document and blob is checked against its digest.
+Raises RegistryUnavailable (down, overloaded), Unauthorized (401), PolicyDenied (403) and
+InvalidImage (404, or content with another digest).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Registry:
         self._connections.close()
 
     def manifest(self, wanted: str) -> tuple[Index | Manifest, str]:
-        """The manifest a tag or digest names, and its digest. A digest is held to its word."""
+        """Return the manifest that a tag or digest names, and its digest, which is verified."""
         name = self._shown(wanted)
         data, headers = self._document(f"manifests/{wanted}", name)
         if len(data) > MAX_MANIFEST_BYTES:
@@ -107,7 +107,7 @@ class Registry:
         return read_manifest(data, headers.get("Content-Type", ""), name), digest
 
     def blob(self, blob: Descriptor) -> BlobStream:
-        """A blob as a stream, opened on the first read."""
+        """Return a blob as a stream, opened on the first read."""
 
         def open_at(offset: int) -> BaseHTTPResponse:
             headers = {"Range": f"bytes={offset}-"} if offset else {}
@@ -135,7 +135,7 @@ class Registry:
                 answer.close()
 
     def _reached(self) -> str:
-        """The address of the protocol: TLS, unless plain HTTP is allowed and all there is."""
+        """Return the protocol address: TLS, unless plain HTTP is allowed and TLS is not offered."""
         plain_is_fine = self._access.insecure or loopback(self._host)
         try:
             self._ping("https")
@@ -151,14 +151,14 @@ class Registry:
         return f"https://{self._host}/v2/"
 
     def _ping(self, scheme: str) -> None:
-        """Finds out whether anybody is there. What it answers is looked at with the manifest."""
+        """Check that a registry answers. Its answer is checked with the manifest."""
         self._connections.open(f"{scheme}://{self._host}/v2/", headers={}).close()
 
     def _get(self, path: str, headers: Mapping[str, str], name: str) -> BaseHTTPResponse:
         url = f"{self._base}{self._repository}/{path}"
         authorization = self._tokens.header(self._scope)
         answer = self._connections.open(url, headers=headers, authorization=authorization)
-        # Twice: a kept token may have ended, and then the challenge is a new one.
+        # Twice: a kept token may have expired, and then the challenge is a new one.
         for _ in range(2):
             if answer.status != 401:
                 break
@@ -204,7 +204,7 @@ class Registry:
 
 
 def _reason(answer: BaseHTTPResponse) -> str:
-    """What the registry says went wrong, as text that cannot do anything."""
+    """Return the registry's own error message as harmless text."""
     try:
         tree = json.loads(answer.read(_MOST_REFUSAL))
         first = tree["errors"][0]

@@ -1,8 +1,8 @@
-"""Who we are to a registry: credentials by host, from settings, environment and docker's file.
+"""Registry credentials by host, from settings, environment and docker's file.
 
-Looks, never runs anything: docker's credential helpers are programs, and are not executed.
-A secret is read when it is needed, is never part of a repr or of a message, and is answered
-for exactly the host it was written for. Malformed files raise InvalidConfiguration.
+Reads, never runs anything: docker's credential helpers are programs, and are not executed. A secret
+is read when it is needed, is never part of a repr or of a message, and is returned only for the
+host it was written for. Malformed files raise InvalidConfiguration.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 
 _MAX_FILE: Final = 1024 * 1024
 _MAX_SECRET: Final = 64 * 1024
-# What docker calls the hub in its file.
+# Docker's name for the hub in its file.
 _HUB_KEYS: Final = frozenset({"docker.io", "index.docker.io", "registry-1.docker.io"})
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How one registry is reached. Nothing in it is required."""
+    """Access settings of one registry. Nothing in it is required."""
 
     username: str = ""
     password: str = field(default="", repr=False)
     password_file: str = ""
     token: str = field(default="", repr=False)
-    """Sent as it is, as a bearer token."""
+    """Sent unchanged, as a bearer token."""
     identity_token: str = field(default="", repr=False)
     """Exchanged for a bearer token where the registry's challenge says."""
     ca_file: str = ""
     """Authorities trusted for this registry besides the machine's own."""
     insecure: bool = False
-    """Plain HTTP may be spoken to it. It does not switch off any verification."""
+    """Allow plain HTTP. It does not disable any verification."""
     helper: str = ""
     """A credential helper that docker would have run, for the hint of a refusal."""
 
@@ -50,7 +50,7 @@ class Access:
         return not (self.username or self.token or self.identity_token)
 
     def basic(self) -> str | None:
-        """The value of a Basic header; None without a user."""
+        """Return the value of a Basic header; None without a user."""
         if not self.username:
             return None
         return "Basic " + base64.b64encode(f"{self.username}:{self.password}".encode()).decode()
@@ -69,7 +69,7 @@ class Keyring:
         self._environ = os.environ if environ is None else environ
 
     def access(self, registry: str) -> Access:
-        """What is known for a registry, as its name says it (`docker.io`, `host:5000`)."""
+        """Return the settings of a registry by its name (`docker.io`, `host:5000`)."""
         said = self._settings.get(registry, Access())
         if said.password_file:
             said = replace(said, password=_secret_file(said.password_file), password_file="")
@@ -160,7 +160,7 @@ def _from_document(tree: dict[str, object], registry: str) -> Access | None:
 
 
 def _names(key: str, registry: str) -> bool:
-    """Whether a key of docker's file means this registry, and not one path below it."""
+    """Return whether a key of docker's file means this registry, and not one path below it."""
     bare = key.removeprefix("https://").removeprefix("http://")
     host, _, path = bare.partition("/")
     if path.strip("/") not in ("", "v1", "v2"):

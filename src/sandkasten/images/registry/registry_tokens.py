@@ -1,9 +1,9 @@
-"""The answer to a registry's 401: a Basic header, or a bearer token fetched where it says.
+"""Answer a registry's 401: with a Basic header, or a bearer token fetched where it says.
 
-Tokens are kept until shortly before they end, one for each scope. A secret goes to the registry
-it belongs to, or to the token server that this registry names, over TLS; over plain HTTP only
-from loopback to loopback, and to an `insecure` registry's own host.
-Fails with Unauthorized, and with RegistryUnavailable when the token server does not answer.
+Tokens are kept until shortly before they expire, one per scope. A secret is sent to the registry it
+belongs to, or to the token server that this registry names, over TLS; over plain HTTP only from
+loopback to loopback, and to an `insecure` registry's own host. Raises Unauthorized, and
+RegistryUnavailable if the token server does not answer.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 _MOST_ANSWER: Final = 1024 * 1024
 _MOST_HEADER: Final = 8192
-# A registry that does not say how long a token lives means one minute.
+# A registry that does not state a token's lifetime means one minute.
 _UNSAID_S: Final = 60.0
-# A token that ends while a request is under way is refused; fetch the next one before that.
+# A token that expires during a request is refused; fetch the next one before that.
 _EARLY_S: Final = 10.0
 _PAIR: Final = re.compile(r'\s*([A-Za-z_-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))\s*(?:,|\Z)')
 _CLIENT: Final = "sandkasten"
@@ -45,7 +45,7 @@ class Challenge:
 
 
 def parse_challenge(header: str) -> Challenge:
-    """One `WWW-Authenticate` header. Anything that is neither Bearer nor Basic keeps its name."""
+    """Parse one `WWW-Authenticate` header. A scheme other than Bearer and Basic keeps its name."""
     scheme, _, rest = header.strip()[:_MOST_HEADER].partition(" ")
     found: dict[str, str] = {}
     at = 0
@@ -61,7 +61,7 @@ def parse_challenge(header: str) -> Challenge:
 
 
 class Tokens:
-    """What to send as Authorization to one registry, learnt from its challenges. Thread-safe."""
+    """The Authorization to send to one registry, learnt from its challenges. Thread-safe."""
 
     def __init__(self, registry: str, access: Access, connections: Connections) -> None:
         self._registry = registry
@@ -72,7 +72,7 @@ class Tokens:
         self._basic = False
 
     def header(self, scope: str) -> str | None:
-        """What is known to work for a scope, without asking anybody."""
+        """Return what is known to work for a scope, without a request."""
         if self._access.token:
             return f"Bearer {_printable(self._access.token, self._registry)}"
         if self._basic:
@@ -81,7 +81,7 @@ class Tokens:
         return f"Bearer {token}" if time.monotonic() < until else None
 
     def answer(self, header: str | None, scope: str, tried: str | None) -> str:
-        """The header that answers a challenge. `tried` is what was sent and refused."""
+        """Return the header that answers a challenge. `tried` is what was sent and refused."""
         challenge = parse_challenge(header or "")
         with self._lock:
             known = self.header(scope)
@@ -195,7 +195,7 @@ class Tokens:
 
 
 def _printable(token: str, registry: str) -> str:
-    # A line break would end the header and begin one of somebody else's choice.
+    # A line break would end the header and inject another.
     if not token.isascii() or not token.isprintable() or " " in token:
         raise InvalidImage(f"the token for {registry} is not a token")
     return token
