@@ -6,14 +6,13 @@ until their retention ends. Values only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003  (the codec reads the annotations)
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sandkasten.model.access.tenancy import Scope, TenantQuota
+from sandkasten.model.access.tenancy import Scope, TenantQuota  # noqa: TC001
+from sandkasten.model.json_codec import Timestamp  # noqa: TC001
 
 SessionEnd = Literal["destroyed", "expired", "crashed", "lost"]
 """Somebody destroyed it; its lease ran out; it died; the machine or its backend lost it."""
@@ -81,11 +80,11 @@ class KeyRow:
     tenant: str
     name: str
     scopes: frozenset[Scope]
-    created_at: float
+    created_at: Timestamp
     quota: TenantQuota
-    expires_at: float | None = None
-    revoked_at: float | None = None
-    last_used_at: float | None = None
+    expires_at: Timestamp | None = None
+    revoked_at: Timestamp | None = None
+    last_used_at: Timestamp | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ class AuditRow:
     """One change that somebody made through the daemon."""
 
     seq: int
-    at: float
+    at: Timestamp
     tenant: str
     key_id: str | None
     action: str
@@ -115,8 +114,8 @@ class StoredFile:
     content_type: str
     checksum: str
     """`sha256:<hex>`"""
-    created_at: float
-    expires_at: float | None = None
+    created_at: Timestamp
+    expires_at: Timestamp | None = None
     metadata: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 

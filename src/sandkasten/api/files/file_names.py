@@ -13,6 +13,7 @@ import os
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import InvalidRequest
+from sandkasten.model.json_codec import to_json
 
 if TYPE_CHECKING:
     from sandkasten.model.files.file_entries import FileEntry
@@ -46,21 +47,10 @@ def name_fields(field: str, name: str) -> dict[str, str]:
 
 
 def entry_fields(entry: FileEntry) -> dict[str, object]:
-    fields: dict[str, object] = {
-        **name_fields("path", entry.path),
-        **name_fields("name", entry.name),
-        "type": entry.type,
-        "is_dir": entry.is_dir,
-        "size": entry.size,
-        "size_bytes": entry.size,
-        "mode": entry.mode,
-        "mtime_unix": entry.mtime_unix,
-        "uid": entry.uid,
-        "gid": entry.gid,
-    }
-    if entry.target is not None:
-        fields |= name_fields("target", entry.target)
-    return fields
+    fields = to_json(entry)
+    if entry.target is None:
+        del fields["target"]
+    return {**fields, "is_dir": entry.is_dir, "size_bytes": entry.size}
 
 
 def decoded(b64: str, field: str) -> bytes:

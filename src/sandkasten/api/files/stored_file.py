@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sandkasten.api.response.json_response import moments
 from sandkasten.api.route import Answer
 from sandkasten.errors import UnsupportedByBackend
+from sandkasten.model.json_codec import to_json
 
 if TYPE_CHECKING:
     from sandkasten.api.request.http_call import Call
@@ -30,16 +30,9 @@ class File(Answer):
 
 
 def file_fields(row: StoredFile) -> dict[str, object]:
-    return {
-        "key": row.key,
-        "file_key": row.key,
-        "size": row.size_bytes,
-        "size_bytes": row.size_bytes,
-        "content_type": row.content_type,
-        "checksum": row.checksum,
-        **moments(created_at=row.created_at, expires_at=row.expires_at),
-        "metadata": dict(row.metadata),
-    }
+    fields = to_json(row)
+    del fields["tenant"]
+    return {**fields, "file_key": row.key, "size": row.size_bytes}
 
 
 def max_stored_bytes(call: Call) -> MaxStoredBytes:

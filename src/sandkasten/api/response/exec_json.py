@@ -9,91 +9,37 @@ import codecs
 from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.api.response.json_response import bytes_fields
+from sandkasten.model.commands.exec_values import ExecResult, Why
+from sandkasten.model.json_codec import to_json
+from sandkasten.model.sandbox.usage import ExecUsage
 
 if TYPE_CHECKING:
-    from sandkasten.model.commands.exec_values import Chunk, ExecResult, Why
+    from sandkasten.model.commands.exec_values import Chunk
     from sandkasten.model.journal_rows import ExecRow
     from sandkasten.ports import Clock
 
 _decoder = codecs.getincrementaldecoder("utf-8")
 
 
-def exec_fields(result: ExecResult) -> dict[str, Any]:
-    usage = result.usage
-    fields: dict[str, Any] = {
-        "exec_id": result.exec_id,
-        "status": result.status,
-        "exit_code": result.exit_code,
-        "signal": result.signal,
-        "cwd": result.cwd,
-        "truncated": result.truncated,
-        "timed_out": result.timed_out,
-        "oom_killed": result.oom_killed,
-        "shell_reset": result.shell_reset,
-        "duration_ms": result.duration_ms,
-        "usage": {
-            "cpu_ms": usage.cpu_ms,
-            "peak_memory_bytes": usage.peak_memory_bytes,
-            "io_read_bytes": usage.io_read_bytes,
-            "io_write_bytes": usage.io_write_bytes,
-        },
-        "why": why_fields(result.why),
-        "stdout_bytes": result.stdout_bytes,
-        "stderr_bytes": result.stderr_bytes,
-        "last_seq": result.last_seq,
-        "pid": result.pid or None,
-        "shell": result.shell,
-        "started_at": result.started_at,
-    }
-    try:
-        fields["stdout"] = result.stdout.decode()
-        fields["stderr"] = result.stderr.decode()
-        fields["output"] = result.output.decode()
-    except UnicodeDecodeError:
-        fields |= bytes_fields("stdout", result.stdout)
-        fields |= bytes_fields("stderr", result.stderr)
-        fields |= bytes_fields("output", result.output)
-    return fields
-
-
-def why_fields(why: Why | None) -> dict[str, str] | None:
-    return None if why is None else {"code": why.code, "message": why.message, "hint": why.hint}
-
-
 def row_fields(row: ExecRow) -> dict[str, Any]:
-    """A command that only the journal remembers: all that an exec answer has, without output."""
-    why = row.why
-    return {
-        "exec_id": row.id,
-        "status": row.status,
-        "exit_code": row.exit_code,
-        "signal": row.signal,
-        "stdout": "",
-        "stderr": "",
-        "output": "",
-        "cwd": None,
-        "truncated": bool(row.stdout_bytes or row.stderr_bytes),
-        "timed_out": row.status == "timed_out",
-        "oom_killed": why == "OOM",
-        "shell_reset": False,
-        "duration_ms": row.duration_ms or 0,
-        "usage": {
-            "cpu_ms": row.cpu_ms or 0,
-            "peak_memory_bytes": row.peak_memory_bytes or 0,
-            "io_read_bytes": 0,
-            "io_write_bytes": 0,
-        },
-        "why": None if why is None else {"code": why, "message": "", "hint": ""},
-        "stdout_bytes": row.stdout_bytes,
-        "stderr_bytes": row.stderr_bytes,
-        "last_seq": 0,
-        "pid": None,
-        "shell": row.shell,
-        "started_at": row.started_at,
-        "command": row.command,
-        "output_kept": False,
-    }
+    """Return the exec answer of a command that only the journal remembers, without output."""
+    result = ExecResult(
+        exec_id=row.id,
+        status=row.status,
+        exit_code=row.exit_code,
+        signal=row.signal,
+        truncated=bool(row.stdout_bytes or row.stderr_bytes),
+        timed_out=row.status == "timed_out",
+        oom_killed=row.why == "OOM",
+        duration_ms=row.duration_ms or 0,
+        stdout_bytes=row.stdout_bytes,
+        stderr_bytes=row.stderr_bytes,
+        usage=ExecUsage(cpu_ms=row.cpu_ms or 0, peak_memory_bytes=row.peak_memory_bytes or 0),
+        why=None if row.why is None else Why(row.why),  # type: ignore[arg-type]
+        started_at=row.started_at,
+        shell=row.shell,
+    )
+    return {**to_json(result), "command": row.command, "output_kept": False}
 
 
 def chunk_fields(chunk: Chunk) -> dict[str, Any]:

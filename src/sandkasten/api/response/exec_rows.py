@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.api.response.exec_json import exec_fields, row_fields
+from sandkasten.api.response.exec_json import row_fields
 from sandkasten.errors import Conflict, SandboxLost, SessionExpired, SessionNotFound
 from sandkasten.model.ids import sandbox_id
+from sandkasten.model.json_codec import to_json
 
 if TYPE_CHECKING:
     from sandkasten.api.request.http_call import Call
@@ -23,7 +24,7 @@ async def history(call: Call, limit: int) -> list[dict[str, Any]]:
     try:
         for result in await _told(call):
             known[result.exec_id] = {
-                **exec_fields(result),
+                **to_json(result),
                 "command": None,
                 "output_kept": True,
             }

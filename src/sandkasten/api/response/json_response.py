@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from pydantic_core import to_json
 from starlette.responses import Response
+
+from sandkasten.model.json_codec import iso
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,14 +27,9 @@ def answer(value: object, status: int = 200, headers: Mapping[str, str] | None =
 def moments(**times: float | None) -> dict[str, object]:
     """Each as a text for people, and as `<name>_unix` for sums."""
     return {
-        **{name: None if unix is None else moment(unix) for name, unix in times.items()},
+        **{name: None if unix is None else iso(unix) for name, unix in times.items()},
         **{f"{name}_unix": unix for name, unix in times.items()},
     }
-
-
-def moment(unix: float) -> str:
-    """A time for people and machines: ISO 8601 in UTC, with milliseconds."""
-    return datetime.fromtimestamp(unix, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
 
 
 def bytes_fields(name: str, data: bytes) -> dict[str, str]:

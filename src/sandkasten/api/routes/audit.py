@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from sandkasten.api.response.json_response import answer, moments
+from sandkasten.api.response.json_response import answer
 from sandkasten.api.route import Answer, Query, Route
 from sandkasten.errors import UnsupportedByBackend
+from sandkasten.model.json_codec import to_json
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
     from sandkasten.api.request.http_call import Call
-    from sandkasten.model.journal_rows import AuditRow
 
 
 class AuditQuery(Query):
@@ -63,25 +63,11 @@ async def listed(call: Call) -> Response:
     )
     return answer(
         {
-            "entries": [audit_fields(row) for row in found],
+            "entries": [to_json(row) for row in found],
             "count": len(found),
             "next_seq": found[-1].seq if found else since,
         }
     )
-
-
-def audit_fields(row: AuditRow) -> dict[str, object]:
-    return {
-        "seq": row.seq,
-        **moments(at=row.at),
-        "tenant": row.tenant,
-        "key_id": row.key_id,
-        "action": row.action,
-        "target": row.target,
-        "outcome": row.outcome,
-        "request_id": row.request_id,
-        "detail": dict(row.detail),
-    }
 
 
 ROUTES = (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sandkasten.api.problems import body_of
 from sandkasten.api.request.body_models import given
-from sandkasten.api.response.exec_json import ChunkPrinter, chunk_fields, exec_fields
+from sandkasten.api.response.exec_json import ChunkPrinter, chunk_fields
 from sandkasten.api.response.exec_rows import exec_row, history
 from sandkasten.api.response.json_response import answer
 from sandkasten.api.response.sse import begun, event
@@ -47,6 +47,7 @@ from sandkasten.errors import (
 )
 from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult
 from sandkasten.model.ids import exec_id as checked_exec_id
+from sandkasten.model.json_codec import to_json
 from sandkasten.model.request_spellings import exec_request, input_of
 
 if TYPE_CHECKING:
@@ -66,11 +67,11 @@ async def run(call: Call) -> Response:
     request = _request(fields, call)
     the_id = await call.session()
     if fields.get("background"):
-        return answer(exec_fields(await call.engine.exec_start(the_id, request)), 202)
+        return answer(to_json(await call.engine.exec_start(the_id, request)), 202)
     result = await call.engine.exec(the_id, request)
     if result.timed_out and fields.get("error_on_timeout"):
         return _timed_out(call, result)
-    return answer(exec_fields(result))
+    return answer(to_json(result))
 
 
 async def stream(call: Call) -> Response:
@@ -104,7 +105,7 @@ async def _events(
                 if isinstance(item, Chunk):
                     yield event("chunk", printer.fields(item), item.seq)
                 else:
-                    yield event("done", exec_fields(item))
+                    yield event("done", to_json(item))
     except SandkastenError as exc:
         if not began:
             raise
@@ -127,7 +128,7 @@ async def one(call: Call) -> Response:
         if past is None:
             raise
         return answer(past)
-    return answer(exec_fields(found))
+    return answer(to_json(found))
 
 
 async def output(call: Call) -> Response:
@@ -149,7 +150,7 @@ async def output(call: Call) -> Response:
     shown = chunks[: asked.max_chunks]
     return answer(
         {
-            **exec_fields(result),
+            **to_json(result),
             "chunks": [chunk_fields(chunk) for chunk in shown],
             "done": result.status != "running" and len(shown) == len(chunks),
             "next_seq": shown[-1].seq if shown else since,
@@ -218,7 +219,7 @@ def _timed_out(call: Call, result: ExecResult) -> Response:
         f"the command did not end within its time ({result.duration_ms} ms)",
         hint="give it a longer timeout_ms, or run it in the background",
     )
-    return answer({**body_of(error, call.request_id), "details": exec_fields(result)}, 504)
+    return answer({**body_of(error, call.request_id), "details": to_json(result)}, 504)
 
 
 def _exec_id(call: Call) -> str:

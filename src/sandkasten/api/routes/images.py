@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sandkasten.api.response.json_response import answer
@@ -24,6 +24,7 @@ from sandkasten.errors import (
     UnsupportedByBackend,
 )
 from sandkasten.model.ids import sandbox_id
+from sandkasten.model.json_codec import to_json
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -134,7 +135,7 @@ async def _pulling(call: Call, body: PullBody) -> AsyncIterator[bytes]:
     pulling.add_done_callback(lambda _: told(None))
     try:
         while (report := await reports.get()) is not None:
-            yield event("progress", asdict(report))
+            yield event("progress", to_json(report))
         yield event("done", await _one(call, await pulling))
     finally:
         if not pulling.done():
@@ -169,15 +170,15 @@ async def remove(call: Call) -> Response:
             hint="destroy the sessions that run on it first",
             sandboxes=mine,
         ) from exc
-    return answer({"ok": True, **asdict(removed)})
+    return answer({"ok": True, **to_json(removed)})
 
 
 async def collect(call: Call) -> Response:
-    return answer({"ok": True, **asdict(await call.engine.images.collect())})
+    return answer({"ok": True, **to_json(await call.engine.images.collect())})
 
 
 async def usage(call: Call) -> Response:
-    return answer(asdict(await call.engine.images.usage()))
+    return answer(to_json(await call.engine.images.usage()))
 
 
 async def _shown(call: Call, images: Sequence[ImageInfo]) -> list[dict[str, object]]:
@@ -186,8 +187,7 @@ async def _shown(call: Call, images: Sequence[ImageInfo]) -> list[dict[str, obje
 
 async def _one(call: Call, image: ImageInfo) -> dict[str, object]:
     mine = tuple(await _mine(call, image.used_by))
-    image = replace(image, used_by=mine, env=dict(image.env), labels=dict(image.labels))
-    fields = asdict(image)
+    fields = to_json(replace(image, used_by=mine))
     fields["name"] = image.names[0] if image.names else None
     fields["size_bytes"] = image.bytes
     return fields

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, StrictFloat, StrictInt
 
-from sandkasten.api.response.json_response import answer, moments
+from sandkasten.api.response.json_response import answer
 from sandkasten.api.route import Answer, Body, Query, Route
 from sandkasten.errors import InvalidRequest, NotFound, QuotaExceeded, UnsupportedByBackend
 from sandkasten.model.access.api_keys import KeyRequest, is_key_id, make_key, new_row, no_such_key
+from sandkasten.model.json_codec import to_json
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
     from sandkasten.api.request.http_call import Call
-    from sandkasten.model.journal_rows import KeyRow
     from sandkasten.ports import Keys
 
 Count = Annotated[StrictInt, Field(ge=0, le=1 << 60)]
@@ -81,12 +80,12 @@ async def create(call: Call) -> Response:
     made = make_key()
     row = new_row(request, made, call.server.clock.now(), call.principal.tenant)
     await keys.add(row, made.hashed)
-    return answer({**key_fields(row), "key": made.text}, 201)
+    return answer({**to_json(row), "key": made.text}, 201)
 
 
 async def listed(call: Call) -> Response:
     found = await _keys(call).list(call.query(KeysQuery).tenant)
-    return answer({"keys": [key_fields(row) for row in found], "count": len(found)})
+    return answer({"keys": [to_json(row) for row in found], "count": len(found)})
 
 
 async def revoke(call: Call) -> Response:
@@ -96,23 +95,7 @@ async def revoke(call: Call) -> Response:
         row = await _keys(call).revoke(key_id, call.server.clock.now())
     if row is None:
         raise no_such_key()
-    return answer({**key_fields(row), "ok": True})
-
-
-def key_fields(row: KeyRow) -> dict[str, object]:
-    return {
-        "id": row.id,
-        "tenant": row.tenant,
-        "name": row.name,
-        "scopes": sorted(row.scopes),
-        "quota": asdict(row.quota),
-        **moments(
-            created_at=row.created_at,
-            expires_at=row.expires_at,
-            revoked_at=row.revoked_at,
-            last_used_at=row.last_used_at,
-        ),
-    }
+    return answer({**to_json(row), "ok": True})
 
 
 def _keys(call: Call) -> Keys:

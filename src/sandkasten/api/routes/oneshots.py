@@ -5,14 +5,12 @@ The code's own failure is an answer with `ok` false.
 
 from __future__ import annotations
 
-import base64
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from sandkasten.api.request.body_models import body_of, given
-from sandkasten.api.response.exec_json import why_fields
-from sandkasten.api.response.json_response import answer, bytes_fields
+from sandkasten.api.response.json_response import answer
 from sandkasten.api.route import Answer, Body, Route
 from sandkasten.api.routes.exec_schemas import WhyAnswer
 from sandkasten.errors import (
@@ -27,6 +25,7 @@ from sandkasten.errors import (
     QuotaExceeded,
     UnsupportedByBackend,
 )
+from sandkasten.model.json_codec import to_json
 from sandkasten.model.request_spellings import decoded, input_of, sandbox_options, timeout_of
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.sandbox_options import SESSION_ONLY, SandboxOptions
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from sandkasten.api.request.http_call import Call
-    from sandkasten.model.sandbox.oneshot_values import Artifact, RunResult
+    from sandkasten.model.sandbox.oneshot_values import RunResult
 
 
 class FileBody(Body):
@@ -121,35 +120,12 @@ async def run(call: Call) -> Response:
 
 
 def run_fields(result: RunResult) -> dict[str, Any]:
-    return {
-        "ok": result.ok,
-        "runtime": result.runtime,
-        "exit_code": result.exit_code,
-        "signal": result.signal,
-        "duration_ms": result.duration_ms,
-        **bytes_fields("stdout", result.stdout),
-        **bytes_fields("stderr", result.stderr),
-        **bytes_fields("output", result.output),
-        "truncated": result.truncated,
-        "timed_out": result.timed_out,
-        "oom_killed": result.oom_killed,
-        "artifacts": [_artifact(one) for one in result.artifacts],
-        "limits": dict(result.limits),
-        "image": result.image,
-        "sandbox_id": result.sandbox_id,
-        "backend": result.backend,
-        "error": result.error,
-        "why": why_fields(result.why),
-        "warnings": list(result.warnings),
-    }
-
-
-def _artifact(one: Artifact) -> dict[str, Any]:
-    fields: dict[str, Any] = {"path": one.path, "size_bytes": one.size_bytes}
-    if one.data is not None:
-        fields["content_base64"] = base64.b64encode(one.data).decode()
-    else:
-        fields["omitted_reason"] = one.omitted_reason
+    fields = to_json(result)
+    # An artifact has its content or the reason why not.
+    fields["artifacts"] = [
+        {name: value for name, value in one.items() if value is not None}
+        for one in fields["artifacts"]
+    ]
     return fields
 
 

@@ -18,7 +18,6 @@ from pydantic import Field
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from sandkasten.api.problems import body_of
-from sandkasten.api.response.exec_json import exec_fields
 from sandkasten.api.response.json_response import as_json
 from sandkasten.api.route import Query, Route
 from sandkasten.errors import (
@@ -30,6 +29,7 @@ from sandkasten.errors import (
     ShellNotFound,
 )
 from sandkasten.model.commands.signals import signal_number
+from sandkasten.model.json_codec import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -106,7 +106,7 @@ async def _show(websocket: WebSocket, attached: AttachedTerminal, request_id: st
         # Gone in the midst of a message; the terminal waits for whoever comes back.
         return
     else:
-        ended = exec_fields(result)
+        ended = to_json(result)
         await _say(websocket, {"type": "exit", **ended, "offset": attached.offset})
 
 

@@ -8,10 +8,11 @@ from pydantic import Field
 
 from sandkasten.api.response.json_response import moments
 from sandkasten.api.route import Answer, Body, Query
+from sandkasten.model.json_codec import to_json
 from sandkasten.model.runs.run_values import public_run
 
 if TYPE_CHECKING:
-    from sandkasten.model.runs.run_values import Definition, RunEvent, RunRow
+    from sandkasten.model.runs.run_values import Definition, RunRow
 
 Source = Annotated[str, Field(max_length=1 << 20)]
 Seq = Annotated[int, Field(ge=0, le=1 << 62)]
@@ -157,25 +158,8 @@ def detail_fields(row: RunRow) -> dict[str, Any]:
     return {**fields, "run": fields}
 
 
-def event_fields(event: RunEvent) -> dict[str, Any]:
-    return {
-        "seq": event.seq,
-        **moments(at=event.at),
-        "type": event.type,
-        "data": dict(event.data),
-    }
-
-
 def definition_fields(found: Definition, *, whole: bool = False) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        **found.fields,
-        "kind": found.kind,
-        "id": found.name,
-        "name": found.name,
-        "description": found.description,
-        "path": found.path,
-        "warnings": list(found.warnings),
-        "error": None if found.error is None else dict(found.error),
-        "fields": dict(found.fields),
-    }
-    return {**fields, "source": found.source} if whole else fields
+    fields = {**found.fields, **to_json(found), "id": found.name}
+    if not whole:
+        del fields["source"]
+    return fields

@@ -28,7 +28,6 @@ from sandkasten.api.routes.run_schemas import (
     WorkflowList,
     definition_fields,
     detail_fields,
-    event_fields,
     run_fields,
 )
 from sandkasten.errors import (
@@ -46,6 +45,7 @@ from sandkasten.errors import (
     UnsupportedByBackend,
     WorkflowNotFound,
 )
+from sandkasten.model.json_codec import to_json
 from sandkasten.model.optional_extras import install_command
 from sandkasten.model.runs.run_values import AgentRunRequest, RunEvent, RunRow, WorkflowRunRequest
 
@@ -175,7 +175,7 @@ async def events(call: Call) -> Response:
     shown = found[: query.limit]
     return answer(
         {
-            "events": [event_fields(one) for one in shown],
+            "events": [to_json(one) for one in shown],
             "count": len(shown),
             "next_seq": shown[-1].seq if shown else since,
             "status": row.status,
@@ -192,7 +192,7 @@ async def workflow_events(call: Call) -> Response:
 async def _stream(agents: Agents, the_id: str, tenant: str, since: int) -> AsyncIterator[bytes]:
     async for item in agents.events(the_id, tenant, since_seq=since, follow=True):
         if isinstance(item, RunEvent):
-            yield event("event", event_fields(item), item.seq)
+            yield event("event", to_json(item), item.seq)
         else:
             yield event("done", detail_fields(item))
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from sandkasten.api.request.body_models import body_of, given
-from sandkasten.api.response.json_response import answer, moment
+from sandkasten.api.response.json_response import answer
 from sandkasten.api.route import Answer, Query, Route
 from sandkasten.errors import (
     BackendUnavailable,
@@ -21,14 +21,13 @@ from sandkasten.errors import (
     SessionNotFound,
     UnsupportedByBackend,
 )
+from sandkasten.model.json_codec import iso, to_json
 from sandkasten.model.request_spellings import sandbox_options
-from sandkasten.model.sandbox.policy import public_limits
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import (
     CreateRequest,
     Info,
     UpdateRequest,
-    public_fields,
 )
 
 if TYPE_CHECKING:
@@ -147,26 +146,13 @@ async def destroy(call: Call) -> Response:
 
 def session_fields(info: Info) -> dict[str, object]:
     return {
-        **public_fields(info),
-        "workspace_shared": info.workspace_shared,
-        "created_at": moment(info.created_at),
-        "created_at_unix": info.created_at,
-        "expires_at": moment(info.expires_at),
-        "expires_at_unix": info.expires_at,
+        **to_json(info),
+        "sandbox_id": info.id,
+        "session_id": info.id,
         "ended_at": None,
         "reason": None,
         "ttl_seconds": info.idle_timeout_s,
-        "idle_timeout_seconds": info.idle_timeout_s,
-        "lifetime_seconds": info.lifetime_s,
-        "profile": info.profile,
-        "limits": public_limits(info.limits),
-        "labels": dict(info.labels),
-        "env_names": list(info.env_names),
-        "mounts": [asdict(one) for one in info.mounts],
-        "unenforced": [asdict(one) for one in info.unenforced],
-        "warnings": list(info.warnings),
         "network": "none",
-        "tenant": info.tenant,
     }
 
 
@@ -187,11 +173,11 @@ def ended_fields(row: SessionRow) -> dict[str, object]:
         "acquire_detail": "",
         "workspace_id": row.workspace_id,
         "workspace_shared": False,
-        "created_at": moment(row.created_at),
+        "created_at": iso(row.created_at),
         "created_at_unix": row.created_at,
         "expires_at": None,
         "expires_at_unix": None,
-        "ended_at": None if row.ended_at is None else moment(row.ended_at),
+        "ended_at": None if row.ended_at is None else iso(row.ended_at),
         "reason": row.reason,
         "ttl_seconds": None,
         "idle_timeout_seconds": None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -12,6 +11,7 @@ from sandkasten.api.route import Answer, Query, Route
 from sandkasten.api.routes.execs import GONE
 from sandkasten.api.routes.sessions import Session, session_fields
 from sandkasten.errors import Busy, Conflict, UnsupportedByBackend
+from sandkasten.model.json_codec import to_json
 from sandkasten.model.sandbox.sandbox_requests import NetworkUsage
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ async def stats(call: Call) -> Response:
     if query.quiet:
         told = dict.fromkeys(("uptime_ms", "processes", "running", "shells", "connections"))
         usage = usage_fields(await call.engine.usage(the_id))
-        return answer({**usage, **told, "disk": [], "network": asdict(NetworkUsage())})
+        return answer({**usage, **told, "disk": [], "network": to_json(NetworkUsage())})
     return answer(stats_fields(await call.engine.stats(the_id)))
 
 
@@ -117,35 +117,21 @@ async def reclaim(call: Call) -> Response:
 
 def usage_fields(usage: Usage) -> dict[str, object]:
     return {
-        "memory_bytes": usage.memory_bytes,
+        **to_json(usage),
         "memory_limit": usage.memory_limit_bytes,
         "cpu_usage_usec": usage.cpu_usec,
-        "memory_peak_bytes": usage.memory_peak_bytes,
-        "memory_limit_bytes": usage.memory_limit_bytes,
-        "cpu_usec": usage.cpu_usec,
-        "pids": usage.pids,
-        "pids_limit": usage.pids_limit,
-        "pids_refused": usage.pids_refused,
-        "oom_kills": usage.oom_kills,
     }
 
 
 def stats_fields(stats: Stats) -> dict[str, object]:
-    return {
-        **usage_fields(stats.usage),
-        "uptime_ms": stats.uptime_ms,
-        "processes": stats.processes,
-        "running": stats.running,
-        "shells": stats.shells,
-        "connections": stats.connections,
-        "disk": [asdict(one) for one in stats.disk],
-        "network": asdict(stats.network),
-    }
+    fields = to_json(stats)
+    del fields["usage"]
+    return {**usage_fields(stats.usage), **fields}
 
 
 def _process(one: Process) -> dict[str, object]:
     cmdline = [_text(part) for part in one.cmdline]
-    return {**asdict(one), "name": _text(one.name), "cmdline": cmdline}
+    return {**to_json(one), "name": _text(one.name), "cmdline": cmdline}
 
 
 def _text(name: str) -> str:

@@ -24,6 +24,7 @@ from sandkasten.errors import (
     WorkspaceDamaged,
     WorkspaceNotFound,
 )
+from sandkasten.model.json_codec import to_json
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
 
 if TYPE_CHECKING:
@@ -152,19 +153,7 @@ async def short_list(call: Call) -> Response:
 
 
 def workspace_fields(one: Workspace) -> dict[str, object]:
-    return {
-        "id": one.name,
-        "name": one.name,
-        "kind": one.kind,
-        "size": one.size_bytes,
-        "size_bytes": one.size_bytes,
-        "used_bytes": one.used_bytes,
-        "allocated_bytes": one.allocated_bytes,
-        "created_at": one.created_at,
-        "used_by": list(one.used_by),
-        "shared": one.shared,
-        "problem": one.problem,
-    }
+    return {**to_json(one), "id": one.name, "size": one.size_bytes}
 
 
 @asynccontextmanager

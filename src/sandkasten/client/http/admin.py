@@ -9,21 +9,15 @@ from urllib.parse import quote
 
 from sandkasten.client.http.connection import Order, pieces
 from sandkasten.client.http.json_values import (
-    Json,
-    count,
-    figure,
     given,
-    mapping,
-    maybe_count,
-    maybe_figure,
     maybe_text,
     record,
     records,
     text,
-    texts,
+    value_of,
+    values_of,
 )
-from sandkasten.model.access.api_keys import MadeKey, parse_scopes
-from sandkasten.model.access.tenancy import TenantQuota
+from sandkasten.model.access.api_keys import MadeKey
 from sandkasten.model.files.file_keys import UNKNOWN_TYPE, known_file_key, no_such_file
 from sandkasten.model.journal_rows import AuditRow, KeyRow, StagedFile, StoredFile
 
@@ -65,7 +59,7 @@ class HttpBooks:
             limit=str(limit),
         )
         told = await self._connection.ask(Order("GET", "/v1/audit", query=query, repeatable=True))
-        return [_audited(one) for one in records(record(told).get("entries"), "entries")]
+        return values_of(AuditRow, record(told), "entries")
 
 
 class HttpKeys:
@@ -171,13 +165,7 @@ class HttpStored:
         body = {"file_key": key, "destination": destination, "overwrite": overwrite}
         path = f"/v1/sessions/{quote(sandbox_id, safe='')}/files/stage"
         order = Order("POST", path, body, repeatable=overwrite, answer_s=None)
-        told = record(await self._connection.ask(order))
-        return StagedFile(
-            path=text(told, "path"),
-            size_bytes=count(told, "size_bytes"),
-            file_key=text(told, "file_key"),
-            checksum=text(told, "checksum"),
-        )
+        return value_of(StagedFile, await self._connection.ask(order), "staged file")
 
     async def publish(
         self,
@@ -208,48 +196,10 @@ def _path(key: str) -> str:
     return f"{_FILES}/{quote(key)}"
 
 
-def _key(found: Json) -> KeyRow:
-    quota = record(found.get("quota"), "quota")
-    return KeyRow(
-        id=text(found, "id"),
-        tenant=text(found, "tenant"),
-        name=text(found, "name"),
-        scopes=parse_scopes(texts(found, "scopes")),
-        created_at=figure(found, "created_at_unix"),
-        quota=TenantQuota(
-            max_sessions=maybe_count(quota, "max_sessions"),
-            max_memory_bytes=maybe_count(quota, "max_memory_bytes"),
-            max_disk_bytes=maybe_count(quota, "max_disk_bytes"),
-            requests_per_second=maybe_figure(quota, "requests_per_second"),
-        ),
-        expires_at=maybe_figure(found, "expires_at_unix"),
-        revoked_at=maybe_figure(found, "revoked_at_unix"),
-        last_used_at=maybe_figure(found, "last_used_at_unix"),
-    )
+def _key(found: object) -> KeyRow:
+    return value_of(KeyRow, found, "key")
 
 
-def _audited(found: Json) -> AuditRow:
-    return AuditRow(
-        seq=count(found, "seq"),
-        at=figure(found, "at_unix"),
-        tenant=text(found, "tenant"),
-        key_id=maybe_text(found, "key_id"),
-        action=text(found, "action"),
-        target=text(found, "target"),
-        outcome=text(found, "outcome"),
-        request_id=text(found, "request_id", ""),
-        detail=mapping(found, "detail"),
-    )
-
-
-def _file(found: Json) -> StoredFile:
-    return StoredFile(
-        key=text(found, "key"),
-        tenant="",
-        size_bytes=count(found, "size_bytes"),
-        content_type=text(found, "content_type"),
-        checksum=text(found, "checksum"),
-        created_at=figure(found, "created_at_unix"),
-        expires_at=maybe_figure(found, "expires_at_unix"),
-        metadata=mapping(found, "metadata"),
-    )
+def _file(found: object) -> StoredFile:
+    # The tenant is the caller's own, and no answer names it.
+    return value_of(StoredFile, {**record(found, "file"), "tenant": ""}, "file")

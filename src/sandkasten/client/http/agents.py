@@ -6,39 +6,21 @@ last event that came.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import quote
 
 from sandkasten.client.http.connection import ANSWER_S, Order
 from sandkasten.client.http.event_streams import Followed, follow
-from sandkasten.client.http.json_values import (
-    Json,
-    choice,
-    count,
-    figure,
-    given,
-    maybe_figure,
-    maybe_text,
-    record,
-    records,
-    text,
-    texts,
-)
-from sandkasten.model.runs.run_values import Definition, RunEvent, RunRow, RunUsage
+from sandkasten.client.http.json_values import given, maybe_text, record, records, value_of
+from sandkasten.model.runs.run_values import Definition, RunEvent, RunRow
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from sandkasten.client.http.connection import Connection
-    from sandkasten.model.runs.run_values import (
-        AgentRunRequest,
-        RunKind,
-        RunStatus,
-        WorkflowRunRequest,
-    )
+    from sandkasten.model.json_codec import Json
+    from sandkasten.model.runs.run_values import AgentRunRequest, RunKind, WorkflowRunRequest
 
-_KINDS: Final = ("agent", "workflow")
-_STATUSES: Final = ("running", "completed", "failed", "cancelled", "lost")
 _LISTS: Final = {"agent": "agents", "workflow": "workflows"}
 _EVENTS: Final[Mapping[str, str]] = {"Accept": "text/event-stream"}
 # A tool may build an image or run for as long as it asks to; the daemon ends it.
@@ -174,51 +156,14 @@ def _path(run_id: str, verb: str = "") -> str:
     return f"{base}/{verb}" if verb else base
 
 
-def _row(found: Json) -> RunRow:
-    usage = record(found.get("usage"), "usage")
-    error = found.get("error")
-    state = found.get("state")
-    return RunRow(
-        id=text(found, "run_id"),
-        kind=cast("RunKind", choice(found.get("kind"), _KINDS, "kind")),
-        name=text(found, "name"),
-        created_at=figure(found, "created_at_unix"),
-        tenant="",
-        status=cast("RunStatus", choice(found.get("status"), _STATUSES, "status")),
-        input=found.get("input"),
-        output=found.get("output"),
-        error=None if error is None else record(error, "error"),
-        ended_at=maybe_figure(found, "ended_at_unix"),
-        parent_id=maybe_text(found, "parent_id"),
-        workflow_run_id=maybe_text(found, "workflow_run_id"),
-        usage=RunUsage(
-            steps=count(usage, "steps"),
-            tool_calls=count(usage, "tool_calls"),
-            prompt_tokens=count(usage, "prompt_tokens"),
-            completion_tokens=count(usage, "completion_tokens"),
-        ),
-        state={} if state is None else record(state, "state"),
-    )
+def _row(found: object) -> RunRow:
+    # The tenant is the caller's own, and no answer names it.
+    return value_of(RunRow, {**record(found, "run"), "tenant": ""}, "run")
 
 
-def _event(found: Json) -> RunEvent:
-    return RunEvent(
-        seq=count(found, "seq"),
-        at=figure(found, "at_unix"),
-        type=text(found, "type"),
-        data=record(found.get("data"), "data"),
-    )
+def _event(found: object) -> RunEvent:
+    return value_of(RunEvent, found, "event")
 
 
-def _definition(found: Json) -> Definition:
-    error = found.get("error")
-    return Definition(
-        kind=cast("RunKind", choice(found.get("kind"), _KINDS, "kind")),
-        name=text(found, "name"),
-        description=text(found, "description", ""),
-        path=text(found, "path", ""),
-        source=text(found, "source", ""),
-        fields=record(found.get("fields"), "fields"),
-        warnings=texts(found, "warnings"),
-        error=None if error is None else record(error, "error"),
-    )
+def _definition(found: object) -> Definition:
+    return value_of(Definition, found, "definition")

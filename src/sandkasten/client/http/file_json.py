@@ -8,27 +8,16 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
-from sandkasten.client.http.json_values import (
-    Json,
-    choice,
-    count,
-    decoded,
-    encoded,
-    record,
-    records,
-    text,
-    yes,
-)
+from sandkasten.client.http.json_values import count, encoded, record, value_of
 from sandkasten.errors import InvalidRequest
-from sandkasten.model.files.file_entries import Change, FileEntry, FileType, Listing, TarSummary
+from sandkasten.model.files.file_entries import Change, FileEntry, Listing, TarSummary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _CONTENT_RANGE = re.compile(r"bytes (?:[0-9]+-[0-9]+|\*)/([0-9]{1,19})\Z")
-_KINDS = ("created", "modified", "deleted", "moved")
 
 
 def name_fields(field: str, name: str) -> dict[str, str]:
@@ -49,43 +38,20 @@ def name_fields(field: str, name: str) -> dict[str, str]:
     return {field: name}
 
 
-def name_of(found: Json, field: str) -> str:
-    exact = found.get(f"{field}_b64")
-    return text(found, field) if exact is None else os.fsdecode(decoded(exact, f"{field}_b64"))
-
-
 def entry_of(value: object) -> FileEntry:
-    found = record(value, "file")
-    pointed = found.get("target") is not None or found.get("target_b64") is not None
-    return FileEntry(
-        path=name_of(found, "path"),
-        name=name_of(found, "name"),
-        type=choice(found.get("type"), get_args(FileType), "type"),
-        size=count(found, "size"),
-        mode=count(found, "mode"),
-        mtime_unix=count(found, "mtime_unix"),
-        uid=count(found, "uid", 0),
-        gid=count(found, "gid", 0),
-        target=name_of(found, "target") if pointed else None,
-    )
+    return value_of(FileEntry, value, "file")
 
 
 def listing_of(value: object) -> Listing:
-    found = record(value, "listing")
-    entries = tuple(entry_of(one) for one in records(found.get("entries"), "entries"))
-    cursor = found.get("next_cursor")
-    return Listing(entries, None if cursor is None else text(found, "next_cursor"))
+    return value_of(Listing, value, "listing")
 
 
 def change_of(value: object) -> Change:
-    found = record(value, "change")
-    kind = choice(found.get("kind"), _KINDS, "kind")
-    return Change(kind, name_of(found, "path"), yes(found, "is_dir"))  # type: ignore[arg-type]
+    return value_of(Change, value, "change")
 
 
 def summary_of(value: object) -> TarSummary:
-    found = record(value, "upload")
-    return TarSummary(count(found, "entries"), count(found, "size_bytes"))
+    return value_of(TarSummary, value, "upload")
 
 
 def removed_of(value: object) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping  # noqa: TC003  (the API reads the annotations)
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
+from typing import Annotated, Any, Final, Literal, TypedDict
 
-if TYPE_CHECKING:
-    from sandkasten.model.sandbox.usage import ExecUsage
+from sandkasten.model.json_codec import OPEN, Public
+from sandkasten.model.sandbox.usage import ExecUsage
 
 Status = Literal["completed", "running", "timed_out", "killed", "lost"]
 Source = Literal["stdout", "stderr", "pty"]
@@ -83,9 +83,11 @@ class CommandKeywords(TypedDict, total=False):
 class Why:
     """The limit or rule that ended a command."""
 
-    code: Literal["TIMEOUT", "OOM", "PIDS", "QUOTA", "SECCOMP", "SIGNAL", "SHELL_EXIT", "LOST"]
-    message: str
-    hint: str
+    code: Annotated[
+        Literal["TIMEOUT", "OOM", "PIDS", "QUOTA", "SECCOMP", "SIGNAL", "SHELL_EXIT", "LOST"], OPEN
+    ]
+    message: str = ""
+    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,26 +108,26 @@ class ExecResult:
 
     exec_id: str
     status: Status
-    exit_code: int | None
-    signal: int | None
-    stdout: bytes
-    stderr: bytes
-    output: bytes
-    cwd: str | None
-    truncated: bool
-    timed_out: bool
-    oom_killed: bool
-    shell_reset: bool
-    duration_ms: int
-    stdout_bytes: int
+    exit_code: int | None = None
+    signal: int | None = None
+    stdout: bytes = b""
+    stderr: bytes = b""
+    output: bytes = b""
+    cwd: str | None = None
+    truncated: bool = False
+    timed_out: bool = False
+    oom_killed: bool = False
+    shell_reset: bool = False
+    duration_ms: int = 0
+    stdout_bytes: int = 0
     """All that was written, kept or not."""
-    stderr_bytes: int
-    last_seq: int
-    usage: ExecUsage
+    stderr_bytes: int = 0
+    last_seq: int = 0
+    usage: ExecUsage = field(default_factory=ExecUsage)
     why: Why | None = None
     started_at: float = 0.0
     """Unix seconds; 0 when it has not started."""
-    pid: int = 0
-    """Inside the sandbox."""
+    pid: Annotated[int, Public(lambda pid: pid or None, lambda pid: pid or 0)] = 0
+    """Inside the sandbox; 0 when it is not known."""
     shell: str | None = None
     """The shell it ran in; None for a fresh process."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003  (the codec reads the annotations)
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Literal
 
 ArchiveFormat = Literal["docker", "oci"]
 ARCHIVE_FORMATS: tuple[ArchiveFormat, ...] = ("docker", "oci")
@@ -18,7 +16,7 @@ class ImageProgress:
     """`step` says what is being done; `done` of `total` bytes of it are (None: not known)."""
 
     step: str
-    done: int
+    done: int = 0
     total: int | None = None
     text: str = ""
     """A line that a program said meanwhile."""
@@ -46,12 +44,12 @@ class ImageInfo:
     names: tuple[str, ...]
     bytes: int
     """Of all its layers, unpacked."""
-    architecture: str
-    os: str
-    variant: str
-    created_at: float
+    architecture: str = ""
+    os: str = ""
+    variant: str = ""
+    created_at: float = 0.0
     """When it came into the store."""
-    source: str
+    source: str = ""
     layers: tuple[ImageLayer, ...] = ()
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     user: str = ""

@@ -7,14 +7,13 @@ run whose claim nobody holds was left by a process that died.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping  # noqa: TC003  (the codec reads the annotations)
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from sandkasten.model.access.tenancy import DEFAULT_TENANT, TenantQuota
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from sandkasten.model.json_codec import Timestamp  # noqa: TC001
 
 RunKind = Literal["agent", "workflow"]
 RunStatus = Literal["running", "completed", "failed", "cancelled", "lost"]
@@ -46,7 +45,7 @@ class RunRow:
     kind: RunKind
     name: str
     """The agent's or the workflow's."""
-    created_at: float
+    created_at: Timestamp
     tenant: str = DEFAULT_TENANT
     status: RunStatus = "running"
     input: Any = None
@@ -55,7 +54,7 @@ class RunRow:
     """JSON, or a text where the agent has no schema for its output."""
     error: Mapping[str, Any] | None = None
     """code, message, hint; None unless it failed."""
-    ended_at: float | None = None
+    ended_at: Timestamp | None = None
     parent_id: str | None = None
     """The run that asked for this one."""
     workflow_run_id: str | None = None
@@ -80,7 +79,7 @@ class RunEvent:
     """One thing that happened, for those who watch and for the transcript. `seq` is from 1."""
 
     seq: int
-    at: float
+    at: Timestamp
     type: str
     """run.started, agent.message, tool.called, tool.answered, step.started, step.ended, …"""
     data: Mapping[str, Any]

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003  (the codec reads the annotations)
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from sandkasten.model.access.tenancy import DEFAULT_TENANT
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sandkasten.model.ids import SandboxId
-    from sandkasten.model.sandbox.host_mounts import Mounted
-    from sandkasten.model.sandbox.lifecycle import State
-    from sandkasten.model.sandbox.limits import Limits, Unenforced
+from sandkasten.model.ids import SandboxId  # noqa: TC001
+from sandkasten.model.sandbox.host_mounts import Mounted  # noqa: TC001
+from sandkasten.model.sandbox.lifecycle import State  # noqa: TC001
+from sandkasten.model.sandbox.limits import Limits, Unenforced  # noqa: TC001
 
 Acquired = Literal["cold", "pool", "spare", "internal"]
 

@@ -31,5 +31,5 @@ class Unenforced:
     """A limit this host cannot hold: said at creation and by doctor, never silently dropped."""
 
     limit: str
-    reason: str
-    remedy: str
+    reason: str = ""
+    remedy: str = ""

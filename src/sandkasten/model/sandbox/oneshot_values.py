@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003  (the codec reads the annotations)
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import Annotated
 
 from sandkasten.model.access.tenancy import DEFAULT_TENANT
-from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sandkasten.model.commands.exec_values import Why
-    from sandkasten.model.sandbox.sandbox_options import Number
+from sandkasten.model.commands.exec_values import Why  # noqa: TC001
+from sandkasten.model.json_codec import BASE64
+from sandkasten.model.sandbox.sandbox_options import Number, SandboxOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +38,7 @@ class Artifact:
     path: str
     """Relative to the workspace, as the globs are."""
     size_bytes: int
-    data: bytes | None = None
+    data: Annotated[bytes | None, BASE64] = field(default=None, metadata={"json": "content_base64"})
     omitted_reason: str | None = None
 
 
@@ -49,21 +46,21 @@ class Artifact:
 class RunResult:
     ok: bool
     runtime: str
-    exit_code: int | None
-    signal: int | None
-    duration_ms: int
-    stdout: bytes
-    stderr: bytes
-    output: bytes
-    truncated: bool
-    timed_out: bool
-    oom_killed: bool
-    artifacts: tuple[Artifact, ...]
-    limits: Mapping[str, Number]
-    """The caps this run was held to, by public name."""
-    image: str
-    sandbox_id: str
-    backend: str
+    exit_code: int | None = None
+    signal: int | None = None
+    duration_ms: int = 0
+    stdout: bytes = b""
+    stderr: bytes = b""
+    output: bytes = b""
+    truncated: bool = False
+    timed_out: bool = False
+    oom_killed: bool = False
+    artifacts: tuple[Artifact, ...] = ()
+    limits: Mapping[str, Number] = field(default_factory=lambda: MappingProxyType({}))
+    """The caps of this run, by public name."""
+    image: str = ""
+    sandbox_id: str = ""
+    backend: str = ""
     error: str | None = None
     """One sentence when not ok."""
     why: Why | None = None

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import InvalidRequest, PolicyDenied, UnsupportedByBackend
+from sandkasten.model.json_codec import ShapeError
 from sandkasten.model.numbers import number, whole
 from sandkasten.model.sandbox.limits import MIB, Limits
 from sandkasten.model.sandbox.workspace import WorkspaceRules
@@ -31,7 +32,8 @@ DEFAULT_BLOCKED_PATHS = ("/etc/passwd", "/etc/shadow", "/root", "/proc", "/sys",
 MAX_KEPT_BYTES = 8 * MIB
 _TEBI_MB = 1024 * 1024
 _NO_CEILING: Mapping[str, Number] = MappingProxyType({})
-
+# As wide as any operator may set it: what is read was checked where it was created.
+_WIDEST: Final = Limits(max_exec_timeout_s=86_400.0)
 _HOSTNAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\Z")
 
 
@@ -195,6 +197,17 @@ def public_limits(limits: Limits) -> dict[str, Number]:
         for name, known in _LIMITS.items()
         if not known.alias
     }
+
+
+def read_public_limits(given: object) -> Limits:
+    """Return the limits that `public_limits` gave; unknown names are a newer version's."""
+    if not isinstance(given, dict | None):
+        raise ShapeError("limits", "an object")
+    known = {name: value for name, value in (given or {}).items() if name in LIMIT_NAMES}
+    try:
+        return parse_limits(known, _WIDEST) if known else Limits()
+    except InvalidRequest as exc:
+        raise ShapeError("limits", "valid limits") from exc
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping  # noqa: TC003  (the codec reads the annotations)
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Annotated, Literal
 
 from sandkasten.model.access.tenancy import DEFAULT_TENANT
+from sandkasten.model.json_codec import OPEN, Public, Timestamp
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
 from sandkasten.model.sandbox.host_mounts import Mounted  # noqa: TC001
-from sandkasten.model.sandbox.limits import Limits, Unenforced  # noqa: TC001
+from sandkasten.model.sandbox.limits import Limits, Unenforced
+from sandkasten.model.sandbox.policy import public_limits, read_public_limits
 from sandkasten.model.sandbox.sandbox_options import SECONDS, SandboxOptions, described
 from sandkasten.model.sandbox.usage import Usage  # noqa: TC001
 
@@ -62,19 +64,21 @@ class Info:
 
     id: str
     image: str
-    backend: str
     status: SandboxStatus
-    profile: str
-    limits: Limits
-    created: bool
-    """False when `session_key` found one that was already there."""
-    created_at: float
-    expires_at: float
+    created_at: Timestamp
+    expires_at: Timestamp
     """When it ends if nothing more is asked of it, as far as this process knows."""
-    idle_timeout_s: float
-    lifetime_s: float
+    backend: str = ""
+    profile: str = "hardened"
+    limits: Annotated[Limits, Public(public_limits, read_public_limits)] = field(
+        default_factory=Limits
+    )
+    created: bool = False
+    """False when `session_key` found one that was already there."""
+    idle_timeout_s: float = field(default=0.0, metadata={"json": "idle_timeout_seconds"})
+    lifetime_s: float = field(default=0.0, metadata={"json": "lifetime_seconds"})
     session_key: str | None = None
-    acquire_source: Literal["pool", "cold"] = "cold"
+    acquire_source: Annotated[Literal["pool", "cold"], OPEN] = "cold"
     acquire_detail: str = ""
     workspace_id: str | None = None
     """The workspace's name; None for one that goes with the sandbox."""
@@ -146,12 +150,12 @@ class Stats:
     """
 
     usage: Usage
-    uptime_ms: int
-    processes: int | None
-    running: int | None
+    uptime_ms: int = 0
+    processes: int | None = None
+    running: int | None = None
     """Commands that have not ended."""
-    shells: int | None
-    connections: int | None
+    shells: int | None = None
+    connections: int | None = None
     disk: tuple[DiskUsage, ...] = ()
     network: NetworkUsage = NetworkUsage()
 
