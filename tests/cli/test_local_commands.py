@@ -256,6 +256,18 @@ def test_an_interactive_shell_is_a_real_terminal(cli, box):
     assert cli("exec", box, "echo alive").stdout == b"alive\n"
 
 
+def test_the_host_name_is_a_flag_of_create_run_and_shell(cli):
+    made = cli("create", "--hostname", "made").stdout.decode().strip()
+    assert cli("exec", made, "uname -n").stdout == b"made\n"
+    assert cli("rm", made).returncode == 0
+    assert cli("run", "--hostname", "once", "-r", "sh", "-c", "uname -n").stdout == b"once\n"
+    with Person([*COMMAND, "shell", "--hostname", "typed"]) as person:
+        person.wait_for("destroyed when this shell ends")
+        person.type("uname -n | tr a-z A-Z; exit 0\r")
+        person.wait_for("TYPED")
+        assert person.status() == 0
+
+
 def test_a_shell_without_a_sandbox_creates_and_removes_one(cli):
     with Person([*COMMAND, "shell"]) as person:
         person.wait_for("destroyed when this shell ends")

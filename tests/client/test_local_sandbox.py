@@ -10,6 +10,7 @@ import threading
 
 import pytest
 
+import sandkasten
 from sandkasten import AsyncSandbox, Sandbox
 
 pytestmark = [
@@ -46,6 +47,14 @@ def test_state_persists_over_a_thousand_commands(real):
     for _ in range(1000):
         real.exec("N=$((N+1))")
     assert real.exec("echo $N; pwd").output == "1000\n/tmp\n"
+
+
+def test_a_sandbox_has_the_host_name_that_was_requested(real, tmp_path):
+    assert real.exec("uname -n").output == "sandbox\n"
+    with Sandbox(data_dir=tmp_path / "data", hostname="box-1") as named:
+        assert named.exec("uname -n").output == "box-1\n"
+    run = sandkasten.run("uname -n", "sh", data_dir=tmp_path / "data", hostname="once")
+    assert run.stdout == "once\n"
 
 
 def test_a_child_process_continues_with_the_sandbox_of_its_parent(real):

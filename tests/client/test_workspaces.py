@@ -28,7 +28,7 @@ def test_a_workspace_is_named_by_either_spelling():
             Sandbox(backend="unisolated", workspace="spelled", workspace_mode="shared")
     same = Sandbox(backend="unisolated", workspace="spelled", workspace_id="spelled")
     same.close()
-    with pytest.raises(InvalidRequest, match="name two workspaces"):
+    with pytest.raises(InvalidRequest, match="workspace and workspace_id contradict"):
         Sandbox(backend="unisolated", workspace="a", workspace_id="b")
     assert run("cat file", "sh", workspace="spelled", backend="unisolated").stdout == "kept\n"
 
