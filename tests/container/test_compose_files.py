@@ -25,7 +25,7 @@ PLANS = {
     "sidecar": plan_of(replace(WISH, mode="sidecar"), Found()),
 }
 GIVEN = {"SANDKASTEN_API_KEY": "sk-of-a-test", "DOCKER_GID": "990"}
-DIFFERENCES = {
+DIFFERENCES: dict[tuple[str, str], tuple[object, object]] = {
     # The certificates of an engine that `up` did not build may be readable by root alone; the
     # compose file names an engine whose client certificates every user can read.
     ("sidecar", "user"): ("0:0", None),
@@ -120,8 +120,10 @@ def test_a_compose_file_configures_the_daemon_as_up_does(file, tmp_path):
     composed = settings_of({**image_environment(), **service(file)["environment"]}, tmp_path)
     # In a compose project the services have other names.
     host = planned.docker.options.host.replace("sandkasten-engine", "engine")
-    modes = {"socket": "docker_socket", "shared-volume": "docker_socket", "sidecar": "sidecar"}
-    expected = replace(planned.docker.options, host=host, engine=modes[file])
+    sidecar = file == "sidecar"
+    expected = replace(
+        planned.docker.options, host=host, engine="sidecar" if sidecar else "docker_socket"
+    )
     assert composed.docker.options == expected
     for name in ("backend", "data_dir", "policy"):
         assert getattr(composed, name) == getattr(planned, name)
