@@ -276,7 +276,7 @@ fn it_binds_a_socket_of_its_own_with_mode_0600_and_says_when_ready() {
 
 #[test]
 fn leases_end_the_runner_when_it_is_idle_or_its_time_is_over() {
-    let mut runner = Runner::start();
+    let mut runner = Runner::without_network();
     let mut client = runner.connect();
     client.exec(json!({"argv": ["sh", "-c", UNTIL_GO], "follow": false}));
     client.call("lease", json!({"idle_ms": 100})).unwrap();
@@ -285,7 +285,7 @@ fn leases_end_the_runner_when_it_is_idle_or_its_time_is_over() {
     runner.go();
     let status = eventually(|| runner.child.try_wait().unwrap().ok_or("still alive"));
     assert!(status.success());
-    let mut runner = Runner::start();
+    let mut runner = Runner::without_network();
     let mut client = runner.connect();
     client
         .call("lease", json!({"lifetime_ms": 60_000}))

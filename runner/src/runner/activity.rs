@@ -4,8 +4,6 @@
 //! or a persistent shell that waits for its next command.
 
 use crate::processes::{self, Process};
-use crate::server::Server;
-use crate::shell::Phase;
 use crate::sys;
 use std::collections::{HashMap, HashSet};
 
@@ -31,18 +29,18 @@ pub struct Signs {
     pub cpu: Option<Cpu>,
 }
 
-pub fn look(server: &Server) -> Signs {
-    let asked = server.active() > 0 || server.connections.values().any(|c| !c.streams.is_empty());
-    if asked {
-        // Enough to know.
-        return Signs {
-            asked,
+impl Signs {
+    /// Return the signs of an open request or command, which need no closer look.
+    pub fn requested() -> Signs {
+        Signs {
+            asked: true,
             ..Signs::default()
-        };
+        }
     }
-    let mut at_rest: HashSet<i32> = server.supervisors.keys().copied().collect();
-    let shells = server.shells.values();
-    at_rest.extend(shells.filter(|s| s.phase == Phase::Idle).map(|s| s.pid));
+}
+
+/// Look at processes and connections. `at_rest` are the pids that do not count as activity.
+pub fn look(at_rest: HashSet<i32>) -> Signs {
     let me = std::process::id() as i32;
     let (children, ticks) = below(me, &processes::all().unwrap_or_default(), &at_rest);
     let tables: [&[u8]; 2] = [b"/proc/self/net/tcp", b"/proc/self/net/tcp6"];
@@ -54,7 +52,7 @@ pub fn look(server: &Server) -> Signs {
     // SAFETY: sysconf only reads constants.
     let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1) as u64;
     Signs {
-        asked,
+        asked: false,
         children,
         connections,
         cpu: Some(Cpu {

@@ -62,7 +62,7 @@ impl Lease {
     }
 
     /// Which of its two ends has come, when one has.
-    pub fn over(&self, boot: u64) -> &'static str {
+    pub fn reason(&self, boot: u64) -> &'static str {
         match self.ends_at {
             Some(end) if end <= boot => "lifetime",
             _ => "idle",
@@ -133,7 +133,7 @@ mod tests {
         }
         assert_eq!(lease.next(172 * MS, 250 * MS), Some(0));
         assert_eq!(
-            (lease.over(249 * MS), lease.over(250 * MS)),
+            (lease.reason(249 * MS), lease.reason(250 * MS)),
             ("idle", "lifetime")
         );
     }

@@ -9,6 +9,7 @@
 #![allow(clippy::incompatible_msrv)]
 
 mod activity;
+mod context;
 mod exec;
 mod fs;
 mod identity;
@@ -18,6 +19,7 @@ mod port;
 mod posture;
 mod processes;
 mod relay;
+mod ring;
 mod server;
 mod shell;
 mod stats;
@@ -25,9 +27,10 @@ mod supervisor;
 mod timers;
 mod wire;
 
+use context::Config;
 use identity::{Identity, Ids};
 use sandkasten_runner::{sys, tar};
-use server::{Config, Listen, Server};
+use server::{Listen, Server};
 use shell::files;
 use std::borrow::Cow;
 use std::ffi::OsString;
@@ -223,13 +226,12 @@ fn run(options: Options) -> Result<i32, Stopped> {
     let shell = options.shell.or_else(found);
     let config = Config {
         identity,
-        state_dir,
         workspace: options.workspace.unwrap_or_else(|| b"/".to_vec()),
         home,
         shell,
         env,
     };
-    let mut server = Server::new(config, signals).map_err(stopped("cannot poll"))?;
+    let mut server = Server::new(config, state_dir, signals).map_err(stopped("cannot poll"))?;
     server.listen(listen).map_err(stopped("cannot listen"))?;
     if !options.stdio {
         // Until now somebody may have read why we cannot start.
@@ -239,8 +241,8 @@ fn run(options: Options) -> Result<i32, Stopped> {
         let _nobody_waits = sys::write_all(ready.as_raw_fd(), b"1");
     }
     let code = server.run();
-    server.part();
-    server.tidy();
+    server.wait_for_clients();
+    server.remove_files();
     Ok(code)
 }
 

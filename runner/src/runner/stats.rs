@@ -1,24 +1,32 @@
-//! Figures about the sandbox as a whole, as far as they can be seen from inside.
+//! Numbers about the sandbox as a whole, as far as they can be seen from inside.
 
 use crate::processes;
-use crate::server::Server;
 use crate::sys;
 use serde_json::{json, Map, Value};
 
-pub fn collect(server: &Server) -> Value {
+/// What the server knows of itself.
+pub struct Counts<'a> {
+    pub started_ns: u64,
+    pub running: usize,
+    pub shells: usize,
+    pub connections: usize,
+    /// Directories whose file systems are measured.
+    pub directories: [&'a [u8]; 3],
+}
+
+pub fn collect(counts: &Counts) -> Value {
     let mut disk = Map::new();
-    let places: [&[u8]; 3] = [&server.config.workspace, b"/tmp", &server.config.home];
-    for path in places {
-        if let Some(figures) = space(path) {
-            disk.insert(String::from_utf8_lossy(path).into_owned(), figures);
+    for path in counts.directories {
+        if let Some(space) = space(path) {
+            disk.insert(String::from_utf8_lossy(path).into_owned(), space);
         }
     }
     let mut body = json!({
-        "uptime_ms": sys::boot_ns().saturating_sub(server.started_ns) / 1_000_000,
+        "uptime_ms": sys::boot_ns().saturating_sub(counts.started_ns) / 1_000_000,
         "processes": processes::pids().map_or(0, |pids| pids.len()),
-        "running": server.active(),
-        "shells": server.shells.len(),
-        "connections": server.connections.len(),
+        "running": counts.running,
+        "shells": counts.shells,
+        "connections": counts.connections,
         "disk": disk,
     });
     if let Some(load) = load() {
@@ -30,18 +38,18 @@ pub fn collect(server: &Server) -> Value {
 fn space(path: &[u8]) -> Option<Value> {
     let path = sys::c_string(path).ok()?;
     // SAFETY: an all-zero statvfs is a valid value to be overwritten.
-    let mut figures: libc::statvfs = unsafe { std::mem::zeroed() };
+    let mut numbers: libc::statvfs = unsafe { std::mem::zeroed() };
     // SAFETY: both pointers are valid for the call.
-    sys::check(unsafe { libc::statvfs(path.as_ptr(), &mut figures) }).ok()?;
-    let block = figures.f_frsize as u64;
-    let total = figures.f_blocks as u64 * block;
-    let free = figures.f_bfree as u64 * block;
+    sys::check(unsafe { libc::statvfs(path.as_ptr(), &mut numbers) }).ok()?;
+    let block = numbers.f_frsize as u64;
+    let total = numbers.f_blocks as u64 * block;
+    let free = numbers.f_bfree as u64 * block;
     Some(json!({
         "total": total,
         "used": total.saturating_sub(free),
-        "free": figures.f_bavail as u64 * block,
-        "inodes": figures.f_files as u64,
-        "inodes_free": figures.f_ffree as u64,
+        "free": numbers.f_bavail as u64 * block,
+        "inodes": numbers.f_files as u64,
+        "inodes_free": numbers.f_ffree as u64,
     }))
 }
 
@@ -50,6 +58,6 @@ fn load() -> Option<Value> {
     let text = sys::read_file(b"/proc/loadavg", 128).ok()?;
     let text = String::from_utf8(text).ok()?;
     let thousandths = |word: &str| word.parse::<f64>().ok().map(|load| (load * 1000.0) as u64);
-    let figures: Option<Vec<u64>> = text.split(' ').take(3).map(thousandths).collect();
-    figures.map(Value::from)
+    let numbers: Option<Vec<u64>> = text.split(' ').take(3).map(thousandths).collect();
+    numbers.map(Value::from)
 }

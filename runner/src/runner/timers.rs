@@ -27,7 +27,7 @@ pub enum Due {
     Lease,
     Relisten,
     /// A supervisor that carries nothing has waited long enough for a command.
-    Spare,
+    IdleSupervisor,
 }
 
 pub type TimerId = (u64, u64);

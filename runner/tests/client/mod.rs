@@ -63,6 +63,15 @@ impl Runner {
         Runner::under(&[], arguments)
     }
 
+    /// Start a runner in a network namespace of its own, where connections of other programs do not count.
+    pub fn without_network() -> Runner {
+        // SAFETY: geteuid only reads.
+        match unsafe { libc::geteuid() } {
+            0 => Runner::under(&["unshare", "--net"], &[]),
+            _ => Runner::under(&["unshare", "--user", "--map-current-user", "--net"], &[]),
+        }
+    }
+
     /// `wrapper` is a command line that runs the rest of its arguments.
     pub fn under(wrapper: &[&str], arguments: &[&str]) -> Runner {
         let name = format!("sk-test-{}-{}", std::process::id(), serial());

@@ -1,6 +1,6 @@
 //! Pseudo-terminals: a master for us, a slave for the command.
 
-use crate::exec::Size;
+use super::start::Size;
 use crate::sys::{self, Errno};
 use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
 

@@ -1,46 +1,50 @@
-//! Bytes between a command and us: its output into the ring, a client's data into its standard input.
+//! Bytes between a command and the runner: its output into the ring, a client's data into its input.
 
-use crate::exec::ring::SOURCES;
-use crate::exec::{Pending, State, PTY};
+use super::command::Pending;
+use super::{Execs, State, PTY};
+use crate::context::Context;
 use crate::poll::{self, Source};
-use crate::server::Server;
+use crate::ring::SOURCES;
 use crate::sys;
 use crate::timers::Due;
+use crate::wire::clients::StreamId;
+use crate::wire::connection::Work;
 use std::os::unix::io::AsRawFd;
 
 const BLOCK: usize = 64 << 10;
-/// Input that waits for one command, over all streams that feed it.
+/// Input that may wait for one command, over all streams that feed it.
 const MAX_INPUT: usize = 4 << 20;
-/// How long a terminal rests when nobody has it open.
+/// How long a terminal is left alone that is open in no process.
 const TERMINAL_MS: u64 = 20;
 const READER_NS: u64 = 200_000;
 const END_OF_TRANSMISSION: &[u8] = &[4];
 
-impl Server {
-    pub fn read_output(&mut self, number: u64, source: u8) {
+impl Execs {
+    /// Take what a command has written.
+    pub fn read_output(&mut self, number: u64, source: u8, cx: &mut Context) {
         // A few blocks a turn: a flood is taken quickly, and others still get theirs. Readers that keep up
         // see each block before the next one can push it out of the ring.
         for _ in 0..4 {
-            if self.take_output(number, source, BLOCK) < BLOCK {
+            if self.take_output(number, source, BLOCK, cx) < BLOCK {
                 break;
             }
-            self.tell_watchers();
+            self.serve_changed(cx);
         }
-        let exec = match self.execs.get(&number) {
+        let exec = match self.get(number) {
             Some(exec) => exec,
             None => return,
         };
-        let closed = source == PTY && exec.outputs[usize::from(PTY)].is_none();
+        let closed = source == PTY && !exec.has_output(PTY);
         let ended = exec.ending.is_some() || (exec.status.is_some() && !exec.timed_out);
         if closed && ended && exec.state == State::Running {
-            // The terminal of an ended command has said its last word.
-            self.settle_output(number);
+            // The command has ended, and its terminal has no more output.
+            self.settle_output(number, cx);
         }
     }
 
-    /// Reads at most `most` bytes of what is there now, and says how many came.
-    fn take_output(&mut self, number: u64, source: u8, most: usize) -> usize {
-        let exec = match self.execs.get_mut(&number) {
+    /// Read at most `most` bytes of what is there now. Return how many came.
+    fn take_output(&mut self, number: u64, source: u8, most: usize, cx: &mut Context) -> usize {
+        let exec = match self.by_number.get_mut(&number) {
             Some(exec) => exec,
             None => return 0,
         };
@@ -49,10 +53,7 @@ impl Server {
             Some(watched) => watched.raw(),
             None => return 0,
         };
-        let mut block = std::mem::take(&mut self.scratch);
-        if block.len() < BLOCK {
-            block.resize(BLOCK, 0);
-        }
+        let mut block = cx.take_block(BLOCK);
         let mut left = most;
         let mut open = true;
         while left > 0 {
@@ -67,71 +68,62 @@ impl Server {
                     self.changed.insert(number);
                 }
                 Err(libc::EAGAIN) => break,
-                // EIO: nobody holds the terminal's other side any more.
+                // EIO: no process holds the other side of the terminal any more.
                 Err(_) => {
                     open = false;
                     break;
                 }
             }
         }
-        self.scratch = block;
+        cx.return_block(block);
         if !open {
             if let Some(watched) = slot.take() {
-                let fd = self.poll.unwatch(watched);
+                let fd = cx.poll.unwatch(watched);
                 let ended = exec.status.is_some() || exec.ending.is_some();
                 if source == PTY && exec.state == State::Running && !ended {
-                    exec.resting = Some(fd);
-                    self.timers.after_ms(TERMINAL_MS, Due::Terminal(number));
+                    exec.unused_terminal = Some(fd);
+                    cx.timers.after_ms(TERMINAL_MS, Due::Terminal(number));
                 }
             }
         }
         most - left
     }
 
-    pub fn look_at_terminal(&mut self, number: u64) {
-        let exec = match self.execs.get_mut(&number) {
+    /// Poll a terminal again that was open in no process.
+    pub fn poll_terminal_again(&mut self, number: u64, cx: &mut Context) {
+        let exec = match self.get_mut(number) {
             Some(exec) => exec,
             None => return,
         };
-        if let Some(fd) = exec.resting.take().filter(|_| exec.state == State::Running) {
-            let source = Source::Output(number, PTY);
-            exec.outputs[usize::from(PTY)] = self.poll.watch(fd, source, poll::READ).ok();
+        let running = exec.state == State::Running;
+        if let Some(fd) = exec.unused_terminal.take().filter(|_| running) {
+            let _closed = exec.watch_output(number, PTY, fd, &mut cx.poll);
         }
     }
 
-    /// Takes what has been written up to now, and no more: others may go on writing for ever.
-    pub fn drain_outputs(&mut self, number: u64) {
+    /// Take what has been written up to now, and no more: other processes may go on writing for ever.
+    pub(super) fn drain_outputs(&mut self, number: u64, cx: &mut Context) {
         for source in 0..SOURCES as u8 {
-            let fd = match self.execs.get(&number) {
+            let fd = match self.get(number) {
                 Some(exec) => exec.outputs[usize::from(source)].as_ref().map(|w| w.raw()),
                 None => return,
             };
             if let Some(fd) = fd {
-                // A terminal hands out less than it has; of a pipe, one byte more than is there, to
-                // notice the end of the file as well.
+                // A terminal returns less than it has; from a pipe, one byte more than is there is
+                // asked for, to notice the end of the file as well.
                 let most = if source == PTY {
                     4 * BLOCK
                 } else {
                     sys::readable_bytes(fd) + 1
                 };
-                self.take_output(number, source, most);
+                self.take_output(number, source, most, cx);
             }
         }
     }
 
-    pub fn takes_input(&self, number: u64) -> bool {
-        let exec = match self.execs.get(&number) {
-            Some(exec) => exec,
-            None => return false,
-        };
-        let open = exec.input.is_open() || exec.state == State::Queued;
-        let wanted = exec.start.stdin_stream || exec.start.pty.is_some();
-        open && wanted && !exec.input.closing && !exec.state.is_over()
-    }
-
-    pub fn push_input(&mut self, number: u64, bytes: &[u8], owner: (u64, u32)) {
-        let fits = self.takes_input(number);
-        if let Some(exec) = self.execs.get_mut(&number).filter(|_| fits) {
+    /// Queue a client's data for the standard input of a command.
+    pub fn push_input(&mut self, number: u64, bytes: &[u8], owner: StreamId, cx: &mut Context) {
+        if let Some(exec) = self.get_mut(number).filter(|exec| exec.takes_input()) {
             let queue = &mut exec.input.queue;
             let waiting: usize = queue.iter().map(|p| p.bytes.len() - p.done).sum();
             if waiting + bytes.len() <= MAX_INPUT {
@@ -140,43 +132,42 @@ impl Server {
                     done: 0,
                     owner,
                 });
-                self.write_input(number, false);
+                self.write_input(number, false, cx);
                 return;
             }
         }
-        // Nobody will ever read it; the stream itself goes on.
-        if let Some(connection) = self.connections.get_mut(&owner.0) {
-            connection.grant(owner.1, bytes.len() as u64);
-        }
+        // The command will never read it; the stream itself goes on.
+        cx.clients.grant(owner, bytes.len() as u64);
     }
 
-    /// The shell opens its command's input within microseconds; until then we only hold it.
-    pub fn look_for_reader(&mut self, number: u64) {
-        let exec = match self.execs.get_mut(&number) {
+    /// A shell opens the input of its command within microseconds. Until then it is only held.
+    pub fn look_for_reader(&mut self, number: u64, cx: &mut Context) {
+        let exec = match self.get_mut(number) {
             Some(exec) if exec.state == State::Running => exec,
             _ => return,
         };
         if let Some(fifo) = exec.input.early.take() {
             if sys::has_reader(fifo.as_raw_fd()) {
-                exec.input.pipe = self.poll.watch(fifo, Source::Input(number), 0).ok();
-                self.write_input(number, false);
+                exec.input.pipe = cx.poll.watch(fifo, Source::Input(number), 0).ok();
+                self.write_input(number, false, cx);
             } else {
                 exec.input.early = Some(fifo);
-                self.timers.after_ns(READER_NS, Due::Reader(number));
+                cx.timers.after_ns(READER_NS, Due::Reader(number));
             }
         }
     }
 
-    pub fn close_input(&mut self, number: u64) {
-        if let Some(exec) = self.execs.get_mut(&number) {
+    /// Close the standard input once everything queued is written.
+    pub fn close_input(&mut self, number: u64, cx: &mut Context) {
+        if let Some(exec) = self.get_mut(number) {
             exec.input.closing = true;
-            self.write_input(number, false);
+            self.write_input(number, false, cx);
         }
     }
 
-    /// Writes what the command takes. `broken`: it has closed its side.
-    pub fn write_input(&mut self, number: u64, broken: bool) {
-        let exec = match self.execs.get_mut(&number) {
+    /// Write what the command takes. `broken`: it has closed its side.
+    pub fn write_input(&mut self, number: u64, broken: bool, cx: &mut Context) {
+        let exec = match self.by_number.get_mut(&number) {
             Some(exec) if exec.state == State::Running => exec,
             _ => return,
         };
@@ -184,13 +175,13 @@ impl Server {
             Some(pipe) => pipe.raw(),
             None => return,
         };
-        let mut granted: Vec<((u64, u32), u64)> = Vec::new();
+        let mut written: Vec<(StreamId, u64)> = Vec::new();
         let mut dead = broken;
         while let Some(next) = exec.input.queue.front_mut().filter(|_| !dead) {
             match sys::write(fd, &next.bytes[next.done..]) {
                 Ok(count) => {
                     next.done += count;
-                    granted.push((next.owner, count as u64));
+                    written.push((next.owner, count as u64));
                     if next.done == next.bytes.len() {
                         exec.input.queue.pop_front();
                     }
@@ -209,49 +200,51 @@ impl Server {
             }
         }
         if let Some(pipe) = exec.input.pipe.as_ref().filter(|_| !dead) {
-            let wants = !idle || exec.input.closing;
-            if wants != exec.input.armed {
-                exec.input.armed = wants;
-                let interest = if wants { poll::WRITE } else { 0 };
-                let _watched = self.poll.change(fd, pipe.token, interest);
+            let unfinished = !idle || exec.input.closing;
+            if unfinished != exec.input.armed {
+                exec.input.armed = unfinished;
+                let interest = if unfinished { poll::WRITE } else { 0 };
+                let _watched = cx.poll.change(fd, pipe.token, interest);
             }
         }
-        for (owner, count) in granted {
-            self.input_taken(owner, count);
+        for (stream, count) in written {
+            cx.clients.grant(stream, count);
+            if let Some(Work::Feed(feed)) = cx.clients.stream_mut(stream).map(|s| &mut s.work) {
+                feed.written += count;
+            }
         }
         if dead {
-            self.drop_input(number);
+            self.drop_input(number, cx);
         }
         self.changed.insert(number);
     }
 
-    fn input_taken(&mut self, owner: (u64, u32), count: u64) {
-        if let Some(connection) = self.connections.get_mut(&owner.0) {
-            connection.grant(owner.1, count);
-            if let Some(open) = connection.streams.get_mut(&owner.1) {
-                if let crate::wire::connection::Work::Feed(feed) = &mut open.work {
-                    feed.written += count;
-                }
-            }
-        }
-    }
-
-    /// Closes the command's standard input; what waited for it is dropped, its senders get their credit.
-    pub fn drop_input(&mut self, number: u64) {
-        let exec = match self.execs.get_mut(&number) {
+    /// Close the standard input. Queued data is dropped, and its senders get their credit back.
+    pub(super) fn drop_input(&mut self, number: u64, cx: &mut Context) {
+        let exec = match self.by_number.get_mut(&number) {
             Some(exec) => exec,
             None => return,
         };
         exec.input.early = None;
         if let Some(pipe) = exec.input.pipe.take() {
-            drop(self.poll.unwatch(pipe));
+            drop(cx.poll.unwatch(pipe));
         }
-        let queue = std::mem::take(&mut exec.input.queue);
-        for pending in queue {
-            if let Some(connection) = self.connections.get_mut(&pending.owner.0) {
-                connection.grant(pending.owner.1, (pending.bytes.len() - pending.done) as u64);
-            }
+        for pending in std::mem::take(&mut exec.input.queue) {
+            let dropped = pending.bytes.len() - pending.done;
+            cx.clients.grant(pending.owner, dropped as u64);
         }
         self.changed.insert(number);
+    }
+
+    /// A shell has taken this command and runs it in process `pid`. `reset`: the shell is a new one.
+    pub fn begin_in_shell(&mut self, number: u64, pid: i32, reset: bool, cx: &mut Context) {
+        if let Some(exec) = self.get_mut(number) {
+            exec.shell_reset |= reset;
+            exec.begin(pid);
+        }
+        self.changed.insert(number);
+        self.arm_deadline(number, cx);
+        self.look_for_reader(number, cx);
+        self.write_input(number, false, cx);
     }
 }

@@ -27,7 +27,7 @@ use crate::wire::handler::{Failure, Handler, Out, Step};
 use request::Request;
 use serde_json::Value;
 
-pub struct Context {
+pub struct Directories {
     /// Where relative paths count from.
     pub workspace: Vec<u8>,
     /// The user's home. No path counts from it: `~` is a name like any other.
@@ -36,8 +36,12 @@ pub struct Context {
 }
 
 /// Begins `verb`. What the request has wrong, and most of what cannot be done, is said here.
-pub fn open(verb: &str, request: &Value, ctx: &Context) -> Result<Box<dyn Handler>, Failure> {
-    let request = Request::new(request, ctx);
+pub fn open(
+    verb: &str,
+    request: &Value,
+    directories: &Directories,
+) -> Result<Box<dyn Handler>, Failure> {
+    let request = Request::new(request, directories);
     match verb {
         "fs.stat" => stat(&request),
         "fs.list" => list::open(&request),

@@ -2,7 +2,7 @@
 
 use super::policy::Policy;
 use super::resolve::{self, Resolver};
-use super::Context;
+use super::Directories;
 use crate::sys;
 use crate::wire::handler::Failure;
 use crate::wire::request::{byte_string, missing, Fields};
@@ -10,14 +10,14 @@ use serde_json::Value;
 
 pub struct Request<'a> {
     fields: Fields<'a>,
-    ctx: &'a Context,
+    directories: &'a Directories,
 }
 
 impl<'a> Request<'a> {
-    pub fn new(body: &'a Value, ctx: &'a Context) -> Request<'a> {
+    pub fn new(body: &'a Value, directories: &'a Directories) -> Request<'a> {
         Request {
             fields: Fields(body),
-            ctx,
+            directories,
         }
     }
 
@@ -78,7 +78,7 @@ impl<'a> Request<'a> {
 
     fn resolver(&self, deny: Vec<Vec<u8>>, within: Option<Vec<Vec<u8>>>) -> Resolver {
         let policy = Policy::new(deny, within, resolve::real_prefix);
-        Resolver::new(self.ctx.workspace.clone(), policy)
+        Resolver::new(self.directories.workspace.clone(), policy)
     }
 
     fn prefixes(&self, name: &str) -> Result<Option<Vec<Vec<u8>>>, Failure> {

@@ -16,18 +16,18 @@ pub struct Answer {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub enum Heard {
+pub enum Parsed {
     /// Not all of it has arrived.
     Partial,
     /// It never will be an answer.
-    Broken,
-    Whole(Answer),
+    Invalid,
+    Complete(Answer),
 }
 
-pub fn hear(text: &[u8]) -> Heard {
+pub fn parse(text: &[u8]) -> Parsed {
     // The end mark ends in a line feed; without one there is no use in looking closer.
     if text.last() != Some(&b'\n') {
-        return Heard::Partial;
+        return Parsed::Partial;
     }
     let mut answer = Answer::default();
     let mut status = None;
@@ -38,8 +38,8 @@ pub fn hear(text: &[u8]) -> Heard {
         }
         let (name, value, after) = match statement(rest) {
             Ok(Some(parts)) => parts,
-            Ok(None) => return Heard::Partial,
-            Err(()) => return Heard::Broken,
+            Ok(None) => return Parsed::Partial,
+            Err(()) => return Parsed::Invalid,
         };
         rest = after;
         let value = match value {
@@ -55,10 +55,10 @@ pub fn hear(text: &[u8]) -> Heard {
             answer.env.push((name.to_vec(), value));
         }
     }
-    Heard::Partial
+    Parsed::Partial
 }
 
-fn finish(rest: &[u8], mut answer: Answer, status: Option<u8>) -> Heard {
+fn finish(rest: &[u8], mut answer: Answer, status: Option<u8>) -> Parsed {
     let mut lines = rest.split(|&c| c == b'\n');
     let (own, children, end) = (lines.next(), lines.next(), lines.next());
     match (own, children, end, lines.next()) {
@@ -67,12 +67,12 @@ fn finish(rest: &[u8], mut answer: Answer, status: Option<u8>) -> Heard {
             (Some(own), Some(children), Some(status)) => {
                 answer.cpu_ms = own + children;
                 answer.exit_code = i32::from(status);
-                Heard::Whole(answer)
+                Parsed::Complete(answer)
             }
-            _ => Heard::Broken,
+            _ => Parsed::Invalid,
         },
-        (Some(own), Some(b""), None, None) if times(own).is_some() => Heard::Partial,
-        _ => Heard::Broken,
+        (Some(own), Some(b""), None, None) if times(own).is_some() => Parsed::Partial,
+        _ => Parsed::Invalid,
     }
 }
 
@@ -269,8 +269,8 @@ mod tests {
     use super::*;
 
     fn whole(text: &[u8]) -> Answer {
-        match hear(text) {
-            Heard::Whole(answer) => answer,
+        match parse(text) {
+            Parsed::Complete(answer) => answer,
             other => panic!("{other:?}"),
         }
     }
@@ -304,7 +304,7 @@ mod tests {
         let text = with_end(
             b"export A='x'\"'\"'y\nexport FAKE='z'\nexport PWD='/a b'\nexport __sandkasten_rc='0'\n",
         );
-        assert_eq!(hear(&text), Heard::Broken);
+        assert_eq!(parse(&text), Parsed::Invalid);
         let text = with_end(
             b"export A='x'\"'\"'y\nexport z'\nexport PWD='/a b'\nexport __sandkasten_rc='0'\n",
         );
@@ -319,7 +319,7 @@ mod tests {
             b"export A=$'x\\n0m0.0s'\nexport B='0m0.1s 0m0.1s\n'\nexport __sandkasten_rc=\"0\"\n",
         );
         for length in 0..text.len() {
-            assert_eq!(hear(&text[..length]), Heard::Partial, "{length}");
+            assert_eq!(parse(&text[..length]), Parsed::Partial, "{length}");
         }
         whole(&text);
     }
@@ -336,8 +336,8 @@ mod tests {
             b"0\n",
         ] {
             assert_eq!(
-                hear(text),
-                Heard::Broken,
+                parse(text),
+                Parsed::Invalid,
                 "{}",
                 String::from_utf8_lossy(text)
             );

@@ -4,11 +4,9 @@
 //! the output FIFOs, and can neither make nor remove anything. Where they are the same the user could
 //! replace anything, so whatever we open must be a FIFO and no symlink.
 
-use crate::exec::process::attach_terminal;
-use crate::exec::pty;
-use crate::exec::{Exec, What, STDERR, STDOUT};
+use crate::exec::{pty, Exec, What, STDERR, STDOUT};
 use crate::identity::Identity;
-use crate::poll::{self, Poll, Source};
+use crate::poll::Poll;
 use crate::shell::script::{self, Body, Standard};
 use crate::supervisor::program::{env_set, Env};
 use crate::sys::{self, Errno};
@@ -55,15 +53,15 @@ impl Directory {
         [&self.path[..], b"/", name.as_bytes()].concat()
     }
 
-    /// Writes the body, makes the FIFOs of its standard descriptors, and opens our ends of them.
-    /// bash alone: a RETURN trap of an earlier command would run at the end of our file, too, and could
-    /// change the status it ends with.
-    pub fn untrace(&mut self) {
+    /// Disable RETURN traps, for bash alone: a trap of an earlier command would also run at the end of our
+    /// file, and could change the status it ends with.
+    pub fn disable_return_trap(&mut self) {
         self.call
             .splice(0..0, b"\\trap - RETURN; \\set +T; ".iter().copied());
     }
 
-    pub fn lay_out(
+    /// Write the file to source, make the FIFOs of its standard descriptors, and open our ends of them.
+    pub fn write_command(
         &mut self,
         identity: &Identity,
         poll: &mut Poll,
@@ -75,7 +73,7 @@ impl Directory {
             What::Shell { command, .. } => command,
             What::Argv(_) => return Err(libc::EINVAL),
         };
-        let text = script::body(&Body {
+        let content = script::body(&Body {
             env: &exec.start.env,
             cwd: exec.start.cwd.as_deref(),
             last_code,
@@ -83,32 +81,28 @@ impl Directory {
         });
         let body = self.file("command");
         self.files.push(body.clone());
-        identity.as_runner(|| write_file(&body, &text))?;
+        identity.as_runner(|| write_file(&body, &content))?;
         if let Some(size) = exec.start.pty {
             let pair = pty::open(size)?;
-            let input = sys::duplicate(pair.master.as_raw_fd())?;
-            attach_terminal(poll, exec, number, pair.master, input)?;
-            exec.slave = Some(pair.slave);
             self.call = script::call(&body, &Standard::Terminal(&pair.slave_path));
-            return Ok(());
+            return exec.offer_terminal(number, pair, poll);
         }
         let (output, error) = (self.file("out"), self.file("err"));
         for (path, source) in [(&output, STDOUT), (&error, STDERR)] {
             let reader = identity.as_runner(|| output_fifo(path))?;
-            let watched = poll.watch(reader, Source::Output(number, source), poll::READ)?;
-            exec.outputs[usize::from(source)] = Some(watched);
+            exec.watch_output(number, source, reader, poll)?;
         }
         let mut input = b"/dev/null".to_vec();
         if exec.start.stdin_stream {
             input = self.file("in");
             self.files.push(input.clone());
-            // Opening it for writing alone works only while somebody has it open for reading.
+            // A FIFO opens for writing alone only while another descriptor has it open for reading.
             let writer = identity.as_runner(|| {
                 sys::make_fifo(&input, 0o644)?;
                 let _reader = open_fifo(&input, libc::O_RDWR)?;
                 open_fifo(&input, libc::O_WRONLY)
             })?;
-            exec.input.early = Some(writer);
+            exec.offer_input(writer);
         }
         self.call = script::call(&body, &Standard::Files([&input, &output, &error]));
         Ok(())
@@ -118,7 +112,7 @@ impl Directory {
     pub fn deliver(&mut self, identity: &Identity) -> Result<(), Errno> {
         let fifo = match self.held.take() {
             Some(fifo) => fifo,
-            None => self.reach(identity)?,
+            None => self.open_command_fifo(identity)?,
         };
         // Far below PIPE_BUF and into an empty pipe: all or nothing.
         match sys::write(fifo.as_raw_fd(), &self.call) {
@@ -132,7 +126,7 @@ impl Directory {
 
     /// The command FIFO, which opens only while somebody reads it. Closed with nothing written, it is an
     /// empty command to a shell that waits.
-    pub fn reach(&self, identity: &Identity) -> Result<OwnedFd, Errno> {
+    pub fn open_command_fifo(&self, identity: &Identity) -> Result<OwnedFd, Errno> {
         let path = self.file("cmd");
         identity.as_runner(|| open_fifo(&path, libc::O_WRONLY))
     }
@@ -147,8 +141,7 @@ impl Directory {
     pub fn clean(&mut self, identity: &Identity, exec: Option<&Exec>) {
         let mut files = std::mem::take(&mut self.files);
         for (name, source) in [("out", STDOUT), ("err", STDERR)] {
-            let held = |exec: &Exec| exec.outputs[usize::from(source)].is_some();
-            if exec.map_or(true, held) {
+            if exec.map_or(true, |exec| exec.has_output(source)) {
                 files.push(self.file(name));
             }
         }

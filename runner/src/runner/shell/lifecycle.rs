@@ -1,18 +1,19 @@
-//! The life of one shell process: started, given commands, heard, replaced.
+//! The process of a shell: started, given commands, read from, replaced.
 //!
-//! Its death is learned from its supervisor, never from an end of file. Whatever does not fit (an answer
-//! nobody asked for, an answer that is none, a shell that reads the next command without having answered)
-//! ends it, and the next command gets a fresh one at the last directory with the last exported environment.
+//! Its death is learned from its supervisor, never from an end of file. Anything unexpected (an answer that
+//! was not asked for, an answer that cannot be parsed, a shell that reads the next command without having
+//! answered) ends it, and the next command gets a new one at the last directory with the last exported
+//! environment.
 
-use crate::exec::State;
+use super::answer::{self, Parsed};
+use super::files::{self, Directory};
+use super::{Phase, Shells};
+use crate::context::Context;
+use crate::exec::{Execs, ShellEnd};
 use crate::poll::{self, Source, Watched};
 use crate::processes;
-use crate::server::{Owner, Server};
-use crate::shell::answer::{self, Heard};
-use crate::shell::files::{self, Directory};
-use crate::shell::Phase;
 use crate::supervisor::program::{self, Program, Wiring};
-use crate::supervisor::{Order, Report, Usage};
+use crate::supervisor::{Order, Owner, Report, Usage};
 use crate::sys::{self, Errno};
 use crate::timers::Due;
 use crate::wire::handler::Failure;
@@ -24,77 +25,77 @@ const RETRY_NS: u64 = 60_000;
 const SLOW_RETRY_MS: u64 = 2;
 const FAST_RETRIES: u32 = 100;
 const MAX_RETRIES: u32 = 5_000;
-/// How often a running shell is checked for having lost its way.
+/// How often a running shell is checked for having skipped its answer.
 const WATCH_MS: u64 = 500;
 /// An answer that has begun is written in one go.
 const ANSWER_MS: u64 = 1_000;
+const READ_BLOCK: usize = 64 << 10;
 
-impl Server {
-    pub fn launch(&mut self, id: u64) -> Result<(), Failure> {
+impl Shells {
+    /// Start the process of a shell.
+    pub(super) fn launch(&mut self, id: u64, cx: &mut Context) -> Result<(), Failure> {
         let failed = |errno| Failure::from_errno(errno, "cannot start a shell");
-        let serial = self.next_serial();
-        let directory = self.shell_directory(serial).map_err(failed)?;
-        let shell = match self.shells.get_mut(&id) {
+        let directory = self.make_directory(cx).map_err(failed)?;
+        let shell = match self.by_id.get_mut(&id) {
             Some(shell) => shell,
             None => return Ok(()),
         };
         if !files::is_directory(&shell.cwd) {
-            shell.cwd = self.config.workspace.clone();
+            shell.cwd = cx.config.workspace.clone();
         }
-        let env = files::start_env(&self.config.env, shell.env.as_ref(), &shell.cwd);
+        let env = files::start_env(&cx.config.env, shell.env.as_ref(), &shell.cwd);
         let argv = files::start_argv(&shell.program, &directory);
-        let cwd = shell.cwd.clone();
-        let program = Program::new(&argv, &env, &cwd).map_err(failed)?;
+        let program = Program::new(&argv, &env, &shell.cwd).map_err(failed)?;
         let null = sys::open(b"/dev/null", libc::O_RDWR, 0).map_err(failed)?;
         let (ours, theirs) = sys::pipe().map_err(failed)?;
         sys::set_nonblocking(ours.as_raw_fd()).map_err(failed)?;
         let wiring = Wiring {
             stdio: [null.as_raw_fd(); 3],
-            ninth: Some(theirs.as_raw_fd()),
+            answer: Some(theirs.as_raw_fd()),
             terminal: false,
             own_session: false,
         };
-        let answer = self.poll.watch(ours, Source::ShellAnswer(id), poll::READ);
+        let answer = cx.poll.watch(ours, Source::ShellAnswer(id), poll::READ);
         let answer = answer.map_err(failed)?;
-        let supervisor = match self.supervise(&program, &wiring, Owner::Shell(id)) {
-            Ok(pid) => pid,
-            Err(failure) => {
-                drop(self.poll.unwatch(answer));
-                directory.remove(&self.config.identity);
-                return Err(failure);
+        match cx.start_supervisor(&program, &wiring, Owner::Shell(id)) {
+            Ok(supervisor) => {
+                shell.supervisor = Some(supervisor);
+                shell.answer = Some(answer);
+                shell.received.clear();
+                shell.directory = Some(directory);
+                shell.used = Usage::default();
+                shell.phase = Phase::Starting;
+                Ok(())
             }
-        };
-        if let Some(shell) = self.shells.get_mut(&id) {
-            shell.supervisor = Some(supervisor);
-            shell.answer = Some(answer);
-            shell.heard.clear();
-            shell.directory = Some(directory);
-            shell.used = Usage::default();
-            shell.phase = Phase::Starting;
+            Err(failure) => {
+                drop(cx.poll.unwatch(answer));
+                directory.remove(&cx.config.identity);
+                Err(failure)
+            }
         }
-        Ok(())
     }
 
-    /// Where user code may do as it likes with our state directory, it may be gone or no longer ours; one
-    /// beside it does as well.
-    fn shell_directory(&mut self, serial: u64) -> Result<Directory, Errno> {
-        let identity = &self.config.identity;
-        let first = Directory::make(identity, &self.config.state_dir, serial);
-        let refused = match first {
+    /// Make the directory of a new shell. Where user code can change the state directory, that may be gone or
+    /// no longer ours; then another one beside it is used from now on.
+    fn make_directory(&mut self, cx: &mut Context) -> Result<Directory, Errno> {
+        let serial = cx.next_serial();
+        let identity = &cx.config.identity;
+        let refused = match Directory::make(identity, &self.state_dir, serial) {
             Err(errno) if errno != libc::ENOSPC => errno,
             other => return other,
         };
-        let other = [&self.config.state_dir[..], format!("-{serial}").as_bytes()].concat();
+        let other = [&self.state_dir[..], format!("-{serial}").as_bytes()].concat();
         identity
             .as_runner(|| sys::make_dir(&other, 0o711))
             .map_err(|_| refused)?;
-        let made = Directory::make(identity, &other, serial)?;
-        self.config.state_dir = other;
-        Ok(made)
+        let directory = Directory::make(identity, &other, serial)?;
+        self.state_dir = other;
+        Ok(directory)
     }
 
-    pub fn shell_report(&mut self, id: u64, report: Report) {
-        let shell = match self.shells.get_mut(&id) {
+    /// Handle a report of the shell's supervisor.
+    pub fn report(&mut self, id: u64, report: Report, execs: &mut Execs, cx: &mut Context) {
+        let shell = match self.by_id.get_mut(&id) {
             Some(shell) => shell,
             None => return,
         };
@@ -102,13 +103,13 @@ impl Server {
             Report::Started { pid } => {
                 shell.pid = pid;
                 if shell.phase == Phase::Starting {
-                    // A fresh shell has no jobs to spare.
-                    self.prepare(id);
+                    // A new shell has no jobs to spare.
+                    self.prepare(id, execs, cx);
                 }
             }
             Report::Begun => {
-                if shell.phase == Phase::Arming {
-                    self.prepare(id);
+                if shell.phase == Phase::Recording {
+                    self.prepare(id, execs, cx);
                 }
             }
             Report::Failed { stage, errno } => {
@@ -118,106 +119,91 @@ impl Server {
                 }
                 let first = shell.restarts == 0;
                 shell.restarts += 1;
-                // An environment grown too large, a directory gone: try once more without them.
+                // The environment may be too large or the directory gone: try once more without them.
                 shell.env = None;
-                shell.cwd = self.config.workspace.clone();
-                self.clear_shell(id);
+                shell.cwd = cx.config.workspace.clone();
+                self.clear_process(id, cx);
                 if !first {
-                    self.refuse_current(id, &failure);
+                    self.refuse_current(id, &failure, execs, cx);
                 }
-                self.advance(id);
+                self.advance(id, execs, cx);
             }
             Report::Swept => {
                 if let Some(number) = shell.current {
-                    let mut ordered = false;
-                    if let Some(exec) = self.execs.get_mut(&number) {
-                        exec.swept += 1;
-                        // A late report of a sweep for the command before is not about this one.
-                        ordered = exec.timed_out || exec.to_sweep > 0;
-                    }
-                    self.changed.insert(number);
+                    let ordered = execs.count_sweep(number);
                     if shell.phase == Phase::Settling {
-                        self.settled(id);
+                        self.take_late_answer(id, execs, cx);
                     } else if ordered {
-                        self.expect_answer(number);
+                        execs.expect_answer(number, cx);
                     }
                 }
             }
-            // Its supervisor goes with it.
+            // The supervisor ends with its shell.
             Report::Free => {}
-            Report::Exited { status, .. } => self.shell_died(id, Some(status)),
+            Report::Exited { status, .. } => self.died(id, Some(status), execs, cx),
         }
     }
 
-    /// Lays out the files of the current command.
-    pub fn prepare(&mut self, id: u64) {
-        let outcome = self.lay_out(id);
-        match outcome {
+    /// Write the files of the current command and hand it over.
+    pub(super) fn prepare(&mut self, id: u64, execs: &mut Execs, cx: &mut Context) {
+        let outcome = self.write_files(id, execs, cx);
+        let shell = match self.by_id.get_mut(&id) {
+            Some(shell) => shell,
+            None => return,
+        };
+        let failure = match outcome {
             Ok(()) => {
-                if let Some(shell) = self.shells.get_mut(&id) {
-                    shell.phase = Phase::Delivering;
-                    shell.retries = 0;
-                }
-                self.deliver(id);
+                shell.phase = Phase::Delivering;
+                shell.retries = 0;
+                return self.deliver(id, execs, cx);
             }
-            Err(failure) => {
-                let shell = match self.shells.get_mut(&id) {
-                    Some(shell) => shell,
-                    None => return,
-                };
-                let tampered = matches!(
-                    failure.code,
-                    "not_found" | "exists" | "permission" | "not_directory" | "invalid"
-                );
-                if tampered && shell.restarts == 0 {
-                    // Where uids are equal, or the user is root, user code can do as it likes with
-                    // the directory of its shell: a fresh shell has a fresh one.
-                    shell.restarts += 1;
-                    let supervisor = shell.supervisor;
-                    self.order(supervisor, Order::End);
-                    self.clear_shell(id);
-                } else {
-                    shell.phase = Phase::Idle;
-                    if let Some(directory) = shell.directory.as_mut() {
-                        // What was half written would be in the way of the next command.
-                        directory.clean(&self.config.identity, None);
-                    }
-                    self.refuse_current(id, &failure);
-                }
-                self.advance(id);
+            Err(failure) => failure,
+        };
+        let tampered = matches!(
+            failure.code,
+            "not_found" | "exists" | "permission" | "not_directory" | "invalid"
+        );
+        if tampered && shell.restarts == 0 {
+            // Where uids are equal, or the user is root, user code can change the directory of its
+            // shell: a new shell has a new one.
+            shell.restarts += 1;
+            cx.supervisors.order(shell.supervisor, Order::End);
+            self.clear_process(id, cx);
+        } else {
+            shell.phase = Phase::Idle;
+            if let Some(directory) = shell.directory.as_mut() {
+                // Half-written files would be in the way of the next command.
+                directory.clean(&cx.config.identity, None);
             }
+            self.refuse_current(id, &failure, execs, cx);
         }
+        self.advance(id, execs, cx);
     }
 
-    fn lay_out(&mut self, id: u64) -> Result<(), Failure> {
-        let shell = match self.shells.get_mut(&id) {
+    fn write_files(&mut self, id: u64, execs: &mut Execs, cx: &mut Context) -> Result<(), Failure> {
+        let shell = match self.by_id.get_mut(&id) {
             Some(shell) => shell,
             None => return Ok(()),
         };
         let number = shell.current.unwrap_or(0);
-        let (directory, exec) = match (&mut shell.directory, self.execs.get_mut(&number)) {
+        let (directory, exec) = match (&mut shell.directory, execs.get_mut(number)) {
             (Some(directory), Some(exec)) => (directory, exec),
             _ => return Err(Failure::new("internal", "the command is gone")),
         };
-        exec.supervisor = shell.supervisor;
+        exec.set_supervisor(shell.supervisor);
+        let (identity, poll) = (&cx.config.identity, &mut cx.poll);
         directory
-            .lay_out(
-                &self.config.identity,
-                &mut self.poll,
-                number,
-                exec,
-                shell.last_code,
-            )
+            .write_command(identity, poll, number, exec, shell.last_code)
             .map_err(|errno| Failure::from_errno(errno, "cannot hand the command to the shell"))?;
         if files::is_bash(&shell.program) {
-            directory.untrace();
+            directory.disable_return_trap();
         }
         Ok(())
     }
 
-    /// Hands the command over as soon as the shell reads.
-    pub fn deliver(&mut self, id: u64) {
-        let shell = match self.shells.get_mut(&id) {
+    /// Hand the command over as soon as the shell reads.
+    pub fn deliver(&mut self, id: u64, execs: &mut Execs, cx: &mut Context) {
+        let shell = match self.by_id.get_mut(&id) {
             Some(shell) if shell.phase == Phase::Delivering => shell,
             _ => return,
         };
@@ -225,219 +211,179 @@ impl Server {
             Some(directory) => directory,
             None => return,
         };
-        match directory.deliver(&self.config.identity) {
+        match directory.deliver(&cx.config.identity) {
             Ok(()) => {
                 shell.phase = Phase::Running;
                 shell.lost_state |= shell.restarts > 0;
-                let pid = shell.pid;
                 let reset = std::mem::replace(&mut shell.lost_state, false);
-                let number = shell.current.unwrap_or(0);
-                if let Some(exec) = self.execs.get_mut(&number) {
-                    exec.shell_reset |= reset;
-                    exec.begin(pid);
-                }
-                shell.watch = Some(self.timers.after_ms(WATCH_MS, Due::Watch(id)));
-                self.changed.insert(number);
-                self.arm_deadline(number);
-                self.look_for_reader(number);
-                self.write_input(number, false);
+                shell.watch_timer = Some(cx.timers.after_ms(WATCH_MS, Due::Watch(id)));
+                execs.begin_in_shell(shell.current.unwrap_or(0), shell.pid, reset, cx);
             }
             Err(libc::ENXIO) if shell.retries < MAX_RETRIES => {
                 shell.retries += 1;
                 if shell.retries < FAST_RETRIES {
-                    self.timers.after_ns(RETRY_NS, Due::Deliver(id));
+                    cx.timers.after_ns(RETRY_NS, Due::Deliver(id));
                 } else {
-                    self.timers.after_ms(SLOW_RETRY_MS, Due::Deliver(id));
+                    cx.timers.after_ms(SLOW_RETRY_MS, Due::Deliver(id));
                 }
             }
-            Err(_) => self.end_shell(id),
+            Err(_) => self.kill(id, execs, cx),
         }
     }
 
-    pub fn hear_shell(&mut self, id: u64) {
-        let mut block = std::mem::take(&mut self.scratch);
-        block.resize(block.len().max(64 << 10), 0);
-        let mut verdict = None;
-        if let Some(shell) = self.shells.get_mut(&id) {
+    /// Read what the shell has written of its answer.
+    pub fn read_answer(&mut self, id: u64, execs: &mut Execs, cx: &mut Context) {
+        let mut block = cx.take_block(READ_BLOCK);
+        let mut parsed = None;
+        if let Some(shell) = self.by_id.get_mut(&id) {
             let fd = shell.answer.as_ref().map_or(-1, Watched::raw);
             match sys::read(fd, &mut block) {
                 Ok(0) | Err(libc::EAGAIN) => {}
-                Err(_) => verdict = Some(Heard::Broken),
+                Err(_) => parsed = Some(Parsed::Invalid),
                 Ok(count) => {
-                    shell.heard.extend_from_slice(&block[..count]);
-                    let over = shell.heard.len() > protocol::MAX_SHELL_ANSWER;
-                    verdict = Some(if over || shell.phase != Phase::Running {
-                        Heard::Broken
+                    shell.received.extend_from_slice(&block[..count]);
+                    let too_long = shell.received.len() > protocol::MAX_SHELL_ANSWER;
+                    parsed = Some(if too_long || shell.phase != Phase::Running {
+                        Parsed::Invalid
                     } else {
-                        answer::hear(&shell.heard)
+                        answer::parse(&shell.received)
                     });
                 }
             }
-            if verdict.is_none() && shell.phase == Phase::Absent {
-                // The writers are gone, and so is the shell: stop watching.
+            if parsed.is_none() && shell.phase == Phase::Absent {
+                // The shell and all writers are gone: stop polling.
                 if let Some(answer) = shell.answer.take() {
-                    drop(self.poll.unwatch(answer));
+                    drop(cx.poll.unwatch(answer));
                 }
             }
         }
-        self.scratch = block;
-        match verdict {
+        cx.return_block(block);
+        match parsed {
             None => {}
-            Some(Heard::Partial) => self.expect_rest(id),
-            Some(Heard::Broken) => self.end_shell(id),
-            Some(Heard::Whole(answer)) => self.command_done(id, answer),
+            Some(Parsed::Partial) => self.expect_rest(id, cx),
+            Some(Parsed::Invalid) => self.kill(id, execs, cx),
+            Some(Parsed::Complete(answer)) => self.command_done(id, answer, execs, cx),
         }
     }
 
-    fn expect_rest(&mut self, id: u64) {
-        if let Some(shell) = self.shells.get_mut(&id) {
-            if shell.timer.is_none() {
-                shell.timer = Some(self.timers.after_ms(ANSWER_MS, Due::Answer(id)));
+    fn expect_rest(&mut self, id: u64, cx: &mut Context) {
+        if let Some(shell) = self.by_id.get_mut(&id) {
+            if shell.answer_timer.is_none() {
+                shell.answer_timer = Some(cx.timers.after_ms(ANSWER_MS, Due::Answer(id)));
             }
         }
     }
 
-    pub fn answer_overdue(&mut self, id: u64) {
-        if let Some(shell) = self.shells.get_mut(&id) {
-            shell.timer = None;
-            if !shell.heard.is_empty() {
-                self.end_shell(id);
+    /// An answer has begun and not ended in time.
+    pub fn answer_overdue(&mut self, id: u64, execs: &mut Execs, cx: &mut Context) {
+        if let Some(shell) = self.by_id.get_mut(&id) {
+            shell.answer_timer = None;
+            if !shell.received.is_empty() {
+                self.kill(id, execs, cx);
             }
         }
     }
 
-    /// The shell cannot be trusted to go on: kill it and all it has started. Its death does the rest.
-    fn end_shell(&mut self, id: u64) {
-        self.settled(id);
-        if let Some(shell) = self.shells.get_mut(&id) {
-            if matches!(shell.phase, Phase::Absent | Phase::Ending) {
-                return;
-            }
-            // Its status from here on is ours, not the command's.
-            let delivered = shell.phase == Phase::Running;
-            shell.phase = Phase::Ending;
-            let supervisor = shell.supervisor;
-            let current = if delivered {
-                shell.current.take()
-            } else {
-                None
-            };
-            shell.lost_state = true;
-            self.order(supervisor, Order::End);
-            if let Some(number) = current {
-                let cwd = self.shells.get(&id).map(|shell| shell.cwd.clone());
-                if let Some(exec) = self.execs.get_mut(&number) {
-                    exec.shell_reset = true;
-                    exec.cwd = cwd;
-                }
-                if let Some(shell) = self.shells.get_mut(&id) {
-                    shell.lost_state = false;
-                }
-                self.close_command(id, number, State::Lost);
-            }
+    /// The shell cannot be trusted to go on: kill it and every process that it started. The report of its
+    /// death does the rest.
+    fn kill(&mut self, id: u64, execs: &mut Execs, cx: &mut Context) {
+        self.take_late_answer(id, execs, cx);
+        let shell = match self.by_id.get_mut(&id) {
+            Some(shell) if !matches!(shell.phase, Phase::Absent | Phase::Ending) => shell,
+            _ => return,
+        };
+        // Its status from here on is our doing, not the command's.
+        let delivered = shell.phase == Phase::Running;
+        shell.phase = Phase::Ending;
+        shell.lost_state = !(delivered && shell.current.is_some());
+        cx.supervisors.order(shell.supervisor, Order::End);
+        if delivered {
+            self.end_command(id, ShellEnd::Died { status: None }, execs, cx);
         }
     }
 
-    /// `status` is `None` when even the supervisor is gone.
-    fn shell_died(&mut self, id: u64, status: Option<i32>) {
-        self.settled(id);
-        // A last answer may have been written before the end.
-        self.hear_shell(id);
-        let shell = match self.shells.get_mut(&id) {
+    /// The shell is dead. `status` is `None` when even its supervisor is gone.
+    pub fn died(&mut self, id: u64, status: Option<i32>, execs: &mut Execs, cx: &mut Context) {
+        self.take_late_answer(id, execs, cx);
+        // It may have written a last answer before its end.
+        self.read_answer(id, execs, cx);
+        let shell = match self.by_id.get_mut(&id) {
             Some(shell) => shell,
             None => return,
         };
-        let phase = shell.phase;
-        shell.lost_state = true;
+        let delivered = shell.phase == Phase::Running;
+        shell.lost_state = !(delivered && shell.current.is_some());
         shell.last_code = 0;
         let supervisor = shell.supervisor;
-        let cwd = shell.cwd.clone();
-        let running = phase == Phase::Running;
-        let current = if running { shell.current.take() } else { None };
-        if let Some(number) = current {
-            shell.lost_state = false;
-            let mut state = State::Lost;
-            if let Some(exec) = self.execs.get_mut(&number) {
-                exec.shell_reset = true;
-                exec.cwd = Some(cwd);
-                if let Some(status) = status {
-                    exec.take_status(status);
-                    state = exec.state;
-                }
-            }
-            self.close_command(id, number, state);
+        if delivered {
+            self.end_command(id, ShellEnd::Died { status }, execs, cx);
         }
-        if let Some(shell) = self.shells.get_mut(&id) {
+        if let Some(shell) = self.by_id.get_mut(&id) {
             shell.restarts += u32::from(shell.current.is_some());
         }
-        // Nothing it started outlives it.
-        self.order(supervisor, Order::End);
-        self.clear_shell(id);
-        let hopeless = self
-            .shells
-            .get(&id)
-            .map_or(false, |shell| shell.restarts > 2);
+        // No process that it started outlives it.
+        cx.supervisors.order(supervisor, Order::End);
+        self.clear_process(id, cx);
+        let (hopeless, closing) = match self.by_id.get(&id) {
+            Some(shell) => (shell.restarts > 2, shell.closing),
+            None => return,
+        };
         if hopeless {
             let failure = Failure::new("internal", "the shell dies before it takes a command");
-            self.refuse_current(id, &failure);
+            self.refuse_current(id, &failure, execs, cx);
         }
-        if self.shells.get(&id).map_or(false, |shell| shell.closing) {
-            self.bury(id);
+        if closing {
+            self.remove(id, execs, cx);
         } else {
-            self.advance(id);
+            self.advance(id, execs, cx);
         }
     }
 
-    /// Back to no process: the supervisor is left to reap, the directory goes.
-    fn clear_shell(&mut self, id: u64) {
-        let shell = match self.shells.get_mut(&id) {
+    /// Back to no process: the supervisor is left to reap, the directory is removed.
+    fn clear_process(&mut self, id: u64, cx: &mut Context) {
+        let shell = match self.by_id.get_mut(&id) {
             Some(shell) => shell,
             None => return,
         };
         shell.phase = Phase::Absent;
-        if let Some(timer) = shell.timer.take() {
-            self.timers.cancel(timer);
+        if let Some(timer) = shell.answer_timer.take() {
+            cx.timers.cancel(timer);
         }
         if let Some(answer) = shell.answer.take() {
-            drop(self.poll.unwatch(answer));
+            drop(cx.poll.unwatch(answer));
         }
         if let Some(directory) = shell.directory.take() {
-            directory.remove(&self.config.identity);
+            directory.remove(&cx.config.identity);
         }
         if let Some(pid) = shell.supervisor.take() {
-            if let Some(supervisor) = self.supervisors.get_mut(&pid) {
-                supervisor.owner = Owner::Nobody;
-            }
+            cx.supervisors.disown(pid);
         }
     }
 
-    pub fn shell_lost(&mut self, id: u64) {
-        self.shell_died(id, None);
-    }
-
-    /// A shell that reads its FIFO while its command runs has skipped the answer. Only bash can be led to
-    /// do that (`enable -n`), and only bash has closed the FIFO by the time the command runs.
-    pub fn watch_shell(&mut self, id: u64) {
-        let identity = &self.config.identity;
-        let shell = match self.shells.get_mut(&id) {
+    /// Kill a shell that reads its FIFO while its command runs: it has skipped the answer.
+    ///
+    /// Only bash can be made to do that (`enable -n`), and only bash has closed the FIFO by the time the
+    /// command runs.
+    pub fn check_running(&mut self, id: u64, execs: &mut Execs, cx: &mut Context) {
+        let shell = match self.by_id.get_mut(&id) {
             Some(shell) if shell.phase == Phase::Running => shell,
             _ => return,
         };
-        // Whoever waits is asleep. One that is not may have read its command, and not yet closed the FIFO.
+        // A waiting shell sleeps. One that runs may have read its command, and not yet closed the FIFO.
         let asleep = processes::stat(shell.pid).map_or(false, |process| process.state == b'S');
         let bash = files::is_bash(&shell.program);
         if let Some(directory) = shell.directory.as_mut().filter(|_| bash && asleep) {
-            if let Ok(fifo) = directory.reach(identity) {
+            if let Ok(fifo) = directory.open_command_fifo(&cx.config.identity) {
                 let answer = shell.answer.as_ref().map_or(-1, Watched::raw);
-                if !shell.heard.is_empty() || sys::readable_bytes(answer) > 0 {
-                    // It has just answered, and we have not heard it yet.
+                if !shell.received.is_empty() || sys::readable_bytes(answer) > 0 {
+                    // It has just answered, and we have not read that yet.
                     directory.hold(fifo);
                 } else if sys::readable_bytes(fifo.as_raw_fd()) == 0 {
-                    return self.end_shell(id);
+                    return self.kill(id, execs, cx);
                 }
                 // Otherwise it is slow, and has still to read the command.
             }
         }
-        shell.watch = Some(self.timers.after_ms(WATCH_MS, Due::Watch(id)));
+        shell.watch_timer = Some(cx.timers.after_ms(WATCH_MS, Due::Watch(id)));
     }
 }

@@ -1,102 +1,79 @@
-//! Persistent shells: one per name, which runs one command after the other and remembers.
+//! Persistent shells: one for each name, which runs one command after the other and keeps its state.
 //!
-//! This file is about names, queues and results; `shell_life` about the process behind them. A shell is
-//! told what to do through a FIFO and answers on a private descriptor (`shell_script`, `shell_words`),
-//! both closed for what it starts.
+//! This file handles names, queues and results; `lifecycle` the process of a shell. A shell gets its commands
+//! through a FIFO and answers on a private descriptor (`script`, `answer`); both are closed for the processes
+//! that it starts.
 
 mod answer;
 pub mod files;
 mod lifecycle;
 mod script;
 
-use crate::exec::State;
+use crate::context::Context;
+use crate::exec::{Execs, ShellEnd};
 use crate::poll::Watched;
 use crate::processes;
-use crate::server::Server;
-use crate::shell::answer::Answer;
-use crate::shell::files::Directory;
 use crate::supervisor::program::Env;
 use crate::supervisor::{Order, Usage};
 use crate::sys;
 use crate::timers::TimerId;
+use crate::wire::bytes;
 use crate::wire::connection::empty;
 use crate::wire::handler::Failure;
 use crate::wire::protocol;
 use crate::wire::request::Fields;
+use answer::Answer;
+use files::Directory;
 use serde_json::{json, Value};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Phase {
+enum Phase {
     /// No process.
     Absent,
     Starting,
     Idle,
-    /// The supervisor is noting who is there before the command.
-    Arming,
+    /// The supervisor is recording which processes exist before the command.
+    Recording,
     Delivering,
     Running,
-    /// It has answered after its deadline; what the command left behind is being killed.
+    /// It has answered after its deadline; the processes that the command left are being killed.
     Settling,
-    /// Told to end; only its death counts now.
+    /// It was told to end; only its death counts now.
     Ending,
 }
 
-pub struct Shell {
-    pub name: String,
-    pub program: Vec<u8>,
-    pub phase: Phase,
-    pub pid: i32,
-    pub current: Option<u64>,
-    pub queue: VecDeque<u64>,
-    pub cwd: Vec<u8>,
-    pub supervisor: Option<i32>,
-    pub answer: Option<Watched>,
-    pub heard: Vec<u8>,
-    /// The answer of a command past its deadline, kept until everything it started is dead.
-    pub kept: Option<Answer>,
-    pub directory: Option<Directory>,
-    pub env: Option<Env>,
-    pub last_code: i32,
-    /// What it had used before the current command.
-    pub used: Usage,
-    /// It died since its last command: the next one must be told.
-    pub lost_state: bool,
-    pub restarts: u32,
-    pub retries: u32,
-    pub timer: Option<TimerId>,
-    pub watch: Option<TimerId>,
-    pub closing: bool,
+struct Shell {
+    name: String,
+    program: Vec<u8>,
+    phase: Phase,
+    pid: i32,
+    current: Option<u64>,
+    queue: VecDeque<u64>,
+    cwd: Vec<u8>,
+    supervisor: Option<i32>,
+    /// Our end of the descriptor that the shell answers on.
+    answer: Option<Watched>,
+    /// What the shell has written of its next answer.
+    received: Vec<u8>,
+    /// The answer of a command past its deadline, kept until every process that it started is dead.
+    late_answer: Option<Answer>,
+    directory: Option<Directory>,
+    env: Option<Env>,
+    last_code: i32,
+    /// Resources that it had used before the current command.
+    used: Usage,
+    /// It died since its last command: the next one must report that.
+    lost_state: bool,
+    restarts: u32,
+    retries: u32,
+    answer_timer: Option<TimerId>,
+    watch_timer: Option<TimerId>,
+    closing: bool,
 }
 
-impl Server {
-    /// Puts a command into the queue of its shell, which is started on first use.
-    pub fn queue_command(&mut self, name: &str, number: u64) -> Result<(), Failure> {
-        let program = self.config.shell.clone();
-        let program = program.ok_or_else(|| Failure::new("no_shell", "the image has no shell"))?;
-        let found = self
-            .shells
-            .iter()
-            .find(|(_, s)| s.name == name && !s.closing);
-        let id = match found.map(|(id, _)| *id) {
-            Some(id) => id,
-            None => {
-                if self.shells.len() >= protocol::MAX_SHELLS {
-                    return Err(Failure::new("busy", "64 shells are open"));
-                }
-                let id = self.next_serial();
-                self.shells.insert(id, self.new_shell(name, program));
-                id
-            }
-        };
-        if let Some(shell) = self.shells.get_mut(&id) {
-            shell.queue.push_back(number);
-        }
-        self.advance(id);
-        Ok(())
-    }
-
-    fn new_shell(&self, name: &str, program: Vec<u8>) -> Shell {
+impl Shell {
+    fn new(name: &str, program: Vec<u8>, cwd: Vec<u8>) -> Shell {
         Shell {
             name: name.to_owned(),
             program,
@@ -104,11 +81,11 @@ impl Server {
             pid: 0,
             current: None,
             queue: VecDeque::new(),
-            cwd: self.config.workspace.clone(),
+            cwd,
             supervisor: None,
             answer: None,
-            heard: Vec::new(),
-            kept: None,
+            received: Vec::new(),
+            late_answer: None,
             directory: None,
             env: None,
             last_code: 0,
@@ -116,16 +93,92 @@ impl Server {
             lost_state: false,
             restarts: 0,
             retries: 0,
-            timer: None,
-            watch: None,
+            answer_timer: None,
+            watch_timer: None,
             closing: false,
         }
     }
 
-    /// Takes the next command, if the shell is free for it.
-    pub fn advance(&mut self, id: u64) {
+    fn to_json(&self) -> Value {
+        json!({
+            "name": self.name,
+            "pid": self.pid,
+            "busy": self.current.is_some(),
+            "queued": self.queue.len(),
+            "cwd": bytes::to_json(&self.cwd),
+            "program": bytes::to_json(&self.program),
+        })
+    }
+}
+
+pub struct Shells {
+    by_id: BTreeMap<u64, Shell>,
+    /// Where each shell has a directory of its own.
+    state_dir: Vec<u8>,
+}
+
+impl Shells {
+    pub fn new(state_dir: Vec<u8>) -> Shells {
+        Shells {
+            by_id: BTreeMap::new(),
+            state_dir,
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    /// Return the command that this shell runs now.
+    pub fn current_exec(&self, id: u64) -> Option<u64> {
+        self.by_id.get(&id)?.current
+    }
+
+    /// Return the pids of shells that wait for their next command.
+    pub fn idle_pids(&self) -> impl Iterator<Item = i32> + '_ {
+        let idle = self.by_id.values().filter(|s| s.phase == Phase::Idle);
+        idle.map(|shell| shell.pid)
+    }
+
+    fn find(&self, name: &str) -> Option<u64> {
+        let mut shells = self.by_id.iter();
+        let found = shells.find(|(_, shell)| shell.name == name && !shell.closing);
+        found.map(|(id, _)| *id)
+    }
+
+    /// Put a command into the queue of its shell, which is started on first use.
+    pub fn queue(
+        &mut self,
+        name: &str,
+        number: u64,
+        execs: &mut Execs,
+        cx: &mut Context,
+    ) -> Result<(), Failure> {
+        let program = cx.config.shell.clone();
+        let program = program.ok_or_else(|| Failure::new("no_shell", "the image has no shell"))?;
+        let id = match self.find(name) {
+            Some(id) => id,
+            None => {
+                if self.by_id.len() >= protocol::MAX_SHELLS {
+                    return Err(Failure::new("busy", "64 shells are open"));
+                }
+                let id = cx.next_serial();
+                let shell = Shell::new(name, program, cx.config.workspace.clone());
+                self.by_id.insert(id, shell);
+                id
+            }
+        };
+        if let Some(shell) = self.by_id.get_mut(&id) {
+            shell.queue.push_back(number);
+        }
+        self.advance(id, execs, cx);
+        Ok(())
+    }
+
+    /// Take the next command, if the shell is free for it.
+    fn advance(&mut self, id: u64, execs: &mut Execs, cx: &mut Context) {
         loop {
-            let shell = match self.shells.get_mut(&id) {
+            let shell = match self.by_id.get_mut(&id) {
                 Some(shell) => shell,
                 None => return,
             };
@@ -135,110 +188,83 @@ impl Server {
                     None => return,
                 }
                 shell.restarts = 0;
-                if let Some(failure) = self.wrong_directory(id) {
-                    self.refuse_current(id, &failure);
+                if let Some(failure) = invalid_directory(shell, execs) {
+                    self.refuse_current(id, &failure, execs, cx);
                     continue;
                 }
             }
-            let phase = self.shells.get(&id).map(|shell| shell.phase);
-            let outcome = match phase {
-                Some(Phase::Absent) => self.launch(id),
-                Some(Phase::Idle) => {
-                    self.arm(id);
+            let outcome = match shell.phase {
+                Phase::Absent => self.launch(id, cx),
+                Phase::Idle => {
+                    self.record_processes(id, execs, cx);
                     Ok(())
                 }
                 _ => Ok(()),
             };
             match outcome {
                 Ok(()) => return,
-                Err(failure) => self.refuse_current(id, &failure),
+                Err(failure) => self.refuse_current(id, &failure, execs, cx),
             }
         }
     }
 
-    pub fn refuse_current(&mut self, id: u64, failure: &Failure) {
-        let current = self
-            .shells
-            .get_mut(&id)
-            .and_then(|shell| shell.current.take());
-        if let Some(number) = current {
-            self.fail_exec(number, failure);
+    fn refuse_current(&mut self, id: u64, failure: &Failure, execs: &mut Execs, cx: &mut Context) {
+        let shell = self.by_id.get_mut(&id);
+        if let Some(number) = shell.and_then(|shell| shell.current.take()) {
+            execs.refuse(number, failure, cx);
         }
     }
 
-    /// The request's directory is checked before anything runs, so that a bad one is an error.
-    fn wrong_directory(&self, id: u64) -> Option<Failure> {
-        let shell = self.shells.get(&id)?;
-        let exec = self.execs.get(&shell.current?)?;
-        let cwd = exec.start.cwd.as_ref()?;
-        let path = if cwd.starts_with(b"/") {
-            cwd.clone()
-        } else {
-            [&shell.cwd[..], b"/", cwd].concat()
-        };
-        let shown = String::from_utf8_lossy(cwd);
-        match sys::stat(&path) {
-            Ok(stat) if sys::is_dir(&stat) => None,
-            Ok(_) => Some(Failure::from_errno(
-                libc::ENOTDIR,
-                format!("cannot enter {shown}"),
-            )),
-            Err(errno) => Some(Failure::from_errno(errno, format!("cannot enter {shown}"))),
-        }
-    }
-
-    pub fn arm(&mut self, id: u64) {
-        let shell = match self.shells.get_mut(&id) {
+    /// Have the supervisor record which processes exist, so that a sweep of the command spares them.
+    fn record_processes(&mut self, id: u64, execs: &mut Execs, cx: &mut Context) {
+        let shell = match self.by_id.get_mut(&id) {
             Some(shell) => shell,
             None => return,
         };
         let childless = |pid| processes::children(pid).map_or(false, |list| list.is_empty());
-        let only = |pid| processes::children(pid).map_or(false, |list| list == [shell.pid]);
-        if childless(shell.pid) && shell.supervisor.map_or(false, only) {
-            // Nobody to spare: no need to wait for the supervisor to note it.
-            self.prepare(id);
+        let only_shell = |pid| processes::children(pid).map_or(false, |list| list == [shell.pid]);
+        if childless(shell.pid) && shell.supervisor.map_or(false, only_shell) {
+            // There is nothing to spare: no need to wait for the supervisor.
+            self.prepare(id, execs, cx);
         } else {
-            shell.phase = Phase::Arming;
-            let supervisor = shell.supervisor;
-            self.order(supervisor, Order::Begin);
+            shell.phase = Phase::Recording;
+            cx.supervisors.order(shell.supervisor, Order::Begin);
         }
     }
 
-    pub fn command_done(&mut self, id: u64, answer: Answer) {
-        let shell = match self.shells.get_mut(&id) {
+    /// The shell has answered: its command is over, unless that is past its deadline and left processes.
+    fn command_done(&mut self, id: u64, answer: Answer, execs: &mut Execs, cx: &mut Context) {
+        let shell = match self.by_id.get_mut(&id) {
             Some(shell) => shell,
             None => return,
         };
-        shell.heard.clear();
-        shell.heard.shrink_to(64 << 10);
-        if let Some(timer) = shell.timer.take() {
-            self.timers.cancel(timer);
+        shell.received.clear();
+        shell.received.shrink_to(64 << 10);
+        if let Some(timer) = shell.answer_timer.take() {
+            cx.timers.cancel(timer);
         }
-        let current = shell.current.and_then(|number| self.execs.get_mut(&number));
-        let late = current.filter(|exec| exec.timed_out);
-        if let Some(exec) = late {
-            if let Some(timer) = exec.timer.take() {
-                self.timers.cancel(timer);
-            }
+        let late = shell
+            .current
+            .map_or(false, |number| execs.cancel_grace(number, cx));
+        if late {
             shell.phase = Phase::Settling;
-            shell.kept = Some(answer);
-            let supervisor = shell.supervisor;
-            self.order(supervisor, Order::Sweep);
+            shell.late_answer = Some(answer);
+            cx.supervisors.order(shell.supervisor, Order::Sweep);
         } else {
-            self.take_answer(id, answer);
+            self.take_answer(id, answer, execs, cx);
         }
     }
 
-    /// What a command past its deadline had started is dead; its answer counts now.
-    pub fn settled(&mut self, id: u64) {
-        let kept = self.shells.get_mut(&id).and_then(|shell| shell.kept.take());
-        if let Some(answer) = kept {
-            self.take_answer(id, answer);
+    /// The processes of a command past its deadline are dead: its answer counts now.
+    fn take_late_answer(&mut self, id: u64, execs: &mut Execs, cx: &mut Context) {
+        let shell = self.by_id.get_mut(&id);
+        if let Some(answer) = shell.and_then(|shell| shell.late_answer.take()) {
+            self.take_answer(id, answer, execs, cx);
         }
     }
 
-    fn take_answer(&mut self, id: u64, answer: Answer) {
-        let shell = match self.shells.get_mut(&id) {
+    fn take_answer(&mut self, id: u64, answer: Answer, execs: &mut Execs, cx: &mut Context) {
+        let shell = match self.by_id.get_mut(&id) {
             Some(shell) => shell,
             None => return,
         };
@@ -259,123 +285,113 @@ impl Server {
             read_bytes: io.0,
             write_bytes: io.1,
         };
-        let cwd = shell.cwd.clone();
-        let current = shell.current.take();
-        if let Some(number) = current {
-            if let Some(exec) = self.execs.get_mut(&number) {
-                exec.exit_code = Some(answer.exit_code);
-                exec.usage = usage;
-                exec.cwd = Some(cwd);
-            }
-            self.close_command(id, number, State::Exited);
-        }
-        self.advance(id);
+        let end = ShellEnd::Answered {
+            exit_code: answer.exit_code,
+            usage,
+        };
+        self.end_command(id, end, execs, cx);
+        self.advance(id, execs, cx);
     }
 
-    /// The current command is over; its files are removed, what it wrote is taken.
-    pub fn close_command(&mut self, id: u64, number: u64, state: State) {
-        if let Some(shell) = self.shells.get_mut(&id) {
-            if let Some(timer) = shell.watch.take() {
-                self.timers.cancel(timer);
-            }
+    /// The current command is over: take its last output and remove its files.
+    fn end_command(&mut self, id: u64, end: ShellEnd, execs: &mut Execs, cx: &mut Context) {
+        let shell = match self.by_id.get_mut(&id) {
+            Some(shell) => shell,
+            None => return,
+        };
+        let number = match shell.current.take() {
+            Some(number) => number,
+            None => return,
+        };
+        if let Some(timer) = shell.watch_timer.take() {
+            cx.timers.cancel(timer);
         }
-        if let Some(exec) = self.execs.get_mut(&number) {
-            exec.slave = None;
-            // `take_status` may have set it already; until everything is read it is not over.
-            exec.state = State::Running;
-            exec.ending = Some(state);
-            exec.supervisor = None;
-            if let Some(timer) = exec.timer.take() {
-                self.timers.cancel(timer);
-            }
-        }
-        self.wind_up(number);
-        let shell = self.shells.get_mut(&id);
-        if let Some(directory) = shell.and_then(|shell| shell.directory.as_mut()) {
-            directory.clean(&self.config.identity, self.execs.get(&number));
+        execs.end_in_shell(number, end, shell.cwd.clone(), cx);
+        if let Some(directory) = shell.directory.as_mut() {
+            directory.clean(&cx.config.identity, execs.get(number));
         }
     }
 
-    /// A command that still stands in the queue is signalled by taking it out.
-    pub fn withdraw(&mut self, number: u64, signal: i32) {
-        for shell in self.shells.values_mut() {
+    /// Take a command out of its queue. Return false if it is not queued any more.
+    pub fn withdraw(&mut self, number: u64) -> bool {
+        for shell in self.by_id.values_mut() {
             shell.queue.retain(|queued| *queued != number);
         }
-        let current = self
-            .shells
-            .values()
-            .any(|shell| shell.current == Some(number));
-        if let Some(exec) = self.execs.get_mut(&number).filter(|_| !current) {
-            exec.signal = Some(signal);
-            exec.state = State::Signaled;
-            exec.begun_ns = sys::boot_ns();
-            self.finish(number);
-        }
+        let mut shells = self.by_id.values();
+        !shells.any(|shell| shell.current == Some(number))
     }
 
-    /// Before the end: what lies in the state directory goes, and the directory if nothing else is in it.
-    pub fn tidy(&mut self) {
-        let identity = &self.config.identity;
-        for shell in self.shells.values_mut() {
+    /// Remove the directories of all shells, and the state directory if nothing else is in it.
+    pub fn remove_directories(&mut self, cx: &Context) {
+        let identity = &cx.config.identity;
+        for shell in self.by_id.values_mut() {
             if let Some(directory) = shell.directory.take() {
                 directory.remove(identity);
             }
         }
-        identity.as_runner(|| sys::remove_dir(&self.config.state_dir));
+        identity.as_runner(|| sys::remove_dir(&self.state_dir));
     }
 
-    pub fn shell_list(&self) -> Value {
-        let shells: Vec<Value> = self
-            .shells
-            .values()
-            .map(|shell| {
-                json!({
-                    "name": shell.name,
-                    "pid": shell.pid,
-                    "busy": shell.current.is_some(),
-                    "queued": shell.queue.len(),
-                    "cwd": crate::wire::bytes::to_json(&shell.cwd),
-                    "program": crate::wire::bytes::to_json(&shell.program),
-                })
-            })
-            .collect();
+    pub fn list(&self) -> Value {
+        let shells: Vec<Value> = self.by_id.values().map(Shell::to_json).collect();
         json!({ "shells": shells })
     }
 
-    pub fn shell_close(&mut self, fields: &Fields) -> Result<Value, Failure> {
+    /// Close a shell: kill it and every process that it started, and refuse what is queued.
+    pub fn close(
+        &mut self,
+        fields: &Fields,
+        execs: &mut Execs,
+        cx: &mut Context,
+    ) -> Result<Value, Failure> {
         let name = fields.name("name", protocol::MAX_SHELL_NAME, b"_.-")?;
-        let found = self
-            .shells
-            .iter()
-            .find(|(_, s)| s.name == name && !s.closing);
-        let id = match found {
-            Some((id, _)) => *id,
+        let id = match self.find(name) {
+            Some(id) => id,
             None => return Err(Failure::new("not_found", "no shell has that name")),
         };
-        if let Some(shell) = self.shells.get_mut(&id) {
+        if let Some(shell) = self.by_id.get_mut(&id) {
             shell.closing = true;
             let waiting: Vec<u64> = shell.queue.drain(..).collect();
             let (absent, supervisor) = (shell.phase == Phase::Absent, shell.supervisor);
-            if let Some(exec) = shell.current.and_then(|n| self.execs.get_mut(&n)) {
-                exec.we_killed = true;
-                exec.sent_signal = Some(libc::SIGKILL);
+            if let Some(number) = shell.current {
+                execs.mark_killed(number);
             }
-            let failure = Failure::new("closed", "the shell was closed");
             for number in waiting {
-                self.fail_exec(number, &failure);
+                execs.refuse(number, &closed(), cx);
             }
             if absent {
-                self.bury(id);
+                self.remove(id, execs, cx);
             } else {
-                self.order(supervisor, Order::End);
+                cx.supervisors.order(supervisor, Order::End);
             }
         }
         Ok(empty())
     }
 
-    pub fn bury(&mut self, id: u64) {
-        let failure = Failure::new("closed", "the shell was closed");
-        self.refuse_current(id, &failure);
-        self.shells.remove(&id);
+    fn remove(&mut self, id: u64, execs: &mut Execs, cx: &mut Context) {
+        self.refuse_current(id, &closed(), execs, cx);
+        self.by_id.remove(&id);
     }
+}
+
+fn closed() -> Failure {
+    Failure::new("closed", "the shell was closed")
+}
+
+/// Check the directory of the current command before anything runs, so that a bad one is an error.
+fn invalid_directory(shell: &Shell, execs: &Execs) -> Option<Failure> {
+    let exec = execs.get(shell.current?)?;
+    let cwd = exec.start.cwd.as_ref()?;
+    let path = if cwd.starts_with(b"/") {
+        cwd.clone()
+    } else {
+        [&shell.cwd[..], b"/", cwd].concat()
+    };
+    let errno = match sys::stat(&path) {
+        Ok(stat) if sys::is_dir(&stat) => return None,
+        Ok(_) => libc::ENOTDIR,
+        Err(errno) => errno,
+    };
+    let shown = String::from_utf8_lossy(cwd);
+    Some(Failure::from_errno(errno, format!("cannot enter {shown}")))
 }

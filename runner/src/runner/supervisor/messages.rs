@@ -111,7 +111,7 @@ pub(super) fn receive(fd: RawFd) -> Result<Option<Message>, Errno> {
     }
 }
 
-pub fn give(fd: RawFd, order: Order) -> Result<(), Errno> {
+pub fn send_order(fd: RawFd, order: Order) -> Result<(), Errno> {
     let message = match order {
         Order::Begin => [1, 0, 0, 0, 0, 0],
         Order::Signal(signal) => [2, i64::from(signal), 0, 0, 0, 0],
@@ -124,7 +124,7 @@ pub fn give(fd: RawFd, order: Order) -> Result<(), Errno> {
 }
 
 /// The next report; `Ok(None)` when the supervisor is gone, EAGAIN when it has nothing to say.
-pub fn hear(fd: RawFd) -> Result<Option<Report>, Errno> {
+pub fn receive_report(fd: RawFd) -> Result<Option<Report>, Errno> {
     let message = match receive(fd)? {
         Some(message) => message,
         None => return Ok(None),

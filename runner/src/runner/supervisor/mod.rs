@@ -1,12 +1,14 @@
-//! The process between the runner and one command or one shell, and what the runner knows of it.
+//! Supervisors: the process between the runner and one command or one shell.
+//!
+//! `process` runs in the supervisor, `pool` in the runner; they talk in `messages` and `handover`.
 
-pub mod handover;
-mod idle;
+mod handover;
 mod messages;
+mod pool;
 mod process;
 pub mod program;
-pub mod registry;
+mod registry;
 mod sweep;
 
-pub use messages::{give, hear, Order, Report, Usage};
-pub use process::{start, sweep_orphans};
+pub use messages::{Order, Report, Usage};
+pub use pool::{Owner, Received, Supervisors};

@@ -32,7 +32,7 @@ pub fn start(
     let (ours, theirs) = sys::socket_pair().map_err(failed)?;
     sys::set_nonblocking(ours.as_raw_fd()).map_err(failed)?;
     // SAFETY: the runner has one thread, so the child may run any code.
-    match registry.enrol(|| unsafe { libc::fork() }) {
+    match registry.fork(|| unsafe { libc::fork() }) {
         -1 => Err(failed(sys::errno())),
         0 => {
             drop(ours);
@@ -52,7 +52,7 @@ pub fn sweep_orphans(registry: &Registry, identity: &Identity) {
     }
     // Counted as a supervisor while it lives, or a second one would take it for an orphan.
     // SAFETY: as in `start`.
-    if registry.enrol(|| unsafe { libc::fork() }) != 0 {
+    if registry.fork(|| unsafe { libc::fork() }) != 0 {
         return;
     }
     sys::close_from(3);
@@ -154,7 +154,7 @@ impl Supervisor<'_> {
             libc::sigaddset(&mut set, libc::SIGCHLD);
             libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
         };
-        let shell = wiring.ninth.is_some();
+        let shell = wiring.answer.is_some();
         let mut supervisor = Supervisor {
             identity,
             registry,
@@ -225,7 +225,7 @@ impl Supervisor<'_> {
     fn carry(&mut self, handover: &Handover, stdio: [RawFd; 3]) {
         let wiring = Wiring {
             stdio,
-            ninth: None,
+            answer: None,
             terminal: handover.terminal,
             own_session: true,
         };

@@ -44,8 +44,8 @@ impl From<Vec<CString>> for Strings {
 /// The descriptors a child gets; all are above 2 and closed on exec in their original place.
 pub struct Wiring {
     pub stdio: [RawFd; 3],
-    /// A shell's private way to answer.
-    pub ninth: Option<RawFd>,
+    /// The descriptor that a shell answers on; it becomes descriptor 9.
+    pub answer: Option<RawFd>,
     /// Standard input is a terminal that becomes the controlling one.
     pub terminal: bool,
     /// A shell stays in its supervisor's session: opening a terminal must not make it the controlling one.
@@ -147,7 +147,7 @@ fn prepare(wiring: &Wiring, identity: &Identity) -> Result<(), Errno> {
         if wiring.terminal {
             sys::check(libc::ioctl(0, libc::TIOCSCTTY, 0))?;
         }
-        if let Some(fd) = wiring.ninth {
+        if let Some(fd) = wiring.answer {
             if fd == 9 {
                 sys::check(libc::fcntl(9, libc::F_SETFD, 0))?;
             } else {

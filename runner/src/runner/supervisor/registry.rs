@@ -39,7 +39,7 @@ impl Registry {
     }
 
     /// Runs `fork`, which returns the new supervisor's pid (0 in the supervisor itself).
-    pub fn enrol(&self, fork: impl FnOnce() -> i32) -> i32 {
+    pub fn fork(&self, fork: impl FnOnce() -> i32) -> i32 {
         self.0.turn.fetch_add(1, Ordering::SeqCst);
         let pid = fork();
         if pid == 0 {
@@ -58,14 +58,14 @@ impl Registry {
         pid
     }
 
-    pub fn strike(&self, pid: i32) {
+    pub fn remove(&self, pid: i32) {
         if let Some(slot) = self.slot(pid) {
             self.0.pids[slot].store(0, Ordering::SeqCst);
             self.0.turn.fetch_add(2, Ordering::SeqCst);
         }
     }
 
-    pub fn knows(&self, pid: i32) -> bool {
+    pub fn contains(&self, pid: i32) -> bool {
         self.slot(pid).is_some()
     }
 
@@ -108,13 +108,13 @@ mod tests {
     fn a_look_during_a_change_is_not_trusted() {
         let registry = Registry::new().unwrap();
         assert_eq!(registry.steady(|pids| pids), Some(vec![]));
-        registry.enrol(|| {
+        registry.fork(|| {
             assert_eq!(registry.steady(|pids| pids), None);
             7
         });
         assert_eq!(registry.steady(|pids| pids), Some(vec![7]));
         let spoiled = registry.steady(|pids| {
-            registry.strike(7);
+            registry.remove(7);
             pids
         });
         assert_eq!(spoiled, None);
@@ -125,14 +125,14 @@ mod tests {
     #[test]
     fn a_command_has_begun_once_its_supervisor_says_so() {
         let registry = Registry::new().unwrap();
-        registry.enrol(|| 7);
+        registry.fork(|| 7);
         assert!(!registry.has_begun(7, 3));
         registry.begin(7, 3);
         assert!(registry.has_begun(7, 3));
         assert!(!registry.has_begun(7, 4));
-        registry.strike(7);
+        registry.remove(7);
         assert!(registry.has_begun(7, 4), "nobody knows: never twice");
-        registry.enrol(|| 8);
+        registry.fork(|| 8);
         assert!(!registry.has_begun(8, 3), "a slot forgets");
     }
 
@@ -140,10 +140,10 @@ mod tests {
     fn more_than_it_holds_is_said() {
         let registry = Registry::new().unwrap();
         for pid in 1..=SLOTS as i32 {
-            registry.enrol(|| pid);
+            registry.fork(|| pid);
         }
         assert!(!registry.overflowed());
-        registry.enrol(|| 5000);
+        registry.fork(|| 5000);
         assert!(registry.overflowed());
     }
 }

@@ -3,7 +3,7 @@
 //! Knows nothing of commands or files. A client that does not read costs bounded memory: streams wait
 //! once `HIGH_WATER` bytes are pending, and control frames beyond `OVERFLOW` end the connection.
 
-use crate::exec::ring::{Chunk, SOURCES};
+use crate::ring::{Chunk, SOURCES};
 use crate::sys;
 use crate::timers::TimerId;
 use crate::wire::frame::{self, Decoder};
@@ -197,6 +197,16 @@ impl Work {
                 Some(*exec)
             }
             Work::Feed(feed) => Some(feed.exec),
+        }
+    }
+
+    /// Return the command whose standard input the DATA of this stream is.
+    pub fn fed_exec(&self) -> Option<u64> {
+        match self {
+            Work::Follow(follow) if follow.feeds => Some(follow.exec),
+            Work::Begin { exec, feeds: true } => Some(*exec),
+            Work::Feed(feed) => Some(feed.exec),
+            _ => None,
         }
     }
 }

@@ -269,7 +269,7 @@ pub fn describe() -> Value {
             "open_body_bytes": MAX_OPEN_BODY,
             "data_body_bytes": MAX_DATA_BODY,
             "other_body_bytes": 1 << 20,
-            "chunk_bytes": crate::exec::ring::MAX_CHUNK,
+            "chunk_bytes": crate::ring::MAX_CHUNK,
             "initial_credit_bytes": INITIAL_CREDIT,
             "streams_per_connection": MAX_STREAMS,
             "connections": MAX_CONNECTIONS,

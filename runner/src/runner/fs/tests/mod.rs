@@ -11,7 +11,7 @@ mod tars;
 mod watching;
 mod writing;
 
-use super::{open, Context};
+use super::{open, Directories};
 use crate::wire::bytes;
 use crate::wire::handler::{Failure, Handler, Out, Step};
 use serde_json::{json, Value};
@@ -90,7 +90,7 @@ impl Out for Recorder {
 /// A directory of its own that is gone afterwards, whatever is in it.
 pub struct Place {
     pub root: PathBuf,
-    ctx: Context,
+    directories: Directories,
 }
 
 static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -106,7 +106,7 @@ impl Place {
         let root = fs::canonicalize(parent).unwrap().join(name);
         fs::create_dir(&root).unwrap();
         Place {
-            ctx: Context {
+            directories: Directories {
                 workspace: root.as_os_str().as_bytes().to_vec(),
                 home: b"/".to_vec(),
             },
@@ -133,7 +133,7 @@ impl Place {
     }
 
     pub fn open(&self, verb: &str, request: &Value) -> Result<Box<dyn Handler>, Failure> {
-        open(verb, request, &self.ctx)
+        open(verb, request, &self.directories)
     }
 
     /// Runs a verb to its end with `data` as the client's DATA, in pieces of `piece`.

@@ -176,7 +176,7 @@ impl Ring {
     }
 
     /// A reader has been given everything up to `seq`.
-    pub fn saw(&mut self, seq: u64) {
+    pub fn mark_seen(&mut self, seq: u64) {
         self.seen = self.seen.max(seq);
     }
 
@@ -312,7 +312,7 @@ mod tests {
         ring.append(1, b"a");
         ring.append(1, b"b");
         assert_eq!(ring.last_seq(), 1);
-        ring.saw(1);
+        ring.mark_seen(1);
         ring.append(1, b"c");
         ring.append(2, b"d");
         ring.append(1, b"e");
@@ -329,7 +329,7 @@ mod tests {
         for i in 0..500_000u64 {
             ring.append(1, &[(i % 251) as u8]);
             ring.append(2, &[(i % 13) as u8]);
-            ring.saw(ring.last_seq());
+            ring.mark_seen(ring.last_seq());
         }
         assert!(ring.footprint() < 1_500_000, "{}", ring.footprint());
         let out = kept(&ring, 1);
