@@ -39,27 +39,29 @@ from tests.images.tars import (
 
 REFUSED: dict[str, Refused] = {
     # -- names that lead upwards
-    "dot dot": Refused(lambda: tar(file(b"../canary/new", b"!")), "hostile", "upwards"),
+    "dot dot": Refused(lambda: tar(file(b"../canary/new", b"!")), "hostile", "contains '..'"),
     "dot dot in the middle": Refused(
-        lambda: tar(directory(b"a"), file(b"a/../../canary/new", b"!")), "hostile", "upwards"
+        lambda: tar(directory(b"a"), file(b"a/../../canary/new", b"!")), "hostile", "contains '..'"
     ),
-    "dot dot alone": Refused(lambda: tar(directory(b"..", mode=0)), "hostile", "upwards"),
-    "dot dot at the end": Refused(lambda: tar(directory(b"a/..")), "hostile", "upwards"),
+    "dot dot alone": Refused(lambda: tar(directory(b"..", mode=0)), "hostile", "contains '..'"),
+    "dot dot at the end": Refused(lambda: tar(directory(b"a/..")), "hostile", "contains '..'"),
     "dot dot behind a slash": Refused(
-        lambda: tar(file(b"/../canary/new", b"!")), "hostile", "upwards"
+        lambda: tar(file(b"/../canary/new", b"!")), "hostile", "contains '..'"
     ),
     "dot dot in the prefix": Refused(
-        lambda: tar(file(b"new", b"!", tail=b"../canary")), "hostile", "upwards"
+        lambda: tar(file(b"new", b"!", tail=b"../canary")), "hostile", "contains '..'"
     ),
     "dot dot by pax": Refused(
-        lambda: tar(pax((b"path", b"../canary/new")), X), "hostile", "upwards"
+        lambda: tar(pax((b"path", b"../canary/new")), X), "hostile", "contains '..'"
     ),
-    "dot dot by a long name": Refused(lambda: tar(long(b"../canary/new"), X), "hostile", "upwards"),
+    "dot dot by a long name": Refused(
+        lambda: tar(long(b"../canary/new"), X), "hostile", "contains '..'"
+    ),
     "dot dot as a symlink": Refused(
-        lambda: tar(symlink(b"../canary/new", b"/")), "hostile", "upwards"
+        lambda: tar(symlink(b"../canary/new", b"/")), "hostile", "contains '..'"
     ),
     "dot dot as a device": Refused(
-        lambda: tar(header(b"../canary/new", flag=b"3")), "hostile", "upwards"
+        lambda: tar(header(b"../canary/new", flag=b"3")), "hostile", "contains '..'"
     ),
     "the root as a file": Refused(lambda: tar(file(b"./", b"!")), "malformed", "type '0'"),
     "the root as a symlink": Refused(lambda: tar(symlink(b".", b"/")), "hostile", "root"),
@@ -107,43 +109,43 @@ REFUSED: dict[str, Refused] = {
     "child of a file": Refused(lambda: tar(X, file(b"x/y")), "hostile", "no directory"),
     # -- hard links
     "hard link outside": Refused(
-        lambda: tar(hard_link(b"h", b"../canary/kept")), "hostile", "upwards"
+        lambda: tar(hard_link(b"h", b"../canary/kept")), "hostile", "contains '..'"
     ),
     "hard link to an absolute path": Refused(
-        lambda: tar(hard_link(b"h", b"/etc/passwd")), "hostile", "no file of this layer"
+        lambda: tar(hard_link(b"h", b"/etc/passwd")), "hostile", "not a file of this layer"
     ),
     "hard link through a symlink": Refused(
         lambda: tar(symlink(b"a", b"../canary"), hard_link(b"h", b"a/kept")),
         "hostile",
-        "no file of this layer",
+        "not a file of this layer",
     ),
     "hard link by pax": Refused(
         lambda: tar(pax((b"linkpath", b"../canary/kept")), hard_link(b"h", b"x")),
         "hostile",
-        "upwards",
+        "contains '..'",
     ),
     "hard link to a directory": Refused(
-        lambda: tar(directory(b"d"), hard_link(b"h", b"d")), "hostile", "no file of this layer"
+        lambda: tar(directory(b"d"), hard_link(b"h", b"d")), "hostile", "not a file of this layer"
     ),
     "hard link to the root": Refused(
-        lambda: tar(hard_link(b"h", b"/")), "hostile", "no file of this layer"
+        lambda: tar(hard_link(b"h", b"/")), "hostile", "not a file of this layer"
     ),
     "hard link to a whiteout": Refused(
-        lambda: tar(file(b".wh.w"), hard_link(b"h", b"w")), "hostile", "no file of this layer"
+        lambda: tar(file(b".wh.w"), hard_link(b"h", b"w")), "hostile", "not a file of this layer"
     ),
     "hard link in the place of its target's directory": Refused(
-        lambda: tar(file(b"d/f", b"!"), hard_link(b"d", b"d/f")), "hostile", "no file of this"
+        lambda: tar(file(b"d/f", b"!"), hard_link(b"d", b"d/f")), "hostile", "not a file of this"
     ),
     "hard link to what comes later": Refused(
-        lambda: tar(hard_link(b"h", b"x"), X), "hostile", "no file of this layer"
+        lambda: tar(hard_link(b"h", b"x"), X), "hostile", "not a file of this layer"
     ),
     # -- whiteouts
-    "whiteout of ..": Refused(lambda: tar(file(b".wh...")), "hostile", "hides no name"),
-    "whiteout of .": Refused(lambda: tar(file(b"a/.wh..")), "hostile", "hides no name"),
-    "whiteout of nothing": Refused(lambda: tar(file(b".wh.")), "hostile", "hides no name"),
+    "whiteout of ..": Refused(lambda: tar(file(b".wh...")), "hostile", "not a valid whiteout"),
+    "whiteout of .": Refused(lambda: tar(file(b"a/.wh..")), "hostile", "not a valid whiteout"),
+    "whiteout of nothing": Refused(lambda: tar(file(b".wh.")), "hostile", "not a valid whiteout"),
     "whiteout with a slash": Refused(lambda: tar(file(b".wh.a/b")), "hostile", "below a whiteout"),
     "whiteout of a path upwards": Refused(
-        lambda: tar(file(b".wh.a/../../canary")), "hostile", "upwards"
+        lambda: tar(file(b".wh.a/../../canary")), "hostile", "contains '..'"
     ),
     "opaque marker below a whiteout": Refused(
         lambda: tar(file(b".wh.a/.wh..wh..opq")), "hostile", "below a whiteout"
@@ -208,7 +210,7 @@ REFUSED: dict[str, Refused] = {
     "headers larger than all they describe": Refused(
         lambda: tar(*(pax((b"comment", b"!" * 900_000)) + file(b"f%d" % n) for n in range(9))),
         "limit",
-        "longer than its content may be",
+        "longer than the limits of its content",
         Caps(bytes=1000, entries=100),
     ),
     "pax record longer than its header": Refused(
@@ -316,7 +318,7 @@ REFUSED: dict[str, Refused] = {
         lambda: zeros(header(b"x", size=base256(1 << 40)), 128 * MiB), "limit", "bytes"
     ),
     "gzip bomb after the end": Refused(
-        lambda: zeros(tar(X), 128 * MiB), "limit", "longer than its content may be"
+        lambda: zeros(tar(X), 128 * MiB), "limit", "longer than the limits of its content"
     ),
     "gzip cut short": Refused(
         lambda: gzip.compress(tar(X))[:-20], "malformed", "stops before its end"

@@ -1,7 +1,7 @@
-//! What is changed in the sandbox's own mounts, from outside, before any code runs there.
+//! Changes to the sandbox's own mounts, made from outside before any code runs there.
 //!
-//! bubblewrap could do most of it, but reads the whole list of mounts for each; and it knows no limit
-//! of terminals.
+//! bubblewrap could do most of it, but reads the whole list of mounts for each change, and it cannot
+//! limit the number of terminals.
 
 use crate::failure::{check, open, Outcome};
 use crate::plan::{Masks, Plan};
@@ -10,10 +10,10 @@ use std::os::unix::io::RawFd;
 
 const STEP: &str = "mount";
 
-/// Mounts of an empty directory, taken where there is one: one for each mask.
+/// Mounts of an empty directory, taken while it can be reached: one for each mask.
 pub struct Covers(Vec<RawFd>);
 
-/// Called before `finish`, while the stage can still be seen.
+/// Take the mounts that `finish` will need, while the stage can still be seen.
 pub fn covers(plan: &Plan) -> Outcome<Covers> {
     let empty = format!("{}/empty", plan.stage);
     let closed = tree::READ_ONLY | tree::NOSUID | tree::NODEV;
@@ -26,13 +26,13 @@ pub fn covers(plan: &Plan) -> Outcome<Covers> {
     Ok(Covers(made))
 }
 
-/// Enters the sandbox's mount namespace for good; this process is about to end.
+/// Enter the sandbox's mount namespace for good; this process is about to end.
 pub fn finish(first: i32, masks: &Masks, covers: Covers, terminals: u32) -> Outcome<()> {
     let namespace = open(STEP, &format!("/proc/{}/ns/mnt", first), libc::O_RDONLY, 0)?;
     let entered = unsafe { libc::setns(namespace, libc::CLONE_NEWNS) };
     sys::close(namespace);
     check(STEP, "enter the sandbox's mount namespace", entered)?;
-    // The number of terminals is one for the whole machine, and bubblewrap sets no limit.
+    // Terminals are limited for the whole machine, and bubblewrap sets no limit for one sandbox.
     mounts::mount(
         "the limit of terminals",
         Some("devpts"),

@@ -1,7 +1,7 @@
-//! Attaching an image file to a loop device that frees itself when the last user is gone.
+//! Attach an image file to a loop device that frees itself when its last user is gone.
 //!
 //! A file that several sandboxes may use at once is attached once: two devices over one file would be
-//! two file systems that know nothing of each other, and ruin it.
+//! two file systems that do not know of each other, and would corrupt it.
 
 use crate::failure::{check, open, Failure, Outcome};
 use crate::sys;
@@ -12,7 +12,7 @@ const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4C82;
 const LOOP_CONFIGURE: libc::c_ulong = 0x4C0A;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
 const BLOCK_SIZE: u32 = 4096;
-/// Others take free devices at the same time; each lost race costs one try.
+/// Other processes take free devices at the same time; each lost race costs one try.
 const TRIES: usize = 64;
 
 /// struct loop_config of <linux/loop.h>; the same layout on every 64-bit architecture.
@@ -34,7 +34,7 @@ struct LoopConfig {
     reserved: [u64; 8],
 }
 
-/// struct loop_info64 of <linux/loop.h>, of which two fields are looked at.
+/// struct loop_info64 of <linux/loop.h>, of which two fields are used.
 #[repr(C)]
 struct LoopInfo {
     device: u64,
@@ -48,44 +48,45 @@ pub struct Attached {
     pub path: String,
     /// Held until the device is mounted: the last close of an unmounted device frees it.
     fd: RawFd,
-    /// The turn to look for the file's device, given away by `close`.
-    turn: Option<RawFd>,
+    /// The lock on the file's device, released by `close`.
+    lock: Option<RawFd>,
 }
 
 impl Attached {
-    /// Once it is mounted, or could not be.
+    /// Let go of the device, once it is mounted or could not be.
     pub fn close(self) {
         sys::close(self.fd);
-        if let Some(turn) = self.turn {
-            sys::close(turn);
+        if let Some(lock) = self.lock {
+            sys::close(lock);
         }
     }
 }
 
-/// The device this file has already, or a new one; held so that nobody else decides meanwhile.
+/// Return the device that this file has already, or a new one. The lock keeps other processes from
+/// deciding at the same time.
 pub fn attach_shared(image: &str) -> Outcome<Attached> {
-    // Opened for this alone: a lock lives as long as what was opened, and the device keeps its own.
-    let turn = open_rw(image)?;
+    // Opened for the lock alone: a lock lives as long as its open file, and the device keeps its own.
+    let lock = open_rw(image)?;
     check(STEP, "wait for others that attach the image", unsafe {
-        libc::flock(turn, libc::LOCK_EX)
+        libc::flock(lock, libc::LOCK_EX)
     })?;
-    let found = match find(turn) {
+    let found = match find(lock) {
         Ok(Some((path, fd))) => Ok(Attached {
             path,
             fd,
-            turn: None,
+            lock: None,
         }),
         Ok(None) => attach(image),
-        Err(trouble) => Err(trouble),
+        Err(failure) => Err(failure),
     };
     match found {
         Ok(attached) => Ok(Attached {
-            turn: Some(turn),
+            lock: Some(lock),
             ..attached
         }),
-        Err(trouble) => {
-            sys::close(turn);
-            Err(trouble)
+        Err(failure) => {
+            sys::close(lock);
+            Err(failure)
         }
     }
 }
@@ -109,15 +110,15 @@ fn find(file: RawFd) -> Outcome<Option<(String, RawFd)>> {
             continue;
         }
         let path = format!("/dev/{}", name);
-        // A node without a device behind it is not what we look for.
+        // A node without a device behind it is not a match.
         let fd = match open_rw(&path) {
             Ok(fd) => fd,
             Err(_) => continue,
         };
-        // Asked of an open device, which cannot be freed meanwhile; a free one says ENXIO.
+        // An open device cannot be freed meanwhile; a free one answers ENXIO.
         let mut info: LoopInfo = unsafe { std::mem::zeroed() };
-        let known = unsafe { libc::ioctl(fd, LOOP_GET_STATUS64 as _, &mut info) } == 0;
-        if known && info.device == stat.st_dev && info.inode == stat.st_ino {
+        let attached_to = unsafe { libc::ioctl(fd, LOOP_GET_STATUS64 as _, &mut info) } == 0;
+        if attached_to && info.device == stat.st_dev && info.inode == stat.st_ino {
             return Ok(Some((path, fd)));
         }
         sys::close(fd);
@@ -161,7 +162,7 @@ fn claim(file: RawFd, control: RawFd) -> Outcome<Attached> {
             return Ok(Attached {
                 path,
                 fd,
-                turn: None,
+                lock: None,
             });
         }
         let errno = sys::errno();

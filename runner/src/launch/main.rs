@@ -1,13 +1,14 @@
-//! sandkasten-launch: makes the ground a sandbox stands on, then becomes its parent for a moment.
+//! sandkasten-launch: prepares namespaces, cgroups and mounts of a sandbox and starts its first
+//! process.
 //!
-//! Runs on the host, once per sandbox, single-threaded and short-lived, because what it does
-//! (joining cgroups before namespaces exist, mapping a user namespace, mounting in a private
-//! mount namespace) cannot be done safely in a threaded Python process, and is slow in a forked one.
+//! Runs on the host, once per sandbox, single-threaded and short-lived. Its work (joining cgroups
+//! before namespaces exist, mapping a user namespace, mounting in a private mount namespace) cannot be
+//! done safely in a threaded Python process, and is slow in a forked one.
 //!
-//! It reads one plan (JSON) on stdin and answers one JSON object on stdout: `{pid, start}` of the
+//! It reads one plan (JSON) on stdin and writes one JSON object to stdout: `{pid, start}` of the
 //! sandbox's first process, or `{error: {step, message, errno}}` with nothing left running. A plan with
-//! `visible` is no sandbox: one volume is mounted where the caller sees it, and the pid is 0.
-//! It decides nothing: every argument of bubblewrap and of a runtime comes from the plan.
+//! `visible` does not describe a sandbox: one volume is mounted where the caller sees it, and the pid
+//! is 0. It decides nothing: every argument of bubblewrap and of a runtime comes from the plan.
 
 #![allow(unknown_lints)]
 #![allow(clippy::incompatible_msrv)]
@@ -44,8 +45,8 @@ fn launch() -> Outcome<spawn::Born> {
     }
     let plan = Plan::parse(&source)?;
     sys::close_all_but(&[0, 1, 2, plan.listen_fd]).map_err(failed("descriptors", "close_range"))?;
-    // Joined before any namespace is made, so that the cgroup namespace's root is this very cgroup
-    // and /proc/self/cgroup inside says "/".
+    // Joined before any namespace is made, so that this cgroup is the root of the cgroup namespace and
+    // /proc/self/cgroup inside shows "/".
     for file in &plan.cgroup_tasks {
         write_file("cgroup", file, b"0")?;
     }
@@ -81,7 +82,7 @@ fn main() {
             1,
         ),
     };
-    // A reader that went away is the caller's business; the ledger already knows of us.
+    // If the reader has gone away, that is the caller's concern; the ledger already lists this sandbox.
     let _ = std::io::stdout().write_all(answer.to_string().as_bytes());
     std::process::exit(code);
 }

@@ -1,8 +1,8 @@
 //! The stage: a small private tree from which bubblewrap takes what the sandbox sees.
 //!
-//! It lives in this process's own mount namespace, so the host never sees it and nothing has to be
+//! It lives in the mount namespace of this process, so the host never sees it and nothing has to be
 //! unmounted: it goes with the last process of the sandbox. It exists because bubblewrap resolves
-//! sources as the sandbox's user, who may not walk through our 0700 data directory.
+//! sources as the sandbox's user, who may not enter our 0700 data directory.
 
 use crate::failure::{c_string, check, io_failed, Failure, Outcome};
 use crate::plan::{IdMap, Plan};
@@ -18,8 +18,9 @@ pub fn private_namespace(in_own_userns: bool) -> Outcome<()> {
     check(STEP, "make a mount namespace", unsafe {
         libc::unshare(libc::CLONE_NEWNS)
     })?;
-    // In one's own user namespace the inherited mounts belong to a stronger one: private is refused
-    // for none of them, and slave would let host mounts in; private is right in both cases.
+    // In our own user namespace the inherited mounts belong to a more privileged one. Making them
+    // private is allowed, and making them slaves would let host mounts in; private is right in both
+    // cases.
     let what = if in_own_userns {
         "make mounts private (own)"
     } else {

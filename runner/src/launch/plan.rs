@@ -3,27 +3,27 @@
 use crate::failure::{Failure, Outcome};
 use serde_json::Value;
 
-/// Inside ids 0..count are host ids base..base+count.
+/// The ids 0..count inside are the host ids base..base+count.
 #[derive(Debug, Clone, Copy)]
 pub struct IdMap {
     pub base: u32,
     pub count: u32,
-    /// The id the first process must have on the host; anything else is refused.
+    /// The id that the first process must have on the host; anything else is refused.
     pub expect: u32,
 }
 
 #[derive(Debug)]
 pub enum Volume {
     /// An ext4 image, attached to a loop device that frees itself. `keep`: it outlives the sandbox, so
-    /// ids on it are those inside, others may have it mounted too, and what is written must last.
+    /// ids on it are those inside, other processes may have it mounted too, and writes must be durable.
     Image { path: String, keep: bool },
     /// A directory that outlives the sandbox; ids as in a kept image.
     Directory { path: String },
-    /// Memory, for those who may not mount images.
+    /// Memory, for users who may not mount images.
     Tmpfs { bytes: u64 },
 }
 
-/// Something that must be there before it can be mounted over.
+/// A file or directory that must exist before something can be mounted over it.
 #[derive(Debug)]
 pub struct Place {
     /// Absolute, as seen inside.
@@ -32,19 +32,19 @@ pub struct Place {
     pub directory: bool,
 }
 
-/// An image's root file system, put together at `<stage>/root`.
+/// The root file system of an image, assembled at `<stage>/root`.
 #[derive(Debug)]
 pub struct Root {
     /// Trees on this machine, lowest first.
     pub layers: Vec<String>,
     /// Changes go to the volume; without it the root is read-only.
     pub writable: bool,
-    /// Where the changes go, when they may not go to the workspace's volume.
+    /// Where the changes go, if they may not go to the volume of the workspace.
     pub volume: Option<Volume>,
     pub places: Vec<Place>,
 }
 
-/// A file or directory of the host shown read-only.
+/// A file or directory of the host, shown read-only.
 #[derive(Debug)]
 pub struct HostMount {
     pub source: String,
@@ -56,16 +56,16 @@ pub struct HostMount {
 #[derive(Debug)]
 pub struct Runtime {
     pub program: String,
-    /// The whole vector, the program's name first.
+    /// The whole argument list, the program's name first.
     pub argv: Vec<String>,
     /// Where the runtime writes the pid of the sandbox's first process, as its arguments say.
     pub runtime_pid_file: String,
     pub pid_file: String,
-    /// What it and the sandbox's own kernel, if it has one, say on their standard output.
+    /// The standard output of the runtime and of the sandbox's own kernel, if it has one.
     pub log: String,
 }
 
-/// Names below /proc that tell of the host: hidden before any code runs.
+/// Names below /proc that reveal details of the host: hidden before any code runs.
 #[derive(Debug, Default)]
 pub struct Masks {
     pub files: Vec<String>,
@@ -82,19 +82,19 @@ pub struct Bind {
 
 #[derive(Debug)]
 pub struct Plan {
-    /// 0: there is none, the runner binds a socket itself.
+    /// 0: no descriptor, the runner binds a socket itself.
     pub listen_fd: i32,
-    /// v1: files we write ourselves to.
+    /// cgroup v1: files that we write our pid to.
     pub cgroup_tasks: Vec<String>,
-    /// v2: the directory the sandbox is born in.
+    /// cgroup v2: the directory that the sandbox starts in.
     pub cgroup_v2: Option<String>,
-    /// Given: root, a fresh user namespace with this map. Absent: an ordinary user, own id only.
+    /// Present: root, a new user namespace with this map. Absent: an ordinary user, own id only.
     pub id_map: Option<IdMap>,
     pub stage: String,
-    /// Absent: the plan's arguments show the host's own /usr.
+    /// Absent: the arguments of the plan show the host's own /usr.
     pub root: Option<Root>,
     pub workspace: Volume,
-    /// Id that owns what is in the workspace, as the sandbox sees it.
+    /// The owner of the files in the workspace, as the sandbox sees it.
     pub workspace_owner: u32,
     pub binds: Vec<Bind>,
     pub mounts: Vec<HostMount>,
@@ -104,10 +104,10 @@ pub struct Plan {
     pub timeout_ms: i32,
 }
 
-/// What is run on the stage.
+/// The program that runs on the stage.
 #[derive(Debug)]
 pub enum Program {
-    /// Nothing: whether the ground can be prepared is the whole question.
+    /// Nothing: the plan only tests whether the platform can be prepared.
     Trial,
     Bubblewrap(Bubblewrap),
     Runtime(Runtime),
@@ -124,10 +124,14 @@ pub struct Bubblewrap {
 }
 
 fn bad(what: &str) -> Failure {
-    Failure::new("plan", format!("the plan has no usable '{}'", what), 0)
+    Failure::new(
+        "plan",
+        format!("'{}' is missing or invalid in the plan", what),
+        0,
+    )
 }
 
-pub fn text(v: &Value, key: &str) -> Outcome<String> {
+pub fn string(v: &Value, key: &str) -> Outcome<String> {
     v[key].as_str().map(str::to_owned).ok_or_else(|| bad(key))
 }
 
@@ -135,7 +139,7 @@ pub fn number(v: &Value, key: &str) -> Outcome<u64> {
     v[key].as_u64().ok_or_else(|| bad(key))
 }
 
-fn texts(v: &Value, key: &str) -> Outcome<Vec<String>> {
+fn strings(v: &Value, key: &str) -> Outcome<Vec<String>> {
     v[key]
         .as_array()
         .ok_or_else(|| bad(key))?
@@ -150,7 +154,7 @@ impl Plan {
         let mut binds = Vec::new();
         for b in v["binds"].as_array().ok_or_else(|| bad("binds"))? {
             binds.push(Bind {
-                source: text(b, "source")?,
+                source: string(b, "source")?,
                 name: name(b)?,
                 directory: b["directory"].as_bool().ok_or_else(|| bad("binds"))?,
             });
@@ -162,16 +166,16 @@ impl Plan {
         let mut mounts = Vec::new();
         for m in list(v, "mounts")? {
             mounts.push(HostMount {
-                source: text(m, "source")?,
+                source: string(m, "source")?,
                 name: name(m)?,
             });
         }
         Ok(Plan {
             listen_fd: number(v, "listen_fd")? as i32,
-            cgroup_tasks: texts(v, "cgroup_tasks")?,
+            cgroup_tasks: strings(v, "cgroup_tasks")?,
             cgroup_v2: v["cgroup_v2"].as_str().map(str::to_owned),
             id_map,
-            stage: text(v, "stage")?,
+            stage: string(v, "stage")?,
             root: root(&v["root"])?,
             workspace: volume(&v["workspace"])?,
             workspace_owner: number(v, "workspace_owner")? as u32,
@@ -200,7 +204,7 @@ pub fn id_map(v: &Value) -> Outcome<Option<IdMap>> {
     Ok(Some(map))
 }
 
-/// A list that may be left out.
+/// Return a list that may be missing.
 fn list<'a>(v: &'a Value, key: &str) -> Outcome<&'a [Value]> {
     match &v[key] {
         Value::Null => Ok(&[]),
@@ -209,9 +213,9 @@ fn list<'a>(v: &'a Value, key: &str) -> Outcome<&'a [Value]> {
     }
 }
 
-/// One path component: what is joined to the stage may not lead away from it.
+/// Parse one path component: a path joined to the stage must not leave it.
 pub fn name(v: &Value) -> Outcome<String> {
-    let name = text(v, "name")?;
+    let name = string(v, "name")?;
     if name.is_empty() || name.contains('/') || name == "." || name == ".." {
         return Err(bad("name"));
     }
@@ -221,11 +225,11 @@ pub fn name(v: &Value) -> Outcome<String> {
 pub fn volume(v: &Value) -> Outcome<Volume> {
     Ok(match v["kind"].as_str() {
         Some("image") => Volume::Image {
-            path: text(v, "path")?,
+            path: string(v, "path")?,
             keep: v["keep"].as_bool().unwrap_or(false),
         },
         Some("directory") => Volume::Directory {
-            path: text(v, "path")?,
+            path: string(v, "path")?,
         },
         Some("tmpfs") => Volume::Tmpfs {
             bytes: number(v, "bytes")?,
@@ -238,14 +242,14 @@ fn root(v: &Value) -> Outcome<Option<Root>> {
     if v.is_null() {
         return Ok(None);
     }
-    let layers = texts(v, "layers")?;
+    let layers = strings(v, "layers")?;
     if layers.is_empty() {
         return Err(bad("layers"));
     }
     let mut places = Vec::new();
     for p in list(v, "places")? {
         places.push(Place {
-            path: text(p, "path")?,
+            path: string(p, "path")?,
             mode: number(p, "mode")? as u32,
             directory: p["directory"].as_bool().ok_or_else(|| bad("places"))?,
         });
@@ -266,8 +270,8 @@ fn masks(v: &Value) -> Outcome<Masks> {
         return Ok(Masks::default());
     }
     Ok(Masks {
-        files: texts(v, "files")?,
-        directories: texts(v, "directories")?,
+        files: strings(v, "files")?,
+        directories: strings(v, "directories")?,
     })
 }
 
@@ -278,19 +282,19 @@ fn program(v: &Value) -> Outcome<Program> {
     let runtime = &v["runtime"];
     if !runtime.is_null() {
         return Ok(Program::Runtime(Runtime {
-            program: text(runtime, "program")?,
-            argv: texts(runtime, "argv")?,
-            runtime_pid_file: text(runtime, "runtime_pid_file")?,
-            pid_file: text(v, "pid_file")?,
-            log: text(runtime, "log")?,
+            program: string(runtime, "program")?,
+            argv: strings(runtime, "argv")?,
+            runtime_pid_file: string(runtime, "runtime_pid_file")?,
+            pid_file: string(v, "pid_file")?,
+            log: string(runtime, "log")?,
         }));
     }
     Ok(Program::Bubblewrap(Bubblewrap {
-        program: text(v, "bwrap")?,
-        args: texts(v, "args")?,
-        command: texts(v, "command")?,
-        seccomp: texts(v, "seccomp")?,
+        program: string(v, "bwrap")?,
+        args: strings(v, "args")?,
+        command: strings(v, "command")?,
+        seccomp: strings(v, "seccomp")?,
         terminals: number(v, "terminals")? as u32,
-        pid_file: text(v, "pid_file")?,
+        pid_file: string(v, "pid_file")?,
     }))
 }

@@ -1,9 +1,9 @@
-//! An image's root file system: its layers laid over one another at `<stage>/root`.
+//! The root file system of an image: its layers as one overlay at `<stage>/root`.
 //!
-//! As root each layer is shown with its ids shifted into the sandbox's range, so nothing on disk is
-//! changed and all sandboxes read the same files. An ordinary user's layers are that user's own.
-//! Layers are bound to short names first and given relative to the stage: a sandbox can read the
-//! options of its root, and they tell nothing then.
+//! As root, each layer is shown with its ids shifted into the sandbox's range, so nothing on disk is
+//! changed and all sandboxes read the same files. The layers of an ordinary user belong to that user.
+//! Layers are bound to short names first and given relative to the stage: a sandbox can read the mount
+//! options of its root, and then they reveal nothing.
 
 use crate::failure::{c_string, check, io_failed, Failure, Outcome};
 use crate::mounts::{mkdir, mount, QUIET};
@@ -13,8 +13,9 @@ use std::os::unix::io::RawFd;
 
 const STEP: &str = "image";
 const QUIETLY: u64 = tree::READ_ONLY | tree::NOSUID | tree::NODEV;
-/// What an image may have put into its layers about other layers is not believed.
-const DISTRUSTFUL: &str = "redirect_dir=nofollow,metacopy=off,index=off";
+/// Overlay features that let a layer refer to other layers are switched off, because layers come from
+/// images.
+const NO_REFERENCES: &str = "redirect_dir=nofollow,metacopy=off,index=off";
 
 pub fn build(plan: &Plan, root: &Root, ids: Option<(IdMap, RawFd)>) -> Outcome<()> {
     let stage = plan.stage.as_str();
@@ -28,7 +29,7 @@ pub fn build(plan: &Plan, root: &Root, ids: Option<(IdMap, RawFd)>) -> Outcome<(
         lowers.insert(0, name);
     }
     if lowers.len() == 1 && !root.writable {
-        // The kernel lays nothing over nothing.
+        // An overlay needs at least one lower layer.
         lowers.push("empty".to_owned());
     }
     let changes = if root.writable {
@@ -45,7 +46,7 @@ pub fn build(plan: &Plan, root: &Root, ids: Option<(IdMap, RawFd)>) -> Outcome<(
     if root.writable {
         return make_places(&format!("{}/root", stage), &missing, ids);
     }
-    // A layer of our own above the image's, for what it lacks.
+    // A layer of our own above those of the image, for what it lacks.
     let top = format!("{}/top", stage);
     mkdir(&top, 0o755)?;
     give_to_inside_root(&top, ids)?;
@@ -56,7 +57,7 @@ pub fn build(plan: &Plan, root: &Root, ids: Option<(IdMap, RawFd)>) -> Outcome<(
     lay(stage, &lowers, None, ids.is_none())
 }
 
-/// Where changes go, as an option of the overlay.
+/// Return the mount option that says where changes go.
 fn changes(stage: &str, root: &Root, ids: Option<(IdMap, RawFd)>) -> Outcome<String> {
     let at = match &root.volume {
         None => "volume".to_owned(),
@@ -78,7 +79,7 @@ fn changes(stage: &str, root: &Root, ids: Option<(IdMap, RawFd)>) -> Outcome<Str
 }
 
 fn lay(stage: &str, lowers: &[String], changes: Option<&str>, own: bool) -> Outcome<()> {
-    let mut options = format!("{},lowerdir={}", DISTRUSTFUL, lowers.join(":"));
+    let mut options = format!("{},lowerdir={}", NO_REFERENCES, lowers.join(":"));
     if let Some(changes) = changes {
         options = format!("{},{}", options, changes);
     }
@@ -111,7 +112,8 @@ fn lay(stage: &str, lowers: &[String], changes: Option<&str>, own: bool) -> Outc
     laid
 }
 
-/// Which places are not there. One that is a symlink, or below one, would be mounted somewhere else.
+/// Return the places that do not exist. One that is a symlink, or below one, would be mounted
+/// elsewhere.
 fn missing<'a>(stage: &str, places: &'a [Place]) -> Outcome<Vec<&'a Place>> {
     let path = c_string(STEP, &format!("{}/root", stage))?;
     let root = check(STEP, "open the image's root", unsafe {

@@ -1,9 +1,9 @@
-//! Running an OCI runtime on the stage instead of bubblewrap.
+//! Run an OCI runtime on the stage instead of bubblewrap.
 //!
-//! The runtime makes the sandbox from a bundle that refers to paths of the stage, and ends; what it
-//! started is nobody's child then. It says the first process's pid in a file, and the runner says on
-//! a pipe that it serves. Its view of the host's mounts is our private one, so nothing it mounts is
-//! seen elsewhere and all of it goes with the sandbox.
+//! The runtime makes the sandbox from a bundle that refers to paths of the stage, and exits; the
+//! process that it started then has no parent of ours. It writes the pid of the first process to a
+//! file, and the runner reports on a pipe that it serves. Its view of the host's mounts is our private
+//! one, so its mounts are seen nowhere else and all of them go with the sandbox.
 
 use crate::failure::{c_string, check, io_failed, open, pipe, Failure, Outcome};
 use crate::plan::{Plan, Runtime};
@@ -17,7 +17,7 @@ const STEP: &str = "runtime";
 const LISTEN: RawFd = 3;
 const READY: RawFd = 4;
 const SYS_PIDFD_OPEN: libc::c_long = 434;
-/// What of the log is told when it fails; the whole of it stays in the file.
+/// How much of the end of the log goes into an error message; the whole of it stays in the file.
 const TOLD: usize = 2000;
 
 pub fn run(plan: &Plan, runtime: &Runtime, userns: Option<RawFd>) -> Outcome<Born> {
@@ -29,7 +29,7 @@ pub fn run(plan: &Plan, runtime: &Runtime, userns: Option<RawFd>) -> Outcome<Bor
     for word in &runtime.argv {
         argv.push(c_string(STEP, word)?);
     }
-    // A file and not a pipe: a sandbox that writes to a pipe nobody reads any more would die of it.
+    // A file and not a pipe: a sandbox that writes to a pipe without a reader would die of it.
     let log = open(
         STEP,
         &runtime.log,
@@ -57,10 +57,10 @@ pub fn run(plan: &Plan, runtime: &Runtime, userns: Option<RawFd>) -> Outcome<Bor
     })
 }
 
-/// What a runtime needs on the stage beyond what bubblewrap does.
+/// Prepare what a runtime needs on the stage in addition to what bubblewrap needs.
 fn prepare(plan: &Plan, userns: Option<RawFd>) -> Outcome<()> {
     if let Some(fd) = userns {
-        // A name for the namespace that a configuration can refer to.
+        // A path for the namespace, which a configuration can refer to.
         let name = format!("{}/userns", plan.stage);
         std::fs::write(&name, b"").map_err(io_failed(STEP, &format!("make {}", name)))?;
         let source = format!("/proc/self/fd/{}", fd);
@@ -73,8 +73,8 @@ fn prepare(plan: &Plan, userns: Option<RawFd>) -> Outcome<()> {
             None,
         )?;
     }
-    // Devices and masks inside are binds of these and inherit what we say here. Writing to a device
-    // needs no writable mount.
+    // Devices and masks inside are binds of these and inherit their flags. Writing to a device needs no
+    // writable mount.
     tree::bind("/dev", "/dev", tree::READ_ONLY | tree::NOSUID, None)
 }
 
@@ -114,21 +114,21 @@ fn wait_for_end(pid: i32, within: Duration) -> Outcome<()> {
     Err(Failure::new(STEP, message, errno))
 }
 
-/// The pid that the runtime wrote down.
+/// Read the pid that the runtime wrote.
 fn first(runtime: &Runtime) -> Outcome<i32> {
     std::fs::read_to_string(&runtime.runtime_pid_file)
         .ok()
         .and_then(|text| text.trim().parse().ok())
         .filter(|pid| *pid > 1)
-        .ok_or_else(|| Failure::new(STEP, "the runtime did not say the sandbox's pid", 0))
+        .ok_or_else(|| Failure::new(STEP, "the runtime did not report the pid of the sandbox", 0))
 }
 
-fn with_log(mut trouble: Failure, path: &str) -> Failure {
+fn with_log(mut failure: Failure, path: &str) -> Failure {
     let said = std::fs::read(path).unwrap_or_default();
     let end = String::from_utf8_lossy(&said[said.len().saturating_sub(TOLD)..]).into_owned();
     let end = end.trim();
     if !end.is_empty() {
-        trouble.message = format!("{}: {}", trouble.message, end);
+        failure.message = format!("{}: {}", failure.message, end);
     }
-    trouble
+    failure
 }

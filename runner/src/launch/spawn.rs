@@ -1,7 +1,7 @@
-//! Starting bubblewrap and waiting for the runner to be ready; then letting go of both.
+//! Start bubblewrap, wait for the runner to be ready, then let go of both.
 //!
-//! The sandbox's first process ends up as nobody's child: bubblewrap's monitor is killed once the
-//! runner serves (it has nothing more to do and costs memory), and we exit.
+//! The first process of the sandbox ends up without a parent of ours: the monitor of bubblewrap is
+//! killed once the runner serves (it has nothing more to do and costs memory), and we exit.
 
 use crate::failure::{c_string, check, failed, open, pipe, Failure, Outcome};
 use crate::plan::{Bubblewrap, Plan};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 const STEP: &str = "bubblewrap";
 
-// Descriptor numbers that the plan's arguments refer to.
+// Descriptor numbers that the arguments of the plan refer to.
 const LISTEN: RawFd = 3;
 const READY: RawFd = 4;
 const INFO: RawFd = 5;
@@ -62,7 +62,7 @@ pub fn bubblewrap(plan: &Plan, bwrap: &Bubblewrap, userns: Option<RawFd>) -> Out
     let pid = born_in(plan.cgroup_v2.as_deref())?;
     if pid == 0 {
         // bubblewrap reads the whole list of mounts for each of its own, and most of ours lie here.
-        // Where we may not take them away, they stay.
+        // Where we may not unmount them, they stay.
         unsafe { libc::umount2(b"/sys\0".as_ptr().cast(), libc::MNT_DETACH) };
         become_program(&program, &argv, &moves, -1, err_w);
     }
@@ -83,8 +83,8 @@ pub fn bubblewrap(plan: &Plan, bwrap: &Bubblewrap, userns: Option<RawFd>) -> Out
     outcome.map_err(|t| with_stderr(t, err_r))
 }
 
-/// fork, but the child begins its life in the given v2 cgroup: moving it there afterwards would wait
-/// for a grace period of the kernel, 10 ms and more.
+/// Fork a child that starts in the given v2 cgroup: moving it there afterwards would wait for a grace
+/// period of the kernel, 10 ms and more.
 pub fn born_in(cgroup: Option<&str>) -> Outcome<i32> {
     let directory = match cgroup {
         None => return check(STEP, "fork", unsafe { libc::fork() }),
@@ -103,7 +103,8 @@ pub fn born_in(cgroup: Option<&str>) -> Outcome<i32> {
     check("cgroup", "start in the cgroup", pid as libc::c_int)
 }
 
-/// A NUL within one would make two of it, and the second an option of somebody else's choosing.
+/// A NUL inside one string would make two of it, and the second could be an option that the plan does
+/// not have.
 fn nul_separated(args: &[String]) -> Outcome<Vec<u8>> {
     let mut out = Vec::new();
     for a in args {
@@ -169,7 +170,7 @@ fn wait_ready(plan: &Plan, bwrap: &Bubblewrap, ready: RawFd, info: RawFd) -> Out
     Ok(born)
 }
 
-/// Notes the first process down and waits until its runner serves and has the ids it must have.
+/// Record the first process and wait until its runner serves and has the ids that it must have.
 pub fn wait_born(
     plan: &Plan,
     pid_file: &str,
@@ -180,7 +181,7 @@ pub fn wait_born(
     let pid = first()?;
     let start = sys::start_time(pid)
         .ok_or_else(|| Failure::new(STEP, "the sandbox ended at once", libc::ESRCH))?;
-    // Written before the sandbox is known to work, so that whoever finds the litter can end it.
+    // Written before the sandbox is known to work, so that a later clean-up can find and end it.
     write_pid_file(pid_file, pid, start)?;
     let mut byte = [0u8; 1];
     match read_within(ready, &mut byte, left()) {
@@ -206,7 +207,7 @@ pub fn wait_born(
     Ok(Born { pid, start })
 }
 
-/// bubblewrap says the pid as JSON on the info descriptor.
+/// Read the pid that bubblewrap writes as JSON to the info descriptor.
 fn first_pid(info: RawFd, within: Duration) -> Option<i32> {
     let deadline = Instant::now() + within;
     let mut text = Vec::new();
@@ -233,8 +234,8 @@ fn write_pid_file(path: &str, pid: i32, start: u64) -> Outcome<()> {
         })
 }
 
-/// The one mistake that gives the host away is a process that looks like uid 1000 inside and is
-/// uid 0 outside; so the outside view is what is checked.
+/// The one mistake that exposes the host is a process that looks like uid 1000 inside and is uid 0
+/// outside; so the view from outside is checked.
 fn verify_host_ids(pid: i32, expect: u32) -> Outcome<()> {
     let wanted = expect.to_string();
     let status = std::fs::read_to_string(format!("/proc/{}/status", pid)).unwrap_or_default();
@@ -252,7 +253,8 @@ fn verify_host_ids(pid: i32, expect: u32) -> Outcome<()> {
                 !seen.is_empty() && seen.iter().all(|id| *id == wanted)
             })
     };
-    // The fs id is the sandbox user's, set by the runner; real, effective and saved are its own.
+    // The fs id is the id of the sandbox's user, set by the runner; real, effective and saved ids are
+    // its own.
     if all("Uid:", true) && all("Gid:", true) {
         return Ok(());
     }
@@ -303,15 +305,15 @@ pub fn kill_and_reap(pid: i32) {
     }
 }
 
-/// What bubblewrap had to say, for the person who has to mend it.
-fn with_stderr(mut trouble: Failure, err: RawFd) -> Failure {
+/// Add what bubblewrap wrote to stderr, for the person who has to fix it.
+fn with_stderr(mut failure: Failure, err: RawFd) -> Failure {
     let mut buffer = [0u8; 4096];
     if let Some(n) = read_within(err, &mut buffer, Duration::from_millis(50)) {
-        let said = String::from_utf8_lossy(&buffer[..n]);
-        let said = said.trim();
-        if !said.is_empty() {
-            trouble.message = format!("{}: {}", trouble.message, said);
+        let output = String::from_utf8_lossy(&buffer[..n]);
+        let output = output.trim();
+        if !output.is_empty() {
+            failure.message = format!("{}: {}", failure.message, output);
         }
     }
-    trouble
+    failure
 }

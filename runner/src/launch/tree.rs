@@ -1,8 +1,8 @@
-//! The kernel's newer mount calls: a mount is a descriptor until it is put somewhere.
+//! The newer mount calls of the kernel: a mount is a descriptor until it is attached.
 //!
-//! Used where a mount must have its final attributes before anybody can see it, and for shifting ids,
-//! which the older call cannot say. Numbers by hand: the same on every architecture, and newer than
-//! some bindings we build with.
+//! Used where a mount must have its final attributes before any process can see it, and for shifting
+//! ids, which the older call cannot do. Call numbers are written out: they are the same on every
+//! architecture, and newer than some bindings we build with.
 
 use crate::failure::{c_string, check, Outcome};
 use crate::sys;
@@ -31,7 +31,7 @@ struct Attributes {
     userns: u64,
 }
 
-/// A mount of `source` alone, without what is mounted below it, that is nowhere yet.
+/// Return a mount of `source` alone, without the mounts below it, that is attached nowhere yet.
 pub fn copy(source: &str) -> Outcome<RawFd> {
     let csource = c_string(STEP, source)?;
     let fd = unsafe {
@@ -45,7 +45,7 @@ pub fn copy(source: &str) -> Outcome<RawFd> {
     check(STEP, &format!("take a mount of {}", source), fd as i32)
 }
 
-/// `userns`: ids of the file system are those inside that namespace.
+/// Set attributes of a mount. With `userns`, ids of the file system are those inside that namespace.
 pub fn restrict(mount: RawFd, set: u64, userns: Option<RawFd>) -> Outcome<()> {
     let mut attributes = Attributes {
         set,
@@ -73,7 +73,7 @@ pub fn restrict(mount: RawFd, set: u64, userns: Option<RawFd>) -> Outcome<()> {
     check(STEP, what, r as i32).map(|_| ())
 }
 
-/// Puts it there and closes the descriptor.
+/// Attach the mount at `target` and close the descriptor.
 pub fn put(mount: RawFd, target: &str) -> Outcome<()> {
     let ctarget = c_string(STEP, target)?;
     let r = unsafe {
@@ -91,7 +91,7 @@ pub fn put(mount: RawFd, target: &str) -> Outcome<()> {
     done.map(|_| ())
 }
 
-/// A mount of `source` at `target` that had its attributes before it was there.
+/// Bind `source` to `target`, with its attributes set before it is attached.
 pub fn bind(source: &str, target: &str, set: u64, userns: Option<RawFd>) -> Outcome<()> {
     let mount = copy(source)?;
     if let Err(trouble) = restrict(mount, set, userns) {
@@ -101,7 +101,7 @@ pub fn bind(source: &str, target: &str, set: u64, userns: Option<RawFd>) -> Outc
     put(mount, target)
 }
 
-/// A path below `root` without any symlink in it, as O_PATH; the errno when it is not there or not so.
+/// Open a path below `root` that contains no symlink, as O_PATH.
 pub fn plain_path(root: RawFd, path: &str, directory: bool) -> Result<RawFd, i32> {
     let kind = if directory { libc::O_DIRECTORY } else { 0 };
     let flags = libc::O_PATH | libc::O_NOFOLLOW | kind;

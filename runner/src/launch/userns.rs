@@ -1,4 +1,5 @@
-//! User namespaces: a fresh one mapped to an id range of its own (root), or one's own id (ordinary user).
+//! User namespaces: a new one mapped to an id range (as root), or one with the caller's own id
+//! (ordinary user).
 
 use crate::failure::{check, failed, open, pipe, write_file, Failure, Outcome};
 use crate::plan::IdMap;
@@ -7,16 +8,16 @@ use std::os::unix::io::RawFd;
 
 const STEP: &str = "userns";
 
-/// A descriptor of a new user namespace with this map, in which no further one can be made.
+/// Return a descriptor of a new user namespace with this map, in which no further one can be made.
 ///
-/// A child makes the namespace and waits; we write its maps, as only a process outside may for a
-/// range, and keep the namespace alive by its descriptor.
+/// A child makes the namespace and waits; we write its maps, because only a process outside may map a
+/// range, and keep the namespace alive through its descriptor.
 pub fn mapped(map: IdMap) -> Outcome<RawFd> {
     let (from_child, to_parent) = pipe()?;
     let (from_parent, to_child) = pipe()?;
     let pid = check(STEP, "fork", unsafe { libc::fork() })?;
     if pid == 0 {
-        // Our copies of the parent's ends would keep us from seeing it close them.
+        // Our copies of the parent's ends would keep us from seeing that it closes them.
         sys::close(from_child);
         sys::close(to_child);
         let code = match child(map, to_parent, from_parent) {
@@ -53,10 +54,10 @@ fn write_maps(pid: i32, map: IdMap, from_child: RawFd, to_child: RawFd) -> Outco
 }
 
 fn child(map: IdMap, to_parent: RawFd, from_parent: RawFd) -> Outcome<()> {
-    // What the kernel counts per user (inotify instances, pending signals, …) it also charges to the
-    // namespace's maker. Made by host root, one sandbox could use up what root itself may have; so
-    // the maker is an id of the sandbox's own range. Capabilities are kept over the change, because
-    // some hosts let only the privileged make user namespaces.
+    // Resources that the kernel counts per user (inotify instances, pending signals, …) are also
+    // charged to the creator of the namespace. If host root created it, one sandbox could use up what
+    // root itself may have; so the creator is an id of the sandbox's own range. Capabilities are kept
+    // over the change, because some hosts let only privileged processes make user namespaces.
     check(STEP, "keep capabilities", unsafe {
         libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0)
     })?;
@@ -72,15 +73,17 @@ fn child(map: IdMap, to_parent: RawFd, from_parent: RawFd) -> Outcome<()> {
     })?;
     send_byte(to_parent)?;
     wait_byte(from_parent)?;
-    // This sysctl is the namespace's own: inside, nobody can make another one, seccomp or not.
+    // This sysctl belongs to the namespace: inside, no process can make another one, with or without
+    // seccomp.
     write_file(STEP, "/proc/sys/user/max_user_namespaces", b"0")?;
     send_byte(to_parent)?;
-    // Lives until the parent has opened the namespace and closed its end.
+    // Live until the parent has opened the namespace and closed its end.
     let _ = wait_byte(from_parent);
     Ok(())
 }
 
-/// An ordinary user: our own id, mapped to itself, which is enough to mount in a private namespace.
+/// Enter a user namespace as an ordinary user: our own id, mapped to itself, which is enough to mount
+/// in a private mount namespace.
 pub fn enter_own() -> Outcome<()> {
     let (uid, gid) = unsafe { (libc::getuid(), libc::getgid()) };
     check(STEP, "make a user namespace as an ordinary user", unsafe {

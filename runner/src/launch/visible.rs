@@ -1,7 +1,7 @@
 //! A volume mounted where the caller itself sees it, so that a container engine beside us can bind it.
 //!
-//! No namespace is made and no process is left. Whoever releases the place takes the same lock first:
-//! a caller that was killed leaves us running, and we must not mount where somebody is removing.
+//! No namespace is made and no process is left. The process that unmounts it takes the same lock first:
+//! a caller that was killed leaves us running, and we must not mount where a removal is in progress.
 
 use crate::failure::{c_string, check, failed, Outcome};
 use crate::plan::{self, IdMap, Volume};
@@ -13,17 +13,17 @@ const STEP: &str = "mount";
 #[derive(Debug)]
 pub struct Place {
     volume: Volume,
-    /// An existing directory of the caller's, with nothing else in the way to it that others may change.
+    /// An existing directory of the caller, on a path that no other user can change.
     directory: String,
-    /// What to mount on, below `directory`.
+    /// The name to mount on, below `directory`.
     name: String,
-    /// On the volume, as it is seen inside when ids are shifted.
+    /// The owner on the volume, as seen inside when ids are shifted.
     owner: u32,
-    /// Ids on the volume are those inside; shown shifted by `base`.
+    /// Ids on the volume are those inside; they are shown shifted by `base`.
     id_map: Option<IdMap>,
 }
 
-/// None: the plan is about a sandbox.
+/// Return `None` if the plan describes a sandbox.
 pub fn parse(plan: &Value) -> Outcome<Option<Place>> {
     let v = &plan["visible"];
     if v.is_null() {
@@ -31,7 +31,7 @@ pub fn parse(plan: &Value) -> Outcome<Option<Place>> {
     }
     Ok(Some(Place {
         volume: plan::volume(&v["volume"])?,
-        directory: plan::text(v, "directory")?,
+        directory: plan::string(v, "directory")?,
         name: plan::name(v)?,
         owner: plan::number(v, "owner")? as u32,
         id_map: plan::id_map(&v["id_map"])?,
@@ -45,7 +45,7 @@ pub fn make(place: &Place) -> Outcome<()> {
     let held = check(STEP, &format!("open {}", place.directory), unsafe {
         libc::open(directory.as_ptr(), flags)
     })?;
-    // Given back by our end.
+    // Released when this process ends.
     check(STEP, "wait for who removes it", unsafe {
         libc::flock(held, libc::LOCK_EX)
     })?;

@@ -1,7 +1,8 @@
 //! Where a sandbox may write: an image of its own, a workspace that outlives it, or memory.
 //!
-//! What is the sandbox's own holds host ids and is nobody's afterwards; what outlives it holds the ids
-//! that were seen inside, shifted on the way, so that the next sandbox with another range can use it.
+//! A volume of the sandbox alone holds host ids and is useless afterwards. A volume that outlives it
+//! holds the ids seen inside, shifted by the mount, so that the next sandbox with another range can use
+//! it.
 
 use crate::failure::{c_string, check, io_failed, Outcome};
 use crate::mounts::{mkdir, mount, QUIET};
@@ -11,7 +12,7 @@ use std::os::unix::io::RawFd;
 
 const STEP: &str = "mount";
 
-/// Mounts it at `target` and makes `directories` in it, owned by `owner` (an id inside).
+/// Mount the volume at `target` and make `directories` in it, owned by `owner` (an id inside).
 pub fn place(
     volume: &Volume,
     target: &str,
@@ -59,8 +60,8 @@ pub fn place(
     make_directories(target, directories, owner, ids.is_some())
 }
 
-/// The same where the host sees it: an image keeps its name, by which whoever unmounts it finds its
-/// device, and owners are always set. With `ids`, `owner` is an id inside.
+/// Mount the volume where the host sees it. An image keeps its name, by which its device is found when
+/// it is unmounted, and owners are always set. With `ids`, `owner` is an id inside.
 pub fn show(
     volume: &Volume,
     target: &str,
@@ -79,7 +80,7 @@ pub fn show(
     shift(target, ids)
 }
 
-/// One that is nobody's after its sandbox.
+/// Mount an image that no one uses after its sandbox.
 fn mount_image(path: &str, target: &str) -> Outcome<()> {
     let device = loopdev::attach(path)?;
     let mounted = mount(
@@ -88,15 +89,15 @@ fn mount_image(path: &str, target: &str) -> Outcome<()> {
         target,
         Some("ext4"),
         QUIET | libc::MS_NOATIME,
-        // No barriers: a flush would wait for the host's journal, to keep what nobody needs
-        // after a crash.
+        // No barriers: a flush would wait for the host's journal, for data that is worthless after a
+        // crash.
         Some("discard,barrier=0"),
     );
     device.close();
     mounted
 }
 
-/// Covers the mount by itself with its ids shifted.
+/// Cover the mount with itself, with its ids shifted.
 fn shift(target: &str, ids: Option<(IdMap, RawFd)>) -> Outcome<()> {
     let userns = match ids {
         None => return Ok(()),

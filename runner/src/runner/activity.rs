@@ -1,13 +1,13 @@
-//! Signs of work inside the sandbox, for the lease: what runs, who is connected, how much was computed.
+//! Signs of activity inside the sandbox, for the lease: running processes, connections, processor time.
 //!
-//! All of it is what /proc says now. A process at rest counts as long as it lives, unless it is one of ours
-//! or a persistent shell that waits for its next command.
+//! All of it is read from /proc. A process counts as long as it lives, even asleep, unless it is one of
+//! ours or a persistent shell that waits for its next command.
 
 use crate::processes::{self, Process};
 use crate::sys;
 use std::collections::{HashMap, HashSet};
 
-/// A table of connections longer than this says enough in its beginning.
+/// The beginning of a longer table of connections is enough.
 const MAX_TABLE: usize = 1 << 20;
 const ESTABLISHED: &str = "01";
 
@@ -19,13 +19,13 @@ pub struct Cpu {
 
 #[derive(Debug, Default)]
 pub struct Signs {
-    /// A request is open, or a command runs or stands in a queue.
-    pub asked: bool,
-    /// Living processes of the user that are no idle shells.
+    /// A request is open, or a command is running or queued.
+    pub requested: bool,
+    /// Living processes of the user, without idle shells.
     pub children: usize,
     /// Ends of established TCP connections.
     pub connections: usize,
-    /// Used so far by everything below us; `None` when nobody looked.
+    /// Processor time used so far by all processes below the runner; `None` when it was not read.
     pub cpu: Option<Cpu>,
 }
 
@@ -33,7 +33,7 @@ impl Signs {
     /// Return the signs of an open request or command, which need no closer look.
     pub fn requested() -> Signs {
         Signs {
-            asked: true,
+            requested: true,
             ..Signs::default()
         }
     }
@@ -52,7 +52,7 @@ pub fn look(at_rest: HashSet<i32>) -> Signs {
     // SAFETY: sysconf only reads constants.
     let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1) as u64;
     Signs {
-        asked: false,
+        requested: false,
         children,
         connections,
         cpu: Some(Cpu {
@@ -62,13 +62,14 @@ pub fn look(at_rest: HashSet<i32>) -> Signs {
     }
 }
 
-/// How many below `root` live and are not at rest, and the processor time of all of them with their dead.
-fn below(root: i32, found: &[Process], at_rest: &HashSet<i32>) -> (usize, u64) {
-    let parents: HashMap<i32, i32> = found.iter().map(|p| (p.pid, p.ppid)).collect();
+/// Return how many processes below `root` live and are not at rest, and the processor time of all of
+/// them, dead ones included.
+fn below(root: i32, processes_found: &[Process], at_rest: &HashSet<i32>) -> (usize, u64) {
+    let parents: HashMap<i32, i32> = processes_found.iter().map(|p| (p.pid, p.ppid)).collect();
     let descends = |pid: i32| {
         let mut at = pid;
-        // A chain longer than there are processes is a race of pids.
-        for _ in 0..found.len() {
+        // A chain that is longer than the list of processes is a race of pids.
+        for _ in 0..processes_found.len() {
             match parents.get(&at) {
                 Some(&parent) if parent == root => return true,
                 Some(&parent) => at = parent,
@@ -78,9 +79,9 @@ fn below(root: i32, found: &[Process], at_rest: &HashSet<i32>) -> (usize, u64) {
         false
     };
     let (mut count, mut ticks) = (0, 0);
-    for process in found {
+    for process in processes_found {
         if process.pid == root {
-            // What we compute ourselves is no work of the sandbox.
+            // Our own processor time is not activity of the sandbox.
             ticks += process.child_ticks;
         } else if descends(process.pid) {
             ticks += process.cpu_ticks + process.child_ticks;
@@ -119,8 +120,8 @@ mod tests {
     }
 
     #[test]
-    fn only_the_living_below_us_count_and_resting_ones_do_not() {
-        let found = [
+    fn only_living_processes_below_us_that_are_not_at_rest_count() {
+        let processes_found = [
             process(1, 0, b'S', 7),
             process(5, 1, b'S', 1),
             process(6, 5, b'S', 2),
@@ -129,20 +130,20 @@ mod tests {
             process(9, 0, b'R', 50),
         ];
         let rest = |pids: &[i32]| pids.iter().copied().collect::<HashSet<i32>>();
-        assert_eq!(below(1, &found, &rest(&[5, 6])), (1, 10 + 17_000));
-        assert_eq!(below(1, &found, &rest(&[5, 6, 7])).0, 0);
-        assert_eq!(below(2, &found, &rest(&[])), (0, 0));
+        assert_eq!(below(1, &processes_found, &rest(&[5, 6])), (1, 10 + 17_000));
+        assert_eq!(below(1, &processes_found, &rest(&[5, 6, 7])).0, 0);
+        assert_eq!(below(2, &processes_found, &rest(&[])), (0, 0));
     }
 
     #[test]
-    fn a_circle_of_parents_ends() {
-        let found = [process(5, 6, b'S', 1), process(6, 5, b'S', 1)];
-        assert_eq!(below(1, &found, &HashSet::new()), (0, 0));
+    fn circle_of_parents_is_left() {
+        let processes_found = [process(5, 6, b'S', 1), process(6, 5, b'S', 1)];
+        assert_eq!(below(1, &processes_found, &HashSet::new()), (0, 0));
     }
 
     #[test]
-    fn listening_is_no_connection() {
-        // Linux 6.18, /proc/net/tcp; cut after the state's neighbours.
+    fn listening_socket_does_not_count_as_connection() {
+        // Linux 6.18, /proc/net/tcp; cut after the columns around the state.
         let table = b"  sl  local_address rem_address   st tx_queue rx_queue tr tm->when\n\
    0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000\n\
    1: 0100007F:1F90 0100007F:A2C4 01 00000000:00000000 00:00000000\n\

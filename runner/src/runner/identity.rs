@@ -1,10 +1,10 @@
-//! Who acts: the runner, its supervisors, and the user's code.
+//! Ids and capabilities of the runner, its supervisors, and the user's code.
 //!
-//! With `--user` the three differ. The runner keeps only the capabilities to become the user, and touches
-//! files as the user (fsuid). A supervisor may signal the user's processes (effective uid) but cannot be
-//! signalled by them (real and saved uid). User code has no capability in any of the five sets, or, where
-//! the user is root inside (`--user-capabilities`), exactly those it was given: it may then signal
-//! supervisors, and never the runner, which is the first process and which the kernel protects.
+//! With `--user` the three differ. The runner keeps only the capabilities to become the user, and
+//! accesses files as the user (fsuid). A supervisor may signal the user's processes (effective uid) but
+//! cannot be signalled by them (real and saved uid). User code has no capability in any of the five
+//! sets or, where the user is root inside (`--user-capabilities`), exactly the given ones: it may then
+//! signal supervisors, and never the runner, which is the first process and which the kernel protects.
 
 use crate::sys::{self, Capabilities, Errno};
 
@@ -12,9 +12,9 @@ const CAP_KILL: u32 = 5;
 const CAP_SETGID: u32 = 6;
 const CAP_SETUID: u32 = 7;
 const CAP_SETPCAP: u32 = 8;
-/// What the runner itself cannot do without.
+/// Capabilities that the runner itself needs.
 const WANTED: u64 = 1 << CAP_KILL | 1 << CAP_SETGID | 1 << CAP_SETUID | 1 << CAP_SETPCAP;
-/// Beyond any capability that exists; PR_CAPBSET_DROP says EINVAL at the first unknown one.
+/// Above any capability that exists; PR_CAPBSET_DROP answers EINVAL for the first unknown one.
 const CAP_END: libc::c_ulong = 64;
 const KEEP: libc::uid_t = libc::uid_t::MAX;
 
@@ -28,12 +28,12 @@ pub struct Ids {
 pub struct Identity {
     pub own: Ids,
     pub user: Option<Ids>,
-    /// What user code keeps, as a set of bits; it can never get more.
+    /// Capabilities that user code keeps; it can never get more.
     pub kept: u64,
-    /// The umask we were started with; ours is 0, so that modes are exact.
+    /// The umask that we were started with; ours is 0, so that modes are exact.
     pub umask: libc::mode_t,
-    /// gVisor has no ids for files alone: there the effective ones are changed. Who may signal us is
-    /// decided by the real and the saved one, which stay ours.
+    /// gVisor has no separate ids for files: there the effective ids are changed. Who may signal us
+    /// depends on the real and the saved id, which stay ours.
     effective_ids: bool,
 }
 
@@ -59,8 +59,9 @@ fn clear_ambient() {
     };
 }
 
-/// From root to the runner's own id, with the capabilities it will need and those of `kept`, and no
-/// other: for kernels that know no ambient ones, where a program that is not root would begin without any.
+/// Change from root to the runner's own id, keeping only the capabilities that it needs and those of
+/// `kept`. For kernels without ambient capabilities, where a program that is not root would start
+/// without any.
 pub fn step_down(ids: Ids, kept: u64) -> Result<(), Errno> {
     // SAFETY: plain credential calls, each checked.
     unsafe {
@@ -72,7 +73,8 @@ pub fn step_down(ids: Ids, kept: u64) -> Result<(), Errno> {
     keep_only(kept)
 }
 
-/// What the user keeps must be ours to give, and lets us touch files as the user would.
+/// Reduce our capabilities. What the user keeps must be ours to give, and lets us access files as the
+/// user would.
 fn keep_only(kept: u64) -> Result<(), Errno> {
     let permitted = sys::capabilities()?.permitted & (WANTED | kept);
     clear_ambient();
@@ -98,8 +100,9 @@ impl Identity {
         self.user.unwrap_or(self.own).uid
     }
 
-    /// Called once, when the runner starts: no supplementary groups, no capability that is not needed.
-    pub fn settle(&self) -> Result<(), Errno> {
+    /// Drop supplementary groups and every capability that is not needed. Called once, when the runner
+    /// starts.
+    pub fn drop_privileges(&self) -> Result<(), Errno> {
         let user = match self.user {
             Some(user) => user,
             None => return Ok(()),
@@ -111,8 +114,8 @@ impl Identity {
         Ok(())
     }
 
-    /// Takes away for good what user code may never get. Ours is the set that every child inherits, so
-    /// none has to do it again; we ourselves exec nothing and lose nothing by it.
+    /// Remove from the bounding set what user code may never get. Every child inherits ours, so none
+    /// has to do it again; we ourselves exec nothing and lose nothing by it.
     fn bound(&self, user: Ids) -> Result<(), Errno> {
         for cap in (0..CAP_END).filter(|cap| self.kept >> cap & 1 == 0) {
             // SAFETY: prctl with integers.
@@ -120,7 +123,8 @@ impl Identity {
             match sys::check(rc) {
                 Ok(_) => {}
                 Err(libc::EINVAL) if cap > 0 => break,
-                // Already the user, with nothing to drop and no power to: no_new_privs holds.
+                // Already the user, with nothing to drop and no capability to do so: no_new_privs
+                // holds.
                 Err(libc::EPERM) if user.uid == self.own.uid => break,
                 Err(errno) => return Err(errno),
             }
@@ -136,7 +140,7 @@ impl Identity {
                 libc::setresuid(KEEP, uid, KEEP);
                 libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
                 // Leaving the effective id 0 makes every capability ineffective.
-                let _stays_as_it_is = sys::raise_permitted();
+                let _unchanged = sys::raise_permitted();
             } else {
                 libc::setfsgid(gid);
                 libc::setfsuid(uid);
@@ -144,7 +148,8 @@ impl Identity {
         }
     }
 
-    /// Runs `work` with the runner's own file identity (the state directory is not the user's).
+    /// Run `work` with the runner's own file identity (the state directory does not belong to the
+    /// user).
     pub fn as_runner<T>(&self, work: impl FnOnce() -> T) -> T {
         match self.user {
             None => work(),
@@ -157,7 +162,7 @@ impl Identity {
         }
     }
 
-    /// Runs `work` as whom the files of our own process in /proc belong to, when it can be dumped.
+    /// Run `work` as the owner of our own process's files in /proc, which a dumpable process has.
     pub fn as_owner<T>(&self, work: impl FnOnce() -> T) -> T {
         if self.effective_ids {
             return work();
@@ -165,7 +170,8 @@ impl Identity {
         self.as_runner(work)
     }
 
-    /// In a supervisor, once its child is on its way: may signal the user, cannot be signalled by it.
+    /// In a supervisor, after its child was started: become able to signal the user, and not the other
+    /// way round.
     pub fn become_supervisor(&self) {
         if let Some(user) = self.user.filter(|user| user.uid != self.own.uid) {
             // SAFETY: plain credential calls; a failure leaves us as we were, with CAP_KILL if we had it.
@@ -177,14 +183,15 @@ impl Identity {
         }
     }
 
-    /// In the child of a supervisor that was one before: as if it came from the runner itself.
+    /// In the child of a reused supervisor: get the ids of a child of the runner itself.
     pub fn leave_supervisor(&self) -> Result<(), Errno> {
-        // Where effective ids stand in for those of files, the runner's are the user's as well.
+        // Where effective ids replace those for files, the runner's are the user's as well.
         let differs = |user: &Ids| user.uid != self.own.uid && !self.effective_ids;
         if self.user.filter(differs).is_some() {
             // SAFETY: plain credential calls, each checked.
             unsafe {
-                // Where the user is root, no id of ours is afterwards, and that would take them all.
+                // Where the user is root, none of our ids is root afterwards, and that would drop all
+                // capabilities.
                 sys::check(libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0))?;
                 sys::check(libc::setresuid(KEEP, self.own.uid, KEEP))?;
                 sys::check(libc::prctl(libc::PR_SET_KEEPCAPS, 0, 0, 0, 0))?;
@@ -196,7 +203,7 @@ impl Identity {
         Ok(())
     }
 
-    /// In a child that is about to exec the user's program. Every step must succeed.
+    /// In a child that is about to exec the user's program: become the user. Every step must succeed.
     pub fn become_user(&self) -> Result<(), Errno> {
         if let Some(user) = self.user {
             // SAFETY: plain credential calls, each checked.
@@ -214,8 +221,8 @@ impl Identity {
     }
 }
 
-/// A user namespace whose gid map was written without privilege forbids setgroups for good; then the
-/// groups are unmapped and carry no power inside, and that is the one case we accept.
+/// A user namespace whose gid map was written without privilege forbids setgroups for good. Then the
+/// groups are unmapped and have no effect inside; that is the one case we accept.
 fn drop_groups() -> Result<(), Errno> {
     // SAFETY: an empty list needs no pointer.
     match sys::check(unsafe { libc::setgroups(0, std::ptr::null()) }) {

@@ -1,17 +1,18 @@
-//! How long the sandbox may live without anybody asking for it, and without work.
+//! How long the sandbox may live without requests and without activity.
 //!
-//! Idle time counts on the work clock, which stands still while the sandbox is frozen; the lifetime counts
-//! on the boot clock, whatever happens. What counts as work is gathered in `work`; here it is judged.
+//! Idle time counts on the work clock, which stands still while the sandbox is frozen; the lifetime
+//! counts on the boot clock, whatever happens. `activity` collects the signs, this file decides.
 
 use crate::activity::Signs;
 
-/// The idle time is measured in this many looks: what ends between two of them counts up to the second.
-const LOOKS: u64 = 10;
-const SHORTEST_LOOK: u64 = 100_000_000;
-const LONGEST_LOOK: u64 = 60_000_000_000;
+/// The idle time is divided into this many checks: activity that ends between two of them counts up to
+/// the second.
+const CHECKS: u64 = 10;
+const SHORTEST_CHECK: u64 = 100_000_000;
+const LONGEST_CHECK: u64 = 60_000_000_000;
 
-/// Processor time is work when it is more than a hundredth of the time since the last look, and more than
-/// two ticks of the kernel's count: one tick is also what a clock interrupt at a bad moment costs.
+/// Processor time is activity when it is more than a hundredth of the time since the last check, and
+/// more than two ticks of the kernel's count: a single clock interrupt can cost one tick.
 const CPU_SHARE: u64 = 100;
 const CPU_TICKS: u64 = 2;
 
@@ -21,7 +22,7 @@ pub struct Lease {
     /// Boot clock.
     ends_at: Option<u64>,
     last_use: u64,
-    /// Processor time at the last look, and when that was.
+    /// Processor time at the last check, and when that was.
     cpu: Option<(u64, u64)>,
 }
 
@@ -37,12 +38,12 @@ impl Lease {
         self.last_use = now;
     }
 
-    /// Whether work would make a difference.
+    /// Report whether activity matters for this lease.
     pub fn counts_idle(&self) -> bool {
         self.idle_ns.is_some()
     }
 
-    /// Takes note of what was seen.
+    /// Record the result of a check.
     pub fn look(&mut self, now: u64, signs: &Signs) {
         let grew = match (signs.cpu, self.cpu) {
             (Some(cpu), Some((before, at))) => {
@@ -56,12 +57,12 @@ impl Lease {
         if let Some(cpu) = signs.cpu {
             self.cpu = Some((cpu.ticks, now));
         }
-        if grew || signs.asked || signs.children > 0 || signs.connections > 0 {
+        if grew || signs.requested || signs.children > 0 || signs.connections > 0 {
             self.last_use = now;
         }
     }
 
-    /// Which of its two ends has come, when one has.
+    /// Return which of the two limits ended the lease.
     pub fn reason(&self, boot: u64) -> &'static str {
         match self.ends_at {
             Some(end) if end <= boot => "lifetime",
@@ -69,11 +70,11 @@ impl Lease {
         }
     }
 
-    /// When to look again, in ns; 0 when it is over; `None` when there is no lease.
+    /// Return when to check again, in ns; 0 when the lease is over; `None` when there is none.
     pub fn next(&self, now: u64, boot: u64) -> Option<u64> {
         let idle = self.idle_ns.map(|ns| {
             let left = self.last_use.saturating_add(ns).saturating_sub(now);
-            left.min((ns / LOOKS).clamp(SHORTEST_LOOK, LONGEST_LOOK))
+            left.min((ns / CHECKS).clamp(SHORTEST_CHECK, LONGEST_CHECK))
         });
         let life = self.ends_at.map(|end| end.saturating_sub(boot));
         match (idle, life) {
@@ -104,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn work_and_requests_push_the_idle_end_away_but_not_the_lifetime() {
+    fn activity_and_requests_extend_the_idle_time_but_not_the_lifetime() {
         let mut lease = Lease::default();
         assert_eq!(lease.next(5, 5), None);
         lease.set(0, 0, Some(100), Some(250));
@@ -113,7 +114,7 @@ mod tests {
         assert_eq!(lease.next(100 * MS, 100 * MS), Some(80 * MS));
         let signs = [
             Signs {
-                asked: true,
+                requested: true,
                 ..quiet()
             },
             Signs {
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_stops_the_idle_clock_and_not_the_lifetime() {
+    fn pause_stops_the_idle_clock_but_not_the_lifetime() {
         let mut lease = Lease::default();
         lease.set(0, 0, Some(60), Some(1000));
         assert_eq!(lease.next(10 * MS, 990 * MS), Some(10 * MS));
@@ -147,34 +148,41 @@ mod tests {
     }
 
     #[test]
-    fn processor_time_counts_when_it_is_a_share_of_the_time() {
+    fn processor_time_counts_as_a_share_of_the_elapsed_time() {
         let mut lease = Lease::default();
         lease.set(0, 0, Some(100_000), None);
         lease.look(SECOND, &used(500));
-        assert_eq!(lease.last_use, 0, "the first look has nothing to compare");
+        assert_eq!(
+            lease.last_use, 0,
+            "the first check has nothing to compare with"
+        );
         lease.look(2 * SECOND, &used(502));
         assert_eq!(lease.last_use, 0, "two ticks are noise");
         lease.look(3 * SECOND, &used(510));
         assert_eq!(lease.last_use, 3 * SECOND);
         lease.look(20 * SECOND, &used(515));
-        assert_eq!(lease.last_use, 3 * SECOND, "five ticks in 17 s are rest");
+        assert_eq!(
+            lease.last_use,
+            3 * SECOND,
+            "five ticks in 17 s do not count"
+        );
         lease.look(21 * SECOND, &used(400));
-        assert_eq!(lease.last_use, 21 * SECOND, "somebody died uncounted");
+        assert_eq!(lease.last_use, 21 * SECOND, "the count fell");
     }
 
     #[test]
-    fn it_looks_often_enough_and_not_too_often() {
+    fn checks_are_neither_too_rare_nor_too_frequent() {
         let mut lease = Lease::default();
         lease.set(0, 0, Some(1_800_000), None);
-        assert_eq!(lease.next(0, 0), Some(LONGEST_LOOK));
+        assert_eq!(lease.next(0, 0), Some(LONGEST_CHECK));
         lease.set(0, 0, Some(20_000), None);
         assert_eq!(lease.next(0, 0), Some(2 * SECOND));
         lease.set(0, 0, Some(500), None);
-        assert_eq!(lease.next(0, 0), Some(SHORTEST_LOOK));
+        assert_eq!(lease.next(0, 0), Some(SHORTEST_CHECK));
     }
 
     #[test]
-    fn null_clears() {
+    fn null_clears_the_lease() {
         let mut lease = Lease::default();
         lease.set(0, 0, Some(10), Some(10));
         lease.set(0, 0, None, None);

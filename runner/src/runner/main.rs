@@ -1,7 +1,7 @@
-//! The first process of a sandbox: it serves commands, shells and files to a client over one byte stream.
+//! The first process of a sandbox: it serves commands, shells and files to clients over byte streams.
 //!
-//! This file reads the command line and settles the process (descriptors, signals, limits, identity);
-//! `serve` is the loop. A mistake on the command line ends it with status 2 and a line on stderr.
+//! This file reads the command line and prepares the process (descriptors, signals, limits, identity);
+//! `server` is the event loop. A wrong command line ends it with status 2 and a line on stderr.
 
 // Newer versions of libc define c_int through a path that is younger than our oldest compiler.
 // The oldest clippy we lint with does not know that lint.
@@ -55,7 +55,7 @@ struct Options {
     user_capabilities: u64,
     /// Directories that are given to the user.
     own: Vec<Vec<u8>>,
-    /// What nobody but root may put something else in the place of.
+    /// Paths that only root must be able to replace.
     guard: Vec<Vec<u8>>,
     state_dir: Option<Vec<u8>>,
     workspace: Option<Vec<u8>>,
@@ -70,7 +70,7 @@ fn main() {
         return;
     }
     if arguments == ["--rest"] {
-        // Something to look at from outside, whatever programs the image has or lacks.
+        // A process to look at from outside, whatever programs the image has.
         std::thread::sleep(std::time::Duration::from_secs(20));
         return;
     }
@@ -101,9 +101,9 @@ fn main() {
     }
 }
 
-/// Beside the code of the user, whom it must give nothing to hold on to.
+/// Run the relay. It runs beside user code, which must not be able to use its descriptors or memory.
 fn relay(path: &[u8]) {
-    hide();
+    forbid_dumps();
     sys::close_from(3);
     if let Err(errno) = relay::run(path) {
         let what = format!("cannot reach {}", String::from_utf8_lossy(path));
@@ -112,7 +112,7 @@ fn relay(path: &[u8]) {
 }
 
 fn fail(code: i32, message: &str) -> ! {
-    let _nobody_listens = sys::write_all(2, format!("sandkasten-runner: {message}\n").as_bytes());
+    let _unread = sys::write_all(2, format!("sandkasten-runner: {message}\n").as_bytes());
     std::process::exit(code)
 }
 
@@ -127,12 +127,12 @@ fn parse(arguments: Vec<OsString>) -> Result<Options, String> {
         }
         let value = words
             .next()
-            .ok_or_else(|| format!("{name} needs a value"))?
+            .ok_or_else(|| format!("{name} requires a value"))?
             .into_vec();
         let text = String::from_utf8_lossy(&value).into_owned();
         let number = |text: &str| {
             text.parse()
-                .map_err(|_| format!("{name}: {text} is no number"))
+                .map_err(|_| format!("{name} must be a number, got {text}"))
         };
         match name.as_str() {
             "--listen-fd" => options.listen_fd = Some(number(&text)?),
@@ -148,7 +148,7 @@ fn parse(arguments: Vec<OsString>) -> Result<Options, String> {
             "--user" => options.user = Some(parse_ids(&name, &text)?),
             "--user-capabilities" => {
                 options.user_capabilities = u64::from_str_radix(&text, 16)
-                    .map_err(|_| format!("{name}: {text} is no hexadecimal number"))?;
+                    .map_err(|_| format!("{name} must be a hexadecimal number, got {text}"))?;
             }
             _ => return Err(format!("unknown option {name}")),
         }
@@ -157,10 +157,10 @@ fn parse(arguments: Vec<OsString>) -> Result<Options, String> {
         + usize::from(options.listen.is_some())
         + usize::from(options.stdio);
     if options.user_capabilities != 0 && options.user.is_none() {
-        return Err("--user-capabilities needs --user".to_owned());
+        return Err("--user-capabilities requires --user".to_owned());
     }
     if !options.own.is_empty() && options.user.is_none() {
-        return Err("--own needs --user".to_owned());
+        return Err("--own requires --user".to_owned());
     }
     if ways != 1 {
         return Err("give exactly one of --listen-fd, --listen and --stdio".to_owned());
@@ -178,17 +178,17 @@ fn parse_ids(name: &str, text: &str) -> Result<Ids, String> {
     ids.ok_or_else(|| format!("{name} must be UID:GID"))
 }
 
-/// What was attempted, and why it failed.
-type Stopped = (Cow<'static, str>, sys::Errno);
+/// What was attempted, and the errno.
+type StartError = (Cow<'static, str>, sys::Errno);
 
-fn stopped(what: &'static str) -> impl Fn(sys::Errno) -> Stopped {
+fn failed_to(what: &'static str) -> impl Fn(sys::Errno) -> StartError {
     move |errno| (Cow::Borrowed(what), errno)
 }
 
-fn run(options: Options) -> Result<i32, Stopped> {
+fn run(options: Options) -> Result<i32, StartError> {
     let (listen, ready) = take_descriptors(&options)?;
-    settle()?;
-    let signals = block_signals().map_err(stopped("cannot take signals"))?;
+    prepare_process()?;
+    let signals = block_signals().map_err(failed_to("cannot take signals"))?;
     if let Some(user) = options.user {
         for path in &options.own {
             sys::own_dir(path, user.uid, user.gid).map_err(|errno| {
@@ -197,7 +197,7 @@ fn run(options: Options) -> Result<i32, Stopped> {
             })?;
         }
     }
-    // After directories were given away: one of them may be where an image's link leads.
+    // After the owners of directories were changed: a symlink of the image may lead to one of them.
     for path in &options.guard {
         if let Err((place, errno)) = sys::check_only_root_can_replace(path) {
             let place = String::from_utf8_lossy(&place).into_owned();
@@ -206,16 +206,16 @@ fn run(options: Options) -> Result<i32, Stopped> {
     }
     if let Some(ids) = options.run_as {
         identity::step_down(ids, options.user_capabilities)
-            .map_err(stopped("cannot take the runner's id"))?;
+            .map_err(failed_to("cannot take the runner's id"))?;
     }
     let identity = Identity::current(options.user, options.user_capabilities);
     let state_dir = make_state_dir(options.state_dir, &identity)?;
     identity
-        .settle()
-        .map_err(stopped("cannot settle the identity"))?;
+        .drop_privileges()
+        .map_err(failed_to("cannot set up the identity"))?;
     let env: program::Env = std::env::vars_os()
         .map(|(name, value)| (name.into_vec(), value.into_vec()))
-        // Where we were started, not where a command runs.
+        // The directory in which we were started means nothing to a command.
         .filter(|(name, _)| name != b"PWD" && name != b"OLDPWD")
         .collect();
     let home = options
@@ -231,14 +231,14 @@ fn run(options: Options) -> Result<i32, Stopped> {
         shell,
         env,
     };
-    let mut server = Server::new(config, state_dir, signals).map_err(stopped("cannot poll"))?;
-    server.listen(listen).map_err(stopped("cannot listen"))?;
+    let mut server = Server::new(config, state_dir, signals).map_err(failed_to("cannot poll"))?;
+    server.listen(listen).map_err(failed_to("cannot listen"))?;
     if !options.stdio {
-        // Until now somebody may have read why we cannot start.
-        silence(2).map_err(stopped("no /dev/null"))?;
+        // Until now the caller could read on stderr why we cannot start.
+        open_null_as(2).map_err(failed_to("no /dev/null"))?;
     }
     if let Some(ready) = ready {
-        let _nobody_waits = sys::write_all(ready.as_raw_fd(), b"1");
+        let _unread = sys::write_all(ready.as_raw_fd(), b"1");
     }
     let code = server.run();
     server.wait_for_clients();
@@ -246,23 +246,23 @@ fn run(options: Options) -> Result<i32, Stopped> {
     Ok(code)
 }
 
-fn silence(fd: RawFd) -> Result<(), sys::Errno> {
+fn open_null_as(fd: RawFd) -> Result<(), sys::Errno> {
     let null = sys::open(b"/dev/null", libc::O_RDWR, 0)?;
     // SAFETY: replaces a standard descriptor by /dev/null.
     sys::check(unsafe { libc::dup2(null.as_raw_fd(), fd) }).map(|_| ())
 }
 
-/// Keeps what we were given, closes every other descriptor, and puts /dev/null on stdin and stdout.
-fn take_descriptors(options: &Options) -> Result<(Listen, Option<OwnedFd>), Stopped> {
-    let failed = stopped("cannot take the descriptors");
-    // First well above everything that could be in the way, then down to where we want them.
+/// Keep the given descriptors, close every other one, and put /dev/null on stdin and stdout.
+fn take_descriptors(options: &Options) -> Result<(Listen, Option<OwnedFd>), StartError> {
+    let failed = failed_to("cannot take the descriptors");
+    // First to high numbers, out of the way, so that everything below can be closed.
     let keep = |fd: RawFd| sys::duplicate_above(fd, 100);
     let ready = match options.ready_fd {
-        Some(fd) => Some(keep(fd).map_err(stopped("--ready-fd is not open"))?),
+        Some(fd) => Some(keep(fd).map_err(failed_to("--ready-fd is not open"))?),
         None => None,
     };
     let listen = match (options.listen_fd, &options.listen) {
-        (Some(fd), _) => Listen::Inherited(keep(fd).map_err(stopped("--listen-fd is not open"))?),
+        (Some(fd), _) => Listen::Inherited(keep(fd).map_err(failed_to("--listen-fd is not open"))?),
         (None, Some(path)) => Listen::Path(path.clone()),
         (None, None) => Listen::Stdio(keep(0).map_err(&failed)?, keep(1).map_err(&failed)?),
     };
@@ -279,15 +279,15 @@ fn take_descriptors(options: &Options) -> Result<(Listen, Option<OwnedFd>), Stop
         next = fd + 1;
     }
     sys::close_from(next);
-    // Stderr stays while we may fail to start, and with --stdio for messages of the last resort.
+    // Stderr stays open while we may fail to start, and with --stdio for a last message.
     for fd in [0, 1] {
-        silence(fd).map_err(stopped("no /dev/null"))?;
+        open_null_as(fd).map_err(failed_to("no /dev/null"))?;
     }
     Ok((listen, ready))
 }
 
-/// What has our id, or can look at us, gets nothing of us, not even a core.
-fn hide() {
+/// Keep processes with our id from reading our memory, and write no core dump.
+fn forbid_dumps() {
     let none = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
@@ -299,25 +299,25 @@ fn hide() {
     }
 }
 
-fn settle() -> Result<(), Stopped> {
-    hide();
+fn prepare_process() -> Result<(), StartError> {
+    forbid_dumps();
     // SAFETY: attributes of this process alone; mallopt takes integers.
     unsafe {
-        // Also where we are not the first process: orphans of our commands come to us.
+        // Also where we are not the first process: orphans of our commands are reparented to us.
         libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
         // Large buffers go back to the kernel at once, so that an idle runner stays small.
         libc::mallopt(libc::M_MMAP_THRESHOLD, 128 << 10);
-        sys::check(libc::chdir(b"/\0".as_ptr().cast())).map_err(stopped("cannot enter /"))?;
+        sys::check(libc::chdir(b"/\0".as_ptr().cast())).map_err(failed_to("cannot enter /"))?;
     }
     Ok(())
 }
 
-/// Nothing that can be blocked may end us; children get the defaults back before they exec.
+/// Block every signal, so that none ends us; children get the defaults back before they exec.
 fn block_signals() -> Result<OwnedFd, sys::Errno> {
     // SAFETY: zeroed sets are initialised by sigfillset and sigemptyset before they are used.
     unsafe {
-        // As the kernel sees it: libc keeps two signals for itself and would not reset them, though we
-        // may have inherited them ignored. All zeros is the default action, whatever the architecture.
+        // By system call: libc keeps two signals for itself and would not reset them, though we may
+        // have inherited them ignored. All zeros is the default action on every architecture.
         let default = [0u64; 8];
         for signal in 1..=64 {
             let old = std::ptr::null::<u64>();
@@ -340,8 +340,8 @@ fn block_signals() -> Result<OwnedFd, sys::Errno> {
     }
 }
 
-/// Searchable by the user's shells, writable by us alone.
-fn make_state_dir(given: Option<Vec<u8>>, identity: &Identity) -> Result<Vec<u8>, Stopped> {
+/// Make the directory for the files of shells: searchable by the user, writable by us alone.
+fn make_state_dir(given: Option<Vec<u8>>, identity: &Identity) -> Result<Vec<u8>, StartError> {
     let path = match given {
         Some(path) => path,
         None => format!("/tmp/.sandkasten-{}-{}", std::process::id(), sys::boot_ns()).into_bytes(),
@@ -350,8 +350,8 @@ fn make_state_dir(given: Option<Vec<u8>>, identity: &Identity) -> Result<Vec<u8>
         Err(libc::EEXIST) => Ok(()),
         other => other,
     });
-    made.map_err(stopped("cannot make the state directory"))?;
-    let searchable = sys::c_string(&path).map_err(stopped("bad state directory"))?;
+    made.map_err(failed_to("cannot make the state directory"))?;
+    let searchable = sys::c_string(&path).map_err(failed_to("bad state directory"))?;
     // SAFETY: `searchable` is NUL-terminated. Not ours to change: then it must fit already.
     unsafe { libc::chmod(searchable.as_ptr(), 0o711) };
     Ok(path)

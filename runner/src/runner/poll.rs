@@ -1,4 +1,4 @@
-//! epoll, with tokens that are never used twice: an event for something already gone finds nothing.
+//! epoll, with tokens that are never used twice: an event for a closed descriptor finds no source.
 
 use crate::sys::{self, Errno};
 use std::collections::HashMap;
@@ -33,7 +33,7 @@ pub struct Poll {
     fine: bool,
 }
 
-/// A descriptor that is being watched; closing it ends the watch.
+/// A descriptor that is being polled; closing it ends that.
 pub struct Watched {
     pub fd: OwnedFd,
     pub token: u64,
@@ -76,7 +76,7 @@ impl Poll {
 
     pub fn remove(&mut self, fd: RawFd, token: u64) {
         if self.sources.remove(&token).is_some() {
-            let _gone_already = self.control(libc::EPOLL_CTL_DEL, fd, token, 0);
+            let _already_closed = self.control(libc::EPOLL_CTL_DEL, fd, token, 0);
         }
     }
 
@@ -95,7 +95,7 @@ impl Poll {
             .map(|_| ())
     }
 
-    /// Waits at most `timeout_ns` (forever when `None`) and puts what is ready into `ready`.
+    /// Wait at most `timeout_ns` (forever if `None`) and put the ready sources into `ready`.
     pub fn wait(&mut self, timeout_ns: Option<u64>, ready: &mut Vec<Ready>) {
         ready.clear();
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];

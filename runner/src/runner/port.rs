@@ -13,7 +13,7 @@ struct Port {
     socket: OwnedFd,
     address: SocketAddr,
     connected: bool,
-    /// From the client, on its way to the server.
+    /// Data from the client that the server has not taken yet.
     pending: Vec<u8>,
     pending_at: usize,
     client_ended: bool,
@@ -133,7 +133,7 @@ impl Port {
                 }
                 Err(libc::EAGAIN) => return,
                 Err(_) => {
-                    // The server reads no more; what is still to come goes nowhere.
+                    // The server reads no more; drop what the client still sends.
                     out.grant((self.pending.len() - self.pending_at) as u32);
                     self.pending_at = self.pending.len();
                     self.half_closed = true;
@@ -189,8 +189,8 @@ impl Port {
         }
         self.write_pending(out);
         let more = self.read_some(out);
-        // A server that closed its side has said all it will: whoever reads an answer that ends
-        // with the connection waits for just this.
+        // A server that closed its side sends nothing more: a client whose answer ends with the
+        // connection waits for exactly this.
         if self.server_ended && self.pending.is_empty() {
             out.result(json!({"sent": self.sent, "received": self.received}));
             return Step::Done;

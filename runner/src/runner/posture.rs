@@ -1,7 +1,7 @@
-//! `--posture`: what the process itself is allowed and sees, as one JSON object on standard output.
+//! `--posture`: what this process may do and see, as one JSON object on standard output.
 //!
 //! Run as a command of the user, for a host that cannot look at the sandbox from outside. It needs no
-//! other program of the image. What this kernel does not tell is left out or null, never made up.
+//! program of the image. A value that this kernel does not report is left out or null, never invented.
 
 use serde_json::{json, Map, Value};
 use std::io;
@@ -31,7 +31,7 @@ pub fn describe() -> io::Result<Value> {
     }))
 }
 
-/// Names of mount points are bytes; the rest of what we read is text.
+/// Read a file of /proc. Names of mount points are bytes; the rest is text.
 fn text(path: &str) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&std::fs::read(path)?).into_owned())
 }
@@ -56,7 +56,7 @@ fn namespaces() -> io::Result<Map<String, Value>> {
     Ok(found)
 }
 
-/// Those that are still there once the listing, which has one of its own, is over.
+/// Return the descriptors that are still open after the listing, which has one of its own.
 fn descriptors() -> io::Result<Vec<i32>> {
     let mut listed = Vec::new();
     for entry in std::fs::read_dir("/proc/self/fd")? {
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_within_a_value_is_no_field() {
+    fn name_inside_a_value_is_not_a_field() {
         let found = status("Name:\tUid:\nUid:\t1\t2\t3\t4\nGroups:\t \nVmPeak: 3 kB\nUidx: 1\n");
         let found: Vec<_> = found
             .iter()

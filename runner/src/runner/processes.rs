@@ -1,4 +1,4 @@
-//! /proc: who is there, who is whose child. Its text is partly chosen by user code and is parsed as such.
+//! Processes, as /proc lists them. Its content is partly chosen by user code and parsed accordingly.
 
 use crate::sys::{self, Errno};
 use crate::wire::bytes;
@@ -14,9 +14,9 @@ pub struct Process {
     pub state: u8,
     pub threads: u64,
     pub cpu_ticks: u64,
-    /// Of its children that ended and were waited for, and of theirs.
+    /// Processor time of its children that ended and were waited for, and of theirs.
     pub child_ticks: u64,
-    /// Clock ticks since boot; with the pid it names a process for good.
+    /// Start time in clock ticks since boot; with the pid it identifies one process.
     pub start: u64,
     pub rss_pages: u64,
     pub name: Vec<u8>,
@@ -41,7 +41,8 @@ pub fn stat(pid: i32) -> Option<Process> {
     parse_stat(pid, &text)
 }
 
-/// The name stands in parentheses and may itself contain them, spaces and newlines.
+/// Parse /proc/<pid>/stat. The name stands in parentheses and may itself contain them, spaces and
+/// newlines.
 fn parse_stat(pid: i32, text: &[u8]) -> Option<Process> {
     let open = text.iter().position(|&c| c == b'(')?;
     let close = text.iter().rposition(|&c| c == b')')?;
@@ -67,7 +68,7 @@ pub fn all() -> Result<Vec<Process>, Errno> {
     Ok(pids()?.into_iter().filter_map(stat).collect())
 }
 
-/// Direct children of a single-threaded process, or `None` where the kernel does not tell.
+/// Return the direct children of a single-threaded process; `None` where the kernel does not list them.
 pub fn children(pid: i32) -> Option<Vec<i32>> {
     let path = format!("/proc/{pid}/task/{pid}/children");
     let text = sys::read_file(path.as_bytes(), 1 << 20).ok()?;
@@ -79,9 +80,9 @@ pub fn children(pid: i32) -> Option<Vec<i32>> {
     )
 }
 
-/// What a reader of `proc.list` may learn about the owner of a process.
+/// Which command each process belongs to, for `proc.list`.
 pub struct Owners {
-    /// Supervisor pid → the command it carries, and when that began (unix ms).
+    /// Supervisor pid → the command that it carries, and when that began (unix ms).
     pub by_supervisor: HashMap<i32, (String, u64)>,
 }
 
@@ -98,20 +99,20 @@ pub fn list(owners: &Owners) -> Value {
     let boot_unix_ms = sys::unix_ms().saturating_sub(sys::boot_ns() / 1_000_000);
     let truncated = found.len() > protocol::MAX_PROCESSES;
     let mut rows = Vec::new();
-    // A result frame holds 1 MiB; hostile command lines must not push it over.
+    // A result frame holds 1 MiB; hostile command lines must not exceed it.
     let mut budget = 800_000usize;
     let mut cut = truncated;
     for process in found.iter().take(protocol::MAX_PROCESSES) {
-        // Gone since it was listed: it is not there any more.
-        let (uid, cmdline, weight) = match describe(process.pid) {
+        // It ended since it was listed.
+        let (uid, cmdline, json_size) = match describe(process.pid) {
             Some(described) => described,
             None => continue,
         };
-        if weight + 400 > budget {
+        if json_size + 400 > budget {
             cut = true;
             break;
         }
-        budget -= weight + 400;
+        budget -= json_size + 400;
         let started_ms = boot_unix_ms + process.start * 1000 / ticks;
         let mut row = json!({
             "pid": process.pid,
@@ -150,7 +151,7 @@ fn owner_of<'a>(
     None
 }
 
-/// `(uid, command line, how much JSON it may take)`.
+/// Return `(uid, command line, how many bytes of JSON that may take)`.
 fn describe(pid: i32) -> Option<(Value, Vec<Value>, usize)> {
     let uid = Value::from(
         sys::stat_link(format!("/proc/{pid}").as_bytes())
@@ -159,13 +160,17 @@ fn describe(pid: i32) -> Option<(Value, Vec<Value>, usize)> {
     );
     let path = format!("/proc/{pid}/cmdline");
     let raw = sys::read_file(path.as_bytes(), protocol::MAX_CMDLINE).unwrap_or_default();
-    let mut weight = raw.len() * 6;
+    let mut json_size = raw.len() * 6;
     let mut words: Vec<&[u8]> = raw.split(|&c| c == 0).collect();
     if words.last().map_or(false, |word| word.is_empty()) {
         words.pop();
     }
-    weight += words.len() * 16;
-    Some((uid, words.into_iter().map(bytes::to_json).collect(), weight))
+    json_size += words.len() * 16;
+    Some((
+        uid,
+        words.into_iter().map(bytes::to_json).collect(),
+        json_size,
+    ))
 }
 
 #[cfg(test)]
@@ -173,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_full_of_parentheses_does_not_shift_the_fields() {
+    fn name_with_parentheses_does_not_shift_the_fields() {
         let text = b"42 (a) R (b\n)) S 7 8 9 0 -1 4194304 1 2 3 4 50 60 5 6 20 0 3 0 12345 1000 77 18446744073709551615";
         let process = parse_stat(42, text).unwrap();
         assert_eq!(process.name, b"a) R (b\n)");
@@ -186,14 +191,14 @@ mod tests {
     }
 
     #[test]
-    fn cut_off_text_is_nobody() {
+    fn truncated_stat_is_rejected() {
         for text in ["", "42", "42 (x", "42 (x)", "42 (x) S 1", ") ("] {
             assert!(parse_stat(42, text.as_bytes()).is_none(), "{text}");
         }
     }
 
     #[test]
-    fn we_find_ourselves() {
+    fn list_contains_this_process() {
         let me = std::process::id() as i32;
         assert!(all().unwrap().iter().any(|p| p.pid == me && p.alive()));
     }

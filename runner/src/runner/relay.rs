@@ -1,18 +1,18 @@
-//! `--relay`: standard input to the runner's socket, the socket to standard output, both ways at once.
+//! `--relay`: copies standard input to the runner's socket and the socket to standard output.
 //!
-//! For a host that cannot reach the socket itself and has to go through a stream that an engine starts.
-//! It knows nothing of the protocol. Each way has one buffer, and reads nothing before that is written, so
-//! a side that does not read slows the other down and costs no memory.
+//! For a host that cannot reach the socket itself and has to use a stream that a container engine
+//! starts. It knows nothing of the protocol. Each direction has one buffer, and reads only when that is
+//! written, so a side that does not read slows the other one down and costs no memory.
 //!
-//! The end of the input is handed on, and what the runner still says after it is written; the end of the
-//! runner, or nobody left to read the output, is the end. So that nobody's relay stays behind, an input
-//! that is over and a `GRACE` in which nothing moves are the end as well.
+//! The end of the input is passed on, and what the runner still sends after it is written. The relay
+//! ends when the runner ends, or when the output has no reader. So that no relay is left behind, it
+//! also ends when the input is over and nothing has moved for `GRACE`.
 
 use crate::sys::{self, Errno};
 use std::os::unix::io::{AsRawFd, RawFd};
 
 const BUFFER: usize = 256 << 10;
-/// How long the other way may take a turn for itself.
+/// How many blocks one direction may copy before the other gets its turn.
 const ROUNDS: usize = 16;
 const GRACE_MS: libc::c_int = 10_000;
 const GONE: libc::c_short = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
@@ -23,7 +23,7 @@ struct Way {
     buffer: Vec<u8>,
     start: usize,
     end: usize,
-    /// Nothing comes any more.
+    /// No more data will come.
     ended: bool,
     reset: bool,
 }
@@ -49,7 +49,7 @@ impl Way {
         self.ended && !self.pending()
     }
 
-    /// Goes on until one side would have to be waited for; an error is that of the writing side.
+    /// Copy until one side would block; an error is that of the writing side.
     fn pump(&mut self) -> Result<(), Errno> {
         for _ in 0..ROUNDS {
             if !self.pending() {
@@ -67,7 +67,7 @@ impl Way {
         Ok(())
     }
 
-    /// False when there is nothing to write now.
+    /// Return false when there is nothing to write now.
     fn fill(&mut self) -> bool {
         match sys::read(self.from, &mut self.buffer) {
             Ok(0) => self.ended = true,
@@ -76,7 +76,7 @@ impl Way {
                 self.end = count;
             }
             Err(libc::EAGAIN) => {}
-            // Said once of a socket that was closed with something unread; its last words may follow.
+            // Reported once for a socket that was closed with data unread; more data may follow.
             Err(libc::ECONNRESET) if !self.reset => {
                 self.reset = true;
                 return self.fill();
@@ -90,15 +90,15 @@ impl Way {
 struct Relay {
     up: Way,
     down: Way,
-    /// The input's writer is gone, though not everything was read.
+    /// The writer of the input is gone, though not everything was read.
     hung_up: bool,
-    /// The runner takes nothing more.
+    /// The runner takes no more data.
     refused: bool,
-    /// It was told that nothing more comes.
+    /// The runner was told that no more data will come.
     told: bool,
 }
 
-/// The error is that of reaching the socket.
+/// Run the relay. An error means that the socket could not be reached.
 pub fn run(path: &[u8]) -> Result<(), Errno> {
     let socket = sys::connect_unix(path, GRACE_MS)?;
     let fd = socket.as_raw_fd();
@@ -121,7 +121,7 @@ pub fn run(path: &[u8]) -> Result<(), Errno> {
 }
 
 impl Relay {
-    /// Waits until something can move, and moves it. False at the end.
+    /// Wait until data can move, and move it. Return false at the end.
     fn turn(&mut self, socket: RawFd) -> bool {
         let watch = |fd: RawFd, watched: bool, events: libc::c_short| libc::pollfd {
             fd: if watched { fd } else { -1 },
@@ -135,7 +135,7 @@ impl Relay {
         let from_socket = when(!self.down.pending(), libc::POLLIN);
         let of_socket = to_socket | from_socket;
         let mut polled = [
-            // Watched for its end even while it may not be read, and until then only: an end is told
+            // Polled for its end even while it may not be read, and only until then: an end is reported
             // again and again.
             watch(
                 0,

@@ -1,7 +1,7 @@
-//! What a command has written: for each source the first and the last bytes, exactly, and when they came.
+//! The output of a command: for each source the first and the last bytes, exactly, and their order.
 //!
-//! Bytes lie in two stores per source (head, never dropped; tail, oldest dropped first). Chunks are only
-//! *marks* into them, so that many tiny writes cost a few bytes each and the number of marks is bounded.
+//! Each source has two stores (head, never dropped; tail, oldest bytes dropped first). Chunks are only
+//! *marks* into them, so many tiny writes cost a few bytes each and the number of marks is bounded.
 
 use std::collections::VecDeque;
 
@@ -36,7 +36,7 @@ impl Mark {
     }
 }
 
-/// A chunk as a reader sees it; its bytes may lie in two pieces.
+/// A chunk as a reader sees it; its bytes may be in two pieces.
 pub struct Chunk<'a> {
     pub seq: u64,
     pub offset: u64,
@@ -54,7 +54,7 @@ pub struct Ring {
     stores: [Store; SOURCES],
     marks: VecDeque<Mark>,
     last_seq: u64,
-    /// The newest chunk that some reader has been given; it may not grow any more.
+    /// The newest chunk that a reader has received; it may not grow any more.
     seen: u64,
 }
 
@@ -119,7 +119,7 @@ impl Ring {
         });
     }
 
-    /// Drops marks whose bytes are gone; if that is not enough, merges neighbours of one source.
+    /// Drop marks whose bytes are gone; if that is not enough, merge neighbours of one source.
     fn tidy(&mut self) {
         let stores = &self.stores;
         self.marks
@@ -150,7 +150,8 @@ impl Ring {
         }
     }
 
-    /// The first chunk after `seq` of which anything is kept. `sent[source]` is where a reader already is.
+    /// Return the first chunk after `seq` of which anything is kept. `sent[source]` is the offset up to
+    /// which the reader has the output.
     pub fn next(&self, seq: u64, sent: &[u64; SOURCES]) -> Option<Chunk<'_>> {
         let mut at = self.marks.partition_point(|mark| mark.seq <= seq);
         while let Some(mark) = self.marks.get(at) {
@@ -175,7 +176,7 @@ impl Ring {
         None
     }
 
-    /// A reader has been given everything up to `seq`.
+    /// Note that a reader has received everything up to `seq`.
     pub fn mark_seen(&mut self, seq: u64) {
         self.seen = self.seen.max(seq);
     }
@@ -194,7 +195,7 @@ impl Ring {
             .any(|store| store.tail_start > store.head.len() as u64)
     }
 
-    /// Memory held, roughly.
+    /// Return roughly how much memory is used.
     pub fn footprint(&self) -> usize {
         let bytes: usize = self
             .stores
@@ -204,7 +205,7 @@ impl Ring {
         bytes + self.marks.capacity() * std::mem::size_of::<Mark>()
     }
 
-    /// Gives the memory back; counts stay, later output is counted and not kept.
+    /// Free the memory; counts stay, and later output is counted but not kept.
     pub fn forget(&mut self) {
         for store in &mut self.stores {
             store.head = Vec::new();
@@ -276,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn head_and_tail_are_kept_to_the_byte_however_the_output_is_cut() {
+    fn head_and_tail_are_exact_for_any_size_of_writes() {
         for cap in [0usize, 1, 2, 3, 10, 101, 4096, 200_000] {
             for total in [0usize, 1, 2, 5, 9, 10, 11, 12, 100, 5000, 300_000] {
                 let data = pattern(total);
@@ -324,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_million_alternating_bytes_stay_exact_in_bounded_memory() {
+    fn million_alternating_bytes_stay_exact_in_bounded_memory() {
         let mut ring = Ring::new([0, 200_000, 200_000]);
         for i in 0..500_000u64 {
             ring.append(1, &[(i % 251) as u8]);
@@ -344,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forgotten_ring_still_counts() {
+    fn cleared_ring_still_counts() {
         let mut ring = Ring::new([0, 100, 100]);
         ring.append(1, b"abc");
         ring.forget();

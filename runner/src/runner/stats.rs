@@ -4,7 +4,7 @@ use crate::processes;
 use crate::sys;
 use serde_json::{json, Map, Value};
 
-/// What the server knows of itself.
+/// Counts from the server, and what to measure.
 pub struct Counts<'a> {
     pub started_ns: u64,
     pub running: usize,
@@ -53,7 +53,7 @@ fn space(path: &[u8]) -> Option<Value> {
     }))
 }
 
-/// Load averages in thousandths: numbers of the protocol are integers.
+/// Return the load averages in thousandths: numbers of the protocol are integers.
 fn load() -> Option<Value> {
     let text = sys::read_file(b"/proc/loadavg", 128).ok()?;
     let text = String::from_utf8(text).ok()?;

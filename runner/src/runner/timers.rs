@@ -1,32 +1,35 @@
-//! What is due when. Two clocks: the boot clock, and one that stands still while the host has us frozen.
+//! Timers on two clocks: the boot clock, and the work clock, which stands still while the host has us
+//! frozen.
 
 use crate::sys;
 use std::collections::BTreeMap;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Due {
-    /// A command's deadline, and the end of its grace. Work clock.
+    /// A command's deadline, and the end of its grace period. Work clock.
     Deadline(u64),
     Grace(u64),
-    /// Wait no longer for what the sweep of this command should bring. Work clock.
+    /// The time is over in which the shell of a swept command should have answered. Work clock.
     Swept(u64),
-    /// Output of a finished command on a terminal that somebody still holds.
+    /// The command has ended; its terminal may have had more output. Boot clock, as all without a
+    /// remark.
     Settle(u64),
-    /// Look again at a terminal that nobody had open on the other side.
+    /// Poll a terminal again that was open in no process.
     Terminal(u64),
-    /// Has the shell opened its command's standard input?
+    /// Check whether the shell has opened the standard input of its command.
     Reader(u64),
     /// `exec.wait` on this connection and stream.
     Wait(u64, u32),
     /// Try again to hand the shell its command.
     Deliver(u64),
-    /// Look whether a running shell lost its way. Work clock: it may have been about to take its command.
+    /// Check whether a running shell has skipped its answer. Work clock: it may have been about to take
+    /// its command.
     Watch(u64),
-    /// A shell's answer has begun and must end. Work clock.
+    /// The answer of a shell has begun and must end. Work clock.
     Answer(u64),
     Lease,
     Relisten,
-    /// A supervisor that carries nothing has waited long enough for a command.
+    /// The idle supervisor has waited long enough for a command.
     IdleSupervisor,
 }
 
@@ -101,7 +104,7 @@ impl Timers {
         }
     }
 
-    /// Nanoseconds until something is due; `None` when nothing ever is.
+    /// Return the nanoseconds until a timer is due; `None` when there is none.
     pub fn next_in(&self) -> Option<u64> {
         let boot = self
             .boot

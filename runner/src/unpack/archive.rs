@@ -1,18 +1,18 @@
-//! The archive as a row of members, each with everything its extensions say about it.
+//! The archive as a sequence of members, each with all that its extensions say about it.
 //!
-//! Where readers of tar differ it follows the stricter one, except that links and directories have
-//! no body whatever their size says, as for GNU tar and for Docker.
+//! Where readers of tar differ it follows the stricter one, except that links and directories have no
+//! body whatever their size says, as in GNU tar and Docker.
 
 use super::failure::{limit, malformed, show, Outcome};
-use super::input::{cut, Input};
+use super::input::{stops_early, Input};
 use super::pax::{self, Overrides, Time};
 use super::sparse::{self, Extent};
 use crate::tar::{self, padding, BLOCK};
 use std::io::Read;
 
-/// A name has to fit, and so do a few extended attributes.
+/// A name must fit, and so must a few extended attributes.
 const MOST_EXTENSION: u64 = 1024 * 1024;
-/// Before a member: a pax header, a GNU long name and link, a global header; more says nothing new.
+/// A member has at most a pax header, a GNU long name, a GNU long link and a global header before it.
 const MOST_EXTENSIONS: usize = 8;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub struct Member {
     pub gid: u64,
     pub mtime: Time,
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-    /// How long the file is, holes included.
+    /// The length of the file, holes included.
     pub size: u64,
     pub sparse: Option<Vec<Extent>>,
 }
@@ -71,7 +71,7 @@ impl Header {
 pub struct Archive<R> {
     input: Input<R>,
     globals: Overrides,
-    /// Bytes of the member's body that were not taken, and what fills its last block.
+    /// Bytes of the member's body that were not read yet, and the padding of its last block.
     left: u64,
     padding: u64,
     first: bool,
@@ -88,7 +88,7 @@ impl<R: Read> Archive<R> {
         }
     }
 
-    /// The next member; `None` once the end marker was read, and all that comes after it.
+    /// Return the next member; `None` once the end marker and everything after it was read.
     pub fn next(&mut self) -> Outcome<Option<Member>> {
         self.input.skip(self.left + self.padding)?;
         self.left = 0;
@@ -100,7 +100,7 @@ impl<R: Read> Archive<R> {
             let block = match self.input.block()? {
                 Some(block) => block,
                 None if first => return Err(malformed("the archive is empty")),
-                None => return Err(cut()),
+                None => return Err(stops_early()),
             };
             if block.iter().all(|&c| c == 0) {
                 if extensions > 0 {
@@ -127,7 +127,7 @@ impl<R: Read> Archive<R> {
         }
     }
 
-    /// Some bytes of the member's body, `most` at most; `None` at its end.
+    /// Return some bytes of the member's body, `most` at most; `None` at its end.
     pub fn body(&mut self, most: u64) -> Outcome<Option<&[u8]>> {
         let most = most.min(self.left);
         if most == 0 {
@@ -174,7 +174,7 @@ impl<R: Read> Archive<R> {
                     return Err(malformed("a global header that names or measures members"));
                 }
             }
-            // A volume's label.
+            // The label of a volume.
             _ => {}
         }
         Ok(())
@@ -193,7 +193,7 @@ impl<R: Read> Archive<R> {
             return Err(malformed("a member without a name"));
         }
         let kind = match header.flag {
-            // Before there was a type for directories.
+            // Old archives have no type for directories.
             0 | b'0' | b'7' if name.ends_with(b"/") && stored == 0 => Kind::Directory,
             0 | b'0' | b'7' | b'S' if !name.ends_with(b"/") => Kind::File,
             b'1' => Kind::HardLink,
@@ -217,7 +217,7 @@ impl<R: Read> Archive<R> {
             self.padding = padding(stored);
             size = stored;
             if header.flag == b'S' {
-                let (extents, real) = sparse::old(block, &mut self.input)?;
+                let (extents, real) = sparse::read_old_map(block, &mut self.input)?;
                 map = Some(extents);
                 size = real;
             } else if words.any() {
@@ -225,7 +225,8 @@ impl<R: Read> Archive<R> {
                 size = real.ok_or_else(|| malformed("a sparse file without its size"))?;
                 map = Some(match words.version {
                     (Some(1), Some(0)) if words.map.is_empty() => {
-                        let (extents, taken) = sparse::at_the_front(&mut self.input, stored)?;
+                        let (extents, taken) =
+                            sparse::read_map_before_data(&mut self.input, stored)?;
                         self.left -= taken;
                         extents
                     }

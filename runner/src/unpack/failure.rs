@@ -6,9 +6,9 @@ use std::io;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// No tar, a corrupt one, or one that stops early.
+    /// Not a tar archive, a corrupt one, or one that stops early.
     Malformed,
-    /// A name or link that would lead elsewhere.
+    /// A name or link that leads outside the target.
     Hostile,
     /// More, larger, longer or deeper than allowed.
     Limit,
@@ -16,7 +16,7 @@ pub enum Kind {
     Space,
     /// The kernel refused something else.
     System,
-    /// A mistake of the caller.
+    /// Wrong arguments.
     Usage,
 }
 
@@ -51,7 +51,7 @@ impl Failure {
         }
     }
 
-    /// What the kernel said when `what` was tried.
+    /// Return a failure of the kernel. `what` says what was attempted.
     pub fn kernel(what: impl AsRef<str>, errno: Errno) -> Failure {
         let kind = match errno {
             libc::ENOSPC | libc::EDQUOT => Kind::Space,
@@ -72,7 +72,7 @@ impl From<Invalid> for Failure {
     }
 }
 
-/// Return the kernel's words for an error number.
+/// Return the kernel's description of an error number.
 pub fn describe(errno: Errno) -> String {
     io::Error::from_raw_os_error(errno).to_string()
 }
@@ -89,7 +89,7 @@ pub fn limit(message: impl Into<String>) -> Failure {
     Failure::new(Kind::Limit, message)
 }
 
-/// A name for a message: readable, on one line, and short.
+/// Return a name for a message: readable, on one line, and short.
 pub fn show(name: &[u8]) -> String {
     const MOST: usize = 200;
     let cut = &name[..name.len().min(MOST)];

@@ -1,5 +1,5 @@
-//! Archives with bytes changed, cut out and cut off: the parser ends, in bounded memory, and never
-//! panics. Members it still gives are what they claim to be.
+//! Archives with bytes changed, removed and cut off: the parser ends, in bounded memory, and never
+//! panics. Members that it still returns are consistent.
 
 use super::archive::{Archive, Kind};
 use super::input::Input;
@@ -61,8 +61,8 @@ fn records(pairs: &[(&str, &str)]) -> Vec<u8> {
     data
 }
 
-/// One of everything the parser knows.
-fn whole() -> Vec<u8> {
+/// Return an archive with one member of every kind that the parser knows.
+fn complete_archive() -> Vec<u8> {
     let mut archive = Vec::new();
     let pax = |archive: &mut Vec<u8>, flag, pairs| member(archive, b"pax", flag, &records(pairs));
     pax(&mut archive, b'g', &[("mtime", "1.5")]);
@@ -107,7 +107,7 @@ fn member_body(into: &mut Vec<u8>, data: &[u8]) {
     into.resize((into.len() + BLOCK - 1) / BLOCK * BLOCK, 0);
 }
 
-/// How many members there were before the end or the first thing that was wrong.
+/// Count the members before the end or the first error.
 fn read_through(bytes: &[u8]) -> (usize, bool) {
     let mut archive = Archive::new(Input::new(bytes, 1 << 20));
     let mut count = 0;
@@ -130,13 +130,13 @@ fn read_through(bytes: &[u8]) -> (usize, bool) {
 }
 
 #[test]
-fn an_archive_with_one_of_everything_is_read_to_its_end() {
-    assert_eq!(read_through(&whole()), (7, true));
+fn archive_with_every_kind_of_member_is_read_to_its_end() {
+    assert_eq!(read_through(&complete_archive()), (7, true));
 }
 
 #[test]
-fn whatever_is_changed_in_it_the_parser_comes_to_an_end() {
-    let good = whole();
+fn parser_ends_on_any_changed_archive() {
+    let good = complete_archive();
     let mut random = Random(7);
     let (mut survived, mut refused) = (0, 0);
     for round in 0..6_000 {
@@ -159,7 +159,7 @@ fn whatever_is_changed_in_it_the_parser_comes_to_an_end() {
             }
         }
         if round % 2 == 0 {
-            // Headers whose sum holds again, or hardly any change would get past it.
+            // Recompute the checksums of headers, or hardly any change would get past them.
             for start in (0..bytes.len() / BLOCK * BLOCK).step_by(BLOCK) {
                 let block: [u8; BLOCK] = bytes[start..start + BLOCK].try_into().unwrap();
                 if &block[257..262] == b"ustar" {
@@ -172,12 +172,12 @@ fn whatever_is_changed_in_it_the_parser_comes_to_an_end() {
             (_, false) => refused += 1,
         }
     }
-    // Both happen, or the changes are not what they should be.
+    // Both must happen, or the changes are useless.
     assert!(survived > 500 && refused > 500, "{} {}", survived, refused);
 }
 
 #[test]
-fn noise_is_refused() {
+fn random_bytes_are_refused() {
     let mut random = Random(11);
     for _ in 0..2_000 {
         let bytes: Vec<u8> = (0..3 * BLOCK).map(|_| random.below(256) as u8).collect();
@@ -186,7 +186,7 @@ fn noise_is_refused() {
 }
 
 #[test]
-fn an_input_that_never_ends_is_left() {
+fn endless_input_is_refused() {
     let mut archive = Archive::new(Input::new(std::io::repeat(0).take(u64::MAX), 1 << 30));
     assert!(archive.next().is_err());
 }

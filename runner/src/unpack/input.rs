@@ -1,13 +1,13 @@
-//! The archive as it comes: large reads, small takes, and an end to how much there may be.
+//! The input as it arrives: large reads, small pieces, and a limit on how much there may be.
 
 use super::failure::{limit, malformed, Failure, Outcome};
 use crate::sys;
 use crate::tar::BLOCK;
 use std::io::{ErrorKind, Read};
 
-/// Large enough that reading costs little, small enough to stay in a core's cache.
+/// Large enough that reading costs little, small enough to stay in the cache of a core.
 const BUFFER: usize = 256 * 1024;
-/// What may follow the end marker.
+/// How many bytes may follow the end marker.
 const MOST_AFTER: u64 = 64 * 1024 * 1024;
 
 pub struct Input<R> {
@@ -30,7 +30,7 @@ impl<R: Read> Input<R> {
         }
     }
 
-    /// One read behind what is there; `false` at the end.
+    /// Read once and append to the buffer; `false` at the end.
     fn fill(&mut self) -> Outcome<bool> {
         if self.start > 0 {
             self.buffer.copy_within(self.start..self.end, 0);
@@ -41,10 +41,9 @@ impl<R: Read> Input<R> {
             match self.from.read(&mut self.buffer[self.end..]) {
                 Ok(0) => return Ok(false),
                 Ok(count) => {
-                    self.allowed = self
-                        .allowed
-                        .checked_sub(count as u64)
-                        .ok_or_else(|| limit("the archive is longer than its content may be"))?;
+                    self.allowed = self.allowed.checked_sub(count as u64).ok_or_else(|| {
+                        limit("the archive is longer than the limits of its content allow")
+                    })?;
                     self.end += count;
                     return Ok(true);
                 }
@@ -56,13 +55,13 @@ impl<R: Read> Input<R> {
         }
     }
 
-    /// The next block; `None` where the input ends before it.
+    /// Return the next block; `None` if the input ends before it.
     pub fn block(&mut self) -> Outcome<Option<[u8; BLOCK]>> {
         while self.end - self.start < BLOCK {
             if !self.fill()? {
                 return match self.end - self.start {
                     0 => Ok(None),
-                    _ => Err(cut()),
+                    _ => Err(stops_early()),
                 };
             }
         }
@@ -72,10 +71,10 @@ impl<R: Read> Input<R> {
         Ok(Some(block))
     }
 
-    /// At least one byte and at most `most`, which is not zero.
+    /// Return at least one byte and at most `most`, which is not zero.
     pub fn piece(&mut self, most: u64) -> Outcome<&[u8]> {
         if self.start == self.end && !self.fill()? {
-            return Err(cut());
+            return Err(stops_early());
         }
         let count = most.min((self.end - self.start) as u64) as usize;
         let piece = &self.buffer[self.start..self.start + count];
@@ -90,8 +89,8 @@ impl<R: Read> Input<R> {
         Ok(())
     }
 
-    /// To the end of the input, whatever stands there: whoever writes to us hashes all of it. Writers
-    /// fill a last record, and nobody needs more than this.
+    /// Read to the end of the input: the process that writes to us hashes all of it. Writers fill a
+    /// last record, and none needs more than this.
     pub fn drain(&mut self) -> Outcome<()> {
         self.allowed = self.allowed.min(MOST_AFTER);
         self.start = self.end;
@@ -102,6 +101,6 @@ impl<R: Read> Input<R> {
     }
 }
 
-pub fn cut() -> Failure {
+pub fn stops_early() -> Failure {
     malformed("the archive stops before its end")
 }

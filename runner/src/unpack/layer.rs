@@ -1,43 +1,43 @@
-//! Members made below the target, one after the other: what a layer's entries do to its tree.
+//! Members created below the target, one after the other: what the entries of a layer do to its tree.
 //!
-//! An entry replaces an earlier one of its name; two directories become one. Whiteouts speak of the
-//! layers below and never of this one, so their order among its entries does not matter. What a
-//! tree of ours may not have (devices, set-id bits, attributes beyond `user.*`) is left out.
+//! An entry replaces an earlier one of the same name; two directories are merged. Whiteouts refer to
+//! the layers below and never to this one, so their order among its entries does not matter. Devices,
+//! set-id bits and attributes beyond `user.*` are not allowed in a tree and are left out.
 
 use super::archive::{Archive, Kind, Member};
 use super::confine;
 use super::failure::{self, hostile, limit, malformed, show, Failure, Outcome};
 use super::names::{self, Meaning};
 use super::pax::Time;
-use super::tree::{self, Found, Tree};
+use super::tree::{self, Entered, Tree};
 use crate::sys::{self, Errno};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::os::unix::io::{AsFd, BorrowedFd, OwnedFd};
 
-/// Ids of an image end here: sandboxes are mapped to ranges of this size.
+/// The highest id of an image plus one: sandboxes are mapped to ranges of this size.
 const IDS: u64 = 65_536;
 
 pub struct Limits {
-    /// Of content and attributes, holes included.
+    /// Content and attributes, holes included.
     pub bytes: u64,
     pub entries: u64,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Of content, holes not included.
+    /// Content, holes not included.
     pub bytes: u64,
-    /// Everything that was made.
+    /// Everything that was created.
     pub files: u64,
-    /// Devices and FIFOs that were not.
+    /// Devices and FIFOs, which are not created.
     pub skipped: u64,
 }
 
 pub struct Layer {
     tree: Tree,
-    /// Owners and `trusted.*` can be set.
+    /// Owners and `trusted.*` attributes can be set.
     root: bool,
     limits: Limits,
     apparent: u64,
@@ -46,9 +46,9 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// A layer that says nothing of its root directory has one that everybody may read.
+    /// A layer without an entry for its root directory has one that every user may read.
     pub fn new(target: OwnedFd, root: bool, limits: Limits) -> Outcome<Layer> {
-        // Would take the place of the modes that members are made with.
+        // A default ACL would replace the modes that members are created with.
         let _ = sys::remove_xattr(target.as_fd(), b"system.posix_acl_default");
         sys::set_mode(target.as_fd(), 0o755)
             .map_err(|e| Failure::kernel("open up the target", e))?;
@@ -84,7 +84,7 @@ impl Layer {
         }
         let (name, parents) = match place.path.split_last() {
             Some((name, parents)) => (name, parents),
-            None => return self.root_itself(member),
+            None => return self.root_directory(member),
         };
         if place.meaning == Meaning::Whiteout {
             self.report.files += 1;
@@ -125,7 +125,7 @@ impl Layer {
     fn check_owner(&self, member: &Member) -> Outcome<()> {
         if self.root && (member.uid >= IDS || member.gid >= IDS) {
             return Err(limit(format!(
-                "{} belongs to {}:{}, past {}",
+                "{} belongs to {}:{}, above {}",
                 show(&member.name),
                 member.uid,
                 member.gid,
@@ -135,11 +135,11 @@ impl Layer {
         Ok(())
     }
 
-    /// Goes to the directory `path`, making what is missing of it.
+    /// Go to the directory `path`, creating what is missing.
     fn walk(&mut self, path: &[Vec<u8>]) -> Outcome<()> {
         let shared = self.tree.retreat(path)?;
         for name in &path[shared..] {
-            if let Found::There = self.tree.enter(name)? {
+            if let Entered::Existing = self.tree.enter(name)? {
                 continue;
             }
             self.count_entry()?;
@@ -148,18 +148,18 @@ impl Layer {
         Ok(())
     }
 
-    /// Makes a directory where nothing or a whiteout stands, and goes into it. What a whiteout hid
-    /// of the layers below stays hidden.
+    /// Create a directory where nothing or a whiteout exists, and enter it. What a whiteout hid of the
+    /// layers below stays hidden.
     fn make_directory(&mut self, name: &[u8], mode: u32, mtime: Time) -> Outcome<()> {
         self.tree.touch();
-        let mut made = sys::make_dir_at(self.tree.here(), name, mode);
+        let mut created = sys::make_dir_at(self.tree.here(), name, mode);
         let mut replaces = false;
-        if exists(&made) && tree::is_whiteout(self.tree.here(), name) {
+        if exists(&created) && tree::is_whiteout(self.tree.here(), name) {
             replaces = true;
             self.tree.clear(name)?;
-            made = sys::make_dir_at(self.tree.here(), name, mode);
+            created = sys::make_dir_at(self.tree.here(), name, mode);
         }
-        made.map_err(|e| Failure::kernel(show(name), e))?;
+        created.map_err(|e| Failure::kernel(show(name), e))?;
         self.tree.enter_new(name, mtime)?;
         if replaces {
             self.make_opaque()?;
@@ -171,8 +171,8 @@ impl Layer {
         let failed = |e: Errno| Failure::kernel(show(&member.name), e);
         let mode = self.directory_mode(member.mode);
         match self.tree.enter(name) {
-            Ok(Found::There) => sys::set_mode(self.tree.here(), mode).map_err(failed)?,
-            Ok(Found::Missing) => self.make_directory(name, mode, member.mtime)?,
+            Ok(Entered::Existing) => sys::set_mode(self.tree.here(), mode).map_err(failed)?,
+            Ok(Entered::Missing) => self.make_directory(name, mode, member.mtime)?,
             Err(e) if e.kind == failure::Kind::Hostile => {
                 self.tree.clear(name)?;
                 self.make_directory(name, mode, member.mtime)?;
@@ -182,7 +182,7 @@ impl Layer {
         self.finish_directory(member)
     }
 
-    fn root_itself(&mut self, member: &Member) -> Outcome<()> {
+    fn root_directory(&mut self, member: &Member) -> Outcome<()> {
         if member.kind != Kind::Directory {
             return Err(hostile(format!(
                 "{} would take the place of the root directory",
@@ -198,7 +198,7 @@ impl Layer {
         self.finish_directory(member)
     }
 
-    /// Without root a directory that is closed to its owner could not be filled or removed.
+    /// Without root, a directory that is closed to its owner could be neither filled nor removed.
     fn directory_mode(&self, mode: u32) -> u32 {
         let mode = mode & 0o1777;
         if self.root {
@@ -213,8 +213,8 @@ impl Layer {
             sys::set_owner(self.tree.here(), member.uid as u32, member.gid as u32)
                 .map_err(|e| Failure::kernel(show(&member.name), e))?;
         }
-        let kept = self.kept_xattrs(member)?;
-        set_xattrs(self.tree.here(), &kept, member)?;
+        let attributes = self.kept_xattrs(member)?;
+        set_xattrs(self.tree.here(), &attributes, member)?;
         self.tree.set_time(member.mtime);
         Ok(())
     }
@@ -226,22 +226,22 @@ impl Layer {
         archive: &mut Archive<R>,
     ) -> Outcome<()> {
         self.count_bytes(member.size)?;
-        let kept = self.kept_xattrs(member)?;
+        let attributes = self.kept_xattrs(member)?;
         let failed = |e: Errno| Failure::kernel(show(&member.name), e);
         self.tree.touch();
         let last_mode = member.mode & 0o1777;
-        // Attributes can be set by those who may write, however the file was opened.
-        let mode = match kept.is_empty() {
+        // Setting an attribute needs write permission, however the file was opened.
+        let mode = match attributes.is_empty() {
             true => last_mode,
             false => last_mode | 0o600,
         };
-        let mut made = create(self.tree.here(), name, mode);
-        if exists(&made) {
-            // Never written through: the old file may have other names.
+        let mut created = create(self.tree.here(), name, mode);
+        if exists(&created) {
+            // Never write through: the old file may have other names.
             self.tree.clear(name)?;
-            made = create(self.tree.here(), name, mode);
+            created = create(self.tree.here(), name, mode);
         }
-        let file = File::from(made.map_err(failed)?);
+        let file = File::from(created.map_err(failed)?);
         let io_failed = |e: io::Error| failed(sys::errno_of(&e));
         match &member.sparse {
             None => {
@@ -266,7 +266,7 @@ impl Layer {
         if self.root && (member.uid, member.gid) != (0, 0) {
             sys::set_owner(file.as_fd(), member.uid as u32, member.gid as u32).map_err(failed)?;
         }
-        set_xattrs(file.as_fd(), &kept, member)?;
+        set_xattrs(file.as_fd(), &attributes, member)?;
         if mode != last_mode {
             sys::set_mode(file.as_fd(), last_mode).map_err(failed)?;
         }
@@ -279,12 +279,12 @@ impl Layer {
             return Err(malformed("the target of a link contains a NUL byte"));
         }
         self.tree.touch();
-        let mut made = sys::symlink_at(&member.target, self.tree.here(), name);
-        if exists(&made) {
+        let mut created = sys::symlink_at(&member.target, self.tree.here(), name);
+        if exists(&created) {
             self.tree.clear(name)?;
-            made = sys::symlink_at(&member.target, self.tree.here(), name);
+            created = sys::symlink_at(&member.target, self.tree.here(), name);
         }
-        made.map_err(failed)?;
+        created.map_err(failed)?;
         if self.root && (member.uid, member.gid) != (0, 0) {
             let (uid, gid) = (member.uid as u32, member.gid as u32);
             sys::set_owner_at(self.tree.here(), name, uid, gid).map_err(failed)?;
@@ -292,13 +292,13 @@ impl Layer {
         sys::set_times_at(self.tree.here(), name, member.mtime.into()).map_err(failed)
     }
 
-    /// Another name for a file of this layer. A symlink is a file here: its own text is shared, and
-    /// it is not followed.
+    /// Create a second name for a file of this layer. A symlink counts as a file here: it is shared
+    /// itself, and not followed.
     fn hard_link(&mut self, name: &[u8], member: &Member) -> Outcome<()> {
         let failed = |e: Errno| Failure::kernel(show(&member.name), e);
         let refused = || {
             hostile(format!(
-                "{} is a hard link to {}, which is no file of this layer",
+                "{} is a hard link to {}, which is not a file of this layer",
                 show(&member.name),
                 show(&member.target)
             ))
@@ -314,38 +314,38 @@ impl Layer {
             return Err(refused());
         }
         self.tree.touch();
-        let mut made = sys::link_at(from.as_fd(), old, self.tree.here(), name);
-        if exists(&made) {
+        let mut created = sys::link_at(from.as_fd(), old, self.tree.here(), name);
+        if exists(&created) {
             let there = sys::stat_at(self.tree.here(), name).map_err(failed)?;
             if sys::identity(&there) == sys::identity(&wanted) {
                 return Ok(());
             }
             self.tree.clear(name)?;
-            made = sys::link_at(from.as_fd(), old, self.tree.here(), name);
+            created = sys::link_at(from.as_fd(), old, self.tree.here(), name);
         }
-        made.map_err(|e| match e {
-            // It lay below the directory whose place the link takes.
+        created.map_err(|e| match e {
+            // It was below the directory that the link replaces.
             libc::ENOENT => refused(),
             _ => failed(e),
         })
     }
 
-    /// Whatever this layer has under the name hides the layers below by itself, except a directory.
+    /// Any entry of this layer with that name hides the layers below by itself, except a directory.
     fn whiteout(&mut self, name: &[u8]) -> Outcome<()> {
         self.tree.touch();
-        let made = sys::make_node_at(self.tree.here(), name, libc::S_IFCHR, 0);
-        if !exists(&made) {
-            return made.map_err(|e| Failure::kernel(format!("hide {}", show(name)), e));
+        let created = sys::make_node_at(self.tree.here(), name, libc::S_IFCHR, 0);
+        if !exists(&created) {
+            return created.map_err(|e| Failure::kernel(format!("hide {}", show(name)), e));
         }
         match self.tree.enter(name) {
-            Ok(Found::There) => self.make_opaque(),
-            Ok(Found::Missing) => Ok(()),
+            Ok(Entered::Existing) => self.make_opaque(),
+            Ok(Entered::Missing) => Ok(()),
             Err(e) if e.kind == failure::Kind::Hostile => Ok(()),
             Err(e) => Err(e),
         }
     }
 
-    /// Hides what the layers below have in the directory we stand in.
+    /// Hide what the layers below have in the current directory.
     fn make_opaque(&mut self) -> Outcome<()> {
         let here = self.tree.here();
         let set = if self.root {
@@ -356,30 +356,30 @@ impl Layer {
         set.map_err(|e| Failure::kernel("mark a directory as opaque", e))
     }
 
-    /// `user.*` only, and of that nothing that overlay itself would obey.
+    /// Return the attributes to keep: `user.*`, without those that overlay itself interprets.
     fn kept_xattrs<'a>(&mut self, member: &'a Member) -> Outcome<Vec<(&'a [u8], &'a [u8])>> {
-        let mut kept = Vec::new();
+        let mut attributes = Vec::new();
         for (name, value) in &member.xattrs {
             if name.starts_with(b"user.") && !name.starts_with(b"user.overlay.") {
                 self.count_bytes(value.len() as u64)?;
                 if name.contains(&0) {
                     return Err(malformed("the name of an attribute contains a NUL byte"));
                 }
-                kept.push((name.as_slice(), value.as_slice()));
+                attributes.push((name.as_slice(), value.as_slice()));
             }
         }
-        Ok(kept)
+        Ok(attributes)
     }
 }
 
-fn set_xattrs(fd: BorrowedFd<'_>, kept: &[(&[u8], &[u8])], member: &Member) -> Outcome<()> {
-    for (name, value) in kept {
+fn set_xattrs(fd: BorrowedFd<'_>, attributes: &[(&[u8], &[u8])], member: &Member) -> Outcome<()> {
+    for (name, value) in attributes {
         match sys::set_xattr(fd, name, value) {
-            // A file system without them loses them, like every other program's.
+            // A file system without attributes loses them.
             Err(libc::EOPNOTSUPP) => return Ok(()),
             Err(e) => {
                 let what = format!("{}: attribute {}", show(&member.name), show(name));
-                // The kernel says "no space" also where one file has no room for more of them.
+                // The kernel also answers "no space" where one file has no room for more attributes.
                 if e == libc::ENOSPC && !is_full(fd) {
                     return Err(limit(format!("{}: {}", what, failure::describe(e))));
                 }
@@ -407,6 +407,6 @@ fn create(at: BorrowedFd<'_>, name: &[u8], mode: u32) -> sys::Result<OwnedFd> {
     sys::open_at(at, name, flags, mode)
 }
 
-fn exists<T>(made: &sys::Result<T>) -> bool {
-    matches!(made, Err(libc::EEXIST))
+fn exists<T>(created: &sys::Result<T>) -> bool {
+    matches!(created, Err(libc::EEXIST))
 }

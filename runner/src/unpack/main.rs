@@ -1,8 +1,8 @@
-//! sandkasten-unpack: one layer of an image, from a tar on stdin into one directory, and nowhere else.
+//! sandkasten-unpack: unpacks one layer of an image, from a tar on stdin into one directory.
 //!
 //! The target is an open descriptor of an empty directory. The answer is one JSON object on stdout:
-//! `{bytes, files, skipped}`, or `{error: {kind, message, errno}}` with what was made until then left
-//! for the caller to remove. It knows nothing of compression, digests or images.
+//! `{bytes, files, skipped}`, or `{error: {kind, message, errno}}`; the caller removes what was created
+//! until then. The program knows nothing of compression, digests or images.
 
 #![allow(unknown_lints)]
 #![allow(clippy::incompatible_msrv)]
@@ -29,7 +29,8 @@ use std::io::Write;
 use std::os::unix::io::{FromRawFd, OwnedFd, RawFd};
 
 const USAGE: &str = "sandkasten-unpack --target-fd N --max-bytes N --max-entries N";
-/// Headers, extensions and padding that an entry may cost on average beyond its content.
+/// How many bytes of headers, extensions and padding an entry may cost on average in addition to its
+/// content.
 const OVERHEAD: u64 = 4096;
 
 struct Options {
@@ -60,14 +61,15 @@ fn parse(arguments: &[String]) -> Option<Options> {
 fn run() -> Outcome<Report> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let options = parse(&arguments).ok_or_else(|| Failure::new(Kind::Usage, USAGE))?;
-    // Safety: asks for a number.
+    // SAFETY: reads a number.
     let root = unsafe { libc::geteuid() } == 0;
-    // Safety: the caller gave it to us, and nothing else here uses that number.
+    // SAFETY: the caller passed it to us, and nothing else here uses that number.
     let target = unsafe { OwnedFd::from_raw_fd(options.target) };
     confine::confine(&target, root)?;
     let entries = options.limits.entries.saturating_mul(OVERHEAD);
     let allowed = options.limits.bytes.saturating_add(entries);
     let layer = Layer::new(target, root, options.limits)?;
+    // SAFETY: nothing else here reads standard input.
     let stdin = unsafe { std::fs::File::from_raw_fd(0) };
     layer.unpack(&mut Archive::new(Input::new(stdin, allowed)))
 }
@@ -83,7 +85,7 @@ fn main() {
             1,
         ),
     };
-    // A reader that went away is the caller's business.
+    // If the reader has gone away, that is the caller's concern.
     let _ = std::io::stdout().write_all(answer.to_string().as_bytes());
     std::process::exit(code);
 }

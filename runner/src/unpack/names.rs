@@ -1,11 +1,11 @@
-//! Names of members taken apart: what each means in a layer, and which are refused. Pure.
+//! Names of members, split into parts: what each means in a layer, and which are refused. Pure.
 
 use super::failure::{hostile, limit, malformed, show, Outcome};
 
-/// What the kernel takes as one path; a longer one could not be used inside either.
+/// The longest path that the kernel takes; a longer one could not be used inside either.
 const MOST_PATH: usize = 4096;
 const MOST_NAME: usize = 255;
-/// Each level costs a descriptor while it is open, and some limits are at 1,024.
+/// Each level costs an open descriptor, and some limits are at 1,024.
 const MOST_DEPTH: usize = 256;
 
 const WHITEOUT: &[u8] = b".wh.";
@@ -15,11 +15,11 @@ const OPAQUE: &[u8] = b".wh..wh..opq";
 #[derive(Debug, PartialEq, Eq)]
 pub enum Meaning {
     Member,
-    /// Hides a name of the layers below; the last of `path` is that name.
+    /// Hides a name of the layers below; the last part of `path` is that name.
     Whiteout,
     /// Hides what the layers below have in the directory `path`.
     Opaque,
-    /// Bookkeeping of some layer store.
+    /// Metadata of a layer store, to be ignored.
     Nothing,
 }
 
@@ -29,7 +29,7 @@ pub struct Place {
     pub path: Vec<Vec<u8>>,
 }
 
-/// Names between slashes; absolute ones count from the target, as for Docker.
+/// Split a name at its slashes. An absolute name counts from the target, as in Docker.
 pub fn path(name: &[u8]) -> Outcome<Vec<Vec<u8>>> {
     if name.len() > MOST_PATH {
         return Err(limit(format!("a name longer than {} bytes", MOST_PATH)));
@@ -38,7 +38,7 @@ pub fn path(name: &[u8]) -> Outcome<Vec<Vec<u8>>> {
     for part in name.split(|&c| c == b'/') {
         match part {
             b"" | b"." => continue,
-            b".." => return Err(hostile(format!("{} leads upwards", show(name)))),
+            b".." => return Err(hostile(format!("{} contains '..'", show(name)))),
             _ => {}
         }
         if part.len() > MOST_NAME {
@@ -69,14 +69,13 @@ pub fn place(name: &[u8]) -> Outcome<Place> {
     if path.iter().any(|part| part.starts_with(METADATA)) {
         return is(Meaning::Nothing, path);
     }
-    // Not empty: one of its parts is a whiteout's.
+    // Not empty: one of its parts is a whiteout.
     let last = path.pop().unwrap_or_default();
     refuse_inner(&path, name)?;
     match last.strip_prefix(WHITEOUT) {
-        Some(b"" | b"." | b"..") | None => Err(hostile(format!(
-            "{} hides no name of its directory",
-            show(name)
-        ))),
+        Some(b"" | b"." | b"..") | None => {
+            Err(hostile(format!("{} is not a valid whiteout", show(name))))
+        }
         Some(hidden) => {
             path.push(hidden.to_vec());
             is(Meaning::Whiteout, path)
@@ -84,7 +83,7 @@ pub fn place(name: &[u8]) -> Outcome<Place> {
     }
 }
 
-/// A whiteout has nothing below it.
+/// Nothing may be below a whiteout.
 fn refuse_inner(path: &[Vec<u8>], name: &[u8]) -> Outcome<()> {
     if path.iter().any(|part| part.starts_with(WHITEOUT)) {
         return Err(hostile(format!("{} lies below a whiteout", show(name))));
@@ -108,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn names_count_from_the_target() {
+    fn names_are_relative_to_the_target() {
         for (name, path) in [
             ("a", "a"),
             ("./a//b/./c/", "a/b/c"),
@@ -132,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn whiteouts_mean_the_name_after_their_prefix() {
+    fn whiteout_hides_the_name_after_its_prefix() {
         assert_eq!(parsed("a/.wh.b"), Ok((Meaning::Whiteout, "a/b".into())));
         assert_eq!(parsed(".wh.b/"), Ok((Meaning::Whiteout, "b".into())));
         assert_eq!(parsed(".wh...."), Ok((Meaning::Whiteout, "...".into())));
@@ -152,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn names_end_where_the_kernel_or_the_descriptors_do() {
+    fn names_are_limited_in_length_and_depth() {
         assert!(parsed(&"x".repeat(255)).is_ok());
         assert_eq!(parsed(&"x".repeat(256)), Err(Kind::Limit));
         assert!(parsed(&"a/".repeat(256)).is_ok());

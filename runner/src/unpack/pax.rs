@@ -1,12 +1,12 @@
 //! Extended headers: what they say about the member that follows. Pure.
 //!
-//! A record that is not well formed ends the archive; keys without a meaning here are passed over.
+//! A malformed record ends the archive; unknown keys are ignored.
 
 use super::failure::{limit, malformed, show, Outcome};
 use super::sparse::{Extent, MOST_EXTENTS};
 use crate::sys::{self, Times};
 
-/// What extensions say about a member.
+/// Values from extended headers that override those of the next header.
 #[derive(Default)]
 pub struct Overrides {
     pub name: Option<Vec<u8>>,
@@ -16,12 +16,12 @@ pub struct Overrides {
     pub gid: Option<u64>,
     pub mtime: Option<Time>,
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-    pub sparse: SparseWords,
+    pub sparse: SparseRecords,
 }
 
-/// What the three generations of GNU's sparse records say, as they say it.
+/// GNU's sparse records of all three versions, as they are written.
 #[derive(Default)]
-pub struct SparseWords {
+pub struct SparseRecords {
     pub version: (Option<u64>, Option<u64>),
     pub name: Option<Vec<u8>>,
     pub size: Option<u64>,
@@ -30,7 +30,7 @@ pub struct SparseWords {
     offset: Option<u64>,
 }
 
-impl SparseWords {
+impl SparseRecords {
     pub fn any(&self) -> bool {
         self.size.is_some()
             || self.name.is_some()
@@ -51,7 +51,8 @@ impl From<Time> for Times {
     }
 }
 
-/// Records `"<length> <key>=<value>\n"`, the length counting the whole record.
+/// Parse records `"<length> <key>=<value>
+/// "`, where the length counts the whole record.
 pub fn read(mut data: &[u8], into: &mut Overrides) -> Outcome<()> {
     while !data.is_empty() && data[0] != 0 {
         let space = data.iter().take(20).position(|&c| c == b' ');
@@ -92,7 +93,7 @@ fn take(key: &[u8], value: &[u8], into: &mut Overrides) -> Outcome<()> {
     Ok(())
 }
 
-fn take_sparse(key: &[u8], value: &[u8], into: &mut SparseWords) -> Outcome<()> {
+fn take_sparse(key: &[u8], value: &[u8], into: &mut SparseRecords) -> Outcome<()> {
     let whole = || decimal(value).ok_or_else(wrong);
     match key {
         b"major" => into.version.0 = Some(whole()?),
@@ -122,7 +123,7 @@ fn take_sparse(key: &[u8], value: &[u8], into: &mut SparseWords) -> Outcome<()> 
                 });
             }
         }
-        // The count of 0.0 and 0.1 says nothing that the map does not.
+        // The count of versions 0.0 and 0.1 repeats what the map says.
         b"numblocks" => {}
         other => return Err(malformed(format!("a sparse record {}", show(other)))),
     }
@@ -139,13 +140,13 @@ fn wrong() -> super::failure::Failure {
 fn name(value: &[u8]) -> Outcome<Vec<u8>> {
     if value.is_empty() || value.contains(&0) {
         return Err(malformed(
-            "a name in a pax header that is empty or holds a NUL",
+            "a name in a pax header is empty or contains a NUL byte",
         ));
     }
     Ok(value.to_vec())
 }
 
-/// No sign, no space, and below 2⁶³.
+/// Parse decimal digits without sign or space; the value is below 2⁶³.
 pub fn decimal(text: &[u8]) -> Option<u64> {
     if text.is_empty() || text.len() > 20 {
         return None;
@@ -175,7 +176,7 @@ fn time(text: &[u8]) -> Option<Time> {
     let nanoseconds = digits
         .take(9)
         .fold(0, |sum, c| sum * 10 + i64::from(c - b'0'));
-    // The kernel counts nanoseconds upwards from the second before.
+    // The kernel counts nanoseconds upwards from the previous second.
     Some(match (negative, nanoseconds) {
         (false, _) => Time {
             seconds,
@@ -197,19 +198,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_keep_their_fraction_also_before_the_epoch() {
-        let told = |text: &str| time(text.as_bytes()).map(|t| (t.seconds, t.nanoseconds));
-        assert_eq!(told("12.5"), Some((12, 500_000_000)));
-        assert_eq!(told("12.1234567891"), Some((12, 123_456_789)));
-        assert_eq!(told("-1.25"), Some((-2, 750_000_000)));
-        assert_eq!(told("-3"), Some((-3, 0)));
+    fn times_before_the_epoch_keep_their_fraction() {
+        let parsed = |text: &str| time(text.as_bytes()).map(|t| (t.seconds, t.nanoseconds));
+        assert_eq!(parsed("12.5"), Some((12, 500_000_000)));
+        assert_eq!(parsed("12.1234567891"), Some((12, 123_456_789)));
+        assert_eq!(parsed("-1.25"), Some((-2, 750_000_000)));
+        assert_eq!(parsed("-3"), Some((-3, 0)));
         for bad in ["", "-", "1.x", "1e3", "+1", "99999999999999999999"] {
-            assert_eq!(told(bad), None, "{}", bad);
+            assert_eq!(parsed(bad), None, "{}", bad);
         }
     }
 
     #[test]
-    fn a_record_that_lies_about_its_length_is_refused() {
+    fn record_with_a_wrong_length_is_refused() {
         for bad in [
             "5 a=b\n",
             "7 a=b\n",

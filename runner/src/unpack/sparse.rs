@@ -1,7 +1,7 @@
 //! Sparse files: where the stored bytes of a member belong. Old GNU headers and pax 0.0, 0.1, 1.0.
 
 use super::failure::{limit, malformed, Failure, Outcome};
-use super::input::{cut, Input};
+use super::input::{stops_early, Input};
 use super::pax::decimal;
 use crate::tar::{count, BLOCK};
 use std::io::Read;
@@ -12,10 +12,11 @@ pub struct Extent {
     pub length: u64,
 }
 
-/// Sixteen megabytes of map; a file in more pieces than that is no layer's.
+/// A map of sixteen megabytes; no file of a real layer has more pieces.
 pub const MOST_EXTENTS: usize = 1_000_000;
 
-/// Ordered, apart, inside the file, and as long together as what is stored.
+/// Check that the extents are ordered, do not overlap, end inside the file, and add up to the stored
+/// bytes.
 pub fn check(map: &[Extent], real_size: u64, stored: u64) -> Outcome<()> {
     let (mut end, mut sum) = (0u64, 0u64);
     for extent in map {
@@ -24,7 +25,7 @@ pub fn check(map: &[Extent], real_size: u64, stored: u64) -> Outcome<()> {
             Some(next) if extent.offset >= end && next <= real_size => end = next,
             _ => return Err(malformed("a sparse map out of order or past the end")),
         }
-        // Below `real_size`, as the extents lie apart.
+        // Below `real_size`, because extents do not overlap.
         sum += extent.length;
     }
     if sum != stored {
@@ -33,20 +34,23 @@ pub fn check(map: &[Extent], real_size: u64, stored: u64) -> Outcome<()> {
     Ok(())
 }
 
-/// The map and the real size in a header of type `S` and the blocks after it.
-pub fn old<R: Read>(block: &[u8; BLOCK], input: &mut Input<R>) -> Outcome<(Vec<Extent>, u64)> {
+/// Read the map and the real size from a header of type `S` and the blocks after it.
+pub fn read_old_map<R: Read>(
+    block: &[u8; BLOCK],
+    input: &mut Input<R>,
+) -> Outcome<(Vec<Extent>, u64)> {
     let real_size = count(&block[483..495], "sparse size")?;
     let mut map = Vec::new();
     extents(&block[386..482], &mut map)?;
     let mut more = block[482] != 0;
     while more {
-        let block = input.block()?.ok_or_else(cut)?;
+        let block = input.block()?.ok_or_else(stops_early)?;
         extents(&block[..504], &mut map)?;
         more = block[504] != 0;
         if map.len() > MOST_EXTENTS {
             return Err(too_many());
         }
-        // Blocks that add nothing would be an endless map.
+        // Blocks that add nothing would make an endless map.
         if more && block[..24].iter().all(|&c| c == 0) {
             return Err(malformed("an empty block of a sparse map"));
         }
@@ -67,9 +71,12 @@ fn extents(fields: &[u8], map: &mut Vec<Extent>) -> Outcome<()> {
     Ok(())
 }
 
-/// The map before the data of version 1.0, and how many bytes it took: whole blocks of decimal
-/// lines, the first saying how many pairs follow.
-pub fn at_the_front<R: Read>(input: &mut Input<R>, stored: u64) -> Outcome<(Vec<Extent>, u64)> {
+/// Read the map before the data of version 1.0. Return it, and how many bytes it took: whole blocks of
+/// decimal lines, the first with the number of pairs that follow.
+pub fn read_map_before_data<R: Read>(
+    input: &mut Input<R>,
+    stored: u64,
+) -> Outcome<(Vec<Extent>, u64)> {
     let mut lines = Lines {
         input,
         block: [0; BLOCK],
@@ -108,24 +115,24 @@ impl<R: Read> Lines<'_, R> {
                 if self.taken > self.stored {
                     return Err(malformed("a sparse map longer than its member"));
                 }
-                self.block = self.input.block()?.ok_or_else(cut)?;
+                self.block = self.input.block()?.ok_or_else(stops_early)?;
                 self.at = 0;
             }
             let c = self.block[self.at];
             self.at += 1;
             if c == b'\n' {
-                return decimal(&line).ok_or_else(no_number);
+                return decimal(&line).ok_or_else(invalid_number);
             }
             line.push(c);
             if line.len() > 20 {
-                return Err(no_number());
+                return Err(invalid_number());
             }
         }
     }
 }
 
-fn no_number() -> Failure {
-    malformed("a sparse map that is no list of numbers")
+fn invalid_number() -> Failure {
+    malformed("a sparse map is not a list of numbers")
 }
 
 fn too_many() -> Failure {
@@ -136,7 +143,7 @@ fn too_many() -> Failure {
 mod tests {
     use super::*;
 
-    fn told(map: &[(u64, u64)], real: u64, stored: u64) -> bool {
+    fn is_valid(map: &[(u64, u64)], real: u64, stored: u64) -> bool {
         let map: Vec<Extent> = map
             .iter()
             .map(|&(offset, length)| Extent { offset, length })
@@ -145,18 +152,18 @@ mod tests {
     }
 
     #[test]
-    fn a_map_is_ordered_apart_and_inside_the_file() {
-        assert!(told(&[], 10, 0));
-        assert!(told(&[(0, 4), (4, 2), (10, 0)], 10, 6));
-        assert!(!told(&[(0, 4), (3, 2)], 10, 6));
-        assert!(!told(&[(4, 2), (0, 4)], 10, 6));
-        assert!(!told(&[(8, 4)], 10, 4));
-        assert!(!told(&[(0, 4)], 10, 5));
-        assert!(!told(
+    fn map_must_be_ordered_without_overlap_and_inside_the_file() {
+        assert!(is_valid(&[], 10, 0));
+        assert!(is_valid(&[(0, 4), (4, 2), (10, 0)], 10, 6));
+        assert!(!is_valid(&[(0, 4), (3, 2)], 10, 6));
+        assert!(!is_valid(&[(4, 2), (0, 4)], 10, 6));
+        assert!(!is_valid(&[(8, 4)], 10, 4));
+        assert!(!is_valid(&[(0, 4)], 10, 5));
+        assert!(!is_valid(
             &[(i64::MAX as u64, i64::MAX as u64), (2, 2)],
             u64::MAX,
             4
         ));
-        assert!(!told(&[(u64::MAX, 2)], u64::MAX, 2));
+        assert!(!is_valid(&[(u64::MAX, 2)], u64::MAX, 2));
     }
 }

@@ -1,8 +1,8 @@
-//! The target as a chain of open directories, from its root to where the last member went.
+//! The target as a chain of open directories, from its root to the directory of the last member.
 //!
-//! Every directory is opened by one name below the one before, never through a symlink, so that
-//! what is made relative to the last of them lies where its path says. A directory gets the time
-//! it had, or was given, when it is left: members made in it would change it.
+//! Every directory is opened by one name below its parent, never through a symlink, so an entry made
+//! relative to the last one lies where its path says. A directory gets its final time when it is left:
+//! creating members in it changes the time.
 
 use super::failure::{hostile, show, Failure, Outcome};
 use super::pax::Time;
@@ -19,14 +19,14 @@ struct Step {
 }
 
 pub struct Tree {
-    /// The first is the root, under no name.
+    /// The first is the root, and has no name.
     steps: Vec<Step>,
 }
 
-/// What opening a parent found.
-pub enum Found {
-    There,
-    /// Nothing, or a whiteout.
+/// The result of entering a directory.
+pub enum Entered {
+    Existing,
+    /// Nothing there, or a whiteout.
     Missing,
 }
 
@@ -42,7 +42,7 @@ impl Tree {
         }
     }
 
-    /// The directory where the tree stands now.
+    /// The current directory.
     pub fn here(&self) -> BorrowedFd<'_> {
         self.last().fd.as_fd()
     }
@@ -55,7 +55,7 @@ impl Tree {
         self.steps.last_mut().expect("the root is always there")
     }
 
-    /// A member of this directory was made or removed.
+    /// Note that a member of this directory was created or removed.
     pub fn touch(&mut self) {
         self.last_mut().changed = true;
     }
@@ -66,7 +66,7 @@ impl Tree {
         step.changed = true;
     }
 
-    /// Goes back to where the way to `path` leaves the present one; says how many names it shares.
+    /// Leave directories until the chain is a prefix of `path`. Return how many names they share.
     pub fn retreat(&mut self, path: &[Vec<u8>]) -> Outcome<usize> {
         let shared = self.shared(path);
         while self.steps.len() > shared + 1 {
@@ -90,8 +90,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Goes one name further, into a directory that is there.
-    pub fn enter(&mut self, name: &[u8]) -> Outcome<Found> {
+    /// Enter an existing directory of the current one.
+    pub fn enter(&mut self, name: &[u8]) -> Outcome<Entered> {
         match open_directory(self.here(), name) {
             Ok(fd) => {
                 let stat = sys::stat_fd(fd.as_fd())
@@ -105,16 +105,16 @@ impl Tree {
                     },
                     changed: false,
                 });
-                Ok(Found::There)
+                Ok(Entered::Existing)
             }
             Err(error) => match error {
-                libc::ENOENT => Ok(Found::Missing),
+                libc::ENOENT => Ok(Entered::Missing),
                 libc::ENOTDIR | libc::ELOOP => {
                     if is_whiteout(self.here(), name) {
-                        return Ok(Found::Missing);
+                        return Ok(Entered::Missing);
                     }
                     Err(hostile(format!(
-                        "a member below {}, which is no directory",
+                        "a member below {}, which is not a directory",
                         show(name)
                     )))
                 }
@@ -123,7 +123,7 @@ impl Tree {
         }
     }
 
-    /// Goes into a directory that was just made here.
+    /// Enter a directory that was just created here.
     pub fn enter_new(&mut self, name: &[u8], mtime: Time) -> Outcome<()> {
         let fd = open_directory(self.here(), name).map_err(|e| Failure::kernel(show(name), e))?;
         self.steps.push(Step {
@@ -135,7 +135,7 @@ impl Tree {
         Ok(())
     }
 
-    /// The directory at `path`, without going there. `None`: some part of it is no directory.
+    /// Open the directory at `path` without changing the chain. `None`: part of it is not a directory.
     pub fn look(&self, path: &[Vec<u8>]) -> Outcome<Option<OwnedFd>> {
         let shared = self.shared(path);
         let failed = |e: Errno| Failure::kernel("look for the target of a link", e);
@@ -152,7 +152,7 @@ impl Tree {
         Ok(Some(fd))
     }
 
-    /// Removes what stands here under `name`, with all below it; nothing there is fine.
+    /// Remove the entry `name` here, with everything below it; it may be missing.
     pub fn clear(&mut self, name: &[u8]) -> Outcome<()> {
         self.touch();
         let failed = |e: Errno| Failure::kernel(format!("replace {}", show(name)), e);
@@ -160,7 +160,7 @@ impl Tree {
             Ok(()) => Ok(()),
             Err(libc::ENOENT) => Ok(()),
             Err(libc::EISDIR) => {
-                // By one name from the directory itself, however deep that lies.
+                // By one name from the directory itself, however deep it is.
                 sys::change_directory(self.here()).map_err(failed)?;
                 std::fs::remove_dir_all(OsStr::from_bytes(name))
                     .map_err(|e| failed(sys::errno_of(&e)))
@@ -169,7 +169,7 @@ impl Tree {
         }
     }
 
-    /// Goes back to the root, leaving every directory as it should be.
+    /// Leave every directory, so that each gets its time.
     pub fn finish(mut self) -> Outcome<()> {
         while !self.steps.is_empty() {
             self.leave()?;

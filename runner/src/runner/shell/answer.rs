@@ -1,9 +1,11 @@
-//! What a shell answers after a command: `export -p`, then `times` as the end mark.
+//! The answer of a shell after a command: `export -p`, then `times` as the end mark.
 //!
-//! The text comes from a process that user code may have bent. It is either exactly of the known shape
-//! (bash, dash, busybox: each quotes in its own way) or `Broken`; values are only unquoted, never expanded.
+//! It comes from a process that user code may have manipulated. It is either exactly of a known form
+//! (bash, dash, busybox: each quotes in its own way) or `Invalid`; values are only unquoted, never
+//! expanded.
 
-/// Holds the exit status between the command and its answer; unset before user code runs.
+/// The variable that holds the exit status between the command and its answer; unset before user code
+/// runs.
 pub const STATUS: &[u8] = b"__sandkasten_rc";
 
 #[derive(Debug, PartialEq, Eq, Default)]
@@ -19,13 +21,13 @@ pub struct Answer {
 pub enum Parsed {
     /// Not all of it has arrived.
     Partial,
-    /// It never will be an answer.
+    /// It can never become a valid answer.
     Invalid,
     Complete(Answer),
 }
 
 pub fn parse(text: &[u8]) -> Parsed {
-    // The end mark ends in a line feed; without one there is no use in looking closer.
+    // The end mark ends with a line feed; without one the answer is not complete.
     if text.last() != Some(&b'\n') {
         return Parsed::Partial;
     }
@@ -76,7 +78,7 @@ fn finish(rest: &[u8], mut answer: Answer, status: Option<u8>) -> Parsed {
     }
 }
 
-/// `1m2.345s 0m0.1s` in milliseconds; the decimal mark depends on the locale.
+/// Parse `1m2.345s 0m0.1s` into milliseconds; the decimal mark depends on the locale.
 fn times(line: &[u8]) -> Option<u64> {
     let line = std::str::from_utf8(line).ok()?;
     let mut total = 0u64;
@@ -96,7 +98,7 @@ fn times(line: &[u8]) -> Option<u64> {
 
 type Statement<'a> = (&'a [u8], Option<Vec<u8>>, &'a [u8]);
 
-/// `export NAME`, `export NAME=word` or bash's `declare -x NAME=word`, up to and with its line feed.
+/// Parse `export NAME`, `export NAME=word` or bash's `declare -x NAME=word`, including its line feed.
 fn statement(text: &[u8]) -> Result<Option<Statement<'_>>, ()> {
     let body = if let Some(body) = text.strip_prefix(b"export ") {
         body
@@ -128,7 +130,7 @@ fn statement(text: &[u8]) -> Result<Option<Statement<'_>>, ()> {
     }
 }
 
-/// One quoted word up to its unquoted line feed; `None` when the text ends inside it.
+/// Parse one quoted word up to its unquoted line feed; `None` when the input ends inside it.
 #[allow(clippy::type_complexity)]
 fn word(text: &[u8]) -> Result<Option<(Vec<u8>, &[u8])>, ()> {
     let mut value = Vec::new();
@@ -161,7 +163,7 @@ fn word(text: &[u8]) -> Result<Option<(Vec<u8>, &[u8])>, ()> {
                 }
                 None => return Ok(None),
             },
-            // Nothing that a shell would expand stands unquoted in its own listing.
+            // A shell quotes everything in its own listing that it would expand.
             b'$' | b'`' | b';' | b'&' | b'|' | b'<' | b'>' | b'(' | b')' | b' ' => return Err(()),
             c => value.push(c),
         }
@@ -169,7 +171,7 @@ fn word(text: &[u8]) -> Result<Option<(Vec<u8>, &[u8])>, ()> {
     Ok(None)
 }
 
-/// Returns how much was used, the closing quote included.
+/// Return how many bytes were used, including the closing quote.
 fn double_quoted(text: &[u8], value: &mut Vec<u8>) -> Option<usize> {
     let mut at = 0;
     loop {
@@ -191,7 +193,7 @@ fn double_quoted(text: &[u8], value: &mut Vec<u8>) -> Option<usize> {
     }
 }
 
-/// The inside of `$'…'`. Returns how much was used, the closing quote included.
+/// Parse the inside of `$'…'`. Return how many bytes were used, including the closing quote.
 fn dollar_quoted(text: &[u8], value: &mut Vec<u8>) -> Option<usize> {
     let mut at = 0;
     loop {
@@ -249,7 +251,7 @@ fn push_char(code: u32, value: &mut Vec<u8>) {
     value.extend_from_slice(c.encode_utf8(&mut buffer).as_bytes());
 }
 
-/// `bytes` as one single-quoted word of any POSIX shell.
+/// Quote `bytes` as one single-quoted word for any POSIX shell.
 pub fn quote(bytes: &[u8]) -> Vec<u8> {
     let mut word = Vec::with_capacity(bytes.len() + 2);
     word.push(b'\'');
@@ -282,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn bash_5_2_answers_are_understood() {
+    fn bash_5_2_answers_are_parsed() {
         let text = with_end(
             b"export A=\"a\\\"b\\$c\\`d\\\\e\"\nexport N=$'x\\ny\\'z\\377\\001'\nexport M\nexport PWD=\"/tmp\"\nexport __sandkasten_rc=\"3\"\n",
         );
@@ -300,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn dash_0_5_12_answers_are_understood() {
+    fn dash_0_5_12_answers_are_parsed() {
         let text = with_end(
             b"export A='x'\"'\"'y\nexport FAKE='z'\nexport PWD='/a b'\nexport __sandkasten_rc='0'\n",
         );
@@ -325,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_broken() {
+    fn anything_else_is_invalid() {
         for text in [
             &b"hello\n"[..],
             b"export A=\"1\"\n0m0.0s 0m0.0s\n0m0.0s 0m0.0s\n",
@@ -345,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quoted_word_reads_back() {
+    fn quoted_word_parses_to_the_original() {
         let mut text = quote(b"a'b\n$c\xff");
         text.push(b'\n');
         assert_eq!(word(&text), Ok(Some((b"a'b\n$c\xff".to_vec(), &b""[..]))));

@@ -1,8 +1,8 @@
-//! What a shell needs from the file system: its private directory, FIFOs per command, its environment.
+//! Files of a shell: its private directory, the FIFOs of each command, its environment.
 //!
 //! The directory belongs to the runner. Where uids differ the user can read the command FIFO and write
-//! the output FIFOs, and can neither make nor remove anything. Where they are the same the user could
-//! replace anything, so whatever we open must be a FIFO and no symlink.
+//! the output FIFOs, and can neither create nor remove anything. Where they are equal the user could
+//! replace anything, so every file that we open must be a FIFO and not a symlink.
 
 use crate::exec::{pty, Exec, What, STDERR, STDOUT};
 use crate::identity::Identity;
@@ -12,7 +12,7 @@ use crate::supervisor::program::{env_set, Env};
 use crate::sys::{self, Errno};
 use std::os::unix::io::{AsRawFd, OwnedFd};
 
-/// Read by bash at start-up, or telling it how to behave; not for the shell itself.
+/// Variables that bash reads at start-up or that change how it behaves; not for the shell itself.
 const NOT_AT_START: &[&[u8]] = &[
     b"BASH_ENV",
     b"SHELLOPTS",
@@ -30,7 +30,7 @@ pub struct Directory {
     files: Vec<Vec<u8>>,
     /// The line that starts the current command.
     call: Vec<u8>,
-    /// The command FIFO, held open since the shell was met waiting for its next command.
+    /// The command FIFO, held open since the shell was found waiting for its next command.
     held: Option<OwnedFd>,
 }
 
@@ -108,7 +108,7 @@ impl Directory {
         Ok(())
     }
 
-    /// ENXIO while the shell does not read yet.
+    /// Send the call to the shell; ENXIO while it does not read yet.
     pub fn deliver(&mut self, identity: &Identity) -> Result<(), Errno> {
         let fifo = match self.held.take() {
             Some(fifo) => fifo,
@@ -116,7 +116,7 @@ impl Directory {
         };
         // Far below PIPE_BUF and into an empty pipe: all or nothing.
         match sys::write(fifo.as_raw_fd(), &self.call) {
-            // Who waited is gone.
+            // The shell that waited is gone.
             Err(libc::EPIPE) => Err(libc::ENXIO),
             Err(errno) => Err(errno),
             Ok(count) if count == self.call.len() => Ok(()),
@@ -124,20 +124,20 @@ impl Directory {
         }
     }
 
-    /// The command FIFO, which opens only while somebody reads it. Closed with nothing written, it is an
-    /// empty command to a shell that waits.
+    /// Open the command FIFO, which works only while a process reads it. If it is closed with nothing
+    /// written, a waiting shell sees an empty command.
     pub fn open_command_fifo(&self, identity: &Identity) -> Result<OwnedFd, Errno> {
         let path = self.file("cmd");
         identity.as_runner(|| open_fifo(&path, libc::O_WRONLY))
     }
 
-    /// The shell goes on waiting; its next command goes in here.
+    /// Keep the FIFO open, so that the shell goes on waiting; its next command goes in here.
     pub fn hold(&mut self, fifo: OwnedFd) {
         self.held = Some(fifo);
     }
 
-    /// Removes the files of the current command. An output that somebody still holds open goes too, so
-    /// that the next command gets one of its own; the others are used again.
+    /// Remove the files of the current command. An output FIFO that a process still holds open is
+    /// removed too, so that the next command gets a new one; the others are reused.
     pub fn clean(&mut self, identity: &Identity, exec: Option<&Exec>) {
         let mut files = std::mem::take(&mut self.files);
         for (name, source) in [("out", STDOUT), ("err", STDERR)] {
@@ -164,10 +164,11 @@ fn write_file(path: &[u8], content: &[u8]) -> Result<(), Errno> {
     sys::write_all(file.as_raw_fd(), content)
 }
 
-/// Our end of a command's output; the FIFO is made when it is not there, or not what it should be.
+/// Open our end of a command's output. The FIFO is created if it is missing or not a FIFO.
 fn output_fifo(path: &[u8]) -> Result<OwnedFd, Errno> {
     if let Ok(fd) = open_fifo(path, libc::O_RDONLY) {
-        // gVisor remembers the writers of earlier commands, and would say at once that all have left.
+        // gVisor remembers the writers of earlier commands, and would report at once that all have
+        // left.
         if !sys::is_hung_up(fd.as_raw_fd()) {
             return Ok(fd);
         }
@@ -194,7 +195,7 @@ pub fn is_bash(program: &[u8]) -> bool {
     program.ends_with(b"/bash")
 }
 
-/// The shell of the image: bash where there is one, otherwise the POSIX shell.
+/// Return the shell of the image: bash if there is one, otherwise the POSIX shell.
 pub fn find_shell(path: Option<&[u8]>) -> Option<Vec<u8>> {
     let searched = path.unwrap_or(b"").split(|&c| c == b':');
     let directories: Vec<&[u8]> = [&b"/bin"[..], b"/usr/bin"]
@@ -214,8 +215,8 @@ pub fn start_argv(program: &[u8], directory: &Directory) -> Vec<Vec<u8>> {
         argv.extend([b"--norc".to_vec(), b"--noprofile".to_vec()]);
     }
     argv.push(b"-c".to_vec());
-    argv.push(script::life(&directory.path));
-    // `$0`, as messages of the shell itself name it.
+    argv.push(script::main_loop(&directory.path));
+    // `$0`, the name in messages of the shell itself.
     argv.push(if is_bash(program) {
         b"bash".to_vec()
     } else {
@@ -224,7 +225,7 @@ pub fn start_argv(program: &[u8], directory: &Directory) -> Vec<Vec<u8>> {
     argv
 }
 
-/// The environment a shell starts with: the base, or what its predecessor had exported.
+/// Return the environment that a shell starts with: the base, or what its predecessor had exported.
 pub fn start_env(base: &Env, saved: Option<&Env>, cwd: &[u8]) -> Env {
     let mut env: Env = saved.unwrap_or(base).clone();
     env.retain(|(name, _)| !NOT_AT_START.contains(&&name[..]) && !name.starts_with(b"BASH_FUNC_"));
@@ -232,29 +233,29 @@ pub fn start_env(base: &Env, saved: Option<&Env>, cwd: &[u8]) -> Env {
     env
 }
 
-/// What the shell calls its directory when that is true, otherwise what the kernel says.
-pub fn current_directory(pid: i32, told: Option<Vec<u8>>) -> Vec<u8> {
+/// Return the directory as the shell names it if that is true, otherwise as the kernel does.
+pub fn current_directory(pid: i32, reported: Option<Vec<u8>>) -> Vec<u8> {
     let link = format!("/proc/{pid}/cwd").into_bytes();
     let real = sys::read_link(&link);
-    match (told, real) {
-        (Some(told), Ok(real)) => {
-            let same = match (sys::stat(&told), sys::stat(&link)) {
+    match (reported, real) {
+        (Some(reported), Ok(real)) => {
+            let same = match (sys::stat(&reported), sys::stat(&link)) {
                 (Ok(a), Ok(b)) => sys::identity(&a) == sys::identity(&b),
                 _ => false,
             };
-            if told.starts_with(b"/") && (same || real.ends_with(b" (deleted)")) {
-                told
+            if reported.starts_with(b"/") && (same || real.ends_with(b" (deleted)")) {
+                reported
             } else {
                 real
             }
         }
-        (Some(told), Err(_)) => told,
+        (Some(reported), Err(_)) => reported,
         (None, Ok(real)) => real,
         (None, Err(_)) => b"/".to_vec(),
     }
 }
 
-/// Bytes the shell and its waited-for children have read from and written to disks.
+/// Return how many bytes the shell and its waited-for children have read from and written to disks.
 pub fn io_counts(pid: i32) -> (u64, u64) {
     let path = format!("/proc/{pid}/io");
     let text = sys::read_file(path.as_bytes(), 1024).unwrap_or_default();

@@ -1,13 +1,14 @@
-//! The texts a shell is given: the loop it runs for life, and for each command one line and one file.
+//! Shell code: the loop that a shell runs, and for each command one line and one file.
 //!
-//! The loop is parsed once, before user code can define an alias, and consists of assignments and special
-//! builtins alone. In bash, assigning POSIXLY_CORRECT switches to POSIX mode, where special builtins win
-//! over functions of the same name. Words that start a command are backslashed: no alias applies.
+//! The loop is parsed once, before user code can define an alias, and consists of assignments and
+//! special builtins alone. In bash, assigning POSIXLY_CORRECT switches to POSIX mode, where special
+//! builtins take precedence over functions of the same name. Words that start a command have a
+//! backslash, so no alias applies.
 
 use crate::shell::answer::{quote, STATUS};
 
-/// `directory` was made by us and contains no quote.
-pub fn life(directory: &[u8]) -> Vec<u8> {
+/// Return the loop. `directory` was made by us and contains no quote.
+pub fn main_loop(directory: &[u8]) -> Vec<u8> {
     let cmd = quote(&[directory, b"/cmd"].concat());
     [
         b"while :; do . ",
@@ -27,12 +28,12 @@ pub enum Standard<'a> {
     Terminal(&'a [u8]),
 }
 
-/// What goes through the command FIFO: source the body with its own standard descriptors.
+/// Return the line for the command FIFO: source the file with its own standard descriptors.
 pub fn call(body: &[u8], standard: &Standard) -> Vec<u8> {
     let mut line = [b"\\. ", &quote(body)[..]].concat();
     match standard {
         Standard::Files([input, output, error]) => {
-            // `>|` because noclobber is the user's business.
+            // `>|` because the user may have set noclobber.
             for (operator, path) in [(&b" <"[..], input), (b" >|", output), (b" 2>|", error)] {
                 line.extend_from_slice(operator);
                 line.extend_from_slice(&quote(path));
@@ -51,15 +52,15 @@ pub fn call(body: &[u8], standard: &Standard) -> Vec<u8> {
 pub struct Body<'a> {
     pub env: &'a [(Vec<u8>, Vec<u8>)],
     pub cwd: Option<&'a [u8]>,
-    /// What `$?` shall be at the beginning.
+    /// The value of `$?` at the beginning.
     pub last_code: i32,
     pub command: &'a [u8],
 }
 
-/// The file that is sourced: a prologue on its first line, then the command as it came.
+/// Return the file to source: a prologue on its first line, then the command as it came.
 pub fn body(parts: &Body) -> Vec<u8> {
     let mut text = Vec::with_capacity(parts.command.len() + 256);
-    // Still in POSIX mode: a function named export or unset does not get in the way.
+    // Still in POSIX mode: a function named export or unset is not called.
     for (name, value) in parts.env {
         text.extend_from_slice(b"\\export ");
         text.extend_from_slice(name);
@@ -72,7 +73,7 @@ pub fn body(parts: &Body) -> Vec<u8> {
     text.extend_from_slice(STATUS);
     text.extend_from_slice(b" POSIXLY_CORRECT;} 2>/dev/null");
     if let Some(cwd) = parts.cwd {
-        // `./` keeps CDPATH, `-` and options out of it. A command never runs in the wrong directory.
+        // `./` prevents that CDPATH, `-` or options apply. A command never runs in the wrong directory.
         let path = if cwd.starts_with(b"/") {
             cwd.to_vec()
         } else {
@@ -83,7 +84,7 @@ pub fn body(parts: &Body) -> Vec<u8> {
         text.extend_from_slice(b"||\\return 1");
     }
     if parts.last_code != 0 {
-        // `&&` keeps set -e and ERR traps out of it.
+        // `&&` keeps set -e and ERR traps from firing.
         text.extend_from_slice(format!(";(\\exit {})&&\\:", parts.last_code).as_bytes());
     }
     text.push(b'\n');

@@ -1,8 +1,9 @@
-//! How an idle supervisor is handed its next command: one packet with the program's strings, and the
-//! three descriptors the command gets.
+//! How an idle supervisor gets its next command: one packet with the strings of the program, and the
+//! three descriptors of the command.
 //!
-//! Nothing is passed by memory, because the supervisor was forked before the command was asked for. What
-//! does not fit into the packet is for a supervisor forked on purpose, which has it all by then.
+//! Nothing is passed through memory, because the supervisor was forked before the command was
+//! requested. A command that does not fit into the packet gets a newly forked supervisor, which shares
+//! the runner's memory.
 
 use crate::supervisor::program::Program;
 use crate::sys::{self, Errno};
@@ -11,7 +12,7 @@ use std::os::unix::io::{OwnedFd, RawFd};
 
 /// Far below what a socket takes at once, far above what commands usually need.
 pub const MOST: usize = 32 << 10;
-/// Told apart from orders, which are shorter, by its first word.
+/// The first word; it distinguishes the packet from orders, which are shorter.
 pub const KIND: i64 = 7;
 const WORDS: usize = 6;
 const HEAD: usize = WORDS * 8;
@@ -23,7 +24,7 @@ pub struct Handover {
     pub program: Program,
 }
 
-/// The packet, or `None` when the program is too large for one.
+/// Return the packet; `None` when the program is too large for one.
 pub fn pack(command: u64, terminal: bool, program: &Program) -> Option<Vec<u8>> {
     let lists = [&program.argv.own, &program.env.own, &program.candidates];
     let strings = || std::iter::once(&program.cwd).chain(lists.into_iter().flatten());
@@ -56,9 +57,9 @@ pub fn unpack(packet: &[u8]) -> Option<Handover> {
     let mut rest = packet.get(HEAD..).filter(|_| kind == KIND)?;
     let mut string = || {
         let end = rest.iter().position(|&byte| byte == 0)? + 1;
-        let found = CStr::from_bytes_with_nul(rest.get(..end)?).ok()?.to_owned();
+        let string = CStr::from_bytes_with_nul(rest.get(..end)?).ok()?.to_owned();
         rest = rest.get(end..)?;
-        Some(found)
+        Some(string)
     };
     let cwd = string()?;
     let mut list = |count: i64| (0..count).map(|_| string()).collect::<Option<Vec<_>>>();
@@ -118,8 +119,8 @@ pub fn send(socket: RawFd, packet: &[u8], fds: [RawFd; FDS]) -> Result<(), Errno
     Ok(())
 }
 
-/// The next packet into `packet`, with the descriptors that came along; an empty packet when the other
-/// side is gone.
+/// Receive the next packet into `packet`, with its descriptors; an empty packet when the other side is
+/// gone.
 pub fn receive(socket: RawFd, packet: &mut Vec<u8>) -> Result<Vec<OwnedFd>, Errno> {
     packet.clear();
     packet.reserve_exact(MOST);
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_handed_over_arrives_whole() {
+    fn command_arrives_with_its_strings_and_descriptors() {
         let (ours, theirs) = sys::socket_pair().unwrap();
         let packet = pack(9, true, &program(&[b"x", b"", b"\xfe\n"])).unwrap();
         let pipe = sys::pipe().unwrap();
@@ -211,22 +212,22 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_or_something_else_is_nothing() {
-        let whole = pack(1, false, &program(&[b"x"])).unwrap();
-        for length in 0..whole.len() {
-            assert!(unpack(&whole[..length]).is_none(), "{length}");
+    fn truncated_or_foreign_packet_is_rejected() {
+        let packet = pack(1, false, &program(&[b"x"])).unwrap();
+        for length in 0..packet.len() {
+            assert!(unpack(&packet[..length]).is_none(), "{length}");
         }
-        assert!(unpack(&[&whole[..], b"\0"].concat()).is_none());
-        let mut other = whole.clone();
+        assert!(unpack(&[&packet[..], b"\0"].concat()).is_none());
+        let mut other = packet.clone();
         other[0] = 3;
         assert!(unpack(&other).is_none());
-        other = whole;
+        other = packet;
         other[3 * 8] = 200;
         assert!(unpack(&other).is_none());
     }
 
     #[test]
-    fn what_is_too_large_is_refused_before_it_is_sent() {
+    fn program_that_is_too_large_is_not_packed() {
         let word = vec![b'x'; MOST];
         assert!(pack(1, false, &program(&[&word])).is_none());
         assert!(pack(1, false, &program(&[&word[..MOST / 4]])).is_some());

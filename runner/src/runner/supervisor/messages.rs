@@ -1,4 +1,4 @@
-//! What a runner and a supervisor say to each other: packets of a few words on a socket of their own.
+//! Messages between the runner and a supervisor: packets of a few words on a socket of their own.
 
 use crate::sys::{self, Errno};
 use std::os::unix::io::RawFd;
@@ -6,13 +6,13 @@ use std::os::unix::io::RawFd;
 /// Runner → supervisor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// A shell's command is about to begin: everything alive now is not part of it.
+    /// A shell's command is about to begin: processes that exist now are not part of it.
     Begin,
-    /// To every process of the command.
+    /// Signal every process of the command.
     Signal(i32),
-    /// The same; to a shell itself when it runs nothing but itself.
+    /// Signal every process of the command, or the shell itself if it has none.
     SignalShell(i32),
-    /// To the command's first process alone.
+    /// Signal the first process of the command alone.
     SignalRoot(i32),
     /// Kill every process of the command (a shell itself survives).
     Sweep,
@@ -30,7 +30,7 @@ pub enum Report {
         stage: i64,
         errno: i32,
     },
-    /// `last`: and nobody is left below.
+    /// `last`: no process is left below.
     Exited {
         status: i32,
         usage: Usage,
@@ -38,12 +38,12 @@ pub enum Report {
     },
     Begun,
     Swept,
-    /// Nobody is left below, though the command itself ended before.
+    /// No process is left below; the command itself ended before.
     Free,
 }
 
 impl Report {
-    /// The supervisor of a command waits for another one.
+    /// Report whether the supervisor of a command is idle after this report.
     pub fn is_last(&self) -> bool {
         matches!(
             self,
@@ -80,7 +80,7 @@ pub(super) fn send(fd: RawFd, message: Message) -> Result<(), Errno> {
     }
 }
 
-/// `Ok(None)` when the other side is gone.
+/// Return `Ok(None)` when the other side is gone.
 pub(super) fn receive(fd: RawFd) -> Result<Option<Message>, Errno> {
     let mut message: Message = [0; WORDS];
     let mut reset = false;
@@ -97,8 +97,9 @@ pub(super) fn receive(fd: RawFd) -> Result<Option<Message>, Errno> {
         if rc < 0 {
             match sys::errno() {
                 libc::EINTR => continue,
-                // The other side closed with orders unread. Linux says that once, and before what it
-                // had sent; its last words are still to come. gVisor says it afterwards, for ever.
+                // The other side closed with orders unread. Linux reports that once, and before what
+                // the other side had sent, which is still to come. gVisor reports it afterwards, for
+                // ever.
                 libc::ECONNRESET if !reset => {
                     reset = true;
                     continue;
@@ -123,7 +124,7 @@ pub fn send_order(fd: RawFd, order: Order) -> Result<(), Errno> {
     send(fd, message)
 }
 
-/// The next report; `Ok(None)` when the supervisor is gone, EAGAIN when it has nothing to say.
+/// Return the next report; `Ok(None)` when the supervisor is gone, EAGAIN when there is none now.
 pub fn receive_report(fd: RawFd) -> Result<Option<Report>, Errno> {
     let message = match receive(fd)? {
         Some(message) => message,

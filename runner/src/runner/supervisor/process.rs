@@ -1,9 +1,9 @@
 //! The supervisor: a small process between the runner and one command (or one shell).
 //!
-//! It is a child subreaper, so whatever the command starts stays below it; it tells the runner how the
-//! command ended, kills on order, and stays as the reaper while anything below it lives. Then it waits to be
-//! handed another command, unless it carried a shell. If the runner goes away it kills everything and
-//! follows.
+//! It is a child subreaper, so every process that the command starts reusable below it. It reports how the
+//! command ended, kills on order, and reusable as the reaper while any process below it lives. Then it
+//! waits for another command, unless it carried a shell. If the runner goes away it kills everything
+//! and exits.
 
 use crate::identity::Identity;
 use crate::processes;
@@ -18,10 +18,10 @@ use std::time::Duration;
 
 use super::messages::{receive, send, Message};
 
-/// For the child between clone and exec; it calls nothing deep.
+/// The stack of the child between clone and exec, which has no deep calls.
 const STACK: usize = 64 << 10;
 
-/// Forks a supervisor that starts `program`. Returns its pid and the runner's end of their socket.
+/// Fork a supervisor that starts `program`. Return its pid and the runner's end of their socket.
 pub fn start(
     program: &Program,
     wiring: &Wiring,
@@ -44,13 +44,13 @@ pub fn start(
     }
 }
 
-/// Kills what dead supervisors left behind: every child of the runner that is no supervisor, and what is
-/// below it. A process of its own does that, so that nobody waits.
+/// Kill what dead supervisors left behind: every child of the runner that is not a supervisor, and
+/// everything below it. A separate process does that, so that the runner does not wait.
 pub fn sweep_orphans(registry: &Registry, identity: &Identity) {
     if registry.overflowed() {
         return;
     }
-    // Counted as a supervisor while it lives, or a second one would take it for an orphan.
+    // It counts as a supervisor while it lives, or a second one would take it for an orphan.
     // SAFETY: as in `start`.
     if registry.fork(|| unsafe { libc::fork() }) != 0 {
         return;
@@ -61,7 +61,7 @@ pub fn sweep_orphans(registry: &Registry, identity: &Identity) {
     let (me, top) = unsafe { (libc::getpid(), libc::getppid()) };
     let mut pause = Duration::from_micros(200);
     loop {
-        let orphans = registry.steady(|known| {
+        let orphans = registry.consistent(|known| {
             let mut spared: Vec<(i32, u64)> = known.into_iter().map(|pid| (pid, 0)).collect();
             spared.push((me, 0));
             Family {
@@ -75,7 +75,7 @@ pub fn sweep_orphans(registry: &Registry, identity: &Identity) {
             Some(orphans) if orphans.is_empty() => break,
             Some(orphans) => {
                 for orphan in orphans {
-                    let _gone = sys::kill(orphan.pid, libc::SIGKILL);
+                    let _already_dead = sys::kill(orphan.pid, libc::SIGKILL);
                 }
             }
             None => {}
@@ -94,27 +94,27 @@ struct Supervisor<'a> {
     signals: RawFd,
     root: i32,
     root_gone: bool,
-    /// How the root ended, while that is not yet told.
+    /// How the first process ended, until that is reported.
     ended: Option<i32>,
-    spent: Spent,
+    spent: Spending,
     family: Family,
-    /// Waits for another command when nobody is left. A shell's supervisor goes instead.
-    stays: bool,
-    /// Nobody is left, and the runner knows it.
+    /// Wait for another command when no process is left. A shell's supervisor exits instead.
+    reusable: bool,
+    /// No process is left, and the runner knows it.
     free: bool,
     inbox: Vec<u8>,
 }
 
-/// What the dead below us have used, up to the end of the command itself.
+/// Resources that dead processes below us have used, up to the end of the command itself.
 #[derive(Default)]
-struct Spent {
+struct Spending {
     cpu_us: i64,
     peak_rss: i64,
     read_blocks: i64,
     written_blocks: i64,
 }
 
-impl Spent {
+impl Spending {
     fn add(&mut self, usage: &libc::rusage) {
         let us = |time: libc::timeval| time.tv_sec as i64 * 1_000_000 + time.tv_usec as i64;
         self.cpu_us += us(usage.ru_utime) + us(usage.ru_stime);
@@ -125,7 +125,7 @@ impl Spent {
 }
 
 impl Supervisor<'_> {
-    /// In the forked process: starts the program, and stays while there is anything to do.
+    /// In the forked process: start the program, and stay while there is anything to do.
     fn begin(
         program: &Program,
         wiring: &Wiring,
@@ -163,43 +163,43 @@ impl Supervisor<'_> {
             root: 0,
             root_gone: true,
             ended: None,
-            spent: Spent::default(),
+            spent: Spending::default(),
             family: Family {
                 // SAFETY: getpid only reads.
                 top: unsafe { libc::getpid() },
                 spared: Vec::new(),
                 shell: None,
             },
-            stays: !shell,
+            reusable: !shell,
             free: false,
             inbox: Vec::new(),
         };
-        supervisor.take_up(started, shell);
-        supervisor.watch();
+        supervisor.begin_command(started, shell);
+        supervisor.run();
     }
 
-    /// The command's first process is there, or it could not be started.
-    fn take_up(&mut self, started: Result<i32, (Stage, Errno)>, shell: bool) {
+    /// Report that the first process of the command was started, or that it could not be.
+    fn begin_command(&mut self, started: Result<i32, (Stage, Errno)>, shell: bool) {
         match started {
             Ok(root) => {
                 self.root = root;
                 self.root_gone = false;
-                self.spent = Spent::default();
+                self.spent = Spending::default();
                 self.family.spared.clear();
                 self.family.shell = shell.then_some(root);
                 self.free = false;
-                self.tell([1, i64::from(root), 0, 0, 0, 0]);
+                self.report([1, i64::from(root), 0, 0, 0, 0]);
             }
             Err((stage, errno)) => {
-                self.free = self.stays;
-                self.tell([2, stage as i64, i64::from(errno), 0, 0, 0]);
+                self.free = self.reusable;
+                self.report([2, stage as i64, i64::from(errno), 0, 0, 0]);
             }
         }
     }
 
-    /// A message while we are free: another command, or an order that came too late. False when there
-    /// will be none.
-    fn rest(&mut self) -> bool {
+    /// Handle a message while we are idle: another command, or an order that came too late. Return
+    /// false when the runner has closed the socket.
+    fn handle_while_idle(&mut self) -> bool {
         let mut inbox = std::mem::take(&mut self.inbox);
         let fds = match handover::receive(self.control, &mut inbox) {
             Ok(fds) => fds,
@@ -211,18 +211,18 @@ impl Supervisor<'_> {
         match (handover, &fds[..]) {
             (Some(handover), [stdin, stdout, stderr]) => {
                 let stdio = [stdin.as_raw_fd(), stdout.as_raw_fd(), stderr.as_raw_fd()];
-                self.carry(&handover, stdio);
+                self.start_handed_over(&handover, stdio);
             }
-            (Some(_), _) => self.take_up(Err((Stage::Prepare, libc::EMFILE)), false),
+            (Some(_), _) => self.begin_command(Err((Stage::Prepare, libc::EMFILE)), false),
             (None, _) if gone => return false,
-            // A sweep is answered: there is nobody, so it is done.
-            (None, _) if inbox_kind(&self.inbox) == 3 => self.tell([5, 0, 0, 0, 0, 0]),
+            // A sweep is reported as done: there is no process to kill.
+            (None, _) if inbox_kind(&self.inbox) == 3 => self.report([5, 0, 0, 0, 0, 0]),
             (None, _) => {}
         }
         true
     }
 
-    fn carry(&mut self, handover: &Handover, stdio: [RawFd; 3]) {
+    fn start_handed_over(&mut self, handover: &Handover, stdio: [RawFd; 3]) {
         let wiring = Wiring {
             stdio,
             answer: None,
@@ -231,19 +231,19 @@ impl Supervisor<'_> {
         };
         self.registry.begin(self.family.top, handover.command);
         let started = fork_program(&handover.program, &wiring, self.identity, true);
-        // What the child did to become the user may have touched the memory we shared.
+        // The child shared our memory, and becoming the user may have changed this attribute of it.
         // SAFETY: prctl with integers.
         unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) };
-        self.take_up(started, false);
+        self.begin_command(started, false);
     }
 
-    fn tell(&self, message: Message) {
+    fn report(&self, message: Message) {
         let _runner_gone = send(self.control, message);
     }
 
-    fn watch(&mut self) {
+    fn run(&mut self) {
         loop {
-            if !self.free && !self.reap() && !self.stays {
+            if !self.free && !self.reap() && !self.reusable {
                 return;
             }
             let mut waits = [
@@ -258,7 +258,7 @@ impl Supervisor<'_> {
                     revents: 0,
                 },
             ];
-            // Without a signalfd we look for dead children every 10 ms.
+            // Without a signalfd, look for dead children every 10 ms.
             let timeout = if self.signals < 0 && !self.free {
                 10
             } else {
@@ -270,14 +270,20 @@ impl Supervisor<'_> {
                 let mut sink = [0u8; 1024];
                 let _drained = sys::read(self.signals, &mut sink);
             }
-            let heard = waits[1].revents != 0;
-            if heard && !(if self.free { self.rest() } else { self.obey() }) {
+            let has_message = waits[1].revents != 0;
+            if has_message
+                && !(if self.free {
+                    self.handle_while_idle()
+                } else {
+                    self.handle_order()
+                })
+            {
                 return;
             }
         }
     }
 
-    /// Collects the dead. False when nobody is left to wait for.
+    /// Reap dead children. Return false when no child is left.
     fn reap(&mut self) -> bool {
         let left = loop {
             let mut status = 0;
@@ -300,18 +306,18 @@ impl Supervisor<'_> {
                 self.ended = Some(status);
             }
         };
-        let last = !left && self.stays && !self.free;
+        let last = !left && self.reusable && !self.free;
         self.free |= last;
         match self.ended.take() {
             Some(status) => self.report_exit(status, last),
-            None if last => self.tell([6, 0, 0, 0, 0, 0]),
+            None if last => self.report([6, 0, 0, 0, 0, 0]),
             None => {}
         }
         left
     }
 
     fn report_exit(&self, status: i32, last: bool) {
-        self.tell([
+        self.report([
             if last { 7 } else { 3 },
             i64::from(status),
             self.spent.cpu_us / 1000,
@@ -321,8 +327,8 @@ impl Supervisor<'_> {
         ]);
     }
 
-    /// One order from the runner. False when there is nothing more to do.
-    fn obey(&mut self) -> bool {
+    /// Handle one order from the runner. Return false when there is nothing more to do.
+    fn handle_order(&mut self) -> bool {
         match receive(self.control) {
             Err(libc::EAGAIN) => {}
             Err(_) | Ok(None) => {
@@ -332,13 +338,13 @@ impl Supervisor<'_> {
                 return false;
             }
             Ok(Some([1, ..])) => {
-                self.family.spared = self.present();
-                self.tell([4, 0, 0, 0, 0, 0]);
+                self.family.spared = self.existing_processes();
+                self.report([4, 0, 0, 0, 0, 0]);
             }
             Ok(Some([2, signal, whom, ..])) => self.signal(signal as i32, whom),
             Ok(Some([3, ..])) => {
                 self.sweep();
-                self.tell([5, 0, 0, 0, 0, 0]);
+                self.report([5, 0, 0, 0, 0, 0]);
             }
             Ok(Some([4, ..])) => {
                 self.family.shell = None;
@@ -350,8 +356,8 @@ impl Supervisor<'_> {
         true
     }
 
-    /// Everybody below us now, the shell excepted.
-    fn present(&self) -> Vec<(i32, u64)> {
+    /// Return every process below us now, without the shell.
+    fn existing_processes(&self) -> Vec<(i32, u64)> {
         let alone = |pid| processes::children(pid).map_or(false, |list| list.is_empty());
         let only_shell = processes::children(self.family.top).map_or(false, |l| l == [self.root]);
         if only_shell && alone(self.root) {
@@ -380,7 +386,7 @@ impl Supervisor<'_> {
             }
         };
         if to_root && !self.root_gone {
-            let _gone = sys::kill(self.root, signal);
+            let _already_dead = sys::kill(self.root, signal);
         }
     }
 
@@ -401,60 +407,61 @@ fn inbox_kind(packet: &[u8]) -> i64 {
     first.map_or(0, i64::from_ne_bytes)
 }
 
-/// What the child needs, and where it leaves word of its failure; it shares our memory until it execs.
-struct Errand<'a> {
+/// What the child needs, and where it reports its failure; it shares our memory until it execs.
+struct Launch<'a> {
     program: &'a Program,
     wiring: &'a Wiring,
     identity: &'a Identity,
-    /// From a supervisor that was one before.
-    again: bool,
+    /// The supervisor was idle before.
+    reused: bool,
     refusal: Option<(Stage, Errno)>,
 }
 
 extern "C" fn child(argument: *mut libc::c_void) -> libc::c_int {
-    // SAFETY: `fork_program` passes a pointer to its own Errand and is suspended while we use it.
-    let errand = unsafe { &mut *argument.cast::<Errand>() };
-    let left = match errand.again {
-        true => errand.identity.leave_supervisor(),
+    // SAFETY: `fork_program` passes a pointer to its own Launch and is suspended while we use it.
+    let launch = unsafe { &mut *argument.cast::<Launch>() };
+    let left = match launch.reused {
+        true => launch.identity.leave_supervisor(),
         false => Ok(()),
     };
-    errand.refusal = Some(match left {
-        Ok(()) => errand.program.run(errand.wiring, errand.identity),
+    launch.refusal = Some(match left {
+        Ok(()) => launch.program.run(launch.wiring, launch.identity),
         Err(errno) => (Stage::Prepare, errno),
     });
     // SAFETY: leaves without running anything of the parent's.
     unsafe { libc::_exit(127) }
 }
 
-/// The child's pid once it has become the program. As posix_spawn does it: the child borrows our memory
-/// on a stack of its own while we wait, so nothing is copied and its failure is a value, not a message.
+/// Start the program. Return its pid once the child has exec'd. As in posix_spawn, the child borrows
+/// our memory on a stack of its own while we wait, so nothing is copied and its failure is a value, not
+/// a message.
 fn fork_program(
     program: &Program,
     wiring: &Wiring,
     identity: &Identity,
-    again: bool,
+    reused: bool,
 ) -> Result<i32, (Stage, Errno)> {
     // Not cleared: most of its pages are never touched.
     let mut stack: Vec<u128> = Vec::with_capacity(STACK / std::mem::size_of::<u128>());
-    let mut errand = Errand {
+    let mut launch = Launch {
         program,
         wiring,
         identity,
-        again,
+        reused,
         refusal: None,
     };
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
-    // SAFETY: the stack and the errand outlive the child's use of them, because CLONE_VFORK suspends us
+    // SAFETY: the stack and the launch outlive the child's use of them, because CLONE_VFORK suspends us
     // until it has exec'd or exited; all signals are blocked, so no handler runs on shared memory.
     let pid = unsafe {
         let top = stack.as_mut_ptr().add(stack.capacity());
-        let errand: *mut Errand = &mut errand;
-        libc::clone(child, top.cast(), flags, errand.cast())
+        let launch: *mut Launch = &mut launch;
+        libc::clone(child, top.cast(), flags, launch.cast())
     };
     if pid < 0 {
         return Err((Stage::Prepare, sys::errno()));
     }
-    match errand.refusal {
+    match launch.refusal {
         None => Ok(pid),
         Some(refusal) => {
             // SAFETY: waits for our own child.

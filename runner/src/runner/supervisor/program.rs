@@ -1,7 +1,7 @@
-//! From a request to a running program: what is prepared before the fork, and the child's way to exec.
+//! From a request to a running program: what is prepared before the fork, and the child's path to exec.
 //!
 //! Everything that allocates or can be refused is done in `Program::new`; the child only makes system
-//! calls, and says by stage and errno where it stopped.
+//! calls, and reports by stage and errno where it failed.
 
 use crate::identity::Identity;
 use crate::sys::{self, Errno};
@@ -9,7 +9,7 @@ use crate::wire::handler::Failure;
 use std::ffi::CString;
 use std::os::unix::io::{AsRawFd, RawFd};
 
-/// What a child reports when it could not start the program.
+/// The stage at which a child could not start the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     Prepare = 1,
@@ -26,8 +26,8 @@ pub struct Program {
     pub cwd: CString,
 }
 
-/// Strings, and the list of them that execve wants: made here, because a child that shares its parent's
-/// memory and execs would never give back what it allocates.
+/// Strings, and the array of them that execve wants: made here, because a child that shares its
+/// parent's memory and execs would never free what it allocates.
 pub struct Strings {
     pub own: Vec<CString>,
     list: Vec<*const libc::c_char>,
@@ -41,14 +41,15 @@ impl From<Vec<CString>> for Strings {
     }
 }
 
-/// The descriptors a child gets; all are above 2 and closed on exec in their original place.
+/// The descriptors of a child; all are above 2 and closed on exec in their original place.
 pub struct Wiring {
     pub stdio: [RawFd; 3],
     /// The descriptor that a shell answers on; it becomes descriptor 9.
     pub answer: Option<RawFd>,
     /// Standard input is a terminal that becomes the controlling one.
     pub terminal: bool,
-    /// A shell stays in its supervisor's session: opening a terminal must not make it the controlling one.
+    /// A shell stays in the session of its supervisor: opening a terminal must not make it the
+    /// controlling one.
     pub own_session: bool,
 }
 
@@ -103,7 +104,7 @@ impl Program {
         })
     }
 
-    /// In the child: becomes the program, or returns where it stopped and why.
+    /// In the child: become the program, or return the stage that failed and why.
     pub fn run(&self, wiring: &Wiring, identity: &Identity) -> (Stage, Errno) {
         if let Err(errno) = prepare(wiring, identity) {
             return (Stage::Prepare, errno);
@@ -124,7 +125,7 @@ impl Program {
             unsafe { libc::execve(candidate.as_ptr(), argv.as_ptr(), env.as_ptr()) };
             match sys::errno() {
                 libc::ENOENT | libc::ENOTDIR => {}
-                // Found, but not for us: keep looking, and say this if nothing better comes.
+                // Found, but not allowed: keep looking, and report this if nothing better comes.
                 libc::EACCES => verdict = libc::EACCES,
                 other => return other,
             }
@@ -159,17 +160,17 @@ fn prepare(wiring: &Wiring, identity: &Identity) -> Result<(), Errno> {
     identity.become_user()
 }
 
-/// The OOM killer shall prefer what the user runs to what runs it.
+/// Make the OOM killer prefer the user's processes to ours.
 fn raise_oom_score() {
     let write = || {
         let file = sys::open(b"/proc/self/oom_score_adj", libc::O_WRONLY, 0)?;
         sys::write_all(file.as_raw_fd(), b"500")
     };
     if write().is_err() {
-        // Without root, the files of a non-dumpable process belong to somebody else.
+        // Without root, the files of a non-dumpable process belong to another user.
         // SAFETY: prctl with integers.
         unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0) };
-        let _not_vital = write();
+        let _optional = write();
         // SAFETY: as above.
         unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) };
     }
@@ -185,7 +186,7 @@ fn unblock_signals() {
     }
 }
 
-/// The protocol's words for a program that did not start.
+/// Return the protocol's error for a program that did not start.
 pub fn not_started(stage: i64, errno: Errno, program: &[u8], cwd: &[u8]) -> Failure {
     let shown = String::from_utf8_lossy(program);
     if stage == Stage::Cwd as i64 {

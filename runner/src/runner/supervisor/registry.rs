@@ -1,8 +1,9 @@
 //! The pids of living supervisors, in memory that the sweeper of orphans shares with the runner.
 //!
-//! When a supervisor is killed, a helper process kills what it left: every child of the runner that is no
-//! supervisor. New supervisors are forked meanwhile, and must not be taken for orphans. So the helper only
-//! trusts a look at /proc during which nobody was being forked and the registry did not change.
+//! When a supervisor is killed, a helper process kills what it left: every child of the runner that is
+//! not a supervisor. New supervisors are forked meanwhile, and must not be taken for orphans. So the
+//! helper only trusts a look at /proc during which none was being forked and the registry did not
+//! change.
 
 use crate::sys;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -11,9 +12,9 @@ const SLOTS: usize = 1000;
 
 #[repr(C)]
 struct Shared {
-    /// Odd while a supervisor is being forked; every change moves it on.
-    turn: AtomicU32,
-    /// More supervisors than slots: nobody can tell orphans any more.
+    /// Odd while a supervisor is being forked; every change increments it.
+    version: AtomicU32,
+    /// There are more supervisors than slots, so orphans cannot be recognised any more.
     overflow: AtomicU32,
     pids: [AtomicI32; SLOTS],
     /// The last command that this supervisor, once idle, began to start.
@@ -38,9 +39,9 @@ impl Registry {
         }
     }
 
-    /// Runs `fork`, which returns the new supervisor's pid (0 in the supervisor itself).
+    /// Run `fork`, which returns the pid of the new supervisor (0 in the supervisor itself).
     pub fn fork(&self, fork: impl FnOnce() -> i32) -> i32 {
-        self.0.turn.fetch_add(1, Ordering::SeqCst);
+        self.0.version.fetch_add(1, Ordering::SeqCst);
         let pid = fork();
         if pid == 0 {
             return 0;
@@ -54,14 +55,14 @@ impl Registry {
                 None => self.0.overflow.store(1, Ordering::SeqCst),
             }
         }
-        self.0.turn.fetch_add(1, Ordering::SeqCst);
+        self.0.version.fetch_add(1, Ordering::SeqCst);
         pid
     }
 
     pub fn remove(&self, pid: i32) {
         if let Some(slot) = self.slot(pid) {
             self.0.pids[slot].store(0, Ordering::SeqCst);
-            self.0.turn.fetch_add(2, Ordering::SeqCst);
+            self.0.version.fetch_add(2, Ordering::SeqCst);
         }
     }
 
@@ -69,7 +70,7 @@ impl Registry {
         self.slot(pid).is_some()
     }
 
-    /// Said by a supervisor before it forks: from here on nobody may start that command again.
+    /// Called by a supervisor before it forks: from here on that command must not be started again.
     pub fn begin(&self, pid: i32, command: u64) {
         if let Some(slot) = self.slot(pid) {
             self.0.begun[slot].store(command, Ordering::SeqCst);
@@ -86,13 +87,13 @@ impl Registry {
         slots.position(|slot| slot.load(Ordering::SeqCst) == pid)
     }
 
-    /// What `look` sees, given all living supervisors; `None` when that cannot be trusted.
-    pub fn steady<T>(&self, look: impl FnOnce(Vec<i32>) -> T) -> Option<T> {
-        let before = self.0.turn.load(Ordering::SeqCst);
+    /// Return what `look` sees, given all living supervisors; `None` when that cannot be trusted.
+    pub fn consistent<T>(&self, look: impl FnOnce(Vec<i32>) -> T) -> Option<T> {
+        let before = self.0.version.load(Ordering::SeqCst);
         let pids = self.0.pids.iter().map(|slot| slot.load(Ordering::SeqCst));
-        let seen = look(pids.filter(|&pid| pid > 0).collect());
-        let after = self.0.turn.load(Ordering::SeqCst);
-        (before == after && before % 2 == 0).then_some(seen)
+        let result = look(pids.filter(|&pid| pid > 0).collect());
+        let after = self.0.version.load(Ordering::SeqCst);
+        (before == after && before % 2 == 0).then_some(result)
     }
 
     pub fn overflowed(&self) -> bool {
@@ -105,25 +106,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_look_during_a_change_is_not_trusted() {
+    fn look_during_a_change_is_not_trusted() {
         let registry = Registry::new().unwrap();
-        assert_eq!(registry.steady(|pids| pids), Some(vec![]));
+        assert_eq!(registry.consistent(|pids| pids), Some(vec![]));
         registry.fork(|| {
-            assert_eq!(registry.steady(|pids| pids), None);
+            assert_eq!(registry.consistent(|pids| pids), None);
             7
         });
-        assert_eq!(registry.steady(|pids| pids), Some(vec![7]));
-        let spoiled = registry.steady(|pids| {
+        assert_eq!(registry.consistent(|pids| pids), Some(vec![7]));
+        let spoiled = registry.consistent(|pids| {
             registry.remove(7);
             pids
         });
         assert_eq!(spoiled, None);
-        assert_eq!(registry.steady(|pids| pids), Some(vec![]));
+        assert_eq!(registry.consistent(|pids| pids), Some(vec![]));
         assert!(!registry.overflowed());
     }
 
     #[test]
-    fn a_command_has_begun_once_its_supervisor_says_so() {
+    fn command_has_begun_once_its_supervisor_says_so() {
         let registry = Registry::new().unwrap();
         registry.fork(|| 7);
         assert!(!registry.has_begun(7, 3));
@@ -131,13 +132,13 @@ mod tests {
         assert!(registry.has_begun(7, 3));
         assert!(!registry.has_begun(7, 4));
         registry.remove(7);
-        assert!(registry.has_begun(7, 4), "nobody knows: never twice");
+        assert!(registry.has_begun(7, 4), "unknown: never start it twice");
         registry.fork(|| 8);
-        assert!(!registry.has_begun(8, 3), "a slot forgets");
+        assert!(!registry.has_begun(8, 3), "a reused slot starts empty");
     }
 
     #[test]
-    fn more_than_it_holds_is_said() {
+    fn overflow_is_reported() {
         let registry = Registry::new().unwrap();
         for pid in 1..=SLOTS as i32 {
             registry.fork(|| pid);

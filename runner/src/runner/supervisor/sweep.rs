@@ -1,8 +1,8 @@
-//! Killing a whole family: everything below a process that is its subreaper, however it was forked.
+//! Kill every process below a subreaper, however it was forked.
 //!
-//! Nothing below a subreaper can leave it: what double-forks or calls setsid is reparented to it. So the
-//! family is what /proc says is below; it is stopped until no new member appears, then killed, and that
-//! is repeated until nobody is left.
+//! No process below a subreaper can leave it: one that double-forks or calls setsid is reparented to
+//! it. So the family is what /proc lists below it; it is stopped until no new member appears, then
+//! killed, and that is repeated until none is left.
 
 use crate::processes::{self, Process};
 use crate::sys;
@@ -10,18 +10,19 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 pub struct Family {
-    /// The subreaper at the top; never a victim itself.
+    /// The subreaper at the top; never killed itself.
     pub top: i32,
-    /// Left alone, with all that is below them. A start time of 0 means "whoever has this pid".
+    /// Processes to spare, with everything below them. A start time of 0 means any process with this
+    /// pid.
     pub spared: Vec<(i32, u64)>,
     /// A shell whose command is swept: stopped meanwhile, not killed.
     pub shell: Option<i32>,
 }
 
-/// Looks at /proc before what is there is killed, though more may be coming.
+/// How often to look at /proc for new members before those processes_found are killed.
 const STOP_ROUNDS: usize = 8;
 /// Attempts at a chain of processes that fork and exit faster than /proc can be read.
-const POUNCES: usize = 2_000;
+const CHAIN_ATTEMPTS: usize = 2_000;
 
 impl Family {
     fn is_spared(&self, process: &Process) -> bool {
@@ -30,11 +31,11 @@ impl Family {
             .any(|&(pid, start)| pid == process.pid && (start == 0 || start == process.start))
     }
 
-    /// Every living victim.
+    /// Return every living member.
     pub fn members(&self) -> Vec<Process> {
-        let found = processes::all().unwrap_or_default();
+        let processes_found = processes::all().unwrap_or_default();
         let mut below: HashMap<i32, Vec<&Process>> = HashMap::new();
-        for process in &found {
+        for process in &processes_found {
             below.entry(process.ppid).or_default().push(process);
         }
         let mut members = Vec::new();
@@ -58,33 +59,34 @@ impl Family {
         members
     }
 
-    /// One signal to every member, as they are now. How many there were.
+    /// Send a signal to every member that exists now. Return how many there were.
     pub fn signal(&self, signal: i32) -> usize {
         let members = self.members();
         for member in &members {
-            let _gone = sys::kill(member.pid, signal);
+            let _already_dead = sys::kill(member.pid, signal);
         }
         members.len()
     }
 
-    /// Kills every member. The caller is the top, and `reap` collects its dead children.
+    /// Kill every member. The caller is the top, and `reap` collects its dead children.
     pub fn sweep(&self, reap: &mut dyn FnMut()) {
         reap();
-        // Then the shell need not be disturbed: gVisor does not take up again what a stop interrupts,
-        // and a shell that waits for its next command would end.
+        // Leave the shell alone if there is nothing to kill: gVisor does not resume a system call that
+        // a stop interrupts, and a shell that waits for its next command would end.
         if self.orphans().is_empty() && self.members().is_empty() {
             return;
         }
         if let Some(shell) = self.shell {
-            let _gone = sys::kill(shell, libc::SIGSTOP);
+            let _already_dead = sys::kill(shell, libc::SIGSTOP);
         }
         let mut pause = Duration::from_micros(50);
         loop {
             for member in self.stop_all() {
-                let _gone = sys::kill(member.pid, libc::SIGKILL);
+                let _already_dead = sys::kill(member.pid, libc::SIGKILL);
             }
-            self.pounce(reap);
-            // A scan may miss a process that forks and exits meanwhile; the top's children tell.
+            self.kill_chain(reap);
+            // A scan may miss a process that forks and exits meanwhile; the list of the top's children
+            // does not.
             if self.orphans().is_empty() && self.members().is_empty() {
                 break;
             }
@@ -94,12 +96,12 @@ impl Family {
             reap();
         }
         if let Some(shell) = self.shell {
-            let _gone = sys::kill(shell, libc::SIGCONT);
+            let _already_dead = sys::kill(shell, libc::SIGCONT);
         }
     }
 
-    /// SIGSTOP until no new member appears, at most a few rounds: a chain that outruns the scan is left
-    /// to `pounce`.
+    /// Send SIGSTOP until no new member appears, at most a few rounds: a chain that is faster than the
+    /// scan is left to `kill_chain`.
     fn stop_all(&self) -> Vec<Process> {
         let mut stopped: HashSet<(i32, u64)> = HashSet::new();
         let mut members = self.members();
@@ -111,25 +113,25 @@ impl Family {
             if fresh.is_empty() {
                 break;
             }
-            // A signal to a group cannot be outrun by fork. Groups below are ours alone: the top
-            // started its child in a new session (or, for a shell, it is the leader of its own group,
-            // which is excluded here).
+            // A signal to a group reaches processes that are being forked. Groups below are ours alone:
+            // the top started its child in a new session (or, for a shell, it is the leader of its own
+            // group, which is excluded here).
             let groups: HashSet<i32> = fresh.iter().map(|member| member.group).collect();
             if self.shell.is_none() && self.spared.is_empty() {
                 for group in groups.into_iter().filter(|&g| g > 1 && g != own_group()) {
-                    let _gone = sys::kill(-group, libc::SIGSTOP);
+                    let _already_dead = sys::kill(-group, libc::SIGSTOP);
                 }
             }
             for member in fresh {
-                let _gone = sys::kill(member.pid, libc::SIGSTOP);
+                let _already_dead = sys::kill(member.pid, libc::SIGSTOP);
             }
             members = self.members();
         }
         members
     }
 
-    /// Children of the top that are victims; dead ones that nobody has reaped among them. Nothing where
-    /// the kernel does not list children.
+    /// Return children of the top that are members, dead ones that were not reaped included. Empty
+    /// where the kernel does not list children.
     fn orphans(&self) -> Vec<i32> {
         let mut children = processes::children(self.top).unwrap_or_default();
         children.retain(|pid| {
@@ -138,17 +140,17 @@ impl Family {
         children
     }
 
-    /// Orphans come to the top at once; reading its own children and killing them takes microseconds,
-    /// less than a process needs to fork.
-    fn pounce(&self, reap: &mut dyn FnMut()) {
-        for _ in 0..POUNCES {
+    /// Orphans are reparented to the top at once. Reading its own children and killing them takes
+    /// microseconds, less than a process needs to fork.
+    fn kill_chain(&self, reap: &mut dyn FnMut()) {
+        for _ in 0..CHAIN_ATTEMPTS {
             reap();
             let orphans = self.orphans();
             if orphans.is_empty() {
                 return;
             }
             for pid in orphans.into_iter().rev() {
-                let _gone = sys::kill(pid, libc::SIGKILL);
+                let _already_dead = sys::kill(pid, libc::SIGKILL);
             }
         }
     }
