@@ -1,14 +1,15 @@
-//! Everything the runner does, asked from outside: one program, because each costs a link and a lint.
+//! The behaviour of the runner from outside: one test program, because each one costs a link and a
+//! lint.
 
 mod client;
 mod exec;
 mod fs_verbs;
 mod fuzz;
+mod idle_supervisor;
 mod output;
 mod posture;
 mod protocol;
 mod relay;
 mod shell;
-mod shell_life;
-mod spare;
+mod shell_lifecycle;
 mod sweep;

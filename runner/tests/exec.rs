@@ -4,7 +4,7 @@ use crate::client::*;
 use serde_json::{json, Value};
 
 #[test]
-fn the_result_is_complete() {
+fn result_is_complete() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let outcome = client
@@ -63,7 +63,7 @@ fn arguments_environment_and_directory_are_byte_strings() {
 }
 
 #[test]
-fn a_program_that_cannot_start_is_an_error_and_leaves_no_record() {
+fn program_that_cannot_start_is_an_error_and_leaves_no_record() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let plain = runner.workspace().join("plain");
@@ -105,7 +105,7 @@ fn a_program_that_cannot_start_is_an_error_and_leaves_no_record() {
 }
 
 #[test]
-fn input_is_streamed_back_pressured_and_closed() {
+fn input_is_streamed_with_back_pressure_and_closed() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let big: Vec<u8> = (0..3_000_000u32).map(|i| (i % 251) as u8).collect();
@@ -167,7 +167,7 @@ fn exec_stdin_feeds_a_running_command_from_another_connection() {
 }
 
 #[test]
-fn a_command_without_input_reads_an_empty_one() {
+fn command_without_input_reads_an_empty_one() {
     let runner = Runner::start();
     let mut client = runner.connect();
     assert_eq!(client.argv(&["cat"]).exec()["exit_code"], 0);
@@ -176,7 +176,7 @@ fn a_command_without_input_reads_an_empty_one() {
 }
 
 #[test]
-fn a_terminal_has_a_size_that_can_change_and_one_stream() {
+fn terminal_has_one_stream_and_a_size_that_can_change() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let stream = client.start(json!({"exec_id": "tty", "stdin": "stream", "pty": {"rows": 7, "cols": 33},
@@ -206,7 +206,7 @@ fn a_terminal_has_a_size_that_can_change_and_one_stream() {
 }
 
 #[test]
-fn a_terminal_is_the_controlling_one_and_hangs_up() {
+fn terminal_is_the_controlling_one_and_hangs_up() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let stream = client.start(json!({"exec_id": "int", "stdin": "stream", "pty": {"rows": 7, "cols": 33},
@@ -220,7 +220,7 @@ fn a_terminal_is_the_controlling_one_and_hangs_up() {
 }
 
 #[test]
-fn a_signal_reaches_the_whole_tree_or_the_root_alone() {
+fn signal_reaches_the_whole_tree_or_the_first_process_alone() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let stream = client
@@ -270,7 +270,7 @@ fn a_signal_reaches_the_whole_tree_or_the_root_alone() {
 }
 
 #[test]
-fn a_kill_that_was_not_ours_is_suspect() {
+fn kill_that_was_not_ours_is_reported_as_oom_suspect() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let exec = client.script("kill -9 $$").exec().clone();
@@ -298,7 +298,7 @@ fn a_kill_that_was_not_ours_is_suspect() {
 }
 
 #[test]
-fn one_exec_id_or_key_runs_once_whoever_asks() {
+fn one_exec_id_or_key_runs_once_for_any_client() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let file = runner.workspace().join("runs");
@@ -312,7 +312,7 @@ fn one_exec_id_or_key_runs_once_whoever_asks() {
 }
 
 #[test]
-fn a_client_that_goes_away_stops_nothing_and_finds_the_result_by_id() {
+fn disconnect_stops_nothing_and_the_result_is_found_by_id() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let script = format!("echo a; {UNTIL_GO}; echo b; exit 5");
@@ -339,7 +339,7 @@ fn a_client_that_goes_away_stops_nothing_and_finds_the_result_by_id() {
 }
 
 #[test]
-fn cancel_stops_following_and_not_the_command() {
+fn cancel_stops_the_stream_and_not_the_command() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let stream = client.start(json!({"exec_id": "c", "argv": ["sh", "-c", UNTIL_GO]}));
@@ -371,7 +371,7 @@ fn without_follow_the_answer_comes_at_the_start() {
 }
 
 #[test]
-fn the_newest_256_results_are_kept() {
+fn newest_256_results_are_kept() {
     let runner = Runner::start();
     let mut client = runner.connect();
     for i in 0..260 {

@@ -9,7 +9,7 @@ use std::os::unix::fs::{symlink, MetadataExt, PermissionsExt};
 use std::os::unix::io::AsRawFd;
 use std::path::Path;
 
-/// Sends DATA as credit comes, then END; answers how the stream ended.
+/// Send DATA as credit comes, then END. Return how the stream ended.
 fn upload(
     client: &mut Client,
     verb: &str,
@@ -61,7 +61,7 @@ fn give(path: &Path, uid: u32) {
 }
 
 #[test]
-fn what_is_written_is_read_back_byte_for_byte() {
+fn written_file_is_read_back_byte_for_byte() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let content: Vec<u8> = (0..10_000_000u32)
@@ -91,7 +91,7 @@ fn what_is_written_is_read_back_byte_for_byte() {
 }
 
 #[test]
-fn a_reader_without_credit_waits_and_others_go_on() {
+fn reader_without_credit_waits_and_others_go_on() {
     let runner = Runner::start();
     let mut client = runner.connect();
     fs::write(runner.workspace().join("big"), vec![1u8; 3 << 20]).unwrap();
@@ -115,7 +115,7 @@ fn a_reader_without_credit_waits_and_others_go_on() {
 }
 
 #[test]
-fn a_cancelled_or_abandoned_write_leaves_the_old_file_and_nothing_else() {
+fn cancelled_or_abandoned_write_leaves_only_the_old_file() {
     let runner = Runner::start();
     let workspace = runner.workspace();
     fs::write(workspace.join("old"), b"old").unwrap();
@@ -137,7 +137,7 @@ fn a_cancelled_or_abandoned_write_leaves_the_old_file_and_nothing_else() {
 }
 
 #[test]
-fn a_huge_listing_or_removal_does_not_keep_others_waiting() {
+fn huge_listing_or_removal_does_not_delay_others() {
     let runner = Runner::start();
     let wide = runner.workspace().join("wide");
     fs::create_dir(&wide).unwrap();
@@ -146,8 +146,8 @@ fn a_huge_listing_or_removal_does_not_keep_others_waiting() {
     }
     let mut busy = runner.connect();
     let mut other = runner.connect();
-    // Told by turns and not by time, which a busy machine stretches: whoever did it all in one step
-    // would answer once or twice before the end.
+    // Counted in turns and not in time, which a busy machine stretches: a runner that did it all in one
+    // step would answer once or twice before the end.
     let mut turns_until = |ended: &dyn Fn() -> bool| {
         let mut turns = 0;
         while !ended() {
@@ -174,7 +174,7 @@ fn has_something_to_read(client: &Client) -> bool {
 }
 
 #[test]
-fn a_watch_tells_what_a_command_does_and_ends_with_cancel() {
+fn watch_reports_changes_by_a_command_and_ends_with_cancel() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let stream = client.open("fs.watch", json!({ "path": "." }));
@@ -199,7 +199,7 @@ fn a_watch_tells_what_a_command_does_and_ends_with_cancel() {
 }
 
 #[test]
-fn a_tree_goes_out_as_an_archive_and_comes_in_again() {
+fn tree_survives_a_round_trip_as_an_archive() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let tree = runner.workspace().join("tree");
@@ -222,7 +222,7 @@ fn a_tree_goes_out_as_an_archive_and_comes_in_again() {
 }
 
 #[test]
-fn what_would_hang_or_leak_is_refused_at_once() {
+fn paths_that_would_hang_or_leak_are_refused_at_once() {
     let mut runner = Runner::start();
     let mut client = runner.connect();
     let fifo = runner.workspace().join("fifo");
@@ -281,7 +281,7 @@ fn denied_and_outside_paths_are_blocked_on_their_real_path() {
 }
 
 #[test]
-fn with_a_user_files_are_touched_as_that_user() {
+fn with_a_user_files_are_accessed_as_that_user() {
     // SAFETY: getuid only reads.
     if unsafe { libc::getuid() } != 0 {
         eprintln!("only root can become another user");
@@ -323,12 +323,12 @@ fn with_a_user_files_are_touched_as_that_user() {
     assert!(upload(&mut client, "fs.write", asked, b"x").is_ok());
 }
 
-/// Runs the rest of its arguments with a workspace of 1 MiB that nobody else sees.
+/// Runs the rest of its arguments with a workspace of 1 MiB in a mount namespace of its own.
 const SMALL: &str = r#"for word; do [ "$last" = --workspace ] && space=$word; last=$word; done
 mount -t tmpfs -o size=1m,nr_inodes=40 none "$space" && exec "$@""#;
 
 #[test]
-fn a_full_disk_is_no_space_and_leaves_nothing_half_made() {
+fn full_disk_is_no_space_and_leaves_nothing_half_made() {
     // SAFETY: getuid only reads.
     if unsafe { libc::getuid() } != 0 {
         eprintln!("only root can mount");
@@ -366,7 +366,7 @@ fn a_full_disk_is_no_space_and_leaves_nothing_half_made() {
     let refused = upload(&mut client, "fs.tar_in", json!({ "path": "in" }), &archive).unwrap_err();
     assert_eq!(refused.code(), "no_space");
     assert_eq!(list(&mut client), ["in", "old"]);
-    // A move from another file system needs the room as well, and leaves its source alone.
+    // A move from another file system needs the space as well, and leaves its source alone.
     let big = source.workspace().join("big");
     let request = json!({ "source": big.to_str().unwrap(), "destination": "big" });
     assert_eq!(client.refused("fs.move", request), "no_space");

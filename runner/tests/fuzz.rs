@@ -99,7 +99,7 @@ fn mutate(body: &mut Vec<u8>, dice: &mut Dice) {
         }
         let at = dice.roll(body.len());
         match dice.roll(6) {
-            // A value in place of another keeps the JSON whole more often than a flipped bit.
+            // Replacing a value keeps the JSON valid more often than a flipped bit.
             0..=2 => {
                 let word = WORDS[dice.roll(WORDS.len())];
                 let colon = body[at..]
@@ -155,7 +155,7 @@ fn mutated_frames_neither_crash_nor_hang_the_runner() {
 }
 
 #[test]
-fn garbage_on_the_wire_is_refused() {
+fn random_bytes_on_the_wire_are_refused() {
     let mut runner = Runner::start();
     let mut dice = Dice(7);
     for _ in 0..200 {

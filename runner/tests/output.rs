@@ -12,7 +12,7 @@ fn pattern(from: usize, to: usize) -> Vec<u8> {
 }
 
 #[test]
-fn head_and_tail_are_kept_to_the_byte() {
+fn head_and_tail_are_kept_exactly() {
     let runner = Runner::start();
     let mut client = runner.connect();
     for (total, cap) in [
@@ -58,7 +58,7 @@ fn head_and_tail_are_kept_to_the_byte() {
 }
 
 #[test]
-fn sequence_numbers_rise_and_resume_without_loss_or_repeat() {
+fn sequence_numbers_resume_without_loss_or_repeat() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let script = "for i in 1 2 3 4 5 6 7 8; do echo o$i; echo e$i >&2; sleep 0.01; done";
@@ -74,7 +74,7 @@ fn sequence_numbers_rise_and_resume_without_loss_or_repeat() {
 }
 
 #[test]
-fn a_reader_that_keeps_up_sees_every_byte_beyond_the_cap() {
+fn reader_that_keeps_up_sees_every_byte_beyond_the_cap() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let outcome = client.exec(json!({"argv": ["python3", "-c", PRINT, "3000000"]}));
@@ -83,7 +83,7 @@ fn a_reader_that_keeps_up_sees_every_byte_beyond_the_cap() {
 }
 
 #[test]
-fn a_flood_is_counted_while_memory_stays_flat_and_nobody_reads() {
+fn flood_without_a_reader_is_counted_in_constant_memory() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let size = 150_000_000u64;
@@ -119,12 +119,12 @@ fn a_flood_is_counted_while_memory_stays_flat_and_nobody_reads() {
         .unwrap();
     let anon: u64 = anon.trim().trim_end_matches(" kB").parse().unwrap();
     assert!(anon < 4_000, "{anon} kB");
-    // Others are answered while it floods.
+    // Other requests are answered while it floods.
     assert!(answered > 0);
 }
 
 #[test]
-fn a_reader_without_credit_waits_and_others_go_on() {
+fn reader_without_credit_waits_and_others_go_on() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let stream = client.start(json!({"exec_id": "w", "stdout_cap": 4_000_000,
@@ -138,7 +138,7 @@ fn a_reader_without_credit_waits_and_others_go_on() {
         0
     );
     client.call("ping", json!({})).unwrap();
-    // Without a grant no more than the first credit arrives, though the command is long over.
+    // Without a grant no more than the first credit arrives, though the command is over.
     client
         .socket
         .set_read_timeout(Some(Duration::from_millis(300)))
@@ -156,7 +156,7 @@ fn a_reader_without_credit_waits_and_others_go_on() {
 }
 
 #[test]
-fn what_a_daemon_writes_later_goes_to_the_finished_command() {
+fn later_output_of_a_daemon_belongs_to_the_finished_command() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let script = format!("({UNTIL_GO}; echo late) & echo early");
@@ -175,7 +175,7 @@ fn what_a_daemon_writes_later_goes_to_the_finished_command() {
 }
 
 #[test]
-fn old_output_is_let_go_when_it_does_not_fit_and_counts_stay() {
+fn old_output_is_dropped_when_it_does_not_fit_and_counts_stay() {
     let runner = Runner::start();
     let mut client = runner.connect();
     for i in 0..5 {

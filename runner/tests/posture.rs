@@ -1,4 +1,4 @@
-//! What user code finds around it, and what the runner is: identity, descriptors, limits, first process.
+//! What user code can do and see, and what the runner is: identity, descriptors, limits, first process.
 //!
 //! These tests need root, and `unshare` for a pid namespace of their own.
 
@@ -7,7 +7,7 @@ use serde_json::{json, Value};
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
-/// Each test has a uid of its own: some of them signal everybody that has it.
+/// Each test has a uid of its own: some of them signal every process that has it.
 fn as_user(uid: u32) -> Runner {
     let runner = Runner::with(&["--user", &format!("{uid}:12346")]);
     let open = std::fs::Permissions::from_mode(0o777);
@@ -52,7 +52,7 @@ fn user_code_has_no_capability_no_group_no_descriptor_and_cannot_gain() {
 }
 
 #[test]
-fn the_runner_cannot_be_read_traced_or_signalled_by_its_user() {
+fn runner_cannot_be_read_traced_or_signalled_by_its_user() {
     let mut runner = as_user(12355);
     let mut client = runner.connect();
     let pid = runner.pid();
@@ -79,7 +79,7 @@ fn the_runner_cannot_be_read_traced_or_signalled_by_its_user() {
         3
     );
     runner.assert_alive();
-    // For its own directory it is itself for a moment; otherwise it touches files as the user.
+    // For its own directory it uses its own id; otherwise it accesses files as the user.
     eventually(|| {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
         let seen = (field(&status, "Uid:"), field(&status, "CapEff:"));
@@ -91,7 +91,7 @@ fn the_runner_cannot_be_read_traced_or_signalled_by_its_user() {
 }
 
 #[test]
-fn the_user_is_killed_by_deadlines_though_its_uid_differs() {
+fn deadlines_kill_processes_of_another_uid() {
     let runner = as_user(12365);
     let mut client = runner.connect();
     let outcome = client.exec(
@@ -103,7 +103,7 @@ fn the_user_is_killed_by_deadlines_though_its_uid_differs() {
 }
 
 #[test]
-fn files_are_touched_as_the_user() {
+fn files_are_accessed_as_the_user() {
     use std::os::unix::fs::MetadataExt;
     let runner = as_user(12375);
     let mut client = runner.connect();
@@ -131,7 +131,7 @@ fn as_init() -> Runner {
 }
 
 #[test]
-fn as_the_first_process_it_reaps_everything_and_dies_of_no_signal() {
+fn first_process_reaps_everything_and_survives_every_signal() {
     let mut runner = as_init();
     let mut client = runner.connect();
     let who = client.shell("cat /proc/1/comm; kill -9 1; kill -TERM 1; kill -INT 1; kill -SEGV 1; kill -9 -1; echo here");
@@ -160,13 +160,13 @@ fn as_the_first_process_it_reaps_everything_and_dies_of_no_signal() {
 }
 
 #[test]
-fn as_the_first_process_it_survives_the_death_of_every_supervisor() {
+fn first_process_survives_the_death_of_every_supervisor() {
     let mut runner = as_init();
     let mut client = runner.connect();
     client.shell("sleep 1000 &");
     let stream = client.start(json!({"argv": ["sleep", "1000"]}));
     client.started(stream);
-    // Same uid: this reaches everybody but the runner and the killer itself.
+    // Same uid: this reaches every process but the runner and the killer itself.
     client.exec(json!({"argv": ["python3", "-c", "import os; os.kill(-1, 9)"]}));
     assert_eq!(client.finish(stream).exec()["exit_code"], json!(null));
     let next = client.shell("echo alive");
@@ -182,7 +182,7 @@ fn as_the_first_process_it_survives_the_death_of_every_supervisor() {
             Ok(())
         }
     });
-    // What comes right after the slaughter is not taken for what it left.
+    // A process started right after the kill is not taken for an orphan.
     for _ in 0..30 {
         client.exec(json!({"argv": ["python3", "-c", "import os; os.kill(-1, 9)"]}));
         assert_eq!(client.argv(&["sleep", "0.02"]).exec()["exit_code"], 0);
@@ -191,7 +191,7 @@ fn as_the_first_process_it_survives_the_death_of_every_supervisor() {
 }
 
 #[test]
-fn a_fork_bomb_is_an_error_for_others_and_ends_with_its_deadline() {
+fn fork_bomb_is_an_error_for_others_and_ends_with_its_deadline() {
     let mut runner = as_init();
     let mut client = runner.connect();
     let bomb = "ulimit -u 200; f() { f | f & }; f; sleep 1000";
@@ -222,7 +222,7 @@ fn a_fork_bomb_is_an_error_for_others_and_ends_with_its_deadline() {
 }
 
 #[test]
-fn it_is_ready_quickly_and_small_when_idle() {
+fn runner_is_ready_quickly_and_small_when_idle() {
     let runner = Runner::start();
     let _client = runner.connect();
     std::thread::sleep(Duration::from_millis(50));
@@ -261,7 +261,7 @@ fn said_of_itself(outcome: &Outcome) -> Value {
 
 // promise: P01
 #[test]
-fn a_command_tells_its_own_posture_without_any_program_of_the_image() {
+fn command_reports_its_posture_without_any_program_of_the_image() {
     let runner = as_user(12385);
     let copy = runner.workspace().join("program");
     client::copy_program(&copy);
@@ -293,7 +293,7 @@ fn a_command_tells_its_own_posture_without_any_program_of_the_image() {
 }
 
 #[test]
-fn a_posture_names_what_is_open_beyond_the_usual_and_what_is_held() {
+fn posture_lists_extra_descriptors_and_capabilities() {
     let output = std::process::Command::new("sh")
         .args(["-c", "exec 9</dev/null; exec \"$0\" --posture", program()])
         .output()
@@ -304,7 +304,7 @@ fn a_posture_names_what_is_open_beyond_the_usual_and_what_is_held() {
     assert_ne!(said["status"]["CapEff"], json!("0000000000000000"));
 }
 
-/// As a container engine starts it: root, with these capabilities and no other.
+/// Start it as a container engine does: root, with these capabilities and no other.
 const LIKE_AN_ENGINE: [&str; 5] = [
     "setpriv",
     "--inh-caps",
@@ -321,7 +321,7 @@ fn owned(path: &std::path::Path) -> (u32, u32, u32) {
 
 // promise: P01
 #[test]
-fn directories_are_given_to_the_user_and_the_power_to_do_so_is_gone_afterwards() {
+fn directories_are_given_to_the_user_and_the_capability_is_dropped() {
     let place = std::env::temp_dir().join(format!("sk-own-{}-{}", std::process::id(), serial()));
     let state = place.join("state");
     let (fresh, closed) = (place.join("fresh"), place.join("closed"));
@@ -330,7 +330,7 @@ fn directories_are_given_to_the_user_and_the_power_to_do_so_is_gone_afterwards()
     }
     std::fs::write(fresh.join("inside"), b"").unwrap();
     give(&state, 12391, 12391);
-    // It is the user's already, and root without its powers could not even open it.
+    // It belongs to the user already, and root without capabilities could not even open it.
     give(&closed, 12395, 12346);
     std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o700)).unwrap();
     let text = |path: &std::path::Path| path.to_str().unwrap().to_owned();
@@ -373,7 +373,7 @@ fn directories_are_given_to_the_user_and_the_power_to_do_so_is_gone_afterwards()
 }
 
 #[test]
-fn a_directory_that_cannot_be_had_stops_the_start_and_says_why() {
+fn directory_that_cannot_be_given_stops_the_start_with_a_reason() {
     let place = std::env::temp_dir().join(format!("sk-own-{}-{}", std::process::id(), serial()));
     std::fs::create_dir(&place).unwrap();
     let path = |name: &str| place.join(name).to_str().unwrap().to_owned();
@@ -382,7 +382,7 @@ fn a_directory_that_cannot_be_had_stops_the_start_and_says_why() {
     std::os::unix::fs::symlink(path("real"), path("link")).unwrap();
     let start = |wrapper: &[&str], words: &[&str]| {
         let socket = path("socket");
-        // One that starts after all must not be waited for.
+        // A runner that starts after all must not be waited for.
         let patience = ["timeout", "-s", "KILL", "60"];
         let own = [program(), "--listen", &socket];
         let line = [&patience, wrapper, &own, words].concat();
@@ -416,7 +416,7 @@ fn a_directory_that_cannot_be_had_stops_the_start_and_says_why() {
 
 // promise: P01
 #[test]
-fn stepping_down_keeps_what_the_runner_needs_and_nothing_else() {
+fn stepping_down_keeps_only_what_the_runner_needs() {
     let runner = Runner::with(&["--run-as", "0:12397"]);
     runner.connect();
     let status = std::fs::read_to_string(format!("/proc/{}/status", runner.pid())).unwrap();

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 
 #[test]
-fn the_tables_of_the_binary_equal_the_frozen_generation() {
+fn tables_of_the_binary_equal_the_frozen_generation() {
     let path = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../spec/runner/generation-2.json"
@@ -55,7 +55,7 @@ fn every_verb_of_the_table_is_known_and_no_other() {
 }
 
 #[test]
-fn a_request_that_is_no_request_is_invalid_and_the_connection_lives() {
+fn malformed_request_is_invalid_and_the_connection_lives() {
     let runner = Runner::start();
     let mut client = runner.connect();
     for (stream, body) in [
@@ -77,7 +77,7 @@ fn a_request_that_is_no_request_is_invalid_and_the_connection_lives() {
 }
 
 #[test]
-fn what_breaks_the_framing_ends_the_connection_and_nothing_else() {
+fn broken_framing_ends_the_connection_and_nothing_else() {
     let mut runner = Runner::start();
     let bad: Vec<Vec<u8>> = vec![
         vec![0, 0, 0, 4, 4, 0, 0, 0, 1],
@@ -100,7 +100,7 @@ fn what_breaks_the_framing_ends_the_connection_and_nothing_else() {
 }
 
 #[test]
-fn a_stream_id_in_use_ends_the_connection() {
+fn stream_id_in_use_ends_the_connection() {
     let mut runner = Runner::start();
     let mut client = runner.connect();
     let stream = client.start(json!({"argv": ["sleep", "60"]}));
@@ -158,7 +158,7 @@ fn more_than_256_streams_are_busy_and_the_others_go_on() {
 }
 
 #[test]
-fn the_65th_connection_is_closed_and_a_freed_place_is_usable() {
+fn connection_65_is_closed_and_a_freed_slot_is_usable() {
     let runner = Runner::start();
     let mut clients: Vec<Client> = (0..64).map(|_| runner.connect()).collect();
     let path = runner.root.join("socket");
@@ -177,10 +177,10 @@ fn the_65th_connection_is_closed_and_a_freed_place_is_usable() {
 }
 
 #[test]
-fn a_client_that_reads_nothing_delays_nobody_and_is_dropped_in_the_end() {
+fn client_that_reads_nothing_delays_no_other_and_is_dropped() {
     let mut runner = Runner::start();
     let mut lazy = runner.connect();
-    // The longer an answer, the sooner there are too many that nobody reads.
+    // The longer an answer, the sooner the unread ones are too many.
     for number in 0..20 {
         lazy.exec(json!({"exec_id": format!("known-{number}"), "argv": ["true"]}));
     }
@@ -223,7 +223,7 @@ fn stdio_serves_one_client_and_ends_with_it() {
 }
 
 #[test]
-fn a_wrong_command_line_is_refused_with_status_2() {
+fn wrong_command_line_is_refused_with_status_2() {
     for arguments in [
         &[][..],
         &["--stdio", "--listen", "/x"],
@@ -240,7 +240,7 @@ fn a_wrong_command_line_is_refused_with_status_2() {
 }
 
 #[test]
-fn it_binds_a_socket_of_its_own_with_mode_0600_and_says_when_ready() {
+fn it_binds_a_socket_with_mode_0600_and_reports_when_ready() {
     use std::os::unix::fs::PermissionsExt;
     let root = std::env::temp_dir().join(format!("sk-bind-{}", std::process::id()));
     std::fs::create_dir(&root).unwrap();
@@ -265,7 +265,7 @@ fn it_binds_a_socket_of_its_own_with_mode_0600_and_says_when_ready() {
     assert_eq!(client.call("quiesce", json!({"ms": 50})), Ok(json!({})));
     assert!(client.read_frame().is_err());
     assert!(!socket.exists());
-    // The name is there a moment before anybody listens.
+    // The name exists a moment before the socket listens.
     eventually(|| std::os::unix::net::UnixStream::connect(&socket).map_err(|_| "nobody yet"));
     let mut client = Client::connect(&socket);
     assert_eq!(client.call("ping", json!({})), Ok(json!({})));
@@ -275,7 +275,7 @@ fn it_binds_a_socket_of_its_own_with_mode_0600_and_says_when_ready() {
 }
 
 #[test]
-fn leases_end_the_runner_when_it_is_idle_or_its_time_is_over() {
+fn lease_ends_the_runner_when_it_is_idle_or_its_lifetime_is_over() {
     let mut runner = Runner::without_network();
     let mut client = runner.connect();
     client.exec(json!({"argv": ["sh", "-c", UNTIL_GO], "follow": false}));
@@ -300,7 +300,7 @@ fn leases_end_the_runner_when_it_is_idle_or_its_time_is_over() {
 }
 
 #[test]
-fn stats_lists_and_processes_tell_what_is_there() {
+fn stats_and_lists_report_what_exists() {
     let runner = Runner::start();
     let mut client = runner.connect();
     client.exec(json!({"exec_id": "nap", "argv": ["sleep", "60"], "follow": false}));
@@ -327,7 +327,7 @@ fn stats_lists_and_processes_tell_what_is_there() {
 }
 
 #[test]
-fn a_port_carries_bytes_both_ways_and_half_closes() {
+fn port_carries_bytes_both_ways_and_half_closes() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,4 +1,4 @@
-//! `--relay`: every byte both ways, and no relay that outlives what it was for.
+//! `--relay`: every byte in both directions, and no relay that outlives its purpose.
 
 use crate::client::{self, eventually, program, Runner};
 use serde_json::json;
@@ -51,7 +51,7 @@ impl Pair {
         self.relay.stdout.take().unwrap()
     }
 
-    /// It said nothing on stderr, whatever happened.
+    /// Check that it wrote nothing to stderr.
     fn ends(&mut self) -> ExitStatus {
         let status = eventually(|| {
             self.relay
@@ -94,7 +94,7 @@ const LARGE: usize = 10 << 20;
 
 // promise: P09
 #[test]
-fn every_byte_arrives_both_ways_at_once_in_pieces_of_every_size() {
+fn every_byte_arrives_in_both_directions_in_pieces_of_any_size() {
     let mut pair = Pair::new();
     let (up, down) = (noise(LARGE, 1), noise(LARGE, 2));
     let send = |mut to: Box<dyn Write + Send>, bytes: Vec<u8>| {
@@ -132,10 +132,10 @@ fn every_byte_arrives_both_ways_at_once_in_pieces_of_every_size() {
 
 // promise: P09
 #[test]
-fn a_side_that_does_not_read_stops_neither_the_other_nor_fills_memory() {
+fn side_that_does_not_read_neither_stops_the_other_nor_fills_memory() {
     let mut pair = Pair::new();
     let mut input = pair.input();
-    // Nobody reads the output, so the peer is held back after what the buffers take.
+    // The output is not read, so the peer is stopped after what the buffers take.
     pair.peer.set_nonblocking(true).unwrap();
     let mut taken = 0;
     let mut quiet = 0;
@@ -169,7 +169,7 @@ fn a_side_that_does_not_read_stops_neither_the_other_nor_fills_memory() {
 
 // promise: P09
 #[test]
-fn the_end_of_the_input_is_handed_on_and_the_answer_to_it_still_comes() {
+fn end_of_input_is_passed_on_and_the_answer_still_arrives() {
     let mut pair = Pair::new();
     let mut input = pair.input();
     input.write_all(b"question").unwrap();
@@ -193,7 +193,7 @@ fn the_end_of_the_input_is_handed_on_and_the_answer_to_it_still_comes() {
 
 // promise: P09
 #[test]
-fn a_peer_that_goes_away_ends_it_and_its_last_words_are_heard() {
+fn peer_that_goes_away_ends_it_after_its_last_data_was_written() {
     for unread in [false, true] {
         let mut pair = Pair::new();
         let mut input = pair.input();
@@ -231,7 +231,7 @@ impl PeekLength for UnixStream {
 
 // promise: P09
 #[test]
-fn without_a_reader_of_its_output_it_ends_though_nothing_is_said() {
+fn it_ends_without_a_reader_of_its_output() {
     let mut pair = Pair::new();
     let input = pair.input();
     drop(pair.output());
@@ -243,15 +243,15 @@ fn without_a_reader_of_its_output_it_ends_though_nothing_is_said() {
 
 // promise: P09
 #[test]
-fn once_its_input_is_over_it_does_not_wait_for_ever() {
-    // One peer says nothing and does not close; the other said more than anybody reads.
+fn it_does_not_wait_for_ever_after_the_end_of_its_input() {
+    // One peer sends nothing and does not close; the other sent more than is read.
     let mut silent = Pair::new();
     drop(silent.input());
     let mut stuck = Pair::new();
     stuck.peer.set_nonblocking(true).unwrap();
     while stuck.peer.write(&[1; 65536]).is_ok() {}
     drop(stuck.input());
-    // And here the input ended with more in it than the peer takes.
+    // Here the input ended with more in it than the peer takes.
     let mut full = Pair::new();
     let mut input = full.input();
     // SAFETY: plain fcntl on a descriptor we own.
@@ -273,7 +273,7 @@ fn once_its_input_is_over_it_does_not_wait_for_ever() {
 }
 
 #[test]
-fn what_cannot_be_reached_is_one_line_and_status_1_and_a_mistake_is_2() {
+fn unreachable_socket_is_status_1_and_wrong_arguments_are_status_2() {
     let nobody = place();
     drop(UnixListener::bind(&nobody).unwrap());
     let long = "x".repeat(200);
@@ -301,7 +301,7 @@ fn what_cannot_be_reached_is_one_line_and_status_1_and_a_mistake_is_2() {
 }
 
 #[test]
-fn it_holds_nothing_but_its_three_ends_and_cannot_be_looked_into() {
+fn it_has_no_other_descriptors_and_cannot_be_inspected() {
     let pair = Pair::new();
     eventually(|| {
         let list = std::fs::read_dir(format!("/proc/{}/fd", pair.relay.id())).unwrap();
@@ -311,7 +311,8 @@ fn it_holds_nothing_but_its_three_ends_and_cannot_be_looked_into() {
             other => Err(other),
         }
     });
-    // Root may look at everything: that its files in /proc are root's shows it is not dumpable.
+    // Root may look at everything: that its files in /proc belong to root shows that it is not
+    // dumpable.
     let path = place();
     let listener = UnixListener::bind(&path).unwrap();
     std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
@@ -335,7 +336,7 @@ fn it_holds_nothing_but_its_three_ends_and_cannot_be_looked_into() {
 }
 
 #[test]
-fn a_runner_behind_it_answers_and_closes_when_the_client_does() {
+fn runner_behind_it_answers_and_closes_when_the_client_does() {
     let runner = Runner::start();
     let mut relay = relay_to(&runner.root.join("socket")).spawn().unwrap();
     let mut output = relay.stdout.take().unwrap();

@@ -1,4 +1,4 @@
-//! The persistent shell: it remembers, and it never reports a code it did not see.
+//! The persistent shell: it keeps its state, and never reports an exit status that was not observed.
 
 use crate::client::shells::{with_shell, SHELLS};
 use crate::client::*;
@@ -31,7 +31,7 @@ fn directory_variables_functions_and_status_are_remembered() {
 }
 
 #[test]
-fn an_open_quote_is_a_syntax_error_at_once() {
+fn open_quote_is_a_syntax_error_at_once() {
     for shell in SHELLS {
         let runner = with_shell(shell);
         let mut client = runner.connect();
@@ -45,7 +45,7 @@ fn an_open_quote_is_a_syntax_error_at_once() {
             "done",
         ] {
             let outcome = client.shell(command);
-            // bash stays; dash and busybox leave, and that is said.
+            // bash stays; dash and busybox exit, and that is reported.
             assert_eq!(
                 outcome.verdict(),
                 (2, shell != "/bin/bash"),
@@ -64,7 +64,7 @@ fn an_open_quote_is_a_syntax_error_at_once() {
 }
 
 #[test]
-fn nothing_a_user_can_redefine_changes_later_results() {
+fn redefinitions_by_the_user_do_not_change_later_results() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let reset = |client: &mut Client| {
@@ -155,7 +155,7 @@ fn nothing_a_user_can_redefine_changes_later_results() {
 }
 
 #[test]
-fn the_loops_own_names_do_not_leak_into_commands() {
+fn names_of_the_main_loop_do_not_leak_into_commands() {
     for shell in SHELLS {
         let runner = with_shell(shell);
         let mut client = runner.connect();
@@ -190,7 +190,7 @@ fn markers_in_output_are_plain_output() {
 }
 
 #[test]
-fn input_is_empty_unless_it_is_asked_for() {
+fn input_is_empty_unless_requested() {
     for shell in SHELLS {
         let runner = with_shell(shell);
         let mut client = runner.connect();
@@ -216,7 +216,7 @@ fn input_is_empty_unless_it_is_asked_for() {
 }
 
 #[test]
-fn a_terminal_is_per_command_and_leaves_no_trace() {
+fn terminal_is_per_command_and_leaves_no_trace() {
     for shell in SHELLS {
         let runner = with_shell(shell);
         let mut client = runner.connect();
@@ -235,7 +235,7 @@ fn a_terminal_is_per_command_and_leaves_no_trace() {
 }
 
 #[test]
-fn background_jobs_return_at_once_and_stay_in_reach() {
+fn background_jobs_return_at_once_and_can_be_signalled() {
     let runner = Runner::start();
     let mut client = runner.connect();
     assert_eq!(client.shell("sleep 600 &").verdict(), (0, false));
@@ -249,7 +249,7 @@ fn background_jobs_return_at_once_and_stay_in_reach() {
 }
 
 #[test]
-fn directories_are_reported_to_the_byte_and_recovered_when_gone() {
+fn directories_are_reported_exactly_and_replaced_when_gone() {
     for shell in SHELLS {
         let runner = with_shell(shell);
         let mut client = runner.connect();
@@ -291,7 +291,7 @@ fn directories_are_reported_to_the_byte_and_recovered_when_gone() {
 }
 
 #[test]
-fn cwd_and_env_of_a_request_act_as_typed_and_stay() {
+fn cwd_and_env_of_a_request_act_like_cd_and_export() {
     for shell in SHELLS {
         let runner = with_shell(shell);
         let mut client = runner.connect();
@@ -316,7 +316,7 @@ fn cwd_and_env_of_a_request_act_as_typed_and_stay() {
 }
 
 #[test]
-fn a_megabyte_is_a_command_and_more_is_too_large() {
+fn command_of_1_mib_runs_and_a_longer_one_is_too_large() {
     for shell in SHELLS {
         let runner = with_shell(shell);
         let mut client = runner.connect();
@@ -352,7 +352,7 @@ fn control_characters_are_data_and_nul_is_invalid() {
 }
 
 #[test]
-fn a_thousand_commands_keep_their_state_and_leave_no_file() {
+fn thousand_commands_keep_their_state_and_leave_no_file() {
     let runner = Runner::start();
     let mut client = runner.connect();
     client.shell("n=0");
@@ -380,7 +380,7 @@ fn a_thousand_commands_keep_their_state_and_leave_no_file() {
 }
 
 #[test]
-fn an_image_without_a_shell_says_so() {
+fn image_without_a_shell_is_an_error() {
     let runner = Runner::with(&["--shell", "/no/such/shell"]);
     let mut client = runner.connect();
     assert_eq!(client.shell("true").code(), "no_shell");

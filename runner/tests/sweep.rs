@@ -1,4 +1,4 @@
-//! Deadlines and kills take everything a command started, and nothing else.
+//! Deadlines and kills end every process that a command started, and no other.
 
 use crate::client::*;
 use serde_json::{json, Value};
@@ -17,7 +17,7 @@ fn timed(client: &mut Client, script: &str, mark: &str) -> Value {
 }
 
 #[test]
-fn a_deadline_ends_a_command_that_obeys_within_its_grace() {
+fn deadline_ends_an_obedient_command_within_its_grace_period() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let outcome = client.exec(json!({"argv": ["sh", "-c", "echo kept; sleep 1000"], "deadline_ms": 1000, "grace_ms": 600_000}));
@@ -32,7 +32,7 @@ fn a_deadline_ends_a_command_that_obeys_within_its_grace() {
 }
 
 #[test]
-fn a_deadline_takes_everything_however_it_was_started() {
+fn deadline_ends_every_process_however_it_was_started() {
     let runner = Runner::start();
     let mut client = runner.connect();
     for script in [
@@ -49,13 +49,13 @@ fn a_deadline_takes_everything_however_it_was_started() {
         let exec = timed(&mut client, script, &mark);
         assert_eq!(exec["timed_out"], json!(true), "{script}: {exec}");
         assert_eq!(exec["exit_code"], json!(null), "{script}: {exec}");
-        // The answer means that nothing is left: no waiting here.
+        // The answer means that no process is left: no waiting here.
         assert_eq!(marked(&mark), Vec::<i32>::new(), "{script}");
     }
 }
 
 #[test]
-fn a_chain_that_forks_and_exits_all_the_time_is_caught() {
+fn chain_of_forking_processes_is_killed() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let chain = "import os, signal, sys\n\
@@ -74,7 +74,7 @@ fn a_chain_that_forks_and_exits_all_the_time_is_caught() {
 }
 
 #[test]
-fn five_hundred_processes_are_gone_with_one_signal() {
+fn one_signal_kills_five_hundred_processes() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let mark = mark();
@@ -95,7 +95,7 @@ fn five_hundred_processes_are_gone_with_one_signal() {
 }
 
 #[test]
-fn a_command_that_ends_by_itself_leaves_its_daemons_alone() {
+fn command_that_ends_by_itself_leaves_its_daemons_alone() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let mark = mark();
@@ -111,7 +111,7 @@ fn a_command_that_ends_by_itself_leaves_its_daemons_alone() {
 }
 
 #[test]
-fn a_shells_deadline_spares_earlier_jobs() {
+fn deadline_in_a_shell_spares_earlier_jobs() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let (old, new) = (mark(), mark());
@@ -133,7 +133,7 @@ fn a_shells_deadline_spares_earlier_jobs() {
 }
 
 #[test]
-fn a_killed_supervisor_means_lost_and_its_tree_is_swept() {
+fn command_of_a_killed_supervisor_is_lost_and_its_tree_is_swept() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let mark = mark();

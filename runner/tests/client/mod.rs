@@ -24,11 +24,11 @@ pub const CHUNK: u8 = 8;
 pub const RESULT: u8 = 9;
 pub const ERROR: u8 = 10;
 
-/// No answer takes longer than this, however busy the machine; one that does shows a hang. So a
-/// test that something does not wait for what lasts longer needs no clock of its own.
+/// No answer takes longer than this on a busy machine; one that does shows a hang. So a test that
+/// something does not wait for a slow command needs no clock of its own.
 pub const PATIENCE: Duration = Duration::from_secs(40);
 
-/// What a command does until `go` lies in its workspace, and not until a clock says so.
+/// A shell command that runs until the file `go` is in its workspace, independent of any clock.
 pub const UNTIL_GO: &str = "while [ ! -e go ]; do sleep 0.02; done";
 
 static SERIAL: AtomicU64 = AtomicU64::new(0);
@@ -47,7 +47,7 @@ pub fn give(path: &Path, uid: u32, gid: u32) {
     assert_eq!(unsafe { libc::chown(path.as_ptr(), uid, gid) }, 0);
 }
 
-/// A runner with its own directories; it and all it started are gone when this is dropped.
+/// A runner with its own directories; it and all its processes are ended when this is dropped.
 pub struct Runner {
     pub child: Child,
     pub root: PathBuf,
@@ -100,7 +100,7 @@ impl Runner {
         // SAFETY: dup2 is async-signal-safe and gives the child its listener as 7.
         unsafe {
             command.pre_exec(move || {
-                // Where it is 7 already, dup2 would leave it to be closed on exec.
+                // If it is 7 already, dup2 would leave it to be closed on exec.
                 let rc = if fd == 7 {
                     libc::fcntl(7, libc::F_SETFD, 0)
                 } else {
@@ -128,7 +128,7 @@ impl Runner {
         self.root.join("workspace")
     }
 
-    /// Ends every `UNTIL_GO`.
+    /// End every `UNTIL_GO`.
     pub fn go(&self) {
         std::fs::write(self.workspace().join("go"), b"").unwrap();
     }
@@ -179,7 +179,7 @@ pub struct Chunk {
     pub bytes: Vec<u8>,
 }
 
-/// Everything a command's stream said.
+/// Everything that a command's stream sent.
 #[derive(Debug)]
 pub struct Outcome {
     pub events: Vec<Value>,
@@ -259,7 +259,7 @@ impl Client {
         })
     }
 
-    /// The next frame of one stream; frames of others are kept for later.
+    /// Return the next frame of one stream; frames of others are kept for later.
     pub fn next(&mut self, stream: u32) -> Frame {
         if let Some(queue) = self.other.get_mut(&stream) {
             if !queue.is_empty() {
@@ -299,7 +299,7 @@ impl Client {
         self.send(CREDIT, stream, &(amount as u32).to_be_bytes());
     }
 
-    /// Collects a stream to its end, paying back credit.
+    /// Collect a stream to its end, granting credit.
     pub fn finish(&mut self, stream: u32) -> Outcome {
         let mut outcome = Outcome {
             events: Vec::new(),
@@ -347,7 +347,7 @@ impl Client {
         }
     }
 
-    /// Starts a command with these fields and follows it to its end.
+    /// Start a command with these fields and follow it to its end.
     pub fn exec(&mut self, fields: Value) -> Outcome {
         let stream = self.start(fields);
         self.finish(stream)
@@ -372,7 +372,7 @@ impl Client {
         self.exec(json!({"shell": "main", "command": command}))
     }
 
-    /// Waits for the `started` event of a command's stream; the pid it names.
+    /// Wait for the `started` event of a command's stream. Return the pid.
     pub fn started(&mut self, stream: u32) -> i64 {
         let frame = self.next(stream);
         let body: Value = serde_json::from_slice(&frame.body).unwrap();
@@ -404,7 +404,7 @@ pub fn signal(pid: i32, signal: i32) {
     assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
 }
 
-/// Polls until `check` gives a value; panics with what it last saw.
+/// Poll until `check` returns a value; panic with the last error.
 pub fn eventually<T, S: std::fmt::Debug>(mut check: impl FnMut() -> Result<T, S>) -> T {
     let end = Instant::now() + PATIENCE;
     loop {
@@ -416,7 +416,7 @@ pub fn eventually<T, S: std::fmt::Debug>(mut check: impl FnMut() -> Result<T, S>
     }
 }
 
-/// Pids of living processes whose environment holds `MARK=<mark>`.
+/// Return the pids of living processes whose environment contains `MARK=<mark>`.
 pub fn marked(mark: &str) -> Vec<i32> {
     let wanted = format!("MARK={mark}").into_bytes();
     let mut found = Vec::new();
@@ -449,8 +449,8 @@ pub fn assert_nobody(mark: &str) {
     });
 }
 
-/// By another process: a descriptor of ours that writes to it would be inherited by whatever other
-/// tests start at that moment, and a program that somebody writes to cannot be run.
+/// Written by another process: a descriptor of ours would be inherited by processes that other tests
+/// start at that moment, and a program that is open for writing cannot be run.
 #[allow(dead_code)]
 pub fn copy_program(target: &std::path::Path) {
     let done = std::process::Command::new("cp")

@@ -4,7 +4,7 @@ use super::{serial, Runner};
 
 pub const SHELLS: [&str; 3] = ["/bin/bash", "/bin/dash", "busybox"];
 
-/// A runner with the given shell; busybox is its applet, under the name it has in an image.
+/// Return a runner with the given shell; busybox is its applet, under the name it has in an image.
 pub fn with_shell(shell: &str) -> Runner {
     if shell != "busybox" {
         return Runner::with(&["--shell", shell]);

@@ -26,7 +26,7 @@ pub fn open(size: Size) -> Result<Pair, Errno> {
     // SAFETY: takes open flags by value. Opening by the master cannot be led astray by a path.
     let slave = match sys::check(unsafe { libc::ioctl(fd, libc::TIOCGPTPEER, flags) }) {
         Ok(slave) => sys::own(slave),
-        // gVisor has the path alone.
+        // gVisor has only the path.
         Err(libc::ENOTTY) => sys::open(&slave_path, flags | libc::O_NOFOLLOW, 0)?,
         Err(errno) => return Err(errno),
     };

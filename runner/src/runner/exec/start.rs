@@ -110,7 +110,9 @@ fn parse_what(fields: &Fields) -> Result<What, Failure> {
             }
             Ok(What::Shell { name, command })
         }
-        _ => Err(Failure::invalid("give either argv, or shell and command")),
+        _ => Err(Failure::invalid(
+            "either argv, or shell and command, is required",
+        )),
     }
 }
 
@@ -129,7 +131,7 @@ fn parse_env(fields: &Fields, shell: bool) -> Result<Env, Failure> {
             !name.is_empty() && !name.bytes().any(|c| c == b'=' || c == 0)
         };
         if !fine {
-            return Err(Failure::invalid("env has a name that no variable can have"));
+            return Err(Failure::invalid("env contains an invalid variable name"));
         }
         env.push((
             name.as_bytes().to_vec(),

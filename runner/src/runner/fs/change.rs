@@ -1,6 +1,6 @@
-//! `fs.mkdir` and `fs.move`. Neither follows a symlink at the last name of a path it changes.
+//! `fs.mkdir` and `fs.move`. Neither follows a symlink at the last name of a path that it changes.
 
-use super::copy::Carry;
+use super::copy::MoveByCopy;
 use super::request::Request;
 use super::resolve::{failed, Place};
 use super::{answer, entry, names};
@@ -16,7 +16,7 @@ pub fn make_dir(request: &Request<'_>) -> Result<Box<dyn Handler>, Failure> {
     let mode = request.mode("mode")?.unwrap_or(0o755);
     match resolver.object(&path) {
         Ok(object) => {
-            // Nothing is made, so it is the directory itself that must lie within.
+            // Nothing is created, so the directory itself must be within the allowed paths.
             resolver.policy.check_inside(&object.path)?;
             if !exist_ok || !sys::is_dir(&object.stat) {
                 return Err(already_there("make directory", &object.path));
@@ -31,7 +31,7 @@ pub fn make_dir(request: &Request<'_>) -> Result<Box<dyn Handler>, Failure> {
     match make_directory(place.dir(), &place.name, mode) {
         Ok(()) => {}
         Err(libc::EEXIST) => {
-            // Made by somebody else meanwhile, or a symlink that leads nowhere.
+            // Another process made it meanwhile, or it is a dangling symlink.
             let is_dir = matches!(place.stat(), Ok(Some(stat)) if sys::is_dir(&stat));
             if !exist_ok || !is_dir {
                 return Err(already_there("make directory", &shown));
@@ -81,7 +81,12 @@ pub fn move_entry(request: &Request<'_>) -> Result<Box<dyn Handler>, Failure> {
     match rename(&source, &stat, &destination, overwrite) {
         Ok(()) => {}
         Err(libc::EXDEV) => {
-            return Ok(Box::new(Carry::new(source, stat, destination, overwrite)?));
+            return Ok(Box::new(MoveByCopy::new(
+                source,
+                stat,
+                destination,
+                overwrite,
+            )?));
         }
         Err(libc::EEXIST) => {
             return Err(already_there("move to", &destination.path()));
@@ -123,8 +128,8 @@ fn rename(source: &Place, stat: &Stat, destination: &Place, overwrite: bool) -> 
         return sys::rename_at(from, &source.name, to, &destination.name);
     }
     match sys::rename_new_at(from, &source.name, to, &destination.name) {
-        // A file system that cannot promise it. Nothing was there a moment ago, and a directory
-        // that appeared since can only be replaced while it is empty.
+        // A file system without an atomic rename that does not replace. Nothing was there a moment ago,
+        // and a directory that appeared since can only be replaced while it is empty.
         Err(libc::EINVAL) if sys::is_dir(stat) => {
             sys::rename_at(from, &source.name, to, &destination.name)
         }
@@ -132,8 +137,8 @@ fn rename(source: &Place, stat: &Stat, destination: &Place, overwrite: bool) -> 
     }
 }
 
-/// rename(2) does nothing at all when both names are links to one file; a move then still has to
-/// take the first name away.
+/// rename(2) does nothing when both names are links to one file; a move must then still remove the
+/// first name.
 fn drop_second_name(
     source: &Place,
     stat: &Stat,

@@ -1,9 +1,9 @@
 //! The part of `fs.move` that crosses file systems: copy, put in place, remove the source.
 //!
-//! The copy grows under a temporary name beside the destination and is renamed only when it is
-//! whole, so the destination is never seen half made; until then the source is untouched. CANCEL
-//! or a failure before that moment removes the copy. Kept: content, holes, modes, times, symlinks,
-//! FIFOs and sockets, and owners where that is allowed. Not kept: hard links between the files.
+//! The copy is written under a temporary name beside the destination and renamed only when it is
+//! complete, so the destination is never half made; until then the source is untouched. CANCEL or a
+//! failure before that removes the copy. Kept: content, holes, modes, times, symlinks, FIFOs and
+//! sockets, and owners where that is allowed. Not kept: hard links between the files.
 
 use super::remover::Remover;
 use super::resolve::{failed, Place};
@@ -15,7 +15,7 @@ use crate::wire::handler::{Failure, Handler, Out, Step};
 use std::os::unix::io::{BorrowedFd, OwnedFd};
 
 const BUFFER_BYTES: usize = 256 * 1024;
-/// A step copies at most so much before other streams have their turn.
+/// A step copies at most this much before other streams have their turn.
 const STEP_BYTES: usize = 4 * BUFFER_BYTES;
 const STEP_ENTRIES: usize = 128;
 const BATCH: usize = 1024;
@@ -32,13 +32,13 @@ enum State {
     Remove(Remover),
 }
 
-pub struct Carry {
+pub struct MoveByCopy {
     source: Place,
     stat: Stat,
     destination: Place,
     overwrite: bool,
     temp: Vec<u8>,
-    /// The temporary name is taken, and must be given back.
+    /// The temporary name exists, and must be removed.
     begun: bool,
     tree: Option<(Walker, Trail)>,
     file: Option<FileCopy>,
@@ -46,13 +46,13 @@ pub struct Carry {
     state: State,
 }
 
-impl Carry {
+impl MoveByCopy {
     pub fn new(
         source: Place,
         stat: Stat,
         destination: Place,
         overwrite: bool,
-    ) -> Result<Carry, Failure> {
+    ) -> Result<MoveByCopy, Failure> {
         if names::under(&destination.dir_path, &source.path()) {
             // Possible where another file system is mounted below the source.
             return Err(Failure::invalid(format!(
@@ -62,7 +62,7 @@ impl Carry {
         }
         let temp = temp::fresh_name(Purpose::New)
             .map_err(|error| failed(error, "move", &source.path()))?;
-        Ok(Carry {
+        Ok(MoveByCopy {
             source,
             stat,
             destination,
@@ -114,7 +114,7 @@ impl Carry {
         Ok(())
     }
 
-    /// `true` when the copy is whole.
+    /// Copy some more; `true` when the copy is complete.
     fn copy_some(&mut self) -> sys::Result<bool> {
         if !self.begun {
             self.begin()?;
@@ -148,7 +148,7 @@ impl Carry {
         Ok(())
     }
 
-    /// One entry of the tree; `false` at its end.
+    /// Copy one entry of the tree; `false` at its end.
     fn visit(&mut self) -> sys::Result<bool> {
         let (walker, trail) = match &mut self.tree {
             Some(tree) => tree,
@@ -178,7 +178,7 @@ impl Carry {
                 let parent = trail.depth() - 1;
                 trail.up()?;
                 if trail.depth() != parent {
-                    // Somebody moves the unfinished copy about.
+                    // Another process moves the unfinished copy.
                     return Err(libc::EBUSY);
                 }
             }
@@ -186,7 +186,7 @@ impl Carry {
         Ok(true)
     }
 
-    /// A piece of the current file; `true` when it is whole.
+    /// Copy a piece of the current file; `true` when it is complete.
     fn copy_bytes(&mut self) -> sys::Result<bool> {
         let copy = match &mut self.file {
             Some(copy) => copy,
@@ -233,20 +233,20 @@ impl Carry {
     }
 }
 
-/// Where the next data after `offset` begins; the writer stands there too.
+/// Return where the next data after `offset` begins, and move the writer there.
 fn skip_hole(from: &OwnedFd, to: &OwnedFd, offset: u64, size: u64) -> sys::Result<u64> {
     let next = match sys::seek(as_fd(from), offset, libc::SEEK_DATA) {
         Ok(next) => next.min(size),
         Err(libc::ENXIO) => size,
-        // The file system knows no holes.
+        // The file system does not support holes.
         Err(_) => offset,
     };
     sys::seek(as_fd(to), next, libc::SEEK_SET)?;
     Ok(next)
 }
 
-/// Copies a symlink or special file at once; a regular file is opened and its bytes come later.
-/// What vanished meanwhile is left out.
+/// Copy a symlink or special file at once; a regular file is opened and its bytes come later. An entry
+/// that vanished meanwhile is left out.
 fn copy_node(
     from: BorrowedFd<'_>,
     name: &[u8],
@@ -264,7 +264,7 @@ fn copy_node(
         sys::make_node_at(to, new_name, stat.st_mode, stat.st_rdev)?;
         let flags = libc::O_PATH | libc::O_NOFOLLOW;
         let node = sys::open_at(to, new_name, flags, 0)?;
-        // The umask had its say; without /proc it keeps it.
+        // Undo the umask; without /proc that is not possible.
         let _ = sys::set_mode_pinned(as_fd(&node), stat.st_mode & 0o7777);
         return Ok(None);
     }
@@ -302,7 +302,7 @@ fn finish_dir(dir: BorrowedFd<'_>, like: &Stat) -> sys::Result<()> {
     finish(dir, like)
 }
 
-impl Handler for Carry {
+impl Handler for MoveByCopy {
     fn step(&mut self, out: &mut dyn Out) -> Step {
         self.run(out).unwrap_or_else(|failure| {
             self.undo();
@@ -328,7 +328,7 @@ impl Handler for Carry {
     }
 }
 
-impl Drop for Carry {
+impl Drop for MoveByCopy {
     fn drop(&mut self) {
         self.undo();
     }

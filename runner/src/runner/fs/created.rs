@@ -1,17 +1,17 @@
-//! Making directories: with exactly the mode that was asked for, and so that it can be undone.
+//! Creating directories: with exactly the requested mode, and so that it can be undone.
 
 use super::lookup;
 use crate::sys::{self, as_fd};
 use std::os::unix::io::{BorrowedFd, OwnedFd};
 
-/// The chain of parent directories a request made, so that a failure can take them away again.
+/// The chain of parent directories that a request created, so that a failure can remove them again.
 #[derive(Default)]
-pub struct Made {
+pub struct CreatedParents {
     top: Option<OwnedFd>,
     names: Vec<Vec<u8>>,
 }
 
-impl Made {
+impl CreatedParents {
     pub fn is_empty(&self) -> bool {
         self.names.is_empty()
     }
@@ -24,7 +24,7 @@ impl Made {
         Ok(())
     }
 
-    /// Removes what is still empty; what somebody uses by now stays.
+    /// Remove those that are still empty; one that is in use by now stays.
     pub fn undo(&mut self) {
         let top = match self.top.take() {
             Some(top) => top,
@@ -45,19 +45,19 @@ impl Made {
     }
 }
 
-/// Makes one directory with exactly `mode`, whatever the umask is.
+/// Create one directory with exactly `mode`, whatever the umask is.
 pub fn make_directory(dir: BorrowedFd<'_>, name: &[u8], mode: u32) -> sys::Result<()> {
     sys::make_dir_at(dir, name, mode)?;
     let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
     let made = sys::open_at(dir, name, flags, 0)?;
     let stat = sys::stat_fd(as_fd(&made))?;
-    // A parent with the set-group-id bit hands it down; that is the parent's wish, keep it.
+    // A parent with the set-group-id bit passes it on; keep it.
     let wanted = mode | stat.st_mode & 0o2000;
     if stat.st_mode & 0o7777 == wanted {
         return Ok(());
     }
     match sys::set_mode_pinned(as_fd(&made), wanted) {
-        // No /proc: a descriptor that may read the directory can change it as well.
+        // Without /proc: a descriptor that may read the directory can change it as well.
         Err(libc::ENOENT) => {
             let open = sys::open_at(as_fd(&made), b".", libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
             sys::set_mode(as_fd(&open), wanted)

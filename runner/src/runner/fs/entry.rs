@@ -1,4 +1,4 @@
-//! An *Entry*: what the protocol tells about one file, directory, link or other node.
+//! An *Entry* of the protocol: one file, directory, link or other node.
 
 use super::resolve::{failed, Object};
 use crate::fs::names;
@@ -20,7 +20,7 @@ pub fn type_name(stat: &Stat) -> &'static str {
     }
 }
 
-/// `target` is the text of a symlink.
+/// `target` is the target of a symlink.
 pub fn describe(path: &[u8], name: &[u8], stat: &Stat, target: Option<&[u8]>) -> Value {
     let mut entry = Map::new();
     entry.insert("path".to_owned(), bytes::to_json(path));
@@ -54,7 +54,7 @@ pub fn of_object(object: &Object) -> Result<Value, Failure> {
     ))
 }
 
-/// The entry `name` of the directory `dir`, whose own path is `dir_path`.
+/// Return the entry `name` of the directory `dir`, whose own path is `dir_path`.
 pub fn of_name(dir: BorrowedFd<'_>, dir_path: &[u8], name: &[u8]) -> Result<Value, Failure> {
     let path = names::join(dir_path, name);
     let stat = sys::stat_at(dir, name).map_err(|error| failed(error, "stat", &path))?;
@@ -62,7 +62,7 @@ pub fn of_name(dir: BorrowedFd<'_>, dir_path: &[u8], name: &[u8]) -> Result<Valu
     Ok(describe(&path, name, &stat, target.as_deref()))
 }
 
-/// The text of `name` if `stat` says it is a symlink.
+/// Return the target of `name` if `stat` says that it is a symlink.
 pub fn link_text(dir: BorrowedFd<'_>, name: &[u8], stat: &Stat) -> sys::Result<Option<Vec<u8>>> {
     if sys::is_symlink(stat) {
         sys::read_link_at(dir, name).map(Some)

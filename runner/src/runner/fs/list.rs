@@ -1,9 +1,9 @@
 //! `fs.list`: one page of a directory or a tree, in order, in small steps.
 //!
-//! The cursor is the path of the last entry told, counted from the listed directory; a page begins
-//! right after it, whether it still exists or not. So entries that come and go never make another
-//! entry appear twice or not at all. A directory below that may not be read is listed, and what is
-//! in it is not. Entries under a denied prefix are left out, as `fs.stat` would refuse them.
+//! The cursor is the path of the last listed entry, relative to the listed directory; a page begins
+//! right after it, whether it still exists or not. So entries that come and go never make another entry
+//! appear twice or not at all. A directory below that may not be read is listed, and its content is
+//! not. Entries under a denied prefix are left out, as `fs.stat` would refuse them.
 
 use super::policy::Policy;
 use super::request::Request;
@@ -19,7 +19,7 @@ use std::collections::VecDeque;
 const DEFAULT_LIMIT: u64 = 1000;
 const MOST: u64 = 5000;
 
-/// A page ends before its RESULT passes this; the frame may have 1 MiB.
+/// A page ends before its RESULT exceeds this; the frame may have 1 MiB.
 const PAGE_BYTES: usize = 900 * 1024;
 
 /// Entries of one step; a buffer of directory records counts as `SCAN_COST` of them.
@@ -32,7 +32,7 @@ pub struct List {
     policy: Policy,
     recursive: bool,
     limit: usize,
-    /// Components of the cursor that are still to be gone down.
+    /// Components of the cursor that are still to be entered.
     seek: VecDeque<Vec<u8>>,
     entries: Vec<Value>,
     bytes: usize,
@@ -114,14 +114,14 @@ impl List {
                 Err(error) if self.walker.is_fatal() => {
                     return Err(failed(error, "list", &self.base));
                 }
-                // A directory below that cannot be read shows as one with nothing in it.
+                // A directory below that cannot be read is shown as empty.
                 Err(_) => left -= 1,
             }
         }
         Ok(Step::Again)
     }
 
-    /// Takes an entry into the page; `false` when the page is full without it.
+    /// Add an entry to the page; `false` when the page is full without it.
     fn take(&mut self, name: &[u8], stat: &Stat) -> Result<bool, Failure> {
         let relative = self.walker.path_of(name);
         let path = names::join(&self.base, &relative);
@@ -133,7 +133,7 @@ impl List {
         }
         let target = match entry::link_text(self.walker.here(), name, stat) {
             Ok(target) => target,
-            // Replaced between the stat and here; it was not there all the time.
+            // Replaced after it was read from the directory.
             Err(_) => return Ok(true),
         };
         let told = entry::describe(&path, name, stat, target.as_deref());
@@ -153,7 +153,7 @@ impl List {
         self.entries.push(told);
         self.cursor = relative;
         if self.recursive && sys::is_dir(stat) {
-            // Unreadable or gone: it is listed, and what is in it is not.
+            // Unreadable or gone: it is listed, and its content is not.
             let _ = self.walker.enter(name);
         }
         Ok(true)

@@ -1,5 +1,5 @@
-//! How paths are looked up: by openat2 where the kernel and the seccomp profile allow it, by a walk
-//! over components otherwise. Both follow ordinary symlinks and refuse magic ones with `ELOOP`.
+//! How paths are resolved: by openat2 where the kernel and the seccomp profile allow it, otherwise
+//! component by component. Both follow ordinary symlinks and refuse magic ones with `ELOOP`.
 
 use crate::fs::names;
 use crate::sys::{self, as_fd};
@@ -11,13 +11,13 @@ const MOST_LINKS: usize = 40;
 
 #[cfg(test)]
 thread_local! {
-    /// Makes this thread believe that openat2 is forbidden.
+    /// For tests: this thread behaves as if openat2 were forbidden.
     pub static WITHOUT_OPENAT2: std::cell::Cell<bool> = std::cell::Cell::new(false);
-    /// Makes this thread believe that /proc is not mounted.
+    /// For tests: this thread behaves as if /proc were not mounted.
     pub static WITHOUT_PROC: std::cell::Cell<bool> = std::cell::Cell::new(false);
 }
 
-/// An `O_PATH` descriptor of what `path` leads to from `start`. `extra` may be `O_DIRECTORY`.
+/// Return an `O_PATH` descriptor of what `path` leads to from `start`. `extra` may be `O_DIRECTORY`.
 pub fn follow(start: BorrowedFd<'_>, path: &[u8], extra: c_int) -> sys::Result<OwnedFd> {
     #[cfg(test)]
     if WITHOUT_OPENAT2.with(|flag| flag.get()) {
@@ -25,7 +25,7 @@ pub fn follow(start: BorrowedFd<'_>, path: &[u8], extra: c_int) -> sys::Result<O
     }
     let flags = libc::O_PATH | extra;
     match sys::open_at2(start, path, flags, sys::RESOLVE_NO_MAGICLINKS) {
-        // EPERM: a seccomp profile that does not know the call; opening with O_PATH never says it.
+        // EPERM: a seccomp profile that does not know the call; opening with O_PATH never returns it.
         Err(libc::ENOSYS | libc::EPERM) => walk(start, path, extra),
         answer => answer,
     }
@@ -72,7 +72,7 @@ fn walk(start: BorrowedFd<'_>, path: &[u8], extra: c_int) -> sys::Result<OwnedFd
     Ok(here)
 }
 
-/// A symlink of procfs that is more than its text. The plain ones all lie in its root.
+/// Report whether a link is a magic symlink of procfs. The plain ones are all in its root directory.
 fn is_magic(dir: BorrowedFd<'_>, link: BorrowedFd<'_>, name: &[u8]) -> sys::Result<bool> {
     const PROC_ROOT_INO: libc::ino_t = 1;
     if !sys::is_on_proc(link)? {
@@ -82,7 +82,7 @@ fn is_magic(dir: BorrowedFd<'_>, link: BorrowedFd<'_>, name: &[u8]) -> sys::Resu
     Ok(!(plain.contains(&name) && sys::stat_fd(dir)?.st_ino == PROC_ROOT_INO))
 }
 
-/// Opens the directory that `names` lead to from `base`, following no symlink at all.
+/// Open the directory that `names` lead to from `base`, following no symlink at all.
 pub fn beneath<'a>(
     base: BorrowedFd<'_>,
     names: impl Iterator<Item = &'a [u8]>,
@@ -95,8 +95,8 @@ pub fn beneath<'a>(
     Ok(here)
 }
 
-/// The path the kernel knows for `fd`. Fails where procfs is not mounted on /proc, where the path
-/// is longer than PATH_MAX, and where `fd` lies outside this root.
+/// Return the path that the kernel knows for `fd`. Fails where procfs is not mounted on /proc, where
+/// the path is longer than PATH_MAX, and where `fd` lies outside this root.
 pub fn real_path(fd: BorrowedFd<'_>) -> sys::Result<Vec<u8>> {
     #[cfg(test)]
     if WITHOUT_PROC.with(|flag| flag.get()) {

@@ -1,7 +1,7 @@
-//! The file verbs. Each verb is a `Handler`; this module reads the verb's name and hands over.
+//! The file verbs. Each verb is a `Handler`; this module selects it by the verb's name.
 //!
-//! Everything here runs as the user of the sandbox and sees what he sees. It never assumes root and
-//! never changes anything that belongs to the whole process: modes are set by fchmod and not by the
+//! Everything here runs as the user of the sandbox and sees what the user sees. It never assumes root
+//! and never changes anything that belongs to the whole process: modes are set by fchmod and not by the
 //! umask, and no verb changes the working directory.
 
 mod change;
@@ -28,14 +28,14 @@ use request::Request;
 use serde_json::Value;
 
 pub struct Directories {
-    /// Where relative paths count from.
+    /// Relative paths start here.
     pub workspace: Vec<u8>,
-    /// The user's home. No path counts from it: `~` is a name like any other.
+    /// The user's home. No path is relative to it: `~` is a name like any other.
     #[allow(dead_code)]
     pub home: Vec<u8>,
 }
 
-/// Begins `verb`. What the request has wrong, and most of what cannot be done, is said here.
+/// Begin `verb`. Errors in the request, and most reasons why it cannot be done, are returned here.
 pub fn open(
     verb: &str,
     request: &Value,
@@ -97,7 +97,7 @@ impl Handler for Answer {
     fn cancel(&mut self) {}
 }
 
-/// DATA for a verb that takes none: thrown away, and paid back so that nobody waits.
+/// Discard DATA for a verb that takes none, and grant it back so that the client does not wait.
 fn discard(bytes: &[u8], out: &mut dyn Out) -> Step {
     out.grant(bytes.len() as u32);
     Step::Again

@@ -1,6 +1,6 @@
-//! Paths as bytes: joining, cleaning, splitting. Knows nothing of what is on a disk.
+//! Paths as bytes: joining, cleaning, splitting. Does not look at any file system.
 
-/// `dir/name`, without doubling the slash of the root.
+/// Return `dir/name`, without doubling the slash of the root.
 pub fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
     let mut path = Vec::with_capacity(dir.len() + name.len() + 1);
     path.extend_from_slice(dir);
@@ -11,13 +11,13 @@ pub fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
     path
 }
 
-/// The components between slashes, without empty ones and `.`.
+/// Return the components between slashes, without empty ones and `.`.
 pub fn components(path: &[u8]) -> impl Iterator<Item = &[u8]> {
     path.split(|&c| c == b'/')
         .filter(|part| !part.is_empty() && *part != b".")
 }
 
-/// An absolute path without `.`, `..`, doubled or trailing slashes, by its text alone.
+/// Return an absolute path without `.`, `..`, doubled or trailing slashes, from the path alone.
 pub fn clean(path: &[u8]) -> Vec<u8> {
     let mut parts: Vec<&[u8]> = Vec::new();
     for part in components(path) {
@@ -32,7 +32,7 @@ pub fn clean(path: &[u8]) -> Vec<u8> {
     cleaned
 }
 
-/// Whether `path` is `prefix` or lies below it.
+/// Report whether `path` is `prefix` or lies below it.
 pub fn under(path: &[u8], prefix: &[u8]) -> bool {
     prefix == b"/"
         || (path.starts_with(prefix) && matches!(path.get(prefix.len()), None | Some(b'/')))
@@ -41,11 +41,11 @@ pub fn under(path: &[u8], prefix: &[u8]) -> bool {
 pub struct Split<'a> {
     pub dir: &'a [u8],
     pub name: &'a [u8],
-    /// The text ended with a slash, so it can only mean a directory.
+    /// The path ended with a slash, so it can only mean a directory.
     pub slash: bool,
 }
 
-/// Parent and last name; `None` where the path has no name of its own (`/`, `.`, `..`).
+/// Return parent and last name; `None` where the path has no name of its own (`/`, `.`, `..`).
 pub fn split(path: &[u8]) -> Option<Split<'_>> {
     let end = path.iter().rposition(|&c| c != b'/')? + 1;
     let start = path[..end]
@@ -63,7 +63,7 @@ pub fn split(path: &[u8]) -> Option<Split<'_>> {
     })
 }
 
-/// The last component of a cleaned absolute path; the root's name is `/`.
+/// Return the last component of a cleaned absolute path; the name of the root is `/`.
 pub fn base_name(path: &[u8]) -> &[u8] {
     match path.iter().rposition(|&c| c == b'/') {
         Some(at) if at + 1 < path.len() => &path[at + 1..],
@@ -71,7 +71,7 @@ pub fn base_name(path: &[u8]) -> &[u8] {
     }
 }
 
-/// A path for a message: readable, on one line, and short.
+/// Return a path for a message: readable, on one line, and short.
 pub fn show(path: &[u8]) -> String {
     const MOST: usize = 200;
     let cut = &path[..path.len().min(MOST)];
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cleaning_is_by_text_and_never_leaves_the_root() {
+    fn cleaning_never_leaves_the_root() {
         for (path, cleaned) in [
             ("/", "/"),
             ("//a/./b//", "/a/b"),
@@ -100,14 +100,14 @@ mod tests {
     }
 
     #[test]
-    fn a_path_without_a_name_of_its_own_does_not_split() {
+    fn path_without_a_last_name_does_not_split() {
         for path in ["", "/", "//", ".", "..", "a/..", "a/.", "a/../"] {
             assert!(split(path.as_bytes()).is_none(), "{}", path);
         }
     }
 
     #[test]
-    fn splitting_keeps_the_parent_text_and_remembers_the_slash() {
+    fn splitting_keeps_the_parent_and_the_trailing_slash() {
         for (path, dir, name, slash) in [
             ("a", "", "a", false),
             ("/a", "/", "a", false),
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn the_root_is_called_by_its_slash() {
+    fn name_of_the_root_is_a_slash() {
         assert_eq!(base_name(b"/"), b"/");
         assert_eq!(base_name(b"/a/b"), b"b");
     }

@@ -1,8 +1,8 @@
-//! Which real paths a request may touch: `deny` prefixes, and for writing verbs `within`.
+//! Which real paths a request may access: `deny` prefixes, and for writing verbs `within`.
 //!
-//! Pure but for one thing: a `deny` prefix that is itself a symlink also denies what it leads to.
-//! `within` is taken literally, because whoever owns a component of it could point it elsewhere.
-//! Every refusal is `blocked`. Paths given here must be real ones (symlinks resolved).
+//! Pure but for one thing: a `deny` prefix that is itself a symlink also denies its target. `within` is
+//! taken literally, because the owner of a component of it could point it elsewhere. Every refusal is
+//! `blocked`. Paths passed to this module must be real ones (symlinks resolved).
 
 use crate::fs::names;
 use crate::wire::handler::Failure;
@@ -14,7 +14,7 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// `resolve` answers the real path of a prefix, if it has one.
+    /// `resolve` returns the real path of a prefix, if it has one.
     pub fn new(
         deny: Vec<Vec<u8>>,
         within: Option<Vec<Vec<u8>>>,
@@ -34,7 +34,7 @@ impl Policy {
         }
     }
 
-    /// Whether an answer depends on real paths; then a path that cannot be known is refused.
+    /// Report whether the policy needs real paths; then a path that cannot be resolved is refused.
     pub fn is_set(&self) -> bool {
         !self.deny.is_empty() || self.within.is_some()
     }
@@ -43,22 +43,22 @@ impl Policy {
         self.deny.iter().any(|prefix| names::under(path, prefix))
     }
 
-    /// For reading what lies at `path`.
+    /// Check that `path` may be read.
     pub fn check(&self, path: &[u8]) -> Result<(), Failure> {
         if self.denies(path) {
-            return Err(blocked(path, "is a path this request may not touch"));
+            return Err(blocked(path, "is a path that this request may not access"));
         }
         Ok(())
     }
 
-    /// For making, changing or removing the entry `name` of the directory `dir`.
+    /// Check that the entry `name` of the directory `dir` may be created, changed or removed.
     pub fn check_entry(&self, dir: &[u8], name: &[u8]) -> Result<(), Failure> {
         let path = names::join(dir, name);
         self.check(&path)?;
         self.check_inside(dir)
     }
 
-    /// For writing into the directory `dir`.
+    /// Check that the directory `dir` may be written to.
     pub fn check_inside(&self, dir: &[u8]) -> Result<(), Failure> {
         match &self.within {
             Some(prefixes) if !prefixes.iter().any(|prefix| names::under(dir, prefix)) => Err(
@@ -68,7 +68,7 @@ impl Policy {
         }
     }
 
-    /// For removing or moving the whole tree at `path`: nothing denied may lie in it.
+    /// Check that the whole tree at `path` may be removed or moved: nothing denied may lie in it.
     pub fn check_tree(&self, path: &[u8]) -> Result<(), Failure> {
         if self.deny.iter().any(|prefix| names::under(prefix, path)) {
             return Err(blocked(path, "holds a path this request may not touch"));
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_covers_itself_and_what_is_below_but_not_its_namesakes() {
+    fn prefix_covers_itself_and_paths_below_but_not_similar_names() {
         let policy = policy(&["/root/"], None);
         assert!(policy.denies(b"/root"));
         assert!(policy.denies(b"/root/a/b"));
@@ -100,13 +100,13 @@ mod tests {
     }
 
     #[test]
-    fn the_root_as_prefix_covers_everything() {
+    fn root_as_prefix_covers_everything() {
         assert!(policy(&["/"], None).denies(b"/anything"));
         assert!(policy(&[], Some(&["/"])).check_inside(b"/a").is_ok());
     }
 
     #[test]
-    fn an_empty_within_allows_nothing_and_a_missing_one_everything() {
+    fn empty_within_allows_nothing_and_missing_within_everything() {
         assert_eq!(
             policy(&[], Some(&[])).check_inside(b"/a").unwrap_err().code,
             "blocked"
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn within_speaks_of_the_parent_and_deny_of_the_entry() {
+    fn within_applies_to_the_parent_and_deny_to_the_entry() {
         let policy = policy(&["/w/no"], Some(&["/w"]));
         assert!(policy.check_entry(b"/w", b"yes").is_ok());
         assert_eq!(
@@ -126,14 +126,14 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_that_holds_a_denied_path_is_refused() {
+    fn tree_that_contains_a_denied_path_is_refused() {
         let policy = policy(&["/etc/passwd"], None);
         assert_eq!(policy.check_tree(b"/etc").unwrap_err().code, "blocked");
         assert!(policy.check_tree(b"/etc/apt").is_ok());
     }
 
     #[test]
-    fn a_denied_symlink_denies_what_it_leads_to() {
+    fn denied_symlink_denies_its_target() {
         let policy = Policy::new(vec![b"/bin".to_vec()], None, |_| Some(b"/usr/bin".to_vec()));
         assert!(policy.denies(b"/usr/bin/sh"));
         assert!(policy.denies(b"/bin/sh"));

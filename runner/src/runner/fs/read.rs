@@ -1,9 +1,9 @@
 //! `fs.read`: a range of a regular file, straight into DATA frames, as fast as credit allows.
 //!
-//! The size is taken once; a file that grows is read to that size, one that shrinks ends early and
-//! the RESULT says how many bytes came. What is not a regular file is `not_regular` before it is
-//! opened, and so are files of pseudo file systems, whose size says nothing and whose reads may
-//! wait for ever.
+//! The size is read once; a file that grows is read to that size, one that shrinks ends early and the
+//! RESULT says how many bytes came. Anything but a regular file is `not_regular` before it is opened,
+//! and so are files of pseudo file systems, whose size means nothing and whose reads may block for
+//! ever.
 
 use super::request::Request;
 use super::resolve::failed;
@@ -13,9 +13,9 @@ use crate::wire::handler::{Failure, Handler, Out, Step};
 use serde_json::{json, Value};
 use std::os::unix::io::OwnedFd;
 
-/// One whole frame: the other side receives the body of a large one in place.
+/// One whole frame: the client receives the body of a large one in place.
 const BUFFER_BYTES: usize = 1024 * 1024;
-/// A step sends at most so much before other streams have their turn.
+/// A step sends at most this much before other streams have their turn.
 const STEP_BYTES: usize = 1024 * 1024;
 
 /// proc, sysfs, cgroup, cgroup2, debugfs, tracefs, securityfs, configfs, bpf, selinux, pstore, devpts
@@ -115,7 +115,7 @@ impl Read {
             }
             let wanted = self.left.min(room as u64) as usize;
             if self.buffer.len() < wanted {
-                // Grown to what is needed: most files are small, and so is their buffer.
+                // Grown as needed: most files are small, and so is their buffer.
                 self.buffer.resize(wanted, 0);
             }
             let buffer = &mut self.buffer[..wanted];

@@ -1,8 +1,8 @@
 //! `fs.remove`: one entry, or a tree of any depth, in small steps and without recursion.
 //!
-//! Symlinks are removed and never followed. A directory that its owner has closed to himself is
-//! opened by chmod first. What cannot be removed ends the verb with the reason; what was removed
-//! before stays removed.
+//! Symlinks are removed and never followed. A directory that is closed to its owner is opened by chmod
+//! first. An entry that cannot be removed ends the verb with the reason; entries removed before stay
+//! removed.
 
 use super::remover::Remover;
 use super::request::Request;

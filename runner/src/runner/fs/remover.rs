@@ -1,8 +1,8 @@
-//! Removes one tree of any depth, in small steps, without recursion and in bounded memory.
+//! Removal of one tree of any depth, in small steps, without recursion and in bounded memory.
 //!
-//! Names are read a buffer at a time and removed; a directory that is not empty is gone into, and
-//! removed on the way back. When a directory seems empty it is read once more from its beginning, so
-//! that what appeared meanwhile goes too. The first thing that cannot be removed ends it.
+//! Names are read a buffer at a time and removed; a directory that is not empty is entered, and removed
+//! on the way back. When a directory seems empty it is read once more from its beginning, so that
+//! entries that appeared meanwhile are removed too. The first entry that cannot be removed ends it.
 
 use super::resolve::failed;
 use super::walk::{Trail, RECORDS_BYTES};
@@ -12,9 +12,9 @@ use std::os::unix::io::{BorrowedFd, OwnedFd};
 
 /// Entries of one step.
 const STEP_ENTRIES: usize = 256;
-/// Names kept over all levels; beyond it the levels farthest up read theirs again.
+/// Names kept over all levels; beyond it the topmost levels read theirs again.
 const HELD_BYTES: usize = 4 * 1024 * 1024;
-/// How often a directory may fill up again behind us before we say `not_empty`.
+/// How often a directory may fill up again behind us before the answer is `not_empty`.
 const MOST_REFILLS: usize = 1000;
 
 struct Name {
@@ -22,14 +22,14 @@ struct Name {
     is_dir: bool,
 }
 
-/// Removes one tree; also used to take away half-made copies.
+/// Removes one tree; also used to remove half-made copies.
 pub struct Remover {
     parent: OwnedFd,
     name: Vec<u8>,
     trail: Option<Trail>,
     levels: Vec<Vec<Name>>,
     held: usize,
-    /// Nothing was seen since the current directory was read from its beginning.
+    /// No entry was seen since the current directory was read from its beginning.
     clean: bool,
     refills: usize,
     records: Vec<u8>,
@@ -51,7 +51,7 @@ impl Remover {
         }
     }
 
-    /// A bounded piece of work; `true` when all is gone.
+    /// Do a bounded piece of work; `true` when everything is removed.
     pub fn step(&mut self) -> Result<bool, Failure> {
         for _ in 0..STEP_ENTRIES {
             let done = match &self.trail {
@@ -115,7 +115,7 @@ impl Remover {
         };
         let gone = match gone {
             Err(libc::EACCES) => {
-                // Our own directory, closed to us: open it. Somebody else's refuses.
+                // Our own directory, closed to us: open it. A directory of another user refuses that.
                 if sys::set_mode(trail.here(), 0o700).is_err() {
                     return Err(libc::EACCES);
                 }
@@ -135,7 +135,7 @@ impl Remover {
                 self.forget_if_many();
                 Ok(())
             }
-            // Gone or replaced since; the next reading of this directory tells.
+            // Gone or replaced since; the next reading of this directory will show.
             Err(error) if matches!(error, libc::ENOENT | libc::ENOTDIR | libc::ELOOP) => Ok(()),
             Err(error) => Err(error),
         }
@@ -216,7 +216,7 @@ impl Remover {
                 libc::ENOENT => Ok(true),
                 libc::ENOTEMPTY | libc::EEXIST => {
                     self.refilled(error)?;
-                    // Begin anew: the name may be another directory by now.
+                    // Start again: the name may be another directory by now.
                     self.trail = None;
                     self.levels.clear();
                     self.held = 0;
@@ -248,8 +248,8 @@ impl Remover {
     }
 }
 
-/// Removes what needs no walk: anything but a directory, or an empty one. `false`: it is a
-/// directory with something in it.
+/// Remove an entry that needs no walk: anything but a directory, or an empty one. `false`: it is a
+/// directory that is not empty.
 fn remove_simple(dir: BorrowedFd<'_>, name: &[u8]) -> sys::Result<bool> {
     match sys::unlink_at(dir, name) {
         Ok(()) => Ok(true),
@@ -294,7 +294,7 @@ fn with_access<T>(
     }
 }
 
-/// Gives the owner his directory back. Acts on the directory that was seen, never on a symlink.
+/// Give the owner access to a directory. Acts on the directory that was seen, never on a symlink.
 fn unlock(dir: BorrowedFd<'_>, name: &[u8]) -> sys::Result<()> {
     let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
     let pinned = sys::open_at(dir, name, flags, 0)?;

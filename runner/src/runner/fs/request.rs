@@ -43,7 +43,7 @@ impl<'a> Request<'a> {
         Ok(path)
     }
 
-    /// A number of bytes or entries. Offsets are signed in the kernel, so 2⁶³ is out of bounds.
+    /// Return a number of bytes or entries. Offsets are signed in the kernel, so 2⁶³ is out of bounds.
     pub fn count(&self, name: &str) -> Result<Option<u64>, Failure> {
         match self.fields.number(name)? {
             Some(count) if count > i64::MAX as u64 => {
@@ -63,13 +63,13 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// For a verb that only looks: `deny` counts.
+    /// Return a resolver for a verb that only reads: `deny` applies.
     pub fn reading(&self) -> Result<Resolver, Failure> {
         let deny = self.prefixes("deny")?.unwrap_or_default();
         Ok(self.resolver(deny, None))
     }
 
-    /// For a verb that changes something: `deny` and `within` count.
+    /// Return a resolver for a verb that changes something: `deny` and `within` apply.
     pub fn writing(&self) -> Result<Resolver, Failure> {
         let deny = self.prefixes("deny")?.unwrap_or_default();
         let within = self.prefixes("within")?;

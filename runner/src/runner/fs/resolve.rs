@@ -1,38 +1,38 @@
 //! From a path in a request to a pinned descriptor, with the policy checked on the real path.
 //!
-//! The order is always the same: the kernel resolves the path to an `O_PATH` descriptor, the real
-//! path of that descriptor is read from /proc/self/fd and checked, and from then on only the
-//! descriptor is used. A component that is swapped meanwhile changes where the descriptor is, not
-//! what was checked. Where /proc is missing the real path is unknown: a request with `deny` or
-//! `within` is `blocked`, any other one is answered with the cleaned text of its path.
+//! The order is always the same: the kernel resolves the path to an `O_PATH` descriptor, the real path
+//! of that descriptor is read from /proc/self/fd and checked, and from then on only the descriptor is
+//! used. A component that is swapped meanwhile changes where the descriptor is, not what was checked.
+//! Where /proc is missing the real path is unknown: a request with `deny` or `within` is `blocked`, any
+//! other one is answered with the cleaned path.
 //!
-//! Magic links of /proc (`/proc/*/root`, `cwd`, `exe`, `fd/N`) are never followed: there they
-//! would show the runner's own descriptors.
+//! Magic links of /proc (`/proc/*/root`, `cwd`, `exe`, `fd/N`) are never followed: they would lead to
+//! the runner's own descriptors.
 
 use super::policy::Policy;
 use super::{lookup, names};
-use crate::fs::created::{make_directory, Made};
+use crate::fs::created::{make_directory, CreatedParents};
 use crate::sys::{self, as_fd, Errno, Stat};
 use crate::wire::handler::Failure;
 use std::os::unix::io::{BorrowedFd, OwnedFd};
 
-/// As many symlinks as the kernel follows for one path.
+/// The number of symlinks that the kernel follows for one path.
 const MOST_LINKS: usize = 40;
 
-/// Something that exists, held by an `O_PATH` descriptor.
+/// An existing object, held by an `O_PATH` descriptor.
 pub struct Object {
     pub fd: OwnedFd,
     pub stat: Stat,
     pub path: Vec<u8>,
 }
 
-/// A name in a directory that is held by an `O_PATH` descriptor; nothing need be there yet.
+/// A name in a directory that is held by an `O_PATH` descriptor; the entry need not exist.
 pub struct Place {
     pub dir: OwnedFd,
     pub dir_path: Vec<u8>,
     pub name: Vec<u8>,
     pub slash: bool,
-    pub made: Made,
+    pub made: CreatedParents,
 }
 
 impl Place {
@@ -44,7 +44,7 @@ impl Place {
         as_fd(&self.dir)
     }
 
-    /// What is at the place now, a symlink itself and not its target.
+    /// Return what is at the place now; a symlink itself and not its target.
     pub fn stat(&self) -> sys::Result<Option<Stat>> {
         match sys::stat_at(self.dir(), &self.name) {
             Ok(stat) => Ok(Some(stat)),
@@ -70,7 +70,7 @@ impl Resolver {
         }
     }
 
-    /// What `path` leads to, symlinks followed.
+    /// Return what `path` leads to, symlinks followed.
     pub fn object(&self, path: &[u8]) -> Result<Object, Failure> {
         let start = self.start(path)?;
         let fd = lookup::follow(as_fd(&start.fd), path, 0)
@@ -80,11 +80,11 @@ impl Resolver {
         Ok(object)
     }
 
-    /// What is at `path`, a symlink itself and not its target.
+    /// Return what is at `path`; a symlink itself and not its target.
     pub fn object_itself(&self, path: &[u8]) -> Result<Object, Failure> {
         let place = match names::split(path) {
             Some(parts) if !parts.slash => self.place(path)?,
-            // A path that can only mean a directory follows, as lstat does.
+            // A path with a trailing slash follows, as lstat does.
             _ => return self.object(path),
         };
         let shown = place.path();
@@ -98,18 +98,18 @@ impl Resolver {
         })
     }
 
-    /// A place in a directory that must be there. A symlink at the name itself is not followed.
+    /// Return a place in an existing directory. A symlink at the name itself is not followed.
     pub fn place(&self, path: &[u8]) -> Result<Place, Failure> {
         self.checked(self.place_from(self.start(path)?, path, false)?)
     }
 
-    /// Like `place`, making missing parent directories when `parents`.
+    /// Like `place`, creating missing parent directories when `parents`.
     pub fn place_with_parents(&self, path: &[u8], parents: bool) -> Result<Place, Failure> {
         self.checked(self.place_from(self.start(path)?, path, parents)?)
     }
 
-    /// Like `place_with_parents`, but symlinks at the name are followed to where they lead, so that
-    /// replacing the name replaces their target. A dangling link leads to a place with nothing there.
+    /// Like `place_with_parents`, but symlinks at the name are followed, so that replacing the name
+    /// replaces their target. A dangling link leads to a place where nothing exists.
     pub fn place_through_links(&self, path: &[u8], parents: bool) -> Result<Place, Failure> {
         let mut place = self.place_from(self.start(path)?, path, parents)?;
         for _ in 0..=MOST_LINKS {
@@ -128,7 +128,7 @@ impl Resolver {
             }
             let target = match sys::read_link_at(place.dir(), &place.name) {
                 Ok(target) => target,
-                // It was swapped for something else after the stat: look again.
+                // It was swapped after the stat: look again.
                 Err(libc::EINVAL | libc::ENOENT) => continue,
                 Err(error) => return Err(failed(error, "read link", &shown)),
             };
@@ -148,8 +148,7 @@ impl Resolver {
         ))
     }
 
-    /// Opens for reading what `object` holds, and nothing that took its place. Never blocks on a
-    /// FIFO or a terminal, whatever the object is.
+    /// Open for reading exactly what `object` holds. Never blocks on a FIFO or a terminal.
     pub fn reopen(&self, object: &Object, path: &[u8]) -> Result<OwnedFd, Failure> {
         let flags = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOCTTY;
         let fail = |error| failed(error, "open", &object.path);
@@ -207,7 +206,7 @@ impl Resolver {
                 names::show(path)
             ))
         })?;
-        let mut made = Made::default();
+        let mut made = CreatedParents::default();
         let dir = if parts.dir.is_empty() {
             sys::duplicate(as_fd(&start.fd)).map_err(|error| failed(error, "open", path))?
         } else {
@@ -237,7 +236,12 @@ impl Resolver {
         })
     }
 
-    fn make_parents(&self, start: &Start, dir: &[u8], made: &mut Made) -> Result<OwnedFd, Failure> {
+    fn make_parents(
+        &self,
+        start: &Start,
+        dir: &[u8],
+        made: &mut CreatedParents,
+    ) -> Result<OwnedFd, Failure> {
         let fail = |error| failed(error, "make directory", dir);
         let mut here = sys::duplicate(as_fd(&start.fd)).map_err(fail)?;
         for name in names::components(dir) {
@@ -260,7 +264,7 @@ impl Resolver {
             self.policy.check_entry(&here_path, name)?;
             match make_directory(as_fd(&here), name, 0o755) {
                 Ok(()) => made.push(as_fd(&here), name).map_err(fail)?,
-                // Somebody else made it, or a dangling symlink is in the way: the open will tell.
+                // Another process made it, or a dangling symlink is there: the open will show.
                 Err(libc::EEXIST) => {}
                 Err(error) => return Err(fail(error)),
             }
@@ -301,14 +305,14 @@ impl Resolver {
         }
     }
 
-    /// Why a path could not be resolved. What lies under a denied prefix by its text is `blocked`
-    /// whether it exists or not, so that a refusal says nothing about what is there.
+    /// Return why a path could not be resolved. A path under a denied prefix is `blocked` whether it
+    /// exists or not, so that a refusal reveals nothing.
     fn refused(&self, error: Errno, start: &Start, path: &[u8]) -> Failure {
         let lexical = start.lexical(path);
         if let Err(failure) = self.policy.check(&lexical) {
             return failure;
         }
-        // A true loop is one for the kernel's ordinary resolution as well.
+        // A real loop is one for the kernel's ordinary resolution as well.
         let again = || sys::open_at(as_fd(&start.fd), path, libc::O_PATH, 0);
         if error == libc::ELOOP && !matches!(again(), Err(libc::ELOOP)) {
             return self.magic_link(&lexical);
@@ -339,17 +343,17 @@ impl Start {
     }
 }
 
-/// The real path of a prefix in a policy, if it leads anywhere.
+/// Return the real path of a prefix in a policy, if it exists.
 pub fn real_prefix(prefix: &[u8]) -> Option<Vec<u8>> {
     let fd = sys::open(prefix, libc::O_PATH, 0).ok()?;
     lookup::real_path(as_fd(&fd)).ok()
 }
 
-/// A failed call as the protocol says it: what was attempted, on what, and what stopped it.
+/// Return a failed call as an error of the protocol: what was attempted, on what, and why it failed.
 pub fn failed(errno: Errno, what: &str, path: &[u8]) -> Failure {
     let what = format!("{} {}", what, names::show(path));
     match errno {
-        // The general word for these two belongs to processes and to policy.
+        // The general codes of these two belong to processes and to policy.
         libc::EAGAIN => Failure {
             code: "busy",
             ..Failure::from_errno(errno, what)

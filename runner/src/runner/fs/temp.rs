@@ -1,4 +1,4 @@
-//! Temporary names in a directory: made new, never guessed, and gone again unless they are kept.
+//! Temporary names in a directory: new, not guessable, and removed again unless they are kept.
 
 use crate::sys::{self, as_fd, Stat};
 use std::os::unix::io::{BorrowedFd, OwnedFd};
@@ -6,14 +6,14 @@ use std::os::unix::io::{BorrowedFd, OwnedFd};
 const PREFIX: &[u8] = b".sandkasten-";
 const SUFFIX: &[u8] = b".tmp";
 
-/// What a name of ours says: it will become a new file, or replace an old one.
+/// What a temporary name is for: a new file, or a replacement of an old one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     New,
     Replace,
 }
 
-/// Whether `name` is a temporary name of ours, and what for.
+/// Report whether `name` is a temporary name of ours, and what for.
 pub fn purpose(name: &[u8]) -> Option<Purpose> {
     let middle = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?;
     match middle {
@@ -34,7 +34,7 @@ pub fn fresh_name(purpose: Purpose) -> sys::Result<Vec<u8>> {
     Ok(format!(".sandkasten-{}-{}.tmp", sys::random_name()?, kind).into_bytes())
 }
 
-/// A file that is being written next to where it shall be. Dropped, it is removed.
+/// A file that is being written beside its destination. It is removed when dropped.
 pub struct TempFile {
     dir: OwnedFd,
     name: Vec<u8>,
@@ -60,26 +60,26 @@ impl TempFile {
         as_fd(&self.file)
     }
 
-    /// Gives the file its owner (where that is allowed) and its mode; the umask has no say.
+    /// Give the file its owner (where that is allowed) and its exact mode.
     pub fn finish(&self, mode: u32, like: Option<&Stat>) -> sys::Result<()> {
         if let Some(old) = like {
             let new = sys::stat_fd(self.file())?;
             if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid) {
-                // Only root can keep a foreign owner; anybody else replaces the file by his own.
+                // Only root can keep a foreign owner; any other user becomes the owner of the new file.
                 let _ = sys::set_owner(self.file(), old.st_uid, old.st_gid);
             }
         }
         sys::set_mode(self.file(), mode)
     }
 
-    /// Moves the file to `name`, replacing what is there.
+    /// Move the file to `name`, replacing what is there.
     pub fn replace(mut self, name: &[u8]) -> sys::Result<()> {
         sys::rename_at(as_fd(&self.dir), &self.name, as_fd(&self.dir), name)?;
         self.kept = true;
         Ok(())
     }
 
-    /// Moves the file to `name`; `EEXIST` if something is there.
+    /// Move the file to `name`; `EEXIST` if something is there.
     pub fn place(mut self, name: &[u8]) -> sys::Result<()> {
         sys::rename_new_at(as_fd(&self.dir), &self.name, as_fd(&self.dir), name)?;
         self.kept = true;
@@ -90,7 +90,7 @@ impl TempFile {
 impl Drop for TempFile {
     fn drop(&mut self) {
         if !self.kept {
-            // Somebody removed it, or its directory: then it is gone as it should be.
+            // Another process may have removed it, or its directory: then nothing is left to do.
             let _ = sys::unlink_at(as_fd(&self.dir), &self.name);
         }
     }
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn our_names_are_known_again_and_others_are_not() {
+    fn only_our_temporary_names_are_recognised() {
         for wanted in [Purpose::New, Purpose::Replace] {
             assert_eq!(purpose(&fresh_name(wanted).unwrap()), Some(wanted));
         }

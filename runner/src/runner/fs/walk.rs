@@ -1,13 +1,13 @@
-//! Going through a tree without recursion, in bounded memory and with three descriptors at any depth.
+//! Walking a tree without recursion, in bounded memory and with three descriptors at any depth.
 //!
-//! A `Trail` is a position in a tree: it holds the directory it is in, and goes up by opening `..`.
-//! A directory that was moved meanwhile has a foreign `..`; the trail knows its parent by device and
-//! inode, and when they differ it goes down again by name from where it began. Symlinks are never
-//! followed, so a trail never leaves the tree. A directory that is gone costs its own subtree only.
+//! A `Trail` is a position in a tree: it holds the directory it is in, and goes up by opening `..`. A
+//! directory that was moved meanwhile has another `..`; the trail knows its parent by device and inode,
+//! and when they differ it goes down again by name from its base. Symlinks are never followed, so a
+//! trail never leaves the tree. A directory that vanishes affects its own subtree only.
 //!
-//! A `Walker` visits a tree in order (a directory before what is in it, names sorted as bytes).
-//! It reads a directory as often as it takes to find the next names in order with a fixed number
-//! of them in memory: a directory of a million entries costs time, not memory.
+//! A `Walker` visits a tree in order (a directory before its content, names sorted as bytes). It reads
+//! a directory as often as necessary to find the next names in order with a fixed number of them in
+//! memory: a directory of a million entries costs time, not memory.
 
 use crate::sys::{self, as_fd, FileIdentity, Records, Stat};
 use std::collections::{BTreeSet, VecDeque};
@@ -19,7 +19,7 @@ const OPEN_DIR: c_int = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW;
 /// About 1,000 records of ordinary names: a fraction of a millisecond of work.
 pub const RECORDS_BYTES: usize = 32 * 1024;
 
-/// Names kept over all levels. Beyond it the levels farthest up forget theirs and read them again.
+/// Names kept over all levels. Beyond it the topmost levels drop theirs and read them again.
 const HELD_BYTES: usize = 4 * 1024 * 1024;
 
 struct Above {
@@ -36,12 +36,12 @@ pub struct Trail {
 }
 
 impl Trail {
-    /// A trail whose directories can be read.
+    /// Return a trail whose directories can be read.
     pub fn new(base: OwnedFd) -> sys::Result<Trail> {
         Trail::with_flags(base, OPEN_DIR)
     }
 
-    /// A trail that only holds its directories; it also goes where the user may not read.
+    /// Return a trail that only holds its directories; it also enters those that the user may not read.
     pub fn holding(base: OwnedFd) -> sys::Result<Trail> {
         Trail::with_flags(base, libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW)
     }
@@ -66,7 +66,7 @@ impl Trail {
         self.levels.len()
     }
 
-    /// How many of `names` the trail already has above it.
+    /// Return how many of `names` the trail already has above it.
     pub fn shared(&self, names: &[&[u8]]) -> usize {
         let pairs = self.levels.iter().zip(names);
         pairs
@@ -74,7 +74,7 @@ impl Trail {
             .count()
     }
 
-    /// The name of the directory the trail is in; `None` where it began.
+    /// Return the name of the directory the trail is in; `None` at its base.
     pub fn name(&self) -> Option<&[u8]> {
         self.levels.last().map(|level| level.name.as_slice())
     }
@@ -90,7 +90,7 @@ impl Trail {
         Ok(())
     }
 
-    /// Goes one level up, or farther if directories in between are gone; `depth` tells.
+    /// Go one level up, or farther if directories in between are gone; see `depth`.
     pub fn up(&mut self) -> sys::Result<()> {
         self.levels.pop();
         let wanted = self
@@ -148,7 +148,7 @@ struct Level {
 pub struct Walker {
     trail: Trail,
     levels: Vec<Level>,
-    /// The path of the directory the walker is in, from where it began.
+    /// The path of the directory the walker is in, from its base.
     prefix: Vec<u8>,
     held: usize,
     batch: usize,
@@ -177,7 +177,7 @@ impl Walker {
         })
     }
 
-    /// Whether an error of `next` is about the whole walk, and not about one directory below.
+    /// Report whether an error of `next` is about the whole walk, and not about one directory below.
     pub fn is_fatal(&self) -> bool {
         self.lost || self.levels.len() == 1
     }
@@ -186,14 +186,14 @@ impl Walker {
         self.trail.here()
     }
 
-    /// The path of `name` in the current directory, from where the walk began.
+    /// Return the path of `name` in the current directory, from the base of the walk.
     pub fn path_of(&self, name: &[u8]) -> Vec<u8> {
         let mut path = self.prefix.clone();
         push_name(&mut path, name);
         path
     }
 
-    /// What comes after `name` is next, whether `name` still exists or not.
+    /// Continue after `name`, whether it still exists or not.
     pub fn skip_to(&mut self, name: &[u8]) {
         let level = self.top();
         level.names.clear();
@@ -201,7 +201,7 @@ impl Walker {
         level.after = Some(name.to_vec());
     }
 
-    /// Goes into `name`: what is in it is visited next.
+    /// Enter `name`: its content is visited next.
     pub fn enter(&mut self, name: &[u8]) -> sys::Result<()> {
         self.trail.down(name)?;
         push_name(&mut self.prefix, name);
@@ -212,7 +212,7 @@ impl Walker {
         Ok(())
     }
 
-    /// One small piece of the walk. An error is about the current directory, which is then left.
+    /// Do a small piece of the walk. An error is about the current directory, which is then left.
     pub fn next(&mut self) -> sys::Result<Visit> {
         if self.levels.len() - 1 > self.trail.depth() {
             return Ok(Visit::Leave(self.pop()));
@@ -268,7 +268,8 @@ impl Walker {
         }
     }
 
-    /// One buffer of records of the current directory. At its end the smallest names are `names`.
+    /// Read one buffer of records of the current directory. At its end the smallest names are in
+    /// `names`.
     fn read_some(&mut self) -> sys::Result<()> {
         let mut scan = match self.scan.take() {
             Some(scan) => scan,

@@ -1,7 +1,7 @@
-//! `fs.write`: replaces or makes one regular file, atomically.
+//! `fs.write`: creates or replaces one regular file, atomically.
 //!
 //! The bytes go to a temporary file in the real directory of the target, which is renamed over the
-//! target at the end; readers see the old file or the new one. Whatever stops the write (CANCEL, a
+//! target at the end; readers see the old file or the new one. Anything that stops the write (CANCEL, a
 //! lost connection, a full disk) removes the temporary file and the parent directories made for it.
 
 use super::request::Request;
@@ -58,7 +58,7 @@ fn target(resolver: &Resolver, path: &[u8], parents: bool) -> Result<Place, Fail
     match names::split(path) {
         Some(parts) if !parts.slash => resolver.place_through_links(path, parents),
         _ => {
-            // It can only mean a directory; say `blocked` or `not_found` first where that is so.
+            // It can only mean a directory; answer `blocked` or `not_found` first where that applies.
             let object = resolver.object(path)?;
             Err(not_regular(&object.path))
         }

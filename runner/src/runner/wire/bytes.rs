@@ -1,7 +1,7 @@
 //! *Bytes* in JSON: a string when valid UTF-8, otherwise `{"b64": "…"}`.
 //!
-//! Paths, arguments, names and environment values are byte strings on Linux; JSON has only text.
-//! Decoding never fails loudly: what is not *Bytes* is `None`, and the caller says which field it was.
+//! Paths, arguments, names and environment values are byte strings on Linux; JSON has only Unicode
+//! strings. Decoding returns `None` for anything else, and the caller names the field.
 
 use serde_json::{Map, Value};
 
@@ -18,7 +18,8 @@ pub fn to_json(bytes: &[u8]) -> Value {
     }
 }
 
-/// The bytes, or `None` when `value` is neither a string nor exactly `{"b64": "<canonical base64>"}`.
+/// Return the bytes; `None` when `value` is neither a string nor exactly `{"b64": "<canonical
+/// base64>"}`.
 pub fn from_json(value: &Value) -> Option<Vec<u8>> {
     match value {
         Value::String(text) => Some(text.as_bytes().to_vec()),
@@ -66,7 +67,7 @@ fn decode(text: &str) -> Option<Vec<u8>> {
             word = word << 6 | u32::from(sextet(c)?);
         }
         word <<= 6 * padding;
-        // Bits that padding throws away must be zero, or two texts would mean the same bytes.
+        // Bits that padding drops must be zero, or two strings would mean the same bytes.
         if word & ((1 << (8 * padding)) - 1) != 0 {
             return None;
         }
@@ -93,7 +94,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn every_byte_string_survives_the_round_trip() {
+    fn every_byte_string_survives_a_round_trip() {
         for length in 0..70usize {
             let bytes: Vec<u8> = (0..length)
                 .map(|i| (i * 37 + length * 11 + 128) as u8)
@@ -103,14 +104,14 @@ mod tests {
     }
 
     #[test]
-    fn text_stays_text_and_other_bytes_become_base64() {
+    fn utf8_stays_a_string_and_other_bytes_become_base64() {
         assert_eq!(to_json("ü\n".as_bytes()), json!("ü\n"));
         assert_eq!(to_json(b"\xff\xfe"), json!({"b64": "//4="}));
         assert_eq!(to_json(b"\xff"), json!({"b64": "/w=="}));
     }
 
     #[test]
-    fn what_is_not_bytes_is_none() {
+    fn other_values_are_rejected() {
         for bad in [
             json!(1),
             json!(null),

@@ -1,4 +1,5 @@
-//! One client: its socket, what waits to be sent to it, and its open streams with their credit.
+//! One client: its socket, the data that waits to be sent to it, and its open streams with their
+//! credit.
 //!
 //! Knows nothing of commands or files. A client that does not read costs bounded memory: streams wait
 //! once `HIGH_WATER` bytes are pending, and control frames beyond `OVERFLOW` end the connection.
@@ -24,7 +25,7 @@ pub struct Outgoing {
     buffer: Vec<u8>,
     sent: usize,
     pub broken: bool,
-    /// Some stream had credit but no room; look at all of them once there is room.
+    /// A stream had credit but no room; serve all of them once there is room.
     pub stalled: bool,
 }
 
@@ -51,7 +52,7 @@ impl Outgoing {
         HIGH_WATER.saturating_sub(self.pending())
     }
 
-    /// Writes what the socket takes.
+    /// Write what the socket takes.
     pub fn flush(&mut self) {
         while self.sent < self.buffer.len() && !self.broken {
             match sys::write(self.fd.as_raw_fd(), &self.buffer[self.sent..]) {
@@ -131,19 +132,19 @@ impl Outgoing {
     }
 }
 
-/// What a CHUNK takes of the credit.
+/// Return how much of the credit a CHUNK takes.
 pub fn chunk_body(chunk: &Chunk) -> usize {
     17 + chunk.len()
 }
 
-/// Where a reader of a command's output stands.
+/// How far a reader of a command's output has got.
 pub struct Follow {
     pub exec: u64,
     pub seq: u64,
     pub sent: [u64; SOURCES],
-    /// The `started` event is still owed.
+    /// The `started` event is still to be sent.
     pub announce: bool,
-    /// Go on until the command ends; otherwise answer with what is there.
+    /// Continue until the command ends; otherwise answer with what is there.
     pub to_the_end: bool,
     /// DATA on this stream is the command's standard input.
     pub feeds: bool,
@@ -162,16 +163,16 @@ pub struct Watch {
     pub token: u64,
 }
 
-/// What a stream is about.
+/// What a stream does.
 pub enum Work {
     Verb {
         handler: Box<dyn Handler>,
         watch: Option<Watch>,
-        /// Already in the queue of those that asked for another step.
+        /// Already in the queue of streams to be served again.
         queued: bool,
     },
     Follow(Follow),
-    /// Answer once the command has started (or stands in a shell's queue).
+    /// Answer once the command has started (or is in the queue of a shell).
     Begin {
         exec: u64,
         feeds: bool,
@@ -181,7 +182,7 @@ pub enum Work {
         timer: Option<TimerId>,
     },
     Feed(Feed),
-    /// Answer once nothing of the command is left.
+    /// Answer once no process of the command is left.
     Sweep {
         exec: u64,
         until: u32,
@@ -262,7 +263,7 @@ impl Connection {
     }
 }
 
-/// A handler's way out: frames into the connection, counted against the stream's credit.
+/// The output of a handler: frames into the connection, counted against the stream's credit.
 pub struct StreamOut<'a> {
     pub out: &'a mut Outgoing,
     pub stream: u32,

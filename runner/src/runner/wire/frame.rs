@@ -1,7 +1,9 @@
-//! Frames: `u32be length · u8 kind · u32be stream · body`. Cutting a byte stream into them, and making them.
+//! Frames: `u32be length · u8 kind · u32be stream · body`. Decoding a byte stream into them, and
+//! encoding.
 //!
-//! DATA is handed out piecewise as it arrives, so a large frame is never collected in memory; every other
-//! kind is handed out whole. What breaks a limit is `Malformed`, and the connection is over.
+//! DATA is returned in pieces as it arrives, so a large frame is never collected in memory; every other
+//! kind is returned complete. A frame that exceeds a limit is `Malformed`, and the connection is
+//! closed.
 
 use crate::wire::protocol;
 
@@ -35,14 +37,15 @@ pub enum Piece<'a> {
 #[derive(Default)]
 pub struct Decoder {
     partial: Vec<u8>,
-    /// `partial` was handed out whole and is to be emptied before the next byte.
+    /// `partial` was returned and is to be emptied before the next byte.
     spent: bool,
     data_left: usize,
     data_stream: u32,
 }
 
 impl Decoder {
-    /// The next piece of `input`, which shrinks by what was used; `None` when more bytes are needed.
+    /// Return the next piece of `input`, which shrinks by what was used; `None` when more bytes are
+    /// needed.
     pub fn next<'d, 'i: 'd>(
         &'d mut self,
         input: &mut &'i [u8],
@@ -128,7 +131,7 @@ impl Header {
             DATA => protocol::MAX_DATA_BODY,
             END | CANCEL => 0,
             CREDIT => 4,
-            // The rest only ever travels from us to the client.
+            // The other kinds are only sent from us to the client.
             _ => return Err(Malformed),
         };
         if body > limit {
@@ -146,7 +149,7 @@ impl Header {
     }
 }
 
-/// Appends a frame's header; the caller appends exactly `body` bytes after it.
+/// Append the header of a frame; the caller appends exactly `body` bytes after it.
 pub fn put_header(out: &mut Vec<u8>, kind: u8, stream: u32, body: usize) {
     out.extend_from_slice(&((body + HEADER - 4) as u32).to_be_bytes());
     out.push(kind);
@@ -165,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn any_cut_of_the_stream_gives_the_same_frames() {
+    fn stream_in_pieces_of_any_size_gives_the_same_frames() {
         let mut wire = frame(OPEN, 7, b"{\"verb\":\"ping\"}");
         wire.extend(frame(DATA, 7, b"hello"));
         wire.extend(frame(DATA, 7, b""));
@@ -202,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_over_its_limit_is_refused_before_its_body_arrives() {
+    fn frame_over_its_limit_is_refused_before_its_body_arrives() {
         for (kind, body) in [(OPEN, 8 << 20), (DATA, 1 << 20), (END, 0), (CREDIT, 4)] {
             let mut fits = Vec::new();
             put_header(&mut fits, kind, 1, body);
@@ -214,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_shorter_than_a_header_and_kinds_of_the_server_are_refused() {
+    fn short_lengths_and_server_kinds_are_refused() {
         assert_eq!(
             Decoder::default().next(&mut &[0, 0, 0, 4, 4, 0, 0, 0, 1][..]),
             Err(Malformed)

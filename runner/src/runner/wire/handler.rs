@@ -1,4 +1,4 @@
-//! The seam between the event loop and the verbs: one `Handler` lives as long as one open stream.
+//! The interface between the event loop and the verbs: one `Handler` lives as long as one open stream.
 //!
 //! The loop owns sockets, credit and framing; a handler owns what the verb does.
 //! A handler never blocks for long: it works in small steps (`Step::Again`) so that one huge
@@ -7,7 +7,7 @@
 use serde_json::Value;
 use std::os::unix::io::RawFd;
 
-/// A failure as the protocol knows it: `code` is one of the closed set in `spec/runner`.
+/// An error of the protocol: `code` is one of the closed set in `spec/runner`.
 #[derive(Debug, Clone)]
 pub struct Failure {
     pub code: &'static str,
@@ -24,12 +24,12 @@ impl Failure {
         }
     }
 
-    /// The request itself is wrong: a missing field, a wrong type, a NUL, a name out of bounds.
+    /// Return an error for a wrong request: a missing field, a wrong type, a NUL, a name out of bounds.
     pub fn invalid(message: impl Into<String>) -> Failure {
         Failure::new("invalid", message)
     }
 
-    /// The protocol's word for an errno. `what` says what was attempted, on what.
+    /// Return the protocol's error for an errno. `what` says what was attempted, on what.
     pub fn from_errno(errno: i32, what: impl Into<String>) -> Failure {
         let code = match errno {
             libc::ENOENT => "not_found",
@@ -74,7 +74,7 @@ impl Failure {
 
 fn errno_text(errno: i32) -> String {
     let text = std::io::Error::from_raw_os_error(errno).to_string();
-    // std appends " (os error N)"; the number travels in its own field.
+    // The standard library appends " (os error N)"; the number has its own field.
     match text.find(" (os error") {
         Some(at) => text[..at].to_owned(),
         None => text,

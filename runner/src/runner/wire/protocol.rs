@@ -1,8 +1,8 @@
 //! The protocol's tables: kinds, verbs and their fields, events, error codes, limits.
 //!
 //! `spec/runner/generation-2.json` is the frozen copy; `sandkasten-runner --describe` prints this one,
-//! and a test holds the two together. Dispatch and error answers go through these tables, so a verb or a
-//! code that is not listed here does not exist on the wire.
+//! and a test compares the two. Dispatch and error answers use these tables, so a verb or a code that
+//! is not listed here does not exist on the wire.
 
 use serde_json::{json, Value};
 
@@ -230,7 +230,7 @@ pub fn is_verb(name: &str) -> bool {
     VERBS.iter().any(|(verb, _, _)| *verb == name)
 }
 
-/// The code itself when it is in the closed set, `internal` otherwise.
+/// Return the code itself when it is in the closed set, otherwise `internal`.
 pub fn known_code(code: &'static str) -> &'static str {
     if CODES.contains(&code) {
         code
@@ -239,7 +239,7 @@ pub fn known_code(code: &'static str) -> &'static str {
     }
 }
 
-/// Everything above as one JSON value.
+/// Return all tables as one JSON value.
 pub fn describe() -> Value {
     let kinds: Vec<Value> = KINDS
         .iter()

@@ -1,4 +1,5 @@
-//! Reading a request's fields: missing and null are the same, a wrong type is `invalid`, unknown is ignored.
+//! Fields of a request: missing and null are the same, a wrong type is `invalid`, unknown ones are
+//! ignored.
 
 use crate::wire::bytes;
 use crate::wire::handler::Failure;
@@ -46,7 +47,7 @@ impl<'a> Fields<'a> {
         self.text(name)?.ok_or_else(|| missing(name))
     }
 
-    /// A *Bytes* field; NUL inside is refused.
+    /// Return a *Bytes* field; NUL inside is refused.
     pub fn bytes(&self, name: &str) -> Result<Option<Vec<u8>>, Failure> {
         match self.get(name) {
             None => Ok(None),
@@ -54,7 +55,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A short name of the given alphabet.
+    /// Return a short name of the given alphabet.
     pub fn name(&self, field: &str, most: usize, extra: &[u8]) -> Result<&'a str, Failure> {
         let text = self.needed_text(field)?;
         let fine = |c: &u8| c.is_ascii_alphanumeric() || extra.contains(c);
@@ -70,7 +71,7 @@ impl<'a> Fields<'a> {
 
 pub fn byte_string(name: &str, value: &Value) -> Result<Vec<u8>, Failure> {
     let bytes = bytes::from_json(value)
-        .ok_or_else(|| wrong(name, "a string or an object with the one field b64"))?;
+        .ok_or_else(|| wrong(name, "a string or an object with the only field b64"))?;
     if bytes::no_nul(&bytes) {
         Ok(bytes)
     } else {

@@ -1,9 +1,9 @@
 //! `fs.tar_out`: a file or a tree as a tar archive, in order, in small steps.
 //!
-//! A directory's members are named from `./`; one file is named by its base name. Sockets, FIFOs
-//! and devices are left out, as `fs.tar_in` would refuse them, and so is what `deny` names. Hard
-//! links are written as files of their own. What the user may not read ends the archive with
-//! ERROR `permission`: a whole archive or none.
+//! Members of a directory have names from `./`; one file has its base name. Sockets, FIFOs and devices
+//! are left out, as `fs.tar_in` would refuse them, and so is what `deny` names. Hard links are written
+//! as separate files. A file that the user may not read ends the archive with ERROR `permission`: a
+//! complete archive or none.
 
 use crate::fs::names;
 use crate::fs::policy::Policy;
@@ -17,7 +17,7 @@ use crate::wire::handler::{Failure, Handler, Out, Step};
 use serde_json::json;
 use std::os::unix::io::{BorrowedFd, OwnedFd};
 
-/// Small members are sent together, large ones in pieces of this.
+/// Small members are sent together, large ones in pieces of this size.
 const BUFFER_BYTES: usize = 256 * 1024;
 const STEP_BYTES: usize = 1024 * 1024;
 const STEP_VISITS: usize = 256;
@@ -180,7 +180,7 @@ impl TarOut {
         Ok(())
     }
 
-    /// The next member, and what finding it cost.
+    /// Add the next member. Return what finding it cost.
     fn visit(&mut self) -> Result<usize, Failure> {
         let walker = match &mut self.walker {
             Some(walker) => walker,
@@ -202,7 +202,7 @@ impl TarOut {
                 if !self.policy.denies(&path) {
                     self.entry(&name, &stat, &relative, path.clone()).or_else(
                         |error| match error {
-                            // Gone or replaced since it was seen.
+                            // Gone or replaced since it was listed.
                             libc::ENOENT | libc::ELOOP | libc::ENOTDIR | libc::EINVAL => Ok(()),
                             _ => Err(failed(error, "archive", &path)),
                         },
@@ -235,7 +235,7 @@ impl TarOut {
             let target = sys::read_link_at(walker.here(), name)?;
             self.member(Kind::Symlink, &shown, &target, stat, 0);
         } else if sys::is_file(stat) && stat.st_size == 0 {
-            // Also files of /proc and the like, which had better not be opened unasked.
+            // Files of /proc and the like also have size 0, and should not be opened needlessly.
             self.member(Kind::File, &shown, b"", stat, 0);
         } else if sys::is_file(stat) {
             let file = open_file(walker.here(), name)?;
@@ -253,7 +253,7 @@ impl TarOut {
     }
 }
 
-/// Does not wait, even if the name has become a FIFO meanwhile.
+/// Open without blocking, even if the name has become a FIFO meanwhile.
 fn open_file(dir: BorrowedFd<'_>, name: &[u8]) -> sys::Result<OwnedFd> {
     let flags = libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
     sys::open_at(dir, name, flags, 0)

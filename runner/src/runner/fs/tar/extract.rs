@@ -1,11 +1,11 @@
-//! `fs.tar_in`: unpacks an archive beneath one directory, and nowhere else.
+//! `fs.tar_in`: unpacks an archive below one directory, and nowhere else.
 //!
-//! Every member is made relative to a descriptor that was reached from `path` component by component
-//! without following a symlink, so neither a member nor a process of the sandbox can lead it
-//! elsewhere. Absolute names, `..`, names that pass through a symlink, links that lead outside and
-//! devices are `blocked`; the archive ends there, and what was unpacked before stays. A file appears
-//! under its name only when it is whole. Owners and set-id bits are not taken from the archive, nor
-//! are the times of directories.
+//! Every member is created relative to a descriptor that was reached from `path` component by component
+//! without following a symlink, so neither a member nor a process of the sandbox can redirect it.
+//! Absolute names, `..`, names that pass through a symlink, links that lead outside and devices are
+//! `blocked`; the archive ends there, and what was unpacked before stays. A file appears under its name
+//! only when it is complete. Owners and set-id bits are not taken from the archive, nor are the times
+//! of directories.
 
 use crate::fs::created::make_directory;
 use crate::fs::policy::Policy;
@@ -23,7 +23,8 @@ use std::os::unix::io::{BorrowedFd, OwnedFd};
 
 /// Members of one step.
 const STEP_MEMBERS: usize = 128;
-/// Directories that the archive closes to their owner get their mode last. Paths kept for that.
+/// Directories that the archive closes to their owner get their mode last. This many paths are kept for
+/// that.
 const LATE_BYTES: usize = 16 * 1024 * 1024;
 
 struct Current {
@@ -44,7 +45,7 @@ pub struct TarIn {
     used: usize,
     no_more: bool,
     current: Option<Current>,
-    /// Stands in the directory of the last member.
+    /// The directory of the last member.
     trail: Trail,
     late: Vec<(Vec<u8>, u32)>,
     late_bytes: usize,
@@ -83,7 +84,7 @@ pub fn open(request: &Request<'_>) -> Result<Box<dyn Handler>, Failure> {
     }))
 }
 
-/// The directory to unpack into, made if it may be.
+/// Return the directory to unpack into, created if that is allowed.
 fn base(resolver: &Resolver, path: &[u8], parents: bool) -> Result<(OwnedFd, Vec<u8>), Failure> {
     match resolver.object(path) {
         Ok(object) => {
@@ -112,7 +113,7 @@ fn base(resolver: &Resolver, path: &[u8], parents: bool) -> Result<(OwnedFd, Vec
 }
 
 impl TarIn {
-    /// Uses `input` up to a bounded number of members; answers how many bytes that were.
+    /// Use `input` up to a bounded number of members. Return how many bytes that were.
     fn feed(&mut self, input: &[u8]) -> Result<usize, Failure> {
         let mut rest = input;
         let mut left = STEP_MEMBERS;
@@ -150,7 +151,7 @@ impl TarIn {
         let path = links::member_path(&member.name)?;
         let name = match path.last() {
             Some(name) => *name,
-            // `./` is the directory we unpack into; it keeps its mode.
+            // `./` is the directory that we unpack into; it keeps its mode.
             None if member.kind == Kind::Directory => return Ok(()),
             None => return Err(Failure::invalid("archive: a member without a name")),
         };
@@ -179,7 +180,7 @@ impl TarIn {
         }
     }
 
-    /// Goes to the directory `path`, making what is missing. Never through a symlink.
+    /// Go to the directory `path`, creating what is missing. Never through a symlink.
     fn enter(&mut self, path: &Path<'_>, full: &[u8]) -> Result<(), Failure> {
         let shared = self.trail.shared(path);
         while self.trail.depth() > shared {
@@ -187,7 +188,7 @@ impl TarIn {
                 .up()
                 .map_err(|error| failed(error, "unpack", full))?;
         }
-        // Directories that are gone since have left the trail higher up.
+        // If directories vanished, the trail is higher up than expected.
         for name in &path[self.trail.depth()..] {
             match self.trail.down(name) {
                 Ok(()) => {}
@@ -218,7 +219,7 @@ impl TarIn {
             Ok(()) => {}
             Err(libc::EEXIST) => {
                 let there = step_into(dir, name, full)?;
-                // Somebody else's directory keeps its mode.
+                // A directory of another user keeps its mode.
                 let _ = sys::set_mode_pinned(as_fd(&there), mode);
             }
             Err(error) => return Err(fail(error)),
@@ -271,7 +272,7 @@ impl TarIn {
         let done = current
             .temp
             .finish(current.mode, None)
-            // A time the file system cannot hold is no reason to lose the file.
+            // A time that the file system cannot store is not a reason to lose the file.
             .map(|()| {
                 let times = Times::accessed_now(sys::timespec(current.mtime, 0));
                 let _ = sys::set_times(current.temp.file(), times);
@@ -280,8 +281,8 @@ impl TarIn {
         done.map_err(|error| failed(error, "unpack", &current.path))
     }
 
-    /// The target is a name of the archive, and must be a regular file beneath the base: a hard
-    /// link to a symlink would carry the symlink's text to where it means something else.
+    /// The target is a name in the archive, and must be a regular file below the base: a hard link to a
+    /// symlink would move the symlink to where its target means something else.
     fn hard_link(
         &mut self,
         dir: BorrowedFd<'_>,
@@ -306,7 +307,7 @@ impl TarIn {
         if !sys::is_file(&stat) {
             return Err(links::blocked(
                 &target_full,
-                "a hard link to what is no file",
+                "a hard link to something that is not a file",
             ));
         }
         put(dir, name, full, |temp| {
@@ -314,15 +315,15 @@ impl TarIn {
         })
     }
 
-    /// Sets modes that were put off; `true` when all are set.
+    /// Set the modes that were put off; `true` when all are set.
     fn set_late_modes(&mut self) -> bool {
         for _ in 0..STEP_MEMBERS {
-            // The last first: a directory before the one it lies in.
+            // The last first: a directory before its parent.
             let (path, mode) = match self.late.pop() {
                 Some(late) => late,
                 None => return true,
             };
-            // Gone or replaced by now: then there is nothing to set.
+            // Gone or replaced by now: there is nothing to set.
             if let Ok(dir) = lookup::beneath(as_fd(&self.base), names::components(&path)) {
                 let _ = sys::set_mode_pinned(as_fd(&dir), mode);
             }
@@ -364,7 +365,7 @@ impl TarIn {
     }
 }
 
-/// Goes into `name`, or makes it. A symlink there is `blocked`.
+/// Enter `name`, or create it. A symlink there is `blocked`.
 fn step_into(dir: BorrowedFd<'_>, name: &[u8], full: &[u8]) -> Result<OwnedFd, Failure> {
     match open_dir(dir, name, full) {
         Err(failure) if failure.errno == Some(libc::ENOENT) => {}
@@ -387,7 +388,7 @@ fn open_dir(dir: BorrowedFd<'_>, name: &[u8], full: &[u8]) -> Result<OwnedFd, Fa
     })
 }
 
-/// Makes something under a temporary name and moves it to `name`, replacing what is there.
+/// Create something under a temporary name and move it to `name`, replacing what is there.
 fn put(
     dir: BorrowedFd<'_>,
     name: &[u8],

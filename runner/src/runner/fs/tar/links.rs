@@ -1,4 +1,4 @@
-//! Where the names and links of an archive may lead: a pure rule over their text.
+//! Where the names and links of an archive may lead: a pure rule over their bytes.
 
 use crate::fs::names;
 use crate::wire::handler::Failure;
@@ -12,7 +12,7 @@ pub fn blocked(path: &[u8], why: &str) -> Failure {
     )
 }
 
-/// The components of a member's name. Absolute names and `..` are `blocked`.
+/// Return the components of a member's name. Absolute names and `..` are `blocked`.
 pub fn member_path(name: &[u8]) -> Result<Vec<&[u8]>, Failure> {
     if name.first() == Some(&b'/') {
         return Err(blocked(name, "to an absolute path"));
@@ -24,9 +24,9 @@ pub fn member_path(name: &[u8]) -> Result<Vec<&[u8]>, Failure> {
     Ok(path)
 }
 
-/// Whether a symlink at `path` may have this text. It must stay beneath the base (`base` is its real
-/// path, for absolute targets), and `..` may stand only at its beginning: after a name, which may be
-/// a symlink, text no longer says where `..` leads.
+/// Check whether a symlink at `path` may have this target. It must stay below the base (`base` is its
+/// real path, for absolute targets), and `..` is allowed only at its beginning: after a name, which may
+/// be a symlink, it is unknown where `..` leads.
 pub fn check_target(path: &Path<'_>, target: &[u8], base: &[u8]) -> Result<(), Failure> {
     let refuse = |why| Err(blocked(target, why));
     let absolute = target.first() == Some(&b'/');
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_taken_apart_and_must_stay_inside() {
+    fn names_are_split_and_must_stay_inside() {
         assert_eq!(member_path(b"./a//b/.").unwrap(), [b"a", b"b"]);
         assert!(member_path(b"./").unwrap().is_empty());
         for bad in ["/a", "..", "a/../b", "a/..", "./../a"] {
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_symlink_may_climb_as_far_as_it_is_deep() {
+    fn symlink_may_go_up_as_far_as_the_base() {
         assert_eq!(target("a/b/link", "../../c"), None);
         assert_eq!(target("a/b/link", "../../../c"), Some("blocked"));
         assert_eq!(target("link", "sibling"), None);
@@ -80,13 +80,13 @@ mod tests {
     }
 
     #[test]
-    fn a_symlink_may_not_climb_after_a_name() {
+    fn symlink_may_not_go_up_after_a_name() {
         assert_eq!(target("a/link", "b/../../../etc"), Some("blocked"));
         assert_eq!(target("a/b/link", "c/.."), Some("blocked"));
     }
 
     #[test]
-    fn an_absolute_symlink_must_lie_in_the_base() {
+    fn absolute_symlink_must_stay_in_the_base() {
         assert_eq!(target("link", "/etc/passwd"), Some("blocked"));
         assert_eq!(target("link", "/based"), Some("blocked"));
         assert_eq!(target("link", "/base/x"), None);

@@ -1,23 +1,24 @@
 //! Extended headers of tar: what they say about the member that follows.
 //!
-//! A record that is not well formed is `invalid`. Keys we do not need are passed over, sparse files
-//! excepted: unpacked without their map they would come out as something else.
+//! A malformed record is `invalid`. Unknown keys are ignored, except those of sparse files: unpacked
+//! without their map they would have another content.
 
 use crate::fs::tar::reader::{invalid, unsupported};
 use crate::wire::handler::Failure;
 
-/// What extensions say about the member that follows them.
+/// Values from extended headers that override those of the next header.
 #[derive(Default)]
 pub struct Overrides {
     pub name: Option<Vec<u8>>,
     pub target: Option<Vec<u8>>,
     pub size: Option<u64>,
     pub mtime: Option<i64>,
-    /// How many extensions there were.
+    /// How many extended headers there were.
     pub count: usize,
 }
 
-/// Records `"<length> <key>=<value>\n"`, the length counting the whole record.
+/// Parse records `"<length> <key>=<value>
+/// "`, where the length counts the whole record.
 pub fn read_pax(mut data: &[u8], into: &mut Overrides) -> Result<(), Failure> {
     let wrong = || invalid("a malformed pax header");
     while !data.is_empty() && data[0] != 0 {
@@ -48,7 +49,7 @@ pub fn read_pax(mut data: &[u8], into: &mut Overrides) -> Result<(), Failure> {
 
 fn pax_name(value: &[u8]) -> Result<Vec<u8>, Failure> {
     if value.is_empty() || value.contains(&0) {
-        return Err(invalid("a pax name that is empty or holds a NUL"));
+        return Err(invalid("a pax name is empty or contains a NUL byte"));
     }
     Ok(value.to_vec())
 }
@@ -61,7 +62,7 @@ fn decimal(text: &[u8]) -> Option<u64> {
     text.parse().ok().filter(|&value| value <= i64::MAX as u64)
 }
 
-/// Whole seconds of a decimal fraction, rounded down.
+/// Return the whole seconds of a decimal fraction, rounded down.
 fn seconds(text: &[u8]) -> Option<i64> {
     let text = std::str::from_utf8(text).ok()?;
     let (whole, fraction) = match text.split_once('.') {

@@ -1,19 +1,19 @@
-//! The tar format, both ways, as pure functions of bytes: ustar, pax and GNU long names.
+//! A reader of tar archives: ustar, pax and GNU long names.
 //!
-//! The reader takes an archive in pieces of any size and gives back members and their bytes. It
-//! trusts nothing: a header whose checksum is wrong, a size below zero or past 2⁶³, an extension
-//! larger than `MOST_EXTENSION` or an archive that stops early is `invalid`; sparse and
-//! multi-volume members are `unsupported`; devices and FIFOs are `blocked`. Where two readers of
-//! tar could differ about what follows (a link or directory with a body) it is `invalid` too.
+//! It takes an archive in pieces of any size and returns members and their bytes. It trusts nothing: a
+//! wrong checksum, a size below zero or above 2⁶³, an extension larger than `MOST_EXTENSION` or an
+//! archive that stops early is `invalid`; sparse and multi-volume members are `unsupported`; devices
+//! and FIFOs are `blocked`. Where two readers of tar could differ about what follows (a link or
+//! directory with a body) it is `invalid` too.
 
 use crate::fs::names;
 use crate::fs::tar::pax::{read_pax, Overrides};
 use crate::tar::{padding, until_nul, Header, BLOCK};
 use crate::wire::handler::Failure;
 
-/// A name has to fit, however deep; 5,000 levels of long names do.
+/// A name must fit, however deep; 5,000 levels of long names do.
 const MOST_EXTENSION: u64 = 1024 * 1024;
-/// A member has at most a pax header, a GNU long name and a GNU long link; more says nothing new.
+/// A member has at most a pax header, a GNU long name and a GNU long link before it.
 const MOST_EXTENSIONS: usize = 8;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub enum Item<'a> {
     Member(Member),
     /// Bytes of the last member, which is a file.
     Bytes(&'a [u8]),
-    /// The file is whole.
+    /// The file is complete.
     MemberEnd,
     /// The input is used up.
     More,
@@ -92,7 +92,7 @@ impl Reader {
         }
     }
 
-    /// Takes what it needs from the front of `input` and says what that was.
+    /// Take what is needed from the front of `input` and return what it was.
     pub fn next<'a>(&mut self, input: &mut &'a [u8]) -> Result<Item<'a>, Failure> {
         loop {
             match &mut self.state {
@@ -153,7 +153,7 @@ impl Reader {
         }
     }
 
-    /// The archive has no more bytes: an error unless its end marker was seen.
+    /// The archive has no more bytes: an error unless its end marker was read.
     pub fn finish(&self) -> Result<(), Failure> {
         match self.state {
             State::Ended => Ok(()),
@@ -161,7 +161,7 @@ impl Reader {
         }
     }
 
-    /// `None` for blocks that are no member: extensions, volume labels, the end.
+    /// Return `None` for blocks that are not a member: extensions, volume labels, the end.
     fn header(&mut self, block: &[u8; BLOCK]) -> Result<Option<Member>, Failure> {
         if block.iter().all(|&c| c == 0) {
             self.state = State::Ended;
@@ -273,7 +273,7 @@ fn member(header: &Header, overrides: Overrides, size: u64) -> Result<Member, Fa
     let size = overrides.size.unwrap_or(size);
     if kind != Kind::File && size != 0 {
         return Err(invalid(format!(
-            "{} is no file and has a size",
+            "{} is not a file and has a size",
             names::show(&name)
         )));
     }

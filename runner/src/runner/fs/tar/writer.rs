@@ -1,4 +1,4 @@
-//! Headers of the archives we write: ustar, with a pax header where a field does not fit.
+//! Headers of the archives that we write: ustar, with a pax header where a field does not fit.
 
 use crate::fs::tar::reader::Kind;
 use crate::tar::BLOCK;
@@ -17,15 +17,15 @@ pub struct Header<'a> {
     pub mtime: i64,
 }
 
-/// Two blocks of zeros.
+/// The end marker: two blocks of zeros.
 pub const END: [u8; 2 * BLOCK] = [0; 2 * BLOCK];
 
-/// How many zeros follow a body of `size` bytes.
+/// Return how many zeros follow a body of `size` bytes.
 pub fn padding(size: u64) -> usize {
     (BLOCK - (size % BLOCK as u64) as usize) % BLOCK
 }
 
-/// Appends the header, preceded by a pax header when a field needs one.
+/// Append the header, preceded by a pax header when a field needs one.
 pub fn write_header(into: &mut Vec<u8>, header: &Header<'_>) {
     let records = pax_records(header);
     if !records.is_empty() {
@@ -75,7 +75,7 @@ fn pax_records(header: &Header<'_>) -> Vec<u8> {
     let long_target = header.target.len() > 100;
     let text = |bytes: &[u8]| std::str::from_utf8(bytes).is_ok();
     if (long_name && !text(header.name)) || (long_target && !text(header.target)) {
-        // pax values are UTF-8 unless this says otherwise.
+        // pax values are UTF-8 unless this record says otherwise.
         record(&mut records, "hdrcharset", b"BINARY");
     }
     if long_name {
@@ -139,13 +139,13 @@ fn block(header: &Block<'_>) -> [u8; BLOCK] {
     block
 }
 
-/// A longer value is cut; a pax record then has the whole of it.
+/// Write a field. A longer value is cut; a pax record then has all of it.
 fn text_field(field: &mut [u8], value: &[u8]) {
     let length = value.len().min(field.len());
     field[..length].copy_from_slice(&value[..length]);
 }
 
-/// Zero-padded, and a NUL at the end.
+/// Write octal digits, zero-padded, with a NUL at the end.
 fn octal(field: &mut [u8], value: u64) {
     let digits = field.len() - 1;
     let text = format!("{:0width$o}", value, width = digits);

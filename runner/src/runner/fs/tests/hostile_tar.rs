@@ -1,5 +1,5 @@
-//! Archives that want out, lie about themselves, or stop early. Each is refused with its reason, and
-//! afterwards the world outside is as it was.
+//! Archives that try to leave the directory, contradict themselves, or stop early. Each is refused for
+//! its reason, and nothing outside is changed.
 
 use super::tars::{
     archive, assert_guarded, code, directory, extension, file, guarded, header, link, octal, pax,
@@ -8,7 +8,7 @@ use serde_json::json;
 use std::os::unix::fs::symlink;
 
 #[test]
-fn every_hostile_archive_is_refused_for_its_reason_and_the_outside_is_untouched() {
+fn every_hostile_archive_is_refused_and_changes_nothing_outside() {
     let base256 = |bytes: [u8; 12]| bytes.to_vec();
     let huge = base256([
         0x80, 0, 0, 0, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
@@ -329,7 +329,7 @@ fn every_hostile_archive_is_refused_for_its_reason_and_the_outside_is_untouched(
 }
 
 #[test]
-fn what_is_already_there_cannot_lead_a_member_outside() {
+fn existing_entries_cannot_lead_a_member_outside() {
     let place = guarded();
     symlink("../out", place.path("in/way")).unwrap();
     symlink("../out/canary", place.path("in/file")).unwrap();
@@ -347,14 +347,14 @@ fn what_is_already_there_cannot_lead_a_member_outside() {
         code(&place, &archive(&[link("h", b'1', "file")])),
         "blocked"
     );
-    // A file takes the place of a symlink; it does not go through it.
+    // A file replaces a symlink; it is not written through it.
     assert_eq!(code(&place, &archive(&[file("file", b"mine")])), "ok");
     assert_eq!(place.get("in/file"), b"mine");
     assert_guarded(&place);
 }
 
 #[test]
-fn limits_hold_before_anything_is_written() {
+fn limits_are_checked_before_anything_is_written() {
     let place = guarded();
     let bytes = archive(&[file("a", &[1; 100]), file("b", &[2; 100])]);
     for (limits, expected) in [
@@ -386,7 +386,7 @@ fn limits_hold_before_anything_is_written() {
 }
 
 #[test]
-fn a_denied_member_ends_the_archive() {
+fn denied_member_ends_the_archive() {
     let place = guarded();
     let bytes = archive(&[file("fine", b""), file("no/x", b""), file("late", b"")]);
     let request = json!({ "path": "in", "deny": [place.text("in/no")] });

@@ -1,4 +1,4 @@
-//! Archives that look like hostile ones and are none, and what is left of one that is called off.
+//! Archives that look like hostile ones and are valid, and what is left of a cancelled one.
 
 use super::tars::{archive, assert_guarded, extension, file, guarded, header, link, octal, pax};
 use super::Recorder;
@@ -8,7 +8,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 #[test]
-fn the_innocent_twins_are_unpacked() {
+fn valid_archives_similar_to_hostile_ones_are_unpacked() {
     let long = "n".repeat(200);
     let cases: Vec<(&str, Vec<u8>, &str, &[u8])> = vec![
         (
@@ -124,7 +124,7 @@ fn the_innocent_twins_are_unpacked() {
 }
 
 #[test]
-fn set_id_bits_are_dropped_and_closed_directories_still_get_their_members() {
+fn set_id_bits_are_dropped_and_closed_directories_get_their_members() {
     super::as_user(guarded(), |place| {
         let bytes = archive(&[
             header(b"suid", b'0', &octal(0), b"", b"0006755"),
@@ -146,7 +146,7 @@ fn set_id_bits_are_dropped_and_closed_directories_still_get_their_members() {
 }
 
 #[test]
-fn a_cancelled_archive_leaves_whole_members_and_no_temporary_file() {
+fn cancelled_archive_leaves_complete_members_and_no_temporary_file() {
     let place = guarded();
     let bytes = archive(&[file("whole", b"1"), file("half", &[2; 5000])]);
     let mut handler = place.open("fs.tar_in", &json!({ "path": "in" })).unwrap();

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::io::AsRawFd;
 use std::time::Instant;
 
-/// A chain of directories, each with one file, made as no path could name it.
+/// Make a chain of directories, each with one file, that is too long for a path.
 fn dig(place: &Place, depth: usize, name: &str) {
     let mut dir = sys::open(place.root.as_os_str().as_bytes(), libc::O_RDONLY, 0).unwrap();
     for _ in 0..depth {
@@ -35,7 +35,7 @@ fn list_all(place: &Place, request: &Value) -> Vec<Value> {
     }
 }
 
-/// The limit on descriptors is per process, so that this shows without disturbing other tests.
+/// The limit on descriptors is per process, so it is counted here without disturbing other tests.
 fn descriptors_while(work: impl FnOnce()) -> usize {
     let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let seen = stop.clone();
@@ -53,9 +53,9 @@ fn descriptors_while(work: impl FnOnce()) -> usize {
 }
 
 #[test]
-fn a_tree_deeper_than_a_path_can_say_is_listed_archived_and_removed() {
+fn tree_too_deep_for_a_path_is_listed_archived_and_removed() {
     let place = Place::new();
-    // Some of it grows with the square: half of what is asked in full is a quarter of the time.
+    // Part of the work grows with the square of the depth.
     let depth = count_of("SANDKASTEN_DEPTH", 2500);
     let entries = 2 * depth;
     dig(&place, depth, "d");
@@ -87,7 +87,7 @@ fn a_tree_deeper_than_a_path_can_say_is_listed_archived_and_removed() {
 }
 
 #[test]
-fn a_deep_tree_moves_across_file_systems() {
+fn deep_tree_moves_across_file_systems() {
     let place = Place::new();
     dig(&place, 1000, "level");
     let other = match fs::metadata("/dev/shm") {
@@ -107,7 +107,7 @@ fn a_deep_tree_moves_across_file_systems() {
 }
 
 #[test]
-fn a_name_of_255_bytes_at_every_level_is_listed_as_far_as_a_page_can_say_it() {
+fn names_of_255_bytes_are_listed_as_far_as_a_page_allows() {
     let place = Place::new();
     let name = "n".repeat(255);
     dig(&place, 200, &name);
@@ -121,7 +121,7 @@ fn a_name_of_255_bytes_at_every_level_is_listed_as_far_as_a_page_can_say_it() {
 }
 
 #[test]
-fn a_wide_directory_pages_in_order_and_each_entry_once() {
+fn pages_of_a_wide_directory_are_in_order_and_without_repeats() {
     let count = count_of("SANDKASTEN_WIDE", 8_000);
     let place = Place::new();
     place.ok("fs.mkdir", json!({ "path": "wide" }));
@@ -143,7 +143,7 @@ fn a_wide_directory_pages_in_order_and_each_entry_once() {
 }
 
 #[test]
-fn entries_that_stay_are_listed_once_while_others_come_and_go() {
+fn remaining_entries_are_listed_once_while_others_come_and_go() {
     let place = Place::new();
     place.ok("fs.mkdir", json!({ "path": "d" }));
     for number in 0..3000 {
@@ -177,7 +177,7 @@ fn entries_that_stay_are_listed_once_while_others_come_and_go() {
 }
 
 #[test]
-fn a_sparse_terabyte_is_told_read_in_ranges_and_refused_whole() {
+fn sparse_terabyte_is_read_in_ranges_and_refused_as_a_whole() {
     let place = Place::new();
     let file = fs::File::create(place.path("huge")).unwrap();
     file.set_len(1 << 40).unwrap();

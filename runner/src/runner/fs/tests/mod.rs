@@ -21,7 +21,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Everything a handler said. `credit` is what it may still send.
+/// Everything that a handler sent. `credit` is what it may still send.
 pub struct Recorder {
     pub credit: usize,
     pub data: Vec<u8>,
@@ -87,7 +87,7 @@ impl Out for Recorder {
     }
 }
 
-/// A directory of its own that is gone afterwards, whatever is in it.
+/// A directory of its own that is removed afterwards.
 pub struct Place {
     pub root: PathBuf,
     directories: Directories,
@@ -136,7 +136,7 @@ impl Place {
         open(verb, request, &self.directories)
     }
 
-    /// Runs a verb to its end with `data` as the client's DATA, in pieces of `piece`.
+    /// Run a verb to its end with `data` as the client's DATA, in pieces of `piece`.
     pub fn run_with(&self, verb: &str, request: &Value, data: &[u8], piece: usize) -> Recorder {
         let mut out = Recorder::new();
         match self.open(verb, request) {
@@ -180,7 +180,7 @@ impl Place {
         out.data
     }
 
-    /// The names in a directory, sorted.
+    /// Return the names in a directory, sorted.
     pub fn names(&self, name: &str) -> Vec<String> {
         let mut names: Vec<String> = fs::read_dir(self.path(name))
             .unwrap()
@@ -203,7 +203,7 @@ impl Drop for Place {
     }
 }
 
-/// Steps until the verb is over; sends no more DATA than was granted beyond the first MiB.
+/// Call `step` until the verb is over; send no more DATA than was granted beyond the first MiB.
 pub fn drive(handler: &mut dyn Handler, data: &[u8], piece: usize, out: &mut Recorder) {
     let mut step = handler.step(out);
     let (mut rest, mut sent, mut ended) = (data, 0u64, false);
@@ -233,7 +233,7 @@ pub fn drive(handler: &mut dyn Handler, data: &[u8], piece: usize, out: &mut Rec
     panic!("never ends");
 }
 
-/// Steps until it is idle or done.
+/// Call `step` until the verb is idle or done.
 pub fn settle(handler: &mut dyn Handler, out: &mut Recorder) -> Step {
     loop {
         match handler.step(out) {
@@ -248,13 +248,13 @@ pub fn make_fifo(path: &Path) {
     assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
 }
 
-/// Runs `work` in a thread that touches files as an ordinary user, as the runner does.
+/// Run `work` in a thread that accesses files as an ordinary user, as the runner does.
 pub fn as_user<T: Send + 'static>(place: Place, work: fn(&Place) -> T) -> T {
     let run = move || {
         let user: libc::c_long = 65534;
         let path = CString::new(place.root.as_os_str().as_bytes()).unwrap();
         unsafe {
-            // A thread of its own has its own fsuid; the raw call does not tell the other threads.
+            // A thread has its own fsuid; the raw call does not change the other threads.
             libc::chown(path.as_ptr(), user as u32, user as u32);
             libc::syscall(libc::SYS_setfsgid, user);
             libc::syscall(libc::SYS_setfsuid, user);
@@ -269,7 +269,7 @@ pub fn as_user<T: Send + 'static>(place: Place, work: fn(&Place) -> T) -> T {
     }
 }
 
-/// As many as this, or as the environment says: the full counts take minutes.
+/// Return this count, or the one in the environment: the full counts take minutes.
 pub fn count_of(variable: &str, default: usize) -> usize {
     std::env::var(variable)
         .ok()

@@ -36,7 +36,7 @@ fn exchange(one: &Path, other: &Path) {
 }
 
 impl Swapper {
-    /// Exchanges `in/dir` (a directory) and `in/link` (a symlink to `out`) for ever.
+    /// Exchange `in/dir` (a directory) and `in/link` (a symlink to `out`) for ever.
     fn new(place: &Place) -> Swapper {
         for dir in ["in/dir", "out"] {
             place.ok("fs.mkdir", json!({ "path": dir }));
@@ -80,8 +80,8 @@ fn rules(place: &Place, path: &str) -> Value {
     json!({ "path": path, "within": [place.text("in")], "deny": [place.text("out")] })
 }
 
-/// Runs `act` while the swapper works; both a success and a refusal must have been seen, or the
-/// race was not a race.
+/// Run `act` while the swapper works; both a success and a refusal must occur, or the race was not a
+/// race.
 fn race(place: &Place, mut act: impl FnMut(usize) -> Result<(), &'static str>) {
     let swapper = Swapper::new(place);
     let (mut good, mut refused) = (0, 0);
@@ -89,7 +89,7 @@ fn race(place: &Place, mut act: impl FnMut(usize) -> Result<(), &'static str>) {
         match act(round) {
             Ok(()) => good += 1,
             Err("blocked") => refused += 1,
-            // The name is gone for the moment between two links.
+            // The name is missing between two links.
             Err(
                 "not_found" | "not_directory" | "exists" | "loop" | "invalid" | "busy"
                 | "not_regular",
@@ -113,7 +113,7 @@ fn race(place: &Place, mut act: impl FnMut(usize) -> Result<(), &'static str>) {
 }
 
 #[test]
-fn a_swapped_component_never_lets_a_read_out() {
+fn swapped_component_never_lets_a_read_out() {
     let place = Place::new();
     race(&place, |_| {
         let out = place.run("fs.read", rules(&place, "in/dir/file"));
@@ -126,7 +126,7 @@ fn a_swapped_component_never_lets_a_read_out() {
 }
 
 #[test]
-fn a_swapped_component_never_lets_a_stat_or_a_list_out() {
+fn swapped_component_never_lets_a_stat_or_a_list_out() {
     let place = Place::new();
     let out_text = place.text("out");
     race(&place, |round| {
@@ -143,7 +143,7 @@ fn a_swapped_component_never_lets_a_stat_or_a_list_out() {
 }
 
 #[test]
-fn a_swapped_component_never_lets_a_write_out() {
+fn swapped_component_never_lets_a_write_out() {
     let place = Place::new();
     race(&place, |_| {
         let out = place.run_with("fs.write", &rules(&place, "in/dir/file"), b"written", 7);
@@ -159,7 +159,7 @@ fn a_swapped_component_never_lets_a_write_out() {
 }
 
 #[test]
-fn a_swapped_component_never_lets_mkdir_or_move_out() {
+fn swapped_component_never_lets_mkdir_or_move_out() {
     let place = Place::new();
     race(&place, |round| {
         let outcome = if round % 2 == 0 {
@@ -178,12 +178,12 @@ fn a_swapped_component_never_lets_mkdir_or_move_out() {
 }
 
 #[test]
-fn a_swapped_component_never_lets_remove_out() {
+fn swapped_component_never_lets_remove_out() {
     let place = Place::new();
     race(&place, |round| {
         if round % 3 == 0 {
-            // The directory has one of two names at any time; making through the other would
-            // disturb what is outside, so it is made beside and moved in by the verb under test.
+            // The directory has one of two names at any time; creating through the other would change
+            // the outside, so it is created beside and moved in by the verb under test.
             place.run_with("fs.write", &rules(&place, "in/dir/file"), b"again!", 6);
         }
         let outcome = place
@@ -195,13 +195,13 @@ fn a_swapped_component_never_lets_remove_out() {
 }
 
 #[test]
-fn a_swapped_component_never_lets_an_archive_in_or_out() {
+fn swapped_component_never_lets_an_archive_in_or_out() {
     let place = Place::new();
     place.put("pack/sub/file", b"packed");
     let archive = place.run("fs.tar_out", json!({ "path": "pack" })).data;
     race(&place, |round| {
         if round % 2 == 0 {
-            // Beneath `in`: the member's own parent is what is swapped.
+            // Below `in`: the parent of the member itself is swapped.
             let outcome = place
                 .run_with("fs.tar_in", &rules(&place, "in/dir"), &archive, 1 << 20)
                 .outcome
@@ -219,7 +219,7 @@ fn a_swapped_component_never_lets_an_archive_in_or_out() {
 }
 
 #[test]
-fn members_below_a_swapped_directory_stay_beneath_the_path() {
+fn members_below_a_swapped_directory_stay_below_the_path() {
     let place = Place::new();
     place.put("pack/dir/planted", b"x");
     let archive = place.run("fs.tar_out", json!({ "path": "pack" })).data;

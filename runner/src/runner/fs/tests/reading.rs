@@ -21,7 +21,7 @@ fn paths(page: &Value, place: &Place) -> Vec<String> {
 }
 
 #[test]
-fn stat_tells_all_there_is_about_a_file() {
+fn stat_reports_every_field_of_a_file() {
     let place = Place::new();
     place.put("a", b"hello");
     fs::set_permissions(place.path("a"), fs::Permissions::from_mode(0o640)).unwrap();
@@ -36,7 +36,7 @@ fn stat_tells_all_there_is_about_a_file() {
 }
 
 #[test]
-fn stat_follows_a_symlink_to_its_real_path_unless_told_not_to() {
+fn stat_follows_a_symlink_unless_follow_is_false() {
     let place = Place::new();
     place.put("dir/target", b"x");
     symlink("dir/target", place.path("link")).unwrap();
@@ -74,7 +74,7 @@ fn names_are_bytes_and_come_back_exactly() {
 }
 
 #[test]
-fn bad_paths_are_named_before_anything_is_touched() {
+fn invalid_paths_are_refused_before_anything_is_accessed() {
     let place = Place::new();
     for verb in [
         "fs.stat",
@@ -161,7 +161,7 @@ fn ordinary_failures_have_their_own_codes() {
 }
 
 #[test]
-fn reading_a_range_gives_exactly_that_range() {
+fn reading_a_range_returns_exactly_that_range() {
     let place = Place::new();
     let content: Vec<u8> = (0..1_000_000u32).map(|i| (i * 7 % 251) as u8).collect();
     place.put("a", &content);
@@ -205,7 +205,7 @@ fn reading_waits_for_credit_and_then_goes_on() {
 }
 
 #[test]
-fn a_growing_file_ends_at_the_size_first_seen_and_a_shrinking_one_early() {
+fn growing_file_ends_at_its_first_size_and_shrinking_one_early() {
     let place = Place::new();
     place.put("a", &[1; 1000]);
     let mut handler = place.open("fs.read", &json!({ "path": "a" })).unwrap();
@@ -246,7 +246,7 @@ fn more_than_max_is_too_large_unless_a_limit_is_given() {
 }
 
 #[test]
-fn what_is_no_regular_file_is_refused_at_once() {
+fn anything_but_a_regular_file_is_refused_at_once() {
     let place = Place::new();
     make_fifo(&place.path("fifo"));
     let _socket = UnixListener::bind(place.path("socket")).unwrap();
@@ -310,7 +310,7 @@ fn magic_links_are_blocked_for_every_other_verb() {
 }
 
 #[test]
-fn deny_looks_at_the_real_path_and_hides_what_exists() {
+fn deny_checks_the_real_path_and_hides_what_exists() {
     let place = Place::new();
     place.put("secret/key", b"k");
     place.put("open", b"o");
@@ -338,7 +338,7 @@ fn deny_looks_at_the_real_path_and_hides_what_exists() {
             path
         );
     }
-    // A link in the denied directory that leads out of it leads to what is allowed.
+    // A link in the denied directory to something outside leads to an allowed path.
     assert_eq!(
         place
             .run("fs.read", json!({ "path": "secret/out", "deny": deny }))
@@ -362,7 +362,7 @@ fn deny_looks_at_the_real_path_and_hides_what_exists() {
 }
 
 #[test]
-fn without_proc_a_policy_fails_closed_and_the_rest_works() {
+fn without_proc_a_policy_is_refused_and_the_rest_works() {
     let place = Place::new();
     place.put("a", b"x");
     lookup::WITHOUT_PROC.with(|flag| flag.set(true));
@@ -384,7 +384,7 @@ fn without_proc_a_policy_fails_closed_and_the_rest_works() {
 }
 
 #[test]
-fn a_list_is_sorted_by_bytes_and_a_directory_comes_before_what_is_in_it() {
+fn list_is_sorted_by_bytes_and_a_directory_precedes_its_content() {
     let place = Place::new();
     for name in ["b/2", "b/10", "b/sub/x", "a", "b-", "b.d/y", "Z", "b/sub.x"] {
         place.put(name, b"");
@@ -421,7 +421,7 @@ fn a_list_is_sorted_by_bytes_and_a_directory_comes_before_what_is_in_it() {
 }
 
 #[test]
-fn a_page_goes_on_where_the_last_one_ended_though_the_entry_is_gone() {
+fn page_continues_after_the_last_one_though_the_entry_is_gone() {
     let place = Place::new();
     for name in ["a", "b", "c/x", "c/y", "d"] {
         place.put(name, b"");
@@ -445,7 +445,7 @@ fn a_page_goes_on_where_the_last_one_ended_though_the_entry_is_gone() {
 }
 
 #[test]
-fn an_unreadable_directory_is_listed_and_what_is_in_it_is_not() {
+fn unreadable_directory_is_listed_without_its_content() {
     as_user(Place::new(), |place| {
         place.ok("fs.mkdir", json!({ "path": "shut/in" }));
         place.write("z", b"");

@@ -1,4 +1,4 @@
-//! Archives between this runner and the tar programs of the world.
+//! Archives exchanged between this runner and GNU tar.
 
 use super::Place;
 use serde_json::json;
@@ -41,7 +41,7 @@ fn same(place: &Place, one: &str, other: &str) {
 }
 
 #[test]
-fn what_goes_out_comes_in_again_the_same() {
+fn archive_of_a_tree_unpacks_to_the_same_tree() {
     let place = Place::new();
     fill(&place);
     let out = place.run("fs.tar_out", json!({ "path": "tree" }));
@@ -57,7 +57,7 @@ fn what_goes_out_comes_in_again_the_same() {
 }
 
 #[test]
-fn gnu_tar_reads_what_we_write() {
+fn gnu_tar_reads_our_archives() {
     let place = Place::new();
     fill(&place);
     let out = place.run("fs.tar_out", json!({ "path": "tree" }));
@@ -80,13 +80,13 @@ fn gnu_tar_reads_what_we_write() {
 }
 
 #[test]
-fn we_read_every_format_that_gnu_tar_writes() {
+fn every_format_of_gnu_tar_is_read() {
     for format in ["ustar", "gnu", "pax", "oldgnu", "v7"] {
         let place = Place::new();
         fill(&place);
         fs::remove_file(place.path("tree/fifo")).unwrap();
         if matches!(format, "ustar" | "v7") {
-            // These cannot say such names.
+            // These formats cannot express such names.
             fs::remove_dir_all(place.path("tree").join("d".repeat(120))).unwrap();
             fs::remove_file(place.path("tree/long-link")).unwrap();
         }
@@ -115,7 +115,7 @@ fn we_read_every_format_that_gnu_tar_writes() {
 }
 
 #[test]
-fn one_file_is_an_archive_of_its_base_name() {
+fn one_file_is_archived_under_its_base_name() {
     let place = Place::new();
     place.put("dir/one", b"1");
     symlink("dir/one", place.path("link")).unwrap();
@@ -134,7 +134,7 @@ fn one_file_is_an_archive_of_its_base_name() {
 }
 
 #[test]
-fn a_file_that_shrinks_while_it_is_read_is_padded() {
+fn file_that_shrinks_while_it_is_read_is_padded() {
     let place = Place::new();
     place.put("a", &[1; 2000]);
     let mut handler = place.open("fs.tar_out", &json!({ "path": "a" })).unwrap();

@@ -1,11 +1,11 @@
-//! Archives put together by hand, and a place to unpack them where an escape would show.
+//! Archives assembled by hand, and a directory to unpack them where an escape would show.
 
 use super::{Place, Recorder};
 use serde_json::json;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-/// A header block with a right checksum.
+/// Return a header block with a valid checksum.
 pub fn header(name: &[u8], flag: u8, size: &[u8], target: &[u8], mode: &[u8]) -> Vec<u8> {
     let mut block = vec![0u8; 512];
     block[..name.len().min(100)].copy_from_slice(&name[..name.len().min(100)]);
@@ -96,7 +96,7 @@ pub fn code(place: &Place, bytes: &[u8]) -> &'static str {
     }
 }
 
-/// A place with a canary beside the directory that is unpacked into.
+/// Return a directory to unpack into with a canary beside it.
 pub fn guarded() -> Place {
     let place = Place::new();
     place.put("out/canary", b"alive");

@@ -1,4 +1,4 @@
-//! `fs.watch`: what is told, in what order, and what is never kept silent.
+//! `fs.watch`: what is reported, in what order, and what is never left out.
 
 use super::{settle, Place, Recorder};
 use crate::wire::handler::{Handler, Step};
@@ -26,7 +26,7 @@ impl Watcher {
         watcher
     }
 
-    /// What was told since the last call, as "change path" with `/` after directories.
+    /// Return the events since the last call, as "change path" with `/` after directories.
     fn told(&mut self, place: &Place) -> Vec<String> {
         assert_eq!(settle(self.handler.as_mut(), &mut self.out), Step::Idle);
         let base = format!("{}/", place.root.to_str().unwrap());
@@ -51,7 +51,7 @@ impl Watcher {
 }
 
 #[test]
-fn changes_are_told_with_their_paths() {
+fn changes_are_reported_with_their_paths() {
     let place = Place::new();
     place.put("sub/old", b"");
     let mut watcher = Watcher::new(&place, json!({ "path": "." }));
@@ -73,7 +73,7 @@ fn changes_are_told_with_their_paths() {
 }
 
 #[test]
-fn directories_that_appear_are_watched_with_what_was_already_in_them() {
+fn new_directories_are_watched_and_their_content_is_reported() {
     let place = Place::new();
     let mut watcher = Watcher::new(&place, json!({ "path": "." }));
     place.put("x/y/z/file", b"1");
@@ -93,7 +93,7 @@ fn directories_that_appear_are_watched_with_what_was_already_in_them() {
 }
 
 #[test]
-fn a_directory_that_moves_is_told_under_its_new_path_from_then_on() {
+fn moved_directory_is_reported_under_its_new_path() {
     let place = Place::new();
     place.put("a/in/file", b"");
     place.put("b/x", b"");
@@ -102,7 +102,7 @@ fn a_directory_that_moves_is_told_under_its_new_path_from_then_on() {
     assert_eq!(watcher.told(&place), ["moved a/", "created b/moved/"]);
     fs::write(place.path("b/moved/in/new"), b"").unwrap();
     assert_eq!(watcher.told(&place), ["created b/moved/in/new"]);
-    // Moved out of the tree, it is of no more interest; a new one of its name is.
+    // Moved out of the tree, it is not reported any more; a new one of its name is.
     let other = Place::new();
     fs::rename(place.path("b/moved"), other.path("gone")).unwrap();
     assert_eq!(watcher.told(&place), ["moved b/moved/"]);
@@ -119,7 +119,7 @@ fn a_directory_that_moves_is_told_under_its_new_path_from_then_on() {
 }
 
 #[test]
-fn a_flat_watch_does_not_look_into_directories() {
+fn flat_watch_does_not_look_into_directories() {
     let place = Place::new();
     place.put("sub/x", b"");
     let mut watcher = Watcher::new(&place, json!({ "path": ".", "recursive": false }));
@@ -130,7 +130,7 @@ fn a_flat_watch_does_not_look_into_directories() {
 }
 
 #[test]
-fn writes_of_the_runner_itself_show_as_one_change() {
+fn writes_of_the_runner_itself_are_one_change() {
     let place = Place::new();
     place.put("old", b"");
     let mut watcher = Watcher::new(&place, json!({ "path": "." }));
@@ -140,7 +140,7 @@ fn writes_of_the_runner_itself_show_as_one_change() {
 }
 
 #[test]
-fn denied_directories_are_not_told_about() {
+fn denied_directories_are_not_reported() {
     let place = Place::new();
     place.put("no/x", b"");
     place.put("yes/x", b"");
@@ -156,7 +156,7 @@ fn denied_directories_are_not_told_about() {
 }
 
 #[test]
-fn the_watched_directory_itself_is_told_when_it_goes() {
+fn removal_of_the_watched_directory_is_reported() {
     let place = Place::new();
     place.put("w/x", b"");
     let mut watcher = Watcher::new(&place, json!({ "path": "w" }));
@@ -168,7 +168,7 @@ fn the_watched_directory_itself_is_told_when_it_goes() {
 }
 
 #[test]
-fn a_file_can_be_watched() {
+fn file_can_be_watched() {
     let place = Place::new();
     place.put("f", b"");
     let mut watcher = Watcher::new(&place, json!({ "path": "f" }));
@@ -177,7 +177,7 @@ fn a_file_can_be_watched() {
 }
 
 #[test]
-fn a_full_queue_is_told_and_new_directories_are_found_all_the_same() {
+fn full_queue_is_reported_and_new_directories_are_still_found() {
     let place = Place::new();
     let mut watcher = Watcher::new(&place, json!({ "path": "." }));
     let limit: usize = fs::read_to_string("/proc/sys/fs/inotify/max_queued_events")
@@ -198,7 +198,7 @@ fn a_full_queue_is_told_and_new_directories_are_found_all_the_same() {
 }
 
 #[test]
-fn more_directories_than_can_be_watched_are_never_kept_silent() {
+fn more_directories_than_can_be_watched_are_reported() {
     let place = Place::new();
     for number in 0..9000 {
         fs::create_dir(place.path(&format!("d{}", number))).unwrap();
@@ -215,7 +215,7 @@ fn more_directories_than_can_be_watched_are_never_kept_silent() {
 }
 
 #[test]
-fn a_client_that_does_not_read_stops_the_events() {
+fn client_that_does_not_read_stops_the_events() {
     let place = Place::new();
     let mut watcher = Watcher::new(&place, json!({ "path": "." }));
     watcher.out.credit = 0;

@@ -12,7 +12,7 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[test]
-fn a_write_makes_parents_and_answers_with_the_entry() {
+fn write_creates_parents_and_returns_the_entry() {
     let place = Place::new();
     let content = vec![9u8; 3_000_000];
     let out = place.run_with("fs.write", &json!({ "path": "x/y/z" }), &content, 1 << 20);
@@ -31,7 +31,7 @@ fn a_write_makes_parents_and_answers_with_the_entry() {
 }
 
 #[test]
-fn the_mode_is_the_given_one_or_the_old_one_and_the_umask_has_no_say() {
+fn mode_is_the_given_or_the_old_one_whatever_the_umask() {
     let place = Place::new();
     place.run_with("fs.write", &json!({ "path": "a", "mode": 0o600 }), b"1", 1);
     assert_eq!(mode(&place.path("a")), 0o600);
@@ -70,7 +70,7 @@ fn writing_through_a_symlink_replaces_its_target() {
 }
 
 #[test]
-fn what_is_no_regular_file_is_never_replaced_by_a_write() {
+fn write_replaces_nothing_but_a_regular_file() {
     let place = Place::new();
     make_fifo(&place.path("fifo"));
     place.ok("fs.mkdir", json!({ "path": "dir" }));
@@ -112,7 +112,7 @@ fn overwrite_false_never_replaces() {
 }
 
 #[test]
-fn a_cancelled_or_dropped_write_leaves_nothing_behind() {
+fn cancelled_or_dropped_write_leaves_nothing_behind() {
     let place = Place::new();
     place.put("old", b"old");
     for cancel in [true, false] {
@@ -135,7 +135,7 @@ fn a_cancelled_or_dropped_write_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_size_that_does_not_come_true_is_invalid() {
+fn wrong_size_is_invalid() {
     let place = Place::new();
     assert_eq!(
         place.write_code(json!({ "path": "a", "size": 3 }), b"four"),
@@ -153,7 +153,7 @@ fn a_size_that_does_not_come_true_is_invalid() {
 }
 
 #[test]
-fn writes_stay_within_and_out_of_deny() {
+fn writes_obey_within_and_deny() {
     let place = Place::new();
     for dir in ["in", "out", "in/secret"] {
         place.ok("fs.mkdir", json!({ "path": dir }));
@@ -201,7 +201,8 @@ fn writes_stay_within_and_out_of_deny() {
     }
     assert_eq!(place.names("out"), [""; 0]);
     assert_eq!(place.names("in/secret"), [""; 0]);
-    // The innocent twins: the directory itself may be named, and a link is removed, not followed.
+    // Allowed cases beside them: the directory itself may be named, and a link is removed, not
+    // followed.
     place.ok("fs.mkdir", rules("in"));
     place.ok("fs.remove", rules("in/way"));
     assert!(place.path("out").exists());
@@ -218,7 +219,7 @@ fn writes_stay_within_and_out_of_deny() {
 }
 
 #[test]
-fn mkdir_knows_what_is_already_there() {
+fn mkdir_of_an_existing_entry_depends_on_exist_ok() {
     let place = Place::new();
     let entry = place.ok("fs.mkdir", json!({ "path": "a/b/c" }));
     assert_eq!(
@@ -289,7 +290,7 @@ fn move_renames_and_never_moves_into() {
 }
 
 #[test]
-fn a_move_across_file_systems_copies_and_removes() {
+fn move_across_file_systems_copies_and_removes() {
     let place = Place::new();
     let shm = Path::new("/dev/shm");
     let same = |path: &Path| fs::metadata(path).map(|meta| meta.dev()).ok();
@@ -346,7 +347,7 @@ fn a_move_across_file_systems_copies_and_removes() {
     let request = json!({ "source": other.text("here"), "destination": "there" });
     place.put("there", b"");
     assert_eq!(place.code("fs.move", request), "exists");
-    // Cancelled half way: the source is whole and the destination has no trace.
+    // Cancelled half way: the source is complete and nothing is at the destination.
     let mut handler = place
         .open(
             "fs.move",
@@ -364,7 +365,7 @@ fn a_move_across_file_systems_copies_and_removes() {
 }
 
 #[test]
-fn remove_takes_what_it_is_told_and_no_more() {
+fn remove_removes_exactly_the_given_entry() {
     let place = Place::new();
     place.put("dir/a", b"");
     place.put("dir/sub/b", b"");
@@ -408,7 +409,7 @@ fn remove_takes_what_it_is_told_and_no_more() {
 }
 
 #[test]
-fn directories_their_owner_has_closed_are_removed_all_the_same() {
+fn directories_closed_to_their_owner_are_removed() {
     as_user(Place::new(), |place| {
         for (name, mode) in [
             ("a", 0),
@@ -427,7 +428,7 @@ fn directories_their_owner_has_closed_are_removed_all_the_same() {
         fs::set_permissions(place.path("tree"), fs::Permissions::from_mode(0o000)).unwrap();
         let answer = place.ok("fs.remove", json!({ "path": "tree", "recursive": true }));
         assert_eq!(answer, json!({ "removed": 21 }));
-        // What belongs to somebody else stays closed.
+        // A directory of another user stays closed.
         assert_eq!(
             place.code("fs.remove", json!({ "path": "/etc/hostname" })),
             "permission"
@@ -436,7 +437,7 @@ fn directories_their_owner_has_closed_are_removed_all_the_same() {
 }
 
 #[test]
-fn a_reader_sees_the_old_file_or_the_new_one_and_never_a_mixture() {
+fn reader_sees_the_old_file_or_the_new_one_but_never_a_mixture() {
     let place = Place::new();
     place.write("a", &[0; 100_000]);
     let path = place.path("a");

@@ -6,7 +6,7 @@ use std::os::unix::io::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 /// The number of a watch.
 pub type Wd = i32;
 
-/// Some hundred events with ordinary names: a step's worth of work.
+/// Some hundred events with ordinary names: the work of one step.
 const EVENTS_BYTES: usize = 16 * 1024;
 
 const MASK: u32 = libc::IN_CREATE
@@ -21,9 +21,9 @@ const MASK: u32 = libc::IN_CREATE
 pub struct Event {
     pub wd: Wd,
     pub mask: u32,
-    /// Ties the two halves of a rename together.
+    /// Connects the two halves of a rename.
     pub cookie: u32,
-    /// Empty when the event is about the watched thing itself.
+    /// Empty when the event is about the watched object itself.
     pub name: Vec<u8>,
 }
 
@@ -46,8 +46,8 @@ impl Inotify {
         self.fd.as_raw_fd()
     }
 
-    /// inotify takes paths only; `/proc/self/fd/N` is the one that means `fd` and nothing else.
-    /// Without /proc it is `path`.
+    /// Watch what `fd` holds. inotify takes paths only; `/proc/self/fd/N` is the one that means exactly
+    /// `fd`. Without /proc it is `path`.
     pub fn add(&self, fd: BorrowedFd<'_>, path: &[u8]) -> sys::Result<Wd> {
         let (path, extra) = match sys::open_proc_fds() {
             Ok(_) => (sys::fd_path(fd), 0),
@@ -58,13 +58,13 @@ impl Inotify {
         sys::check(unsafe { libc::inotify_add_watch(self.raw(), path.as_ptr(), MASK | extra) })
     }
 
-    /// A watch that is already gone is fine.
+    /// Remove a watch; it may be gone already.
     pub fn remove(&self, wd: Wd) {
         // SAFETY: plain system call on integers.
         unsafe { libc::inotify_rm_watch(self.raw(), wd) };
     }
 
-    /// What the queue holds, up to one buffer; empty when it holds nothing.
+    /// Return the queued events, up to one buffer; empty when there are none.
     pub fn read(&mut self) -> sys::Result<Vec<Event>> {
         let fd = self.raw();
         match sys::read(fd, &mut self.buffer) {

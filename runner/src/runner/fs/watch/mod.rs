@@ -1,10 +1,11 @@
-//! `fs.watch`: tells what changes in a directory or a tree, by inotify.
+//! `fs.watch`: reports changes in a directory or a tree, by inotify.
 //!
-//! A directory that appears is watched and then read, so what was put into it before the watch is
-//! told as `created` all the same; such an entry may be told twice. What leaves a name by rename is
-//! `moved`, where it arrives it is `created`. Whatever may have been missed (the kernel's queue was
-//! full, or there are more directories than may be watched) is told as `overflow`; before
-//! `watching` was said it is ERROR `too_large` instead. Temporary files of this runner do not show.
+//! A directory that appears is watched and then read, so entries that were put into it before the watch
+//! are reported as `created` all the same; such an entry may be reported twice. An entry that leaves a
+//! name by rename is `moved`; where it arrives it is `created`. Changes that may have been missed (the
+//! kernel's queue was full, or there are more directories than may be watched) are reported as
+//! `overflow`; before `watching` was sent it is ERROR `too_large` instead. Temporary files of this
+//! runner are not reported.
 
 mod inotify;
 mod tree;
@@ -29,10 +30,10 @@ const MOST_WATCHES: usize = 8192;
 const STEP_ENTRIES: usize = 256;
 const BATCH: usize = 1024;
 
-/// Reading a tree to add watches for its directories.
+/// A walk through a tree to add watches for its directories.
 struct Scan {
     walker: Walker,
-    /// The watches of the directories the walker is in.
+    /// The watches of the directories that the walker is in.
     above: Vec<Wd>,
     announce: bool,
 }
@@ -45,9 +46,9 @@ pub struct Watch {
     policy: Policy,
     recursive: bool,
     watching: bool,
-    /// There is no room for more events; what comes next is room, not an event.
+    /// There is no room for more events; the stream waits for room, not for events.
     waiting: bool,
-    /// Directories to be read, and whether what is in them is new.
+    /// Directories to be read, and whether their content is new.
     todo: VecDeque<(Wd, bool)>,
     scan: Option<Scan>,
     /// Directories that left their name and have not arrived anywhere yet, by cookie.
@@ -107,7 +108,7 @@ impl Watch {
     fn run(&mut self, out: &mut dyn Out) -> Result<Step, Failure> {
         self.waiting = self.watching && out.credit() == 0;
         if self.waiting {
-            // The client does not read. The kernel's queue holds on, and says so when it overflows.
+            // The client does not read. The kernel's queue fills, and reports an overflow.
             return Ok(Step::Idle);
         }
         if self.watching && self.read_events(out)? {
@@ -147,7 +148,7 @@ impl Watch {
         self.last = told;
     }
 
-    /// Some watch could not be made: before `watching` that is an error, afterwards an event.
+    /// A watch could not be added: before `watching` that is an error, afterwards an event.
     fn missed(&mut self, out: &mut dyn Out) -> Result<(), Failure> {
         if !self.watching {
             return Err(too_many(&self.base));
@@ -159,7 +160,7 @@ impl Watch {
         Ok(())
     }
 
-    /// One buffer of events; `false` when there are none.
+    /// Handle one buffer of events; `false` when there are none.
     fn read_events(&mut self, out: &mut dyn Out) -> Result<bool, Failure> {
         let events = self
             .inotify
@@ -236,7 +237,8 @@ impl Watch {
         Ok(())
     }
 
-    /// An event of the watched thing itself. Those of directories below come from their parents too.
+    /// Handle an event of the watched object itself. Events of directories below come from their
+    /// parents too.
     fn take_root_event(&mut self, wd: Wd, mask: u32, out: &mut dyn Out) {
         if wd != self.tree.root() {
             return;
@@ -250,7 +252,7 @@ impl Watch {
         self.tell(out, change, self.base.clone(), is_dir);
     }
 
-    /// A directory came to `name`: made there, or moved there from outside or inside the tree.
+    /// A directory appeared at `name`: created there, or moved there from outside or inside the tree.
     fn arrived(
         &mut self,
         parent: Wd,
@@ -268,7 +270,7 @@ impl Watch {
             .and_then(|dir| open_below(as_fd(&dir), name))
         {
             Ok(dir) => dir,
-            // Gone again, or not ours to look into.
+            // Gone again, or not readable for the user.
             Err(_) => return Ok(()),
         };
         if let Some(child) = self.add(parent, name, as_fd(&dir), out)? {
@@ -277,7 +279,7 @@ impl Watch {
         Ok(())
     }
 
-    /// Opens the directory of a watch by its names, following no symlink.
+    /// Open the directory of a watch by its names, following no symlink.
     fn open_dir(&self, wd: Wd) -> sys::Result<OwnedFd> {
         let gone = || libc::ENOENT;
         let root = sys::open(b"/", libc::O_PATH | libc::O_DIRECTORY, 0)?;
@@ -290,7 +292,7 @@ impl Watch {
         lookup::beneath(as_fd(&base), names.into_iter())
     }
 
-    /// Watches `dir`, which is `name` in `parent`. `None`: it cannot be, or need not be.
+    /// Watch `dir`, which is `name` in `parent`. `None`: it cannot or need not be watched.
     fn add(
         &mut self,
         parent: Wd,
@@ -308,7 +310,7 @@ impl Watch {
                 self.missed(out)?;
                 return Ok(None);
             }
-            // Gone, or closed to the user: then he cannot look into it either.
+            // Gone, or closed to the user, who cannot see changes in it either.
             Err(_) => return Ok(None),
         };
         if !self.tree.knows(wd) && self.tree.len() >= MOST_WATCHES {
@@ -333,7 +335,7 @@ impl Watch {
         }
     }
 
-    /// A piece of reading directories; `false` when there is nothing to read.
+    /// Read some directories; `false` when there is nothing to read.
     fn scan_some(&mut self, out: &mut dyn Out) -> Result<bool, Failure> {
         let mut scan = match self.scan.take() {
             Some(scan) => scan,
@@ -436,7 +438,7 @@ impl Handler for Watch {
     fn cancel(&mut self) {}
 
     fn interest(&self) -> Option<(RawFd, bool, bool)> {
-        // A full client would be told about a readable queue over and over.
+        // While the client takes nothing, a readable queue would be reported over and over.
         Some((self.inotify.raw(), !self.waiting, false))
     }
 }

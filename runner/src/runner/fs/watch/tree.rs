@@ -1,5 +1,5 @@
-//! Which inotify watch belongs to which directory, as a tree, so that a moved directory moves with
-//! all that is in it. Knows names and numbers only, no descriptors.
+//! Which inotify watch belongs to which directory, as a tree, so that a moved directory takes its
+//! content along. Knows names and numbers only, no descriptors.
 
 use crate::fs::watch::inotify::Wd;
 use std::collections::HashMap;
@@ -43,7 +43,7 @@ impl Tree {
         self.nodes.get(&parent)?.children.get(name).copied()
     }
 
-    /// The names from the root to `wd`; `None` if it is not (or no longer) below the root.
+    /// Return the names from the root to `wd`; `None` if it is not (or no longer) below the root.
     pub fn names(&self, wd: Wd) -> Option<Vec<&[u8]>> {
         let mut names = Vec::new();
         let mut at = wd;
@@ -56,8 +56,8 @@ impl Tree {
         Some(names)
     }
 
-    /// Puts `wd` at `name` in `parent`, wherever it was before. `false` if that would put a
-    /// directory into itself (one directory shown twice by a mount), or if `parent` is unknown.
+    /// Put `wd` at `name` in `parent`, wherever it was before. `false` if that would put a directory
+    /// into itself (one directory shown twice by a mount), or if `parent` is unknown.
     pub fn put(&mut self, parent: Wd, name: &[u8], wd: Wd) -> bool {
         if !self.knows(parent) || self.is_above(wd, parent) {
             return false;
@@ -86,7 +86,7 @@ impl Tree {
         false
     }
 
-    /// Takes `wd` out of its parent; what is in it stays in it.
+    /// Take `wd` out of its parent; its content stays in it.
     pub fn detach(&mut self, wd: Wd) {
         let (parent, name) = match self.nodes.get_mut(&wd) {
             Some(node) => (node.parent.take(), std::mem::take(&mut node.name)),
@@ -99,7 +99,7 @@ impl Tree {
         }
     }
 
-    /// Forgets `wd` and all that is in it; answers all of them.
+    /// Forget `wd` and everything in it; return all of them.
     pub fn remove(&mut self, wd: Wd) -> Vec<Wd> {
         self.detach(wd);
         let mut gone = Vec::new();
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_moved_directory_takes_its_children_along() {
+    fn moved_directory_takes_its_children_along() {
         let mut tree = tree();
         tree.detach(2);
         assert_eq!(names(&tree, 3), None);
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_never_put_into_itself() {
+    fn directory_is_never_put_into_itself() {
         let mut tree = tree();
         assert!(!tree.put(3, b"loop", 2));
         assert!(!tree.put(3, b"loop", 1));
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn removing_answers_the_whole_subtree() {
+    fn removing_returns_the_whole_subtree() {
         let mut tree = tree();
         let mut gone = tree.remove(2);
         gone.sort_unstable();

@@ -1,4 +1,4 @@
-//! A supervisor carries one command after another, and none of them can tell.
+//! A supervisor carries one command after another, and the commands cannot tell.
 
 use crate::client::*;
 use serde_json::json;
@@ -46,7 +46,7 @@ fn one_supervisor_carries_one_command_after_another_and_no_two_at_once() {
         .call("exec.signal", json!({"exec_id": "busy", "signal": 9}))
         .unwrap();
     assert_eq!(client.finish(busy).exec()["signal"], 9);
-    // One of the two is enough.
+    // One idle supervisor is enough.
     eventually(|| match children(runner.pid()) {
         left if left.len() == 1 => Ok(()),
         left => Err(left),
@@ -54,7 +54,7 @@ fn one_supervisor_carries_one_command_after_another_and_no_two_at_once() {
 }
 
 #[test]
-fn a_supervisor_is_free_when_the_last_of_its_processes_is_gone() {
+fn supervisor_is_idle_when_its_last_process_is_gone() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let outcome = client.script("sleep 0.3 & echo $PPID");
@@ -71,7 +71,7 @@ fn a_supervisor_is_free_when_the_last_of_its_processes_is_gone() {
 
 // promise: P15
 #[test]
-fn nothing_of_a_command_reaches_the_next() {
+fn nothing_of_a_command_is_inherited_by_the_next() {
     let uid = 12_385;
     let runner = Runner::with(&["--user", &format!("{uid}:12346")]);
     let open = std::fs::Permissions::from_mode(0o777);
@@ -86,7 +86,7 @@ fn nothing_of_a_command_reaches_the_next() {
     client.started(stream);
     assert_eq!(client.finish(stream).exec()["exit_code"], 0);
     let again = client.script(probe).stdout();
-    // Pids, and counters of what the kernel did meanwhile.
+    // Pids, and counters that the kernel changes meanwhile.
     let settled = |text: &str| -> Vec<String> {
         let varies = [
             "Pid:", "PPid:", "Tgid:", "NStgid:", "NSpid:", "NSpgid:", "NSsid:", "Ngid:",
@@ -120,7 +120,7 @@ fn nothing_of_a_command_reaches_the_next() {
 }
 
 #[test]
-fn a_supervisor_that_is_used_again_is_as_closed_as_at_first() {
+fn reused_supervisor_is_as_protected_as_a_new_one() {
     let runner = Runner::with(&["--user", "12395:12346"]);
     let mut client = runner.connect();
     let pid = supervisor(&mut client);
@@ -138,7 +138,7 @@ fn a_supervisor_that_is_used_again_is_as_closed_as_at_first() {
         );
         assert_eq!(supervisor(&mut client), pid);
         assert_eq!(status(pid, "Uid:"), "0\t12395\t0\t12395");
-        // Not dumpable: what it shows in /proc is root's.
+        // Not dumpable: its files in /proc belong to root.
         use std::os::unix::fs::MetadataExt;
         let shown = std::fs::metadata(format!("/proc/{pid}/environ")).unwrap();
         assert_eq!(shown.uid(), 0);
@@ -152,8 +152,8 @@ fn a_supervisor_that_is_used_again_is_as_closed_as_at_first() {
 }
 
 #[test]
-fn a_user_who_is_root_inside_keeps_just_what_it_was_given_each_time() {
-    // Where the runner's own id may write; nothing is left of root by the time it does.
+fn user_who_is_root_inside_has_exactly_the_given_capabilities_each_time() {
+    // Where the runner's own id may write; root is given up by then.
     let name = format!("sk-state-{}-{}", std::process::id(), serial());
     let state = std::env::temp_dir().join(name);
     std::fs::create_dir(&state).unwrap();
@@ -191,7 +191,7 @@ fn a_user_who_is_root_inside_keeps_just_what_it_was_given_each_time() {
 
 // promise: P15
 #[test]
-fn what_a_command_used_is_not_counted_for_the_next() {
+fn usage_of_a_command_is_not_counted_for_the_next() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let work = "x = bytearray(60 << 20)\nimport time\nwhile time.process_time() < 0.3: pass";
@@ -207,7 +207,7 @@ fn what_a_command_used_is_not_counted_for_the_next() {
         light["peak_rss_bytes"].as_u64().unwrap() < 30 << 20,
         "{light}"
     );
-    // Children of the command count, whoever waited for them.
+    // Children of the command count, whichever process waited for them.
     let script = format!(
         "(python3 -c '{work}' & echo $! > pid)\nwhile kill -0 $(cat pid) 2>/dev/null; do sleep 0.05; done"
     );
@@ -221,7 +221,7 @@ fn what_a_command_used_is_not_counted_for_the_next() {
 
 // promise: P15
 #[test]
-fn a_killed_spare_costs_nobody_a_command() {
+fn death_of_an_idle_supervisor_loses_no_command() {
     let mut runner = Runner::start();
     let mut client = runner.connect();
     for _ in 0..20 {
@@ -234,14 +234,14 @@ fn a_killed_spare_costs_nobody_a_command() {
 
 // promise: P15
 #[test]
-fn a_command_handed_to_a_spare_that_never_takes_it_runs_once() {
+fn command_handed_to_a_stopped_supervisor_runs_once() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let file = runner.workspace().join("runs");
     let script = format!("cat >> {}; echo said", file.display());
     for round in 0..10 {
         let spare = supervisor(&mut client);
-        // The runner learns of the command first, then that its spare stands still.
+        // The runner reads the request first, then learns that its idle supervisor is stopped.
         signal(runner.pid(), libc::SIGSTOP);
         let stream = client.start(json!({"argv": ["sh", "-c", script], "stdin": "stream"}));
         client.send(DATA, stream, b"run\n");
@@ -256,7 +256,7 @@ fn a_command_handed_to_a_spare_that_never_takes_it_runs_once() {
 }
 
 #[test]
-fn a_killed_supervisor_means_lost_on_its_second_command_too() {
+fn command_of_a_killed_reused_supervisor_is_lost() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let mark = format!("spare{}-{}", std::process::id(), serial());
@@ -270,7 +270,7 @@ fn a_killed_supervisor_means_lost_on_its_second_command_too() {
 }
 
 #[test]
-fn a_command_too_large_to_be_handed_over_runs_all_the_same() {
+fn command_too_large_for_the_handover_runs_anyway() {
     let runner = Runner::start();
     let mut client = runner.connect();
     supervisor(&mut client);
@@ -288,7 +288,7 @@ fn a_command_too_large_to_be_handed_over_runs_all_the_same() {
 
 // promise: P15
 #[test]
-fn a_spare_does_not_grow_and_goes_when_nobody_needs_it() {
+fn idle_supervisor_does_not_grow_and_is_released_when_unused() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let spare = supervisor(&mut client);

@@ -1,4 +1,4 @@
-//! How a persistent shell and its commands end, and who waits for whom: it cannot be wedged.
+//! How a persistent shell and its commands end: no command can block it for ever.
 
 // promise: P11, P31
 
@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 #[test]
-fn what_ends_the_shell_is_reported_and_the_next_command_finds_cwd_and_environment() {
+fn end_of_the_shell_is_reported_and_cwd_and_environment_are_kept() {
     for shell in SHELLS {
         let runner = with_shell(shell);
         let mut client = runner.connect();
@@ -36,7 +36,7 @@ fn what_ends_the_shell_is_reported_and_the_next_command_finds_cwd_and_environmen
 }
 
 #[test]
-fn a_deadline_keeps_the_shell_when_it_answers_and_replaces_it_when_not() {
+fn deadline_keeps_a_shell_that_answers_and_replaces_another() {
     for shell in SHELLS {
         let runner = with_shell(shell);
         let mut client = runner.connect();
@@ -52,7 +52,7 @@ fn a_deadline_keeps_the_shell_when_it_answers_and_replaces_it_when_not() {
             outcome
         };
         let timed = |client: &mut Client, command: &str| within(client, command, 100);
-        // It obeys: nobody waits for the rest of its grace.
+        // It obeys: the rest of the grace period is not waited for.
         assert_eq!(
             within(&mut client, "echo before; sleep 1000", 600_000).verdict(),
             (143, false),
@@ -81,7 +81,7 @@ fn a_deadline_keeps_the_shell_when_it_answers_and_replaces_it_when_not() {
 }
 
 #[test]
-fn kill_by_signal_ends_the_command_and_what_is_queued_can_be_withdrawn() {
+fn signal_ends_a_command_and_withdraws_a_queued_one() {
     let runner = Runner::start();
     let mut client = runner.connect();
     client.shell("V=1");
@@ -117,7 +117,7 @@ fn kill_by_signal_ends_the_command_and_what_is_queued_can_be_withdrawn() {
 }
 
 #[test]
-fn commands_of_one_shell_run_strictly_in_order_and_of_two_at_once() {
+fn commands_of_one_shell_run_in_order_and_of_two_at_once() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let streams: Vec<u32> = (0..20)
@@ -138,7 +138,7 @@ fn commands_of_one_shell_run_strictly_in_order_and_of_two_at_once() {
 }
 
 #[test]
-fn an_answer_that_is_too_large_ends_the_shell_and_not_the_runner() {
+fn answer_that_is_too_large_ends_the_shell_and_not_the_runner() {
     let mut runner = Runner::start();
     let mut client = runner.connect();
     let outcome = client.shell(
@@ -151,7 +151,7 @@ fn an_answer_that_is_too_large_ends_the_shell_and_not_the_runner() {
 }
 
 #[test]
-fn a_closed_shell_is_gone_with_its_jobs_and_its_queue_is_told() {
+fn closing_a_shell_ends_its_jobs_and_refuses_its_queue() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let mark = format!("close{}", std::process::id());
@@ -195,7 +195,7 @@ fn input_for_a_queued_command_waits_with_it() {
 }
 
 #[test]
-fn input_that_is_there_before_the_command_is_not_lost() {
+fn input_sent_before_the_command_runs_is_not_lost() {
     let runner = Runner::start();
     let mut client = runner.connect();
     for (data, want) in [("", "0\n"), ("early", "5\n")] {
@@ -215,10 +215,10 @@ fn shell_pid(client: &mut Client) -> i32 {
     list["shells"][0]["pid"].as_i64().unwrap() as i32
 }
 
-/// Longer than a shell is left alone, and than an answer may take.
+/// Longer than the interval of the check, and than an answer may take.
 const LONG: Duration = Duration::from_millis(1300);
 
-/// Stops the runner in its wait for events. It then comes back from there without any, to what is due.
+/// Stop the runner while it waits for events. It then returns from there without any, to the timers.
 fn stand_still(runner: &Runner, meanwhile: impl FnOnce()) {
     std::thread::sleep(Duration::from_millis(200));
     signal(runner.pid(), libc::SIGSTOP);
@@ -228,7 +228,7 @@ fn stand_still(runner: &Runner, meanwhile: impl FnOnce()) {
 }
 
 #[test]
-fn a_shell_that_answers_while_the_runner_stands_still_remembers() {
+fn shell_that_answers_while_the_runner_is_stopped_keeps_its_state() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let shell = shell_pid(&mut client);
@@ -243,7 +243,7 @@ fn a_shell_that_answers_while_the_runner_stands_still_remembers() {
             (outcome.verdict(), outcome.stdout()),
             ((0, false), "done\n".into())
         );
-        // Were the shell given an empty command, its answer would be there by now.
+        // If the shell had got an empty command, its answer would be there by now.
         std::thread::sleep(Duration::from_millis(100));
         let next = client.shell("echo $V");
         assert_eq!((next.verdict(), next.stdout()), ((0, false), "1\n".into()));
@@ -252,7 +252,7 @@ fn a_shell_that_answers_while_the_runner_stands_still_remembers() {
 }
 
 #[test]
-fn a_shell_that_dies_where_it_waits_is_replaced() {
+fn shell_that_dies_while_it_waits_is_replaced() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let shell = shell_pid(&mut client);
@@ -271,7 +271,7 @@ fn a_shell_that_dies_where_it_waits_is_replaced() {
     assert_eq!((next.verdict(), next.stdout()), ((0, true), "[]\n".into()));
 }
 
-/// A bash that has its first command before it long before it reads it.
+/// A bash that reads its first command long after it was sent.
 const SLOW: &str = r#"#!/bin/sh
 loop=$4
 fifo=${loop#*\'}
@@ -285,7 +285,7 @@ ${answer%; done}; $loop" bash
 "#;
 
 #[test]
-fn a_shell_that_is_slow_to_take_its_command_is_waited_for() {
+fn slow_shell_is_waited_for() {
     let place = std::env::temp_dir().join(format!("sk-slow-{}-{}", std::process::id(), serial()));
     std::fs::create_dir(&place).unwrap();
     let program = place.join("bash");
@@ -304,7 +304,7 @@ fn a_shell_that_is_slow_to_take_its_command_is_waited_for() {
 }
 
 #[test]
-fn an_answer_that_has_begun_stands_still_while_frozen() {
+fn timeout_of_an_answer_stands_still_while_frozen() {
     let runner = Runner::start();
     let mut client = runner.connect();
     let hold = runner.workspace().join("hold");
