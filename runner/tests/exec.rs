@@ -161,7 +161,7 @@ fn exec_stdin_feeds_a_running_command_from_another_connection() {
         "closed"
     );
     assert_eq!(
-        other.refused("exec.stdin", json!({"exec_id": "nobody"})),
+        other.refused("exec.stdin", json!({"exec_id": "missing"})),
         "unknown_exec"
     );
 }

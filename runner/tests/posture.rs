@@ -254,7 +254,7 @@ fn runner_is_ready_quickly_and_small_when_idle() {
     );
 }
 
-fn said_of_itself(outcome: &Outcome) -> Value {
+fn parse_posture(outcome: &Outcome) -> Value {
     assert_eq!(outcome.exec()["exit_code"], 0, "{}", outcome.stderr());
     serde_json::from_str(&outcome.stdout()).unwrap()
 }
@@ -267,7 +267,7 @@ fn command_reports_its_posture_without_any_program_of_the_image() {
     client::copy_program(&copy);
     let mut client = runner.connect();
     let outcome = client.exec(json!({"argv": [copy.to_str().unwrap(), "--posture"]}));
-    let said = said_of_itself(&outcome);
+    let posture = parse_posture(&outcome);
     let none = "0000000000000000";
     let seccomp = field(
         &std::fs::read_to_string("/proc/self/status").unwrap(),
@@ -278,17 +278,17 @@ fn command_reports_its_posture_without_any_program_of_the_image() {
         "CapInh": none, "CapPrm": none, "CapEff": none, "CapBnd": none, "CapAmb": none,
         "NoNewPrivs": "1", "Seccomp": seccomp,
     });
-    assert_eq!(said["status"], status);
-    assert_eq!(said["descriptors"], json!([0, 1, 2]));
-    assert_eq!(said["oom_score_adj"], json!(500));
+    assert_eq!(posture["status"], status);
+    assert_eq!(posture["descriptors"], json!([0, 1, 2]));
+    assert_eq!(posture["oom_score_adj"], json!(500));
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     assert_eq!(
-        said["mountinfo"].as_str().unwrap().lines().count(),
+        posture["mountinfo"].as_str().unwrap().lines().count(),
         mounts.lines().count()
     );
     for name in ["user", "pid", "net", "ipc", "uts", "mnt", "cgroup"] {
         let ours = std::fs::read_link(format!("/proc/self/ns/{name}")).unwrap();
-        assert_eq!(said["namespaces"][name], json!(ours.to_str().unwrap()));
+        assert_eq!(posture["namespaces"][name], json!(ours.to_str().unwrap()));
     }
 }
 
@@ -298,10 +298,10 @@ fn posture_lists_extra_descriptors_and_capabilities() {
         .args(["-c", "exec 9</dev/null; exec \"$0\" --posture", program()])
         .output()
         .unwrap();
-    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let open = said["descriptors"].as_array().unwrap();
+    let posture: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let open = posture["descriptors"].as_array().unwrap();
     assert!(open.contains(&json!(9)), "{open:?}");
-    assert_ne!(said["status"]["CapEff"], json!("0000000000000000"));
+    assert_ne!(posture["status"]["CapEff"], json!("0000000000000000"));
 }
 
 /// Start it as a container engine does: root, with these capabilities and no other.
@@ -401,16 +401,22 @@ fn directory_that_cannot_be_given_stops_the_start_with_a_reason() {
         ("file", "Not a directory"),
         ("link", "Not a directory"),
     ] {
-        let (code, said) = start(&[], &[&user[..], &[&path(name)]].concat());
-        assert_eq!(code, 1, "{said}");
-        assert!(said.contains(&path(name)) && said.contains(why), "{said}");
+        let (code, stderr) = start(&[], &[&user[..], &[&path(name)]].concat());
+        assert_eq!(code, 1, "{stderr}");
+        assert!(
+            stderr.contains(&path(name)) && stderr.contains(why),
+            "{stderr}"
+        );
     }
     let powerless = ["setpriv", "--inh-caps", "-all", "--bounding-set", "-chown"];
-    let (code, said) = start(&powerless, &[&user[..], &[&path("real")]].concat());
-    assert!(code == 1 && said.contains("not permitted"), "{said}");
+    let (code, stderr) = start(&powerless, &[&user[..], &[&path("real")]].concat());
+    assert!(code == 1 && stderr.contains("not permitted"), "{stderr}");
     assert_eq!(owned(&place.join("real")).0, 0);
-    let (code, said) = start(&[], &["--own", &path("real")]);
-    assert!(code == 2 && said.contains("--own needs --user"), "{said}");
+    let (code, stderr) = start(&[], &["--own", &path("real")]);
+    assert!(
+        code == 2 && stderr.contains("--own requires --user"),
+        "{stderr}"
+    );
     std::fs::remove_dir_all(&place).unwrap();
 }
 

@@ -216,9 +216,17 @@ fn stdio_serves_one_client_and_ends_with_it() {
         .write_all(b"\0\0\0\x14\x02\0\0\0\x01{\"verb\":\"ping\"}")
         .unwrap();
     drop(input);
-    let mut said = Vec::new();
-    child.stdout.take().unwrap().read_to_end(&mut said).unwrap();
-    assert!(said.ends_with(b"\0\0\0\x07\x09\0\0\0\x01{}"), "{said:?}");
+    let mut output = Vec::new();
+    child
+        .stdout
+        .take()
+        .unwrap()
+        .read_to_end(&mut output)
+        .unwrap();
+    assert!(
+        output.ends_with(b"\0\0\0\x07\x09\0\0\0\x01{}"),
+        "{output:?}"
+    );
     assert!(child.wait().unwrap().success());
 }
 
@@ -266,7 +274,9 @@ fn it_binds_a_socket_with_mode_0600_and_reports_when_ready() {
     assert!(client.read_frame().is_err());
     assert!(!socket.exists());
     // The name exists a moment before the socket listens.
-    eventually(|| std::os::unix::net::UnixStream::connect(&socket).map_err(|_| "nobody yet"));
+    eventually(|| {
+        std::os::unix::net::UnixStream::connect(&socket).map_err(|_| "not listening yet")
+    });
     let mut client = Client::connect(&socket);
     assert_eq!(client.call("ping", json!({})), Ok(json!({})));
     child.kill().unwrap();

@@ -59,10 +59,10 @@ impl Pair {
                 .unwrap()
                 .ok_or("the relay still lives")
         });
-        let mut said = String::new();
+        let mut stderr_text = String::new();
         let mut stderr = self.relay.stderr.take().unwrap();
-        stderr.read_to_string(&mut said).unwrap();
-        assert_eq!(said, "");
+        stderr.read_to_string(&mut stderr_text).unwrap();
+        assert_eq!(stderr_text, "");
         status
     }
 
@@ -199,7 +199,7 @@ fn peer_that_goes_away_ends_it_after_its_last_data_was_written() {
         let mut input = pair.input();
         let mut output = pair.output();
         if unread {
-            input.write_all(b"never read by anybody").unwrap();
+            input.write_all(b"never read by the peer").unwrap();
             eventually(|| match pair.peer.peek_length() {
                 0 => Err("not there yet"),
                 _ => Ok(()),
@@ -274,22 +274,25 @@ fn it_does_not_wait_for_ever_after_the_end_of_its_input() {
 
 #[test]
 fn unreachable_socket_is_status_1_and_wrong_arguments_are_status_2() {
-    let nobody = place();
-    drop(UnixListener::bind(&nobody).unwrap());
+    let unused = place();
+    drop(UnixListener::bind(&unused).unwrap());
     let long = "x".repeat(200);
     for (path, why) in [
         ("/nonexistent/socket", "No such file"),
-        (nobody.to_str().unwrap(), "Connection refused"),
+        (unused.to_str().unwrap(), "Connection refused"),
         (long.as_str(), "too long"),
         ("", "Connection refused"),
     ] {
         let output = relay_to(path.as_ref()).output().unwrap();
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(1), "{said}");
-        assert!(said.contains(why) && said.lines().count() == 1, "{said}");
+        let stderr_text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{stderr_text}");
+        assert!(
+            stderr_text.contains(why) && stderr_text.lines().count() == 1,
+            "{stderr_text}"
+        );
         assert_eq!(output.stdout, b"");
     }
-    std::fs::remove_file(&nobody).unwrap();
+    std::fs::remove_file(&unused).unwrap();
     for words in [
         &["--relay"][..],
         &["--relay", "/a", "/b"],

@@ -169,7 +169,7 @@ fn closing_a_shell_ends_its_jobs_and_refuses_its_queue() {
     assert_nobody(&mark);
     assert_eq!(client.shell("echo new").stdout(), "new\n");
     assert_eq!(
-        client.refused("shell.close", json!({"name": "nobody"})),
+        client.refused("shell.close", json!({"name": "missing"})),
         "not_found"
     );
     assert_eq!(

@@ -18,7 +18,7 @@ const LISTEN: RawFd = 3;
 const READY: RawFd = 4;
 const SYS_PIDFD_OPEN: libc::c_long = 434;
 /// How much of the end of the log goes into an error message; the whole of it stays in the file.
-const TOLD: usize = 2000;
+const LOG_TAIL: usize = 2000;
 
 pub fn run(plan: &Plan, runtime: &Runtime, userns: Option<RawFd>) -> Outcome<Born> {
     let deadline = Instant::now() + Duration::from_millis(plan.timeout_ms as u64);
@@ -124,8 +124,8 @@ fn first(runtime: &Runtime) -> Outcome<i32> {
 }
 
 fn with_log(mut failure: Failure, path: &str) -> Failure {
-    let said = std::fs::read(path).unwrap_or_default();
-    let end = String::from_utf8_lossy(&said[said.len().saturating_sub(TOLD)..]).into_owned();
+    let log = std::fs::read(path).unwrap_or_default();
+    let end = String::from_utf8_lossy(&log[log.len().saturating_sub(LOG_TAIL)..]).into_owned();
     let end = end.trim();
     if !end.is_empty() {
         failure.message = format!("{}: {}", failure.message, end);

@@ -94,8 +94,8 @@ struct Relay {
     hung_up: bool,
     /// The runner takes no more data.
     refused: bool,
-    /// The runner was told that no more data will come.
-    told: bool,
+    /// The end of the input was passed on to the runner.
+    end_sent: bool,
 }
 
 /// Run the relay. An error means that the socket could not be reached.
@@ -114,7 +114,7 @@ pub fn run(path: &[u8]) -> Result<(), Errno> {
         down: Way::new(fd, 1),
         hung_up: false,
         refused: false,
-        told: false,
+        end_sent: false,
     };
     while relay.turn(fd) {}
     Ok(())
@@ -169,9 +169,9 @@ impl Relay {
         if (readable || output != 0) && self.down.pump().is_err() {
             return false;
         }
-        if self.up.done() && !self.told {
-            self.told = true;
-            // SAFETY: plain system call; a socket that is gone needs not be told.
+        if self.up.done() && !self.end_sent {
+            self.end_sent = true;
+            // SAFETY: plain system call; a socket that is gone needs no notice.
             unsafe { libc::shutdown(socket, libc::SHUT_WR) };
         }
         !self.down.done()

@@ -99,13 +99,13 @@ impl Execs {
                     self.wind_up(number, cx);
                 }
             }
-            // Before the command has begun, its supervisor sweeps for an earlier one.
+            // Before the command has started, its supervisor sweeps for an earlier one.
             Report::Swept if exec.state == State::Queued => {}
             Report::Swept => {
                 exec.sweeps_done += 1;
                 self.changed.insert(number);
             }
-            Report::Begun | Report::Free => {}
+            Report::Recorded | Report::Free => {}
         }
     }
 
@@ -124,7 +124,7 @@ impl Execs {
             }
             (State::Queued, _) | (State::Running, None) => {
                 if exec.state == State::Queued {
-                    // Killed before it reported: the command may have begun, and even be the killer.
+                    // Killed before it reported: the command may have started, and even be the killer.
                     exec.begin(0);
                 }
                 self.drain_outputs(number, cx);

@@ -136,9 +136,9 @@ impl List {
             // Replaced after it was read from the directory.
             Err(_) => return Ok(true),
         };
-        let told = entry::describe(&path, name, stat, target.as_deref());
+        let entry = entry::describe(&path, name, stat, target.as_deref());
         // The cursor goes into the RESULT too; at worst as base64.
-        let size = told.to_string().len() + 1;
+        let size = entry.to_string().len() + 1;
         let cursor_size = relative.len() / 3 * 4 + 64;
         if self.bytes + size + cursor_size > PAGE_BYTES {
             if self.entries.is_empty() {
@@ -150,7 +150,7 @@ impl List {
             return Ok(false);
         }
         self.bytes += size;
-        self.entries.push(told);
+        self.entries.push(entry);
         self.cursor = relative;
         if self.recursive && sys::is_dir(stat) {
             // Unreadable or gone: it is listed, and its content is not.

@@ -37,7 +37,7 @@ const PSEUDO: [u64; 12] = [
 pub struct Read {
     file: OwnedFd,
     path: Vec<u8>,
-    told: Option<Value>,
+    entry: Option<Value>,
     size: u64,
     offset: u64,
     left: u64,
@@ -85,7 +85,7 @@ pub fn open(request: &Request<'_>) -> Result<Box<dyn Handler>, Failure> {
     let left = rest.min(limit.unwrap_or(rest));
     Ok(Box::new(Read {
         file,
-        told: Some(entry::of_object(&object)?),
+        entry: Some(entry::of_object(&object)?),
         path: object.path,
         size,
         offset,
@@ -104,7 +104,7 @@ fn not_regular(path: &[u8]) -> Failure {
 
 impl Read {
     fn run(&mut self, out: &mut dyn Out) -> Result<Step, Failure> {
-        if let Some(entry) = self.told.take() {
+        if let Some(entry) = self.entry.take() {
             out.event(json!({ "event": "open", "entry": entry }));
         }
         let mut budget = STEP_BYTES;

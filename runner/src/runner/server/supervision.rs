@@ -79,7 +79,7 @@ impl Server {
             Owner::None => {}
             Owner::Shell(shell) => shells.died(shell, None, execs, cx),
             Owner::Exec(number)
-                if execs.is_queued(number) && cx.supervisors.never_began(pid, number) =>
+                if execs.is_queued(number) && cx.supervisors.never_started(pid, number) =>
             {
                 return Some(number)
             }

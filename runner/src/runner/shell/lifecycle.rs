@@ -107,7 +107,7 @@ impl Shells {
                     self.prepare(id, execs, cx);
                 }
             }
-            Report::Begun => {
+            Report::Recorded => {
                 if shell.phase == Phase::Recording {
                     self.prepare(id, execs, cx);
                 }

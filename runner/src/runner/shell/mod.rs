@@ -39,7 +39,7 @@ enum Phase {
     Running,
     /// It has answered after its deadline; the processes that the command left are being killed.
     Settling,
-    /// It was told to end; only its death counts now.
+    /// It was ordered to end; only its death counts now.
     Ending,
 }
 
@@ -228,7 +228,8 @@ impl Shells {
             self.prepare(id, execs, cx);
         } else {
             shell.phase = Phase::Recording;
-            cx.supervisors.order(shell.supervisor, Order::Begin);
+            cx.supervisors
+                .order(shell.supervisor, Order::RecordProcesses);
         }
     }
 

@@ -7,7 +7,7 @@ use std::os::unix::io::RawFd;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
     /// A shell's command is about to begin: processes that exist now are not part of it.
-    Begin,
+    RecordProcesses,
     /// Signal every process of the command.
     Signal(i32),
     /// Signal every process of the command, or the shell itself if it has none.
@@ -36,7 +36,7 @@ pub enum Report {
         usage: Usage,
         last: bool,
     },
-    Begun,
+    Recorded,
     Swept,
     /// No process is left below; the command itself ended before.
     Free,
@@ -114,7 +114,7 @@ pub(super) fn receive(fd: RawFd) -> Result<Option<Message>, Errno> {
 
 pub fn send_order(fd: RawFd, order: Order) -> Result<(), Errno> {
     let message = match order {
-        Order::Begin => [1, 0, 0, 0, 0, 0],
+        Order::RecordProcesses => [1, 0, 0, 0, 0, 0],
         Order::Signal(signal) => [2, i64::from(signal), 0, 0, 0, 0],
         Order::SignalShell(signal) => [2, i64::from(signal), 1, 0, 0, 0],
         Order::SignalRoot(signal) => [2, i64::from(signal), 2, 0, 0, 0],
@@ -149,7 +149,7 @@ pub fn receive_report(fd: RawFd) -> Result<Option<Report>, Errno> {
                 write_bytes: count(message[5]),
             },
         }),
-        4 => Some(Report::Begun),
+        4 => Some(Report::Recorded),
         5 => Some(Report::Swept),
         6 => Some(Report::Free),
         _ => None,

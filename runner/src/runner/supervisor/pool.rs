@@ -186,10 +186,10 @@ impl Supervisors {
         }
     }
 
-    /// Report whether the command was handed to this supervisor, now dead, and certainly not begun.
-    pub fn never_began(&self, pid: i32, number: u64) -> bool {
+    /// Report whether the command was handed to this supervisor, now dead, and certainly not started.
+    pub fn never_started(&self, pid: i32, number: u64) -> bool {
         let reused = self.by_pid.get(&pid).map_or(false, |s| s.reused);
-        reused && !self.registry.has_begun(pid, number)
+        reused && !self.registry.has_started(pid, number)
     }
 
     /// Kill a supervisor that was stopped; other children of the runner are left alone.

@@ -229,7 +229,8 @@ impl Supervisor<'_> {
             terminal: handover.terminal,
             own_session: true,
         };
-        self.registry.begin(self.family.top, handover.command);
+        self.registry
+            .mark_started(self.family.top, handover.command);
         let started = fork_program(&handover.program, &wiring, self.identity, true);
         // The child shared our memory, and becoming the user may have changed this attribute of it.
         // SAFETY: prctl with integers.
@@ -341,7 +342,7 @@ impl Supervisor<'_> {
                 self.family.spared = self.existing_processes();
                 self.report([4, 0, 0, 0, 0, 0]);
             }
-            Ok(Some([2, signal, whom, ..])) => self.signal(signal as i32, whom),
+            Ok(Some([2, signal, target, ..])) => self.signal(signal as i32, target),
             Ok(Some([3, ..])) => {
                 self.sweep();
                 self.report([5, 0, 0, 0, 0, 0]);
@@ -363,20 +364,16 @@ impl Supervisor<'_> {
         if only_shell && alone(self.root) {
             return Vec::new();
         }
-        let everybody = Family {
+        let below = Family {
             top: self.family.top,
             spared: Vec::new(),
             shell: self.family.shell,
         };
-        everybody
-            .members()
-            .iter()
-            .map(|p| (p.pid, p.start))
-            .collect()
+        below.members().iter().map(|p| (p.pid, p.start)).collect()
     }
 
-    fn signal(&mut self, signal: i32, whom: i64) {
-        let to_root = match whom {
+    fn signal(&mut self, signal: i32, target: i64) {
+        let to_root = match target {
             2 => true,
             // A shell that runs a builtin has no process to signal but itself.
             1 => self.family.signal(signal) == 0 && self.family.shell.is_some(),

@@ -18,7 +18,7 @@ struct Shared {
     overflow: AtomicU32,
     pids: [AtomicI32; SLOTS],
     /// The last command that this supervisor, once idle, began to start.
-    begun: [AtomicU64; SLOTS],
+    started: [AtomicU64; SLOTS],
 }
 
 #[derive(Clone, Copy)]
@@ -49,7 +49,7 @@ impl Registry {
         if pid > 0 {
             match self.slot(0) {
                 Some(slot) => {
-                    self.0.begun[slot].store(0, Ordering::SeqCst);
+                    self.0.started[slot].store(0, Ordering::SeqCst);
                     self.0.pids[slot].store(pid, Ordering::SeqCst);
                 }
                 None => self.0.overflow.store(1, Ordering::SeqCst),
@@ -71,15 +71,15 @@ impl Registry {
     }
 
     /// Called by a supervisor before it forks: from here on that command must not be started again.
-    pub fn begin(&self, pid: i32, command: u64) {
+    pub fn mark_started(&self, pid: i32, command: u64) {
         if let Some(slot) = self.slot(pid) {
-            self.0.begun[slot].store(command, Ordering::SeqCst);
+            self.0.started[slot].store(command, Ordering::SeqCst);
         }
     }
 
-    pub fn has_begun(&self, pid: i32, command: u64) -> bool {
-        let begun = |slot: usize| self.0.begun[slot].load(Ordering::SeqCst) == command;
-        self.slot(pid).map_or(true, begun)
+    pub fn has_started(&self, pid: i32, command: u64) -> bool {
+        let started = |slot: usize| self.0.started[slot].load(Ordering::SeqCst) == command;
+        self.slot(pid).map_or(true, started)
     }
 
     fn slot(&self, pid: i32) -> Option<usize> {
@@ -124,17 +124,17 @@ mod tests {
     }
 
     #[test]
-    fn command_has_begun_once_its_supervisor_says_so() {
+    fn command_has_started_once_its_supervisor_says_so() {
         let registry = Registry::new().unwrap();
         registry.fork(|| 7);
-        assert!(!registry.has_begun(7, 3));
-        registry.begin(7, 3);
-        assert!(registry.has_begun(7, 3));
-        assert!(!registry.has_begun(7, 4));
+        assert!(!registry.has_started(7, 3));
+        registry.mark_started(7, 3);
+        assert!(registry.has_started(7, 3));
+        assert!(!registry.has_started(7, 4));
         registry.remove(7);
-        assert!(registry.has_begun(7, 4), "unknown: never start it twice");
+        assert!(registry.has_started(7, 4), "unknown: never start it twice");
         registry.fork(|| 8);
-        assert!(!registry.has_begun(8, 3), "a reused slot starts empty");
+        assert!(!registry.has_started(8, 3), "a reused slot starts empty");
     }
 
     #[test]

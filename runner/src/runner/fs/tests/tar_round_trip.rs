@@ -45,14 +45,14 @@ fn archive_of_a_tree_unpacks_to_the_same_tree() {
     let place = Place::new();
     fill(&place);
     let out = place.run("fs.tar_out", json!({ "path": "tree" }));
-    let told = out.outcome.unwrap().unwrap();
+    let summary = out.outcome.unwrap().unwrap();
     assert_eq!(
-        told,
+        summary,
         json!({ "entries": 11, "bytes": 4 + 7 + 4 + 512 + 70_001 })
     );
     assert_eq!(out.data.len() % 512, 0);
     let back = place.run_with("fs.tar_in", &json!({ "path": "new/copy" }), &out.data, 3000);
-    assert_eq!(back.outcome.unwrap().unwrap(), told);
+    assert_eq!(back.outcome.unwrap().unwrap(), summary);
     same(&place, "tree", "new/copy");
 }
 

@@ -27,7 +27,7 @@ impl Watcher {
     }
 
     /// Return the events since the last call, as "change path" with `/` after directories.
-    fn told(&mut self, place: &Place) -> Vec<String> {
+    fn reported(&mut self, place: &Place) -> Vec<String> {
         assert_eq!(settle(self.handler.as_mut(), &mut self.out), Step::Idle);
         let base = format!("{}/", place.root.to_str().unwrap());
         let show = |event: &Value| {
@@ -59,7 +59,7 @@ fn changes_are_reported_with_their_paths() {
     fs::rename(place.path("a"), place.path("sub/b")).unwrap();
     fs::remove_file(place.path("sub/old")).unwrap();
     assert_eq!(
-        watcher.told(&place),
+        watcher.reported(&place),
         [
             "created a",
             "modified a",
@@ -69,7 +69,7 @@ fn changes_are_reported_with_their_paths() {
         ]
     );
     assert!(watcher.handler.interest().is_some());
-    assert_eq!(watcher.told(&place), [""; 0]);
+    assert_eq!(watcher.reported(&place), [""; 0]);
 }
 
 #[test]
@@ -77,10 +77,10 @@ fn new_directories_are_watched_and_their_content_is_reported() {
     let place = Place::new();
     let mut watcher = Watcher::new(&place, json!({ "path": "." }));
     place.put("x/y/z/file", b"1");
-    let mut told = watcher.told(&place);
-    told.dedup();
+    let mut reported = watcher.reported(&place);
+    reported.dedup();
     assert_eq!(
-        told,
+        reported,
         [
             "created x/",
             "created x/y/",
@@ -89,7 +89,7 @@ fn new_directories_are_watched_and_their_content_is_reported() {
         ]
     );
     fs::write(place.path("x/y/z/more"), b"").unwrap();
-    assert_eq!(watcher.told(&place), ["created x/y/z/more"]);
+    assert_eq!(watcher.reported(&place), ["created x/y/z/more"]);
 }
 
 #[test]
@@ -99,22 +99,22 @@ fn moved_directory_is_reported_under_its_new_path() {
     place.put("b/x", b"");
     let mut watcher = Watcher::new(&place, json!({ "path": "." }));
     fs::rename(place.path("a"), place.path("b/moved")).unwrap();
-    assert_eq!(watcher.told(&place), ["moved a/", "created b/moved/"]);
+    assert_eq!(watcher.reported(&place), ["moved a/", "created b/moved/"]);
     fs::write(place.path("b/moved/in/new"), b"").unwrap();
-    assert_eq!(watcher.told(&place), ["created b/moved/in/new"]);
+    assert_eq!(watcher.reported(&place), ["created b/moved/in/new"]);
     // Moved out of the tree, it is not reported any more; a new one of its name is.
     let other = Place::new();
     fs::rename(place.path("b/moved"), other.path("gone")).unwrap();
-    assert_eq!(watcher.told(&place), ["moved b/moved/"]);
+    assert_eq!(watcher.reported(&place), ["moved b/moved/"]);
     fs::write(other.path("gone/in/quiet"), b"").unwrap();
-    assert_eq!(watcher.told(&place), [""; 0]);
+    assert_eq!(watcher.reported(&place), [""; 0]);
     fs::rename(other.path("gone"), place.path("back")).unwrap();
-    let told = watcher.told(&place);
-    assert_eq!(told[0], "created back/");
+    let reported = watcher.reported(&place);
+    assert_eq!(reported[0], "created back/");
     assert!(
-        told.contains(&"created back/in/quiet".to_owned()),
+        reported.contains(&"created back/in/quiet".to_owned()),
         "{:?}",
-        told
+        reported
     );
 }
 
@@ -126,7 +126,7 @@ fn flat_watch_does_not_look_into_directories() {
     fs::write(place.path("sub/y"), b"").unwrap();
     fs::create_dir(place.path("new")).unwrap();
     fs::write(place.path("new/z"), b"").unwrap();
-    assert_eq!(watcher.told(&place), ["created new/"]);
+    assert_eq!(watcher.reported(&place), ["created new/"]);
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn writes_of_the_runner_itself_are_one_change() {
     let mut watcher = Watcher::new(&place, json!({ "path": "." }));
     place.write("new", b"1");
     place.write("old", b"2");
-    assert_eq!(watcher.told(&place), ["created new", "modified old"]);
+    assert_eq!(watcher.reported(&place), ["created new", "modified old"]);
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn denied_directories_are_not_reported() {
     let mut watcher = Watcher::new(&place, json!({ "path": ".", "deny": deny }));
     fs::write(place.path("no/y"), b"").unwrap();
     fs::write(place.path("yes/y"), b"").unwrap();
-    assert_eq!(watcher.told(&place), ["created yes/y"]);
+    assert_eq!(watcher.reported(&place), ["created yes/y"]);
     assert_eq!(
         place.code("fs.watch", json!({ "path": "no", "deny": deny })),
         "blocked"
@@ -161,10 +161,10 @@ fn removal_of_the_watched_directory_is_reported() {
     place.put("w/x", b"");
     let mut watcher = Watcher::new(&place, json!({ "path": "w" }));
     fs::remove_dir_all(place.path("w")).unwrap();
-    let told = watcher.told(&place);
-    assert_eq!(told.last().unwrap(), "deleted w");
+    let reported = watcher.reported(&place);
+    assert_eq!(reported.last().unwrap(), "deleted w");
     place.put("w/again", b"");
-    assert_eq!(watcher.told(&place), [""; 0]);
+    assert_eq!(watcher.reported(&place), [""; 0]);
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn file_can_be_watched() {
     place.put("f", b"");
     let mut watcher = Watcher::new(&place, json!({ "path": "f" }));
     fs::write(place.path("f"), b"x").unwrap();
-    assert_eq!(watcher.told(&place), ["modified f"]);
+    assert_eq!(watcher.reported(&place), ["modified f"]);
 }
 
 #[test]
@@ -191,10 +191,10 @@ fn full_queue_is_reported_and_new_directories_are_still_found() {
         fs::remove_file(&path).unwrap();
     }
     fs::create_dir(place.path("unseen")).unwrap();
-    let told = watcher.told(&place);
-    assert!(told.contains(&"overflow".to_owned()));
+    let reported = watcher.reported(&place);
+    assert!(reported.contains(&"overflow".to_owned()));
     fs::write(place.path("unseen/file"), b"").unwrap();
-    assert_eq!(watcher.told(&place), ["created unseen/file"]);
+    assert_eq!(watcher.reported(&place), ["created unseen/file"]);
 }
 
 #[test]
@@ -211,7 +211,7 @@ fn more_directories_than_can_be_watched_are_reported() {
     for number in 0..1000 {
         fs::create_dir(place.path(&format!("e{}", number))).unwrap();
     }
-    assert!(watcher.told(&place).contains(&"overflow".to_owned()));
+    assert!(watcher.reported(&place).contains(&"overflow".to_owned()));
 }
 
 #[test]
@@ -220,11 +220,11 @@ fn client_that_does_not_read_stops_the_events() {
     let mut watcher = Watcher::new(&place, json!({ "path": "." }));
     watcher.out.credit = 0;
     fs::write(place.path("a"), b"").unwrap();
-    assert_eq!(watcher.told(&place), [""; 0]);
+    assert_eq!(watcher.reported(&place), [""; 0]);
     assert!(matches!(
         watcher.handler.interest(),
         Some((_, false, false))
     ));
     watcher.out.credit = 1;
-    assert_eq!(watcher.told(&place), ["created a"]);
+    assert_eq!(watcher.reported(&place), ["created a"]);
 }

@@ -136,16 +136,16 @@ impl Watch {
 
     fn tell(&mut self, out: &mut dyn Out, change: &'static str, path: Vec<u8>, is_dir: bool) {
         // A file that is written in small pieces would flood the reader.
-        let told = Some((change, path));
-        if change == "modified" && self.last == told {
+        let event = Some((change, path));
+        if change == "modified" && self.last == event {
             return;
         }
-        if let Some((_, path)) = &told {
+        if let Some((_, path)) = &event {
             out.event(json!({
                 "event": "change", "change": change, "path": bytes::to_json(path), "is_dir": is_dir,
             }));
         }
-        self.last = told;
+        self.last = event;
     }
 
     /// A watch could not be added: before `watching` that is an error, afterwards an event.
