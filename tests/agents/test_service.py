@@ -383,9 +383,9 @@ async def test_continuing_a_run_takes_over_the_idle_time_of_its_sandboxes(tmp_pa
 @pytest.mark.promise("P64")
 async def test_tools_can_be_called_outside_of_runs_in_the_callers_sandbox(home):
     service = home.service
-    names = [one["name"] for one in service.tools("code")]
+    names = [one["name"] for one in await service.tools("code")]
     assert "sandbox_exec" in names
-    assert [one["name"] for one in service.tools("compute")] == ["sandbox_run"]
+    assert [one["name"] for one in await service.tools("compute")] == ["sandbox_run"]
 
     async def call(name, session, **arguments):
         return await service.call_tool(name, arguments, tenant=DEFAULT_TENANT, session=session)

@@ -34,6 +34,7 @@ from sandkasten.errors import (
     RunNotFound,
     SandkastenError,
 )
+from sandkasten.model.access.tenancy import DEFAULT_TENANT
 from sandkasten.model.runs.run_values import RunEvent, RunRow, RunStatus, new_run_id
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.spelling import shown
@@ -207,7 +208,7 @@ class AgentService:
         self._working.start_workflow(row, prepared.workflow, prepared.warnings)
         return row
 
-    async def run(self, run_id: str, tenant: str) -> RunRow:
+    async def run(self, run_id: str, tenant: str = DEFAULT_TENANT) -> RunRow:
         row = await self._runs.get(run_id)
         if row is None or row.tenant != tenant:
             raise RunNotFound(
@@ -218,7 +219,7 @@ class AgentService:
 
     async def runs(
         self,
-        tenant: str,
+        tenant: str = DEFAULT_TENANT,
         *,
         kind: RunKind | None = None,
         status: str | None = None,
@@ -233,7 +234,7 @@ class AgentService:
             )
         return await self._runs.list(tenant, kind=kind, status=status, limit=limit, before=before)
 
-    async def cancel(self, run_id: str, tenant: str) -> RunRow:
+    async def cancel(self, run_id: str, tenant: str = DEFAULT_TENANT) -> RunRow:
         row = await self.run(run_id, tenant)
         if row.ended:
             return row
@@ -253,7 +254,7 @@ class AgentService:
             )
         return row
 
-    async def resume(self, run_id: str, tenant: str) -> RunRow:
+    async def resume(self, run_id: str, tenant: str = DEFAULT_TENANT) -> RunRow:
         row = await self.run(run_id, tenant)
         if row.kind != "workflow" or row.ended:
             what = "has ended" if row.ended else "is no workflow run"
@@ -267,7 +268,7 @@ class AgentService:
         return row
 
     async def events(
-        self, run_id: str, tenant: str, *, since_seq: int = 0, follow: bool = False
+        self, run_id: str, tenant: str = DEFAULT_TENANT, *, since_seq: int = 0, follow: bool = False
     ) -> AsyncIterator[RunEvent | RunRow]:
         row = await self.run(run_id, tenant)
         while True:
@@ -289,7 +290,7 @@ class AgentService:
 
     # ---- tools for others
 
-    def tools(self, mode: str) -> Sequence[Mapping[str, Any]]:
+    async def tools(self, mode: str) -> Sequence[Mapping[str, Any]]:
         if mode not in ("compute", "code"):
             raise InvalidRequest(f"there is no mode {mode[:40]!r}", hint="compute or code")
         sandbox = AgentSandbox(mode="compute" if mode == "compute" else "code")
@@ -307,7 +308,7 @@ class AgentService:
         name: str,
         arguments: Mapping[str, Any],
         *,
-        tenant: str,
+        tenant: str = DEFAULT_TENANT,
         session: str,
         quota: TenantQuota | None = None,
         key_id: str | None = None,

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
     from sandkasten.api.request.authentication import Doorkeeper
     from sandkasten.engine.engine import Engine
-    from sandkasten.ports import Clock, EventSink, FileStore, Journal, Keys
-    from sandkasten.ports.agent_ports import Agents
+    from sandkasten.ports import Clock, EventSink, FileStore, Journal, Keys, TenantAgents
 
 MIB = 1 << 20
 
@@ -63,8 +62,8 @@ class Server:
     journal: Journal | None = None
     keys: Keys | None = None
     files: FileStore | None = None
-    agents: Agents | None = None
-    open_agents: Callable[[], Awaitable[Agents]] | None = None
+    agents: TenantAgents | None = None
+    open_agents: Callable[[], Awaitable[TenantAgents]] | None = None
     """Puts them together when they are first asked for; UnsupportedByBackend says why it cannot."""
     events: EventSink | None = None
     metrics: Exposition | None = None

@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from os import PathLike
 
-    from sandkasten.client.server.agents_transport import AgentsTransport
     from sandkasten.model.runs.run_values import Definition, RunEvent, RunKind
+    from sandkasten.ports import Agents as AgentsPort
 
 
 class AsyncRunEvents:
     """What happens in a run, as it happens; `run` is there when iteration has ended."""
 
     def __init__(
-        self, reach: Callable[[], Awaitable[AgentsTransport]], run_id: str, since_seq: int
+        self, reach: Callable[[], Awaitable[AgentsPort]], run_id: str, since_seq: int
     ) -> None:
         """Made by `run_events`."""
         self._reach = reach
@@ -100,8 +100,8 @@ class AsyncAgents:
         self._place = place_of(data_dir, backend, url, api_key)
         self._opening: asyncio.Lock | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._open: AgentsTransport | None = None
-        self._held: AbstractAsyncContextManager[AgentsTransport] | None = None
+        self._open: AgentsPort | None = None
+        self._held: AbstractAsyncContextManager[AgentsPort] | None = None
 
     @classmethod
     def _at(cls, place: Place) -> Self:
@@ -205,7 +205,7 @@ class AsyncAgents:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def transport(self) -> AgentsTransport:
+    async def transport(self) -> AgentsPort:
         """Whoever runs them, on this loop; ends with the loop at the latest."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop or self._opening is None:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from os import PathLike
 
-    from sandkasten.client.server.transport import ImagesTransport
     from sandkasten.model.images.image_info import (
         ArchiveFormat,
         BuiltImage,
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
         ImageUsage,
         RemovedImage,
     )
+    from sandkasten.ports import Images as ImagesPort
 
 
 class AsyncImages:
@@ -159,7 +159,7 @@ class AsyncImages:
         """What the store takes on disk, and what of it could be had back."""
         return await (await self.transport()).usage()
 
-    async def transport(self) -> ImagesTransport:
+    async def transport(self) -> ImagesPort:
         """Whatever serves the images here, opened on first use."""
         return (await connect(self._place)).images
 

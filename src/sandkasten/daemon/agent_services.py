@@ -17,12 +17,11 @@ from sandkasten.daemon.compose import open_engine, prepare_data_dir
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.storage.stage_publish import StagePublish
 from sandkasten.errors import Busy, SandkastenError, UnsupportedByBackend
-from sandkasten.model.access.tenancy import DEFAULT_TENANT
 from sandkasten.model.optional_extras import install_command
 from sandkasten.store.run_directory import RunDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
@@ -31,12 +30,7 @@ if TYPE_CHECKING:
     from sandkasten.daemon.settings.resolver import Settings
     from sandkasten.engine.engine import Engine
     from sandkasten.model.runs.run_values import (
-        AgentRunRequest,
         Definition,
-        RunEvent,
-        RunKind,
-        RunRow,
-        WorkflowRunRequest,
     )
     from sandkasten.ports import EventSink, FileStore
 
@@ -196,7 +190,7 @@ def _limits(rules: AgentSettings, plain: Any) -> Any:
 
 
 @asynccontextmanager
-async def local_agents(settings: Settings) -> AsyncIterator[LocalAgents]:
+async def local_agents(settings: Settings) -> AsyncIterator[AgentService]:
     """Agents of this process, as its operator; beside a daemon, if there is one."""
     from sandkasten.daemon.transient_file_store import BriefFiles
 
@@ -204,75 +198,6 @@ async def local_agents(settings: Settings) -> AsyncIterator[LocalAgents]:
     engine = await open_engine(settings)
     try:
         async with agency(settings, engine, BriefFiles(settings), stays=False) as service:
-            yield LocalAgents(service)
+            yield service
     finally:
         await engine.aclose()
-
-
-class LocalAgents:
-    """The service without tenants: there is one, the operator's own."""
-
-    def __init__(self, service: AgentService) -> None:
-        self._service = service
-
-    async def definitions(self, kind: RunKind) -> Definitions:
-        return await self._service.definitions(kind)
-
-    async def definition(self, kind: RunKind, name: str) -> Definition:
-        return await self._service.definition(kind, name)
-
-    async def check(self, kind: RunKind, source: str, name: str = "") -> Definition:
-        return await self._service.check(kind, source, name)
-
-    async def start_agent(self, request: AgentRunRequest) -> RunRow:
-        return await self._service.start_agent(request)
-
-    async def start_workflow(self, request: WorkflowRunRequest) -> RunRow:
-        return await self._service.start_workflow(request)
-
-    async def run(self, run_id: str) -> RunRow:
-        return await self._service.run(run_id, DEFAULT_TENANT)
-
-    async def runs(
-        self,
-        *,
-        kind: RunKind | None = None,
-        status: str | None = None,
-        limit: int = 100,
-        before: str | None = None,
-    ) -> Sequence[RunRow]:
-        return await self._service.runs(
-            DEFAULT_TENANT, kind=kind, status=status, limit=limit, before=before
-        )
-
-    async def cancel(self, run_id: str) -> RunRow:
-        return await self._service.cancel(run_id, DEFAULT_TENANT)
-
-    async def resume(self, run_id: str) -> RunRow:
-        return await self._service.resume(run_id, DEFAULT_TENANT)
-
-    def events(
-        self, run_id: str, *, since_seq: int = 0, follow: bool = False
-    ) -> AsyncIterator[RunEvent | RunRow]:
-        return self._service.events(run_id, DEFAULT_TENANT, since_seq=since_seq, follow=follow)
-
-    async def tools(self, mode: str) -> Sequence[Mapping[str, Any]]:
-        return self._service.tools(mode)
-
-    async def call_tool(
-        self,
-        name: str,
-        arguments: Mapping[str, Any],
-        *,
-        session: str,
-        image: str | None = None,
-        runtime: str | None = None,
-    ) -> Mapping[str, Any]:
-        return await self._service.call_tool(
-            name,
-            arguments,
-            tenant=DEFAULT_TENANT,
-            session=session,
-            image=image,
-            runtime=runtime,
-        )

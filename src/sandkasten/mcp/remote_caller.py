@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from sandkasten.agents.tools.adapter_protocols import Shape
     from sandkasten.agents.tools.client_caller import ToolMode
-    from sandkasten.client.server.agents_transport import AgentsTransport
     from sandkasten.client.server.transport import Transport
+    from sandkasten.ports import Agents as AgentsPort
 
 log = logging.getLogger("sandkasten.mcp")
 
@@ -37,7 +37,7 @@ class RemoteShape:
     parameters: Mapping[str, Any]
 
 
-async def remote_shapes(agents: AgentsTransport, mode: ToolMode) -> Sequence[RemoteShape]:
+async def remote_shapes(agents: AgentsPort, mode: ToolMode) -> Sequence[RemoteShape]:
     """Ask the daemon for its tools; its version may differ from ours."""
     return [
         RemoteShape(str(tool["name"]), str(tool["description"]), dict(tool["parameters"]))
@@ -51,7 +51,7 @@ class RemoteCaller:
 
     def __init__(
         self,
-        agents: AgentsTransport,
+        agents: AgentsPort,
         sandboxes: Transport,
         shapes: Sequence[Shape],
         *,

@@ -1,4 +1,4 @@
-"""What the engine needs from the outside, as Protocols. No behaviour lives here.
+"""Protocols between rooms: what the engine needs, and what it offers. No behaviour lives here.
 
 A backend makes an isolated place, hands us a byte stream into it and removes it: seven
 verbs over two Protocols. Only classes of `errors` leave an implementation.
@@ -6,11 +6,13 @@ verbs over two Protocols. Only classes of `errors` leave an implementation.
 
 from __future__ import annotations
 
-from sandkasten.ports.agent_ports import Agents, Runs
+from sandkasten.ports.agent_ports import Agents, Runs, TenantAgents
 from sandkasten.ports.clock_and_events import Clock, EventSink
 from sandkasten.ports.image_ports import (
     ImageLibrary,
+    ImageOperations,
     ImagePacker,
+    Images,
     ImageSource,
     KeepsImages,
     Watchful,
@@ -52,7 +54,9 @@ __all__ = [
     "FileStore",
     "HostMounts",
     "ImageLibrary",
+    "ImageOperations",
     "ImagePacker",
+    "Images",
     "ImageSource",
     "Journal",
     "KeepsImages",
@@ -65,6 +69,7 @@ __all__ = [
     "Site",
     "Sites",
     "Store",
+    "TenantAgents",
     "Watchful",
     "Workbench",
     "Workspaces",

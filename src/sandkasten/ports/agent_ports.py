@@ -66,8 +66,8 @@ class Runs(Protocol):
         ...
 
 
-class Agents(Protocol):
-    """Carries out runs. A run of another tenant is RunNotFound, exactly as an unknown one is."""
+class AgentLibrary(Protocol):
+    """Agents and workflows, their tools, and how a run of one is started."""
 
     async def definitions(self, kind: RunKind) -> Sequence[Definition]: ...
     async def definition(self, kind: RunKind, name: str) -> Definition:
@@ -83,6 +83,46 @@ class Agents(Protocol):
         ...
 
     async def start_workflow(self, request: WorkflowRunRequest) -> RunRow: ...
+
+    async def tools(self, mode: str) -> Sequence[Mapping[str, Any]]:
+        """Return name, description and parameters (JSON Schema) of the tools of a mode."""
+        ...
+
+
+class Agents(AgentLibrary, Protocol):
+    """Agents and runs of the caller's own tenant; a tenant in a request does not count."""
+
+    async def run(self, run_id: str) -> RunRow: ...
+    async def runs(
+        self,
+        *,
+        kind: RunKind | None = None,
+        status: str | None = None,
+        limit: int = 100,
+        before: str | None = None,
+    ) -> Sequence[RunRow]: ...
+    async def cancel(self, run_id: str) -> RunRow: ...
+    async def resume(self, run_id: str) -> RunRow: ...
+    def events(
+        self, run_id: str, *, since_seq: int = 0, follow: bool = False
+    ) -> AsyncIterator[RunEvent | RunRow]: ...
+    async def call_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        *,
+        session: str,
+        image: str | None = None,
+        runtime: str | None = None,
+    ) -> Mapping[str, Any]: ...
+
+
+class TenantAgents(AgentLibrary, Protocol):
+    """Agents and runs of every tenant.
+
+    A run of another tenant is RunNotFound, exactly as an unknown one is.
+    """
+
     async def run(self, run_id: str, tenant: str) -> RunRow: ...
     async def runs(
         self,
@@ -108,10 +148,6 @@ class Agents(Protocol):
         self, run_id: str, tenant: str, *, since_seq: int = 0, follow: bool = False
     ) -> AsyncIterator[RunEvent | RunRow]:
         """Its events; with `follow` to its end, and the row as the last item once it has ended."""
-        ...
-
-    def tools(self, mode: str) -> Sequence[Mapping[str, Any]]:
-        """name, description and parameters (JSON Schema) of those a mode has."""
         ...
 
     async def call_tool(

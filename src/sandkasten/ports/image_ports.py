@@ -70,11 +70,10 @@ class Watchful(Protocol):
         ...
 
 
-class ImageLibrary(Protocol):
-    """The images of this machine: what is there, and how it comes and goes.
+class ImageOperations(Protocol):
+    """What is done with images in the same way by the store, the engine and a daemon.
 
-    `in_use` are the ids of images that sandboxes run on. Reports of progress arrive on the
-    event loop of the caller.
+    Progress is reported on the event loop of the caller.
     """
 
     async def list(self) -> Sequence[ImageInfo]: ...
@@ -87,17 +86,6 @@ class ImageLibrary(Protocol):
         platform: str | None = None,
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> Sequence[ImageInfo]: ...
-    async def import_stream(
-        self,
-        data: AsyncIterable[bytes],
-        *,
-        name: str | None = None,
-        platform: str | None = None,
-        progress: Callable[[ImageProgress], None] | None = None,
-    ) -> Sequence[ImageInfo]:
-        """As `import_archive`, of an archive that comes from elsewhere and is kept by nobody."""
-        ...
-
     async def export(
         self,
         name: str,
@@ -124,6 +112,39 @@ class ImageLibrary(Protocol):
         refresh: bool = False,
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> BuiltImage: ...
+    async def tag(self, name: str, new: str) -> ImageInfo: ...
+
+
+class Images(ImageOperations, Protocol):
+    """The images of one server, as the client sees them; paths are that server's."""
+
+    async def build_steps(
+        self,
+        name: str,
+        file: str,
+        *,
+        refresh: bool = False,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> BuiltImage: ...
+    async def remove(self, name: str) -> RemovedImage: ...
+    async def collect(self) -> CollectedImages: ...
+    async def usage(self) -> ImageUsage: ...
+
+
+class ImageLibrary(ImageOperations, Protocol):
+    """The store of images. `in_use` are the ids of images that sandboxes run on."""
+
+    async def import_stream(
+        self,
+        data: AsyncIterable[bytes],
+        *,
+        name: str | None = None,
+        platform: str | None = None,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> Sequence[ImageInfo]:
+        """As `import_archive`, of an archive that comes from elsewhere and is kept by nobody."""
+        ...
+
     async def build_steps(
         self,
         name: str,
@@ -136,7 +157,6 @@ class ImageLibrary(Protocol):
         """Build an image by the steps of a recipe; its commands run on `bench`."""
         ...
 
-    async def tag(self, name: str, new: str) -> ImageInfo: ...
     async def remove(self, name: str, *, in_use: AbstractSet[str]) -> RemovedImage:
         """Conflict when it is in use; its layers stay until `collect`."""
         ...

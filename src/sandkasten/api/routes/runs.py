@@ -56,10 +56,10 @@ if TYPE_CHECKING:
 
     from sandkasten.api.request.http_call import Call
     from sandkasten.model.runs.run_values import Definition, RunKind
-    from sandkasten.ports.agent_ports import Agents
+    from sandkasten.ports import TenantAgents
 
 
-async def agents_of(call: Call) -> Agents:
+async def agents_of(call: Call) -> TenantAgents:
     if call.server.agents is None and call.server.open_agents is not None:
         call.server.agents = await call.server.open_agents()
     if call.server.agents is None:
@@ -189,7 +189,9 @@ async def workflow_events(call: Call) -> Response:
     return await events(call)
 
 
-async def _stream(agents: Agents, the_id: str, tenant: str, since: int) -> AsyncIterator[bytes]:
+async def _stream(
+    agents: TenantAgents, the_id: str, tenant: str, since: int
+) -> AsyncIterator[bytes]:
     async for item in agents.events(the_id, tenant, since_seq=since, follow=True):
         if isinstance(item, RunEvent):
             yield event("event", to_json(item), item.seq)

@@ -56,7 +56,7 @@ class ToolAnswer(Answer):
 
 async def tools(call: Call) -> Response:
     mode = call.query(ToolsQuery).mode
-    found = [dict(one) for one in (await agents_of(call)).tools(mode)]
+    found = [dict(one) for one in await (await agents_of(call)).tools(mode)]
     return answer({"tools": found, "count": len(found), "mode": mode})
 
 

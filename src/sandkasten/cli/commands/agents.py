@@ -13,8 +13,8 @@ from sandkasten.errors import AgentNotFound, FileTrouble, InvalidRequest, Workfl
 from sandkasten.model.runs.run_values import Definition
 
 if TYPE_CHECKING:
-    from sandkasten.client.server.agents_transport import AgentsTransport
     from sandkasten.model.runs.run_values import RunKind
+    from sandkasten.ports import Agents as AgentsPort
 
 Which = Annotated[
     str, typer.Argument(metavar="AGENT", help="A name in the library, or a .prompt file.")
@@ -154,7 +154,7 @@ async def checked(state: State, kind: RunKind, words: list[str]) -> int:
         return runs.checked(state, [await _looked_at(transport, kind, word) for word in words])
 
 
-async def _looked_at(transport: AgentsTransport, kind: RunKind, word: str) -> Definition:
+async def _looked_at(transport: AgentsPort, kind: RunKind, word: str) -> Definition:
     """One that cannot be read or found is as wrong as one that cannot be parsed."""
     try:
         name, source = runs.named(word)

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from sandkasten.client.server.admin_transport import BooksTransport
-    from sandkasten.client.server.agents_transport import AgentsTransport
     from sandkasten.client.server.installer import Installer
     from sandkasten.client.server.transport import Transport
     from sandkasten.daemon.settings.resolver import Settings
+    from sandkasten.ports import Agents as AgentsPort
 
 
 async def open_engine(place: Place) -> Transport:
@@ -74,7 +74,7 @@ def open_books(place: Place) -> AbstractAsyncContextManager[BooksTransport]:
 
 
 @asynccontextmanager
-async def open_agents(place: Place) -> AsyncIterator[AgentsTransport]:
+async def open_agents(place: Place) -> AsyncIterator[AgentsPort]:
     """Agents that this process runs; what still runs at the end of the block is cancelled."""
     require_linux()
     loaded = await asyncio.to_thread(_load_agents, place)

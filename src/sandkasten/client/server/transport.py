@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult
@@ -19,16 +19,6 @@ if TYPE_CHECKING:
         FileEntry,
         Listing,
         TarSummary,
-    )
-    from sandkasten.model.images.image_info import (
-        ArchiveFormat,
-        BuiltImage,
-        CollectedImages,
-        Exported,
-        ImageInfo,
-        ImageProgress,
-        ImageUsage,
-        RemovedImage,
     )
     from sandkasten.model.sandbox.oneshot_values import RunRequest, RunResult
     from sandkasten.model.sandbox.readiness import Readiness, Tier
@@ -42,6 +32,7 @@ if TYPE_CHECKING:
     )
     from sandkasten.model.sandbox.usage import Usage
     from sandkasten.model.sandbox.workspace import Workspace
+    from sandkasten.ports import Images
 
 
 class TerminalTransport(Protocol):
@@ -108,59 +99,6 @@ class FilesTransport(Protocol):
     def tar_out(self, sandbox_id: str, path: str) -> AsyncIterator[bytes]: ...
 
 
-class ImagesTransport(Protocol):
-    """The images of one server; paths are that server's."""
-
-    async def list(self) -> Sequence[ImageInfo]: ...
-    async def inspect(self, name: str) -> ImageInfo: ...
-    async def import_archive(
-        self,
-        path: str,
-        *,
-        name: str | None = None,
-        platform: str | None = None,
-        progress: Callable[[ImageProgress], None] | None = None,
-    ) -> Sequence[ImageInfo]: ...
-    async def export(
-        self,
-        name: str,
-        path: str,
-        *,
-        format: ArchiveFormat = "docker",
-        progress: Callable[[ImageProgress], None] | None = None,
-    ) -> Exported: ...
-    async def pull(
-        self,
-        name: str,
-        *,
-        platform: str | None = None,
-        progress: Callable[[ImageProgress], None] | None = None,
-    ) -> ImageInfo: ...
-    async def build_debian(
-        self,
-        name: str,
-        suite: str,
-        *,
-        include: Sequence[str] = (),
-        variant: str = "minbase",
-        mirror: str | None = None,
-        refresh: bool = False,
-        progress: Callable[[ImageProgress], None] | None = None,
-    ) -> BuiltImage: ...
-    async def build_steps(
-        self,
-        name: str,
-        file: str,
-        *,
-        refresh: bool = False,
-        progress: Callable[[ImageProgress], None] | None = None,
-    ) -> BuiltImage: ...
-    async def tag(self, name: str, new: str) -> ImageInfo: ...
-    async def remove(self, name: str) -> RemovedImage: ...
-    async def collect(self) -> CollectedImages: ...
-    async def usage(self) -> ImageUsage: ...
-
-
 class WorkspacesTransport(Protocol):
     """The named workspaces of one server."""
 
@@ -180,7 +118,7 @@ class Transport(Protocol):
     @property
     def files(self) -> FilesTransport: ...
     @property
-    def images(self) -> ImagesTransport: ...
+    def images(self) -> Images: ...
     async def create(self, request: CreateRequest) -> Info: ...
     async def get(self, sandbox_id: str) -> Info: ...
     async def list(self, *, all: bool = False) -> Sequence[Info]: ...
