@@ -5,14 +5,25 @@ from __future__ import annotations
 import ast
 import os
 import re
+from collections import Counter, defaultdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.repo import tree
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 VAGUE = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc", "stuff"}
 MOST_LINES = 500
+MOST_MODULES = 20
+# Adapters repeat the public noun that they adapt: `images`, `workspaces`, `keys`.
+RIM = ("api/routes/", "cli/", "client/", "sync.py")
+# Every backend has these, and a reader looks for them by name.
+CONVENTIONS = {"backend.py", "cell.py", "probe.py", "selftest.py"}
+NOUNS = {"spelling", "whole_listing"}
 
 _REGISTRIES = (
     "py" + "pi.org",
@@ -43,6 +54,47 @@ def test_no_file_has_a_vague_name():
     named = [p for p in tree.files() if p.suffix in {".py", ".rs", ".ts"}]
     vague = [p for p in named if {p.stem, p.parent.name} & VAGUE]
     assert vague == []
+
+
+def _clashes(paths: Iterable[str]) -> dict[str, list[str]]:
+    """Return base names that several modules have, adapters at the rim left out."""
+    named = defaultdict(list)
+    for path in paths:
+        if not path.startswith(RIM) and Path(path).name not in CONVENTIONS:
+            named[Path(path).name].append(path)
+    return {name: sorted(found) for name, found in named.items() if len(found) > 1}
+
+
+def test_module_names_are_unique_outside_the_adapters():
+    assert _clashes(_package_paths()) == {}
+
+
+@pytest.mark.parametrize(
+    ("paths", "clashes"),
+    [
+        (["engine/x.py", "store/x.py"], {"x.py": ["engine/x.py", "store/x.py"]}),
+        (["engine/x.py", "cli/commands/x.py", "api/routes/x.py"], {}),
+        (["backends/local/cell.py", "backends/oci/cell.py"], {}),
+    ],
+)
+def test_repeated_module_name_is_found(paths, clashes):
+    assert _clashes(paths) == clashes
+
+
+def test_no_module_is_named_by_a_gerund():
+    gerunds = [p for p in _package_paths() if p.endswith("ing.py") and Path(p).stem not in NOUNS]
+    assert gerunds == []
+
+
+def test_no_folder_has_more_modules_than_a_reader_can_scan():
+    sizes = Counter(str(Path(path).parent) for path in _package_paths())
+    assert {folder: n for folder, n in sizes.items() if n > MOST_MODULES} == {}
+
+
+def _package_paths() -> list[str]:
+    package = tree.ROOT / "src" / "sandkasten"
+    paths = (path.relative_to(package) for path in tree.modules().values())
+    return [str(path) for path in paths if path.name != "__init__.py"]
 
 
 def test_no_module_is_too_long():

@@ -12,7 +12,12 @@ from sandkasten.cli.options import Json, state_of
 
 if TYPE_CHECKING:
     from sandkasten.cli.state import State
-    from sandkasten.model.installation import InstallationRequest, Installed, Removed, Standing
+    from sandkasten.model.installation_values import (
+        InstallationRequest,
+        Installed,
+        Removed,
+        Standing,
+    )
 
 # The first character keeps click from joining the lines.
 _UP: Final = """\b
@@ -93,7 +98,7 @@ def _up(
     """Start the daemon as a container. It is ready when this ends."""
     from sandkasten.cli.options import pairs
     from sandkasten.cli.state import go
-    from sandkasten.model.installation import InstallationRequest
+    from sandkasten.model.installation_values import InstallationRequest
 
     state = state_of(context, json=json)
     asked = InstallationRequest(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from sandkasten.model.installation import (
+    from sandkasten.model.installation_values import (
         Drawn,
         InstallationRequest,
         Installed,

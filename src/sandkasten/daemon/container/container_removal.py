@@ -31,7 +31,7 @@ from sandkasten.daemon.container.install_plan import (
     NETWORK,
     STOP_S,
 )
-from sandkasten.model.installation import Removed
+from sandkasten.model.installation_values import Removed
 
 if TYPE_CHECKING:
     from sandkasten.backends.docker.engine.engine_host import EngineHost, HostedContainer

@@ -36,7 +36,7 @@ from sandkasten.daemon.container.install_plan import (
 )
 from sandkasten.daemon.container.small_tar import packed
 from sandkasten.errors import BackendUnavailable
-from sandkasten.model.installation import Drawn, Installed, Standing
+from sandkasten.model.installation_values import Drawn, Installed, Standing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from sandkasten.backends.docker.engine.engine_host import EngineFacts, HostedContainer
     from sandkasten.daemon.container.install_plan import Plan
     from sandkasten.daemon.settings.resolver import Settings
-    from sandkasten.model.installation import Begun, InstallationRequest, Removed
+    from sandkasten.model.installation_values import Begun, InstallationRequest, Removed
 
 _POLL_S: Final = 0.3
 
