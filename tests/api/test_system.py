@@ -14,8 +14,7 @@ from sandkasten.daemon.compose import open_engine
 from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import BackendUnavailable
 from sandkasten.model.sandbox.readiness import Readiness
-from sandkasten.telemetry.event_fanout import FanOut
-from sandkasten.telemetry.log_events import LogEvents
+from sandkasten.telemetry.log_events import FanOut, LogEvents
 from sandkasten.telemetry.metrics import Metrics
 from tests.api.daemon_in_process import serving
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sandkasten.images.layers.elf_header import architecture_of
+from sandkasten.images.archives.archive_import import architecture_of
 from sandkasten.images.layers.image_store import ImageConfig, LayerStore
 from sandkasten.images.layers.overlay import has_program, read_merged
 from sandkasten.images.layers.skeleton import MAX_ACCOUNTS_BYTES, group, passwd

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 
-from sandkasten.linux import delayed_close
+from sandkasten.linux import sandbox_removal
 from tests.patience import PATIENCE_S
 
 
@@ -24,7 +24,7 @@ def test_a_descriptor_is_closed_in_the_background_after_its_last_use():
     def mark(descriptor: int) -> None:
         os.write(descriptor, b"x")
 
-    delayed_close.close_later(write, after=mark)
+    sandbox_removal.close_later(write, after=mark)
     deadline = time.monotonic() + PATIENCE_S
     while not _closed(write):
         assert time.monotonic() < deadline
@@ -37,10 +37,10 @@ def test_without_a_thread_a_descriptor_is_closed_at_once(monkeypatch):
     def no_thread(self) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
-    monkeypatch.setattr(delayed_close, "_owner", 0)
+    monkeypatch.setattr(sandbox_removal, "_closing_process", 0)
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     read, write = os.pipe()
-    delayed_close.close_later(write)
-    delayed_close.close_later(None)
+    sandbox_removal.close_later(write)
+    sandbox_removal.close_later(None)
     assert _closed(write)
     os.close(read)

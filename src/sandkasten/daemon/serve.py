@@ -29,8 +29,7 @@ from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.daemon.settings.http_settings import key_required
 from sandkasten.engine.clock import SystemClock
 from sandkasten.telemetry import json_log
-from sandkasten.telemetry.event_fanout import FanOut
-from sandkasten.telemetry.log_events import LogEvents
+from sandkasten.telemetry.log_events import FanOut, LogEvents
 from sandkasten.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
 import time
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from sandkasten.disk.process_identity import boot_id
@@ -19,16 +21,21 @@ from sandkasten.errors import BackendUnavailable
 from sandkasten.linux import processes
 from sandkasten.linux.cgroup import cgroups, freezer
 from sandkasten.linux.confinement import id_ranges
-from sandkasten.linux.delayed_close import close_later
 from sandkasten.linux.state_layout import CellState, Layout, read_pid, read_state
 from sandkasten.linux.storage import quota_image
 from sandkasten.model.sandbox.limits import Limits
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sandkasten.model.ids import SandboxId
 
 # Killing takes about a millisecond; a workspace with much unwritten data is flushed first.
 _DEATH_DEADLINE_S = 30.0
+_to_close: SimpleQueue[tuple[int, Callable[[int], None]]] = SimpleQueue()
+_closing_lock = threading.Lock()
+_closing_process = 0
+"""The process that owns the thread: a fork does not inherit it."""
 
 
 def remove(layout: Layout, sandbox_id: SandboxId) -> None:
@@ -161,3 +168,43 @@ def alive(layout: Layout, sandbox_id: SandboxId) -> bool:
         return False
     pinned.close()
     return True
+
+
+def _ignore(descriptor: int) -> None:
+    del descriptor
+
+
+def close_later(descriptor: int | None, *, after: Callable[[int], None] = _ignore) -> None:
+    """Close the descriptor in a background thread, after `after` has run with it.
+
+    Closing the last reference to a mount namespace unmounts everything in it, which takes a
+    millisecond or more. Nothing is visible or running by then, so no caller needs to wait. If the
+    process ends first, the kernel closes all its descriptors. Calls are served in order.
+    """
+    global _closing_process
+    with _closing_lock:
+        if _closing_process != os.getpid():
+            try:
+                threading.Thread(
+                    target=_close_queued, name="sandkasten-closing", daemon=True
+                ).start()
+            except RuntimeError:
+                # The interpreter is shutting down, or the host has no thread left.
+                if descriptor is not None:
+                    _close(descriptor, after)
+                return
+            _closing_process = os.getpid()
+    if descriptor is not None:
+        _to_close.put((descriptor, after))
+
+
+def _close_queued() -> None:
+    while True:
+        _close(*_to_close.get())
+
+
+def _close(descriptor: int, after: Callable[[int], None]) -> None:
+    with contextlib.suppress(OSError):
+        after(descriptor)
+    with contextlib.suppress(OSError):
+        os.close(descriptor)

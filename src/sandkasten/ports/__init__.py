@@ -6,8 +6,9 @@ verbs over two Protocols. Only classes of `errors` leave an implementation.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
 from sandkasten.ports.agent_ports import Agents, Runs, TenantAgents
-from sandkasten.ports.clock_and_events import Clock, EventSink
 from sandkasten.ports.image_ports import (
     ImageLibrary,
     ImageOperations,
@@ -39,6 +40,9 @@ from sandkasten.ports.persistence import (
     Store,
     Workspaces,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = [
     "Agents",
@@ -74,3 +78,17 @@ __all__ = [
     "Workbench",
     "Workspaces",
 ]
+
+
+class Clock(Protocol):
+    """`now` is wall time for people; `boottime` never jumps and counts TTLs."""
+
+    def now(self) -> float: ...
+    def boottime(self) -> float: ...
+
+
+@runtime_checkable
+class EventSink(Protocol):
+    """Receives what happened (`sandbox.created`, …); must not raise and must not block."""
+
+    def emit(self, event: str, fields: Mapping[str, str | int | float | bool | None]) -> None: ...

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from sandkasten.ports import EventSink
+
 logger = logging.getLogger("sandkasten")
 
 _TROUBLE = ("failed", "lost", "crashed", "silent", "corrupt")
@@ -29,3 +31,14 @@ class LogEvents:
         level = logging.WARNING if trouble else self._routine
         if logger.isEnabledFor(level):
             logger.log(level, "%s", event, extra={"sandkasten": dict(fields)})
+
+
+class FanOut:
+    """Sends each event to several sinks. Implements `ports.EventSink`."""
+
+    def __init__(self, *sinks: EventSink) -> None:
+        self._sinks = sinks
+
+    def emit(self, event: str, fields: Mapping[str, str | int | float | bool | None]) -> None:
+        for sink in self._sinks:
+            sink.emit(event, fields)

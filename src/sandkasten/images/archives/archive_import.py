@@ -30,7 +30,7 @@ from sandkasten.images.archives.tar_index import BLOCK
 from sandkasten.images.archives.tar_index import members as tar_members
 from sandkasten.images.image_config import ImageConfig
 from sandkasten.images.image_names import new_name
-from sandkasten.images.layers.elf_header import architecture_of
+from sandkasten.images.layers.overlay import read_merged
 from sandkasten.images.registry.image_reference import wanted_platform
 from sandkasten.model.images.image_info import ImageProgress
 
@@ -52,6 +52,18 @@ _ROOT_NAMES: Final = frozenset(
         *("opt", "proc", "root", "run", "sbin", "srv", "sys", "tmp", "usr", "var"),
     )
 )
+_ELF_MACHINES: Final = {
+    3: "386",
+    21: "ppc64le",
+    22: "s390x",
+    40: "arm",
+    62: "amd64",
+    183: "arm64",
+    243: "riscv64",
+    258: "loong64",
+}
+_USUAL_PROGRAMS: Final = ("bin/sh", "bin/busybox", "usr/bin/env", "bin/bash", "usr/bin/python3")
+_MAX_PROGRAMS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,3 +265,30 @@ def _names(order: Import, found: Sequence[Sequence[str]]) -> list[Sequence[str]]
         for name in own:
             new_name(name)
     return [*found]
+
+
+def architecture_of(trees: Sequence[str]) -> str:
+    """Return the architecture of a tree's programs in image spelling; empty if none shows it."""
+    for path in (*_USUAL_PROGRAMS, *_programs(trees)):
+        head = read_merged(trees, path, 20)
+        if head is not None and len(head) == 20 and head.startswith(b"\x7fELF"):
+            code = int.from_bytes(head[18:20], "little" if head[5] == 1 else "big")
+            return _ELF_MACHINES.get(code, "")
+    return ""
+
+
+def _programs(trees: Sequence[str]) -> Iterator[str]:
+    """Return the names of some files in program directories: an image may contain only its own."""
+    for tree in reversed(trees):
+        for directory in ("", "bin", "usr/bin", "usr/local/bin", "sbin", "app"):
+            where = os.path.join(tree, directory)
+            # Not through a link, which could lead anywhere on this machine.
+            if directory and os.path.realpath(where) != os.path.join(
+                os.path.realpath(tree), directory
+            ):
+                continue
+            try:
+                names = sorted(os.listdir(where))[:_MAX_PROGRAMS]
+            except OSError:
+                continue
+            yield from (f"{directory}/{name}" for name in names)

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
+import queue
 import subprocess
+import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, BinaryIO
+from typing import IO, TYPE_CHECKING, BinaryIO, Final, Self
 
 from sandkasten.errors import (
     BackendUnavailable,
@@ -26,7 +29,6 @@ from sandkasten.errors import (
     SandkastenError,
 )
 from sandkasten.images.archives import compression
-from sandkasten.images.layers.parallel_digest import Digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +44,8 @@ _HINTS = {
     "hostile": "the archive was made to write outside its directory; do not use it",
     "limit": "layers have bounds on size, entries, names and owners; make it smaller or squash it",
 }
+# In pieces of one MiB: enough that neither side waits for short delays of the other.
+_WAITING: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,3 +212,40 @@ def _failure(kind: str, message: str, errno: int) -> SandkastenError:
     if kind in _HINTS:
         return InvalidImage(text, hint=_HINTS[kind], kind=kind)
     return InternalError(text, errno=errno)
+
+
+class Digest:
+    """A sha256 that is computed in parallel with reading.
+
+    hashlib releases the interpreter while it computes, so with a second core the digest of a layer
+    costs no extra time. Takes pieces from one thread; a piece must not change afterwards.
+    """
+
+    def __init__(self) -> None:
+        self._sum = hashlib.sha256()
+        self._pieces: queue.Queue[bytes | None] = queue.Queue(_WAITING)
+        self._thread = threading.Thread(target=self._run, name="sandkasten-digest", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def update(self, piece: bytes) -> None:
+        self._pieces.put(piece)
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._pieces.put(None)
+            self._thread.join()
+
+    def name(self) -> str:
+        """Return `sha256:<hex>` of all pieces; nothing may follow."""
+        self.close()
+        return f"sha256:{self._sum.hexdigest()}"
+
+    def _run(self) -> None:
+        while (piece := self._pieces.get()) is not None:
+            self._sum.update(piece)
