@@ -67,46 +67,48 @@ REFUSED: dict[str, Refused] = {
     "the root as a symlink": Refused(lambda: tar(symlink(b".", b"/")), "hostile", "root"),
     # -- symlinks, and members behind them
     "file behind a symlink": Refused(
-        lambda: tar(symlink(b"a", b"../canary"), file(b"a/new", b"!")), "hostile", "no directory"
+        lambda: tar(symlink(b"a", b"../canary"), file(b"a/new", b"!")), "hostile", "not a directory"
     ),
     "file behind a symlink to /": Refused(
-        lambda: tar(symlink(b"a", b"/"), file(b"a/tmp/new", b"!")), "hostile", "no directory"
+        lambda: tar(symlink(b"a", b"/"), file(b"a/tmp/new", b"!")), "hostile", "not a directory"
     ),
     "file behind a symlink to ..": Refused(
-        lambda: tar(symlink(b"a", b".."), file(b"a/canary/new", b"!")), "hostile", "no directory"
+        lambda: tar(symlink(b"a", b".."), file(b"a/canary/new", b"!")), "hostile", "not a directory"
     ),
     "file behind a symlink inside": Refused(
         lambda: tar(directory(b"real"), symlink(b"a", b"real"), file(b"a/new", b"!")),
         "hostile",
-        "no directory",
+        "not a directory",
     ),
     "file behind a chain of symlinks": Refused(
         lambda: tar(symlink(b"c", b".."), symlink(b"b", b"c"), symlink(b"a", b"b"), file(b"a/x")),
         "hostile",
-        "no directory",
+        "not a directory",
     ),
     "directory turned symlink, then a child": Refused(
         lambda: tar(
             directory(b"a"), file(b"a/x", b"1"), symlink(b"a", b"../canary"), file(b"a/x", b"2")
         ),
         "hostile",
-        "no directory",
+        "not a directory",
     ),
     "symlink deep inside a path": Refused(
         lambda: tar(symlink(b"a/b/c", b"../../../canary"), file(b"a/b/c/d/new", b"!")),
         "hostile",
-        "no directory",
+        "not a directory",
     ),
     "whiteout behind a symlink": Refused(
-        lambda: tar(symlink(b"a", b"../canary"), file(b"a/.wh.kept")), "hostile", "no directory"
+        lambda: tar(symlink(b"a", b"../canary"), file(b"a/.wh.kept")), "hostile", "not a directory"
     ),
     "opaque marker behind a symlink": Refused(
-        lambda: tar(symlink(b"a", b"../canary"), file(b"a/.wh..wh..opq")), "hostile", "no dir"
+        lambda: tar(symlink(b"a", b"../canary"), file(b"a/.wh..wh..opq")), "hostile", "not a dir"
     ),
     "hard link behind a symlink": Refused(
-        lambda: tar(X, symlink(b"a", b"../canary"), hard_link(b"a/new", b"x")), "hostile", "no dir"
+        lambda: tar(X, symlink(b"a", b"../canary"), hard_link(b"a/new", b"x")),
+        "hostile",
+        "not a dir",
     ),
-    "child of a file": Refused(lambda: tar(X, file(b"x/y")), "hostile", "no directory"),
+    "child of a file": Refused(lambda: tar(X, file(b"x/y")), "hostile", "not a directory"),
     # -- hard links
     "hard link outside": Refused(
         lambda: tar(hard_link(b"h", b"../canary/kept")), "hostile", "contains '..'"
