@@ -163,7 +163,7 @@ async def test_retries_are_counted():
 async def test_nothing_is_retried_after_the_first_word():
     dropped = Answer(text="a" * 50, fault="drop")
     async with ScriptedModel([dropped, GOOD]) as model, ChatModel() as chat:
-        with pytest.raises(ModelUnavailable, match="in the middle of its answer"):
+        with pytest.raises(ModelUnavailable, match="during the answer"):
             await chat.ask(settings_of(model), HELLO)
     assert len(model.requests) == 1
 
@@ -199,10 +199,10 @@ def _error(status: int, **fields: object) -> Answer:
         (
             Answer(status=307, headers={"Location": "http://127.0.0.1:1/"}, raw=b""),
             InvalidConfiguration,
-            "sends elsewhere",
+            "redirects are not followed",
         ),
         (Answer(status=400, raw=b"\x1b[31m<html>" + b"x" * 9999), RunFailed, r"^[^\x1b]{,700}$"),
-        (Answer(status=400, raw=b'{"error": [[[]]]}'), RunFailed, "refuses the request"),
+        (Answer(status=400, raw=b'{"error": [[[]]]}'), RunFailed, "rejected the request"),
     ],
 )
 async def test_a_permanent_failure_is_not_retried(answer, kind, words):
@@ -315,7 +315,7 @@ async def test_an_endless_answer_is_cut_off(fault, monkeypatch, full_size):
 async def test_a_silent_stream_ends_at_the_idle_deadline():
     told = await failure(Answer(text="x" * 99, fault="silent"), idle_s=0.5)
     assert isinstance(told, ModelUnavailable)
-    assert "in the middle of its answer" in told.message
+    assert "during the answer" in told.message
 
 
 @pytest.mark.promise("P66")
@@ -357,7 +357,7 @@ async def test_an_endpoint_with_an_untrusted_certificate_does_not_get_the_key(tm
         port = server.sockets[0].getsockname()[1]
         settings = ModelSettings(f"https://127.0.0.1:{port}/v1", KEY, "m")
         async with ChatModel() as chat:
-            with pytest.raises(ModelUnavailable, match="cannot be trusted"):
+            with pytest.raises(ModelUnavailable, match="TLS certificate cannot be verified"):
                 await chat.ask(settings, HELLO)
     assert heard == []
 
@@ -509,8 +509,12 @@ def test_a_router_gets_the_full_model_name():
 @pytest.mark.parametrize(
     ("models", "name", "words"),
     [
-        (Models(), "openai/gpt-4o", "no endpoint is set for the model 'openai/gpt-4o'"),
-        (Models(), None, "no endpoint is set for an agent that names no model"),
+        (
+            Models(),
+            "openai/gpt-4o",
+            "no model endpoint is configured for the model 'openai/gpt-4o'",
+        ),
+        (Models(), None, "no model endpoint is configured for an agent that names no model"),
         (Models(ModelSettings("http://localhost/v1")), "", "name a model"),
     ],
 )

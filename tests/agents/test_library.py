@@ -52,7 +52,7 @@ def test_an_agent_is_found_by_the_name_of_its_file_too(tmp_path):
 def test_an_unknown_agent_is_reported_with_the_nearest_name():
     with pytest.raises(AgentNotFound) as caught:
         Library([PROMPTS]).agent("log-analyser")
-    assert caught.value.message == "there is no agent named 'log-analyser'"
+    assert caught.value.message == "agent 'log-analyser' not found"
     assert caught.value.hint == "did you mean log-analyzer?"
 
 
@@ -120,7 +120,9 @@ def test_a_link_that_leads_outside_is_not_read(tmp_path):
     (inside / "directory").symlink_to(secret.parent)
     library = Library([inside])
     assert names(library) == ["out", "real", "within"]
-    with pytest.raises(InvalidAgent, match=r"out\.prompt is a link that leads out"):
+    with pytest.raises(
+        InvalidAgent, match=r"out\.prompt is a link that points outside its directory"
+    ):
         library.agent("out")
     assert "s3cret" not in repr(library.definitions("agent"))
     assert library.agent("within").template == "Real."

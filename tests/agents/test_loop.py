@@ -153,7 +153,7 @@ async def test_the_deadline_ends_a_command_too(tools):
     script = [Answer(calls=[Call("sandbox_exec", {"command": "sleep 1000"})])]
     await tools.call("open")
     async with staged(tools, script) as stage:
-        with pytest.raises(RunLimitReached, match=r"longer than its 2\.5 s") as caught:
+        with pytest.raises(RunLimitReached, match=r"exceeded its timeout of 2\.5 s") as caught:
             await stage.run(slow)
         assert caught.value.details["limit"] == "timeout"
         await _until(lambda: _nothing_runs(tools))
@@ -265,7 +265,7 @@ async def test_agents_that_call_each_other_are_stopped(unisolated_tools):
     # Four of them: the one below three others has nobody to call, and is told so.
     assert result.usage == RunUsage(8, 4, 80, 40)
     told = [json.loads(one["answer"]) for one in stage.noted("tool.answered")]
-    assert told[0]["error"] == "there is no tool named 'agent_two'" or told[0]["code"]
+    assert told[0]["error"] == "unknown tool 'agent_two'" or told[0]["code"]
     assert [one["ok"] for one in told] == [False, True, True, True]
 
 
@@ -309,7 +309,7 @@ async def test_tokens_of_a_called_agent_count_for_its_caller(unisolated_tools):
 
     spent = Spent()
     async with staged(unisolated_tools, script, below) as stage:
-        with pytest.raises(RunLimitReached, match="has used 45 tokens, of 40"):
+        with pytest.raises(RunLimitReached, match="used 45 of its 40 tokens"):
             await stage.run(lead, spent=spent)
     assert spent.usage == RunUsage(3, 3, 30, 15)
 
@@ -332,7 +332,7 @@ async def test_the_step_limit_ends_a_run_and_keeps_the_transcript(unisolated_too
 @pytest.mark.promise("P67")
 async def test_the_token_limit_ends_a_run_that_would_go_on(unisolated_tools):
     async with staged(unisolated_tools, lambda _: FOREVER) as stage:
-        with pytest.raises(RunLimitReached, match="has used 30 tokens, of 20"):
+        with pytest.raises(RunLimitReached, match="used 30 of its 20 tokens"):
             await stage.run(agent("max_tokens: 20"))
     async with staged(unisolated_tools, [Answer("done", usage=(100, 100))]) as stage:
         assert (await stage.run(agent("max_tokens: 20"))).text == "done"
@@ -397,12 +397,12 @@ async def test_a_conversation_too_long_for_the_model_is_a_failure_with_a_hint(un
     ("call", "words"),
     [
         (Call("sandbox_exe", {}), "did you mean sandbox_exec?"),
-        (Call("no such / tool\n", {}), "there is no tool named 'no_such_tool'"),
-        (Call("", {}), "there is no tool named 'unnamed'"),
-        (Call("sandbox_exec", '{"command": "ls'), "no valid JSON"),
-        (Call("sandbox_exec", "[1]"), "no JSON object"),
-        (Call("sandbox_exec", "[" * 5000), "no valid JSON"),
-        (Call("sandbox_exec", '{"x": NaN}'), "no valid JSON"),
+        (Call("no such / tool\n", {}), "unknown tool 'no_such_tool'"),
+        (Call("", {}), "unknown tool 'unnamed'"),
+        (Call("sandbox_exec", '{"command": "ls'), "not valid JSON"),
+        (Call("sandbox_exec", "[1]"), "not a JSON object"),
+        (Call("sandbox_exec", "[" * 5000), "not valid JSON"),
+        (Call("sandbox_exec", '{"x": NaN}'), "not valid JSON"),
         (Call("sandbox_exec", {"cmd": 7}), "cmd"),
         (Call("sandbox_exec", ""), "cmd"),
     ],
@@ -465,9 +465,9 @@ async def test_an_answer_that_violates_its_schema_is_corrected(unisolated_tools)
         assert (await stage.run(COUNTER)).output == {"n": 7}
     first, second = (one.messages[-2:] for one in stage.model.requests[1:])
     assert first[0] == {"role": "assistant", "content": '{"n": "seven"}'}
-    assert "does not fit" in first[1]["content"]
+    assert "does not match" in first[1]["content"]
     assert "/n" in first[1]["content"]
-    assert "no JSON" in second[1]["content"]
+    assert "not valid JSON" in second[1]["content"]
 
 
 @pytest.mark.promise("P63")
@@ -482,7 +482,7 @@ async def test_an_answer_that_never_fits_its_schema_fails_with_the_reason(unisol
 async def test_a_refusal_is_the_answer_unless_a_schema_is_required(unisolated_tools):
     async with staged(unisolated_tools, [Answer(refusal="I will not.")] * 2) as stage:
         assert (await stage.run(PLAIN)).text == "I will not."
-        with pytest.raises(RunFailed, match="refuses to answer: I will not"):
+        with pytest.raises(RunFailed, match="refused to answer: I will not"):
             await stage.run(COUNTER)
 
 
@@ -511,7 +511,7 @@ async def test_an_agent_has_only_the_tools_of_its_list(unisolated_tools):
         await stage.run(few)
     (offered,) = stage.model.requests[0].body["tools"]
     assert offered["function"]["name"] == "sandbox_exec"
-    assert "no tool named" in stage.model.requests[1].messages[-1]["content"]
+    assert "unknown tool" in stage.model.requests[1].messages[-1]["content"]
 
 
 async def test_only_known_settings_of_the_file_are_sent_to_the_model(unisolated_tools):
@@ -533,7 +533,7 @@ async def test_without_an_endpoint_no_run_starts(unisolated_tools):
     from sandkasten.agents.loop.agent_loop import AgentLoop
 
     loop = AgentLoop(Models(), unisolated_tools.toolbox, lambda name: PLAIN)
-    with pytest.raises(InvalidConfiguration, match="no endpoint"):
+    with pytest.raises(InvalidConfiguration, match="no model endpoint"):
         loop.check(PLAIN)
 
 
@@ -570,4 +570,4 @@ async def test_calling_a_tool_of_another_mode_explains_how_to_get_it(unisolated_
     async with staged(unisolated_tools, []) as stage:
         with pytest.raises(InvalidAgent) as caught:
             await stage.run(agent("sandbox: python\ntools: [sandbox_exec]"))
-    assert caught.value.hint == "sandbox_exec is a tool of `sandbox: {mode: code}`"
+    assert caught.value.hint == "sandbox_exec requires `sandbox: {mode: code}`"

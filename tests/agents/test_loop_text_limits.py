@@ -59,12 +59,12 @@ def test_json_is_found_in_the_places_models_use(text, value):
 
 @pytest.mark.parametrize("text", ["", "  ", "no", '{"a": NaN}', "```json\n```", "[" * 100_000])
 def test_a_missing_json_value_is_reported_with_the_reason(text):
-    with pytest.raises(ValueError, match="the answer is no JSON: ."):
+    with pytest.raises(ValueError, match="the answer is not valid JSON: ."):
         json_of(text)
 
 
 def test_parsing_a_hostile_answer_is_fast():
-    with pytest.raises(ValueError, match="no JSON"):
+    with pytest.raises(ValueError, match="not valid JSON"):
         json_of("```\n" + " " * (4 << 20))
 
 

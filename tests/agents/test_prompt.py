@@ -187,17 +187,17 @@ def test_warnings_about_the_sandbox_field_are_reported_with_the_agent():
 @pytest.mark.parametrize(
     ("frontmatter", "start"),
     [
-        ("model: [a]", "model must be a text"),
+        ("model: [a]", "model must be a string"),
         ("config: 3", "config must be a mapping"),
-        ("tools: sandbox_run", "tools must be a list of texts"),
-        ("agents: [1]", "agents[0] must be a text"),
+        ("tools: sandbox_run", "tools must be a list of strings"),
+        ("agents: [1]", "agents[0] must be a string"),
         ("max_steps: 0", "max_steps must be from 1 to 1000"),
         ("max_steps: many", "max_steps must be a number"),
         ("max_tokens: 1.5", "max_tokens must be a whole number"),
         ("timeout_seconds: -1", "timeout_seconds must be from"),
         ("metadata: x", "metadata must be a mapping"),
-        ('metadata: {name: "a\\nb"}', "'a\\nb' cannot be the name of an agent"),
-        ("output: {format: yaml}", "output.format cannot be 'yaml'"),
+        ('metadata: {name: "a\\nb"}', "'a\\nb' is not a valid agent name"),
+        ("output: {format: yaml}", "output.format is not valid: 'yaml'"),
         ("output: {format: text, schema: {a: string}}", "output.format is text"),
         ("input: {schema: string}", "input.schema must be of type object"),
         ("input: {schema: {a: strnig}}", "input.schema is neither a JSON Schema nor Picoschema"),
@@ -211,7 +211,7 @@ def test_warnings_about_the_sandbox_field_are_reported_with_the_agent():
         ("sandbox: {image: -v}", "sandbox.image: '-v' is not a name of an image"),
         ("- a", "the frontmatter of agent 'it' is not a mapping"),
         ("a: &x 1", "the frontmatter of agent 'it' has a YAML anchor on line 2"),
-        ("model: a\nmodel: b", "the frontmatter of agent 'it' says 'model' twice on line 3"),
+        ("model: a\nmodel: b", "the frontmatter of agent 'it' has the key 'model' twice on line 3"),
         ("ext: {a: 1}\na.b: 2", "ext.a must be a mapping"),
     ],
 )
@@ -223,13 +223,13 @@ def test_a_bad_field_is_refused_by_name(frontmatter, start):
 
 def test_a_frontmatter_without_an_end_is_refused_with_its_line():
     found = refusal("\n---\nmodel: m\n")
-    assert found.message == ("the frontmatter of agent 'it' begins on line 2 and does not end")
+    assert found.message == ("the frontmatter of agent 'it' begins on line 2 but is never closed")
     assert found.details == {"line": 2}
 
 
 def test_an_error_in_the_template_is_reported_with_the_line_of_the_file():
     found = refusal("---\nmodel: m\n---\n\nHi\n{{#if a}}\n")
-    assert found.message == "the template is wrong on line 6: unclosed block"
+    assert found.message == "the template is invalid on line 6: unclosed block"
     assert found.details == {"line": 6}
 
 
@@ -270,7 +270,7 @@ def test_any_text_is_parsed_as_an_agent_or_refused(text, framed):
 
 def test_an_empty_template_is_a_warning():
     (warning,) = parse_agent("---\nmodel: m\n---\n \n", "x").warnings
-    assert warning == "the template is empty: the model is told the task and nothing else"
+    assert warning == "the template is empty: the model receives only the task"
 
 
 def test_an_unknown_picoschema_type_is_reported_with_the_valid_ones():

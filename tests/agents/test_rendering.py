@@ -66,7 +66,8 @@ def test_a_variable_required_by_the_schema_must_be_present():
     with pytest.raises(InvalidRequest) as caught:
         render(agent, "Analyze.", {})
     assert caught.value.message == (
-        "the variables do not fit agent Log Analyzer: #: 'log_data' is a required property"
+        "the variables do not match the schema of agent Log Analyzer: "
+        "#: 'log_data' is a required property"
     )
     assert caught.value.details["problems"] == ["#: 'log_data' is a required property"]
 
@@ -107,7 +108,7 @@ def test_a_task_that_is_not_a_string_is_rendered_as_json():
 
 
 def test_an_empty_prompt_is_refused():
-    with pytest.raises(InvalidRequest, match="nothing to say"):
+    with pytest.raises(InvalidRequest, match="empty template and got no task"):
         render(made(""), "", {})
 
 
@@ -123,7 +124,7 @@ def test_defaults_of_the_file_and_of_its_schema_are_applied():
 def test_a_closed_schema_still_allows_the_task():
     agent = made("{{a}}: {{userInput}}", "input: {schema: {a: string}}")
     assert render(agent, "go", {"a": "x"}) == [{"role": "user", "content": "x: go"}]
-    with pytest.raises(InvalidRequest, match="has an unknown property 'z'"):
+    with pytest.raises(InvalidRequest, match="has the unknown property 'z'"):
         render(agent, "go", {"a": "x", "z": 1})
 
 
@@ -164,7 +165,7 @@ def test_media_become_message_parts():
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "http://127.0.0.1/", "/etc/passwd"])
 def test_media_of_local_addresses_are_refused(url):
-    assert overrun("{{media url=u}}", u=url) == "media can be shown from https: and data: only"
+    assert overrun("{{media url=u}}", u=url) == "media must have an https: or data: URL"
 
 
 INJECTIONS = [
@@ -201,34 +202,34 @@ def test_any_task_stays_in_its_message(task):
 @pytest.mark.parametrize(
     ("template", "problem", "line"),
     [
-        ("a\n{{role userInput}}", "role takes one of its names, and stands alone", 5),
-        ("{{role 'root'}}", "role takes one of its names, and stands alone", 4),
-        ("{{json (role userInput)}}", "role takes one of its names, and stands alone", 4),
-        ("{{#role x}}{{/role}}", "role takes one of its names, and stands alone", 4),
-        ("a > b\n{{> x}}", "partials are not taken", 5),
-        ("{{#> x}}{{/x}}", "partials are not taken", 4),
-        ("{{#*inline 'a'}}{{> a}}{{/inline}}", "partials are not taken", 4),
-        ("{{log 'x'}}", "there is no helper named 'log'", 4),
-        ("\n\n{{upper x}}", "there is no helper named 'upper'", 6),
+        ("a\n{{role userInput}}", "role takes exactly one role name", 5),
+        ("{{role 'root'}}", "role takes exactly one role name", 4),
+        ("{{json (role userInput)}}", "role takes exactly one role name", 4),
+        ("{{#role x}}{{/role}}", "role takes exactly one role name", 4),
+        ("a > b\n{{> x}}", "partials are not supported", 5),
+        ("{{#> x}}{{/x}}", "partials are not supported", 4),
+        ("{{#*inline 'a'}}{{> a}}{{/inline}}", "partials are not supported", 4),
+        ("{{log 'x'}}", "unknown helper 'log'", 4),
+        ("\n\n{{upper x}}", "unknown helper 'upper'", 6),
         ("{{#if}}x{{/if}}", "#if takes one value", 4),
         ("a\n\n{{foo", "unclosed tag", 6),
         ("{{#if a}}\n{{/each}}", "unexpected closing tag each", 5),
         ("{{#if a}}\n{{#each b}}\n{{/each}}", "unclosed block", 4),
         ("x\ny\n{{else}}", "{{else}} outside a block", 6),
         ("{{items.0}}", "items.0 is not valid", 4),
-        ("{{#a}}" * 50 + "{{/a}}" * 50, "blocks are nested deeper than 40", 4),
-        ("{{a}}" * 2001, "it has 2001 tags, and may have 2000", 4),
+        ("{{#a}}" * 50 + "{{/a}}" * 50, "blocks are nested more than 40 levels deep", 4),
+        ("{{a}}" * 2001, "it has 2001 tags, but at most 2000 are allowed", 4),
         ("{{lookup " + "a" * 5000 + " 1}}", "a tag has more than 4096 characters", 4),
     ],
 )
 def test_an_invalid_template_is_refused_with_its_line_when_it_is_read(template, problem, line):
     found = refused(template)
-    assert found.message == f"the template is wrong on line {line}: {problem}"
+    assert found.message == f"the template is invalid on line {line}: {problem}"
     assert found.details == {"line": line}
     assert found.hint
 
 
-TOO_MUCH = "the template makes more than 1048576 characters, or takes more than 100000 steps"
+TOO_MUCH = "the template produces more than 1048576 characters, or takes more than 100000 steps"
 LONG = list(range(1000))
 
 
@@ -258,7 +259,9 @@ def test_an_ordinary_list_is_rendered():
 
 
 def test_a_deep_indent_is_refused():
-    assert "the indent of json is a number up to 8" in overrun("{{json a indent=99999}}", a=[1])
+    assert "the indent of json must be a number up to 8" in overrun(
+        "{{json a indent=99999}}", a=[1]
+    )
 
 
 def test_variables_are_bounded_in_size_and_depth_and_must_be_valid():
@@ -270,10 +273,10 @@ def test_variables_are_bounded_in_size_and_depth_and_must_be_valid():
     deep: object = 1
     for _ in range(50):
         deep = [deep]
-    with pytest.raises(InvalidRequest, match="nested deeper than 32"):
+    with pytest.raises(InvalidRequest, match="nested more than 32 levels deep"):
         render(agent, "", {"a": deep})
     for value in (object(), float("nan"), {1, 2}, print):
-        with pytest.raises(InvalidRequest, match="not plain JSON"):
+        with pytest.raises(InvalidRequest, match="not JSON data"):
             render(agent, "", {"a": value})
 
 

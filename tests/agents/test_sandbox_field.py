@@ -168,7 +168,9 @@ def test_many_unknown_keys_are_summed_up():
 
 def test_a_session_in_compute_mode_is_a_warning():
     _, warnings = parse_sandbox({"session": "mine"})
-    assert warnings == ("sandbox.session has no effect in compute mode: each run has its own",)
+    assert warnings == (
+        "sandbox.session has no effect in compute mode: every run gets a new sandbox",
+    )
 
 
 @pytest.mark.promise("P61")
@@ -284,7 +286,7 @@ def test_names_that_are_equal_when_joined_are_different_keys():
 )
 def test_a_misspelt_runtime_is_used_as_an_image_with_a_warning(value, path, meant):
     _, (warning,) = parse_sandbox(value)
-    assert warning.startswith(f"{path} is taken for the name of an image: ")
+    assert warning.startswith(f"{path} is interpreted as an image name: ")
     assert warning.endswith(f"(did you mean {meant}?)")
 
 

@@ -494,14 +494,14 @@ async def test_recursive_agent_calls_are_bounded(tmp_path):
         row = await home.agent("p", "go")
         assert row.status == "completed"
         assert len(await home.service.runs(DEFAULT_TENANT, limit=1000)) == 101
-        assert "have called 100 agents" in row.output
+        assert "has already called 100 agents" in row.output
 
 
 async def test_an_agents_json_output_is_valid_for_every_reader(tmp_path):
     said = {"deep": "[" * 400 + "]" * 400, "huge": '{"a": 1e999}'}
 
     def script(asked: Asked) -> Answer:
-        return Answer("{}" if "does not fit" in asked.user else said[asked.user])
+        return Answer("{}" if "does not match" in asked.user else said[asked.user])
 
     files = {"agents/p.prompt": _named("p", "output: {format: json}")}
     async with house(tmp_path, script=script, files=files, backend="unisolated") as home:

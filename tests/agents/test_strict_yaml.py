@@ -71,18 +71,18 @@ def test_keys_are_strings_as_written():
         ("a: !x 1", "it has a YAML tag on line 1", 1),
         ("a: ! 1", "it has a YAML tag on line 1", 1),
         ("!!set {a}", "it has a YAML tag on line 1", 1),
-        ("a: 1\nb: 2\na: 3", "it says 'a' twice on line 3", 3),
-        ("a: {b: 1, b: 2}", "it says 'b' twice on line 1", 1),
+        ("a: 1\nb: 2\na: 3", "it has the key 'a' twice on line 3", 3),
+        ("a: {b: 1, b: 2}", "it has the key 'b' twice on line 1", 1),
         ("a: 1\n<<: {b: 1}", "it uses a YAML merge key on line 2", 2),
-        ("a: 1\n---\nb: 1", "it holds a second document on line 2", 2),
+        ("a: 1\n---\nb: 1", "it contains a second document on line 2", 2),
         ("%YAML 1.1\n---\na: 1", "it has a YAML directive on line 1", 1),
-        ("? [a]\n: b", "it has a key that is no text on line 1", 1),
+        ("? [a]\n: b", "it has a key that is not a string on line 1", 1),
         ("~: b", "it has an empty key on line 1", 1),
-        ("a: .inf", "it says .inf, which is no number on line 1", 1),
-        ("a: .nan", "it says .nan, which is no number on line 1", 1),
+        ("a: .inf", "it contains .inf, which is not a number in JSON on line 1", 1),
+        ("a: .nan", "it contains .nan, which is not a number in JSON on line 1", 1),
         ("a: 1e999", "it has a number that is too large on line 1", 1),
         ("a: " + "9" * 5000, "it has a number that is too long on line 1", 1),
-        ("[" * 33, "it is nested deeper than 32 levels on line 1", 1),
+        ("[" * 33, "it is nested more than 32 levels deep on line 1", 1),
         ("a: 1\nb: \x00", "it has the control character U+0000 on line 2", 2),
         ("a: \x1b[2J", "it has the control character U+001B on line 1", 1),
         ("a: \u2028b", "it has the control character U+2028 on line 1", 1),
@@ -148,8 +148,8 @@ def test_an_alias_bomb_is_refused_at_its_first_anchor():
 
 def test_deep_nesting_is_refused_without_reading_it_all():
     # The parser of the library alone takes a minute for this.
-    assert refusal("[" * 60_000).message == "it is nested deeper than 32 levels on line 1"
-    assert refusal("{a: " * 15_000).message == "it is nested deeper than 32 levels on line 1"
+    assert refusal("[" * 60_000).message == "it is nested more than 32 levels deep on line 1"
+    assert refusal("{a: " * 15_000).message == "it is nested more than 32 levels deep on line 1"
 
 
 @pytest.mark.parametrize("loader", ["SafeLoader", "CSafeLoader"])
@@ -194,6 +194,9 @@ def test_any_text_is_read_or_refused_with_a_typed_error(text):
 
 def test_the_error_about_a_tab_suggests_spaces():
     found = refusal("a:\n\tb: 1\n")
-    assert (found.details, found.hint) == ({"line": 2}, "indent with spaces: YAML takes no tabs")
+    assert (found.details, found.hint) == (
+        {"line": 2},
+        "indent with spaces: YAML does not allow tabs",
+    )
     # A tab elsewhere is not what is wrong.
     assert refusal("a: 'x\ty'\nb: c: d\n").hint == "check its indentation, colons and quotes"

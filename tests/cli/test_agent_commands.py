@@ -137,7 +137,7 @@ def test_an_unreadable_file_does_not_prevent_checking_the_others(cli, files):
     done = cli("agent", "validate", str(files / "latin.prompt"), "nobody", "writer")
     assert (done.status, done.out) == (1, "writer: ok\n")
     assert "latin.prompt is no UTF-8" in done.err
-    assert "there is no agent named 'nobody'" in done.err
+    assert "agent 'nobody' not found" in done.err
 
 
 def test_complaints_about_several_files_name_the_file(cli, files):
@@ -166,7 +166,7 @@ def test_a_run_prints_the_warnings_about_its_file(cli, files):
     assert "warning: the frontmatter has no field 'sandbx' (did you mean sandbox?)\n" in done.err
     (files / "typo.yaml").write_text(FLOW.replace("steps:", "nmae: x\nsteps:", 1))
     done = cli("workflow", "run", str(files / "typo.yaml"), "--input", '{"text": "abc"}')
-    assert 'warning: nmae: means nothing here (did you mean "name"?)\n' in done.err
+    assert 'warning: nmae: is not a known field (did you mean "name"?)\n' in done.err
     assert "warning" not in cli("agent", "run", "writer", "x").err
 
 
@@ -186,7 +186,7 @@ def test_each_problem_of_a_workflow_has_a_hint(cli, files):
     done = cli("workflow", "validate", str(files / "bad.yaml"))
     assert done.status == 1
     assert 'MISSING_TYPE steps[0]: the step has no type (write "type" for "typ")\n' in done.err
-    assert '"tow" is none of these steps (did you mean "two"?)\n' in done.err
+    assert '"tow" is not one of these steps (did you mean "two"?)\n' in done.err
 
 
 def test_an_unknown_status_of_runs_is_refused(cli):
@@ -205,7 +205,7 @@ def test_a_number_passed_as_a_string_gets_a_hint(cli, files):
 
 
 def test_hints_about_runs_name_the_command(cli):
-    assert "hint: sandkasten agent runs" in cli("agent", "inspect", "run_none").err
+    assert "hint: list the runs with `sandkasten agent runs`" in cli("agent", "inspect", "run_none").err
 
 
 def test_a_task_on_stdin_has_to_be_utf_8(process):

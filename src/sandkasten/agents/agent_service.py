@@ -212,8 +212,8 @@ class AgentService:
         row = await self._runs.get(run_id)
         if row is None or row.tenant != tenant:
             raise RunNotFound(
-                "no run has that id",
-                hint="sandkasten agent runs, or GET /runs, lists those there are",
+                "run not found",
+                hint="list the runs with `sandkasten agent runs` or GET /runs",
             )
         return row
 
@@ -228,8 +228,8 @@ class AgentService:
     ) -> Sequence[RunRow]:
         if status is not None and status not in get_args(RunStatus):
             raise InvalidRequest(
-                f"there is no status {shown(status)} of a run",
-                hint="say running, completed, failed, cancelled or lost",
+                f"{shown(status)} is not a valid run status",
+                hint="use running, completed, failed, cancelled or lost",
                 field="status",
             )
         return await self._runs.list(tenant, kind=kind, status=status, limit=limit, before=before)
@@ -248,8 +248,8 @@ class AgentService:
         if not row.ended:
             # A full disk, say. A workflow run would be gone on with.
             raise Busy(
-                f"run {run_id} was stopped, and that could not be written down",
-                hint="see that there is room on the disk, and cancel it again",
+                f"run {run_id} was stopped, but its new status could not be saved",
+                hint="free disk space, then cancel the run again",
                 run_id=run_id,
             )
         return row
@@ -257,13 +257,13 @@ class AgentService:
     async def resume(self, run_id: str, tenant: str = DEFAULT_TENANT) -> RunRow:
         row = await self.run(run_id, tenant)
         if row.kind != "workflow" or row.ended:
-            what = "has ended" if row.ended else "is no workflow run"
-            raise Conflict(f"run {run_id} {what}", hint="begin a new one", run_id=run_id)
+            what = "has ended" if row.ended else "is not a workflow run"
+            raise Conflict(f"run {run_id} {what}", hint="start a new run", run_id=run_id)
         with self._room():
             resumed = await self._resumed(row)
         if not resumed:
             raise Conflict(
-                f"somebody works on run {run_id}", hint="follow it instead", run_id=run_id
+                f"run {run_id} is already in progress", hint="follow it instead", run_id=run_id
             )
         return row
 
@@ -292,7 +292,9 @@ class AgentService:
 
     async def tools(self, mode: str) -> Sequence[Mapping[str, Any]]:
         if mode not in ("compute", "code"):
-            raise InvalidRequest(f"there is no mode {mode[:40]!r}", hint="compute or code")
+            raise InvalidRequest(
+                f"mode must be compute or code, got {mode[:40]!r}", hint="use one of these"
+            )
         sandbox = AgentSandbox(mode="compute" if mode == "compute" else "code")
         return [
             {
@@ -367,7 +369,7 @@ class AgentService:
                 await self._carrier.conclude(self._lost(fresh))
 
     def _lost(self, row: RunRow) -> RunRow:
-        error = Cancelled("the process that worked on it died", hint="start it again")
+        error = Cancelled("the process that worked on the run died", hint="start it again")
         return replace(
             row,
             status="lost",
@@ -411,7 +413,7 @@ class AgentService:
             if not ours:
                 raise Conflict(
                     f"another process works on run {row.id}",
-                    hint="end it there, with Ctrl-C for instance",
+                    hint="stop it in that process, for example with Ctrl-C",
                     run_id=row.id,
                 )
             fresh = await self._runs.get(row.id)
@@ -453,11 +455,11 @@ class AgentService:
     def _room(self) -> Iterator[None]:
         """A place among those that run, from before it is asked for until the run has it."""
         if self._closed:
-            raise Busy("no new runs are begun here, it is shutting down", hint="try again")
+            raise Busy("new runs are rejected during shutdown", hint="try again")
         if self._working.tops + self._starting >= self._rules.max_concurrent:
             raise QuotaExceeded(
-                f"{self._rules.max_concurrent} runs are under way, which is the most at a time",
-                hint="wait for one to end, or raise agents.max_concurrent_runs",
+                f"{self._rules.max_concurrent} runs are in progress, which is the maximum",
+                hint="wait for a run to end, or raise agents.max_concurrent_runs",
                 quota="runs",
             )
         self._starting += 1

@@ -46,8 +46,8 @@ def check_sandbox(sandbox: AgentSandbox, policy: Policy) -> None:
 
 def _denied(field: str, asked: str, rule: str, allowed: str) -> PolicyDenied:
     return PolicyDenied(
-        f"{field} asks for {asked}, which {rule} ({allowed}) does not allow",
-        hint="ask for less in the agent's file, or have the operator change that setting",
+        f"{field} requests {asked}, but {rule} allows {allowed}",
+        hint="lower the value in the agent's file, or ask the operator to change the setting",
         rule=rule,
         field=field,
     )

@@ -99,8 +99,8 @@ class Carrier:
             if fresh is None or fresh.ended:
                 # Held up for so long before it began that somebody took it for left behind.
                 raise Conflict(
-                    f"another process works on run {row.id}, or did",
-                    hint="look at what became of it",
+                    f"another process works on run {row.id}, or has already finished it",
+                    hint="check the status of the run",
                     run_id=row.id,
                 )
             # As it is now: somebody may have come further with it before we had the claim.
@@ -144,8 +144,8 @@ class Carrier:
                 if not timer.expired():
                     raise
                 raise RunLimitReached(
-                    f"the run took longer than its {timeout_s:g} s",
-                    hint="ask for less, or for more time (agents.timeout_seconds)",
+                    f"the run exceeded its timeout of {timeout_s:g} s",
+                    hint="reduce the task, or raise agents.timeout_seconds",
                     limit="timeout",
                 ) from exc
         except SandkastenError as exc:
@@ -164,7 +164,7 @@ class Carrier:
     def _why_cancelled(self) -> Mapping[str, Any]:
         if self.stopping.shutdown:
             return error_fields(
-                Cancelled("the process that ran it was stopped", hint="start it again")
+                Cancelled("the process that ran the run was stopped", hint="start it again")
             )
         return error_fields(Cancelled("the run was cancelled"))
 

@@ -101,8 +101,8 @@ class Preparing:
         problems = json_schemas.check(request.input, workflow.input_schema)
         if workflow.input_schema and problems:
             raise InvalidRequest(
-                f"the input does not fit workflow {workflow.id}: {'; '.join(problems)}",
-                hint="see its input schema",
+                f"the input does not match the schema of {workflow.id}: {'; '.join(problems)}",
+                hint="check the input schema",
                 field="input",
                 problems=problems,
             )
@@ -138,10 +138,10 @@ class Preparing:
                 return one
         missing = AgentNotFound if kind == "agent" else WorkflowNotFound
         raise missing(
-            f"there is no {kind} named {shown(name)}",
+            f"{kind} {shown(name)} not found",
             hint=did_you_mean(name, [one.name for one in found])
             if found
-            else f"there are none here; see the setting {kind}s.dirs",
+            else f"no {kind}s are installed; see the setting {kind}s.dirs",
             name=name[:200],
         )
 

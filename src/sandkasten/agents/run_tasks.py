@@ -138,7 +138,7 @@ class Working:
     ) -> asyncio.Task[RunRow]:
         if self._closed:
             # Its row is open and nobody's: whoever looks for what was left settles it.
-            raise Busy("no run is begun any more, it is shutting down", hint="try again")
+            raise Busy("new runs are rejected during shutdown", hint="try again")
         task = asyncio.create_task(self._carrier.carry(row, work))
         self._tasks[row.id] = task
         if top:
@@ -242,7 +242,7 @@ class Working:
         if answer.result is not None:
             return answer.result
         raise answer.error or Cancelled(
-            f"the run {row.id} of agent {row.name} was ended", hint="look at it", run_id=row.id
+            f"the run {row.id} of agent {row.name} was cancelled", hint="look at it", run_id=row.id
         )
 
     # ---- workflows

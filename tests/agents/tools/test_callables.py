@@ -55,7 +55,7 @@ async def test_synchronous_callables_work_from_another_thread_and_refuse_the_eve
     made = sync_callables(tools.toolbox, tools.context, loop)
     told = await asyncio.to_thread(made["sandbox_exec"], cmd=["echo", "hi"])
     assert told["stdout"] == "hi\n"
-    with pytest.raises(RuntimeError, match="await instead"):
+    with pytest.raises(RuntimeError, match="await the call instead"):
         made["sandbox_exec"](cmd="true")
     other = callables(tools.toolbox, tools.context)
     for name, function in made.items():

@@ -96,13 +96,13 @@ async def test_an_error_has_the_standard_body_and_names_the_nearest_argument(uni
         "error_code": "INVALID_REQUEST",
         "error": answer["message"],
         "code": "INVALID_REQUEST",
-        "message": "sandbox_fs_read cannot be called like this: "
-        "there is no argument 'pth' (did you mean path?)",
-        "hint": "mend the arguments and call it again",
+        "message": "sandbox_fs_read rejected its arguments: "
+        "unknown argument 'pth' (did you mean path?)",
+        "hint": "fix the arguments and call it again",
         "retryable": False,
         "details": {
             "tool": "sandbox_fs_read",
-            "problems": ["there is no argument 'pth' (did you mean path?)"],
+            "problems": ["unknown argument 'pth' (did you mean path?)"],
         },
     }
     assert failed(answer)
@@ -120,7 +120,7 @@ async def test_compute_mode_has_one_tool_and_code_mode_eleven(unisolated_tools):
     assert len(box.specs(AgentSandbox(mode="code"))) == 11
     assert box.specs(None) == ()
     refused = await unisolated_tools.asking(AgentSandbox()).call("exec", cmd="ls")
-    assert refused["message"] == "there is no tool named 'sandbox_exec' here"
+    assert refused["message"] == "unknown tool 'sandbox_exec'"
 
 
 async def test_an_unexpected_failure_reveals_no_internal_values(unisolated_tools, monkeypatch):

@@ -76,7 +76,10 @@ async def test_a_read_reports_the_true_size_and_the_truncation(tools):
     )
     assert "contents" not in raw
     refused = await tools.call("fs_read", path="raw", encoding="utf-8")
-    assert (refused["code"], refused["message"]) == ("INVALID_REQUEST", "the file is no UTF-8")
+    assert (refused["code"], refused["message"]) == (
+        "INVALID_REQUEST",
+        "the file is not valid UTF-8",
+    )
     plain = await tools.call("fs_read", path="big", encoding="base64", max_bytes=2)
     assert base64.b64decode(plain["contents_b64"]) == b"xx"
 

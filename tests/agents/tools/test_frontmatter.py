@@ -80,7 +80,7 @@ async def test_a_string_is_a_runtime_in_compute_mode(tools):
 async def test_mode_determines_the_tools(tools):
     assert "ok" not in await asks(tools, "{mode: code}").call("exec", cmd="true")
     refused = await asks(tools, "{mode: compute}").call("exec", cmd="true")
-    assert refused["message"] == "there is no tool named 'sandbox_exec' here"
+    assert refused["message"] == "unknown tool 'sandbox_exec'"
 
 
 async def test_runtime_is_the_default_of_the_models_choice(tools):
@@ -215,7 +215,7 @@ async def test_a_sandbox_that_is_idle_too_long_ends(tools):
         info = await tools.engine.get(opened["sandbox_id"])
     missing = await coding.call("fs_read", path="x")
     assert missing["code"] == "FILE_NOT_FOUND"
-    assert missing["notice"].startswith("the sandbox of this session had ended")
+    assert missing["notice"].startswith("the sandbox of this session ended")
 
 
 async def test_idle_timeout_seconds_means_the_same(tools):

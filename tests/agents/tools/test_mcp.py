@@ -335,7 +335,7 @@ async def test_a_named_session_persists_for_the_next_client(tmp_path):
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        (["--transport", "http", "--listen", "0.0.0.0:0"], "there is no key"),
+        (["--transport", "http", "--listen", "0.0.0.0:0"], "requires a key"),
         (["--transport", "http", "--session", "x"], "leave --session out"),
     ],
 )

@@ -130,7 +130,7 @@ async def test_another_runs_key_answers_like_an_unknown_one_and_opens_nothing(to
         refused = await tools.call("open", session_key=key)
         assert (refused["code"], refused["message"]) == (
             "SESSION_NOT_FOUND",
-            "no session of this run has that key",
+            "the key does not belong to this run",
         )
     assert (await tools.call("open", session_key="a:b"))["code"] == "INVALID_REQUEST"
     assert (await tools.call("open", session_key="../x"))["code"] == "INVALID_REQUEST"
@@ -144,7 +144,7 @@ async def test_a_dead_sandbox_is_replaced_and_the_model_is_informed(tools):
     listed = await tools.call("fs_list")
     assert listed["entries"] == []
     assert listed["sandbox_id"] != first["sandbox_id"]
-    assert listed["notice"].startswith("the sandbox of this session had ended")
+    assert listed["notice"].startswith("the sandbox of this session ended")
     assert "notice" not in await tools.call("fs_list")
 
 

@@ -53,7 +53,7 @@ async def test_a_result_that_does_not_fit_its_schema_is_a_failure(expressions) -
         "id: x\noutputSchema: {type: object, required: [answer]}\n"
         "steps: [{id: a, type: agent, agent: a}]"
     )
-    with pytest.raises(RunFailed, match="does not fit its outputSchema"):
+    with pytest.raises(RunFailed, match="does not match the outputSchema"):
         await Flow(text, expressions).go()
     assert await Flow(text, expressions, lambda call: {"answer": 1}).go() == {"answer": 1}
 
@@ -185,7 +185,7 @@ async def test_agents_of_all_branches_together_are_bounded(expressions) -> None:
 
 async def test_foreach_over_a_value_that_is_not_a_list_fails(expressions) -> None:
     line = "{id: e, type: foreach, items: input, iterator: [{id: w, type: agent, agent: w}]}"
-    with pytest.raises(RunFailed, match='the step "e" failed: `input` is no list'):
+    with pytest.raises(RunFailed, match='the step "e" failed: `input` is not a list'):
         await _flow(expressions, line).go("text")
 
 
@@ -351,22 +351,22 @@ async def test_catch_and_retry_cannot_prolong_an_endless_loop(expressions) -> No
     loop = "{id: w, type: while, condition: 'true', do: [{id: n, type: set, data: {x: 1}}]}"
     line = f"{{id: t, type: try, try: [{loop}], catch: [{{id: c, type: agent, agent: c}}], retry: {{max_attempts: 5}}}}"
     flow = _flow(expressions, line, limits=Limits(max_visits=10))
-    with pytest.raises(RunLimitReached, match='the step "w" would go round 11 times'):
+    with pytest.raises(RunLimitReached, match='the step "w" would repeat 11 times'):
         await flow.go()
     assert flow.calls == []
 
 
 async def test_an_output_is_json_and_bounded(expressions) -> None:
     one = "{id: a, type: agent, agent: a}"
-    with pytest.raises(RunFailed, match="its output is no JSON"):
+    with pytest.raises(RunFailed, match="its output is not valid JSON"):
         await _flow(expressions, one, agent=lambda call: {"x": object()}).go()
     limits = Limits(output_bytes=100)
     deep: dict = {}
     for _ in range(2000):
         deep = {"x": deep}
-    with pytest.raises(RunFailed, match="nested deeper than 64 levels"):
+    with pytest.raises(RunFailed, match="nested more than 64 levels deep"):
         await _flow(expressions, one, agent=lambda call: deep).go()
-    with pytest.raises(InvalidRequest, match="nested deeper than 64 levels"):
+    with pytest.raises(InvalidRequest, match="nested more than 64 levels deep"):
         await _flow(expressions, one).go(deep)
     with pytest.raises(RunFailed, match="its output has 113 bytes"):
         await _flow(expressions, one, agent=lambda c: {"x": "y" * 104}, limits=limits).go()
@@ -381,7 +381,7 @@ async def test_a_switch_without_a_matching_case_fails_with_the_value(expressions
         "{id: s, type: switch, expression: input.n, transitions: [{condition: 1, next: z}]}",
         "{id: z, type: end}",
     )
-    with pytest.raises(RunFailed, match='the step "s" failed: no condition of 2 fits'):
+    with pytest.raises(RunFailed, match='the step "s" failed: no condition of 2 is true'):
         await _flow(expressions, *lines).go({"n": 2})
     await _flow(expressions, *lines).go({"n": 1})
 

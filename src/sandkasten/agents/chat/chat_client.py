@@ -88,7 +88,7 @@ class _Without(Exception):
     """The same again, without what the endpoint does not know."""
 
     def __init__(self, body: dict[str, Any]) -> None:
-        super().__init__("a field is not known to the endpoint")
+        super().__init__("the endpoint does not know a field")
         self.body = body
 
 
@@ -160,8 +160,8 @@ class ChatModel:
             raise _broken(settings, found, _reason(exc, settings), exc) from exc
         except Unreadable as exc:
             raise ModelUnavailable(
-                f"the answer of the model endpoint {settings.shown} cannot be used: {exc}",
-                hint="is SANDKASTEN_MODELS_BASE_URL an endpoint of chat completions?",
+                f"the model endpoint {settings.shown} sent an invalid answer: {exc}",
+                hint="check that SANDKASTEN_MODELS_BASE_URL is a chat completions endpoint",
             ) from None
         except Told as exc:
             refusal = refusal_of(0, exc.error, settings)
@@ -223,7 +223,7 @@ async def _refused(
 async def _read(settings: ModelSettings, answer: aiohttp.ClientResponse, found: Assembly) -> None:
     """The body into `found`: as a stream where it is one, else as a whole, whatever was asked."""
     if answer.headers.get("Content-Encoding", "identity") != "identity":
-        raise Unreadable("it is packed, which was not asked for")
+        raise Unreadable("it is compressed, which was not requested")
     events = Events() if answer.content_type == "text/event-stream" else None
     whole = bytearray()
     taken = 0
@@ -259,10 +259,10 @@ async def _to_the_end(answer: aiohttp.ClientResponse) -> None:
 
 def _broken(settings: ModelSettings, found: Assembly, reason: str, exc: Exception) -> Exception:
     """After a word of the model came, nothing is tried again: it was asked, and may be paid for."""
-    where = "in the middle of its answer" if found.begun else "before it answered"
+    where = "during the answer" if found.begun else "before the answer"
     error = ModelUnavailable(
         f"the model endpoint {settings.shown} failed {where}: {reason}",
-        hint="look whether it runs and can be reached from here; see SANDKASTEN_MODELS_BASE_URL",
+        hint="check that the endpoint runs and is reachable; see SANDKASTEN_MODELS_BASE_URL",
     )
     hopeless = isinstance(exc, aiohttp.ClientSSLError | aiohttp.InvalidURL)
     return error if found.begun or hopeless else _Passing(error)
@@ -270,7 +270,7 @@ def _broken(settings: ModelSettings, found: Assembly, reason: str, exc: Exceptio
 
 def _reason(exc: Exception, settings: ModelSettings) -> str:
     if isinstance(exc, aiohttp.ClientConnectorCertificateError | aiohttp.ClientSSLError):
-        return f"it cannot be trusted ({shown(exc, settings)})"
+        return f"its TLS certificate cannot be verified ({shown(exc, settings)})"
     found = exc.os_error if isinstance(exc, aiohttp.ClientConnectorError) else exc
     return shown(getattr(found, "strerror", None) or found or type(found).__name__, settings)
 

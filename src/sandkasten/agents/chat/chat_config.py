@@ -43,7 +43,7 @@ def wire_config(config: Mapping[str, Any]) -> dict[str, Any]:
             found[_NUMBERS[name]] = value
         elif name in _WHOLE and _is(value, name, "a whole number", int):
             found[_WHOLE[name]] = value
-        elif name in _WORDS and _is(value, name, "a text", str):
+        elif name in _WORDS and _is(value, name, "a string", str):
             found[_WORDS[name]] = value
         elif name in _STOPS:
             found[_STOPS[name]] = _stops(value, name)
@@ -62,7 +62,7 @@ def _stops(value: object, name: str) -> list[str]:
     if not isinstance(words, list | tuple) or len(words) > _MOST_STOPS:
         raise _wrong(name, f"a list of at most {_MOST_STOPS} texts")
     if not all(isinstance(word, str) for word in words):
-        raise _wrong(name, "a list of texts")
+        raise _wrong(name, "a list of strings")
     return list(words)
 
 

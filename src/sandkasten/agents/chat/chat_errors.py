@@ -91,40 +91,40 @@ def error_of(refusal: Refusal, settings: ModelSettings) -> SandkastenError:
     who = f"the model endpoint {settings.shown}"
     if refusal.passes:
         return ModelUnavailable(
-            f"{who} does not answer for now{number}{said}",
-            hint="try again later; it may be overloaded, or it limits how often it is asked",
+            f"{who} is temporarily unavailable{number}{said}",
+            hint="try again later; the endpoint may be overloaded or rate-limited",
             status=refusal.status,
         )
     if refusal.status in (401, 403):
         return InvalidConfiguration(
-            f"{who} refuses the key{number}{said}",
-            hint="look at SANDKASTEN_MODELS_API_KEY, and what the key may do",
+            f"{who} rejected the key{number}{said}",
+            hint="check SANDKASTEN_MODELS_API_KEY and the permissions of the key",
             status=refusal.status,
         )
     if refusal.status in (404, 405) or 300 <= refusal.status < 400:
-        number += "; it sends elsewhere, where we do not follow" if refusal.status < 400 else ""
+        number += "; it redirects, and redirects are not followed" if refusal.status < 400 else ""
         return InvalidConfiguration(
-            f"{who} has no chat completions of the model {settings.model!r}{number}{said}",
-            hint="look at SANDKASTEN_MODELS_BASE_URL (with /v1, where it has one) and at `model:`",
+            f"{who} has no chat completions for the model {settings.model!r}{number}{said}",
+            hint="check SANDKASTEN_MODELS_BASE_URL (with /v1 if the endpoint has one) and `model:`",
             status=refusal.status,
         )
     if refusal.status in (400, 413, 422) and too_long(refusal):
         return RunFailed(
             f"the conversation does not fit the context window of {settings.model!r}{said}",
-            hint="let tools answer less (max_bytes, head, grep), split the task, or use a model "
+            hint="return less from tools (max_bytes, head, grep), split the task, or use a model "
             "with a larger window",
             status=refusal.status,
             reason="context_length",
         )
     if refusal.code == "insufficient_quota":
         return RunFailed(
-            f"{who} gives no more: the account's quota is used up{said}",
-            hint="waiting does not help; look at the account",
+            f"{who} rejected the request: the account's quota is used up{said}",
+            hint="waiting does not help; check the account",
             status=refusal.status,
         )
     return RunFailed(
-        f"{who} refuses the request{number}{said}",
-        hint=f"the model {settings.model!r} may not know tools, or a value of `config:`",
+        f"{who} rejected the request{number}{said}",
+        hint=f"the model {settings.model!r} may not support tools, or a value of `config:`",
         status=refusal.status,
     )
 
@@ -154,7 +154,7 @@ def _asked_in_words(body: Mapping[str, Any]) -> dict[str, Any]:
     schema = changed.pop("response_format").get("json_schema", {}).get("schema", {})
     told = {
         "role": "system",
-        "content": "Give the final answer as JSON alone, without any other words. "
+        "content": "Return the final answer as JSON only, without any other text. "
         f"It must fit this JSON Schema: {json.dumps(schema, ensure_ascii=False, default=str)}",
     }
     # At the front: some templates take a system message nowhere else, but several of them there.

@@ -87,7 +87,7 @@ def decoded(raw: bytes | str) -> Any:
     try:
         return json.loads(raw)
     except (ValueError, RecursionError):
-        raise Unreadable("a piece of it is no JSON") from None
+        raise Unreadable("a piece of it is not valid JSON") from None
 
 
 class Events:
@@ -130,7 +130,7 @@ class Events:
 
     def _bound(self, length: int) -> None:
         if length > MOST_LINE_BYTES:
-            raise Unreadable(f"a piece of it is longer than {MOST_LINE_BYTES >> 20} MiB")
+            raise Unreadable(f"a chunk is longer than {MOST_LINE_BYTES >> 20} MiB")
 
 
 @dataclass(slots=True)
@@ -164,7 +164,7 @@ class Assembly:
     def add_whole(self, raw: bytes) -> None:
         self._add(decoded(raw), "message")
         if not self.begun and not self.finish_reason:
-            raise Unreadable("it holds no choice")
+            raise Unreadable("it contains no choice")
 
     def reply(self) -> Reply:
         calls = sorted(self._calls, key=lambda one: one.place)
@@ -182,7 +182,7 @@ class Assembly:
 
     def _add(self, found: object, key: str) -> None:
         if not isinstance(found, dict):
-            raise Unreadable("a piece of it is no object")
+            raise Unreadable("a chunk is not an object")
         if found.get("error"):
             raise Told(found["error"])
         self._count(found.get("usage"))
@@ -190,17 +190,17 @@ class Assembly:
         if choices is None:
             return
         if not isinstance(choices, list):
-            raise Unreadable("its choices are no list")
+            raise Unreadable("`choices` is not a list")
         for choice in choices:
             if not isinstance(choice, dict):
-                raise Unreadable("a choice of it is no object")
+                raise Unreadable("a choice is not an object")
             if choice.get("index", 0) in (0, None):
                 self._choose(choice, key)
 
     def _choose(self, choice: dict[str, Any], key: str) -> None:
         said = choice.get(key)
         if said is not None and not isinstance(said, dict):
-            raise Unreadable(f"the {key} of a choice is no object")
+            raise Unreadable(f"the {key} of a choice is not an object")
         if said:
             self._say(self._text, said.get("content"))
             self._say(self._refusal, said.get("refusal"))
@@ -218,21 +218,21 @@ class Assembly:
                 self._say(where, part.get("text") if isinstance(part, dict) else None)
             return
         if not isinstance(said, str):
-            raise Unreadable("a text of it is no text")
+            raise Unreadable("`content` is not a string")
         self.begun = True
         self._length += len(said)
         if self._length > MOST_TEXT:
-            raise Unreadable(f"its text is longer than {MOST_TEXT >> 20} Mi characters")
+            raise Unreadable(f"`content` is longer than {MOST_TEXT >> 20} Mi characters")
         where.append(said)
 
     def _call(self, calls: object, *, whole: bool) -> None:
         if calls is None:
             return
         if not isinstance(calls, list):
-            raise Unreadable("its tool calls are no list")
+            raise Unreadable("`tool_calls` is not a list")
         for place, call in enumerate(calls):
             if not isinstance(call, dict):
-                raise Unreadable("a tool call of it is no object")
+                raise Unreadable("a tool call is not an object")
             self._add_call(call, place if whole else call.get("index"))
 
     def _add_call(self, call: dict[str, Any], told_index: object) -> None:
@@ -240,7 +240,7 @@ class Assembly:
         told_id = _short(call.get("id"), "the id of a tool call")
         function = call.get("function") or {}
         if not isinstance(function, dict):
-            raise Unreadable("the function of a tool call is no object")
+            raise Unreadable("the function of a tool call is not an object")
         name = _short(function.get("name"), "the name of a tool")
         one = self._called(told_index, told_id, name)
         one.id = one.id or told_id
@@ -253,7 +253,7 @@ class Assembly:
         if isinstance(arguments, dict):
             arguments = json.dumps(arguments)
         if not isinstance(arguments, str):
-            raise Unreadable("the arguments of a tool call are no text")
+            raise Unreadable("the arguments of a tool call are not a string")
         one.length += len(arguments)
         if one.length > MOST_ARGUMENTS:
             raise Unreadable(f"a tool call's arguments exceed {MOST_ARGUMENTS >> 20} Mi characters")
@@ -271,7 +271,7 @@ class Assembly:
                 return self._begun(len(self._calls))
             return last
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < MOST_CALLS:
-            raise Unreadable(f"a tool call is not one of at most {MOST_CALLS}")
+            raise Unreadable(f"the index of a tool call is not below {MOST_CALLS}")
         there = self._at.get(index)
         if there is None or (id and name and there.id and there.name and id != there.id):
             there = self._at[index] = self._begun(index)
@@ -300,7 +300,7 @@ def _short(told: object, what: str) -> str:
     if told is None:
         return ""
     if not isinstance(told, str) or len(told) > _MOST_NAME:
-        raise Unreadable(f"{what} is no short text")
+        raise Unreadable(f"{what} is not a short string")
     return told
 
 

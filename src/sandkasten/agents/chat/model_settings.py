@@ -1,7 +1,7 @@
 """Which endpoint answers for which model, and how long it is waited for. Values only.
 
 The names in an agent's file are `model` or `provider/model`. The key of an endpoint is in no repr.
-InvalidConfiguration when a name leads nowhere; nothing here opens a connection.
+InvalidConfiguration when a name does not resolve; nothing here opens a connection.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ class ModelSettings:
         # What was given is not repeated: it may hold a password.
         if not usable:
             raise InvalidConfiguration(
-                "the address of the model's endpoint is no http or https address",
-                hint="SANDKASTEN_MODELS_BASE_URL is for example http://localhost:11434/v1",
+                "the URL of the model endpoint is not an http or https URL",
+                hint="set SANDKASTEN_MODELS_BASE_URL, for example to http://localhost:11434/v1",
             )
         if parts.username is not None or parts.query or parts.fragment:
             raise InvalidConfiguration(
-                "the address of the model's endpoint holds a user, a query or a fragment",
-                hint="give the key as SANDKASTEN_MODELS_API_KEY, and the address without it",
+                "the URL of the model endpoint contains a user, a query or a fragment",
+                hint="pass the key in SANDKASTEN_MODELS_API_KEY, not in the URL",
             )
         if not _KEY.fullmatch(self.api_key):
             raise InvalidConfiguration(
-                "the key of the model's endpoint holds a blank or a character that is not ASCII",
-                hint="look at SANDKASTEN_MODELS_API_KEY; a line break may have come along",
+                "the key of the model endpoint contains a space or a non-ASCII character",
+                hint="check SANDKASTEN_MODELS_API_KEY for a line break",
             )
 
     @property
@@ -98,8 +98,8 @@ class Models:
         if self.default is None:
             wanted = f"the model {name!r}" if name else "an agent that names no model"
             raise InvalidConfiguration(
-                f"no endpoint is set for {wanted}",
-                hint=f"set {_SETTINGS} to an endpoint that speaks chat completions",
+                f"no model endpoint is configured for {wanted}",
+                hint=f"set {_SETTINGS} to a chat completions endpoint",
             )
         if not name:
             return replace(self.default, model=_named(self.default.model, ""))

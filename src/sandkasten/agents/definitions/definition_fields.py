@@ -45,11 +45,11 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, str):
-            raise self.wrong(name, "a text", value)
+            raise self.wrong(name, "a string", value)
         if not value.strip() or len(value) > longest:
             raise InvalidAgent(
                 f"{self.path(name)} must have 1 to {longest} characters",
-                hint="leave the field out if nothing is meant",
+                hint="omit the field if it is not needed",
                 field=self.path(name),
             )
         return value
@@ -58,7 +58,7 @@ class Fields:
         value = self.text(name)
         if value is not None and value not in known:
             raise InvalidAgent(
-                f"{self.path(name)} cannot be {shown(value)}",
+                f"{self.path(name)} is not valid: {shown(value)}",
                 hint=did_you_mean(value, known),
                 field=self.path(name),
             )
@@ -94,16 +94,16 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, list):
-            raise self.wrong(name, "a list of texts", value)
+            raise self.wrong(name, "a list of strings", value)
         if len(value) > most:
             raise InvalidAgent(
-                f"{self.path(name)} has {len(value)} entries, and may have {most}",
+                f"{self.path(name)} has {len(value)} entries, but at most {most} are allowed",
                 hint="write fewer",
                 field=self.path(name),
             )
         for at, one in enumerate(value):
             if not isinstance(one, str) or not one or len(one) > longest:
-                raise self.wrong(f"{name}[{at}]", f"a text of 1 to {longest} characters", one)
+                raise self.wrong(f"{name}[{at}]", f"a string of 1 to {longest} characters", one)
         return tuple(value)
 
     def mapping(self, name: str) -> Fields | None:
@@ -116,10 +116,10 @@ class Fields:
 
     def wrong(self, name: str, wanted: str, value: object) -> InvalidAgent:
         return InvalidAgent(
-            f"{self.path(name)} must be {wanted}, not {_described(value)}",
-            hint="yes, no, on and off are texts in YAML; write true or false"
+            f"{self.path(name)} must be {wanted}, got {_described(value)}",
+            hint="yes, no, on and off are strings in YAML; write true or false"
             if wanted == "true or false"
-            else "correct the field, or leave it out",
+            else "correct the field, or omit it",
             field=self.path(name),
         )
 

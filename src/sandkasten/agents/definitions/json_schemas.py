@@ -65,7 +65,7 @@ def checked_schema(
     try:
         text = _canonical(schema)
     except (ValueError, TypeError, RecursionError) as exc:
-        raise error(f"{what} is no JSON", hint="write a JSON Schema") from exc
+        raise error(f"{what} is not valid JSON", hint="write a JSON Schema") from exc
     if len(text) > MAX_SCHEMA_BYTES:
         raise error(f"{what} is larger than {MAX_SCHEMA_BYTES} bytes", hint="write a smaller one")
     try:
@@ -88,7 +88,7 @@ def check(value: Any, schema: Mapping[str, Any]) -> list[str]:
     try:
         size = len(json.dumps(value, allow_nan=False, ensure_ascii=False))
     except (ValueError, TypeError, RecursionError):
-        return ["#: is not plain JSON data"]
+        return ["#: is not valid JSON data"]
     if size > MAX_VALUE_BYTES or deeper_than(value, MAX_DEPTH):
         return [f"#: is larger than {MAX_VALUE_BYTES} characters or {MAX_DEPTH} levels"]
     token = _left.set(MAX_RULES)
@@ -100,7 +100,7 @@ def check(value: Any, schema: Mapping[str, Any]) -> list[str]:
                 break
         return found
     except (_TooMuch, RecursionError):
-        return [f"#: takes more than {MAX_RULES} comparisons with its schema"]
+        return [f"#: requires more than {MAX_RULES} comparisons with its schema"]
     except (Unresolvable, ArithmeticError) as exc:
         return [f"#: cannot be compared with its schema: {str(exc)[:200]}"]
     finally:
@@ -115,7 +115,7 @@ def _canonical(schema: Mapping[str, Any]) -> str:
 def _validator(text: str) -> Any:
     schema = json.loads(text)
     if deeper_than(schema, MAX_DEPTH):
-        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
+        raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
     _check_rules(schema, schema, _Making())
     # No formats: it would try the patterns with the library's engine.
     Draft202012Validator.check_schema(schema, format_checker=None)  # type: ignore[arg-type]
@@ -131,7 +131,7 @@ class _Making:
     def take(self, pattern: str) -> None:
         self.seconds += _pattern_of(pattern).seconds
         if self.seconds > MAX_PATTERNS_S:
-            raise ValueError(f"its patterns are too large, with {shown(pattern)}")
+            raise ValueError(f"its patterns are too complex at {shown(pattern)}")
 
 
 def _check_rules(schema: Any, root: Any, making: _Making) -> None:
@@ -146,7 +146,7 @@ def _check_rules(schema: Any, root: Any, making: _Making) -> None:
             _check_reference(value, root)
         if key in ("unevaluatedProperties", "unevaluatedItems") and value is not True:
             # The library goes through the whole schema again for each, uncounted.
-            raise ValueError(f"{key} is not taken")
+            raise ValueError(f"{key} is not supported")
         if key == "pattern" and isinstance(value, str):
             making.take(value)
         if key == "patternProperties" and isinstance(value, dict):
@@ -157,7 +157,7 @@ def _check_rules(schema: Any, root: Any, making: _Making) -> None:
 
 def _check_reference(reference: str, root: Any) -> None:
     if not reference.startswith("#"):
-        raise ValueError(f"the reference {shown(reference)} leads out of the schema")
+        raise ValueError(f"the reference {shown(reference)} points outside the schema")
     if "$id" in root or not reference.startswith("#/"):
         return
     here = root
@@ -168,7 +168,7 @@ def _check_reference(reference: str, root: Any) -> None:
         elif isinstance(here, dict) and name in here:
             here = here[name]
         else:
-            raise ValueError(f"the reference {shown(reference)} leads nowhere")
+            raise ValueError(f"the reference {shown(reference)} does not resolve")
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +255,7 @@ def _additional(validator: Any, allowed: Any, instance: Any, schema: Any) -> Ite
         if key in schema.get("properties", {}) or any(_matched(one, key) for one in patterns):
             continue
         if allowed is False:
-            yield exceptions.ValidationError(f"has an unknown property {shown(key)}")
+            yield exceptions.ValidationError(f"has the unknown property {shown(key)}")
         elif isinstance(allowed, dict):
             yield from validator.descend(value, allowed, path=key)
 
@@ -267,7 +267,7 @@ def _unique(_: Any, wanted: Any, instance: Any, __: Any) -> Iterator[Any]:
     _take(parts(instance, _left.get() + 1))
     seen = {json.dumps(_plain(one), sort_keys=True) for one in instance}
     if len(seen) < len(instance):
-        yield exceptions.ValidationError("has an entry twice")
+        yield exceptions.ValidationError("has duplicate entries")
 
 
 def _plain(value: Any) -> Any:
@@ -344,5 +344,5 @@ def _told(problem: exceptions.ValidationError) -> str:
     elif rule == "enum":
         text = f"must be one of {json.dumps(wanted, ensure_ascii=False)}"
     else:
-        text = f"breaks {rule}: {json.dumps(wanted, ensure_ascii=False)}"
+        text = f"violates {rule}: {json.dumps(wanted, ensure_ascii=False)}"
     return f"{pointer}: {text[:200]}"

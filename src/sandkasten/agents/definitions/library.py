@@ -84,7 +84,9 @@ class Library:
         """By its name or its file's, see `slug`; AgentNotFound, or what is wrong with the file."""
         entry = self._find("agent", name, AgentNotFound)
         if entry.agent is None:
-            raise entry.error or InvalidAgent(f"agent {shown(name)} cannot be used", hint="see it")
+            raise entry.error or InvalidAgent(
+                f"agent {shown(name)} cannot be used", hint="check the agent's file"
+            )
         return entry.agent
 
     def workflow_source(self, workflow_id: str) -> str:
@@ -107,10 +109,10 @@ class Library:
         for entry in entries:
             if slug(entry.stem) == wanted:
                 return entry
-        hint = f"there are none here; see the setting {kind}s.dirs"
+        hint = f"no {kind}s are installed; see the setting {kind}s.dirs"
         if entries:
             hint = did_you_mean(wanted, {slug(entry.name) for entry in entries})
-        raise missing(f"there is no {kind} named {shown(name)}", hint=hint, name=name[:200])
+        raise missing(f"{kind} {shown(name)} not found", hint=hint, name=name[:200])
 
     def _read(self) -> list[Entry]:
         with self._lock:
@@ -180,7 +182,10 @@ def _content(path: Path, root: Path, most: int, invalid: type[RequestError]) -> 
     try:
         real = path.resolve(strict=True)
         if not real.is_relative_to(root.resolve(strict=True)):
-            raise invalid(f"{path.name} is a link that leads out", hint="copy the file")
+            raise invalid(
+                f"{path.name} is a link that points outside its directory",
+                hint="copy the file into the directory",
+            )
         # Not waited for: a FIFO that nobody writes to would hold us for ever.
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
         with open(os.open(real, flags), "rb") as file:

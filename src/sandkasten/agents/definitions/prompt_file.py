@@ -160,8 +160,8 @@ def _split(source: str, what: str) -> _Parts:
                 end + 2 + _blank(body),
             )
     raise InvalidAgent(
-        f"the frontmatter of {what} begins on line {start + 1} and does not end",
-        hint="end it with a line of three dashes",
+        f"the frontmatter of {what} begins on line {start + 1} but is never closed",
+        hint="close it with a line of three dashes",
         line=start + 1,
     )
 
@@ -188,7 +188,7 @@ def _agent(fields: Fields, name: str, source: str, parts: _Parts) -> Agent:
     input_schema = _schema(wanted)
     if input_schema is not None and input_schema.get("type") != "object":
         raise InvalidAgent(
-            "input.schema must be of type object: variables have names",
+            "input.schema must be of type object",
             hint="write `input: {schema: {log_data: string}}`",
             field="input.schema",
         )
@@ -196,8 +196,8 @@ def _agent(fields: Fields, name: str, source: str, parts: _Parts) -> Agent:
     output_format = given.choice("format", _FORMATS)
     if output_schema is not None and output_format == "text":
         raise InvalidAgent(
-            "output.format is text, and output.schema describes JSON",
-            hint="leave one of them out",
+            "output.format is text, but output.schema describes JSON",
+            hint="remove one of them",
             field="output.format",
         )
     sandbox: AgentSandbox | None = None
@@ -205,7 +205,7 @@ def _agent(fields: Fields, name: str, source: str, parts: _Parts) -> Agent:
         sandbox, strange = parse_sandbox(fields.values["sandbox"])
         warnings += strange
     if not parts.template.strip():
-        warnings.append("the template is empty: the model is told the task and nothing else")
+        warnings.append("the template is empty: the model receives only the task")
     return Agent(
         name=_name(metadata, fields, name),
         template=parts.template,
@@ -238,7 +238,7 @@ def _name(metadata: Fields, fields: Fields, file_name: str) -> str:
     name = name or file_name or "agent"
     if len(name) > _MOST_NAME or not name.isprintable() or name != name.strip():
         raise InvalidAgent(
-            f"{shown(name)} cannot be the name of an agent",
+            f"{shown(name)} is not a valid agent name",
             hint="give metadata.name 1 to 100 printable characters",
             field="metadata.name",
         )
@@ -274,4 +274,4 @@ def _finished(work: Coroutine[Any, Any, Any]) -> Any:
     except StopIteration as done:
         return done.value
     work.close()
-    raise ValueError("a schema with a name is not taken")
+    raise ValueError("named schemas are not supported")

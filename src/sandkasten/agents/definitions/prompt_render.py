@@ -58,8 +58,8 @@ def render(agent: Agent, task: str, variables: Mapping[str, Any]) -> list[Messag
         messages.append({"role": "user", "content": told})
     if not messages:
         raise InvalidRequest(
-            f"agent {agent.name} has nothing to say to its model: no template and no task",
-            hint="give a task",
+            f"agent {agent.name} has an empty template and got no task",
+            hint="pass a task",
             field="task",
         )
     return messages
@@ -87,8 +87,8 @@ def inputs(agent: Agent, task: str, variables: Mapping[str, Any]) -> dict[str, A
     problems = json_schemas.check(judged, schema) if schema else []
     if problems:
         raise InvalidRequest(
-            f"the variables do not fit agent {agent.name}: {'; '.join(problems)}",
-            hint="see its input schema",
+            f"the variables do not match the schema of agent {agent.name}: {'; '.join(problems)}",
+            hint="check the input schema",
             field="variables",
             problems=problems,
         )
@@ -101,13 +101,13 @@ def _plain(variables: Mapping[str, Any]) -> dict[str, Any]:
         text = json.dumps(dict(variables), allow_nan=False, ensure_ascii=False)
     except (ValueError, TypeError, RecursionError) as exc:
         raise InvalidRequest(
-            "the variables are not plain JSON data", hint="give JSON values", field="variables"
+            "the variables are not JSON data", hint="pass JSON values", field="variables"
         ) from exc
     _check_size(text, "variables")
     plain: dict[str, Any] = json.loads(text)
     if json_schemas.deeper_than(plain, _MAX_DEPTH):
         raise InvalidRequest(
-            f"the variables are nested deeper than {_MAX_DEPTH} levels",
+            f"the variables are nested more than {_MAX_DEPTH} levels deep",
             hint="flatten them",
             field="variables",
         )
@@ -118,7 +118,7 @@ def _check_size(text: str, name: str) -> None:
     if len(text) > MAX_INPUT_CHARACTERS:
         raise PayloadTooLarge(
             f"{name} has more than {MAX_INPUT_CHARACTERS} characters",
-            hint="put large data into a file, and tell the agent where it is",
+            hint="put large data into a file and pass its path",
             field=name,
         )
 
@@ -153,7 +153,7 @@ def _content(pieces: list[str | Mark]) -> str | list[dict[str, Any]]:
 def _address(url: str) -> str:
     if not _MEDIA.match(url):
         raise InvalidAgent(
-            "media can be shown from https: and data: only",
-            hint="give the content as a data: address, or let a tool read the file",
+            "media must have an https: or data: URL",
+            hint="pass the content as a data: URL, or read the file with a tool",
         )
     return url

@@ -5,7 +5,8 @@ The language is dotprompt's: `if`, `unless`, `each`, `with`, `lookup`, and the h
 template reads nothing but the values it is given. `log` is not there.
 
 A value is never read as a template, and never as a mark: what `role` and its like leave in the text
-carries a random word of this one filling, which no value can know. A path that leads nowhere is an
+carries a random word of this one filling, which no value can know. A path that does not resolve
+is an
 empty text, as in Handlebars.
 
 Trouble in the template is InvalidAgent with the line it stands on. A filling is bounded by the
@@ -118,10 +119,10 @@ def compiled(text: str, *, first_line: int = 1) -> Template:
         line = first_line + _line_of(text, exc)
         problem = str(exc) or type(exc).__name__
         if isinstance(exc, TemplateRecursionError):
-            problem = f"blocks are nested deeper than {MAX_DEPTH}"
+            problem = f"blocks are nested more than {MAX_DEPTH} levels deep"
         hint = exc.hint if isinstance(exc, _Refused) else "check its braces and blocks"
         raise InvalidAgent(
-            f"the template is wrong on line {line}: {problem[:200]}", hint=hint, line=line
+            f"the template is invalid on line {line}: {problem[:200]}", hint=hint, line=line
         ) from exc
 
 
@@ -137,7 +138,7 @@ class _Refused(ValueError):
 def _compiled(text: str) -> Template:
     tags = text.count("{{")
     if tags > MAX_TAGS:
-        raise _Refused(f"it has {tags} tags, and may have {MAX_TAGS}", "write fewer")
+        raise _Refused(f"it has {tags} tags, but at most {MAX_TAGS} are allowed", "write fewer")
     program = compile_template(text, max_depth=MAX_DEPTH)
     words: set[str] = set()
     return Template(_counted(program, words), frozenset(words))
@@ -156,7 +157,9 @@ def _counted(nodes: list[Node], words: set[str]) -> list[Node]:
             continue
         if isinstance(node, Partial | PartialBlock | InlinePartial):
             raise _Refused(
-                "partials are not taken", "write the text out, or pass it as a variable", r"#?[>*]"
+                "partials are not supported",
+                "write the content inline, or pass it as a variable",
+                r"#?[>*]",
             )
         if isinstance(node, Mustache | Block):
             steps += _checked_call(node.call, words, block=isinstance(node, Block)) // 64
@@ -175,21 +178,21 @@ def _checked_call(call: dict[str, Any], words: set[str], *, block: bool) -> int:
     if length > MAX_TAG_CHARACTERS:
         raise _Refused(
             f"a tag has more than {MAX_TAG_CHARACTERS} characters",
-            "pass the text as a variable",
+            "pass the content as a variable",
             r"[#^]?\s*" + re.escape(name[:40]),
         )
     here = r"[#^]?\s*" + re.escape(name)
     called = bool(tokens) or bool(call.get("literal"))
     if called and name not in HELPERS and not (block and name in _BLOCKS):
         hint = did_you_mean(name, HELPERS | _BLOCKS)
-        raise _Refused(f"there is no helper named {shown(name)}", hint, here)
+        raise _Refused(f"unknown helper {shown(name)}", hint, here)
     if block and name in _BLOCKS and len(call["args"]) != 1:
         raise _Refused(f"#{name} takes one value", f"write {{{{#{name} value}}}}", here)
     # Whose words a text is must not be for a value to say.
     named = len(call["args"]) == 1 and call["args"][0] in _ROLE_ARGUMENTS
     if (name == "role" and not named) or any(map(_MARK_WITHIN.search, tokens)):
         raise _Refused(
-            "role takes one of its names, and stands alone",
+            "role takes exactly one role name",
             f'write {{{{role "user"}}}}; known: {", ".join(ROLES)}',
             r"[^}]*\brole\b",
         )
@@ -233,15 +236,15 @@ def fill(template: Template, values: Mapping[str, Any]) -> list[str | Mark]:
         )
     except _TooMuch as exc:
         raise InvalidAgent(
-            f"the template makes more than {MAX_CHARACTERS} characters, or takes more than "
+            f"the template produces more than {MAX_CHARACTERS} characters, or takes more than "
             f"{MAX_STEPS} steps, with these values",
-            hint="pass shorter lists, or put large data into a file of the sandbox",
+            hint="pass shorter lists, or put large data into a file in the sandbox",
         ) from exc
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as exc:
         problem = str(exc) or type(exc).__name__
         raise InvalidAgent(
-            f"the template cannot be filled: {problem[:200]}",
-            hint="check its tags against the values it is given",
+            f"the template cannot be rendered: {problem[:200]}",
+            hint="compare its tags with the values passed",
         ) from exc
     pieces: list[str | Mark] = []
     for at, piece in enumerate(text.split(word)):
@@ -273,7 +276,7 @@ def _helpers(budget: _Budget, word: str, marks: list[Mark]) -> dict[str, Helper]
     def as_json(args: list[Any], options: HelperOptions) -> str:
         indent = options.hash_value("indent") or 0
         if isinstance(indent, bool) or not isinstance(indent, int) or indent > _MAX_INDENT:
-            raise ValueError(f"the indent of json is a number up to {_MAX_INDENT}")
+            raise ValueError(f"the indent of json must be a number up to {_MAX_INDENT}")
         weigh(args[0] if args else None)
         separators = None if indent else (",", ":")
         text = json.dumps(
@@ -288,7 +291,7 @@ def _helpers(budget: _Budget, word: str, marks: list[Mark]) -> dict[str, Helper]
     def role(args: list[Any], _: HelperOptions) -> SafeString:
         name = args[0] if args else None
         if name not in ROLES:
-            raise ValueError(f"there is no role {shown(str(name))}; known: {', '.join(ROLES)}")
+            raise ValueError(f"unknown role {shown(str(name))}; known: {', '.join(ROLES)}")
         return mark("role", ROLES[name])
 
     def media(_: list[Any], options: HelperOptions) -> SafeString:

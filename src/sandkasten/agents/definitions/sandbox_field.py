@@ -100,7 +100,9 @@ def parse_sandbox(value: object) -> tuple[AgentSandbox, tuple[str, ...]]:
     warnings += _nearly(fields.path("runtime"), runtime)
     session = _session(fields)
     if mode == "compute" and session is not None:
-        warnings.append("sandbox.session has no effect in compute mode: each run has its own")
+        warnings.append(
+            "sandbox.session has no effect in compute mode: every run gets a new sandbox"
+        )
     network = _network(fields, warnings)
     numbers = _limits(fields, limits)
     sandbox = AgentSandbox(
@@ -147,7 +149,7 @@ def _nearly(path: str, runtime: str | None) -> tuple[str, ...]:
     near = difflib.get_close_matches(runtime, RUNTIMES, n=1, cutoff=0.8)
     if not near:
         return ()
-    what = f"{path} is taken for the name of an image: {shown(runtime)}"
+    what = f"{path} is interpreted as an image name: {shown(runtime)}"
     return (f"{what} (did you mean {near[0]}?)",)
 
 
@@ -164,7 +166,7 @@ def _session(fields: Fields) -> str | None:
         return SessionKey("agent", "run", name).name
     except InvalidRequest as exc:
         raise InvalidAgent(
-            f"sandbox.session cannot be {shown(name)}",
+            f"sandbox.session must not be {shown(name)}",
             hint="1 to 100 letters, digits, '.', '_' or '-', beginning with a letter or digit",
             field="sandbox.session",
         ) from exc
@@ -191,7 +193,7 @@ def _network(fields: Fields, warnings: list[str]) -> str | None:
     hosts = inner.texts("allow") or ()
     for at, host in enumerate(hosts):
         if len(host) > 253 or not _HOST.match(host):
-            raise inner.wrong(f"allow[{at}]", "the name of a host", host)
+            raise inner.wrong(f"allow[{at}]", "a host name", host)
     asked = [
         (fields.path("allow_network"), said),
         (inner.path("enabled"), inner.flag("enabled")),
@@ -252,7 +254,7 @@ def _agreed(
 def _contradiction(one: str, other: str) -> InvalidAgent:
     return InvalidAgent(
         f"{one} and {other} contradict each other",
-        hint="they mean the same; give one of them",
+        hint="they are the same setting; use one of them",
         field=other,
     )
 
@@ -264,8 +266,8 @@ def _packages(fields: Fields, name: str, form: re.Pattern[str], example: str) ->
         package = re.sub(r" *([<>=!~]=|[<>,]) *", r"\1", one.strip(" "))
         if not form.match(package) or _ARCHIVE.search(package):
             raise InvalidAgent(
-                f"{fields.path(f'{name}[{at}]')} is not the name of a package: {shown(one)}",
-                hint=f"write {example}; options, addresses and paths are not taken",
+                f"{fields.path(f'{name}[{at}]')} is not a valid package name: {shown(one)}",
+                hint=f"write {example}; options, URLs and paths are not supported",
                 field=fields.path(name),
             )
         found.append(package)

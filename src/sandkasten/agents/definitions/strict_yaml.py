@@ -87,7 +87,7 @@ def checked_text(
     ):
         raise error(
             f"{what} is larger than {max_bytes} bytes",
-            hint="write less, or let the agent read the rest from a file",
+            hint="shorten it, or let the agent read the rest from a file",
             limit=max_bytes,
         )
     try:
@@ -105,7 +105,7 @@ def checked_text(
         line = first_line + text.count("\n", 0, found.start())
         raise error(
             f"{what} has the control character U+{ord(found[0]):04X} on line {line}",
-            hint="take it out, or write it as an escape in a quoted text",
+            hint="remove it, or write it as an escape in a quoted string",
             line=line,
         )
     return text
@@ -137,9 +137,9 @@ class _Reader:
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents > 1:
-                    self._refuse(event, "holds a second document", "keep one of them")
+                    self._refuse(event, "contains a second document", "keep one of them")
                 if event.version or event.tags:
-                    self._refuse(event, "has a YAML directive", "leave out the line with %")
+                    self._refuse(event, "has a YAML directive", "remove the line with %")
             elif isinstance(event, yaml.NodeEvent):
                 value = self._node(event, events, 1)
         return value
@@ -148,11 +148,11 @@ class _Reader:
         if isinstance(event, yaml.AliasEvent):
             self._refuse(event, "uses a YAML alias", "write the value out")
         if event.anchor is not None:
-            self._refuse(event, "has a YAML anchor", "leave out the word with &")
+            self._refuse(event, "has a YAML anchor", "remove the word with &")
         if event.tag is not None:
             self._refuse(event, "has a YAML tag", "write a plain value, without !")
         if depth > MAX_DEPTH:
-            self._refuse(event, f"is nested deeper than {MAX_DEPTH} levels", "flatten it")
+            self._refuse(event, f"is nested more than {MAX_DEPTH} levels deep", "flatten it")
         if isinstance(event, yaml.SequenceStartEvent):
             items: list[Any] = []
             while not isinstance(inner := next(events), yaml.SequenceEndEvent):
@@ -166,7 +166,7 @@ class _Reader:
         found: dict[str, Any] = {}
         while not isinstance(event := next(events), yaml.MappingEndEvent):
             if not isinstance(event, yaml.ScalarEvent):
-                self._refuse(event, "has a key that is no text", "write `name: value`")
+                self._refuse(event, "has a key that is not a string", "write `name: value`")
             # For its anchor and its tag.
             self._node(event, events, depth)
             plain, key = _plain(event), str(event.value)
@@ -175,7 +175,7 @@ class _Reader:
             if plain and key in _NULL:
                 self._refuse(event, "has an empty key", "write `name: value`")
             if key in found:
-                self._refuse(event, f"says {shown(key)} twice", "keep one of them")
+                self._refuse(event, f"has the key {shown(key)} twice", "keep one of them")
             found[key] = self._node(next(events), events, depth + 1)
         return found
 
@@ -188,20 +188,26 @@ class _Reader:
         if text in _TRUE or text in _FALSE:
             return text in _TRUE
         if _NO_NUMBER.match(text):
-            self._refuse(event, f"says {text}, which is no number", "quote it to mean the text")
+            self._refuse(
+                event,
+                f"contains {text}, which is not a number in JSON",
+                "quote it if you mean a string",
+            )
         for form, base in ((_WHOLE, 10), (_OCTAL, 8), (_HEX, 16)):
             if form.match(text):
                 return int(self._short(event, text), base)
         if _FLOAT.match(text):
             value = float(self._short(event, text))
             if not math.isfinite(value):
-                self._refuse(event, "has a number that is too large", "quote it to mean the text")
+                self._refuse(
+                    event, "has a number that is too large", "quote it if you mean a string"
+                )
             return value
         return text
 
     def _short(self, event: Any, digits: str) -> str:
         if len(digits) > _MOST_DIGITS:
-            self._refuse(event, "has a number that is too long", "quote it to mean the text")
+            self._refuse(event, "has a number that is too long", "quote it if you mean a string")
         return digits
 
     def _refuse(self, event: Any, problem: str, hint: str) -> NoReturn:
@@ -214,7 +220,7 @@ def _way_out(text: str, mark: Any) -> str:
     lines = text.split("\n")
     at = lines[mark.line] if mark is not None and mark.line < len(lines) else ""
     if "\t" in at[: len(at) - len(at.lstrip())]:
-        return "indent with spaces: YAML takes no tabs"
+        return "indent with spaces: YAML does not allow tabs"
     return "check its indentation, colons and quotes"
 
 

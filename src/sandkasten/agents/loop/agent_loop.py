@@ -115,7 +115,7 @@ class _Talk:
         if self.chars > self.most_chars:
             raise RunLimitReached(
                 f"the conversation has more than {self.most_chars} characters",
-                hint="let tools answer less at once, or split the task",
+                hint="return less from tools, or split the task",
                 limit="conversation",
             )
 
@@ -198,8 +198,8 @@ class AgentLoop:
             if not timer.expired():
                 raise
             raise RunLimitReached(
-                f"the agent {agent.name!r} took longer than its {offered.limits.timeout_s:g} s",
-                hint="ask for less, or give it more time in its file",
+                f"the agent {agent.name!r} exceeded its timeout of {offered.limits.timeout_s:g} s",
+                hint="reduce the task, or raise timeout_seconds in the agent's file",
                 limit="timeout",
             ) from exc
 
@@ -213,8 +213,8 @@ class AgentLoop:
             reply = await self._ask(talk, step)
             if reply.finish_reason == "content_filter":
                 raise RunFailed(
-                    "the model's endpoint withheld the answer (content_filter)",
-                    hint="say the task in other words, or ask another model",
+                    "the model endpoint withheld the answer (content_filter)",
+                    hint="rephrase the task, or use another model",
                     reason="content_filter",
                 )
             if reply.tool_calls:
@@ -227,8 +227,8 @@ class AgentLoop:
                 return AgentResult(text, text, talk.spent.usage)
             if reply.refusal and not text:
                 raise RunFailed(
-                    f"the model refuses to answer: {gapped(reply.refusal, 500)}",
-                    hint="say the task in other words, or ask another model",
+                    f"the model refused to answer: {gapped(reply.refusal, 500)}",
+                    hint="rephrase the task, or use another model",
                     reason="refusal",
                 )
             output, problems = await asyncio.to_thread(_output, text, talk.agent.output_schema)
@@ -240,8 +240,8 @@ class AgentLoop:
             await self._correct(talk, reply.text, problems)
         steps = talk.offer.limits.max_steps
         raise RunLimitReached(
-            f"the agent {talk.agent.name!r} did not come to an answer within {steps} steps",
-            hint="ask for less at once, or raise max_steps in its file; its transcript is kept",
+            f"the agent {talk.agent.name!r} did not finish within {steps} steps",
+            hint="split the task, or raise max_steps in the agent's file; the transcript is kept",
             limit="steps",
             steps=steps,
         )
@@ -322,12 +322,12 @@ class AgentLoop:
         task, variables = arguments.get("task", ""), arguments.get("variables", {})
         if not isinstance(task, str) or not isinstance(variables, dict):
             raise InvalidRequest(
-                "`task` is a text and `variables` is an object",
+                "`task` must be a string and `variables` an object",
                 hint='call it again, such as {"task": "…"}',
             )
         if deeper_than(variables, MOST_LEVELS):
             raise InvalidRequest(
-                f"`variables` are nested deeper than {MOST_LEVELS} levels", hint="flatten them"
+                f"`variables` are nested more than {MOST_LEVELS} levels deep", hint="flatten them"
             )
         # A budget below the caller's: what is spent there is spent here.
         talk.spent.handed_on(self._limits.max_called)
@@ -388,9 +388,9 @@ def _output(text: str, schema: Mapping[str, Any] | None) -> tuple[Any, list[str]
 
 def _misfit(agent: Agent, tries: int, problems: list[str]) -> RunFailed:
     return RunFailed(
-        f"the answer of the agent {agent.name!r} did not fit its schema in {tries} tries: "
+        f"the answer of agent {agent.name!r} did not match its schema in {tries} tries: "
         + "; ".join(one[:200] for one in problems[:5]),
-        hint="a simpler schema, or one described in the prompt, is met more often",
+        hint="simplify the schema, or describe it in the prompt",
         reason="output_schema",
         violations=[one[:500] for one in problems[:20]],
     )

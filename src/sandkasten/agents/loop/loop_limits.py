@@ -51,8 +51,8 @@ class LoopLimits:
         ):
             if asked is not None and most is not None and asked > most:
                 raise PolicyDenied(
-                    f"the agent {agent.name!r} asks for {name} {asked:g}, and {most:g} is the most",
-                    hint="ask for less in its file, or raise the operator's ceiling",
+                    f"agent {agent.name!r} requests {name} {asked:g}, but the maximum is {most:g}",
+                    hint="lower the value in the agent's file, or raise the operator's maximum",
                     rule=name,
                 )
         tokens = agent.max_tokens if agent.max_tokens is not None else self.max_tokens
@@ -97,8 +97,8 @@ class Spent:
             self._above.handed_on(most)
         elif self._agents >= most:
             raise RunLimitReached(
-                f"the run and those it called have called {most} agents, which is the most",
-                hint="answer with what there is, or do the rest without another agent",
+                f"the run has already called {most} agents, which is the maximum",
+                hint="answer with the results so far, or finish without another agent",
                 limit="agents",
             )
         self._agents += 1
@@ -108,8 +108,8 @@ class Spent:
         used = self._usage.prompt_tokens + self._usage.completion_tokens
         if self.max_tokens is not None and used >= self.max_tokens:
             raise RunLimitReached(
-                f"the run has used {used} tokens, of {self.max_tokens} that it may",
-                hint="ask for less at once, or raise max_tokens",
+                f"the run used {used} of its {self.max_tokens} tokens",
+                hint="split the task, or raise max_tokens",
                 limit="tokens",
                 used=used,
             )

@@ -40,7 +40,7 @@ def slug(name: str, most: int = MOST_NAME) -> str:
 
 
 def arguments_of(call: ToolCall, *, cut: bool) -> Mapping[str, Any]:
-    """InvalidRequest, to be told to the model, when they are no JSON object."""
+    """InvalidRequest, to be told to the model, when they are not a JSON object."""
     if not call.arguments.strip():
         return {}
     try:
@@ -48,14 +48,14 @@ def arguments_of(call: ToolCall, *, cut: bool) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as exc:
         where = f" ({exc})" if isinstance(exc, json.JSONDecodeError) else ""
         raise InvalidRequest(
-            f"the arguments of {slug(call.name)} are no valid JSON{where}",
-            hint="your answer was cut at its length limit; say less at once"
+            f"the arguments of {slug(call.name)} are not valid JSON{where}",
+            hint="your answer was cut at its length limit; write less at once"
             if cut
-            else "call it again with one JSON object; escape quotes and line breaks in texts",
+            else "call it again with one JSON object; escape quotes and line breaks in strings",
         ) from None
     if not isinstance(found, dict):
         raise InvalidRequest(
-            f"the arguments of {slug(call.name)} are no JSON object",
+            f"the arguments of {slug(call.name)} are not a JSON object",
             hint='call it again with one JSON object, such as {"path": "x"}',
         )
     return found
@@ -76,13 +76,13 @@ def echoed(call: ToolCall) -> dict[str, Any]:
 
 
 def _refused(word: str) -> None:
-    raise ValueError(f"{word} is no JSON")
+    raise ValueError(f"{word} is not valid JSON")
 
 
 def _finite(digits: str) -> float:
     found = float(digits)
     if not math.isfinite(found):
-        raise ValueError(f"{digits[:40]} is too large a number")
+        raise ValueError(f"{digits[:40]} is too large")
     return found
 
 
@@ -145,28 +145,30 @@ def json_of(text: str) -> Any:
             found = json.loads(one, parse_constant=_refused, parse_float=_finite)
             if not deeper_than(found, MOST_LEVELS):
                 return found
-            reason = "it is too deeply nested"
+            reason = "it is nested too deeply"
         except RecursionError:
-            reason = "it is too deeply nested"
+            reason = "it is nested too deeply"
         except ValueError as exc:
             reason = str(exc) if reason == "it is empty" else reason
-    raise ValueError(f"the answer is no JSON: {reason}")
+    raise ValueError(f"the answer is not valid JSON: {reason}")
 
 
 def complaint(problems: list[str]) -> str:
     """What a model is told of an answer that does not fit."""
     said = "\n".join(f"- {gapped(one, 500)}" for one in problems[:20])
     return (
-        "Your answer does not fit the schema that was asked for:\n"
+        "Your answer does not match the required schema:\n"
         f"{said}\n"
-        "Give the whole answer again, corrected, as JSON alone."
+        "Send the whole corrected answer again, as JSON only."
     )
 
 
 def unknown_tool(name: str, offered: list[str]) -> dict[str, Any]:
     return failure(
         InvalidRequest(
-            f"there is no tool named {slug(name)!r}",
-            hint=did_you_mean(name, offered) if offered else "this agent has no tools; answer",
+            f"unknown tool {slug(name)!r}",
+            hint=did_you_mean(name, offered)
+            if offered
+            else "this agent has no tools; answer without them",
         )
     )

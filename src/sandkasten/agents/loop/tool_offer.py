@@ -77,9 +77,9 @@ def _known(agent: Agent, names: list[str]) -> None:
         if name not in names:
             hint = did_you_mean(name, names)
             if not names:
-                hint = "its tools are those of a sandbox; write `sandbox:` into its file"
+                hint = "tools require a sandbox; add `sandbox:` to the agent's file"
             elif name in TOOLS and agent.sandbox and TOOLS[name].mode != agent.sandbox.mode:
-                hint = f"{name} is a tool of `sandbox: {{mode: {TOOLS[name].mode}}}`"
+                hint = f"{name} requires `sandbox: {{mode: {TOOLS[name].mode}}}`"
             raise InvalidAgent(
                 f"the agent {agent.name!r} has no tool {name!r}", hint=hint, tool=name
             )
@@ -99,7 +99,10 @@ def _named(agent: Agent, lookup: Callable[[str], Agent]) -> dict[str, Agent]:
 
 def _function(name: str, agent: Agent) -> dict[str, Any]:
     properties: dict[str, Any] = {
-        "task": {"type": "string", "description": "What it is to do, with all that it must know."}
+        "task": {
+            "type": "string",
+            "description": "The task, with all the information that the agent needs.",
+        }
     }
     required = ["task"]
     if (variables := _variables(agent.input_schema)) is not None:
@@ -111,7 +114,7 @@ def _function(name: str, agent: Agent) -> dict[str, Any]:
         "type": "function",
         "function": {
             "name": name,
-            "description": f"Hands a task to another agent and gives back its answer. {said}",
+            "description": f"Hand a task to another agent and return its answer. {said}",
             "parameters": {
                 "type": "object",
                 "properties": properties,

@@ -71,7 +71,9 @@ def _waiting(
         except RuntimeError:
             here = None
         if here is loop:
-            raise RuntimeError("this thread runs the loop that would have to answer; await instead")
+            raise RuntimeError(
+                "this thread runs the event loop that must answer; await the call instead"
+            )
         signature.bind(*args, **named)
 
         async def answered() -> Answer:

@@ -115,8 +115,8 @@ class FileTools:
     def _stored(self) -> StagePublish:
         if self._filing is None:
             raise UnsupportedByBackend(
-                "there is no file store here",
-                hint="a daemon has one; use sandbox_fs_read and sandbox_fs_write",
+                "no file store is available",
+                hint="use sandbox_fs_read and sandbox_fs_write, or run against a daemon",
             )
         return self._filing
 
@@ -154,7 +154,7 @@ def _shown(data: bytes, encoding: str | None, *, truncated: bool) -> Answer:
         return {"encoding": "utf-8", "content": text, "contents": text}
     if encoding not in (None, "base64"):
         raise InvalidRequest(
-            "the file is no UTF-8", hint="read it with encoding base64", field="encoding"
+            "the file is not valid UTF-8", hint="read it with encoding base64", field="encoding"
         )
     plain = base64.b64encode(data).decode()
     return {"encoding": "base64", "contents_b64": plain, "content_base64": plain}

@@ -98,7 +98,7 @@ class Sessions:
         if before is not None and before.id != info.id:
             return Place(
                 info,
-                "the sandbox of this session had ended, with its files; this is a new one",
+                "the sandbox of this session ended and its files are lost; this is a new sandbox",
             )
         return Place(info)
 
@@ -139,8 +139,8 @@ class Sessions:
         key = parse_session_key(text)
         if not context.owns(key):
             raise SessionNotFound(
-                "no session of this run has that key",
-                hint="give a plain name; the run it belongs to is known",
+                "the key does not belong to this run",
+                hint="use a plain name; the run id is added to it",
             )
         return key
 
@@ -208,8 +208,8 @@ class Sessions:
             }
             if str(key) not in there and len(there | making) > MOST_SANDBOXES:
                 raise QuotaExceeded(
-                    f"this run has {MOST_SANDBOXES} sandboxes, which is the most",
-                    hint="use one that is there, or close one with sandbox_close",
+                    f"this run has {MOST_SANDBOXES} sandboxes, which is the maximum",
+                    hint="use an existing one, or close one with sandbox_close",
                     quota="sandboxes of a run",
                 )
             yield
@@ -286,7 +286,7 @@ def not_found(given: str) -> SessionNotFound:
     """The same for every id that is not this run's."""
     return SessionNotFound(
         f"this run has no sandbox {given[:80]}",
-        hint="leave sandbox_id out to use the run's own, or take it from sandbox_open",
+        hint="omit sandbox_id to use the default sandbox, or use an id returned by sandbox_open",
     )
 
 

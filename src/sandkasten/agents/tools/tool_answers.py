@@ -58,10 +58,10 @@ def failed(answer: Answer) -> bool:
 def unforeseen(exc: Exception) -> SandkastenError:
     """Without what it says: that may hold somebody's data."""
     if isinstance(exc, MemoryError):
-        return Busy("there is no more memory at the moment", hint="try again with less")
+        return Busy("out of memory", hint="try again with less data")
     return InternalError(
         f"the tool failed unexpectedly ({type(exc).__name__})",
-        hint="this is no fault of the call; try another way",
+        hint="the arguments are not the cause; try another way",
     )
 
 

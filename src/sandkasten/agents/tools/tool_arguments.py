@@ -36,7 +36,7 @@ _MOST_TEXT: Final = 200
 def checked(spec: ToolSpec, arguments: object) -> Mapping[str, Any]:
     """The arguments as they are, or InvalidRequest."""
     if not isinstance(arguments, dict):
-        raise _refused(spec, ["the arguments are no object"])
+        raise _refused(spec, ["the arguments are not an object"])
     if _is_too_much(arguments):
         raise _refused(spec, ["the arguments have too many parts"])
     problems = _choice(spec, arguments) + _unknown(spec, arguments)
@@ -53,7 +53,7 @@ def decoded(field: str, given: str) -> bytes:
         return base64.b64decode(given, validate=True)
     except (binascii.Error, ValueError) as exc:
         raise InvalidRequest(
-            f"{field} is no base64", hint="encode the bytes as RFC 4648 says", field=field
+            f"{field} is not valid base64", hint="encode the bytes as in RFC 4648", field=field
         ) from exc
 
 
@@ -96,14 +96,14 @@ def _choice(spec: ToolSpec, arguments: Mapping[str, Any]) -> list[str]:
     if not spec.one_of or len(given) == 1:
         return []
     if given:
-        return [f"{' and '.join(given)} are both given; give one of them"]
+        return [f"{' and '.join(given)} are mutually exclusive; pass one of them"]
     return [f"{spec.one_of[0]} is missing (or {', '.join(spec.one_of[1:])})"]
 
 
 def _unknown(spec: ToolSpec, arguments: Mapping[str, Any]) -> list[str]:
     known = spec.parameters["properties"]
     return [
-        f"there is no argument {shown(str(name))} ({did_you_mean(str(name), known)})"
+        f"unknown argument {shown(str(name))} ({did_you_mean(str(name), known)})"
         for name in list(arguments)[: len(known) + _MOST_PROBLEMS]
         if name not in known
     ][:_MOST_PROBLEMS]
@@ -117,8 +117,8 @@ def _told(error: ValidationError) -> str:
 
 def _refused(spec: ToolSpec, problems: list[str]) -> InvalidRequest:
     return InvalidRequest(
-        f"{spec.name} cannot be called like this: {'; '.join(problems)}",
-        hint="mend the arguments and call it again",
+        f"{spec.name} rejected its arguments: {'; '.join(problems)}",
+        hint="fix the arguments and call it again",
         tool=spec.name,
         problems=problems,
     )

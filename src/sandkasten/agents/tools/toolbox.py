@@ -109,8 +109,8 @@ class Toolbox:
         given = checked(self._spec(name, context), arguments)
         if name in _OF_THE_STORE and not context.files:
             raise PolicyDenied(
-                "whoever began this run may not use stored files",
-                hint="do it without them, or begin the run with a key of the scope files",
+                "the API key of this run does not allow stored files",
+                hint="work without them, or start the run with a key that has the scope files",
                 scope="files",
             )
         check_sandbox(context.sandbox, self._engine.policy)
@@ -137,7 +137,7 @@ class Toolbox:
         if spec is None or (spec.mode == "code" and context.sandbox.mode != "code"):
             offered = {one.name for one in self.specs(context.sandbox)} | {"sandbox_run"}
             raise InvalidRequest(
-                f"there is no tool named {shown(str(name))} here",
+                f"unknown tool {shown(str(name))}",
                 hint=did_you_mean(str(name), offered),
                 tool=str(name)[:80],
             )

@@ -61,8 +61,8 @@ async def foreach(run: Carrier, step: Step, scope: Scope) -> Any:
         items = await run.value(step.expression, scope)
         if not isinstance(items, list):
             raise RunFailed(
-                f"`{step.expression[:80]}` is no list",
-                hint="a foreach goes over a list",
+                f"`{step.expression[:80]}` is not a list",
+                hint="a foreach iterates over a list",
                 expression=step.expression[:200],
             )
         run.check_items(step, len(items))

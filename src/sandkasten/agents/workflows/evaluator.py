@@ -99,7 +99,7 @@ def _plain(value: Any) -> Any:
         return value.total_seconds()
     if isinstance(value, cel.OptionalValue):
         return value.value() if value.has_value() else None
-    raise TypeError(f"a value of type {type(value).__name__} is no JSON")
+    raise TypeError(f"a value of type {type(value).__name__} is not valid JSON")
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ def _references(expression: str) -> tuple[str, ...]:
 
 
 def missing_path(expression: str, context: Mapping[str, Any]) -> str:
-    """The shortest path in it that leads nowhere; empty when none does."""
+    """The shortest path in it that does not resolve; empty when none does."""
     for chain in _CHAIN.finditer(expression):
         value: Any = context
         walked = ""
@@ -158,9 +158,9 @@ class Expressions:
         request = json.dumps({"expressions": list(expressions), "context": chosen}).encode()
         if len(request) > self.bounds.context_bytes:
             raise RunLimitReached(
-                f"the expression {_shown(expressions[0])} looks at {len(request)} bytes, "
+                f"the expression {_shown(expressions[0])} reads {len(request)} bytes, "
                 f"and {self.bounds.context_bytes} are allowed",
-                hint="let the step before it put out less",
+                hint="reduce the output of the step before it",
             )
         async with self._room:
             answer = await self._asked(request, expressions)
@@ -197,7 +197,7 @@ class Expressions:
                 await process.stdin.drain()
                 (length,) = struct.unpack(">I", await process.stdout.readexactly(4))
                 if length > self.bounds.value_bytes + 4096:
-                    raise _too_much(expressions, "answered with too much")
+                    raise _too_much(expressions, "produced too large a value")
                 answer = json.loads(await process.stdout.readexactly(length))
             whole = True
             return dict(answer)
@@ -220,7 +220,7 @@ class Expressions:
         if died.status == -signal.SIGPROF:
             why = f"took more than {self.bounds.cpu_s:g} s of processor time"
         else:
-            why = "took too much memory, or ended the process that evaluates it"
+            why = "used too much memory, or crashed the process that evaluates it"
         return _too_much(expressions, why)
 
     async def _spawn(self) -> asyncio.subprocess.Process:
@@ -262,18 +262,20 @@ def _failure(
     gone = missing_path(expression, context)
     if gone and kind in ("KeyError", "IndexError", "RuntimeError", "TypeError"):
         return RunFailed(
-            f"the expression {_shown(expression)} asks for {gone}, which is not there",
-            hint=f"ask first: has({gone})" if "[" not in gone else "ask first whether it is there",
+            f"the expression {_shown(expression)} uses {gone}, which does not exist",
+            hint=f"test it first: has({gone})"
+            if "[" not in gone
+            else "test first whether it exists",
             expression=expression[:200],
             missing=gone[:200],
         )
     if kind == "KeyError":
-        message = f"there is no {message}"
+        message = f"unknown {message}"
     # Its first sentence says what is wrong; the next ones are a lesson.
     why = message.splitlines()[0].partition(". ")[0][:300]
     return RunFailed(
-        f"the expression {_shown(expression)} came to no value: {why}",
-        hint="its language is CEL: && || ! == in, has(x.y), size(x)",
+        f"the expression {_shown(expression)} cannot be evaluated: {why}",
+        hint="expressions are written in CEL: && || ! == in, has(x.y), size(x)",
         expression=expression[:200],
     )
 
@@ -281,7 +283,7 @@ def _failure(
 def _too_much(expressions: Sequence[str], why: str) -> RunLimitReached:
     return RunLimitReached(
         f"the expression {_shown(expressions[0])} {why}",
-        hint="look at less, and not at every pair of a long list",
+        hint="use less data, and avoid nested loops over long lists",
         expression=expressions[0][:200],
     )
 

@@ -43,7 +43,7 @@ def alias(id: str) -> str:
 def check(workflow: Workflow, findings: Findings, agents: Collection[str] | None = None) -> None:
     if workflow.id and not _WORKFLOW_ID.fullmatch(workflow.id):
         hint = "letters, digits, `-`, `_` and `.`, at most 128"
-        findings.error("BAD_WORKFLOW_ID", "id", f'"{workflow.id[:60]}" cannot be an id', hint)
+        findings.error("BAD_WORKFLOW_ID", "id", f'"{workflow.id[:60]}" is not a valid id', hint)
     for name, schema in (
         ("inputSchema", workflow.input_schema),
         ("outputSchema", workflow.output_schema),
@@ -58,7 +58,7 @@ def check(workflow: Workflow, findings: Findings, agents: Collection[str] | None
         for _, body in step.bodies():
             _way(body, findings)
         if agents is not None and step.type == "agent" and step.agent and step.agent not in agents:
-            message = f'there is no agent "{step.agent[:60]}"'
+            message = f'unknown agent "{step.agent[:60]}"'
             findings.error("UNKNOWN_AGENT", f"{step.path}.agent", message, Near(step.agent, agents))
     _expressions(workflow, findings)
 
@@ -70,10 +70,10 @@ def _ids(workflow: Workflow, findings: Findings) -> None:
             continue
         hint = "letters, digits, `-` and `_`, at most 64, and no digit first"
         if not _ID.fullmatch(step.id):
-            message = f'"{step.id[:60]}" cannot be the id of a step'
+            message = f'"{step.id[:60]}" is not a valid step id'
             findings.error("BAD_STEP_ID", f"{step.path}.id", message, hint)
         elif step.id in RESERVED:
-            message = f'"{step.id}" means something else in expressions'
+            message = f'"{step.id}" is a reserved name in expressions'
             findings.error("BAD_STEP_ID", f"{step.path}.id", message, "choose another id")
         elif short.setdefault(alias(step.id), step.id) != step.id:
             message = f'"{step.id}" and "{short[alias(step.id)]}" are the same in expressions'
@@ -81,7 +81,7 @@ def _ids(workflow: Workflow, findings: Findings) -> None:
         names = [step.item_name] if step.type == "foreach" else []
         for name in (*names, *step.result_path):
             if not _NAME.fullmatch(name) or (name in RESERVED and name in names):
-                message = f'"{name[:60]}" cannot be a name in expressions'
+                message = f'"{name[:60]}" is not a valid name in expressions'
                 findings.error("BAD_NAME", step.path, message, "letters, digits and `_`")
 
 
@@ -103,7 +103,7 @@ def _way(body: Body, findings: Findings) -> None:
             if target in known:
                 leads[step.id].add(target)
             else:
-                message = f'"{target[:60]}" is none of these steps'
+                message = f'"{target[:60]}" is not one of these steps'
                 hint = Near(target, known)
                 findings.error("UNKNOWN_TRANSITION_TARGET", path, message, hint)
                 exits.add(step.id)  # wherever it was to lead, it is complained of once
@@ -112,7 +112,7 @@ def _way(body: Body, findings: Findings) -> None:
     reached = _closure({body.start}, leads)
     for step in body.steps:
         if step.id not in reached:
-            message = f'nothing leads to "{step.id}"'
+            message = f'no step leads to "{step.id}"'
             findings.warning("UNREACHABLE_STEP", step.path, message)
     backwards: dict[str, set[str]] = {id: set() for id in known}
     for id, targets in leads.items():
@@ -125,8 +125,8 @@ def _way(body: Body, findings: Findings) -> None:
         findings.error(
             "CYCLE_WITHOUT_EXIT",
             trapped[0].path,
-            f"from {way} no step leads to an end",
-            "let a switch lead out, or add a step of type end",
+            f"from {way} no step reaches an end",
+            "let a switch leave the loop, or add a step of type end",
         )
 
 
@@ -182,15 +182,15 @@ def _expression(
 ) -> None:
     shown = expression if len(expression) <= _SHOWN else expression[: _SHOWN - 3] + "..."
     if why := expressions.problem(expression):
-        hint = "the language is CEL: && || ! true false null == in, has(x.y), size(x)"
+        hint = "expressions are written in CEL: && || ! true false null == in, has(x.y), size(x)"
         if not _OTHER_LANGUAGE.search(expression):
             hint = hint.partition(":")[0]
         findings.error("BAD_EXPRESSION", path, f"`{shown}` {why}", hint)
         return
     for bare, quoted in _STEP_NAMED.findall(expression):
         if (bare or quoted) not in ids:
-            message = f'`{shown}` names the step "{bare or quoted}", which there is not'
+            message = f'`{shown}` names the step "{bare or quoted}", which does not exist'
             findings.error("UNKNOWN_STEP", path, message, Near(bare or quoted, ids))
     for name in sorted(expressions.names(expression) - set(known)):
-        message = f'`{shown}` names "{name}", which is unknown here'
+        message = f'`{shown}` uses the unknown name "{name}"'
         findings.warning("UNKNOWN_NAME", path, message, Near(name, known))

@@ -64,7 +64,7 @@ def _end(text: str, at: int) -> int:
                 return index
             depth -= 1
         index += 1
-    raise ValueError("an expression begins with ${ and has no end")
+    raise ValueError("an expression starts with ${ but is never closed")
 
 
 def texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:

@@ -86,8 +86,8 @@ class Execution:
         problems = json_schemas.check(result, schema) if schema else []
         if problems:
             raise RunFailed(
-                f'the result of "{self.workflow.id}" does not fit its outputSchema: {problems[0]}',
-                hint="see what the last step puts out, or give the workflow an `output`",
+                f"the result does not match the outputSchema of {self.workflow.id}: {problems[0]}",
+                hint="check the output of the last step, or give the workflow an `output`",
                 problems=problems,
             )
 
@@ -128,9 +128,9 @@ class Execution:
                 at = self.state["frame"]["at"]
                 raise Stopped(
                     RunLimitReached(
-                        f"the outputs of the run came to {len(text)} bytes at step "
+                        f"the outputs of the run reached {len(text)} bytes at step "
                         f'"{at}", and {self.limits.state_bytes} are allowed',
-                        hint="let agents write files, and put out less",
+                        hint="write the data to files and return less",
                         step=at,
                         limit="state_bytes",
                     )
@@ -161,7 +161,7 @@ class Execution:
     async def check_rounds(self, step: Step, count: int) -> None:
         if count > self.limits.max_visits:
             most = self.limits.max_visits
-            await self._guard(step, "max_visits", f"would go round {count} times", most)
+            await self._guard(step, "max_visits", f"would repeat {count} times", most)
 
     async def body(self, body: Body, scope: Scope) -> Any:
         """Its last output. Goes on from where the frame stands."""
@@ -171,8 +171,8 @@ class Execution:
             if step is None:
                 raise Stopped(
                     InvalidWorkflow(
-                        f'the run stands at the step "{at}", which the workflow does not have',
-                        hint="go on with the file that the run was begun with",
+                        f'the saved state is at the step "{at}", which the workflow does not have',
+                        hint="resume the run with the workflow file it was started with",
                     )
                 )
             again = frame["begun"] is not None
@@ -210,8 +210,8 @@ class Execution:
 
     def _limit(self, step: Step, limit: str, what: str, most: int) -> RunLimitReached:
         return RunLimitReached(
-            f'the step "{step.id}" {what}, and {most} are allowed',
-            hint="see that the loop comes to an end",
+            f'the step "{step.id}" {what}, but {most} are allowed',
+            hint="make sure that the loop ends",
             step=step.id,
             limit=limit,
             most=most,
@@ -282,15 +282,15 @@ class Execution:
     def _keep(self, step: Step, frame: dict[str, Any], output: Any) -> None:
         most = self.limits.output_bytes
         if json_schemas.deeper_than(output, MOST_LEVELS):
-            raise RunFailed(f"its output is nested deeper than {MOST_LEVELS} levels")
+            raise RunFailed(f"its output is nested more than {MOST_LEVELS} levels deep")
         try:
             size = len(json.dumps(output, allow_nan=False))
         except (TypeError, ValueError) as exc:
-            raise RunFailed("its output is no JSON") from exc
+            raise RunFailed("its output is not valid JSON") from exc
         if size > most:
             raise RunFailed(
-                f"its output has {size} bytes, and {most} are allowed",
-                hint="let the agent write a file, and put out less",
+                f"its output has {size} bytes, but {most} are allowed",
+                hint="write the data to a file and return less",
             )
         frame["outputs"][step.id] = frame["last"] = output
         if step.result_path:
@@ -311,7 +311,7 @@ class Execution:
             task, variables = variables, {}
         if not isinstance(variables, dict):
             raise RunFailed(
-                "its input is no mapping of variables", hint="write `input: {name: value}`"
+                "its input must be a mapping of variables", hint="write `input: {name: value}`"
             )
         if task is None:
             said = self.input if step.input is None and isinstance(self.input, str) else None
@@ -337,7 +337,9 @@ class Execution:
                 return choice.next
         if step.next is None:
             about = f" of {text[:80]}" if step.expression is not None else ""
-            raise RunFailed(f"no condition{about} fits", hint="add a condition, or `defaultNext`")
+            raise RunFailed(
+                f"no condition{about} is true", hint="add a condition, or `defaultNext`"
+            )
         await self._took(step, text, None, step.next)
         return step.next
 

@@ -62,7 +62,7 @@ class Fields:
             return "true" if value else "false"
         if isinstance(value, int | float):
             return str(value)
-        self.bad(f"is to be a text, not {kind(value)}", *names)
+        self.bad(f"must be a string, got {kind(value)}", *names)
         return None
 
     def whole(self, *names: str, least: int, most: int) -> int | None:
@@ -71,7 +71,7 @@ class Fields:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             shown = str(value)[:_SHOWN]
-            self.bad(f"is to be a whole number from {least} to {most}, not {shown}", *names)
+            self.bad(f"must be an integer from {least} to {most}, got {shown}", *names)
             return None
         return value
 
@@ -79,7 +79,7 @@ class Fields:
         value = self.value(*names)
         if isinstance(value, bool) or value is None:
             return bool(value)
-        self.bad(f"is to be true or false, not {kind(value)}", *names)
+        self.bad(f"must be true or false, got {kind(value)}", *names)
         return False
 
     def duration_s(self, *names: str, most_s: float) -> float | None:
@@ -90,7 +90,7 @@ class Fields:
         if found is None or found > most_s:
             hint = 'write seconds, or "500ms", "30s", "5m", "1h"'
             shown = str(value)[:_SHOWN]
-            self.bad(f"is to be a time of at most {most_s:g} s, not {shown}", *names, hint=hint)
+            self.bad(f"must be a duration of at most {most_s:g} s, got {shown}", *names, hint=hint)
             return None
         return found
 
@@ -98,14 +98,14 @@ class Fields:
         value = self.value(*names)
         if isinstance(value, list) or value is None:
             return value
-        self.bad(f"is to be a list, not {kind(value)}", *names)
+        self.bad(f"must be a list, got {kind(value)}", *names)
         return None
 
     def mapping(self, *names: str) -> dict[str, Any] | None:
         value = self.value(*names)
         if value is None or (isinstance(value, dict) and all(isinstance(k, str) for k in value)):
             return value
-        self.bad(f"is to be a mapping with texts as keys, not {kind(value)}", *names)
+        self.bad(f"must be a mapping with strings as keys, got {kind(value)}", *names)
         return None
 
     def texts(self, *names: str) -> tuple[str, ...]:
@@ -114,7 +114,7 @@ class Fields:
             return (value,)
         if value is None or (isinstance(value, list) and all(isinstance(v, str) for v in value)):
             return tuple(value or ())
-        self.bad("is to be a list of texts", *names)
+        self.bad("must be a list of strings", *names)
         return ()
 
     def leftovers(self) -> None:
@@ -125,12 +125,12 @@ class Fields:
                 self.findings.warning(
                     "UNKNOWN_FIELD",
                     f"{self.path}.{shown}" if self.path else shown,
-                    "means nothing here",
+                    "is not a known field",
                     Near(shown, self.asked),
                 )
 
 
 def kind(value: Any) -> str:
     """What a person would call it."""
-    names = {dict: "a mapping", list: "a list", str: "a text", bool: "true or false"}
+    names = {dict: "a mapping", list: "a list", str: "a string", bool: "true or false"}
     return names.get(type(value), "nothing" if value is None else "a number")

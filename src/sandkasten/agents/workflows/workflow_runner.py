@@ -52,9 +52,9 @@ class WorkflowRunner:
         An exception of `save` or `note` is not the workflow's failure and comes out as it is.
         """
         if json_schemas.deeper_than(input, MOST_LEVELS):
-            raise InvalidRequest(f"the input is nested deeper than {MOST_LEVELS} levels")
+            raise InvalidRequest(f"the input is nested more than {MOST_LEVELS} levels deep")
         if state and state.get("version") != VERSION:
-            raise InvalidWorkflow("the saved state of the run is of another version")
+            raise InvalidWorkflow("the saved state of the run has an unsupported version")
         current = json.loads(json.dumps(state)) if state else new_state(workflow, self.clock.now())
         current.pop("failed", None)
         run = Execution(

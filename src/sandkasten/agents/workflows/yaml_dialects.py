@@ -51,8 +51,8 @@ _ELSEWHERE: Final = {
     "action": "write type: agent, with the agent's name in `agent`",
     "function": "write type: agent, with the agent's name in `agent`",
     "human_approval": "a run cannot wait for a person; end it, and start another",
-    "cron": "start the workflow by a scheduler of your machine",
-    "schedule": "start the workflow by a scheduler of your machine",
+    "cron": "start the workflow from a scheduler on your machine",
+    "schedule": "start the workflow from a scheduler on your machine",
 }
 _LOOP: Final[dict[str, tuple[str, ...]]] = {"body": ("iterator", "body", "do")}
 _BODIES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
@@ -66,14 +66,14 @@ _BACKOFFS: Final = {"exponential": True, "constant": False, "fixed": False}
 def read(raw: Any, findings: Findings) -> Workflow | None:
     """None when there is nothing to check any further."""
     if not isinstance(raw, dict) or not all(isinstance(key, str) for key in raw):
-        findings.error("NOT_A_WORKFLOW", "", f"a workflow is a mapping, not {kind(raw)}")
+        findings.error("NOT_A_WORKFLOW", "", f"a workflow must be a mapping, got {kind(raw)}")
         return None
     fields = Fields(raw, "", findings)
     id = fields.text("id") or ""
     if not id:
         findings.error("MISSING_WORKFLOW_ID", "id", "the workflow has no id", "add `id: my-flow`")
     if fields.has("steps") and fields.has("states"):
-        findings.error("BAD_FIELD", "states", "a workflow has `steps` or `states`, not both")
+        findings.error("BAD_FIELD", "states", "a workflow must have `steps` or `states`, not both")
     dialect: Dialect = "states" if fields.has("states") and not fields.has("steps") else "steps"
     body = _Reader(dialect, findings).body(fields, depth=0)
     workflow = Workflow(
@@ -114,7 +114,7 @@ class _Reader:
         self.dialect = outer
         known = [step.id for step in steps]
         if start is not None and start not in known:
-            message = f'it is to start with "{start[:60]}", which is none of its steps'
+            message = f'the start step "{start[:60]}" is not one of its steps'
             self.findings.error("INVALID_START", fields.at("start"), message, Near(start, known))
         return Body(start or (known[0] if known else ""), tuple(steps))
 
@@ -126,11 +126,11 @@ class _Reader:
             listed_at = path
         else:
             if not isinstance(raw, dict) or not all(isinstance(key, str) for key in raw):
-                self.findings.error("BAD_FIELD", path, "is to be a list of steps")
+                self.findings.error("BAD_FIELD", path, "must be a list of steps")
                 return Body("", ())
             fields, listed_at = Fields(raw, path, self.findings), ""
         if depth > MOST_DEPTH:
-            message = f"steps stand inside one another more than {MOST_DEPTH} deep"
+            message = f"steps are nested more than {MOST_DEPTH} levels deep"
             self.findings.error("TOO_DEEP", path, message)
             return Body("", ())
         if listed_at:
@@ -157,7 +157,7 @@ class _Reader:
 
     def _step(self, raw: Any, path: str, below: str | None, depth: int) -> Step | None:
         if not isinstance(raw, dict) or not all(isinstance(key, str) for key in raw):
-            self.findings.error("BAD_FIELD", path, f"a step is a mapping, not {kind(raw)}")
+            self.findings.error("BAD_FIELD", path, f"a step must be a mapping, got {kind(raw)}")
             return None
         fields = Fields(raw, path, self.findings)
         id = self._id(fields)
@@ -199,7 +199,7 @@ class _Reader:
         if not id:
             self.findings.error("MISSING_STEP_ID", fields.path, "the step has no id")
         elif id in self.ids:
-            message = f'"{id[:60]}" is the id of {self.ids[id]} too'
+            message = f'"{id[:60]}" is already the id of {self.ids[id]}'
             self.findings.error("DUPLICATE_STEP_ID", fields.at("id", "name"), message)
         else:
             self.ids[id] = fields.path
@@ -214,7 +214,7 @@ class _Reader:
             return None
         if said not in _TYPES:
             instead: str | Near = _ELSEWHERE.get(said) or Near(said, _TYPES)
-            message = f'there is no type "{said[:60]}"'
+            message = f'unknown type "{said[:60]}"'
             self.findings.error("UNKNOWN_STEP_TYPE", fields.at("type"), message, instead)
             return None
         return _TYPES[said]
@@ -226,19 +226,19 @@ class _Reader:
         if isinstance(after, dict):  # `transition: {next: x}`
             after = Fields(after, fields.at("transition"), self.findings).text("next", "nextState")
         if after is not None and not isinstance(after, str):
-            fields.bad("is to be the id of a step", "transition", "next")
+            fields.bad("must be the id of a step", "transition", "next")
             after = None
         if type == "switch":
             return default or after
         if type == "end" or ends:
             if after is not None:
-                fields.bad("the step ends the run, and cannot lead on", "transition", "next")
+                fields.bad("a step that ends the run cannot have a next step", "transition", "next")
             return None
         if after is None and self.dialect == "states":
             self.findings.warning(
                 "MISSING_TRANSITION",
                 fields.path,
-                "nothing follows, so the run ends here",
+                "the step has no next step, so the run ends here",
                 "add `end: true`, or `next`",
             )
             return None
@@ -256,7 +256,7 @@ class _Reader:
         grows = _BACKOFFS.get(backoff, True) if isinstance(backoff, str) else True
         waited = 1.0 if isinstance(backoff, str) and backoff in _BACKOFFS else seconds(backoff)
         if backoff is not None and waited is None:
-            inner.bad('is to be a time, "exponential" or "constant"', "backoff", "delay")
+            inner.bad('must be a duration, "exponential" or "constant"', "backoff", "delay")
         codes = inner.texts("retry_on", "retryOn")
         inner.leftovers()
         return Retry(attempts or 1, waited or 0.0, grows, codes)
@@ -295,7 +295,7 @@ class _Reader:
         for index, raw in enumerate(listed[:MOST_CHOICES]):
             path = f"{fields.at('transitions', 'conditions')}[{index}]"
             if not isinstance(raw, dict) or not all(isinstance(key, str) for key in raw):
-                self.findings.error("BAD_FIELD", path, "is to be a mapping with `next`")
+                self.findings.error("BAD_FIELD", path, "must be a mapping with `next`")
                 continue
             choice = Fields(raw, path, self.findings)
             next, when, asked = (
@@ -304,16 +304,16 @@ class _Reader:
                 choice.text("if"),
             )
             if next is None:
-                self.findings.error("MISSING_NEXT", path, "does not say what follows", "add `next`")
+                self.findings.error("MISSING_NEXT", path, "has no next step", "add `next`")
             elif (when is None) == (asked is None):
                 hint = "with an expression of the switch, `condition` is compared with its value"
-                self.findings.error("MISSING_CONDITION", path, "needs `condition` or `if`", hint)
+                self.findings.error("MISSING_CONDITION", path, "requires `condition` or `if`", hint)
             else:
                 compared = asked is None and fields.has("expression")
                 found.append(Choice(next, cast("str", asked or when), compared, path))
             choice.leftovers()
         if not found:
-            self.findings.error("MISSING_CONDITIONS", fields.path, "the switch has no way out")
+            self.findings.error("MISSING_CONDITIONS", fields.path, "the switch has no transitions")
         return tuple(found)
 
     def _branches(self, fields: Fields, depth: int) -> tuple[Branch, ...]:
@@ -330,11 +330,11 @@ class _Reader:
             self.findings.error("MISSING_BRANCHES", path, "there are no branches")
             return ()
         if not 1 <= len(named) <= MOST_BRANCHES:
-            message = f"there are to be 1 to {MOST_BRANCHES} branches"
+            message = f"must have 1 to {MOST_BRANCHES} branches"
             self.findings.error("MISSING_BRANCHES", path, message)
             return ()
         if len({name for name, _, _ in named}) < len(named):
-            self.findings.error("DUPLICATE_STEP_ID", path, "two branches have the same name")
+            self.findings.error("DUPLICATE_STEP_ID", path, "branch names must be unique")
         found = []
         for name, body, where in named:
             if isinstance(body, dict) and "type" in body:  # a branch that is a single step
@@ -347,7 +347,7 @@ class _Reader:
         if isinstance(raw, dict):
             raw = Fields(raw, fields.at("join"), self.findings).text("mode", "type", "strategy")
         if raw not in (None, "all", "any"):
-            fields.bad('is to be "all" or "any"', "join")
+            fields.bad('must be "all" or "any"', "join")
         return "any" if raw == "any" else "all"
 
     def _bodies(self, fields: Fields, type: StepType, depth: int) -> dict[str, Body | None]:
@@ -378,9 +378,9 @@ class _Reader:
         if not there:
             self.findings.error(code, step.path, f"the {step.type} step {message}")
         if step.type == "set" and not step.result_path and not isinstance(step.data, dict | None):
-            fields.bad("is to be a mapping, or needs a `resultPath`", "data")
+            fields.bad("must be a mapping, or requires a `resultPath`", "data")
         if any(choice.compared for choice in step.choices) and step.expression is None:
-            fields.bad("is needed to compare with", "expression")
+            fields.bad("is required for the comparison", "expression")
 
 
 def _id_of(raw: Any) -> str | None:
