@@ -205,7 +205,10 @@ def test_a_number_passed_as_a_string_gets_a_hint(cli, files):
 
 
 def test_hints_about_runs_name_the_command(cli):
-    assert "hint: list the runs with `sandkasten agent runs`" in cli("agent", "inspect", "run_none").err
+    assert (
+        "hint: list the runs with `sandkasten agent runs`"
+        in cli("agent", "inspect", "run_none").err
+    )
 
 
 def test_a_task_on_stdin_has_to_be_utf_8(process):

@@ -1,12 +1,13 @@
-"""Carries out agents and workflows: the one object behind HTTP, the client and the command line.
+"""Service that runs agents and workflows, used by the HTTP API, the client and the command line.
 
-Whatever can be refused is refused before a run begins. Every run is a task of this object and ends
-with it at the latest; its sandboxes are gone when it has ended, however it ended. In a daemon what
-a crash left is found at the start and every half minute: workflow runs go on, agent runs are
-`lost`, and sandboxes of runs that ended are destroyed. In a plain process nobody comes back, so
-there the sandboxes of a run end by themselves unless they are touched.
+Requests are checked before a run starts. Every run is a task of this object and ends no later than
+the object does; the sandboxes of a run are destroyed when it ends, for whatever reason.
 
-A run of another tenant is RunNotFound, as an unknown one is.
+A daemon recovers from crashes at startup and every half minute: it resumes workflow runs, marks
+agent runs as `lost`, and destroys sandboxes of runs that ended. A plain process never recovers, so
+the sandboxes of its runs expire unless they are renewed.
+
+A run of another tenant raises RunNotFound, as an unknown run does.
 """
 
 from __future__ import annotations
@@ -59,12 +60,12 @@ if TYPE_CHECKING:
     from sandkasten.ports.agent_ports import Runs
 
 log = logging.getLogger("sandkasten.agents")
-# Half of the minute within which everything of a run is gone.
+# Half of the minute within which everything of a lost run must be removed.
 RECOVER_EVERY_S: Final = 30.0
-# A sandbox of a plain process ends after this without a touch, and is touched three times in it.
+# A sandbox of a plain process expires after this time; it is renewed three times within it.
 PLAIN_IDLE_S: Final = 45.0
 TOUCH_EVERY_S: Final = 15.0
-# A run is in the list a moment before it is claimed; looked at again soon.
+# A run is listed shortly before it is claimed, so check such a run again soon.
 _YOUNG_S: Final = 2.0
 _FOLLOW_S: Final = 10.0
 
@@ -74,11 +75,11 @@ class ServiceRules:
     max_concurrent: int = 32
     retention_s: float = 30 * 86_400.0
     stays: bool = False
-    """A daemon: it comes back after a crash, and goes on with what it left."""
+    """True in a daemon, which recovers after a crash and resumes its workflow runs."""
 
 
 class AgentService:
-    """Implements `ports.Agents`; used as `async with`."""
+    """Implementation of `ports.Agents`; use it with `async with`."""
 
     def __init__(
         self,
@@ -130,14 +131,14 @@ class AgentService:
         await self.aclose()
 
     async def drain(self, deadline_s: float) -> None:
-        """Begin nothing new, and let what runs come to its end within the deadline."""
+        """Reject new runs and wait until the deadline for the current ones to end."""
         self._closed = True
         with suppress(TimeoutError):
             async with asyncio.timeout(deadline_s):
                 await self._working.idle()
 
     async def aclose(self) -> None:
-        """Cancel what still runs; in a daemon, workflow runs are left for the next one."""
+        """Cancel the remaining runs; a daemon leaves its workflow runs open for the next daemon."""
         self._closed = True
         self._carrier.stopping.shutdown = True
         self._carrier.stopping.leave_open = self._rules.stays
@@ -241,12 +242,13 @@ class AgentService:
         await self._working.cancel(run_id)
         row = await self.run(run_id, tenant)
         if not row.ended:
-            # A dead process's, or one of ours that was stopped before it had begun.
+            # The run belongs to a dead process, or to a task of ours that was stopped before it
+            # started.
             with suppress(QuotaExceeded, InternalError):
                 await self._abandon(row)
             row = await self.run(run_id, tenant)
         if not row.ended:
-            # A full disk, say. A workflow run would be gone on with.
+            # The disk may be full, for example. A workflow run would be resumed.
             raise Busy(
                 f"run {run_id} was stopped, but its new status could not be saved",
                 hint="free disk space, then cancel the run again",
@@ -283,12 +285,13 @@ class AgentService:
                 return
             if follow:
                 await self._runs.changed(run_id, since_seq, _FOLLOW_S)
-            # Read before the next look at the events: what comes after its end is then seen.
+            # Read the status before the events, so that events written before the end are not
+            # missed.
             row = await self.run(run_id, tenant)
             if not follow and not row.ended:
                 return
 
-    # ---- tools for others
+    # ---- tools for other clients
 
     async def tools(self, mode: str) -> Sequence[Mapping[str, Any]]:
         if mode not in ("compute", "code"):
@@ -318,7 +321,7 @@ class AgentService:
         runtime: str | None = None,
     ) -> Mapping[str, Any]:
         context = RunContext(
-            # No id of a run looks like this, so no name leads to a sandbox of one.
+            # No run id looks like this, so no session name can reach a sandbox of a run.
             agent_run_id=f"client-{session}",
             agent_name="client",
             tenant=tenant,
@@ -336,9 +339,9 @@ class AgentService:
     # ---- after a crash
 
     async def recover(self) -> bool:
-        """Settle what dead processes left; False when some were too young to tell.
+        """Settle the runs of dead processes; return False when some were too recent to decide.
 
-        Only a daemon does so; it is the one that stays.
+        Only a daemon does this, because it is the process that keeps running.
         """
         now = self._clock.now()
         before: str | None = None
@@ -385,18 +388,20 @@ class AgentService:
             if fresh is None or fresh.ended:
                 return False
             await self._settle_below(fresh)
-            # Whoever made its sandboxes may have been of the other kind of process.
+            # The sandboxes may have been created by the other kind of process.
             with suppress(SandkastenError):
                 now = self._clock.now()
                 await self._leftovers.adopt(row.id, self._idle_timeout_s, self._lives_s, now)
-        # Nothing is awaited between the look and the start: two who ask at once begin it once.
+        # No await between the check and the start, so that two concurrent requests start it once.
         if self._working.has(row.id):
             return False
         self._working.resume(fresh)
         return True
 
     async def _settle_below(self, flow: RunRow) -> None:
-        """A step that was at work is done again, in a new run; nobody comes back for the old."""
+        """Settle the child runs of a workflow. A step in progress is repeated in a new run, so
+        the old run is not resumed.
+        """
         before: str | None = None
         while rows := await self._runs.list(
             flow.tenant, kind="agent", status="running", before=before
@@ -408,7 +413,7 @@ class AgentService:
                         await self._settle(row)
 
     async def _abandon(self, row: RunRow) -> None:
-        """Cancel one that no living process works on."""
+        """Cancel a run that no living process works on."""
         async with self._runs.claim(row.id) as ours:
             if not ours:
                 raise Conflict(
@@ -453,7 +458,7 @@ class AgentService:
 
     @contextmanager
     def _room(self) -> Iterator[None]:
-        """A place among those that run, from before it is asked for until the run has it."""
+        """Reserve one of the concurrent runs until the run itself is registered."""
         if self._closed:
             raise Busy("new runs are rejected during shutdown", hint="try again")
         if self._working.tops + self._starting >= self._rules.max_concurrent:

@@ -1,4 +1,4 @@
-"""Files of agents and workflows, told as a `Definition`: also one that cannot be used. Pure."""
+"""Conversion of agent and workflow files, valid or not, into `Definition` values. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Whether the operator allows what an agent's file asks for, decided before its run begins.
+"""Check of an agent's sandbox request against the operator's policy, before the run starts.
 
-PolicyDenied names the setting that stands against it. Images are not judged here: their list
-belongs to the source of images, which names it when it refuses one.
+PolicyDenied names the setting that forbids the request. Images are not checked here: the image
+source owns the list of allowed images and names the setting itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def check_sandbox(sandbox: AgentSandbox, policy: Policy) -> None:
-    """Raise PolicyDenied; UnsupportedByBackend for what is allowed but not available."""
+    """Raise PolicyDenied, or UnsupportedByBackend for a request that is allowed but not
+    available.
+    """
     options = sandbox.options
     if options.network is not None:
         if not policy.allow_network:

@@ -1,6 +1,6 @@
-"""In whose name a tool works: the run it belongs to, told by us and never by a model.
+"""Context of a tool call: the run it belongs to, set by the service and never by a model.
 
-Decides which sandbox a call means when it names none, and which it may name at all.
+It decides which sandbox a call uses by default, and which sandboxes it may name.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ class RunContext:
     quota: TenantQuota | None = None
     sandbox: AgentSandbox = field(default_factory=AgentSandbox)
     files: bool = True
-    """Whether the stored files of the tenant are this run's to use."""
+    """Whether this run may use the stored files of the tenant."""
     depth: int = 0
-    """How many agents called one another to come here."""
+    """Number of agents above this one in the chain of calls."""
     idle_timeout_s: float | None = None
-    """For how long a sandbox of this run lives unless it is renewed, where the run's process may
-    be killed and nobody comes after it; None: as long as any other."""
+    """Idle lifetime of a sandbox of this run, for runs whose process may be killed without a
+    successor to clean up; None: the default lifetime.
+    """
 
     def session_key(self, name: str | None = None) -> SessionKey:
-        """The key of the sandbox that the agent's file, or `name` in its place, means.
+        """Return the session key for `name`, or for the session of the agent's file.
 
-        Names are the run's own: no name leads out of the workflow run, or of the agent run that
-        stands alone. InvalidRequest when it cannot be a name.
+        Names are local to the workflow run, or to the agent run when it has no workflow. Raise
+        InvalidRequest when `name` is not a valid name.
         """
         asked = self.sandbox.session if name is None else name
         if asked in _ITS_OWN or self.workflow_run_id is None:
@@ -50,6 +51,6 @@ class RunContext:
         return SessionKey("workflow", self.workflow_run_id, inner)
 
     def owns(self, key: SessionKey) -> bool:
-        """Whether a sandbox of this key was opened in this run."""
+        """Return whether a sandbox with this key was opened in this run."""
         mine = {("agent", self.agent_run_id), ("workflow", self.workflow_run_id)}
         return (key.namespace, key.id) in mine

@@ -1,9 +1,9 @@
-"""One run from its beginning to its end, whatever it is made of: claimed, noted, ended, cleaned.
+"""Lifecycle of one run of any kind: claim, record, end, clean up.
 
-However the work ends (it succeeds, fails, is cancelled, takes too long), the sandboxes of the run
-are destroyed first, then the end is noted, then the row says so. That part is shielded and has its
-own deadline: what cannot be destroyed within it is left to whoever looks for leftovers. Cancelled
-from outside, `carry` lets the cancellation through after that.
+However the work ends (success, failure, cancellation, timeout), the sandboxes of the run are
+destroyed first, then the end event is recorded, then the row is updated. This part is shielded and
+has its own deadline: what cannot be destroyed in time is left to the periodic sweep. When `execute`
+is cancelled from outside, it lets the cancellation through after that.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sandkasten.ports.agent_ports import Runs
 
 log = logging.getLogger("sandkasten.agents")
-# Destroying is quick, or an engine does not answer; then the leftovers are found later.
+# Destroying is fast unless an engine does not answer; then the sweep removes the sandboxes later.
 CLEAN_S: Final = 30.0
 
 
@@ -42,30 +42,30 @@ class Outcome:
 
 
 class Carried:
-    """A run in somebody's hands."""
+    """A run that this process has claimed."""
 
     def __init__(self, row: RunRow, runs: Runs) -> None:
         self.row = row
         self.usage = row.usage
-        """What was used so far, also of a run that will fail."""
+        """Resources used so far, also for a run that will fail."""
         self._runs = runs
 
     async def note(self, type: str, data: Mapping[str, Any]) -> None:
         await self._runs.note(self.row.id, type, bounded(data))
 
     async def save(self, state: Mapping[str, Any]) -> None:
-        """What is needed to go on from here. Durable when it returns."""
+        """Save the state from which the run can be resumed. It is durable when this returns."""
         self.row = replace(self.row, state=state, usage=self.usage)
         await self._runs.save(self.row)
 
 
 @dataclass(slots=True)
 class Stopping:
-    """Why work is being cancelled, when it is."""
+    """Why running work is being cancelled, if it is."""
 
     shutdown: bool = False
     leave_open: bool = False
-    """A run that can be gone on with stays open, and so do its sandboxes."""
+    """Whether a run that can be resumed stays open and keeps its sandboxes."""
 
 
 class Carrier:
@@ -88,7 +88,7 @@ class Carrier:
         work: Callable[[Carried], Awaitable[Outcome]],
         timeout_s: float | None = None,
     ) -> RunRow:
-        """The row at its end. Conflict when somebody else works on the run."""
+        """Return the final row. Raise Conflict when another process works on the run."""
         async with self._runs.claim(row.id) as ours:
             try:
                 fresh = await self._runs.get(row.id) if ours else None
@@ -97,13 +97,13 @@ class Carrier:
                     await settled(self._settle_unbegun(row))
                 raise
             if fresh is None or fresh.ended:
-                # Held up for so long before it began that somebody took it for left behind.
+                # Another process may have reclaimed the run while we waited.
                 raise Conflict(
                     f"another process works on run {row.id}, or has already finished it",
                     hint="check the status of the run",
                     run_id=row.id,
                 )
-            # As it is now: somebody may have come further with it before we had the claim.
+            # Read it again: another process may have advanced the run before we held the claim.
             carried = Carried(fresh, self._runs)
             self._emit("run.started", row)
             cancelled: asyncio.CancelledError | None = None
@@ -151,7 +151,7 @@ class Carrier:
         except SandkastenError as exc:
             return self._ended(carried, "failed", error=error_fields(exc))
         except Exception as exc:
-            # What it says may hold somebody's data; the log has it.
+            # The message of the exception may contain user data, so it goes to the log only.
             log.exception("run.failed", extra={"sandkasten": {"run": row.id}})
             broken = InternalError(
                 f"the run failed unexpectedly ({type(exc).__name__})",
@@ -190,7 +190,7 @@ class Carrier:
         try:
             await self.conclude(ended)
         except SandkastenError as exc:
-            # The row stays open and its claim goes free: it counts as lost, which it nearly is.
+            # The row stays open and its claim is released, so the run will be marked as lost.
             told = {"run": ended.id, "why": exc.code}
             log.error("run.unrecorded", extra={"sandkasten": told})  # noqa: TRY400
         self._emit("run.ended", ended)
@@ -204,7 +204,7 @@ class Carrier:
             log.warning("run.uncleaned", extra={"sandkasten": told})
 
     async def conclude(self, ended: RunRow) -> None:
-        """The event before the row: who follows stops at the row."""
+        """Record the event before the row: followers stop reading at the row."""
         told: dict[str, Any] = {"status": ended.status}
         if ended.error is not None:
             told["error"] = dict(ended.error)
@@ -226,7 +226,7 @@ class Carrier:
 
 
 async def settled(work: Coroutine[Any, Any, None]) -> None:
-    """Done when this returns, however often it is cancelled meanwhile; that is passed on then."""
+    """Finish the work even when cancelled meanwhile; then pass the cancellation on."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

@@ -1,8 +1,8 @@
-"""Before a run begins: everything about it that can be refused is refused here.
+"""Checks made before a run starts. Everything that can be rejected is rejected here.
 
-AgentNotFound, WorkflowNotFound, InvalidAgent and InvalidWorkflow for the files, PolicyDenied for
-what the operator does not allow, InvalidConfiguration where no model can be asked, InvalidRequest
-for an input that does not fit. Nothing is made, and no model is asked.
+AgentNotFound, WorkflowNotFound, InvalidAgent and InvalidWorkflow concern the files, PolicyDenied
+what the operator forbids, InvalidConfiguration a missing model endpoint, InvalidRequest an input
+that does not match its schema. Nothing is created, and no model is called.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Preparing:
         return await asyncio.to_thread(self._definition, kind, name)
 
     async def checked(self, found: Definition) -> Definition:
-        """The same, with an error where it could not be run here."""
+        """Return the definition, with an error if it could not be run on this machine."""
         return await asyncio.to_thread(self._checked, found)
 
     def _agent(self, request: AgentRunRequest) -> Agent:
@@ -76,8 +76,10 @@ class Preparing:
         return agent
 
     def _allowed(self, agent: Agent) -> None:
-        """It and those it may call: what fails in the midst of a run costs more."""
-        # Each once, however many ways lead there: agents may all name one another.
+        """Check the agent and all agents it may call: a failure in the middle of a run costs
+        more.
+        """
+        # Visit each agent once: agents may all name one another.
         seen, waiting = {agent.name}, [agent]
         while waiting:
             one = waiting.pop()
@@ -109,7 +111,7 @@ class Preparing:
         return Prepared(workflow, source, tuple(one.told() for one in found.warnings))
 
     def _source(self, name: str) -> str:
-        """By the name of its file, or by the id in it."""
+        """Return the source of a workflow, by its file name or its id."""
         try:
             return self._library.workflow_source(name)
         except WorkflowNotFound:

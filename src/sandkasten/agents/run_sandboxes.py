@@ -1,7 +1,8 @@
-"""Sandboxes of runs: those that nobody works in any more go, those in use are kept from resting.
+"""Sandboxes of runs: destroy those of ended runs, renew those in use.
 
-By the ledger and the runs alone, so it does not matter whose process made them or died. Only keys
-with an id of a run of ours count; whoever makes sessions with keys of their own keeps them.
+Decisions depend only on the ledger and the runs, so it does not matter which process created a
+sandbox. Only session keys that contain a run id of this service count; sessions with other keys are
+left alone.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from sandkasten.ports.agent_ports import Runs
 
 _RUN: Final = re.compile(r"run_[0-9a-f]{16}\Z")
-# One that does not answer must not keep the others from being touched in time.
+# A sandbox that does not answer must not delay the renewal of the others.
 _TOUCH_S: Final = 5.0
 
 
@@ -33,7 +34,7 @@ class Leftovers:
         self._runs = runs
 
     async def sweep(self) -> list[str]:
-        """Destroy the sandboxes of runs that ended or are forgotten; which ones went."""
+        """Destroy the sandboxes of ended or deleted runs; return their ids."""
         gone: list[str] = []
         over: dict[str, bool] = {}
         for info in await self._engine.list():
@@ -56,14 +57,14 @@ class Leftovers:
         return gone
 
     async def renew(self, run_ids: Collection[str], by_s: float) -> None:
-        """Let the sandboxes of these runs live so much longer, whatever goes on in them."""
+        """Extend the lifetime of the sandboxes of these runs, whether they are active or not."""
         if not run_ids:
             return
         mine = [info for info in await self._engine.list() if run_of(info) in run_ids]
         await asyncio.gather(*(self._renew(info, info.lifetime_s + by_s) for info in mine))
 
     async def adopt(self, run_id: str, idle_timeout_s: float, for_s: float, now: float) -> None:
-        """Let the sandboxes of a run rest, and live from now on, as those we would have made."""
+        """Give the sandboxes of a resumed run the lifetimes that this process would have set."""
         most = self._engine.policy.lifetime_s
         for info in await self._engine.list():
             if run_of(info) == run_id:
@@ -78,12 +79,12 @@ class Leftovers:
         lifetime_s = min(lifetime_s, self._engine.policy.lifetime_s)
         with suppress(SandkastenError, TimeoutError):
             async with asyncio.timeout(_TOUCH_S):
-                # A question to the sandbox is activity too, so it does not count as resting.
+                # A request to the sandbox counts as activity, so it also resets the idle time.
                 await self._engine.update(info.id, UpdateRequest(lifetime_seconds=lifetime_s))
 
 
 def run_of(info: Info) -> str | None:
-    """The run that a sandbox was opened in; None when it is somebody's own."""
+    """Return the run a sandbox was opened in; None when it does not belong to a run."""
     if info.session_key is None:
         return None
     try:

@@ -1,8 +1,8 @@
-"""The runs that this process works on: tasks, and how runs come out of runs.
+"""Tasks of the runs that this process works on, and child runs.
 
-An agent that another one calls, and an agent that is a step of a workflow, are runs of their own
-below the one that asked. Cancelling a run cancels those below it, and waits for them; cancelling
-one below fails the call that asked for it.
+An agent called by another agent, and an agent that is a step of a workflow, are child runs of their
+caller. Cancelling a run cancels its child runs and waits for them; cancelling a child run fails the
+call that started it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Answer:
-    """What came of a run below another: its result, or what it failed with."""
+    """Outcome of a child run: its result, or its error."""
 
     result: AgentResult | None = None
     error: SandkastenError | None = None
@@ -72,7 +72,7 @@ class Working:
 
     @property
     def tops(self) -> int:
-        """How many that nobody of ours asked for."""
+        """Return the number of runs that are not child runs."""
         return len(self._tops)
 
     def has(self, run_id: str) -> bool:
@@ -86,7 +86,7 @@ class Working:
             await asyncio.wait(list(self._tasks.values()))
 
     async def cancel(self, run_id: str) -> bool:
-        """Whether it was ours; it has ended then."""
+        """Cancel the run and wait for its end; return whether it belonged to this process."""
         task = self._tasks.get(run_id)
         if task is None:
             return False
@@ -96,13 +96,13 @@ class Working:
 
     async def aclose(self) -> None:
         self._closed = True
-        # Those on top first: they end the others.
+        # Top-level runs first: they end their child runs.
         for run_id in list(self._tops):
             self._tasks[run_id].cancel()
         await self.idle()
         await self.loop.aclose()
 
-    # ---- beginning
+    # ---- starting runs
 
     def start_agent(self, row: RunRow, agent: Agent) -> None:
         given: Mapping[str, Any] = row.input
@@ -125,7 +125,7 @@ class Working:
         self._begin(row, work, top=True)
 
     def resume(self, row: RunRow) -> None:
-        """From the state that was saved last, and by the file it was begun with."""
+        """Resume a run from its last saved state and the workflow file it was started with."""
 
         async def work(carried: Carried) -> Outcome:
             await carried.note("run.resumed", {"workflow": row.name})
@@ -137,7 +137,7 @@ class Working:
         self, row: RunRow, work: Callable[[Carried], Awaitable[Outcome]], *, top: bool
     ) -> asyncio.Task[RunRow]:
         if self._closed:
-            # Its row is open and nobody's: whoever looks for what was left settles it.
+            # The row is open and unclaimed, so the next recovery settles it.
             raise Busy("new runs are rejected during shutdown", hint="try again")
         task = asyncio.create_task(self._carrier.carry(row, work))
         self._tasks[row.id] = task
@@ -148,7 +148,7 @@ class Working:
             self._tasks.pop(row.id, None)
             self._tops.discard(row.id)
             if not done.cancelled():
-                # Somebody else has it, or had it: what there is to know is in its row.
+                # Another process has or had the run; its row has the details.
                 done.exception()
 
         task.add_done_callback(ended)
@@ -183,12 +183,12 @@ class Working:
         finally:
             carried.usage = spent.usage
 
-    # ---- runs below runs
+    # ---- child runs
 
     def _row_below(
         self, agent: Agent, task: str, variables: Mapping[str, Any], above: RunRow | RunContext
     ) -> RunRow:
-        """What the one above is to it, its caller says."""
+        """Return the row of a child run of `caller`."""
         return RunRow(
             id=new_run_id(),
             kind="agent",
@@ -225,7 +225,7 @@ class Working:
     async def _below(
         self, row: RunRow, do: Callable[[Carried], Awaitable[AgentResult]]
     ) -> AgentResult:
-        """Of a run that is in the list already, so that whoever hears of it finds it."""
+        """Run a child whose row is already saved, so that clients that learn its id can find it."""
         answer = _Answer()
 
         async def work(carried: Carried) -> Outcome:
@@ -287,12 +287,14 @@ class Working:
 
 
 def _strange(warnings: Sequence[str]) -> dict[str, Any]:
-    """What a file holds without effect is said where its run begins: nobody looks elsewhere."""
+    """Return the warnings of a file for the start event of its run."""
     return {"warnings": list(warnings)} if warnings else {}
 
 
 def step_output(row: RunRow, result: AgentResult) -> dict[str, Any]:
-    """What the steps after it see: the fields of its JSON, and what every agent's output has."""
+    """Return the output that later steps see: the fields of its JSON, and those common to all
+    agents.
+    """
     fields = dict(result.output) if isinstance(result.output, dict) else {}
     return {
         **fields,
@@ -306,7 +308,7 @@ def step_output(row: RunRow, result: AgentResult) -> dict[str, Any]:
 
 
 def _sum(one: RunUsage, more: RunUsage) -> RunUsage:
-    """Steps of a workflow are its own; the rest is what its agents used."""
+    """Add the usage of a child run. Steps of a workflow count for the workflow only."""
     return replace(
         one,
         tool_calls=one.tool_calls + more.tool_calls,
@@ -316,7 +318,7 @@ def _sum(one: RunUsage, more: RunUsage) -> RunUsage:
 
 
 async def _waited(task: asyncio.Task[RunRow]) -> None:
-    """Its end. Cancelled meanwhile, it is cancelled too, and that goes on when it has ended."""
+    """Wait for the end of a run. When cancelled, cancel the run, wait for its end, and re-raise."""
     try:
         await asyncio.wait({task})
     except asyncio.CancelledError:

@@ -1,6 +1,6 @@
-"""What is written down of a run, cut to a size that a transcript can bear. Pure.
+"""Size limits for what a transcript records of a run. Pure.
 
-A tool's answer may hold megabytes; what is cut says so where it was cut.
+A tool's answer may contain megabytes; truncated values say where they were cut.
 """
 
 from __future__ import annotations

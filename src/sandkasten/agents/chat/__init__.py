@@ -1,1 +1,1 @@
-"""A language model asked over the chat completions of an endpoint."""
+"""Client for language models with a chat completions endpoint."""

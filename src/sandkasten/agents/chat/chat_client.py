@@ -1,12 +1,12 @@
-"""Asks a model: a client of any endpoint that speaks the chat completions of OpenAI.
+"""Client for any endpoint with OpenAI-compatible chat completions.
 
-Over aiohttp, which the package needs anyway; a call took 0.5 ms with it and 1.2 ms with httpx.
-The answer is read as a stream and handed over whole. What passes (429, 5xx, a broken connection, a
-silence) is tried again as long as no word of the model has come; redirects are not followed, TLS is
-verified, and the key goes to the endpoint alone.
+It uses aiohttp, which the package requires anyway; a call took 0.5 ms with it and 1.2 ms with
+httpx. The answer is read as a stream and returned as a whole. Transient failures (429, 5xx, a
+broken connection, a timeout) are retried until the first token of the answer arrives. Redirects are
+not followed, TLS is verified, and the key is sent to the endpoint only.
 
-Raises ModelUnavailable where asking again later may help, InvalidConfiguration where the key, the
-address or the name is wrong, and RunFailed where this request will never be answered.
+Raises ModelUnavailable if a later retry may help, InvalidConfiguration if the key, the URL or the
+model name is wrong, and RunFailed if this request can never succeed.
 """
 
 from __future__ import annotations
@@ -59,24 +59,24 @@ __all__ = [
 ]
 
 CONNECT_S: Final = 10.0
-# What an endpoint may make us wait by Retry-After; more than that is the caller's business.
+# Longest Retry-After that is honoured; a longer wait is for the caller to decide.
 MOST_PAUSE_S: Final = 60.0
 _MOST_REFUSAL_BYTES: Final = 1 << 16
-# They come with the last word, or at once; a new connection costs little more than this.
+# They arrive with the last token or never; a new connection costs little more than this.
 _LAST_BYTES_S: Final = 0.05
-# Larger ones go out in pieces, so that the loop can do other things between them.
+# Larger bodies are sent in chunks, so that the event loop can run other tasks in between.
 _AT_ONCE: Final = 1 << 18
 _BROKEN: Final = (aiohttp.ClientError, HttpProcessingError, OSError)
 
 
 class Retried(Protocol):
     async def __call__(self, reason: str, pause_s: float) -> None:
-        """Told before each wait."""
+        """Called before each wait."""
         ...
 
 
 class _Passing(Exception):
-    """It may be better the next time; `error` is what it is when it was the last."""
+    """A transient failure; `error` is raised after the last attempt."""
 
     def __init__(self, error: SandkastenError, wanted_s: float = 0.0) -> None:
         super().__init__(error.message)
@@ -85,7 +85,7 @@ class _Passing(Exception):
 
 
 class _Without(Exception):
-    """The same again, without what the endpoint does not know."""
+    """Retry without a field that the endpoint does not know."""
 
     def __init__(self, body: dict[str, Any]) -> None:
         super().__init__("the endpoint does not know a field")
@@ -93,7 +93,7 @@ class _Without(Exception):
 
 
 class ChatModel:
-    """Belongs to one event loop. Holds sockets open until `aclose`."""
+    """Client of one event loop. Keeps sockets open until `aclose`."""
 
     def __init__(self) -> None:
         self._http: aiohttp.ClientSession | None = None
@@ -117,14 +117,16 @@ class ChatModel:
     async def ask(
         self, settings: ModelSettings, request: ChatRequest, retried: Retried | None = None
     ) -> Reply:
-        """The whole answer. When cancelled, the connection is closed, and the endpoint sees it."""
+        """Return the complete answer. Cancelling closes the connection, which the endpoint
+        notices.
+        """
         body = request.body(settings.model, stream=settings.stream)
         turn = 0
         while True:
             try:
                 return await self._once(settings, body)
             except _Without as exc:
-                # Each of them takes something away, so that this ends.
+                # Each retry removes a field, so this loop ends.
                 body = exc.body
             except _Passing as exc:
                 turn += 1
@@ -136,7 +138,7 @@ class ChatModel:
                     await retried(exc.error.message, wait_s)
                 await asyncio.sleep(wait_s)
 
-    # ---- one try
+    # ---- one attempt
 
     async def _once(self, settings: ModelSettings, body: dict[str, Any]) -> Reply:
         found = Assembly()
@@ -185,7 +187,7 @@ class ChatModel:
             settings.url,
             data=io.BytesIO(raw) if len(raw) > _AT_ONCE else raw,
             headers=headers,
-            # The key is for this endpoint, and nobody whom we ask may name another.
+            # The key is for this endpoint only, so a redirect must not choose another.
             allow_redirects=False,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
             **proxy_arguments(settings.url, getproxies()),
@@ -197,9 +199,10 @@ class ChatModel:
                 connector=aiohttp.TCPConnector(limit=0),
                 headers={"User-Agent": "sandkasten", "Accept-Encoding": "identity"},
                 cookie_jar=aiohttp.DummyCookieJar(),
-                # Nothing is unpacked: what is bounded are the bytes that came.
+                # No decompression: the limit applies to the bytes received.
                 auto_decompress=False,
-                # Of the environment only the proxy: aiohttp would look for a password in ~/.netrc.
+                # From the environment only the proxy: aiohttp would also read passwords from
+                # ~/.netrc.
                 trust_env=False,
                 read_bufsize=1 << 18,
             )
@@ -221,7 +224,7 @@ async def _refused(
 
 
 async def _read(settings: ModelSettings, answer: aiohttp.ClientResponse, found: Assembly) -> None:
-    """The body into `found`: as a stream where it is one, else as a whole, whatever was asked."""
+    """Read the body into `assembly`, as a stream or as a whole, whichever the endpoint sent."""
     if answer.headers.get("Content-Encoding", "identity") != "identity":
         raise Unreadable("it is compressed, which was not requested")
     events = Events() if answer.content_type == "text/event-stream" else None
@@ -251,14 +254,16 @@ async def _read(settings: ModelSettings, answer: aiohttp.ClientResponse, found: 
 
 
 async def _to_the_end(answer: aiohttp.ClientResponse) -> None:
-    """The few bytes after the last word, so that the connection can serve the next question."""
+    """Read the few bytes after the last event, so that the connection can be reused."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_LAST_BYTES_S):
             await answer.content.readany()
 
 
 def _broken(settings: ModelSettings, found: Assembly, reason: str, exc: Exception) -> Exception:
-    """After a word of the model came, nothing is tried again: it was asked, and may be paid for."""
+    """Convert a broken connection. After the first token there is no retry: the call may be
+    billed.
+    """
     where = "during the answer" if found.begun else "before the answer"
     error = ModelUnavailable(
         f"the model endpoint {settings.shown} failed {where}: {reason}",
@@ -276,7 +281,7 @@ def _reason(exc: Exception, settings: ModelSettings) -> str:
 
 
 def _cleaned(reply: Reply, settings: ModelSettings) -> Reply:
-    """Without the key, which only an endpoint that means ill would say."""
+    """Remove the key, which only a malicious endpoint would repeat."""
     return Reply(
         text=without_key(reply.text, settings),
         tool_calls=tuple(

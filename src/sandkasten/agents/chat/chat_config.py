@@ -1,7 +1,7 @@
-"""The `config:` of an agent's file as fields of a chat completion. Pure.
+"""Conversion of an agent's `config:` into fields of a chat completion. Pure.
 
-Taken are the names of dotprompt and of OpenAI; what is no setting of a completion (topK, apiKey, …)
-is not sent. InvalidAgent when a value is of the wrong kind.
+The names of dotprompt and of OpenAI are accepted; fields that a completion does not have (topK,
+apiKey, …) are not sent. InvalidAgent when a value has the wrong type.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def wire_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is(value: object, name: str, what: str, *kinds: type) -> bool:
-    # Not a number that no JSON has, either.
+    # Rejects NaN and infinity, which JSON lacks, too.
     if isinstance(value, kinds) and not isinstance(value, bool) and value == value:
         return True
     raise _wrong(name, what)

@@ -1,7 +1,7 @@
-"""What an endpoint says when it does not answer: whether it passes, and what error it is to us.
+"""Errors of model endpoints: whether they are transient, and which error class they become. Pure.
 
-Pure. The words are the endpoint's: bounded, without control characters, and never with the key.
-An error that a caller may try again is ModelUnavailable; all others are not of that class.
+Messages come from the endpoint: they are bounded and contain neither control characters nor the
+key. Transient errors are ModelUnavailable; all others are different classes.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\
 @dataclass(frozen=True, slots=True)
 class Refusal:
     status: int
-    """0: it stood in the stream of an answer that had begun well."""
+    """0: the error was in the stream of an answer that had started."""
     message: str = ""
     code: str = ""
     param: str = ""
 
     @property
     def passes(self) -> bool:
-        """Whether the same request may be answered later."""
+        """Return whether the same request may succeed later."""
         if self.code == "insufficient_quota":
             return False
         return self.status in _PASSING or self.status >= 500 or self.status == 0
@@ -55,13 +55,13 @@ def shown(text: object, settings: ModelSettings) -> str:
 
 
 def without_key(text: str, settings: ModelSettings) -> str:
-    # A shorter one would be no secret, and its letters are in other words.
+    # A shorter key is not a secret, and it would occur inside other words.
     key = settings.api_key
     return text.replace(key, "***") if len(key) >= 8 else text
 
 
 def refusal_of(status: int, raw: bytes | object, settings: ModelSettings) -> Refusal:
-    """From `{"error": {…}}` in all the ways it is written, or from any text."""
+    """Parse `{"error": {…}}` in all its variants, or any text."""
     found: Any = raw
     if isinstance(raw, bytes):
         try:
@@ -134,9 +134,9 @@ def too_long(refusal: Refusal) -> bool:
 
 
 def conceded(body: Mapping[str, Any], refusal: Refusal) -> dict[str, Any] | None:
-    """The request without what this endpoint does not know, where we can do without; else None.
+    """Return the request without the field that the endpoint rejected; None if it is essential.
 
-    Endpoints differ in three things that change nothing of what is asked.
+    Endpoints differ in three fields that do not change the meaning of the request.
     """
     if "max_tokens" in body and "max_completion_tokens" in refusal.message:
         changed = dict(body)
@@ -157,6 +157,6 @@ def _asked_in_words(body: Mapping[str, Any]) -> dict[str, Any]:
         "content": "Return the final answer as JSON only, without any other text. "
         f"It must fit this JSON Schema: {json.dumps(schema, ensure_ascii=False, default=str)}",
     }
-    # At the front: some templates take a system message nowhere else, but several of them there.
+    # At the front: some chat templates accept system messages only there, but several of them.
     changed["messages"] = [told, *changed["messages"]]
     return changed

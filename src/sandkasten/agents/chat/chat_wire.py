@@ -1,7 +1,7 @@
-"""Chat completions as bytes: what a request holds, and an answer put together from its pieces.
+"""Wire format of chat completions: request bodies, and answers assembled from chunks. Pure.
 
-Pure. An endpoint may be anybody's, so that every answer is bounded in length, in number and in type
-before it is used; whatever makes no sense is `Unreadable`, and nothing else is raised.
+The endpoint is untrusted, so every answer is bounded in length, count and type before use; an
+invalid answer raises `Unreadable` and nothing else.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-# One piece of a stream. Arguments of 1 MiB grow when they are quoted twice.
+# One chunk of a stream. Arguments of 1 MiB grow when they are quoted twice.
 MOST_LINE_BYTES: Final = 4 << 20
-# A piece for each of 200,000 tokens, at 300 bytes of wrapping each.
+# One chunk for each of 200,000 tokens, with 300 bytes of overhead each.
 MOST_BYTES: Final = 64 << 20
 MOST_TEXT: Final = 4 << 20
 MOST_CALLS: Final = 64
@@ -25,11 +25,11 @@ _MOST_TOKENS: Final = 1 << 40
 
 
 class Unreadable(ValueError):
-    """What came is no chat completion. The text says why, in our words."""
+    """The answer is not a valid chat completion. The message gives our reason."""
 
 
 class Told(Exception):
-    """The endpoint put an error in place of the answer."""
+    """The endpoint sent an error instead of an answer."""
 
     def __init__(self, error: object) -> None:
         super().__init__("an error in place of the answer")
@@ -38,7 +38,7 @@ class Told(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """As the model wrote it: the id may be empty, the arguments no JSON."""
+    """A tool call as sent by the model: the id may be empty, the arguments invalid JSON."""
 
     id: str
     name: str
@@ -52,19 +52,19 @@ class Reply:
     finish_reason: str = ""
     refusal: str = ""
     prompt_tokens: int = 0
-    """0 where the endpoint does not say."""
+    """0 if the endpoint does not report it."""
     completion_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """What is asked. `messages` and `tools` as they go over the wire."""
+    """Request with `messages` and `tools` in wire format."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
     response_format: Mapping[str, Any] | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
-    """temperature and the like, by their names on the wire."""
+    """Options such as temperature, by their wire names."""
 
     def body(self, model: str, *, stream: bool) -> dict[str, Any]:
         found: dict[str, Any] = {**self.config, "model": model, "messages": list(self.messages)}
@@ -78,12 +78,12 @@ class ChatRequest:
 
 
 def encoded(body: object) -> bytes:
-    # Half a character, as it can come out of a sandbox, is sent as a question mark.
+    # A lone surrogate, as a sandbox can produce, is sent as a question mark.
     return json.dumps(body, ensure_ascii=False, default=str).encode("utf-8", "replace")
 
 
 def decoded(raw: bytes | str) -> Any:
-    """Unreadable when it is no JSON, also where Python's own reader gives up for other reasons."""
+    """Parse JSON. Raise Unreadable for any failure, including limits of Python's parser."""
     try:
         return json.loads(raw)
     except (ValueError, RecursionError):
@@ -91,7 +91,7 @@ def decoded(raw: bytes | str) -> Any:
 
 
 class Events:
-    """The data of server-sent events, from bytes cut anywhere."""
+    """Parser of server-sent events from bytes split anywhere."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -99,7 +99,7 @@ class Events:
         self._held = 0
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        # Only what is new is looked at: a long line in small pieces must not cost its square.
+        # Search only the new bytes: a long line in small pieces must not take quadratic time.
         begun = len(self._rest)
         self._rest += piece
         if self._rest.find(b"\n", begun) < 0:
@@ -112,7 +112,7 @@ class Events:
         self._bound(len(self._rest))
 
     def end(self) -> Iterator[bytes]:
-        """Of a stream whose last event has no blank line after it."""
+        """Return the last event of a stream that has no blank line at its end."""
         yield from self._line(bytes(self._rest).removesuffix(b"\r"))
         self._rest.clear()
         yield from self._line(b"")
@@ -143,18 +143,18 @@ class _Call:
 
 
 class Assembly:
-    """One answer, from pieces or from a whole. Pieces of other choices than the first are left."""
+    """One answer, assembled from chunks or from a whole body. Only the first choice is used."""
 
     def __init__(self) -> None:
         self.begun = False
-        """Whether any of the model's own words came."""
+        """Whether any token of the model has arrived."""
         self.finish_reason = ""
         self._text: list[str] = []
         self._refusal: list[str] = []
         self._length = 0
         self._calls: list[_Call] = []
         self._at: dict[int, _Call] = {}
-        """The newest of each index that was told."""
+        """The latest call for each index."""
         self._prompt_tokens = 0
         self._completion_tokens = 0
 
@@ -213,7 +213,7 @@ class Assembly:
         if said is None or said == "":
             return
         if isinstance(said, list):
-            # In parts, of which only those of text are words.
+            # A list of parts; only text parts are content.
             for part in said:
                 self._say(where, part.get("text") if isinstance(part, dict) else None)
             return
@@ -244,7 +244,7 @@ class Assembly:
         name = _short(function.get("name"), "the name of a tool")
         one = self._called(told_index, told_id, name)
         one.id = one.id or told_id
-        # Most send it once; those that send it again with each piece send it whole.
+        # Most endpoints send it once; those that repeat it in each chunk send it whole.
         if name and name != one.name:
             one.name = _short(one.name + name, "the name of a tool")
         arguments = function.get("arguments")
@@ -260,10 +260,10 @@ class Assembly:
         one.arguments.append(arguments)
 
     def _called(self, index: object, id: str, name: str) -> _Call:
-        """The call that a piece is of.
+        """Return the call that a chunk belongs to.
 
-        Not everybody counts: some tell no index, some the same for every call, and some another id
-        with each piece. A name comes only with the first piece of a call.
+        Endpoints differ: some send no index, some the same index for every call, and some a new id
+        in each chunk. A name comes only in the first chunk of a call.
         """
         if index is None:
             last = self._calls[-1] if self._calls else None
@@ -286,7 +286,7 @@ class Assembly:
     def _count(self, usage: object) -> None:
         if not isinstance(usage, dict):
             return
-        # Some count in every piece, from the beginning; the last word holds.
+        # Some endpoints send running totals in every chunk; the last one counts.
         self._prompt_tokens = _tokens(usage.get("prompt_tokens"))
         self._completion_tokens = _tokens(usage.get("completion_tokens"))
 
@@ -305,7 +305,7 @@ def _short(told: object, what: str) -> str:
 
 
 def _mended(text: str) -> str:
-    """Characters whose halves came in two pieces are whole, and a half alone is replaced."""
+    """Join surrogate pairs that were split between chunks, and replace lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,7 +1,7 @@
-"""Which endpoint answers for which model, and how long it is waited for. Values only.
+"""Settings of model endpoints: which endpoint serves which model, and its timeouts. Values only.
 
-The names in an agent's file are `model` or `provider/model`. The key of an endpoint is in no repr.
-InvalidConfiguration when a name does not resolve; nothing here opens a connection.
+An agent's file names a model as `model` or `provider/model`. The key is never part of a repr.
+InvalidConfiguration when a name does not resolve; no connection is opened here.
 """
 
 from __future__ import annotations
@@ -20,29 +20,31 @@ if TYPE_CHECKING:
 _SETTINGS: Final = (
     "SANDKASTEN_MODELS_BASE_URL, SANDKASTEN_MODELS_API_KEY and SANDKASTEN_MODELS_DEFAULT"
 )
-# It goes into a header: a line break in it would begin another one.
+# The key goes into a header, where a line break would start another header.
 _KEY: Final = re.compile(r"[\x21-\x7e]*")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """One endpoint of chat completions. InvalidConfiguration when it cannot be one."""
+    """One chat completions endpoint. InvalidConfiguration when it is not valid."""
 
     base_url: str
-    """What stands before `/chat/completions`, with the version: `https://host/v1`."""
+    """Prefix of `/chat/completions`, including the version: `https://host/v1`."""
     api_key: str = field(default="", repr=False)
     model: str = ""
-    """Asked for where an agent names none."""
+    """Default for agents that name no model."""
     timeout_s: float = 300.0
-    """Of one request, answer and all; a request that is tried again has it anew."""
+    """Timeout of one request including its answer; each retry starts anew."""
     idle_s: float = 90.0
-    """Between two pieces of an answer that has begun."""
+    """Timeout between two chunks of an answer."""
     max_retries: int = 4
     first_pause_s: float = 0.5
-    """Before the first retry; twice as long before each next one."""
+    """Pause before the first retry; it doubles with each further retry."""
     stream: bool = True
     strip_provider: bool = True
-    """Whether `openai/gpt-4o` is asked for as `gpt-4o`. A router of many wants it whole."""
+    """Whether `openai/gpt-4o` is requested as `gpt-4o`. A router of many providers needs the
+    full name.
+    """
 
     def __post_init__(self) -> None:
         try:
@@ -50,7 +52,7 @@ class ModelSettings:
             usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
         except ValueError:
             usable = False
-        # What was given is not repeated: it may hold a password.
+        # The value is not repeated: it may contain a password.
         if not usable:
             raise InvalidConfiguration(
                 "the URL of the model endpoint is not an http or https URL",
@@ -73,7 +75,7 @@ class ModelSettings:
 
     @property
     def shown(self) -> str:
-        """For messages."""
+        """Return the URL for messages."""
         return self.base_url
 
 
@@ -82,14 +84,14 @@ _NONE: Final[Mapping[str, ModelSettings]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The endpoints of this machine: one for every name, and others for names of a provider."""
+    """Endpoints of this machine: a default, and others for provider names."""
 
     default: ModelSettings | None = None
     providers: Mapping[str, ModelSettings] = field(default_factory=lambda: _NONE)
-    """By what stands before the first slash of a model's name, which is then not sent."""
+    """By the part of a model name before the first slash, which is then not sent."""
 
     def for_name(self, name: str | None) -> ModelSettings:
-        """With `model` as it is to be asked for."""
+        """Return the settings for a model name, with `model` as it is sent."""
         name = name or ""
         provider, slash, rest = name.partition("/")
         own = self.providers.get(provider) if slash else None

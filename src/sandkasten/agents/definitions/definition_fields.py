@@ -1,7 +1,7 @@
-"""Fields of a mapping that somebody wrote, taken by type.
+"""Typed access to the fields of a mapping in an agent's file.
 
-A field of the wrong type is InvalidAgent, and names the whole path to it. A key that nobody asked
-for is a warning with the nearest known spelling: a file may be newer than this program.
+A field of the wrong type raises InvalidAgent with the full path of the field. An unknown key is a
+warning with the nearest known spelling, because a file may be newer than this program.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from sandkasten.model.spelling import did_you_mean, shown
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-# What of a name goes into a warning, and how many of them: a file cannot make its reader's log.
+# Bound names and number of warnings, so that a file cannot flood the log.
 _MOST_WARNINGS = 50
 
 
 class Fields:
-    """One mapping and the path it stands at. None stands for a field that is absent or empty."""
+    """One mapping and its path in the file. None means that a field is absent or empty."""
 
     def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
         self.values = values
@@ -30,7 +30,7 @@ class Fields:
         return f"{self._path}.{name}" if self._path else name
 
     def unknown(self, known: Collection[str]) -> list[str]:
-        """A warning for each key that is not `known`."""
+        """Return a warning for each key that is not in `known`."""
         strange = [name for name in self.values if name not in known]
         warnings = [
             f"{self._at()} has no field {shown(name)} ({did_you_mean(name, known)})"
@@ -89,7 +89,7 @@ class Fields:
             raise _as_agent(exc) from exc
 
     def texts(self, name: str, *, most: int = 100, longest: int = 200) -> tuple[str, ...] | None:
-        """A list of texts, none of them empty."""
+        """Return a list of non-empty strings."""
         value = self.values.get(name)
         if value is None:
             return None
@@ -128,7 +128,7 @@ class Fields:
 
 
 def _as_agent(exc: InvalidRequest) -> InvalidAgent:
-    """The same trouble, found in an agent's file."""
+    """Convert an error into InvalidAgent."""
     return InvalidAgent(exc.message, hint=exc.hint, **exc.details)
 
 

@@ -1,13 +1,13 @@
-"""JSON Schemas of agents and workflows: checked when they are read, and held against values.
+"""JSON Schemas of agents and workflows: checked when read, then used to validate values.
 
-Fetches nothing: a `$ref` that leads out of its own schema is refused. Bounded whatever the schema
-and the value are: size and depth of both, and the number of rules that are tried, each counted by
-what it looks at. A `pattern` is matched by an engine that takes time with the length of the text
-and with the size of what the pattern becomes, and no more; both are counted, and look-around and
-back references, which it has not, are refused. `format` says something to people and is not held.
+Nothing is fetched: a `$ref` that points outside its schema is rejected. Work is bounded for any
+schema and value: size and depth of both, and the number of rules evaluated, weighted by the data
+that each rule reads. A `pattern` is matched by an engine with time linear in the length of the
+string and the size of the compiled pattern; both are counted. Look-around and back references,
+which that engine lacks, are rejected. `format` is an annotation and is not checked.
 
-A bad schema is InvalidRequest, or the class that the caller names. A value that does not fit is no
-error but a list of short texts, each with the JSON pointer to the place.
+A bad schema raises InvalidRequest, or the class that the caller names. A value that does not match
+is not an error but a list of short strings, each with a JSON pointer.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _RULE_S: Final = 5e-6
 MAX_PROBLEMS: Final = 10
 
 MAX_PATTERNS_S: Final = 0.25
-r"""Processor time that the patterns of one schema may take to be made. `\w{50}` takes 10 ms."""
+r"""CPU time limit for compiling the patterns of one schema. `\w{50}` takes 10 ms."""
 
 _PATTERN_COST: Final = 50
-# Names and values that a rule goes through cost less than a rule each.
+# Names and values that a rule visits cost less than a rule each.
 _SHARE: Final = 4
-# Measured: the worst took 10 rules for each character and second of making the pattern.
+# Measured: the worst case took 10 rules for each character and second of compile time.
 _MATCH_COST: Final = 20.0
 _left: ContextVar[int] = ContextVar("rules_left", default=MAX_RULES)
 
@@ -59,7 +59,7 @@ class _TooMuch(Exception):
 def checked_schema(
     schema: object, *, what: str, error: type[RequestError] = InvalidRequest
 ) -> dict[str, Any]:
-    """The schema, when it is one that can be held."""
+    """Return the schema if it is valid and supported."""
     if not isinstance(schema, dict):
         raise error(f"{what} must be a mapping", hint="write a JSON Schema, or Picoschema")
     try:
@@ -80,9 +80,9 @@ def checked_schema(
 
 
 def check(value: Any, schema: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the value: at most ten texts such as `#/items/0: must be of type integer`.
+    """Return at most ten problems of the value, such as `#/items/0: must be of type integer`.
 
-    `schema` is one that `checked_schema` let through; another one is an InvalidRequest.
+    `schema` must have passed `checked_schema`; any other raises InvalidRequest.
     """
     checked_schema(dict(schema), what="the schema")
     try:
@@ -117,14 +117,14 @@ def _validator(text: str) -> Any:
     if deeper_than(schema, MAX_DEPTH):
         raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
     _check_rules(schema, schema, _Making())
-    # No formats: it would try the patterns with the library's engine.
+    # No format checker: it would match patterns with the library's own engine.
     Draft202012Validator.check_schema(schema, format_checker=None)  # type: ignore[arg-type]
     return _Bounded(schema, registry=_NOTHING)
 
 
 @dataclass(slots=True)
 class _Making:
-    """What the patterns of one schema have taken so far."""
+    """Compile time that the patterns of one schema have used so far."""
 
     seconds: float = 0.0
 
@@ -135,7 +135,7 @@ class _Making:
 
 
 def _check_rules(schema: Any, root: Any, making: _Making) -> None:
-    """References lead somewhere inside; patterns are ones that the engine has."""
+    """Check that references resolve inside the schema and that all patterns are supported."""
     if isinstance(schema, list):
         for one in schema:
             _check_rules(one, root, making)
@@ -145,7 +145,7 @@ def _check_rules(schema: Any, root: Any, making: _Making) -> None:
         if key in ("$ref", "$dynamicRef") and isinstance(value, str):
             _check_reference(value, root)
         if key in ("unevaluatedProperties", "unevaluatedItems") and value is not True:
-            # The library goes through the whole schema again for each, uncounted.
+            # For each of these the library traverses the whole schema again, uncounted.
             raise ValueError(f"{key} is not supported")
         if key == "pattern" and isinstance(value, str):
             making.take(value)
@@ -175,10 +175,10 @@ def _check_reference(reference: str, root: Any) -> None:
 class _Pattern:
     engine: SchemaValidator
     seconds: float
-    """Processor time that it took to make, which goes with its size."""
+    """CPU time of compilation, which grows with the size of the pattern."""
 
 
-# Each may hold some megabytes.
+# Each compiled pattern may take several megabytes.
 @lru_cache(maxsize=32)
 def _pattern_of(pattern: str) -> _Pattern:
     began = time.thread_time()
@@ -206,12 +206,12 @@ def _take(rules: int) -> None:
 
 
 def _breadth(value: Any) -> int:
-    """What a rule goes through that names many: properties, required, enum, …"""
+    """Return the number of entries that a rule visits: properties, required, enum, …"""
     return len(value) // _SHARE if isinstance(value, dict | list) else 0
 
 
 def _compared(rule: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
-    """For `const` and `enum`, which go through all that lies in their values."""
+    """Return the cost of `const` and `enum`, which compare complete values."""
 
     def comparing(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
         if isinstance(instance, dict | list):
@@ -246,7 +246,7 @@ def _pattern_properties(
 
 
 def _additional(validator: Any, allowed: Any, instance: Any, schema: Any) -> Iterator[Any]:
-    """The library's own would match the patterns with its own engine."""
+    """Validate `additionalProperties`; the library's own rule would use its own pattern engine."""
     if not isinstance(instance, dict):
         return
     patterns = schema.get("patternProperties", {})
@@ -261,7 +261,7 @@ def _additional(validator: Any, allowed: Any, instance: Any, schema: Any) -> Ite
 
 
 def _unique(_: Any, wanted: Any, instance: Any, __: Any) -> Iterator[Any]:
-    """The library's own compares each with each."""
+    """Validate `uniqueItems`; the library's own rule compares every pair."""
     if not wanted or not isinstance(instance, list):
         return
     _take(parts(instance, _left.get() + 1))
@@ -271,7 +271,7 @@ def _unique(_: Any, wanted: Any, instance: Any, __: Any) -> Iterator[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """1 and 1.0 are one number."""
+    """Normalize a value: 1 and 1.0 are the same number."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):
@@ -297,12 +297,12 @@ _Bounded: Final[Any] = validators.extend(  # type: ignore[no-untyped-call]
         for name, rule in _RULES.items()
     },
 )
-# Without a way to retrieve anything; the library's own would open addresses.
+# No retrieval function; the library's default would open URLs.
 _NOTHING: Final[Registry[Any]] = Registry()
 
 
 def parts(value: Any, most: int) -> int:
-    """How many values plain data holds, itself among them; counted no further than `most`."""
+    """Return the number of values in plain data, including itself, counted up to `most`."""
     here, found = [value], 1
     while here and found <= most:
         one = here.pop()
@@ -313,7 +313,7 @@ def parts(value: Any, most: int) -> int:
 
 
 def deeper_than(value: Any, levels: int) -> bool:
-    """Whether plain data is nested deeper than that; without recursion."""
+    """Return whether plain data is nested more than `most` levels deep; not recursive."""
     here = [value]
     for _ in range(levels + 1):
         here = [
@@ -331,7 +331,7 @@ _TELLS: Final = frozenset({"required", "pattern", "additionalProperties", "uniqu
 
 
 def _told(problem: exceptions.ValidationError) -> str:
-    """Short, and without the value itself, which can be long."""
+    """Return a short description of a problem without the value itself, which can be long."""
     pointer = "#" + "".join(
         "/" + str(part).replace("~", "~0").replace("/", "~1")[:80] for part in problem.absolute_path
     )

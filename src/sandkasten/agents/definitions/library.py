@@ -1,11 +1,11 @@
 """The operator's directories of agents (`*.prompt`) and workflows (`*.yaml`, `*.yml`).
 
-Looked at anew on each call and read again only where a file changed. A file that cannot be used is
-listed with what is wrong with it, and hurts no other. Directories are taken one level deep; links
-that lead out of their directory, and other special files, are left out with an error of their own.
- Of two that have the same name the first counts, directories in the order given.
+Directories are scanned on each call, and only changed files are read again. An invalid file is
+listed with its error and does not affect others. Subdirectories are not searched; links that point
+outside their directory, and special files, are listed with an error. When two files have the same
+name, the first one counts, in the order of the directories.
 
-Blocking: small files, but files; call it from a thread where that matters.
+Blocking: the files are small, but call this from a thread where latency matters.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _KINDS: Final[dict[str, RunKind]] = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One file: its agent, the text of its workflow, or what is wrong with it."""
+    """One file: its agent, the source of its workflow, or its error."""
 
     kind: RunKind
     path: Path
@@ -70,7 +70,7 @@ class Library:
         self._lock = Lock()
 
     def entries(self, kind: RunKind) -> list[Entry]:
-        """Every file of that kind, by name; of those with the same name the first alone."""
+        """Return all files of that kind, sorted by name; of equal names only the first."""
         found: dict[str, Entry] = {}
         for entry in self._read():
             if entry.kind == kind:
@@ -81,7 +81,9 @@ class Library:
         return [_definition(entry) for entry in self.entries(kind)]
 
     def agent(self, name: str) -> Agent:
-        """By its name or its file's, see `slug`; AgentNotFound, or what is wrong with the file."""
+        """Return an agent by its name or file name (see `slug`). Raise AgentNotFound or the
+        file's error.
+        """
         entry = self._find("agent", name, AgentNotFound)
         if entry.agent is None:
             raise entry.error or InvalidAgent(
@@ -90,14 +92,14 @@ class Library:
         return entry.agent
 
     def workflow_source(self, workflow_id: str) -> str:
-        """The text of the file with that name; WorkflowNotFound."""
+        """Return the source of the file with that name. Raise WorkflowNotFound."""
         entry = self._find("workflow", workflow_id, WorkflowNotFound)
         if entry.error is not None:
             raise entry.error
         return entry.source
 
     def workflow_sources(self) -> list[tuple[str, str]]:
-        """The name and the text of every workflow file that can be read."""
+        """Return the name and the source of every readable workflow file."""
         return [(one.stem, one.source) for one in self.entries("workflow") if one.error is None]
 
     def _find(self, kind: RunKind, name: str, missing: type[NotFound]) -> Entry:
@@ -130,7 +132,9 @@ class Library:
             return [entry for _, entry in fresh.values()]
 
     def _files(self) -> Iterator[tuple[Path, Path]]:
-        """With the directory each must stay in. A directory that cannot be read holds nothing."""
+        """Return the files, each with the directory it must stay in. An unreadable directory is
+        empty.
+        """
         for root in self._dirs:
             inner: list[Path] = []
             for path in _listed(root):
@@ -154,7 +158,9 @@ def _listed(directory: Path) -> list[Path]:
 
 
 def _seen(path: Path) -> tuple[int, ...]:
-    """Changes when the file does. Links are followed: it is the target that is read."""
+    """Return a fingerprint that changes with the file. Links are followed, since the target is
+    read.
+    """
     try:
         found = path.stat()
     except OSError:
@@ -178,7 +184,7 @@ def _entry(path: Path, root: Path) -> Entry:
 
 
 def _content(path: Path, root: Path, most: int, invalid: type[RequestError]) -> bytes:
-    """At most one byte more than is allowed, so that it can be told."""
+    """Read at most one byte more than allowed, so that an oversized file can be detected."""
     try:
         real = path.resolve(strict=True)
         if not real.is_relative_to(root.resolve(strict=True)):
@@ -186,7 +192,7 @@ def _content(path: Path, root: Path, most: int, invalid: type[RequestError]) -> 
                 f"{path.name} is a link that points outside its directory",
                 hint="copy the file into the directory",
             )
-        # Not waited for: a FIFO that nobody writes to would hold us for ever.
+        # Do not block: opening a FIFO without a writer would wait forever.
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
         with open(os.open(real, flags), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -216,7 +222,7 @@ def _definition(entry: Entry) -> Definition:
 
 
 def described(agent: Agent) -> dict[str, Any]:
-    """What there is to know of an agent besides its text, as JSON."""
+    """Return the fields of an agent without its source, as JSON."""
     sandbox = agent.sandbox
     return {
         "slug": agent.slug,

@@ -1,10 +1,9 @@
-"""An agent's file: frontmatter between two `---` lines, and a Handlebars template after it.
+"""An agent's file: frontmatter between two `---` lines, followed by a Handlebars template.
 
-The format is dotprompt's, with our `sandbox`, `agents`, `max_steps`, `max_tokens` and
-`timeout_seconds` beside its own fields. Everything that can be wrong is found here, before any run:
-trouble is InvalidAgent with the line or the field; what is only strange becomes a warning.
-
-Reads text, and nothing else: no other file, no setting, no clock.
+The format is dotprompt with the additional fields `sandbox`, `agents`, `max_steps`, `max_tokens`
+and `timeout_seconds`. All errors are found here, before any run: InvalidAgent names the line or the
+field; questionable input becomes a warning. The parser uses only the source text: no other file,
+setting or clock.
 """
 
 from __future__ import annotations
@@ -58,47 +57,47 @@ _OUTPUT_FIELDS: Final = ("format", "schema")
 _FORMATS: Final = ("text", "json")
 _EDGE: Final = re.compile(r"---[ \t]*\Z")
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
-# Of a JSON Schema that names no type; Picoschema has a list under none of them.
+# Keywords of a JSON Schema without a type; in Picoschema none of them holds a list.
 _COMBINING: Final = ("anyOf", "oneOf", "allOf", "enum")
 
 
 @dataclass(frozen=True, slots=True)
 class Agent:
     name: str
-    """Of its metadata, or its own field, or its file's without the ending."""
+    """From metadata.name, the field name, or the file name without its suffix."""
     template: str
     description: str = ""
     model: str | None = None
-    """None: the operator's."""
+    """None: the operator's default."""
     config: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
-    """For the model: temperature, topP, maxOutputTokens, …; as it stands in the file."""
+    """Model options as in the file: temperature, topP, maxOutputTokens, …"""
     input_schema: Mapping[str, Any] | None = None
     """JSON Schema of the variables, of type object."""
     input_defaults: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
     output_schema: Mapping[str, Any] | None = None
     output_format: str = "text"
-    """text, or json; json where there is a schema."""
+    """text or json; json when there is a schema."""
     sandbox: AgentSandbox | None = None
     """None: an agent without a sandbox."""
     agents: tuple[str, ...] = ()
-    """Agents it may call, by name."""
+    """Names of the agents it may call."""
     tools: tuple[str, ...] | None = None
-    """The only tools it has of those its sandbox's mode gives it; None: all of them."""
+    """Subset of the tools of its sandbox mode; None: all of them."""
     max_steps: int | None = None
-    """Answers of the model in one run; None: the operator's."""
+    """Maximum number of model answers in a run; None: the operator's default."""
     max_tokens: int | None = None
-    """Of the whole run; None: the operator's."""
+    """Token limit of the whole run; None: the operator's default."""
     timeout_s: float | None = None
-    """Of the whole run; None: the operator's."""
+    """Timeout of the whole run; None: the operator's default."""
     variant: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
     ext: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
-    """Fields with a dot in their name, by what comes before the last one."""
+    """Fields with a dot in their name, grouped by the part before the last dot."""
     warnings: tuple[str, ...] = ()
     source: str = ""
-    """The whole file."""
+    """The complete file."""
     first_line: int = 1
-    """Where in the file the template begins."""
+    """Line of the file at which the template begins."""
 
     @property
     def slug(self) -> str:
@@ -106,12 +105,14 @@ class Agent:
 
 
 def slug(name: str) -> str:
-    """How a name is looked up: without regard to case, spaces and dashes alike."""
+    """Return the lookup form of a name: case-insensitive, with spaces and dashes alike."""
     return re.sub(r"\s+", "-", name.strip()).casefold()
 
 
 def parse_agent(text: str | bytes, name: str = "") -> Agent:
-    """The agent in the text; `name` is its file's without the ending, for one that has none."""
+    """Parse an agent's file; `name` is the file name without its suffix, used if the file has
+    no name.
+    """
     what = f"agent {shown(name)}" if name else "the agent"
     source = strict_yaml.checked_text(
         text, max_bytes=MAX_FILE_BYTES, what=what, error=InvalidAgent
@@ -143,7 +144,7 @@ class _Parts:
 
 
 def _split(source: str, what: str) -> _Parts:
-    """Blank lines and lines with # may come before the frontmatter, as a licence does."""
+    """Split frontmatter and template. Blank lines and # comments may precede the frontmatter."""
     lines = source.split("\n")
     start = next(
         (at for at, line in enumerate(lines) if line.strip() and not line.startswith("#")), None
@@ -167,7 +168,7 @@ def _split(source: str, what: str) -> _Parts:
 
 
 def _blank(lines: list[str]) -> int:
-    """How many lines come before the first that says something."""
+    """Return the number of leading lines that are blank or comments."""
     return next((at for at, line in enumerate(lines) if line.strip()), 0)
 
 
@@ -246,7 +247,7 @@ def _name(metadata: Fields, fields: Fields, file_name: str) -> str:
 
 
 def _schema(fields: Fields) -> dict[str, Any] | None:
-    """JSON Schema, whichever of the two it was written in."""
+    """Return a schema as JSON Schema, also if it was written as Picoschema."""
     said = deepcopy(fields.values.get("schema"))
     path = fields.path("schema")
     if said is None:
@@ -268,7 +269,7 @@ def _schema(fields: Fields) -> dict[str, Any] | None:
 
 
 def _finished(work: Coroutine[Any, Any, Any]) -> Any:
-    """The library's parser could wait for a resolver; without one it never does."""
+    """Run a coroutine that never waits: the library's parser only waits for a resolver."""
     try:
         work.send(None)
     except StopIteration as done:

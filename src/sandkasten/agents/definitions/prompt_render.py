@@ -1,12 +1,12 @@
-"""What the model is told first: the agent's template, filled with the task and the variables.
+"""First messages to the model: the agent's template rendered with the task and the variables.
 
-The task is the variable `userInput`. Where the template has no message of the user, the task is the
-last one. Text before any `{{role}}` is the system's where a user's message comes after it, and the
-user's where it is all there is.
+The task is the variable `userInput`. If the template has no user message, the task becomes the last
+message. Text before any `{{role}}` is the system message if a user message follows, otherwise the
+user message.
 
-Variables that do not fit the agent's input schema are InvalidRequest with each problem; a template
-that cannot be filled with them is InvalidAgent. Bounds are those of `templates`, and a mebibyte for
-what comes in.
+Variables that do not match the agent's input schema raise InvalidRequest with each problem; a
+template that cannot be rendered with them raises InvalidAgent. Limits are those of
+`prompt_templates`, and one mebibyte of input.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _MEDIA: Final = re.compile(r"(?:https://|data:)\S+\Z")
 
 
 def render(agent: Agent, task: str, variables: Mapping[str, Any]) -> list[Message]:
-    """Messages `{role, content}` with roles system, user and assistant.
+    """Return messages `{role, content}` with the roles system, user and assistant.
 
-    Content is a text, or a list of parts (`{type: text, text}`, `{type: image_url, image_url:
-    {url}}`) where the template shows media.
+    Content is a string, or a list of parts (`{type: text, text}`, `{type: image_url, image_url:
+    {url}}`) if the template contains media.
     """
     values = inputs(agent, task, variables)
     template = compiled(agent.template, first_line=agent.first_line)
@@ -66,7 +66,7 @@ def render(agent: Agent, task: str, variables: Mapping[str, Any]) -> list[Messag
 
 
 def inputs(agent: Agent, task: str, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """The variables with their defaults and the task, as plain data that fits the schema."""
+    """Return variables, defaults and task as plain data that matches the schema."""
     given = _plain(variables)
     _check_size(task, "task")
     said = given.pop(TASK, None)
@@ -82,7 +82,7 @@ def inputs(agent: Agent, task: str, variables: Mapping[str, Any]) -> dict[str, A
         values[TASK] = task
     elif said is not None:
         values[TASK] = said
-    # A schema that does not speak of the task is not about it.
+    # A schema that does not mention the task does not apply to it.
     judged = {name: one for name, one in values.items() if name != TASK or TASK in properties}
     problems = json_schemas.check(judged, schema) if schema else []
     if problems:
@@ -96,7 +96,7 @@ def inputs(agent: Agent, task: str, variables: Mapping[str, Any]) -> dict[str, A
 
 
 def _plain(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of nothing but JSON values, of a size that can be worked with."""
+    """Return a copy with JSON values only, within the size limits."""
     try:
         text = json.dumps(dict(variables), allow_nan=False, ensure_ascii=False)
     except (ValueError, TypeError, RecursionError) as exc:
@@ -124,13 +124,14 @@ def _check_size(text: str, name: str) -> None:
 
 
 def _messages(pieces: list[str | Mark]) -> list[Message]:
-    """One for each stretch of a role; the first has None where no role was named."""
+    """Return one message per role; the role of the first is None if none was named."""
     stretches: list[tuple[str | None, list[str | Mark]]] = [(None, [])]
     for piece in pieces:
         if isinstance(piece, Mark) and piece.kind == "role":
             stretches.append((piece.values[0], []))
         elif isinstance(piece, Mark) and piece.kind == "history":
-            # What was said before stands here; a run begins without any. What follows is an answer.
+            # The history of a conversation would go here; a run starts without one. An answer
+            # follows.
             stretches.append(("assistant", []))
         elif not (isinstance(piece, Mark) and piece.kind == "section"):
             stretches[-1][1].append(piece)

@@ -1,20 +1,17 @@
-"""Handlebars templates of agents: compiled once, checked whole, filled within a budget.
+"""Handlebars templates of agents: compiled once, checked completely, rendered within a budget.
 
-The language is dotprompt's: `if`, `unless`, `each`, `with`, `lookup`, and the helpers `role`,
-`history`, `media`, `section`, `json`, `ifEquals` and `unlessEquals`. Partials are refused: a
-template reads nothing but the values it is given. `log` is not there.
+The language is that of dotprompt: `if`, `unless`, `each`, `with`, `lookup`, and the helpers `role`,
+`history`, `media`, `section`, `json`, `ifEquals` and `unlessEquals`. Partials are rejected: a
+template reads only the values passed to it. `log` is not available. Values are never interpreted as
+templates or as marks: the marks that `role` and similar helpers leave in the output contain a
+random word of this rendering, which no value can know. A path that does not resolve renders as an
+empty string, as in Handlebars.
 
-A value is never read as a template, and never as a mark: what `role` and its like leave in the text
-carries a random word of this one filling, which no value can know. A path that does not resolve
-is an
-empty text, as in Handlebars.
-
-Trouble in the template is InvalidAgent with the line it stands on. A filling is bounded by the
-steps it takes and the characters it makes, whatever it loops over; over that it is InvalidAgent.
-
-The engine has no such bound and no place to hang one in, so that every body gets a first node here
-that counts, and every value is shown by us. Both stand on the engine's parsed form, which is not
-public: the lock file holds its version.
+An error in the template raises InvalidAgent with its line. Rendering is bounded by steps and by
+characters of output; exceeding a bound raises InvalidAgent. The library has neither limits nor a
+hook for them, so a counting node is inserted at the start of every body, and every value is printed
+by a helper of this module. Both use the library's parsed form, which is not public: its version is
+pinned exactly.
 """
 
 from __future__ import annotations
@@ -51,14 +48,14 @@ if TYPE_CHECKING:
     Helper = Callable[[list[Any], HelperOptions], Any]
 
 MAX_CHARACTERS: Final = 1024 * 1024
-# A node takes some 10 µs; this is a second or two on a slow machine.
+# A node takes about 10 µs, so this is one or two seconds on a slow machine.
 MAX_STEPS: Final = 100_000
 MAX_TAGS: Final = 2000
 MAX_TAG_CHARACTERS: Final = 4096
-# Each level is five frames of Python deep, and the caller stands on some already.
+# Each level takes five Python frames, and the caller has used some already.
 MAX_DEPTH: Final = 40
 _MAX_INDENT: Final = 8
-# So many values are gone through, and so many names of a mapping copied, in the time of a step.
+# Number of values traversed, or of keys of a mapping copied, in the time of one step.
 _PARTS: Final = 32
 _NAMES: Final = 512
 
@@ -74,9 +71,9 @@ HELPERS: Final = frozenset(
 _ROLE_ARGUMENTS: Final = frozenset(f"{quote}{role}{quote}" for role in ROLES for quote in "'\"")
 _MARK_WITHIN: Final = re.compile(r"\(\s*[\"']?(?:role|history|media|section)\b")
 _BLOCKS: Final = frozenset({"if", "unless", "each", "with"})
-# How a block begins and ends; a lone {{^}} is an else.
+# Start and end of a block; a lone {{^}} is an else.
 _EDGE: Final = re.compile(r"\{\{~?\s*([#^/])\s*[^\s~}]")
-# Names that no template can say: a text with a control character was refused before.
+# Helper names that no template can contain: control characters are rejected before.
 _COUNT, _SHOW = "\x00count", "\x00show"
 
 
@@ -84,12 +81,12 @@ _COUNT, _SHOW = "\x00count", "\x00show"
 class Template:
     program: list[Node]
     words: frozenset[str]
-    """Everything said in a tag, so that it can be asked what the template reads."""
+    """All words in tags, used to find which variables the template reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a helper left in the text: role, history, media or section, and its values."""
+    """Mark that a helper left in the output: role, history, media or section, and its values."""
 
     kind: str
     values: tuple[str, ...] = ()
@@ -112,7 +109,7 @@ class _Budget:
 
 
 def compiled(text: str, *, first_line: int = 1) -> Template:
-    """The template, checked; InvalidAgent with the line in the file of what is wrong."""
+    """Compile and check the template. InvalidAgent gives the line in the file."""
     try:
         return _compiled(text)
     except (ValueError, IndexError, RecursionError) as exc:
@@ -131,7 +128,7 @@ class _Refused(ValueError):
         super().__init__(message)
         self.hint = hint
         self.tag = re.compile(r"\{\{\{?~?\s*" + tag)
-        """How the tag that is meant begins."""
+        """Start of the tag that the error is about."""
 
 
 @lru_cache(maxsize=32)
@@ -145,9 +142,9 @@ def _compiled(text: str) -> Template:
 
 
 def _counted(nodes: list[Node], words: set[str]) -> list[Node]:
-    """The nodes as they are filled: counting first, values through our own hands."""
+    """Return the nodes with a counting node first and values printed by our helper."""
     inner: list[Node] = []
-    # To come into a body costs as much as three nodes of it.
+    # Entering a body costs as much as three of its nodes.
     steps, characters = 3, 0
     for node in nodes:
         steps += 1
@@ -172,7 +169,7 @@ def _block(node: Block, words: set[str]) -> Block:
 
 
 def _checked_call(call: dict[str, Any], words: set[str], *, block: bool) -> int:
-    """How long it is. A helper that does not exist is refused now and not when it is reached."""
+    """Return the length of a call. Unknown helpers are rejected now, not when they are reached."""
     name, tokens = str(call["name"]), [*call["args"], *call["hash"].values()]
     length = len(name) + sum(map(len, tokens))
     if length > MAX_TAG_CHARACTERS:
@@ -188,7 +185,7 @@ def _checked_call(call: dict[str, Any], words: set[str], *, block: bool) -> int:
         raise _Refused(f"unknown helper {shown(name)}", hint, here)
     if block and name in _BLOCKS and len(call["args"]) != 1:
         raise _Refused(f"#{name} takes one value", f"write {{{{#{name} value}}}}", here)
-    # Whose words a text is must not be for a value to say.
+    # A value must not decide whose message the text becomes.
     named = len(call["args"]) == 1 and call["args"][0] in _ROLE_ARGUMENTS
     if (name == "role" and not named) or any(map(_MARK_WITHIN.search, tokens)):
         raise _Refused(
@@ -197,7 +194,7 @@ def _checked_call(call: dict[str, Any], words: set[str], *, block: bool) -> int:
             r"[^}]*\brole\b",
         )
     for token in (name, *tokens):
-        # Paths and calls within, alike: enough to know which names are said.
+        # Paths and nested calls alike: enough to know which names are used.
         for mark in "()[]./@\"'=|":
             token = token.replace(mark, " ")
         words.update(token.split())
@@ -219,7 +216,7 @@ def _tag(name: str, *args: str) -> Mustache:
 
 
 def fill(template: Template, values: Mapping[str, Any]) -> list[str | Mark]:
-    """Texts and marks in their order. `values` are plain JSON data, as parsed."""
+    """Render into strings and marks in order. `values` is plain JSON data."""
     word = secrets.token_hex(16)
     marks: list[Mark] = []
     helpers = _helpers(_Budget(), word, marks)
@@ -248,7 +245,7 @@ def fill(template: Template, values: Mapping[str, Any]) -> list[str | Mark]:
         ) from exc
     pieces: list[str | Mark] = []
     for at, piece in enumerate(text.split(word)):
-        # Every other piece is the number of a mark: we put the word on both of its sides.
+        # The random word surrounds each mark, so every other piece is the number of a mark.
         pieces.append(piece if at % 2 == 0 else marks[int(piece)])
     return [piece for piece in pieces if piece != ""]
 
@@ -263,7 +260,7 @@ def _helpers(budget: _Budget, word: str, marks: list[Mark]) -> dict[str, Helper]
         return ""
 
     def weigh(value: Any) -> None:
-        """What goes through all that lies in a list or a mapping, pays for it before."""
+        """Charge in advance for helpers that traverse a complete list or mapping."""
         if isinstance(value, dict | list):
             budget.take(parts(value, budget.steps * _PARTS) // _PARTS, 0)
 
@@ -301,14 +298,14 @@ def _helpers(budget: _Budget, word: str, marks: list[Mark]) -> dict[str, Helper]
     def same(args: list[Any]) -> bool:
         if len(args) < 2:
             raise ValueError("ifEquals and unlessEquals take two values")
-        # Comparing goes through both as far as they are alike.
+        # A comparison traverses both values as far as they are equal.
         weigh(args[0])
         budget.take(1 + (len(args[0]) // 4096 if isinstance(args[0], str) else 0), 0)
         return bool(args[0] == args[1])
 
     def paid(helper: Helper) -> Helper:
         def call(args: list[Any], options: HelperOptions) -> Any:
-            # The engine copies the mapping that a helper stands in, for each call.
+            # For each helper call the library copies the mapping that is the current context.
             if isinstance(options.context, dict):
                 budget.take(len(options.context) // _NAMES, 0)
             return helper(args, options)
@@ -340,7 +337,7 @@ def _looked_up(args: list[Any]) -> Any:
 
 
 def as_text(value: Any) -> str:
-    """As Handlebars prints it, except that a mapping is printed as JSON and not as a stub."""
+    """Print a value as Handlebars does, but a mapping as JSON instead of a placeholder."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -355,7 +352,7 @@ def as_text(value: Any) -> str:
 
 
 def _line_of(text: str, exc: BaseException) -> int:
-    """Where the trouble is, counted from 0. The engine does not say, so that it is looked for."""
+    """Return the line of the error, from 0. The library does not report it, so search for it."""
     if isinstance(exc, _Refused):
         found = exc.tag.search(text)
         return text.count("\n", 0, found.start() if found else 0)
@@ -385,7 +382,7 @@ def _trouble(text: str) -> str:
 
 
 def _line_of_open_block(text: str) -> int:
-    """Of the innermost block that is still open at the end."""
+    """Return the line of the innermost block that is still open at the end."""
     opened: list[int] = []
     for found in _EDGE.finditer(text):
         if found[1] in "#^":

@@ -1,8 +1,8 @@
-"""The `sandbox:` of an agent's frontmatter, read: what it asks of its sandbox.
+"""Parser of the `sandbox:` field of an agent's frontmatter.
 
-A text is a runtime to compute with; a mapping says the rest. What has two spellings may be said in
-both as long as they agree. Trouble is InvalidAgent and names the field by its path; an unknown key
-is a warning. Nothing here is granted: see `ceilings`.
+A string is a runtime for compute mode; a mapping has all options. An option with two spellings may
+use both if they agree. An error raises InvalidAgent with the path of the field; an unknown key is a
+warning. Whether a request is granted is decided elsewhere: see `policy_check`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ RUNTIMES: Final = ("python", "node", "bash", "shell", "linux", "base", "host")
 NETWORK_FIELDS: Final = ("enabled", "allow")
 LIMIT_FIELDS: Final = (*LIMIT_NAMES, "timeout_seconds", "idle_timeout_seconds")
 
-# What any operator may set: here only the shape is looked at.
+# The widest range that any operator may set: only the type is checked here.
 _WIDEST: Final = Limits(max_exec_timeout_s=86_400.0)
 _DAY_S: Final = 86_400.0
 
@@ -78,7 +78,7 @@ _NPM_NAME: Final = r"[a-z0-9][a-z0-9._~-]{0,99}"
 _NPM: Final = re.compile(
     rf"(?:@{_NPM_NAME}/)?{_NPM_NAME}(?:@[\^~]?[A-Za-z0-9*<>=][A-Za-z0-9.*+<>=_-]{{0,60}})?\Z"
 )
-# Installers take a name with such an end for a file.
+# Installers interpret a name with such a suffix as a file.
 _ARCHIVE: Final = re.compile(r"\.(?:whl|zip|tar|tgz|tbz|txz|gz|bz2|xz|lzma)\Z", re.IGNORECASE)
 
 
@@ -142,10 +142,10 @@ def _image(value: str, path: str) -> str:
 
 
 def _nearly(path: str, runtime: str | None) -> tuple[str, ...]:
-    """A warning of one that is a runtime but for a letter or two: it may be an image as well."""
+    """Return a warning for a name that is a runtime except for one or two letters."""
     if runtime is None or runtime in RUNTIMES:
         return ()
-    # Longer than a slip: `python-data` is somebody's image.
+    # A longer difference is not a typo: `python-data` is a valid image name.
     near = difflib.get_close_matches(runtime, RUNTIMES, n=1, cutoff=0.8)
     if not near:
         return ()
@@ -209,7 +209,9 @@ def _network(fields: Fields, warnings: list[str]) -> str | None:
 
 
 def _limits(fields: Fields, limits: Fields) -> dict[str, Number]:
-    """Those with a public name, the two that may stand outside among them."""
+    """Return the limits that have a public name, including the two that may stand outside
+    `limits`.
+    """
     asked: dict[str, Any] = {
         name: value
         for name, value in limits.values.items()
@@ -262,7 +264,7 @@ def _contradiction(one: str, other: str) -> InvalidAgent:
 def _packages(fields: Fields, name: str, form: re.Pattern[str], example: str) -> tuple[str, ...]:
     found = []
     for at, one in enumerate(fields.texts(name) or ()):
-        # People write `pandas >= 2`; nothing else with a space in it is a package.
+        # `pandas >= 2` is a common spelling; no other package specification contains a space.
         package = re.sub(r" *([<>=!~]=|[<>,]) *", r"\1", one.strip(" "))
         if not form.match(package) or _ARCHIVE.search(package):
             raise InvalidAgent(

@@ -1,7 +1,6 @@
-"""What an agent's file asks of its sandbox: the `sandbox:` of its frontmatter, as a value.
+"""Sandbox request of an agent: the `sandbox:` field of its frontmatter as a value.
 
-An agent can only ask. What it gets is decided where the sandbox is created, by the operator's
-policy.
+An agent can only request. The operator's policy decides when the sandbox is created.
 """
 
 from __future__ import annotations
@@ -16,14 +15,18 @@ Mode = Literal["compute", "code"]
 
 @dataclass(frozen=True, slots=True)
 class AgentSandbox:
-    """The request of one agent: how it uses its sandbox, and the options of that sandbox."""
+    """How one agent uses its sandbox, and the options of that sandbox."""
 
     mode: Mode = "compute"
     runtime: str | None = None
-    """python, node, bash, linux, or an image; None: python to compute, linux to code."""
+    """python, node, bash, linux, or an image; None: python in compute mode, linux in code mode."""
     session: str = "default"
-    """default, workflow: the workflow run's; isolated, agent: this agent run's; else a name."""
+    """default or workflow: shared by the workflow run; isolated or agent: private to this agent
+    run; otherwise a name.
+    """
     timeout_seconds: float | None = None
-    """Of one run or one command."""
+    """Timeout of one run or one command."""
     options: SandboxOptions = field(default_factory=SandboxOptions)
-    """`image` wins over the runtime's own; `network` is None, `full` or `allow:host,…`."""
+    """`image` takes precedence over the runtime's image; `network` is None, `full` or
+    `allow:host,…`.
+    """

@@ -1,17 +1,18 @@
-"""YAML of agents and workflows, read as JSON would be: texts, numbers, booleans, lists, mappings.
+"""YAML of agents and workflows, restricted to JSON types: strings, numbers, booleans, lists,
+mappings.
 
-A file that somebody wrote is input. Aliases and anchors, tags, directives, merge keys, repeated
-keys, keys that are no texts, a second document, bytes that are not UTF-8, control characters, more
-bytes than `max_bytes` and more than 32 levels are refused, each with the line it stands on. Size
-and characters are looked at before anything is parsed.
+The file is untrusted input. Aliases, anchors, tags, directives, merge keys, repeated keys, keys
+that are not strings, a second document, bytes that are not UTF-8, control characters, more bytes
+than `max_bytes` and more than 32 levels are rejected, each with its line. Size and characters are
+checked before parsing.
 
-What a plain word means is YAML 1.2's core schema, without what surprises: only `true` and `false`
-(and `True`, `TRUE`, …) are booleans, so `yes`, `no`, `on` and `off` are texts; dates, times,
-`1_000` and `12:30` are texts; octal is `0o17`, and a number with a leading zero (`0644`) is a text,
-because its readers disagree. A number that JSON has not (`.inf`, `.nan`, `1e999`) is refused. Keys
-are texts as they stand.
+Plain words follow the core schema of YAML 1.2, without its surprises: only `true` and `false` (and
+`True`, `TRUE`, …) are booleans, so `yes`, `no`, `on` and `off` are strings; dates, times, `1_000`
+and `12:30` are strings; octal is `0o17`, and a number with a leading zero (`0644`) is a string,
+because parsers disagree about it. A number that JSON lacks (`.inf`, `.nan`, `1e999`) is rejected.
+Keys are strings as written.
 
-Raises the class of `errors` that the caller names, with `line` among its details.
+Raises the error class that the caller names, with `line` in its details.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 MAX_DEPTH: Final = 32
 
-# Those that YAML allows in no place, and the line ends that only old YAML knows.
+# Characters that YAML never allows, and line ends that only old YAML knows.
 _FORBIDDEN: Final = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]"
 )
@@ -47,10 +48,10 @@ _FLOAT: Final = re.compile(
     r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?\Z"
 )
 _NO_NUMBER: Final = re.compile(r"[-+]?\.(?:inf|Inf|INF)\Z|\.(?:nan|NaN|NAN)\Z")
-# Beyond this nobody means a number, and reading it takes time with the square of its length.
+# A longer literal is not meant as a number, and parsing takes quadratic time.
 _MOST_DIGITS: Final = 64
 
-# The parser in C gives the same events in a thirtieth of the time; not every installation has it.
+# The C parser produces the same events thirty times faster; some installations lack it.
 _LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -62,10 +63,10 @@ def load(
     error: type[RequestError] = InvalidRequest,
     first_line: int = 1,
 ) -> Any:
-    """The plain data of one document; None of an empty one.
+    """Return the plain data of one document; None if it is empty.
 
-    `what` begins the messages ("the frontmatter of x.prompt"); `first_line` is the number of the
-    first line in the file that the text was cut from.
+    `what` is the subject of messages ("the frontmatter of x.prompt"); `first_line` is the line
+    number in the file at which the text starts.
     """
     return _Reader(what, error, first_line).read(
         checked_text(text, max_bytes=max_bytes, what=what, error=error, first_line=first_line)
@@ -80,8 +81,8 @@ def checked_text(
     error: type[RequestError] = InvalidRequest,
     first_line: int = 1,
 ) -> str:
-    """The text, of an allowed size and of allowed characters; a byte order mark is left out."""
-    # A text has at least as many bytes as characters: a large one is refused without a copy.
+    """Return the text after checking size and characters, without a byte order mark."""
+    # A string has at least as many bytes as characters: reject a large one without a copy.
     if len(text) > max_bytes or (
         isinstance(text, str) and len(text.encode(errors="replace")) > max_bytes
     ):
@@ -167,7 +168,7 @@ class _Reader:
         while not isinstance(event := next(events), yaml.MappingEndEvent):
             if not isinstance(event, yaml.ScalarEvent):
                 self._refuse(event, "has a key that is not a string", "write `name: value`")
-            # For its anchor and its tag.
+            # Rejects an anchor or a tag of the key.
             self._node(event, events, depth)
             plain, key = _plain(event), str(event.value)
             if plain and key == "<<":
@@ -216,7 +217,7 @@ class _Reader:
 
 
 def _way_out(text: str, mark: Any) -> str:
-    # The parser calls it a character that cannot start a token, and an editor shows nothing.
+    # The parser reports a character that cannot start a token, and an editor shows nothing.
     lines = text.split("\n")
     at = lines[mark.line] if mark is not None and mark.line < len(lines) else ""
     if "\t" in at[: len(at) - len(at.lstrip())]:
@@ -225,5 +226,5 @@ def _way_out(text: str, mark: Any) -> str:
 
 
 def _plain(event: Any) -> bool:
-    """Written without quotes. The two parsers say it alike only here."""
+    """Describe a plain scalar. The two parsers use the same words only here."""
     return bool(event.implicit[0])

@@ -1,1 +1,1 @@
-"""An agent at work: the model asked, its tools called, until it answers."""
+"""Agent loop: call the model and its tools until there is an answer."""

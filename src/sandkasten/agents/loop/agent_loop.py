@@ -1,10 +1,12 @@
-"""An agent at work: the model is asked, its tools are called, and again, until it answers.
+"""Agent loop: call the model, run its tools, and repeat until it answers.
 
-What a model does wrong (a tool that is not there, arguments that are no JSON, an answer that does
-not fit its schema) is told to it, and it may do better. What ends a run is an error: at a limit
-RunLimitReached, where it cannot succeed RunFailed, and those of `chat` where the model cannot be
-asked. What was said until then has been noted. Cancelled, it cancels the tools it runs and the
-request it made, and waits for them. Destroying the sandboxes of a run is its caller's work.
+Mistakes of the model (an unknown tool, invalid JSON arguments, an answer that does not match its
+schema) are reported to the model, which may correct them. Errors that end a run: RunLimitReached at
+a limit, RunFailed if it cannot succeed, and the errors of `chat` if the model cannot be called. The
+transcript up to that point is already recorded.
+
+Cancelling the loop cancels its tools and its request, and waits for them. Destroying the sandboxes
+of a run is the caller's task.
 """
 
 from __future__ import annotations
@@ -56,24 +58,24 @@ __all__ = ["AgentLoop", "AgentResult", "Child", "Children", "LoopLimits", "Spent
 @dataclass(frozen=True, slots=True)
 class AgentResult:
     output: Any
-    """JSON, that fits the agent's schema where it has one; the text where it asks for text."""
+    """JSON that matches the agent's schema if it has one; otherwise the text of the answer."""
     text: str
     usage: RunUsage = field(default_factory=RunUsage)
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """An agent that another one calls."""
+    """An agent called by another agent."""
 
     agent: Agent
     task: str
     variables: Mapping[str, Any]
     parent: RunContext
     spent: Spent
-    """To be read when the work has ended, however it did."""
+    """Read it after the work has ended, for whatever reason."""
 
     def context(self, run_id: str) -> RunContext:
-        """In the same workflow, with a sandbox as its own file asks for."""
+        """Return the context of the child: same workflow, sandbox as its own file requests."""
         return replace(
             self.parent,
             agent_run_id=run_id,
@@ -84,19 +86,19 @@ class Child:
 
 
 class Children(Protocol):
-    """Makes a run of its own of what an agent asked another one to do."""
+    """Callback that creates a child run for an agent called by another."""
 
     async def __call__(self, child: Child, note: Note, work: Work) -> AgentResult:
-        """Calls `work` once, with a context and the note of the new run; `note` is the caller's.
+        """Call `work` once, with the context and the note of the new run; `note` is the caller's.
 
-        What `work` raises is passed on.
+        Exceptions of `work` are passed on.
         """
         ...
 
 
 @dataclass(slots=True)
 class _Talk:
-    """One conversation. The messages grow; nothing else changes."""
+    """One conversation. Only its messages grow; the rest is constant."""
 
     agent: Agent
     offer: Offer
@@ -109,7 +111,9 @@ class _Talk:
     chars: int = 0
 
     def add(self, *messages: Mapping[str, Any]) -> None:
-        """RunLimitReached when the conversation has grown beyond what any model reads."""
+        """Add messages. Raise RunLimitReached when the conversation is larger than any model
+        reads.
+        """
         self.messages.extend(messages)
         self.chars += sum(len(json.dumps(one, ensure_ascii=False)) for one in messages)
         if self.chars > self.most_chars:
@@ -121,7 +125,7 @@ class _Talk:
 
 
 class AgentLoop:
-    """Belongs to one event loop, and may carry many runs at once. Holds sockets until `aclose`."""
+    """Loop for many concurrent runs in one event loop. Keeps sockets open until `aclose`."""
 
     def __init__(
         self,
@@ -132,10 +136,10 @@ class AgentLoop:
         limits: LoopLimits | None = None,
         children: Children | None = None,
     ) -> None:
-        """`agents` finds those that are called by name: AgentNotFound, InvalidAgent.
+        """`agents` finds called agents by name: AgentNotFound, InvalidAgent.
 
-        Without `children`, a called agent is noted with its caller, and its own sandboxes are
-        destroyed when it has answered.
+        Without `children`, a called agent is recorded in its caller's transcript, and its sandboxes
+        are destroyed when it has answered.
         """
         self._models = models
         self._toolbox = toolbox
@@ -159,7 +163,7 @@ class AgentLoop:
         await self._chat.aclose()
 
     def check(self, agent: Agent, depth: int = 0) -> None:
-        """Raises what `run` would raise before it asks the model anything."""
+        """Raise the errors that `run` would raise before its first request to the model."""
         self._offer(agent, depth)
 
     def _offer(self, agent: Agent, depth: int) -> Offer:
@@ -174,14 +178,14 @@ class AgentLoop:
         note: Note,
         spent: Spent | None = None,
     ) -> AgentResult:
-        """`spent` may be given to know what a run used that did not come to its end."""
+        """Run the agent. Pass `spent` to read the usage of a run that fails."""
         spent = spent or Spent()
-        # Looking agents up reads files.
+        # Finding agents reads files.
         offered = await asyncio.to_thread(self._offer, agent, context.depth)
         spent.max_tokens = offered.limits.max_tokens
         transcript = Transcript(note, agent.name)
         messages: list[Mapping[str, Any]] = list(
-            # Seconds, where a file means ill.
+            # A malicious file can make this take seconds.
             await asyncio.to_thread(render, agent, task, variables)
         )
         for one in messages:
@@ -265,7 +269,9 @@ class AgentLoop:
     # ---- tools
 
     async def _use(self, talk: _Talk, reply: Reply, step: int) -> None:
-        """All calls of an answer at once, as the model means them; their answers in its order."""
+        """Run all calls of an answer concurrently; append their answers in the order of the
+        calls.
+        """
         calls = _numbered(reply.tool_calls, step)
         cut = reply.finish_reason == "length"
         talk.spent.called(len(calls))
@@ -280,7 +286,7 @@ class AgentLoop:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(one(call)) for call in calls]
         except BaseExceptionGroup as exc:
-            # What is not told to the model is ours: a transcript that cannot be kept, say.
+            # Not the model's mistake but ours: the transcript could not be saved, for example.
             raise exc.exceptions[0] from None
         talk.add(
             {
@@ -314,7 +320,7 @@ class AgentLoop:
         except SandkastenError as exc:
             return failure(exc)
 
-    # ---- agents of agents
+    # ---- child agents
 
     async def _hand_on(
         self, talk: _Talk, agent: Agent, arguments: Mapping[str, Any]
@@ -329,7 +335,7 @@ class AgentLoop:
             raise InvalidRequest(
                 f"`variables` are nested more than {MOST_LEVELS} levels deep", hint="flatten them"
             )
-        # A budget below the caller's: what is spent there is spent here.
+        # A budget below the caller's: usage of the child counts for the caller too.
         talk.spent.handed_on(self._limits.max_called)
         spent = Spent(talk.spent)
         spent.check()
@@ -349,14 +355,14 @@ class AgentLoop:
             await settled(self._finish(context))
 
     async def _finish(self, context: RunContext) -> None:
-        # What is left then, whoever ends the run above it finds, or the reaper.
+        # Leftovers are destroyed when the run above ends, or by the reaper.
         with suppress(TimeoutError):
             async with asyncio.timeout(CLEAN_S):
                 await self._toolbox.finish("agent", context.agent_run_id, context.tenant)
 
 
 def _numbered(calls: Sequence[ToolCall], step: int) -> list[ToolCall]:
-    """Each with an id, and no two with the same: an answer belongs to its call by that alone."""
+    """Give each call a unique id, because an answer is matched to its call by id only."""
     seen: set[str] = set()
     found = []
     for place, call in enumerate(calls):

@@ -1,7 +1,7 @@
-"""How far a run may go: steps, tokens, time, agents below agents. Pure.
+"""Limits of a run: steps, tokens, time, called agents. Pure.
 
-An agent's file may ask for its own numbers up to the operator's ceilings; more is PolicyDenied
-before the run begins. What an agent spends counts for every agent above it too.
+An agent's file may request its own values up to the operator's maximum; more raises PolicyDenied
+before the run starts. Usage of an agent counts for every agent above it too.
 """
 
 from __future__ import annotations
@@ -19,31 +19,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LoopLimits:
-    """Of every run on this machine."""
+    """Limits for all runs on this machine."""
 
     max_steps: int = 30
-    """Answers of the model, where the agent's file says nothing."""
+    """Model answers in one run, if the agent's file sets no value."""
     most_steps: int = 300
-    """The most that a file may ask for; so of the others."""
+    """Maximum that a file may request; likewise for the other `most_` fields."""
     max_tokens: int | None = None
-    """Of all prompts and answers together; None: no limit."""
+    """Total of prompts and answers; None: no limit."""
     most_tokens: int | None = None
     timeout_s: float = 1800.0
     most_timeout_s: float = 24 * 3600.0
     max_depth: int = 3
-    """Agents that call one another: with 3, the third below the first can call no more."""
+    """Depth of agent calls: with 3, the third agent below the first cannot call another."""
     max_called: int = 100
-    """Agents that one run may call, with all that those call: each level could multiply them."""
+    """Agents that one run may call, directly and indirectly: each level could multiply them."""
     calls_at_once: int = 8
     answer_chars: int = 48_000
-    """Of one tool's answer, as the model sees it. About 12,000 tokens."""
+    """Length of one tool answer as the model sees it. About 12,000 tokens."""
     conversation_chars: int = 8 << 20
-    """Of all messages together: some two million tokens, more than models read."""
+    """Length of all messages: about two million tokens, more than models read."""
     output_retries: int = 2
-    """How often an answer that does not fit its schema is asked for again."""
+    """Number of times that an answer is requested again if it does not match its schema."""
 
     def of(self, agent: Agent) -> Limits:
-        """PolicyDenied when its file asks for more than the ceilings."""
+        """Return the limits of one agent. Raise PolicyDenied when its file requests more than
+        allowed.
+        """
         for name, asked, most in (
             ("max_steps", agent.max_steps, self.most_steps),
             ("max_tokens", agent.max_tokens, self.most_tokens),
@@ -65,7 +67,7 @@ class LoopLimits:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one run."""
+    """Limits of one run."""
 
     max_steps: int
     max_tokens: int | None
@@ -73,7 +75,7 @@ class Limits:
 
 
 class Spent:
-    """What a run has used so far, with all it called. Whoever began it may read it any time."""
+    """Usage of a run so far, including the agents it called. The caller may read it at any time."""
 
     def __init__(self, above: Spent | None = None) -> None:
         self._above = above
@@ -92,7 +94,7 @@ class Spent:
         self._add(RunUsage(0, calls))
 
     def handed_on(self, most: int) -> None:
-        """Another agent is called. RunLimitReached when it would be one too many in all."""
+        """Count a called agent. Raise RunLimitReached when there are too many in total."""
         if self._above is not None:
             self._above.handed_on(most)
         elif self._agents >= most:
@@ -104,7 +106,7 @@ class Spent:
         self._agents += 1
 
     def check(self) -> None:
-        """RunLimitReached when this run, or one above it, has no tokens left to go on with."""
+        """Raise RunLimitReached when this run, or one above it, has no tokens left."""
         used = self._usage.prompt_tokens + self._usage.completion_tokens
         if self.max_tokens is not None and used >= self.max_tokens:
             raise RunLimitReached(

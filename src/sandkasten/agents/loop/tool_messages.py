@@ -1,7 +1,7 @@
-"""What goes between a model and its tools, made to fit: pure functions of values.
+"""Messages between a model and its tools, within size limits: pure functions.
 
-A tool's answer is shortened inside its longest texts, head and tail kept, and says so; a model's
-final answer is read as JSON, also where it stands between fences.
+A tool's answer is shortened inside its longest strings, keeping head and tail, and says so. A
+model's final answer is parsed as JSON, also inside a code fence.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from sandkasten.agents.chat.chat_wire import ToolCall
 
-# Endpoints take nothing else as a name of a function.
+# Endpoints accept no other function names.
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_-]+")
 MOST_NAME: Final = 64
 _LEAST_KEPT: Final = 200
@@ -29,7 +29,7 @@ _MOST_ECHOED: Final = 2000
 _MOST_DEEP: Final = 50
 _MOST_FENCES: Final = 20
 MOST_LEVELS: Final = 64
-"""Of what a model says, so that everybody who is told of it can write and read it."""
+"""Depth limit of a model's JSON, so that every component can write and read it."""
 
 
 def slug(name: str, most: int = MOST_NAME) -> str:
@@ -40,7 +40,9 @@ def slug(name: str, most: int = MOST_NAME) -> str:
 
 
 def arguments_of(call: ToolCall, *, cut: bool) -> Mapping[str, Any]:
-    """InvalidRequest, to be told to the model, when they are not a JSON object."""
+    """Parse the arguments of a call. Raise InvalidRequest for the model if they are not an
+    object.
+    """
     if not call.arguments.strip():
         return {}
     try:
@@ -62,7 +64,7 @@ def arguments_of(call: ToolCall, *, cut: bool) -> Mapping[str, Any]:
 
 
 def echoed(call: ToolCall) -> dict[str, Any]:
-    """The call as the conversation repeats it: endpoints refuse one with a name or JSON amiss."""
+    """Return a call for the conversation: endpoints reject an invalid name or invalid JSON."""
     arguments = call.arguments
     try:
         usable = isinstance(json.loads(arguments), dict)
@@ -90,7 +92,7 @@ def _finite(digits: str) -> float:
 
 
 def fitted(answer: Mapping[str, Any], most: int) -> str:
-    """As JSON of at most `most` characters (and a little for what says that it was cut)."""
+    """Return a tool's answer as JSON of about `most` characters."""
     whole = _text(answer)
     if len(whole) <= most:
         return whole
@@ -100,7 +102,7 @@ def fitted(answer: Mapping[str, Any], most: int) -> str:
         if len(found := _text(cut)) <= most:
             return found
         keep //= 2
-    # Many short texts: the JSON itself is cut, inside a text.
+    # Many short strings: cut the JSON itself, inside a string.
     told = {"ok": answer.get("ok"), "cut_for_model": True, "answer": gapped(whole, most // 2)}
     return _text(told)
 
@@ -108,7 +110,7 @@ def fitted(answer: Mapping[str, Any], most: int) -> str:
 def gapped(text: str, most: int) -> str:
     if len(text) <= most:
         return text
-    # The end of an output says more of how it went than its beginning.
+    # The end of an output usually says more about the result than its beginning.
     head = most // 3
     left_out = len(text) - most
     return f"{text[:head]}\n[… {left_out} characters left out …]\n{text[-(most - head) :]}"
@@ -132,9 +134,9 @@ def _text(value: object) -> str:
 
 
 def json_of(text: str) -> Any:
-    """ValueError, with a reason for the model, when there is none in it."""
+    """Parse a final answer. Raise ValueError with a reason for the model."""
     text = text.strip()
-    # Between fences stands a word for the language, a line break, and the text.
+    # A fence is followed by a language name, a line break, and the content.
     fenced = [part.partition("\n")[2] for part in text.split("```")[1:_MOST_FENCES:2]]
     tries = [text, *(part.strip() for part in fenced)]
     reason = "it is empty"
@@ -154,7 +156,7 @@ def json_of(text: str) -> Any:
 
 
 def complaint(problems: list[str]) -> str:
-    """What a model is told of an answer that does not fit."""
+    """Return the message for a model whose answer does not match the schema."""
     said = "\n".join(f"- {gapped(one, 500)}" for one in problems[:20])
     return (
         "Your answer does not match the required schema:\n"

@@ -1,7 +1,7 @@
-"""What one agent can call: the tools of its sandbox, and other agents. Decided before it begins.
+"""Functions that one agent can call: the tools of its sandbox, and other agents.
 
-Everything that can be refused about an agent is refused here: PolicyDenied, InvalidAgent,
-AgentNotFound, InvalidConfiguration.
+Everything about an agent that can be rejected is rejected here, before it starts: PolicyDenied,
+InvalidAgent, AgentNotFound, InvalidConfiguration.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sandkasten.agents.tools.toolbox import Toolbox
 
 PREFIX: Final = "agent_"
-# Its value is the task, whatever the schema of its input says.
+# Its value is always the task, whatever the input schema says.
 _TASK: Final = "userInput"
 
 
@@ -34,11 +34,11 @@ class Offer:
     settings: ModelSettings
     limits: Limits
     functions: Sequence[Mapping[str, Any]]
-    """As they go over the wire."""
+    """In wire format."""
     tools: frozenset[str]
-    """Of the sandbox, by name."""
+    """Tools of the sandbox, by name."""
     agents: Mapping[str, Agent]
-    """By the name of the tool that calls them."""
+    """Agents, by the name of the tool that calls them."""
     config: Mapping[str, Any]
     response_format: Mapping[str, Any] | None
 
@@ -59,7 +59,7 @@ def offer(
     if agent.tools is not None:
         _known(agent, [spec.name for spec in specs])
         specs = [spec for spec in specs if spec.name in agent.tools]
-    # One that may call no further is not told of those it could have called.
+    # At the maximum depth, the agents it could have called are not offered.
     below = _named(agent, lookup) if depth < limits.max_depth else {}
     return Offer(
         settings=models.for_name(agent.model),
@@ -126,7 +126,7 @@ def _function(name: str, agent: Agent) -> dict[str, Any]:
 
 
 def _variables(schema: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The schema of its input without the task, which has a field of its own."""
+    """Return the input schema without the task, which is a separate argument."""
     if not schema or not isinstance(schema.get("properties"), dict):
         return None
     left = {name: one for name, one in schema["properties"].items() if name != _TASK}
@@ -141,5 +141,5 @@ def _format(agent: Agent) -> dict[str, Any] | None:
     if agent.output_schema is None:
         return {"type": "json_object"} if agent.output_format == "json" else None
     schema = {"name": slug(agent.name), "schema": dict(agent.output_schema)}
-    # Not `strict`, which few schemas that people write are fit for; what comes is checked.
+    # Not `strict`: few hand-written schemas qualify, and the arguments are validated anyway.
     return {"type": "json_schema", "json_schema": schema}

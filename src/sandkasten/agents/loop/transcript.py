@@ -1,6 +1,6 @@
-"""The transcript of a run: each message, call and answer, told to whoever keeps it as it happens.
+"""Transcript of a run: each message, call and answer, passed to a callback as it happens.
 
-Texts are cut to a size that a transcript can bear, and say so. Nothing here ever sees a key.
+Strings are truncated to a size limit, and say so. Keys never reach this module.
 """
 
 from __future__ import annotations

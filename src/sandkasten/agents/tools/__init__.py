@@ -1,1 +1,1 @@
-"""The tools that give an agent a computer: their shapes, what they do, and ways to offer them."""
+"""Tools that give an agent a computer: schemas, implementation, and adapters."""

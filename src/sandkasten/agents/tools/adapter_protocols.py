@@ -1,6 +1,6 @@
-"""What a face of the tools (MCP, Genkit) needs of them, and nothing about who carries them out.
+"""Interface between tool adapters (MCP, Genkit) and the tools, independent of their implementation.
 
-A caller works for one client: what it opens belongs to that client alone, and goes with it.
+A caller works for one client: the sandboxes it opens belong to that client and end with it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# Of the schema as a document; said by the tool already, or of no use to a model.
+# Keywords of a schema document that repeat the tool's name or are useless to a model.
 _OF_THE_DOCUMENT: Final = ("$schema", "$id", "title", "description")
 
 
@@ -30,17 +30,17 @@ class Shape(Protocol):
 class Caller(Protocol):
     def tools(self) -> Sequence[Shape]: ...
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A failure is an answer with `ok` false and the fields of the one error body.
+        """Call a tool. A failure is an answer with `ok` false and the fields of the error body.
 
-        Cancelled, it ends the command it waits for.
+        Cancelling the call kills the command it waits for.
         """
         ...
 
     async def aclose(self) -> None:
-        """Everything the client opened is gone when this returns."""
+        """Destroy everything that the client opened before returning."""
         ...
 
 
 def schema_of(shape: Shape) -> dict[str, Any]:
-    """What every face shows of the parameters, so that a model sees the same by each of them."""
+    """Return the parameters as every adapter shows them, so that all models see the same."""
     return {k: v for k, v in shape.parameters.items() if k not in _OF_THE_DOCUMENT}

@@ -1,8 +1,8 @@
 """The tools as plain Python functions of one run, for frameworks that read signatures.
 
-Each has the names, types and descriptions of its schema; an argument that is None was left out.
-They answer as `Toolbox.call` does and never raise what it does not, but a call that no function
-of Python takes (an unknown or missing argument) is a TypeError, as of any other.
+Each has the names, types and descriptions of its schema; an argument that is None counts as
+omitted. They answer like `Toolbox.call` and raise nothing else, except that an unknown or missing
+argument is a TypeError, as for any Python function.
 """
 
 from __future__ import annotations
@@ -32,14 +32,16 @@ _TYPES: Mapping[str, object] = {
 
 
 def callables(toolbox: Toolbox, context: RunContext) -> dict[str, Callable[..., Awaitable[Answer]]]:
-    """The tools of the context's sandbox, by name, to await in the engine's loop."""
+    """Return the tools of the context's sandbox as coroutine functions, by name."""
     return {spec.name: _function(toolbox, context, spec) for spec in toolbox.specs(context.sandbox)}
 
 
 def sync_callables(
     toolbox: Toolbox, context: RunContext, loop: asyncio.AbstractEventLoop
 ) -> dict[str, Callable[..., Answer]]:
-    """The same for other threads than that of `loop`, in which the engine lives."""
+    """Return the tools as blocking functions, for threads other than that of the engine's
+    `loop`.
+    """
     return {
         name: _waiting(function, loop) for name, function in callables(toolbox, context).items()
     }
@@ -95,7 +97,9 @@ def _dress(function: Any, name: str, told: str, signature: inspect.Signature) ->
 
 
 def _signature(spec: ToolSpec) -> inspect.Signature:
-    """What must be given can be given by place; the rest by name, None when left out."""
+    """Return a signature: required arguments are positional, others keyword-only with default
+    None.
+    """
     known, needed = spec.parameters["properties"], spec.parameters["required"]
     by_place = [*needed, *spec.one_of[:1]]
     return inspect.Signature(

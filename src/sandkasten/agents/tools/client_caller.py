@@ -1,8 +1,8 @@
-"""The tools for one client that is no agent of ours: an MCP client, somebody's own program.
+"""Tool caller for one external client: an MCP client or a user's own program.
 
-Each caller has a name that nobody can guess, so no client reaches the sandbox of another; one that
-is given a name shares its sandboxes with whoever says the same, and they outlive it. No such name
-is the id of a run, whose sandboxes go when there is no run.
+Each caller has an unguessable name, so a client cannot reach the sandboxes of another. A caller
+with an explicit name shares its sandboxes with all callers of that name, and they outlive it. Such
+a name is never a run id, because sandboxes of unknown runs are destroyed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def specs(toolbox: Toolbox, mode: ToolMode) -> Sequence[ToolSpec]:
 
 
 class ClientCaller:
-    """A `Caller`. `sandbox.mode` does not count: a tool's own does."""
+    """Implementation of `ToolCaller`. `sandbox.mode` is ignored: the tools decide."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class ClientCaller:
         *,
         session: str | None = None,
     ) -> None:
-        """InvalidRequest when `session` cannot be a name."""
+        """Raise InvalidRequest when `session` is not a valid name."""
         self._toolbox = toolbox
         self._tools = specs(toolbox, mode)
         self._session = session

@@ -1,7 +1,7 @@
 """`sandbox_exec`, `sandbox_exec_read`, `sandbox_exec_wait`: commands in the sandbox of a run.
 
-A command that ran is an answer however it ended. One that is waited for is waited for to its own
-deadline; when the wait is cancelled it is killed, because nobody has an id to ask for it by.
+A command that ran is an answer, however it ended. A foreground command is awaited until its own
+deadline; when the wait is cancelled the command is killed, because no id of it was returned.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Shells:
         )
         if given.get("stream", False):
             begun = await self._engine.exec_start(place.info.id, request)
-            # What it wrote meanwhile is read later, from the beginning.
+            # Output written in the meantime is read later, from the beginning.
             return {**tool_answers.ending(begun), "stdout": "", "stderr": "", "output": ""}
         try:
             result = await self._engine.exec(place.info.id, request)
@@ -58,10 +58,12 @@ class Shells:
         return tool_answers.command(result, self._most(context))
 
     async def _kill(self, sandbox_id: str, request: ExecRequest) -> None:
-        """A shell goes on after what it waited for was killed, so until nothing of it runs."""
+        """Kill repeatedly until nothing is left: a shell continues after the command it waited
+        for died.
+        """
         with suppress(SandkastenError, TimeoutError):
             async with asyncio.timeout(KILL_S):
-                # The same key is the same command: running, waiting for its turn, or over.
+                # The same key is the same command: running, queued, or ended.
                 found = await self._engine.exec_start(sandbox_id, request)
                 while found.status == "running":
                     await self._engine.exec_signal(sandbox_id, found.exec_id, signal.SIGKILL)
@@ -79,7 +81,7 @@ class Shells:
                     ended = item.status != "running"
                     fields = {**tool_answers.ending(item), "done": ended, "more": False}
                     break
-                # One is always given, or nobody would ever come past it.
+                # At least one byte, or the reader would never advance past it.
                 if len(chunks) >= most or (chunks and len(item.data) > room):
                     break
                 room -= len(item.data)
@@ -96,7 +98,9 @@ class Shells:
         return {**tool_answers.command(result, self._most(context)), "done": True}
 
     def _most(self, context: RunContext) -> dict[str, int | None]:
-        """What this agent may see: the sandbox may be another agent's, with other limits."""
+        """Return the output limits of this agent: the sandbox may belong to an agent with other
+        limits.
+        """
         limits = parse_limits(context.sandbox.options.limits, self._engine.policy.limits)
         out, err = limits.stdout_bytes, limits.stderr_bytes
         return {"stdout": out, "stderr": err, "output": out + err}

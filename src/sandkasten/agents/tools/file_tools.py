@@ -1,7 +1,7 @@
-"""Files by the tools: small ones whole through JSON, any size between the sandbox and the store.
+"""File tools: small files whole in JSON, files of any size between sandbox and store.
 
-`max_file_size_bytes` and `max_files` of the agent's file bound what these write; how many files
-were written is counted here, for each sandbox, from when this process first saw it.
+`max_file_size_bytes` and `max_files` of the agent's file limit what these tools write; written
+files are counted here, per sandbox, since this process first used it.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _shown(data: bytes, encoding: str | None, *, truncated: bool) -> Answer:
 
 
 def _text(data: bytes, *, truncated: bool) -> str | None:
-    """None where it is no text. A part may end within a character: then before it."""
+    """Decode UTF-8; return None if it is not text. A truncated part may end within a character."""
     try:
         return data.decode()
     except UnicodeDecodeError as exc:

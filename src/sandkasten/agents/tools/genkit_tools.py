@@ -1,7 +1,7 @@
-"""The tools on a Genkit instance, under their own names and with their own schemas.
+"""The tools as Genkit tools, with the same names and schemas.
 
-What a tool answers is what a direct call answers; a failure is an answer too, so that a model can
-read it, and never an exception in its loop. Genkit is imported by whoever has an instance.
+An answer is that of a direct call; a failure is an answer too, so that a model can read it, and
+never an exception in the model's loop. Genkit is imported only by the caller.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def define_tools(ai: Genkit, caller: Caller) -> Sequence[str]:
-    """Define every tool of the caller on `ai`; their names, as `generate(tools=…)` takes them."""
+    """Define every tool of the caller on `ai`; return the names for `generate(tools=…)`."""
     return [_define(ai, caller, one) for one in caller.tools()]
 
 
 def _define(ai: Genkit, caller: Caller, shape: Shape) -> str:
     async def call(arguments: Any) -> dict[str, Any]:
-        # Models send null where a tool needs nothing.
+        # Models send null when a tool has no required arguments.
         given = {} if arguments is None else arguments
         return dict(await caller.call(shape.name, given))
 

@@ -1,4 +1,4 @@
-"""The tools as functions of a chat completion, the shape that OpenAI-compatible endpoints take."""
+"""The tools as functions of a chat completion, in the format of OpenAI-compatible endpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def functions(specs: Iterable[ToolSpec]) -> list[dict[str, Any]]:
-    """For `tools` of a request; what the model gives goes to `Toolbox.call` by the same name."""
+    """Return `tools` for a request; pass the model's arguments to `Toolbox.call` by the same
+    name.
+    """
     return [
         {
             "type": "function",

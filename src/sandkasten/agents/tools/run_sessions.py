@@ -1,8 +1,8 @@
-"""Which sandbox a call means: the run's own, opened on first use, or one the model names.
+"""Sandbox of a tool call: the run's default sandbox, opened on first use, or one the model names.
 
-A model can name only what its own run has: the id of another run's sandbox, of another tenant's,
-or of none at all answers SESSION_NOT_FOUND in the same words. What was opened for a run goes with
-`finish`, which needs no memory of ours: it reads the ledger.
+A model can name only sandboxes of its own run: the id of another run, of another tenant, or an
+unknown id all give the same SESSION_NOT_FOUND. `finish` destroys the sandboxes of a run; it reads
+the ledger and needs no state of this process.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.sandbox_requests import CreateRequest, Info
 
 _Kind: TypeAlias = tuple[str | None, str | None, tuple[str, ...], tuple[str, ...]]
-"""What a sandbox of a key must agree with: image, profile and packages."""
+"""What a sandbox of a key must match: image, profile and packages."""
 
-# Sandboxes remembered beside the ledger, each a few hundred bytes; the oldest is forgotten.
+# Sandboxes cached beside the ledger, a few hundred bytes each; the oldest is dropped.
 _REMEMBERED: Final = 10_000
 _AT_ONCE: Final = 8
 MOST_SANDBOXES: Final = 32
-"""Of one run at a time; the agents that a workflow or an agent calls are runs of their own."""
-# A call that was on its way when a run ended can still open one; nobody makes so many in turn.
+"""Limit per run; agents called by a workflow or by an agent are runs of their own."""
+# A call in progress when a run ended can still open a sandbox; more than this is not expected.
 _PASSES: Final = 3
 
 
@@ -54,37 +54,37 @@ class Place:
 
     info: Info
     notice: str | None = None
-    """What the model must know: that its sandbox is another one than before."""
+    """Notice for the model that its sandbox is not the same as before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What `finish` did."""
+    """Result of `finish`."""
 
     destroyed: tuple[str, ...] = ()
     failed: tuple[tuple[str, SandkastenError], ...] = ()
-    """Still there, with what kept them; the engine's reaper and a second call try again."""
+    """Sandboxes that remain, with the error; the engine's reaper or a second call retries."""
 
 
 @dataclass(slots=True)
 class _Known:
     id: str
     kinds: set[_Kind] = field(default_factory=set)
-    """What was asked for and answered by this one: the same need not be asked of the engine."""
+    """Requests already answered by this sandbox, so that the engine need not check them again."""
 
 
 class Sessions:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._known: dict[tuple[str, str], _Known] = {}
-        """By tenant and key, as it was when it was last used here."""
+        """By tenant and key, as of the last use here."""
         self._making: dict[tuple[str, str, str], set[str]] = {}
-        """Of each run, what is on its way and not in the ledger yet."""
+        """Sandboxes per run that are being created and are not in the ledger yet."""
 
     async def open(
         self, context: RunContext, *, key: SessionKey | None = None, image: str | None = None
     ) -> Place:
-        """The session of this key, made when it is not there."""
+        """Return the session with this key; create it if needed."""
         the_key = key or context.session_key()
         before = self._known.get((context.tenant, str(the_key)))
         kind = _kind(context.sandbox, image)
@@ -103,19 +103,19 @@ class Sessions:
         return Place(info)
 
     async def resolve(self, context: RunContext, given: str | None) -> Place:
-        """The one a call names, or without a name the run's own."""
+        """Return the sandbox that a call names, or the run's default."""
         if given is None:
             return await self.open(context)
         return Place(await self.named(context, given))
 
     async def named(self, context: RunContext, given: str) -> Info:
-        """SessionNotFound for what is not this run's, whatever it is."""
+        """Return a named sandbox. Raise SessionNotFound for anything not in this run."""
         try:
             the_id = sandbox_id(given)
             await self._engine.check_owner(the_id, context.tenant)
             info = await self._engine.get(the_id)
         except NotFound as exc:
-            # That it was there once is told to its own run alone.
+            # Only its own run learns that the sandbox existed.
             if isinstance(exc, SessionExpired) and self._was_ours(context, given):
                 raise
             raise not_found(given) from exc
@@ -125,7 +125,7 @@ class Sessions:
         return info
 
     async def existing(self, context: RunContext) -> Info | None:
-        """The run's own sandbox if there is one; nothing is made."""
+        """Return the run's default sandbox if it exists; create nothing."""
         wanted = str(context.session_key())
         for info in await self._engine.list(tenant=context.tenant):
             if info.session_key == wanted and info.status in ("running", "paused"):
@@ -133,7 +133,7 @@ class Sessions:
         return None
 
     def key_for(self, context: RunContext, text: str) -> SessionKey:
-        """A name within the run, or the whole text of one of its keys."""
+        """Return the key for a name within the run, or for a complete key of the run."""
         if ":" not in text and not is_legacy(text):
             return context.session_key(text)
         key = parse_session_key(text)
@@ -150,9 +150,9 @@ class Sessions:
     async def finish(
         self, namespace: Namespace, run_id: str, tenant: str | None = None
     ) -> Finished:
-        """Destroy every sandbox of a run. Twice is fine, and what fails keeps nothing else.
+        """Destroy every sandbox of a run. Idempotent, and one failure does not stop the rest.
 
-        Only a ledger that cannot be read at all is an error.
+        Raises only when the ledger cannot be read.
         """
         destroyed: list[str] = []
         failed: dict[str, SandkastenError] = {}
@@ -171,7 +171,7 @@ class Sessions:
                     try:
                         await self._engine.destroy(info.id)
                     except NotFound:
-                        # Somebody was quicker.
+                        # Another caller has destroyed it already.
                         pass
                     except SandkastenError as exc:
                         failed[info.id] = exc
@@ -196,7 +196,7 @@ class Sessions:
 
     @asynccontextmanager
     async def _room(self, tenant: str, key: SessionKey) -> AsyncIterator[None]:
-        """QuotaExceeded where a run would have too many: names cost a model nothing."""
+        """Raise QuotaExceeded when a run has too many sandboxes: names cost a model nothing."""
         run = (key.namespace, key.id)
         making = self._making.setdefault((tenant, *run), set())
         making.add(str(key))
@@ -234,7 +234,7 @@ class Sessions:
             there = exc.details.get("sandbox_id")
             if image is not None or image_for(sandbox) is not None or not isinstance(there, str):
                 raise
-            # Who asks for no image takes the one that the session has; the rest is asked again.
+            # Without a requested image the session keeps its own; everything else is checked again.
             has = (await self._engine.get(there)).image
             again = replace(request, options=replace(request.options, image=has))
             return await self._create(again, context)
@@ -273,7 +273,7 @@ def _kind(sandbox: AgentSandbox, image: str | None) -> _Kind:
 
 
 def owned(context: RunContext, info: Info) -> bool:
-    """Whether a sandbox was opened in this run."""
+    """Return whether a sandbox was opened in this run."""
     if info.tenant != context.tenant or info.session_key is None:
         return False
     try:
@@ -283,7 +283,7 @@ def owned(context: RunContext, info: Info) -> bool:
 
 
 def not_found(given: str) -> SessionNotFound:
-    """The same for every id that is not this run's."""
+    """Return the same error for every id outside this run."""
     return SessionNotFound(
         f"this run has no sandbox {given[:80]}",
         hint="omit sandbox_id to use the default sandbox, or use an id returned by sandbox_open",

@@ -1,4 +1,4 @@
-"""`sandbox_run`: one piece of code in a sandbox of its own, the same for every client."""
+"""`sandbox_run`: code in a new sandbox, the same for every client."""
 
 from __future__ import annotations
 

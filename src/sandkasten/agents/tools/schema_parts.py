@@ -1,4 +1,4 @@
-"""The pieces that schemas of tools are made of. Values only."""
+"""Building blocks for schemas of tools. Values only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
-# What the engine takes as the code of one run.
+# The engine's limit for the code of one run.
 CODE_BYTES: Final = 10_000_000
 
 
@@ -34,13 +34,13 @@ def words(told: str, most: int) -> dict[str, Any]:
 
 
 def choice(names: Sequence[str]) -> dict[str, Any]:
-    """Exactly one of these properties, without a combinator at the top."""
+    """Require exactly one of these properties, without a combinator at the top level."""
     return {
         "dependentSchemas": {
             name: {"properties": {other: False for other in names if other != name}}
             for name in names
         },
-        # None of them is there: nothing is right then.
+        # Without any of them no value is valid.
         "if": {"properties": dict.fromkeys(names, False)},
         "then": False,
     }

@@ -1,7 +1,7 @@
-"""What a tool answers: fields of JSON, bounded and never with bytes that only look like text.
+"""Answers of tools: bounded JSON, never with bytes that are not text.
 
-Output of commands that is no UTF-8 has replacement characters, and `not_utf8` names the streams.
-Names of files that are none have `<field>_b64` beside them, as everywhere.
+Command output that is not UTF-8 has replacement characters, and `not_utf8` names the streams. File
+names that are not UTF-8 have a field `<field>_b64`, as in the whole API.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 Answer = dict[str, Any]
 _MOST_MESSAGE: Final = 4000
-# Two streams in one can have two of them.
+# Two streams merged into one can have two of them.
 _MARK: Final = 2 * len(gap_marker(10**18))
 
 
 def failure(error: SandkastenError) -> Answer:
-    """The one body of errors, with `ok` false."""
+    """Return an error body with `ok` false."""
     message, hint = printable(error.message), printable(error.hint)
     details = {
         name: [printable(one) for one in value]
@@ -51,12 +51,12 @@ def failure(error: SandkastenError) -> Answer:
 
 
 def failed(answer: Answer) -> bool:
-    """Whether the tool could not do its work; a command that failed is no such thing."""
+    """Return whether the tool itself failed; a command that failed does not count."""
     return "error_code" in answer
 
 
 def unforeseen(exc: Exception) -> SandkastenError:
-    """Without what it says: that may hold somebody's data."""
+    """Convert an unexpected exception without its message, which may contain user data."""
     if isinstance(exc, MemoryError):
         return Busy("out of memory", hint="try again with less data")
     return InternalError(
@@ -66,7 +66,7 @@ def unforeseen(exc: Exception) -> SandkastenError:
 
 
 def printable(text: str) -> str:
-    """Short enough for a model, and without halves of characters, which no JSON can carry."""
+    """Shorten a string for a model and replace lone surrogates, which JSON cannot carry."""
     cut = text if len(text) <= _MOST_MESSAGE else text[:_MOST_MESSAGE] + "…"
     return cut.encode("utf-8", "replace").decode()
 
@@ -91,7 +91,7 @@ def opened(info: Info) -> Answer:
 
 
 def streams(most: dict[str, int | None], **given: bytes) -> Answer:
-    """Each stream as text, cut to what the agent may see of it; says what was cut or replaced."""
+    """Return each stream as text within its limit, with notes on truncation and replacement."""
     fields: Answer = {}
     replaced, cut = [], False
     for name, data in given.items():
@@ -110,7 +110,7 @@ def streams(most: dict[str, int | None], **given: bytes) -> Answer:
 
 
 def _cut(data: bytes, most: int | None) -> bytes:
-    """First half and last half, as the engine keeps it; a mark of its own is no reason to."""
+    """Keep head and tail; do not truncate again only because the marker is present."""
     if most is None or len(data) <= most + _MARK:
         return data
     head, tail = (most + 1) // 2, most // 2
@@ -125,7 +125,7 @@ def command(result: ExecResult, most: dict[str, int | None]) -> Answer:
 
 
 def ending(result: ExecResult) -> Answer:
-    """How it stands with a command, without its output."""
+    """Return the status of a command without its output."""
     usage = result.usage
     return {
         "exec_id": result.exec_id,
@@ -215,7 +215,7 @@ def entry(one: FileEntry) -> Answer:
 
 
 def name(field: str, given: str) -> dict[str, str]:
-    """A file's name; of one that is no UTF-8 the text is only for reading."""
+    """Return a file name; for one that is not UTF-8 the text is only for display."""
     try:
         given.encode()
     except UnicodeEncodeError:

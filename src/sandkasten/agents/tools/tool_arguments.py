@@ -1,8 +1,8 @@
-"""What a model gave a tool, held against the tool's schema before anything is done with it.
+"""Validation of a model's arguments against a tool's schema, before anything is done with them.
 
-A violation is InvalidRequest that names each problem, so that the model can mend its call.
-Nothing of what was given is repeated at length. The schemas are ours, so the library's own
-validator will do; what it would take long for is refused before. A large text takes no time.
+A violation is InvalidRequest with each problem, so that the model can fix its call. Values are not
+repeated at length. The schemas are ours, so the library's own validator is safe; inputs that would
+take it long are rejected first. A large string takes no time.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from sandkasten.agents.tools.tool_schemas import ToolSpec
 
 _MOST_PROBLEMS: Final = 5
-# A command of ten thousand words is taken, and a thousand files or variables.
+# Enough for a command of ten thousand words, or a thousand files or variables.
 _MOST_PARTS: Final = 20_000
 _MOST_LEVELS: Final = 8
 _MOST_TEXT: Final = 200
 
 
 def checked(spec: ToolSpec, arguments: object) -> Mapping[str, Any]:
-    """The arguments as they are, or InvalidRequest."""
+    """Return the arguments unchanged, or raise InvalidRequest."""
     if not isinstance(arguments, dict):
         raise _refused(spec, ["the arguments are not an object"])
     if _is_too_much(arguments):
@@ -58,7 +58,7 @@ def decoded(field: str, given: str) -> bytes:
 
 
 def encoded(field: str, given: str) -> bytes:
-    """The bytes of a text; JSON can carry halves of characters, which have none."""
+    """Encode a string; JSON can carry lone surrogates, which have no encoding."""
     try:
         return given.encode()
     except UnicodeEncodeError as exc:
@@ -70,7 +70,7 @@ def encoded(field: str, given: str) -> bytes:
 
 
 def _is_too_much(arguments: object) -> bool:
-    """Counted level by level, and no further than it takes to know."""
+    """Return whether there are too many values; count level by level, no further than needed."""
     here, parts = [arguments], 0
     for _ in range(_MOST_LEVELS):
         inner: list[object] = []

@@ -1,6 +1,6 @@
-"""Requests to the engine made of what an agent's file asks for. Pure.
+"""Engine requests built from an agent's sandbox request. Pure.
 
-Nothing is refused here: the engine's rules and the operator's policy see the whole request.
+Nothing is rejected here: the engine and the operator's policy check the whole request.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 RUN_LABEL: Final = "sandkasten.run"
 AGENT_LABEL: Final = "sandkasten.agent"
 _PROGRAMS: Final = ("python", "node", "bash", "sh", "linux", "shell", "python3", "javascript")
-# Images that have no bash.
+# Images without bash.
 _SMALL: Final = ("alpine", "busybox")
 _MOST_LABEL: Final = 256
 
 
 def image_for(sandbox: AgentSandbox) -> str | None:
-    """Return the image of a sandbox that stays; None when the file names none."""
+    """Return the image of a session sandbox; None when the file names none."""
     return sandbox.options.image or sandbox.runtime
 
 
 def runtime_for(sandbox: AgentSandbox) -> str:
-    """Return the program that runs the code of a one-shot; an image is judged by its name."""
+    """Return the program that runs the code of a one-shot; for an image, guess from its name."""
     if sandbox.runtime is None:
         return "python"
     if sandbox.runtime in _PROGRAMS:

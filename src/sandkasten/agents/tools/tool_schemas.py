@@ -1,8 +1,8 @@
 """The twelve tools as a model sees them: names, descriptions, and JSON Schemas of their arguments.
 
-Values only, and the same as `spec/tools/<tool>.json`. No schema has `anyOf`, `oneOf`, `allOf` or
-`not` at its top, because providers of models refuse those there; a choice between spellings is
-said by `dependentSchemas` and `if`, which every validator of draft 2020-12 holds.
+Values only, identical to `spec/tools/<tool>.json`. No schema has `anyOf`, `oneOf`, `allOf` or `not`
+at its top level, because model providers reject them there; alternatives are expressed with
+`dependentSchemas` and `if`, which every validator of draft 2020-12 supports.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_CHUNKS: Final = 1000
 WAIT_S: Final = 60.0
 MOST_TIMEOUT_S: Final = 3600
 CONTENTS: Final = ("contents", "contents_b64", "content", "text", "content_base64")
-"""The spellings of what a file gets; exactly one is given."""
+"""Alternative arguments for the content of a file; exactly one is required."""
 COMMANDS: Final = ("cmd", "command")
 
 
@@ -42,10 +42,10 @@ class ToolSpec:
     name: str
     description: str
     parameters: Mapping[str, Any]
-    """JSON Schema, draft 2020-12, of one object."""
+    """JSON Schema (draft 2020-12) of one object."""
     mode: Mode
     one_of: tuple[str, ...] = ()
-    """Of these arguments exactly one is given; the schema says so too."""
+    """Exactly one of these arguments is required; the schema says so too."""
 
 
 _WHICH = {

@@ -1,8 +1,7 @@
-"""The tools of agents, done: a name and arguments in, an answer out, for whoever offers them.
+"""Implementation of the agent tools: a name and arguments in, an answer out.
 
-A failure is an answer with `ok` false and the one body of errors; nothing but being cancelled
-comes out of `call` as an exception. Which run a call belongs to is told by its context, and by
-nothing that a model says.
+A failure is an answer with `ok` false and the error body; `call` raises nothing except on
+cancellation. The context alone decides which run a call belongs to, never the arguments of a model.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Toolbox:
         engine: Engine,
         filing: StagePublish | None = None,
     ) -> None:
-        """Without `filing` there is no file store, and the two tools of it are not offered."""
+        """Without `filing` there is no file store, and its two tools are not offered."""
         self._engine = engine
         self._has_store = filing is not None
         self._sessions = Sessions(engine)
@@ -67,7 +66,7 @@ class Toolbox:
         }
 
     def specs(self, sandbox: AgentSandbox | None) -> Sequence[ToolSpec]:
-        """The tools that an agent with this sandbox has; without one, none."""
+        """Return the tools of an agent with this sandbox; none without a sandbox."""
         if sandbox is None:
             return ()
         return tuple(
@@ -86,20 +85,22 @@ class Toolbox:
             return tool_answers.failure(tool_answers.unforeseen(exc))
 
     async def prepare(self, context: RunContext) -> None:
-        """Packages that cannot be had end a run before a model is asked: ProvisioningFailed."""
+        """Create the sandbox in advance, so that missing packages end a run before a model is
+        called: ProvisioningFailed.
+        """
         sandbox = context.sandbox
         if not (sandbox.options.pip_packages or sandbox.options.npm_packages):
             return
         if sandbox.mode == "code":
             await self._sessions.open(context)
             return
-        # A program of nothing, in every language.
+        # An empty program in every language.
         await self._running.run({"code": "\n"}, context)
 
     async def finish(
         self, namespace: Namespace, run_id: str, tenant: str | None = None
     ) -> Finished:
-        """Destroy every sandbox of a run, by the ledger; what cannot be is told, not raised."""
+        """Destroy every sandbox of a run, by the ledger; failures are returned, not raised."""
         done = await self._sessions.finish(namespace, run_id, tenant)
         for the_id in done.destroyed:
             self._files.forget(the_id)
@@ -127,13 +128,13 @@ class Toolbox:
         except SandkastenError as exc:
             if place.notice is None:
                 raise
-            # It explains the error, and is said once.
+            # The notice explains the error and is sent once.
             return {**tool_answers.failure(exc), "notice": place.notice}
         return _with_place(answer, place)
 
     def _spec(self, name: str, context: RunContext) -> ToolSpec:
         spec = TOOLS.get(name) if isinstance(name, str) else None
-        # Compute is in code mode no more than what code mode can do.
+        # Code mode includes the tools of compute mode.
         if spec is None or (spec.mode == "code" and context.sandbox.mode != "code"):
             offered = {one.name for one in self.specs(context.sandbox)} | {"sandbox_run"}
             raise InvalidRequest(
@@ -162,7 +163,7 @@ class Toolbox:
             if found is None:
                 return {"ok": True, "closed": False, "sandbox_id": None, "session_id": None}
             info = found
-        # Ended meanwhile, by itself or by a call beside this one: it is closed.
+        # It ended in the meantime, by itself or by a concurrent call: it is closed.
         with suppress(NotFound):
             await self._engine.destroy(info.id)
         self._sessions.forget(info)

@@ -1,5 +1,6 @@
-"""Workflows of agents: read from YAML, checked, drawn, and carried out so that a crash is survived.
+"""Workflows of agents: read from YAML, validated, drawn, and run so that they survive a crash.
 
-`definition` reads and checks a file, `runner` carries it out, `expressions` evaluates what it says,
-`graph` draws it. Nothing here knows a model, a sandbox or where runs are kept.
+`workflow_file` reads and checks a file, `workflow_runner` runs it, `expressions` evaluates its
+expressions, `workflow_graph` draws it. This package does not know models, sandboxes or where runs
+are stored.
 """

@@ -1,6 +1,6 @@
-"""Steps that hold others: parallel, foreach, while, try. How far each came lies in its frame.
+"""Steps that contain other steps: parallel, foreach, while, try. Their progress is in their frame.
 
-A step inside that was saved as done is not done again when the run goes on after a crash.
+An inner step that was saved as done is not repeated when the run resumes after a crash.
 """
 
 from __future__ import annotations
@@ -20,21 +20,23 @@ T = TypeVar("T")
 
 
 class Carrier(Protocol):
-    """Who carries out the run, as far as these steps need it."""
+    """The part of a run that block steps need."""
 
     async def body(self, body: Body, scope: Scope) -> Any: ...
     async def save(self) -> None: ...
     async def value(self, expression: str, scope: Scope) -> Any: ...
     async def truth(self, expression: str, scope: Scope) -> bool: ...
     def check_items(self, step: Step, count: int) -> None:
-        """Raises when there are too many."""
+        """Raise when there are too many items."""
         ...
 
     async def check_rounds(self, step: Step, count: int) -> None: ...
 
 
 async def parallel(run: Carrier, step: Step, scope: Scope) -> Any:
-    """The last output of each branch, by its name; with `any`, of the first that ended."""
+    """Return the last output of each branch, by name; with `any`, of the first branch that
+    ended.
+    """
     inner = _inner(scope, {"branches": {b.name: new_frame(b.body) for b in step.branches}})
     bodies = {branch.name: branch.body for branch in step.branches}
     scopes = {
@@ -42,7 +44,7 @@ async def parallel(run: Carrier, step: Step, scope: Scope) -> Any:
         for name, frame in inner["branches"].items()
     }
     if step.join == "any":
-        # One may have ended before a crash.
+        # A branch may have ended before a crash.
         ended = next((n for n in bodies if inner["branches"][n]["at"] is None), None)
         if ended is None:
             jobs = [run.body(bodies[name], scopes[name]) for name in bodies]
@@ -53,7 +55,7 @@ async def parallel(run: Carrier, step: Step, scope: Scope) -> Any:
 
 
 async def foreach(run: Carrier, step: Step, scope: Scope) -> Any:
-    """The last output for each item, in the order of the items."""
+    """Return the last output for each item, in the order of the items."""
     body = step.body
     assert body is not None
     assert step.expression is not None
@@ -66,7 +68,7 @@ async def foreach(run: Carrier, step: Step, scope: Scope) -> Any:
                 expression=step.expression[:200],
             )
         run.check_items(step, len(items))
-        # Kept, so that a run that goes on has the same items in the same order.
+        # Saved, so that a resumed run has the same items in the same order.
         _inner(scope, {"items": items, "frames": {}, "results": {}})
         await run.save()
     inner = scope.frame["inner"]
@@ -86,7 +88,9 @@ async def foreach(run: Carrier, step: Step, scope: Scope) -> Any:
 
 
 async def repeat(run: Carrier, step: Step, scope: Scope) -> Any:
-    """The last output of the last round. Rounds see the outputs of those before them."""
+    """Return the last output of the last round. A round sees the outputs of the rounds before
+    it.
+    """
     assert step.body is not None
     assert step.expression is not None
     inner = _inner(scope, {"round": 0, "frame": None, "last": None})
@@ -107,7 +111,7 @@ async def repeat(run: Carrier, step: Step, scope: Scope) -> Any:
 
 
 async def attempt(run: Carrier, step: Step, scope: Scope) -> Any:
-    """try, catch, finally. The output is that of the body that ended well."""
+    """Run try, catch and finally. The output is that of the body that succeeded."""
     inner = _inner(scope, {"stage": "try", "frame": None, "error": None, "last": None})
     bodies = {"try": step.body, "catch": step.catch, "finally": step.lastly}
     while inner["stage"] != "over":
@@ -140,7 +144,7 @@ async def attempt(run: Carrier, step: Step, scope: Scope) -> Any:
 
 
 def _told(exc: SandkastenError) -> dict[str, Any]:
-    """What a catch sees as `error`: plain values that survive a crash."""
+    """Return what a catch sees as `error`: plain values that survive a crash."""
     return {
         "code": str(exc.details.get("cause") or exc.code),
         "cause": str(exc.details.get("cause") or exc.code),
@@ -158,13 +162,13 @@ def _inner(scope: Scope, fresh: dict[str, Any]) -> dict[str, Any]:
 
 
 def _seen_outside(frame: dict[str, Any], scope: Scope) -> None:
-    """Bodies that run one after another leave what they made to those that follow."""
+    """Make the results of a body visible to the bodies that run after it."""
     scope.frame["outputs"] |= frame["outputs"]
     scope.frame["vars"] |= frame["vars"]
 
 
 async def _all(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """What each came to. When one fails the others are cancelled, and have ended when it raises."""
+    """Return the outputs of all. If one fails, cancel the others and wait for their end."""
     tasks = [asyncio.ensure_future(job) for job in jobs]
     if not tasks:
         return []
@@ -180,7 +184,9 @@ async def _all(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def _first(jobs: Sequence[Coroutine[Any, Any, Any]]) -> int:
-    """Which ended well first; the first in order when several did. When all fail, its failure."""
+    """Return the first that succeeded, in order if several did. If all fail, raise the first
+    failure.
+    """
     tasks = [asyncio.ensure_future(job) for job in jobs]
     try:
         waiting = set(tasks)
@@ -192,7 +198,7 @@ async def _first(jobs: Sequence[Coroutine[Any, Any, Any]]) -> int:
             for task in done:
                 failure = task.exception()
                 if failure is not None and not isinstance(failure, SandkastenError):
-                    raise failure  # not the step's doing: nothing is to go on
+                    raise failure  # The step did not fail by itself: the run must stop.
         failure = tasks[0].exception()
         assert failure is not None
         raise failure

@@ -1,12 +1,12 @@
-"""The process that evaluates expressions. Run by path, it imports nothing of ours.
+"""Program of the process that evaluates expressions. It is run by path and imports nothing of ours.
 
-CEL always ends, but nested macros over long lists take hours and hold the interpreter's lock all
-the while. So it is done in a process that can be killed, and that the kernel kills by itself when
-it used its time or its memory, also when nobody is left to do it.
+CEL always terminates, but nested macros over long lists take hours and hold the interpreter lock.
+So expressions are evaluated in a process that can be killed, and that the kernel kills when it
+exceeds its CPU time or memory, even if the parent is gone.
 
-Frames in both directions: four bytes of length, big-endian, and JSON.
-In: {"expressions": [...], "context": {...}}. Out: {"values": [...]} or {"failed": index, "kind":
-name of the exception, "message": text}.
+Frames in both directions: four bytes of length, big-endian, then JSON. In: {"expressions": [...],
+"context": {...}}. Out: {"values": [...]} or {"failed": index, "kind": name of the exception,
+"message": text}.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import types
 from functools import lru_cache
 from typing import IO, Any
 
-# The library imports its own command line, and with it hundreds of modules that are not needed
-# here; without them the process is ready in a quarter of the time.
+# The library imports its own command line, and with it hundreds of unneeded modules; without them
+# the process starts in a quarter of the time.
 sys.modules.setdefault("cel.cli", types.ModuleType("cel.cli"))
 
 import cel  # noqa: E402
@@ -31,14 +31,14 @@ from cel.stdlib import add_stdlib_to_context  # noqa: E402
 
 
 def main(cpu_s: float, memory_bytes: int, answer_bytes: int) -> None:
-    # Once for the whole process: what one evaluation took it gives back or dies of.
+    # Set once for the process: an evaluation frees its memory, or the process dies.
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
-    # Whatever our parent ignored, these are to end us.
+    # Restore the default action, even if the parent ignores these signals.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    # Sent to the whole group by a terminal or a service manager; our parent may want to finish
-    # what it has begun. It closes our input when it has, or dies, and so do we.
+    # A terminal or a service manager sends these to the whole group; the parent may still want to
+    # finish its work. It closes our input when it is done or dies, and then we exit.
     for one in (signal.SIGINT, signal.SIGTERM):
         signal.signal(one, signal.SIG_IGN)
     source, sink = sys.stdin.buffer, sys.stdout.buffer
@@ -82,15 +82,15 @@ def _answer(request: Any) -> bytes:
 
 
 def _written(values: list[Any]) -> str:
-    """CEL forgets the order of keys, and what a model reads is to be the same each time."""
+    """Serialize a value. CEL does not keep the order of keys, and output must be deterministic."""
     try:
         return json.dumps({"values": values}, default=_plain, allow_nan=False, sort_keys=True)
-    except TypeError:  # Keys of several types have no order.
+    except TypeError:  # Keys of different types cannot be sorted.
         return json.dumps({"values": values}, default=_plain, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:
-    """JSON for what CEL has beyond it."""
+    """Convert CEL types that JSON lacks."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, datetime.datetime):

@@ -1,8 +1,8 @@
-"""Expressions of workflows, in CEL: checked when a file is read, evaluated in a process of its own.
+"""Expressions of workflows, in CEL: checked when a file is read, evaluated in a separate process.
 
-An expression is a function of values and can reach nothing else. It is bounded in length, in what
-it may look at, in processor time, memory and the length of its value. A failure is an
-`RunFailed` that says which expression and, where something is missing, which path.
+An expression is a function of values and can reach nothing else. Its length, its input, its CPU
+time, its memory and the length of its value are bounded. A failure is a `RunFailed` that names the
+expression and, if something is missing, the path.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MOST_CHARACTERS: Final = 4096
 _FROM_OUTSIDE: Final = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT)
 _EVALUATOR: Final = Path(__file__).with_name("evaluator.py")
-# What can be read of a chain such as `steps.a.output["b c"].d[0]`, to name what is missing.
+# The readable part of a chain such as `steps.a.output["b c"].d[0]`, used to name a missing path.
 _CHAIN: Final = re.compile(
     r"""(?<![\w.\])"'])[A-Za-z_]\w*(?:\.[A-Za-z_]\w*|\[\d+\]|\["[^"]*"\])+"""
 )
@@ -37,7 +37,7 @@ _BOUND: Final = re.compile(r"\.\s*(?:all|exists|exists_one|map|filter)\s*\(\s*([
 
 
 class _Died(Exception):
-    """The process ended in place of an answer."""
+    """The process ended instead of answering."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -47,17 +47,19 @@ class _Died(Exception):
 @dataclass(frozen=True, slots=True)
 class Bounds:
     cpu_s: float = 2.0
-    """Processor time of one evaluation: what the machine does beside it does not count."""
+    """CPU time of one evaluation, so that other load on the machine does not count."""
     wall_s: float = 30.0
-    """Only for a process that does not even run; never the first to fire on a living machine."""
+    """Only for a process that does not run at all; on a working machine `cpu_s` is reached
+    first.
+    """
     context_bytes: int = 4 * 1024 * 1024
     value_bytes: int = 1024 * 1024
     memory_bytes: int = 1024 * 1024 * 1024
-    """Of addresses, and most of it is the interpreter's own reservations."""
+    """Address space; most of it is reserved by the interpreter itself."""
 
 
 def problem(expression: str) -> str:
-    """Why it is no expression; empty when it is one."""
+    """Return why a string is not a valid expression; empty if it is valid."""
     if len(expression) > MOST_CHARACTERS:
         return f"is longer than {MOST_CHARACTERS} characters"
     if not expression.strip():
@@ -72,32 +74,32 @@ def problem(expression: str) -> str:
 
 
 def names(expression: str) -> frozenset[str]:
-    """What it looks at, by the first name; names that a macro binds are not among them."""
+    """Return the top-level names it reads, without those that a macro binds."""
     bound = _BOUND.findall(_STRING.sub('""', expression))
     return frozenset(_references(expression)) - frozenset(bound)
 
 
 @lru_cache(maxsize=1024)
 def _references(expression: str) -> tuple[str, ...]:
-    import cel  # half a second, and only for those who have workflows
+    import cel  # The import takes half a second, so only users of workflows pay for it.
 
     return tuple(cel.compile(expression).variables())
 
 
 def missing_path(expression: str, context: Mapping[str, Any]) -> str:
-    """The shortest path in it that does not resolve; empty when none does."""
+    """Return the shortest path in the expression that does not resolve; empty if all do."""
     for chain in _CHAIN.finditer(expression):
         value: Any = context
         walked = ""
         links = _LINK.findall(chain[0])
         if expression[chain.end() :].lstrip().startswith("("):
-            links.pop()  # a function
+            links.pop()  # A function call.
         for name, index, key in links:
             link: str | int = int(index) if index else name or key
             shown = f"[{link}]" if index else f'["{key}"]' if key else name
             walked += shown if not walked or shown[0] == "[" else f".{shown}"
             if not isinstance(value, dict | list | None):
-                break  # a function of a text or a number
+                break  # A method of a string or a number.
             if link not in (range(len(value)) if isinstance(value, list) else value or ()):
                 return walked
             value = _inside(value, link)
@@ -110,7 +112,7 @@ def _inside(value: Any, link: str | int) -> Any:
 
 @dataclass(slots=True)
 class Expressions:
-    """Evaluates, with at most `processes` at once. An async context manager; or call `close`."""
+    """Evaluator with at most `processes` processes. Use it with `async with`, or call `close`."""
 
     bounds: Bounds = field(default_factory=Bounds)
     processes: int = 2
@@ -134,7 +136,7 @@ class Expressions:
         return (await self.values([expression], context))[0]
 
     async def truth(self, expression: str, context: Mapping[str, Any]) -> bool:
-        """RunFailed when the value is neither true nor false."""
+        """Return a condition's value. Raise RunFailed when it is neither true nor false."""
         value = await self.value(expression, context)
         if isinstance(value, bool):
             return value
@@ -145,7 +147,10 @@ class Expressions:
         )
 
     async def values(self, expressions: Sequence[str], context: Mapping[str, Any]) -> list[Any]:
-        """Of all, in order. RunFailed, or RunLimitReached when one took too much."""
+        """Evaluate all expressions and return their values in order.
+
+        Raise RunFailed, or RunLimitReached when an expression used too much.
+        """
         if not expressions:
             return []
         for expression in expressions:
@@ -176,7 +181,8 @@ class Expressions:
             except _Died as died:
                 if died.status not in _FROM_OUTSIDE:
                     raise self._unanswered(died, expressions) from died
-                # Somebody ended it, perhaps long ago: not this expression's doing.
+                # The process was ended from outside, perhaps long ago: not the fault of this
+                # expression.
         try:
             return await self._exchange(await self._spawn(), request, expressions)
         except _Died as died:
@@ -189,7 +195,7 @@ class Expressions:
         assert process.stdout is not None
         whole = False
         try:
-            # uvloop would answer a write with a RuntimeError.
+            # uvloop would raise RuntimeError on a write.
             if process.stdin.is_closing():
                 raise _Died(await process.wait())
             async with asyncio.timeout(self.bounds.wall_s):
@@ -245,9 +251,11 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         process.kill()
     assert process.stdin is not None
     process.stdin.close()
-    # Killed, so it ends at once; and whoever was cancelled is not to leave a zombie behind.
+    # It was killed, so it ends at once; a cancelled caller must not leave a zombie.
     await asyncio.shield(process.wait())
-    with contextlib.suppress(OSError):  # what was written to it and not read is told here
+    with contextlib.suppress(
+        OSError
+    ):  # Reports data that was written to the process but never read.
         await process.stdin.wait_closed()
 
 
@@ -271,7 +279,7 @@ def _failure(
         )
     if kind == "KeyError":
         message = f"unknown {message}"
-    # Its first sentence says what is wrong; the next ones are a lesson.
+    # The first sentence is the error; the following ones are explanations.
     why = message.splitlines()[0].partition(". ")[0][:300]
     return RunFailed(
         f"the expression {_shown(expression)} cannot be evaluated: {why}",

@@ -1,4 +1,4 @@
-"""What is wrong with a workflow's file: said with a code, a place, a sentence and a way out."""
+"""Issues of a workflow's file: code, path, message and hint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Level = Literal["error", "warning"]
 class Issue:
     code: str
     path: str
-    """Where in the file: `steps[2].transitions[0].next`; empty: the file as a whole."""
+    """Path in the file, such as `steps[2].transitions[0].next`; empty: the file as a whole."""
     message: str
     hint: str = ""
     level: Level = "error"
@@ -25,7 +25,7 @@ class Issue:
         return asdict(self)
 
     def told(self) -> str:
-        """Its place, what is wrong there, and the way out."""
+        """Return path, message and hint as one line."""
         where = f"{self.path}: " if self.path else ""
         return f"{where}{self.message} ({self.hint})" if self.hint else f"{where}{self.message}"
 
@@ -35,7 +35,7 @@ class Issue:
 
 @dataclass(frozen=True, slots=True)
 class Near:
-    """A hint that is looked for only when somebody will read it: it takes milliseconds."""
+    """Hint that is computed only when it is read, because the search takes milliseconds."""
 
     word: str
     known: Collection[str]
@@ -50,7 +50,7 @@ class Near:
 
 @dataclass(slots=True)
 class Findings:
-    """Collects them; at most so many of each level, since a hostile file could have a million."""
+    """Collector of issues, bounded per level, since a hostile file could have a million."""
 
     most: int = 100
     most_near: int = 20

@@ -1,4 +1,4 @@
-"""What a run of a workflow is given: agents to call, a clock, and limits."""
+"""Environment of a workflow run: agents to call, a clock, and limits."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ class AgentCall:
     variables: Mapping[str, Any]
     step_id: str
     attempt: int
-    """From 1. A run that went on after a crash says the same number again."""
+    """Starts at 1. A run resumed after a crash repeats the same number."""
     key: str = ""
-    """The step and what it lies in: `each[3].review`."""
+    """Step and the blocks around it: `each[3].review`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """Whom a run calls. An exception of `save` or `note` ends it, and is no failure of a step."""
+    """Callbacks of a run. An exception of `save` or `note` ends the run and is not a step
+    failure.
+    """
 
     agent_step: Callable[[AgentCall], Awaitable[Mapping[str, Any]]]
     save: Callable[[Mapping[str, Any]], Awaitable[None]]
@@ -35,21 +37,21 @@ class Around:
 @dataclass(frozen=True, slots=True)
 class Limits:
     max_visits: int = 100
-    """Of one step in one body, and rounds of one `while`."""
+    """Visits of one step in one body, and rounds of one `while`."""
     max_steps: int = 1000
-    """Of the whole run, those inside others counted each time."""
+    """Steps of the whole run; inner steps count each time."""
     max_items: int = 1000
     max_agents: int = 8
-    """That work at the same time, whatever the branches."""
+    """Agents that work at the same time, over all branches."""
     output_bytes: int = 1024 * 1024
     state_bytes: int = 8 * 1024 * 1024
     timeout_s: float = 24 * 3600.0
-    """Of a workflow that says none."""
+    """Timeout of a workflow that sets none."""
 
 
 class Clock(Protocol):
     def now(self) -> float:
-        """Seconds of the calendar, since a run may go on after a restart."""
+        """Return the calendar time in seconds, since a run may resume after a restart."""
         ...
 
     async def sleep(self, seconds: float) -> None: ...

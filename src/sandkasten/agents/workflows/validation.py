@@ -1,7 +1,7 @@
-"""What is wrong with a workflow that could be read: where it leads, and what its expressions say.
+"""Validation of a parsed workflow: its transitions and its expressions.
 
-Pure: a function of the plan and of the names of the agents there are. An error means that it cannot
-run as written; a warning, that it probably does not do what was meant.
+Pure: a function of the plan and of the names of the available agents. An error means that the
+workflow cannot run as written; a warning means that it probably does not do what was intended.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sandkasten.agents.workflows.workflow_plan import Body, Step, Workflow
 
 RESERVED: Final = frozenset({"input", "steps", "vars", "index", "result", "error"})
-"""Names that expressions see in every run, so no step and no item can have them."""
+"""Names that expressions see in every run, so steps and items cannot use them."""
 
 MOST_EXPRESSIONS: Final = 2000
 
@@ -31,12 +31,12 @@ _WORKFLOW_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _STEP_NAMED: Final = re.compile(r"""\bsteps(?:\.([A-Za-z_]\w*)|\[["']([^"']*)["']\])""")
 _OTHER_LANGUAGE: Final = re.compile(r"\s(and|or|not|is)\s|\b(True|False|None)\b|===")
-# So long that whoever meant a text wrote one.
+# An expression of this length was meant as one, not as plain text.
 _SHOWN: Final = 80
 
 
 def alias(id: str) -> str:
-    """As an expression can name it without quotes: `check-results` is `check_results`."""
+    """Return the name usable in expressions without quotes: `check-results` is `check_results`."""
     return id.replace("-", "_")
 
 
@@ -86,7 +86,7 @@ def _ids(workflow: Workflow, findings: Findings) -> None:
 
 
 def _targets(step: Step) -> Iterator[tuple[str, str]]:
-    """Where it can lead, and where that is written."""
+    """Return the possible next steps and where they are written."""
     for choice in step.choices:
         yield choice.next, f"{choice.path}.next"
     if step.next is not None:
@@ -106,7 +106,7 @@ def _way(body: Body, findings: Findings) -> None:
                 message = f'"{target[:60]}" is not one of these steps'
                 hint = Near(target, known)
                 findings.error("UNKNOWN_TRANSITION_TARGET", path, message, hint)
-                exits.add(step.id)  # wherever it was to lead, it is complained of once
+                exits.add(step.id)  # Report an unknown target once, whatever follows it.
     if body.start not in known:
         return
     reached = _closure({body.start}, leads)
@@ -141,7 +141,7 @@ def _closure(start: set[str], leads: dict[str, set[str]]) -> set[str]:
 
 
 def _written(workflow: Workflow) -> Iterator[tuple[str, Any, bool]]:
-    """All that is evaluated: where it is written, what is, and whether it is a template."""
+    """Return all expressions and templates with their paths."""
     yield "output", workflow.output, True
     for step in every_step(workflow.body):
         for name in ("task", "input", "data", "output"):

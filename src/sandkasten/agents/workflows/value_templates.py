@@ -1,7 +1,7 @@
-"""Values with expressions in them: `${steps.plan.output.title}` in any text of a JSON value.
+"""Values with embedded expressions: `${steps.plan.output.title}` in any string of a JSON value.
 
-A text that is one expression and nothing else becomes the expression's value, whatever its kind. In
-any other text each expression is replaced by the text of its value. `$${` stands for `${`.
+A string that is exactly one expression becomes the value of the expression, of any type. In any
+other string each expression is replaced by its value as text. `$${` stands for `${`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Of a text: as it stands, or an expression."""
+    """Part of a string: literal text, or an expression."""
 
     text: str
     expression: bool
 
 
 def parts(text: str) -> list[Part]:
-    """ValueError when an expression has no end."""
+    """Split a string into parts. Raise ValueError when an expression is not closed."""
     found: list[Part] = []
     plain: list[str] = []
     at = 0
@@ -45,7 +45,7 @@ def parts(text: str) -> list[Part]:
 
 
 def _end(text: str, at: int) -> int:
-    """Where the brace that was opened before `at` is closed; braces in quotes do not count."""
+    """Return the index of the closing brace; braces in quotes do not count."""
     depth, quote = 0, ""
     index = at
     while index < len(text):
@@ -68,7 +68,7 @@ def _end(text: str, at: int) -> int:
 
 
 def texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Every text in a JSON value, with where it stands. Keys are no templates."""
+    """Return every string in a JSON value with its path. Keys are not templates."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, dict):
@@ -80,7 +80,7 @@ def texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def expressions(value: Any) -> list[str]:
-    """All that have to be evaluated, in the order of the text."""
+    """Return all expressions to evaluate, in textual order."""
     return [
         part.text
         for _, text in texts(value)
@@ -91,7 +91,7 @@ def expressions(value: Any) -> list[str]:
 
 
 def filled(value: Any, results: Sequence[Any]) -> Any:
-    """The value with these results in place of its expressions, in the same order."""
+    """Return the value with its expressions replaced by these results, in the same order."""
     return _filled(value, iter(results))
 
 
@@ -109,5 +109,5 @@ def _filled(value: Any, results: Iterator[Any]) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """As it is put into a text, and compared with one: a text as it is, anything else as JSON."""
+    """Return a value as text for insertion and comparison: a string unchanged, the rest as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,7 +1,7 @@
-"""One run of a workflow: enters its steps, tries them, keeps what they put out, saves.
+"""One run of a workflow: enter steps, retry them, keep their outputs, save the state.
 
-Whatever a step does wrong is a SandkastenError, and can be tried again or caught. What ends the run
-for good is carried past all that as `Stopped`.
+A failure of a step is a SandkastenError, which can be retried or caught. An error that ends the run
+for good is wrapped in `Stopped`.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 MOST_BACKOFF_S: Final = 300.0
 MOST_LEVELS: Final = 64
-"""Of outputs, so that the state as a whole can be written and read."""
+"""Depth limit of outputs, so that the complete state can be written and read."""
 
 
 class Stopped(Exception):
-    """Carries what ends the run past every retry and every catch."""
+    """Wrapper for an error that no retry and no catch may handle."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -49,7 +49,7 @@ class Stopped(Exception):
 
 @dataclass(slots=True)
 class Execution:
-    """One run, from where its state stands to its end."""
+    """One run, from its current state to its end."""
 
     workflow: Workflow
     input: Any
@@ -93,10 +93,10 @@ class Execution:
 
     @contextlib.asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:
-        """The whole run, also the part of it before a crash."""
+        """Run with the timeout of the whole run, including the time before a crash."""
         allowed = self.workflow.timeout_s or self.limits.timeout_s
         left = self.state["started_at"] + allowed - self.clock.now()
-        # One that came to its end, and died before it could say so, says it now.
+        # A run that finished but crashed before reporting it reports it now.
         timeout = asyncio.timeout(max(left, 0) if self.state["frame"]["at"] else None)
         try:
             async with timeout:
@@ -118,10 +118,10 @@ class Execution:
         self.state["failed"] = {"step": step, "code": exc.code, "message": exc.message[:1000]}
         await self.save()
 
-    # What the steps that hold others need (blocks.Carrier)
+    # Used by block steps (see block_steps.BlockRun).
 
     async def save(self) -> None:
-        """One at a time, in order, and each as it is when its turn comes."""
+        """Save one state at a time, in order, each as it is when its turn comes."""
         async with self._saving:
             text = json.dumps(self.state)
             if len(text) > self.limits.state_bytes:
@@ -164,7 +164,7 @@ class Execution:
             await self._guard(step, "max_visits", f"would repeat {count} times", most)
 
     async def body(self, body: Body, scope: Scope) -> Any:
-        """Its last output. Goes on from where the frame stands."""
+        """Run a body from its current step and return its last output."""
         frame = scope.frame
         while (at := frame["at"]) is not None:
             step = body.step(at)
@@ -217,10 +217,10 @@ class Execution:
             most=most,
         )
 
-    # One step
+    # ---- one step
 
     async def _tried(self, step: Step, scope: Scope) -> str | None:
-        """As often as it may be. What follows it."""
+        """Run a step with its retries; return the next step."""
         frame, retry = scope.frame, step.retry
         while True:
             attempt = frame["begun"]["attempt"]
@@ -229,7 +229,7 @@ class Execution:
             except SandkastenError as exc:
                 if attempt >= retry.attempts or not _again(exc, retry.retry_on):
                     if isinstance(exc, RunFailed) and "cause" in exc.details:
-                        raise  # of a step inside this one
+                        raise  # Raised by an inner step.
                     told = {"code": exc.code, "message": exc.message[:1000]}
                     about = {"step": step.id, "key": scope.key + step.id, "attempt": attempt}
                     await self.note("step.failed", **about, error=told)
@@ -318,7 +318,7 @@ class Execution:
             task = said if said is not None else value_templates.text_of(variables.get("task", ""))
         call = AgentCall(step.agent, task, variables, step.id, attempt, scope.key + step.id)
         async with self._slots:
-            # From here on it may have done something, so that a crash is to find it begun.
+            # From here on the step may have side effects, so a crash must find it started.
             await self.save()
             async with _step_timeout(step):
                 return dict(await self.around.agent_step(call))
@@ -347,12 +347,12 @@ class Execution:
         await self.note("switch.taken", step=step.id, value=value[:200], when=when, next=next)
 
     async def _sleep(self, step: Step, scope: Scope) -> None:
-        """Until the same moment, also after a crash."""
+        """Sleep until a fixed timestamp, also after a crash."""
         clock, begun = self.clock, scope.frame["begun"]
         if "until" not in begun:
             begun["until"] = clock.now() + step.duration_s
             await self.save()
-        # Not longer than was said, should the calendar have been set back.
+        # At most the requested duration, in case the clock was set back.
         await clock.sleep(min(max(begun["until"] - clock.now(), 0.0), step.duration_s))
 
     async def _filled(self, value: Any, scope: Scope, **given: Any) -> Any:
@@ -377,7 +377,7 @@ async def _step_timeout(step: Step) -> AsyncIterator[None]:
 
 
 def _again(exc: SandkastenError, codes: tuple[str, ...]) -> bool:
-    """Without codes, all but what would fail the same way again, or was meant to end."""
+    """Return whether to retry. Without codes: all failures except permanent ones and limits."""
     code = str(exc.details.get("cause") or exc.code)
     if not codes:
         return not isinstance(exc, RequestError | NotFound | Cancelled)

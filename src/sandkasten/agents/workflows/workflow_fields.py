@@ -1,7 +1,7 @@
-"""One mapping of a workflow's file, asked for its fields by name and kind.
+"""Typed access to the fields of one mapping in a workflow's file.
 
-A field of the wrong kind is noted as BAD_FIELD and read as if it were absent, so that one reading
-finds all that is wrong. What was never asked for is a misspelling, and `leftovers` says so.
+A field of the wrong type is reported as BAD_FIELD and treated as absent, so that one pass finds all
+errors. A field that was never read is a misspelling, reported by `leftovers`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SHOWN: Final = 60
 
 
 def seconds(value: Any) -> float | None:
-    """Of 5, 0.5, "5s", "500ms", "2m", "1h"; None when it is none of these."""
+    """Parse 5, 0.5, "5s", "500ms", "2m" or "1h" as seconds; return None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     found = _DURATION.fullmatch(str(value).strip())
@@ -38,7 +38,7 @@ class Fields:
     asked: set[str] = field(default_factory=set)
 
     def value(self, *names: str) -> Any:
-        """Of the first of these spellings that is there; None when there is none."""
+        """Return the value of the first spelling that is present; None if there is none."""
         self.asked.update(names)
         return next((self.raw[name] for name in names if self.raw.get(name) is not None), None)
 
@@ -47,7 +47,7 @@ class Fields:
         return any(self.raw.get(name) is not None for name in names)
 
     def at(self, *names: str) -> str:
-        """The path of the spelling in use."""
+        """Return the path of the spelling in use."""
         name = next((name for name in names if self.raw.get(name) is not None), names[0])
         return f"{self.path}.{name}" if self.path else name
 
@@ -118,7 +118,7 @@ class Fields:
         return ()
 
     def leftovers(self) -> None:
-        """A warning for each field that nobody asked for."""
+        """Return a warning for each field that was never read."""
         for name in self.raw:
             if name not in self.asked:
                 shown = str(name)[:_SHOWN]
@@ -131,6 +131,6 @@ class Fields:
 
 
 def kind(value: Any) -> str:
-    """What a person would call it."""
+    """Return the type of a value in plain words."""
     names = {dict: "a mapping", list: "a list", str: "a string", bool: "true or false"}
     return names.get(type(value), "nothing" if value is None else "a number")

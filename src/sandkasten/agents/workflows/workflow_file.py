@@ -1,5 +1,6 @@
-"""A workflow's file, read and checked: `parse_workflow` for those who run it, `inspect` for those
-who want to know everything that is wrong with it."""
+"""A workflow's file, parsed and checked: `parse_workflow` to run it, `inspect` to list all
+issues.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ class Inspection:
 
 
 def inspect(text: str, *, agents: Collection[str] | None = None) -> Inspection:
-    """Never raises for what a file says. With `agents`, names that are none of them are errors."""
+    """Return all issues; never raise for the content. With `agents`, other agent names are
+    errors.
+    """
     findings = Findings()
     workflow = None
     try:
@@ -51,7 +54,7 @@ def inspect(text: str, *, agents: Collection[str] | None = None) -> Inspection:
 
 
 def parse_workflow(text: str, *, agents: Collection[str] | None = None) -> Workflow:
-    """InvalidWorkflow with all its `issues`, the first one in the message."""
+    """Return the workflow. InvalidWorkflow has all `issues`, and the first one in its message."""
     found = inspect(text, agents=agents)
     if found.workflow is not None:
         return found.workflow

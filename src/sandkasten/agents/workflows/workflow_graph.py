@@ -1,7 +1,7 @@
-"""A workflow drawn: Mermaid for pages, a tree for the terminal; with what each step came to.
+"""Drawings of a workflow, with step statuses: Mermaid for web pages, a tree for the terminal.
 
-What is drawn was written by somebody: names of agents and conditions are quoted, and can end no
-label and begin no directive. Ids are drawn as numbers.
+The content is untrusted: agent names and conditions are quoted so that they cannot end a label or
+start a directive. Ids are drawn as numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_LABEL: Final = 60
 
 
 def mermaid(workflow: Workflow, statuses: Mapping[str, Status] | None = None) -> str:
-    """A flowchart. With statuses, steps that were entered have the colour of theirs."""
+    """Return a flowchart. With statuses, steps that were entered are coloured."""
     numbers = {step.id: f"s{n}" for n, step in enumerate(every_step(workflow.body))}
     lines = ["flowchart TD", *(f"  {line}" for line in _drawn(workflow.body, numbers))]
     for status, colour in _COLOURS.items():
@@ -71,16 +71,16 @@ def _title(step: Step) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A label of Mermaid in quotes, without anything that it or HTML understands."""
+    """Return a quoted Mermaid label without characters special to Mermaid or HTML."""
     cut = text if len(text) <= _MOST_LABEL else text[: _MOST_LABEL - 1] + "…"
     kept = "".join(c if c.isalnum() or c in " _-.,:()/=!" else f"#{ord(c)};" for c in cut)
     return f'"{kept}"'
 
 
 def tree(workflow: Workflow, statuses: Mapping[str, Status] | None = None) -> str:
-    """One line a step: its mark (x done, > running, ! failed), its title, and where it leads.
+    """Return one line per step: status (x done, > running, ! failed), title, and next steps.
 
-    The step below follows where nothing is said.
+    Without a next step the line below follows.
     """
     head = workflow.id + (f": {workflow.name}" if workflow.name != workflow.id else "")
     lines = [_safe(head), *_branches(workflow.body, "", statuses or {})]
@@ -110,5 +110,5 @@ def _leads(step: Step, below: str | None) -> str:
 
 
 def _safe(text: str) -> str:
-    """Without what a terminal would obey."""
+    """Remove terminal control characters."""
     return "".join(c if c.isprintable() else "�" for c in text)

@@ -1,4 +1,4 @@
-"""A workflow as values: what both dialects of YAML are read into. Nothing is decided here."""
+"""Workflow as values: the common form of both YAML dialects. Contains no logic."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often a step is tried, and what is waited between: `backoff_s`, then twice that, …"""
+    """Retry policy of a step; the pause is `backoff_s`, then twice that, …"""
 
     attempts: int = 1
     backoff_s: float = 0.0
     grows: bool = True
     retry_on: tuple[str, ...] = ()
-    """Codes of failures; empty: all of them."""
+    """Error codes; empty: all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One way out of a switch."""
+    """One transition of a switch."""
 
     next: str
     when: str
-    """An expression that is true or false, or a text that the switch's value is compared with."""
+    """Boolean expression, or a string that is compared with the value of the switch."""
     compared: bool
-    """Whether `when` is such a text."""
+    """Whether `when` is such a string."""
     path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """Steps that lead to one another and to nothing else: of the workflow, a branch, a loop."""
+    """Steps that lead only to one another: those of the workflow, of a branch, or of a loop."""
 
     start: str
     steps: tuple[Step, ...]
@@ -60,21 +60,23 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What is not said of a type means nothing to it."""
+    """One step. Fields that do not apply to its type are ignored."""
 
     id: str
     type: StepType
     path: str = ""
-    """Where it stands in the file: `steps[2]`."""
+    """Path in the file: `steps[2]`."""
     next: str | None = None
-    """The step that follows; None: the body ends. Of a switch: when nothing fits; None: fails."""
+    """Next step; None: the body ends. For a switch: used if nothing matches; None: the switch
+    fails.
+    """
     retry: Retry = field(default_factory=Retry)
     timeout_s: float | None = None
-    """Of one attempt."""
+    """Timeout of one attempt."""
     output: Any = None
-    """A template for the output, in place of what the step gave (`result`)."""
+    """Template that replaces the output of the step (`result`)."""
     result_path: tuple[str, ...] = ()
-    """Where in `vars` the output is put too."""
+    """Path in `vars` that also receives the output."""
     # agent
     agent: str = ""
     task: str | None = None
@@ -98,7 +100,7 @@ class Step:
     duration_s: float = 0.0
 
     def bodies(self) -> Iterator[tuple[str, Body]]:
-        """Those inside, each with what it is to the step."""
+        """Return the inner bodies, each with its role in the step."""
         for branch in self.branches:
             yield f"branch {branch.name}", branch.body
         names = (("each" if self.type == "foreach" else "do"), "catch", "finally")
@@ -118,12 +120,12 @@ class Workflow:
     input_schema: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
     output_schema: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
     output: Any = None
-    """A template for the result, in place of the last output."""
+    """Template that replaces the last output as the result."""
     timeout_s: float | None = None
 
 
 def every_step(body: Body) -> Iterator[Step]:
-    """Also those inside others, in the order of the file."""
+    """Return all steps, including inner ones, in the order of the file."""
     for step in body.steps:
         yield step
         for _, inner in step.bodies():
@@ -131,5 +133,5 @@ def every_step(body: Body) -> Iterator[Step]:
 
 
 def agents_of(workflow: Workflow) -> tuple[str, ...]:
-    """Names of the agents it calls, each once, in the order of the file."""
+    """Return the names of the agents it calls, each once, in the order of the file."""
     return tuple(dict.fromkeys(s.agent for s in every_step(workflow.body) if s.type == "agent"))

@@ -1,11 +1,11 @@
-"""Carries out a workflow, step by step, so that a crash costs at most the step it happened in.
+"""Runner of workflows: a crash costs at most the step in progress.
 
-The state is saved before an agent begins and after every step. A run that goes on from a saved
-state does the step again that was not saved as done, and none that was: each is done at least once.
+The state is saved before an agent starts and after every step. A run that resumes from a saved
+state repeats the step that was not saved as done, and no other: each step runs at least once.
 
-A step that fails ends the run with RunFailed, which names the step and keeps the cause. What takes
-too much (visits, steps, bytes, time) ends it with RunLimitReached, and no `try` can catch that.
-Whoever cancels the run cancels the steps that are under way, and they have ended when it returns.
+A failed step ends the run with RunFailed, which names the step and keeps the cause. Exceeding a
+limit (visits, steps, bytes, time) ends it with RunLimitReached, which no `try` can catch.
+Cancelling the run cancels the steps in progress and waits for them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["AgentCall", "Clock", "Limits", "WorkflowRunner"]
 
 @dataclass(frozen=True, slots=True)
 class WorkflowRunner:
-    """One for many runs. The expressions' processes belong to whoever made them."""
+    """Runner for many runs. The caller owns the evaluator processes."""
 
     expressions: Expressions
     limits: Limits = field(default_factory=Limits)
@@ -47,9 +47,10 @@ class WorkflowRunner:
         save: Callable[[Mapping[str, Any]], Awaitable[None]],
         note: Callable[[str, Mapping[str, Any]], Awaitable[object]],
     ) -> Any:
-        """The workflow's result. `state` is what `save` was given last, or nothing for a new run.
+        """Return the result of the workflow. `state` is the last value passed to `save`, or None.
 
-        An exception of `save` or `note` is not the workflow's failure and comes out as it is.
+        An exception of `save` or `note` is not a failure of the workflow and is passed on
+        unchanged.
         """
         if json_schemas.deeper_than(input, MOST_LEVELS):
             raise InvalidRequest(f"the input is nested more than {MOST_LEVELS} levels deep")

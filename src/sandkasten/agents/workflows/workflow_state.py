@@ -1,9 +1,9 @@
-"""How far a run came: plain JSON that is saved, and what expressions see of it.
+"""Progress of a workflow run: plain JSON that is saved, and the values that expressions see.
 
-Of the run as a whole: when it began, how many steps were entered, and how often each of them.
-A frame belongs to a body: where it stands (`at`; None: ended), what began there (`begun`), how
-often each step was entered, the outputs, the variables, and what the steps inside the present one
-have come to (`inner`). Frames lie inside one another as bodies do.
+The run records its start, the number of steps entered, and the number of visits of each. A frame
+belongs to a body: its current step (`at`; None: ended), the started step (`begun`), the visits, the
+outputs, the variables, and the progress of the steps inside the current one (`inner`). Frames are
+nested like bodies.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def new_frame(body: Body) -> Frame:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """A frame, what it lies in, and the names that are bound in it (`item`, `index`, `error`)."""
+    """A frame, the scope around it, and the names bound in it (`item`, `index`, `error`)."""
 
     frame: Frame
     key: str = ""
-    """Which of the frames it is, for people: `each[3].`"""
+    """Readable key of the frame: `each[3].`"""
     outer: Scope | None = None
     bound: Mapping[str, Any] = field(default_factory=dict)
 
@@ -64,7 +64,7 @@ class Scope:
         return found[::-1]
 
     def context(self, input: Any, **given: Any) -> dict[str, Any]:
-        """What an expression sees here; what lies further in wins."""
+        """Return the names that an expression sees here; inner scopes take precedence."""
         variables: dict[str, Any] = {}
         outputs: dict[str, Any] = {}
         bound: dict[str, Any] = {}
@@ -80,18 +80,18 @@ class Scope:
 
 
 def put(variables: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
-    """At `a.b.c`; what lies in the way and is no mapping is replaced."""
+    """Set a value at `a.b.c`; anything on the path that is not a mapping is replaced."""
     *parents, name = path
     for parent in parents:
         inner = variables.get(parent)
-        # A copy, since an output may be the same object.
+        # Copy, since an output may be the same object.
         variables[parent] = dict(inner) if isinstance(inner, dict) else {}
         variables = variables[parent]
     variables[name] = value
 
 
 def frames(state: Mapping[str, Any]) -> Iterator[Frame]:
-    """All of them, from without inwards."""
+    """Return all frames, outermost first."""
     waiting = [state["frame"]] if "frame" in state else []
     while waiting:
         frame = waiting.pop()
@@ -103,7 +103,7 @@ def frames(state: Mapping[str, Any]) -> Iterator[Frame]:
 
 
 def statuses(state: Mapping[str, Any]) -> dict[str, Status]:
-    """Of the steps that were entered so far; those that are not here wait."""
+    """Return the status of the steps entered so far; all other steps are waiting."""
     found: dict[str, Status] = dict.fromkeys(state.get("entered", {}), "done")
     for frame in frames(state):
         if frame["at"] is not None and frame["begun"] is not None:

@@ -1,8 +1,8 @@
-"""Reads both dialects of a workflow's YAML into one plan.
+"""Parser of both YAML dialects of workflows into one plan.
 
-`steps` is a list in which a step goes on to the one below it unless it says otherwise. `states` is
-a list in which a state ends the run unless it says what follows. Fields are the same in both, with
-every spelling either of them knows. What is wrong is collected, never raised.
+In `steps`, a step continues with the one below it unless it names another. In `states`, a state
+ends the run unless it names the next one. Both accept the same fields in every spelling. Issues are
+collected, never raised.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _TYPES: Final[dict[str, StepType]] = {
     "timer": "sleep",
     "end": "end",
 }
-# Types of other engines that cannot be had here, and what to write in their place.
+# Step types of other engines that are not supported, and what to write instead.
 _ELSEWHERE: Final = {
     "operation": "write type: agent, with the agent's name in `agent`",
     "action": "write type: agent, with the agent's name in `agent`",
@@ -64,7 +64,7 @@ _BACKOFFS: Final = {"exponential": True, "constant": False, "fixed": False}
 
 
 def read(raw: Any, findings: Findings) -> Workflow | None:
-    """None when there is nothing to check any further."""
+    """Return the workflow; None when nothing is left to validate."""
     if not isinstance(raw, dict) or not all(isinstance(key, str) for key in raw):
         findings.error("NOT_A_WORKFLOW", "", f"a workflow must be a mapping, got {kind(raw)}")
         return None
@@ -101,14 +101,14 @@ class _Reader:
     ids: dict[str, str] = field(default_factory=dict)
 
     def body(self, fields: Fields, depth: int) -> Body:
-        """Of a mapping with `steps` or `states`, and perhaps `start`."""
+        """Return the body of a mapping with `steps` or `states`, and optionally `start`."""
         listed = fields.list("steps", "states")
         start = fields.text("start")
         where = fields.at("steps" if self.dialect == "steps" else "states", "steps", "states")
         if not listed:
             self.findings.error("MISSING_STATES", where, "there are no steps", "add at least one")
             return Body("", ())
-        # A list inside another may be of the other dialect; its own word for it decides.
+        # An inner list may use the other dialect; its own keyword decides.
         outer, self.dialect = self.dialect, "steps" if fields.has("steps") else "states"
         steps = self._steps(listed, where, depth)
         self.dialect = outer
@@ -119,7 +119,7 @@ class _Reader:
         return Body(start or (known[0] if known else ""), tuple(steps))
 
     def inner(self, raw: Any, path: str, depth: int) -> Body:
-        """Of a mapping as above, or of the bare list."""
+        """Return the body of such a mapping, or of a bare list."""
         if isinstance(raw, list):
             raw = {self.dialect: raw}
             fields = Fields(raw, path.rpartition(".")[0], self.findings)
@@ -162,7 +162,7 @@ class _Reader:
         fields = Fields(raw, path, self.findings)
         id = self._id(fields)
         type = self._type(fields)
-        if type is None:  # complained of once; what follows it is to be reachable all the same
+        if type is None:  # Reported once; the steps after it must still be reachable.
             return Step(id, "set", path, self._next(fields, "set", below))
         step = Step(
             id=id,
@@ -223,7 +223,7 @@ class _Reader:
         ends = fields.truth("end")
         after = fields.value("transition", "next")
         default = fields.text("defaultNext", "default_next", "default")
-        if isinstance(after, dict):  # `transition: {next: x}`
+        if isinstance(after, dict):  # Written as `transition: {next: x}`.
             after = Fields(after, fields.at("transition"), self.findings).text("next", "nextState")
         if after is not None and not isinstance(after, str):
             fields.bad("must be the id of a step", "transition", "next")
@@ -274,7 +274,9 @@ class _Reader:
         return f"${{{as_expression(chosen)}}}" if chosen else None
 
     def _expression(self, fields: Fields, type: StepType) -> str | None:
-        """What a step looks at: a switch's value, a loop's list or condition, a transformation."""
+        """Return the expression of a step: value of a switch, list or condition of a loop,
+        transformation.
+        """
         spellings = {
             "switch": ("expression", "dataPath", "data_path"),
             "foreach": ("itemsPath", "items_path", "items", "expression"),
@@ -337,7 +339,7 @@ class _Reader:
             self.findings.error("DUPLICATE_STEP_ID", path, "branch names must be unique")
         found = []
         for name, body, where in named:
-            if isinstance(body, dict) and "type" in body:  # a branch that is a single step
+            if isinstance(body, dict) and "type" in body:  # The branch is a single step.
                 body = [body]
             found.append(Branch(name, self.inner(body, where, depth + 1)))
         return tuple(found)
@@ -361,7 +363,7 @@ class _Reader:
         return bodies
 
     def _complete(self, step: Step, fields: Fields) -> None:
-        """What each type cannot do without."""
+        """Report required fields that are missing."""
         needs = {
             "agent": (bool(step.agent), "MISSING_AGENT", "does not name an `agent`"),
             "foreach": (step.expression is not None, "MISSING_ITEMS", "has no `itemsPath`"),
@@ -389,17 +391,19 @@ def _id_of(raw: Any) -> str | None:
 
 
 def _dotted(path: str | None) -> tuple[str, ...]:
-    """`$.a.b`, `vars.a.b` and `a.b` are the same place."""
+    """Return the parts of a path: `$.a.b`, `vars.a.b` and `a.b` are the same."""
     bare = (path or "").removeprefix("$").removeprefix(".").removeprefix("vars.")
     return tuple(bare.split(".")) if bare else ()
 
 
 def as_expression(path: str) -> str:
-    """`$.a.b` as `a.b`: a path is an expression, but for its beginning."""
+    """Return `$.a.b` as `a.b`: a path without its prefix is an expression."""
     return path.strip().removeprefix("$.")
 
 
 def _literal(value: Any) -> str:
-    """A list written in the file, as an expression. Escapes of JSON are understood by CEL, but for
-    the pairs it writes for what lies beyond the first 65,536 characters."""
+    """Return a list of the file as an expression.
+
+    CEL understands JSON escapes except surrogate pairs, which JSON uses beyond U+FFFF.
+    """
     return json.dumps(value, ensure_ascii=False)
