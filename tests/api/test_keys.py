@@ -80,7 +80,7 @@ async def test_every_invalid_key_gets_the_same_answer(daemon, key):
     refused = await daemon.ask("GET", "/v1/sessions", headers=headers)
     assert (refused.status, refused.json["message"]) == (
         401,
-        "the request carries no valid key",
+        "the request has no valid key",
     )
 
 

@@ -48,7 +48,7 @@ def test_use_from_within_its_own_loop_is_refused_and_does_not_deadlock():
     async def nested() -> None:
         loop_thread.run(_twice(1))
 
-    with pytest.raises(InvalidRequest, match="inside the loop that serves it"):
+    with pytest.raises(InvalidRequest, match="inside the event loop that serves it"):
         loop_thread.run(nested())
 
 

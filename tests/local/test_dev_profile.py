@@ -362,5 +362,5 @@ def test_a_runner_without_free_descriptors_answers_or_is_lost(make_box, debian):
 
 
 def test_the_host_image_has_no_dev_profile(make_box):
-    with pytest.raises(SandkastenError, match="dev profile needs an image"):
+    with pytest.raises(SandkastenError, match="profile dev requires an image"):
         make_box(Image("host"), profile="dev").__enter__()

@@ -87,17 +87,17 @@ def test_a_mount_path_that_is_not_absolute_and_normal_is_refused(path):
 @pytest.mark.parametrize(
     ("written", "complaint"),
     [
-        (7, "neither a mapping nor a list"),
-        ([7], "neither a mapping nor a list"),
-        ({"../x": {"source": "/data"}}, "cannot name a mount"),
-        ({"Models": {"source": "/data"}}, "cannot name a mount"),
+        (7, "must be a mapping or a list"),
+        ([7], "must be a mapping or a list"),
+        ({"../x": {"source": "/data"}}, "is not a valid mount name"),
+        ({"Models": {"source": "/data"}}, "is not a valid mount name"),
         ({"m": "/data"}, "is not a mapping"),
         ({"m": {"source": "/data", "tarket": "/x"}}, "unknown key 'tarket'"),
         ({"m": {"source": "/data", "readonly": False}}, "unknown key 'readonly'"),
         ({"m": {"source": "/data", "default": "yes"}}, "neither true nor false"),
         ({"m": {"target": "/x"}}, "source is not an absolute path"),
-        (["m=/data:/x:writable"], "does not describe a mount"),
-        (["/data"], "does not describe a mount"),
+        (["m=/data:/x:writable"], "is not a valid mount"),
+        (["/data"], "is not a valid mount"),
         (["a=/data:/x", "a=/srv:/y"], "the name is there twice"),
         (["a=/data:/x", "b=/srv:/x"], "meets that of a"),
         (["a=/data:/x", "b=/srv:/x/y"], "meets that of a"),
@@ -127,7 +127,7 @@ def test_a_request_for_a_path_is_refused(name):
 
 @pytest.mark.parametrize("name", ["model", "MODELS", "", "x" * 10_000, "mödels"])
 def test_a_request_for_an_unknown_mount_lists_the_known_ones(name):
-    with pytest.raises(PolicyDenied, match="the policy has no mount named") as refused:
+    with pytest.raises(PolicyDenied, match="is not a mount of the policy") as refused:
         choose_mounts([name], (MODELS,))
     assert refused.value.hint.endswith("known: models")
     assert len(refused.value.message) < 200

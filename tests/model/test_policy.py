@@ -80,10 +80,10 @@ def test_a_request_lowers_the_longest_timeout_and_never_raises_it():
     assert parse_limits({"max_exec_timeout_seconds": 60}, Limits()).exec_timeout_s == 60
     with pytest.raises(InvalidRequest) as refused:
         parse_limits({"max_exec_timeout_seconds": 3601}, Limits())
-    assert "max_exec_timeout_seconds is at most 3600" in refused.value.message
+    assert "max_exec_timeout_seconds must be at most 3600" in refused.value.message
     with pytest.raises(InvalidRequest) as refused:
         parse_limits({"exec_timeout_seconds": 3601}, Limits())
-    assert "exec_timeout_seconds is at most 3600" in refused.value.message
+    assert "exec_timeout_seconds must be at most 3600" in refused.value.message
 
 
 def test_the_smallest_idle_time_is_used():
@@ -171,4 +171,4 @@ def test_a_request_over_the_maximum_is_denied_and_names_the_setting():
 def test_a_bound_is_formatted_readably():
     with pytest.raises(InvalidRequest) as caught:
         parse_limits({"memory_mb": 9_999_999}, Limits())
-    assert caught.value.message == "memory_mb must be from 16 to 1048576, not 9999999"
+    assert caught.value.message == "memory_mb must be from 16 to 1048576, got 9999999"

@@ -103,12 +103,12 @@ def test_a_request_has_a_workspace_name_mode_and_size():
 
 @pytest.mark.parametrize("mode", ["exclusive", "shared"])
 def test_a_mode_without_a_name_is_refused(mode):
-    with pytest.raises(InvalidRequest, match="needs a workspace with a name"):
+    with pytest.raises(InvalidRequest, match="requires a named workspace"):
         workspace_wish(CreateRequest(SandboxOptions(workspace_mode=mode)), WorkspaceRules())
 
 
 def test_an_unknown_mode_is_refused():
-    with pytest.raises(InvalidRequest, match="no workspace mode 'both'"):
+    with pytest.raises(InvalidRequest, match="'both' is not a valid workspace mode"):
         workspace_wish(
             CreateRequest(SandboxOptions(workspace_id="w", workspace_mode="both")), WorkspaceRules()
         )

@@ -42,7 +42,7 @@ def test_a_package_that_is_a_pip_option_or_address_is_refused(spec):
     with pytest.raises(InvalidRequest) as refused:
         checked_packages(pip=[spec])
     assert refused.value.details == {"field": "pip_packages"}
-    assert "does not name a package" in refused.value.message
+    assert "is not a valid package name" in refused.value.message
     assert refused.value.hint
 
 
@@ -73,7 +73,7 @@ def test_a_package_that_is_an_npm_option_or_address_is_refused(spec):
 def test_a_package_request_is_a_list(value):
     with pytest.raises(InvalidRequest) as refused:
         checked_packages(pip=value)
-    assert refused.value.message == "pip_packages is a list of names"
+    assert refused.value.message == "pip_packages must be a list of names"
 
 
 def test_more_than_a_hundred_packages_are_refused():

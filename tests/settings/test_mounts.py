@@ -79,9 +79,9 @@ def test_the_default_has_no_mounts_and_standard_workspace_sizes(tmp_path):
         ("{m: {source: /data, target: /run/sandkasten}}", "would cover /run"),
         ("{m: {source: /data, target: /m, readonly: false}}", "unknown key 'readonly'"),
         ("{m: /data}", "is not a mapping"),
-        ("7", "neither a mapping nor a list"),
-        ("{../x: {source: /data}}", "cannot name a mount"),
-        ("{1: {source: /data}}", "cannot name a mount"),
+        ("7", "must be a mapping or a list"),
+        ("{../x: {source: /data}}", "is not a valid mount name"),
+        ("{1: {source: /data}}", "is not a valid mount name"),
     ],
 )
 def test_a_forbidden_mount_prevents_the_start(file, mounts, complaint):

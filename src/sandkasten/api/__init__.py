@@ -1,1 +1,1 @@
-"""HTTP: the engine for whoever speaks it. Thin: parses, asks the engine, prints what it said."""
+"""The HTTP API of the engine. Thin: parses requests, calls the engine, writes responses."""

@@ -1,8 +1,8 @@
-"""The app: every route of the table behind one door.
+"""The ASGI application: every route of the table, and what precedes each handler.
 
-For each request, in this order: an id, where it comes from (Host and Origin), who asks, whether
-they may and how often, and only then the handler. An error becomes the one body of `problems`;
-once an answer has begun nothing is added to it.
+For each request, in this order: an id, Host and Origin, the principal, its scope and its rate, and
+only then the handler. An error becomes the one body of `problems`; after a response has started,
+nothing is added to it.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ class App:
         self._at_work = _AtWork()
 
     async def answered(self) -> None:
-        """When every request has its answer. Streams do not count: whoever watches one comes
-        back to the next daemon, and goes on where it was.
+        """Wait until every request has its response.
+
+        Streams do not count: their clients reconnect to the next daemon and continue there.
         """
         await self._at_work.nobody.wait()
 
@@ -138,7 +139,7 @@ class App:
         if route.scope is not None and not self._is_open(route):
             require(principal, route.scope)
         if self.server.draining and method not in _STILL:
-            raise Busy("the daemon is going down and begins nothing new", hint="try again")
+            raise Busy("the daemon is shutting down and accepts no new requests", hint="try again")
         if not websocket:
             check_type(headers, route)
         return Call(self.server, connection, principal, request_id)
@@ -205,7 +206,7 @@ class App:
 
 
 class _AtWork:
-    """How many are at work, and the moment when nobody is."""
+    """Counts requests in progress, and signals when there are none."""
 
     def __init__(self) -> None:
         self.nobody = asyncio.Event()
@@ -219,7 +220,7 @@ class _AtWork:
 
 
 class _Work:
-    """One of them; twice ended is fine."""
+    """One request in progress; ending it twice is fine."""
 
     __slots__ = ("_all", "_ended")
 
@@ -236,11 +237,11 @@ class _Work:
 
 
 class _CutShort(Exception):
-    """Makes the server close the connection in the midst of an answer."""
+    """Makes the server close the connection in the middle of a response."""
 
 
 class _Answering:
-    """The way out: adds the headers every answer has, and knows whether one has begun."""
+    """Adds the headers that every response has, and remembers whether one has started."""
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
@@ -275,15 +276,15 @@ def _nothing_there(allowed: frozenset[str], method: str, path: str) -> Sandkaste
     if not other or method == "WS":
         return NotFound(f"there is nothing at {path[:200]}", hint="see /docs")
     return InvalidRequest(
-        f"{method} cannot be asked of {path[:200]}",
-        hint="it takes " + ", ".join(other),
+        f"{path[:200]} does not support {method}",
+        hint="use " + ", ".join(other),
         http_status=405,
         allow=other,
     )
 
 
 def _is_local(scope: Scope) -> bool:
-    """By the Unix socket: it has a path and no port."""
+    """Return whether the request came over the Unix socket, which has a path and no port."""
     server = scope.get("server")
     return server is not None and server[1] is None
 

@@ -1,4 +1,4 @@
-"""Errors as HTTP answers: one body for every failing response, and one status for each class."""
+"""Errors as HTTP responses: one body for every failure, and one status for each class."""
 
 from __future__ import annotations
 
@@ -115,12 +115,10 @@ def problem(error: SandkastenError, request_id: str) -> Response:
 
 
 def unforeseen(exc: Exception) -> SandkastenError:
-    """A failure nobody foresaw, without what it says: that may hold somebody's data."""
+    """Return the error for an unexpected exception, without its text, which may hold user data."""
     if isinstance(exc, OSError) and is_exhausted(exc):
-        return errors.Busy(
-            "the daemon has no more descriptors or memory at the moment", hint="try again"
-        )
+        return errors.Busy("the daemon is out of file descriptors or memory", hint="try again")
     return errors.InternalError(
         f"the daemon failed unexpectedly ({type(exc).__name__})",
-        hint="the log has more under the id of this request",
+        hint="search the daemon's log for the id of this request",
     )

@@ -1,5 +1,6 @@
-"""A route as a value: what is asked, who may ask, what comes back. The OpenAPI document and the
-running app are both made of these, so neither can say what the other does not.
+"""Routes as values: request, scope and response.
+
+The OpenAPI document and the running application are both built from them, so they always agree.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ EVENTS = "text/event-stream"
 
 
 class Body(BaseModel):
-    """What a client sends: nothing unknown, nothing converted."""
+    """A request body: no unknown fields, no conversions."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
 class Query(BaseModel):
-    """What stands behind the question mark: texts, so figures are read from them."""
+    """Query parameters: strings, from which numbers are parsed."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
 
 
 class Answer(BaseModel):
-    """What we send, for the document; more fields may come with time."""
+    """A response, for the document; fields may be added later."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 

@@ -1,6 +1,6 @@
-"""What the routes of one daemon share: the engine, what it remembers, and who may ask.
+"""What the routes of one daemon share: the engine, the stores and the rules.
 
-Made by the composition root; nothing here opens or closes anything.
+Created by the composition root; opens and closes nothing.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ MIB = 1 << 20
 
 
 class Exposition(Protocol):
-    """Figures that were counted, as text for whoever collects them."""
+    """Metrics as text for a collector."""
 
     def render(self, sessions: Mapping[tuple[str, str], int]) -> tuple[bytes, str]:
-        """The text and its content type. `sessions`: how many are in each state and backend."""
+        """Return the text and its content type. `sessions` counts them by state and backend."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRules:
-    """The operator's settings for what meets the network."""
+    """The operator's settings for HTTP."""
 
     allowed_hosts: tuple[str, ...] = ()
     """Names besides loopback ones that a `Host` header may carry; `*`: any."""

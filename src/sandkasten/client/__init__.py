@@ -1,4 +1,4 @@
-"""The SDK: what a program imports to use sandboxes. Start at `sandbox.py`.
+"""The Python SDK. Start at `sandbox.py`.
 
-It knows errors and the nouns of `model`; the engine it reaches only through `embedded.py`.
+It imports `errors`, `model` and `ports`; it reaches the engine only through `server/embedded.py`.
 """

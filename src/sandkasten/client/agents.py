@@ -1,8 +1,8 @@
-"""Agents and workflows for people who write Python: the asynchronous object and its twin.
+"""Agents and workflows: the asynchronous client and its blocking twin.
 
-With a daemon a run is the daemon's and goes on without us. Without one it is this process's: it
-ends, with its sandboxes, when the object is closed or the loop ends. A run that failed is a result;
-what could not be begun is an error.
+With a daemon, a run belongs to the daemon and continues without the client. Without one it belongs
+to this process: it ends, with its sandboxes, when the object is closed or the loop ends. A run that
+failed is a result; a run that could not be started is an error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class AsyncRunEvents:
-    """What happens in a run, as it happens; `run` is there when iteration has ended."""
+    """The events of a run as they happen; `run` is set when iteration has ended."""
 
     def __init__(
         self, reach: Callable[[], Awaitable[AgentsPort]], run_id: str, since_seq: int
@@ -45,7 +45,7 @@ class AsyncRunEvents:
     def run(self) -> RunRow:
         if self._run is None:
             raise InvalidRequest(
-                "the run has not ended yet", hint="iterate to the end, then ask for the run"
+                "the run has not ended yet", hint="iterate to the end, then read `run`"
             )
         return self._run
 
@@ -86,7 +86,7 @@ class AsyncRunEvents:
 
 
 class AsyncAgents:
-    """The agents and workflows of one place. Opened on first use."""
+    """The agents and workflows of one server. Connects on first use."""
 
     def __init__(
         self,
@@ -105,18 +105,18 @@ class AsyncAgents:
 
     @classmethod
     def _at(cls, place: Place) -> Self:
-        """Those of a place that is known already."""
+        """Return the agents of a known server."""
         one = cls.__new__(cls)
         one._place = place
         one._opening = one._loop = one._open = one._held = None
         return one
 
     async def agents(self) -> builtins.list[Definition]:
-        """The agents in the library; one whose file cannot be used says so in `error`."""
+        """Return the agents in the library; a broken file has its reason in `error`."""
         return builtins.list(await (await self.transport()).definitions("agent"))
 
     async def workflows(self) -> builtins.list[Definition]:
-        """The workflows in the library."""
+        """Return the workflows in the library."""
         return builtins.list(await (await self.transport()).definitions("workflow"))
 
     async def run_agent(
@@ -128,7 +128,7 @@ class AsyncAgents:
         source: str | None = None,
         wait: bool = True,
     ) -> RunRow:
-        """Have an agent do something. The run at its end, or with `wait=False` as it begins.
+        """Run an agent. Returns the run at its end, or with `wait=False` at its start.
 
         `source` is the text of a prompt file, in place of an agent of the library.
         """
@@ -146,7 +146,7 @@ class AsyncAgents:
         source: str | None = None,
         wait: bool = True,
     ) -> RunRow:
-        """Run a workflow. The run at its end, or with `wait=False` as it begins."""
+        """Run a workflow. Returns the run at its end, or with `wait=False` at its start."""
         agents = await self.transport()
         row = await agents.start_workflow(
             WorkflowRunRequest(workflow=workflow, input=input, source=source)
@@ -154,7 +154,7 @@ class AsyncAgents:
         return await self.run_events(row.id).wait() if wait else row
 
     async def get_run(self, run_id: str) -> RunRow:
-        """A run as it stands; RunNotFound when there is none."""
+        """Return a run as it stands; RunNotFound if there is none."""
         return await (await self.transport()).run(run_id)
 
     async def runs(
@@ -165,36 +165,36 @@ class AsyncAgents:
         limit: int = 100,
         before: str | None = None,
     ) -> builtins.list[RunRow]:
-        """The newest first; `before` is the last id of the page before."""
+        """Return runs, newest first; `before` is the last id of the previous page."""
         agents = await self.transport()
         found = await agents.runs(kind=kind, status=status, limit=limit, before=before)
         return builtins.list(found)
 
     async def cancel_run(self, run_id: str) -> RunRow:
-        """End it, with its sandboxes. One that has ended stays as it is."""
+        """End a run and its sandboxes. A run that has ended stays as it is."""
         return await (await self.transport()).cancel(run_id)
 
     async def resume_run(self, run_id: str) -> RunRow:
-        """Go on with a workflow run whose process died."""
+        """Continue a workflow run whose process died."""
         return await (await self.transport()).resume(run_id)
 
     def run_events(self, run_id: str, *, since_seq: int = 0) -> AsyncRunEvents:
-        """What happened in a run and what will, to its end."""
+        """Return the events of a run, from the first to its end."""
         return AsyncRunEvents(self.transport, run_id, since_seq)
 
     async def tools(self, mode: str = "code") -> builtins.list[dict[str, Any]]:
-        """Name, description and parameters of the tools that a mode (compute, code) has."""
+        """Return name, description and parameters of the tools of a mode (compute, code)."""
         return [dict(one) for one in await (await self.transport()).tools(mode)]
 
     async def call_tool(
         self, name: str, arguments: Mapping[str, Any] | None = None, *, session: str = "default"
     ) -> dict[str, Any]:
-        """Call a tool in a sandbox of ours, made at first use. What fails is an answer too."""
+        """Call a tool in a sandbox of the caller, created on first use. A failure is an answer."""
         agents = await self.transport()
         return dict(await agents.call_tool(name, arguments or {}, session=session))
 
     async def close(self) -> None:
-        """Without a daemon, cancel what still runs. The next call opens anew."""
+        """Close the connection; without a daemon, cancel what still runs. A call reopens it."""
         held, self._held, self._open = self._held, None, None
         if held is not None and self._loop is asyncio.get_running_loop():
             await held.__aexit__(None, None, None)
@@ -206,7 +206,7 @@ class AsyncAgents:
         await self.close()
 
     async def transport(self) -> AgentsPort:
-        """Whoever runs them, on this loop; ends with the loop at the latest."""
+        """Return what runs agents on this loop; it ends with the loop at the latest."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop or self._opening is None:
             self._loop, self._opening = loop, asyncio.Lock()
@@ -220,7 +220,7 @@ class AsyncAgents:
 
 
 class RunEvents:
-    """What happens in a run, as it happens; `run` is there when iteration has ended."""
+    """The events of a run as they happen; `run` is set when iteration has ended."""
 
     def __init__(self, twin: AsyncRunEvents) -> None:
         """Made by `run_events`."""
@@ -255,7 +255,7 @@ class RunEvents:
 
 
 class Agents:
-    """The agents and workflows of one place. Opened on first use."""
+    """The agents and workflows of one server. Connects on first use."""
 
     @arguments_of(AsyncAgents)
     def __init__(self, **kwargs: Any) -> None:

@@ -1,8 +1,8 @@
-"""A piece of code, run in a sandbox that is already there.
+"""Runs a piece of code in a sandbox that already exists.
 
-Which program runs which runtime is decided here for a live sandbox; everything else is the
-sandbox's own `write`, `exec` and `remove`. An unknown runtime is InvalidRequest, a missing
-program CommandNotFound; code that fails is a result.
+Chooses the program of a runtime; everything else is the sandbox's own `write`, `exec` and `remove`.
+An unknown runtime is InvalidRequest, a missing program CommandNotFound; code that fails is a
+result.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def runtime_of(name: str) -> Runtime:
     found = RUNTIMES.get(name)
     if found is None:
         raise InvalidRequest(
-            f"there is no runtime named {shown(str(name))}",
+            f"{shown(str(name))} is not a valid runtime",
             hint=did_you_mean(str(name), RUNTIMES),
             field="runtime",
         )

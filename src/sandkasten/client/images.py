@@ -1,7 +1,7 @@
-"""The images of this machine as an object: the asynchronous client; `sync.py` has its twin.
+"""Images: the asynchronous client; `sync.py` has its twin.
 
-Paths are the caller's own; a daemon's images come and go through the connection. Every failure
-is a class of `errors`.
+Paths are the caller's own; images of a daemon are sent over the connection. Every failure is a
+class of `errors`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 class AsyncImages:
-    """What is in the store of images, and how it comes and goes.
+    """The images of the store.
 
-    A name is `repository[:tag]`, or an id (`sha256:…`), or a unique beginning of one. Reports of
-    progress arrive on the event loop, so they must be quick.
+    A name is `repository[:tag]`, or an id (`sha256:…`), or a unique prefix of one. Progress is
+    reported on the event loop, so callbacks must be quick.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class AsyncImages:
         self._place = place_of(data_dir, backend, url, api_key)
 
     async def list(self) -> builtins.list[ImageInfo]:
-        """Every image, by name."""
+        """Return every image, by name."""
         return [*await (await self.transport()).list()]
 
     async def inspect(self, name: str) -> ImageInfo:
-        """Its layers, what it says of itself, and the sandboxes that run on it."""
+        """Return an image with its layers, its configuration and the sandboxes that use it."""
         return await (await self.transport()).inspect(name)
 
     async def import_archive(
@@ -62,10 +62,10 @@ class AsyncImages:
         platform: str | None = None,
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> builtins.list[ImageInfo]:
-        """The images of a docker archive, an OCI layout or a tar of a root file system.
+        """Import a docker archive, an OCI layout or a tar of a root file system.
 
-        What it is, is told by its content. `name` replaces the names in it; a root file system
-        has none. `platform` chooses among several (`linux/arm64`); else this machine's is taken.
+        The kind is detected by content. `name` replaces the names in it; a root file system has
+        none. `platform` chooses among several (`linux/arm64`); the default is this machine's.
         """
         images = await self.transport()
         found = await images.import_archive(
@@ -92,10 +92,10 @@ class AsyncImages:
         platform: str | None = None,
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> ImageInfo:
-        """Bring an image from its registry: `python:3.11-slim`, `host:5000/a/b:tag`, `…@sha256:…`.
+        """Pull an image from its registry: `python:3.11-slim`, `host:5000/a/b:tag`, `…@sha256:…`.
 
-        What is already here is not fetched; everything fetched is verified by its digest.
-        RegistryUnavailable when the registry is down, Unauthorized when it refuses the login.
+        Layers that are present are not fetched; everything fetched is verified by its digest.
+        RegistryUnavailable if the registry is down, Unauthorized if it refuses the login.
         """
         images = await self.transport()
         return await images.pull(name, platform=platform, progress=progress)
@@ -111,10 +111,10 @@ class AsyncImages:
         refresh: bool = False,
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> BuiltImage:
-        """An image of Debian's packages, by mmdebstrap.
+        """Build an image of Debian packages with mmdebstrap.
 
-        `mirror` is an address or a line of sources.list; without one, what this machine's apt
-        uses. The same again comes from the cache, unless `refresh`. BuildFailed says why not.
+        `mirror` is an address or a line of sources.list; the default is that of this machine's apt.
+        A second build comes from the cache, unless `refresh`. BuildFailed has the reason.
         """
         images = await self.transport()
         return await images.build_debian(
@@ -135,35 +135,35 @@ class AsyncImages:
         refresh: bool = False,
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> BuiltImage:
-        """An image by the steps of a recipe (`base`, then `copy`, `run`, `env`, `workdir`, `user`).
+        """Build an image from a recipe (`base`, then `copy`, `run`, `env`, `workdir`, `user`).
 
-        Files to copy lie in the recipe's directory. A step that was done before on the same
-        parent comes from the cache, unless `refresh`. BuildFailed names the step that failed.
+        Files to copy are in the recipe's directory. A step that was done before on the same parent
+        comes from the cache, unless `refresh`. BuildFailed names the step that failed.
         """
         images = await self.transport()
         return await images.build_steps(name, _absolute(file), refresh=refresh, progress=progress)
 
     async def tag(self, name: str, new: str) -> ImageInfo:
-        """Another name for an image; if that name was another's, it moves."""
+        """Add a name to an image; a name that another image has is moved."""
         return await (await self.transport()).tag(name, new)
 
     async def remove(self, name: str) -> RemovedImage:
-        """Take a name away, and the image with its last one. Conflict while a sandbox uses it."""
+        """Remove a name, and the image with its last one. Conflict while a sandbox uses it."""
         return await (await self.transport()).remove(name)
 
     async def collect(self) -> CollectedImages:
-        """Remove what no name leads to and no sandbox uses."""
+        """Remove images without a name that no sandbox uses."""
         return await (await self.transport()).collect()
 
     async def usage(self) -> ImageUsage:
-        """What the store takes on disk, and what of it could be had back."""
+        """Return the disk usage of the store, and how much a collection would free."""
         return await (await self.transport()).usage()
 
     async def transport(self) -> ImagesPort:
-        """Whatever serves the images here, opened on first use."""
+        """Return the server of the images, opened on first use."""
         return (await connect(self._place)).images
 
 
 def _absolute(path: str | PathLike[str]) -> str:
-    """The caller's directory is not the server's."""
+    """Return an absolute path: the server may have another working directory."""
     return os.path.abspath(path)

@@ -1,7 +1,7 @@
-"""Commands while they run: a followed one, a background one, a terminal.
+"""Commands while they run: followed, in the background, or on a terminal.
 
-Each is a handle on something that lives in the sandbox; letting go of a handle never stops
-it. Errors are those of the transport.
+Each object is a handle; dropping a handle never stops the command. Errors are those of the
+transport.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WAIT_SLICE_S: Final = 300.0
 
 
 class Handle(Protocol):
-    """What a handle needs of the sandbox it belongs to."""
+    """What a handle needs from its sandbox."""
 
     @property
     def id(self) -> str: ...
@@ -35,7 +35,7 @@ class Handle(Protocol):
 
 
 class AsyncExecStream:
-    """Output of one command as it comes; `result` is there when iteration has ended."""
+    """Output of one command as it comes; `result` is set when iteration has ended."""
 
     def __init__(
         self, box: Handle, begin: Callable[[Transport], AsyncIterator[Chunk | ExecResult]]
@@ -49,7 +49,7 @@ class AsyncExecStream:
     def result(self) -> Result:
         if self._result is None:
             raise InvalidRequest(
-                "the command has not ended yet", hint="iterate to the end, then ask for the result"
+                "the command has not ended yet", hint="iterate to the end, then read `result`"
             )
         return self._result
 
@@ -116,12 +116,12 @@ class AsyncProcess:
         return f"{type(self).__name__}({self._box.id}, {self.exec_id})"
 
     async def poll(self) -> Result:
-        """How it stands now; `running` says whether it still does."""
+        """Return its state now; see `running`."""
         transport = await self._box.transport()
         return result_of(await transport.exec_get(self._box.id, self.exec_id))
 
     async def wait(self, timeout_seconds: float | None = None) -> Result:
-        """Its end. When the time runs out first, a result that says it is still running."""
+        """Wait for its end. If the time runs out first, the result says that it still runs."""
         transport = await self._box.transport()
         left = timeout_seconds
         while True:
@@ -133,11 +133,11 @@ class AsyncProcess:
                 return result_of(answer)
 
     async def output(self, since_seq: int = 0) -> list[Output]:
-        """What was kept of its output after `since_seq`, without waiting."""
+        """Return its kept output after `since_seq`, without waiting."""
         return [piece async for piece in self._read(since_seq, follow=False)]
 
     def follow(self, since_seq: int = 0) -> AsyncExecStream:
-        """Its output from `since_seq` on, as it comes, until it ends."""
+        """Follow its output from `since_seq` until it ends."""
         return self._read(since_seq, follow=True)
 
     def _read(self, since_seq: int, *, follow: bool) -> AsyncExecStream:
@@ -157,7 +157,7 @@ class AsyncProcess:
         await self.signal(9)
 
     async def write_stdin(self, data: str | bytes) -> None:
-        """Only for a command that was started with `keep_stdin_open`."""
+        """Write to its stdin; requires `keep_stdin_open` at the start."""
         transport = await self._box.transport()
         raw = data.encode() if isinstance(data, str) else data
         await transport.exec_stdin(self._box.id, self.exec_id, raw)
@@ -212,7 +212,7 @@ class AsyncTerminal:
         return self._open.exec_id
 
     async def send(self, data: str | bytes) -> None:
-        """Type something."""
+        """Send input."""
         await self._open.send(data.encode() if isinstance(data, str) else data)
 
     async def resize(self, rows: int, cols: int) -> None:
@@ -230,7 +230,7 @@ class AsyncTerminal:
         return await anext(self._pieces)
 
     async def result(self) -> Result:
-        """How the program ended; waits for it."""
+        """Wait for the program to end and return its result."""
         return result_of(await self._open.result())
 
 

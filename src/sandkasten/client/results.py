@@ -1,7 +1,7 @@
-"""The answers a caller gets, as values: text for people, bytes where the bytes matter.
+"""Results as values: text for people, bytes where the bytes matter.
 
-Pure. Output of a sandbox is whatever its code wrote: `stdout` is that decoded as UTF-8 with
-replacement characters, `stdout_data` is the bytes themselves.
+Pure. Output of a sandbox is untrusted: `stdout` is decoded as UTF-8 with replacement characters,
+`stdout_data` has the bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _text(data: bytes) -> str:
 
 
 def text_fields(**streams: bytes) -> dict[str, str]:
-    """JSON fields for output: `name`, and `name_b64` too where the text lost something."""
+    """Return the JSON fields of output: `name`, and `name_b64` too if it is not UTF-8."""
     fields: dict[str, str] = {}
     for name, data in streams.items():
         fields[name] = _text(data)
@@ -80,7 +80,7 @@ class Result:
 
     @property
     def output(self) -> str:
-        """Both streams in order of arrival."""
+        """Return both streams in order of arrival."""
         return _text(self.output_data)
 
     @property
@@ -92,31 +92,31 @@ class Result:
         return self.status == "running"
 
     def check(self, cmd: str | Sequence[str] = "the command") -> Result:
-        """Itself when `ok`; otherwise raises what happened.
+        """Return itself when `ok`; otherwise raise.
 
-        CommandTimeout when the deadline ended it, SandboxLost when nobody knows how it ended,
-        and `subprocess.CalledProcessError` when it ran and failed: that is the command's own
-        failure and no error of Sandkasten.
+        CommandTimeout when the deadline ended it, SandboxLost when its end is unknown, and
+        `subprocess.CalledProcessError` when it ran and failed: that is the command's own failure
+        and not an error of Sandkasten.
         """
         if self.ok:
             return self
         if self.timed_out:
             raise CommandTimeout(
-                f"the command ran into its deadline after {self.duration_ms} ms",
+                f"the command timed out after {self.duration_ms} ms",
                 hint="give it a longer timeout, or start it in the background",
                 exec_id=self.exec_id,
             )
         code = self.exit_code if self.exit_code is not None else -(self.signal or 0)
         if code == 0:
             raise SandboxLost(
-                f"how the command ended is not known (status {self.status})",
-                hint="the sandbox may have been lost; look at its state with info()",
+                f"the end of the command is unknown (status {self.status})",
+                hint="the sandbox may be lost; check its status with info()",
                 exec_id=self.exec_id,
             )
         raise subprocess.CalledProcessError(code, cmd, self.stdout, self.stderr)
 
     def as_dict(self) -> dict[str, Any]:
-        """The exec answer of the public contract, ready for JSON."""
+        """Return the exec answer of the public contract, ready for JSON."""
         return {
             "exec_id": self.exec_id,
             "status": self.status,
@@ -163,7 +163,7 @@ def result_of(answer: ExecResult) -> Result:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What became of a piece of code."""
+    """The result of a piece of code."""
 
     ok: bool
     runtime: str
@@ -196,10 +196,11 @@ class RunResult:
 
     @property
     def output(self) -> str:
+        """Return both streams in order of arrival."""
         return _text(self.output_data)
 
     def as_dict(self) -> dict[str, Any]:
-        """The run answer of the public contract, ready for JSON."""
+        """Return the run answer of the public contract, ready for JSON."""
         answer: dict[str, Any] = {
             "ok": self.ok,
             "runtime": self.runtime,
@@ -256,7 +257,7 @@ def run_result_of(answer: EngineRunResult) -> RunResult:
 
 
 class FileBytes(bytes):
-    """The bytes of a file, which also know where they came from and whether they are all."""
+    """The bytes of a file, with their path and whether they are complete."""
 
     path: str
     size: int
@@ -284,7 +285,7 @@ class FileBytes(bytes):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A piece of output as it came; `gap_bytes` were written before it and not kept."""
+    """A piece of output; `gap_bytes` were written before it and not kept."""
 
     seq: int
     stream: Literal["stdout", "stderr", "pty"]
@@ -305,7 +306,7 @@ class Transfer:
 
 
 def signal_number(signal: int | str) -> int:
-    """15, "TERM" or "SIGTERM"; ValueError for a name no signal has."""
+    """Return the number of 15, "TERM" or "SIGTERM"; ValueError for an unknown name."""
     if isinstance(signal, int):
         return int(signal)
     name = signal.upper()

@@ -1,4 +1,4 @@
-"""One call, one answer: code in, result out, and no sandbox left behind."""
+"""One-shot runs: code in, result out, and no sandbox left behind."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A sandbox as an object: the asynchronous client, and all its logic.
+"""A sandbox as an object: the asynchronous client, with all its logic.
 
-It speaks to a `Transport` and knows neither processes nor sockets nor how one is isolated;
-`sync.py` is the same object for code without an event loop. Every failure is a class of
-`errors`. A command that ran and failed is a result.
+It uses a `Transport` and knows nothing about processes, sockets or isolation; `sync.py` has the
+same class for blocking code. Every failure is a class of `errors`. A command that ran and failed is
+a result.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ CLOSE_GRACE_S: Final = 10.0
 
 
 class AsyncSandbox(SandboxFiles):
-    """One isolated Linux place with a workspace and shells.
+    """An isolated Linux environment with a workspace and shells.
 
-    `async with AsyncSandbox() as box` makes it and destroys it at the end of the block;
-    `box = await AsyncSandbox()` makes it and leaves the end to you (or to its idle time).
+    `async with AsyncSandbox() as box` creates it and destroys it at the end of the block; `box =
+    await AsyncSandbox()` creates it and leaves the end to you (or to its idle time).
     """
 
     @takes(SessionKeywords)
@@ -88,7 +88,7 @@ class AsyncSandbox(SandboxFiles):
         url: str | None = None,
         api_key: str | None = None,
     ) -> Self:
-        """A sandbox that already exists. Leaving a `with` block lets it live unless told."""
+        """Return an existing sandbox. A `with` block destroys it only with `destroy_on_exit`."""
         box = cls(data_dir=data_dir, backend=backend, url=url, api_key=api_key)
         box._wanted = None
         box._id = id
@@ -106,7 +106,7 @@ class AsyncSandbox(SandboxFiles):
         url: str | None = None,
         api_key: str | None = None,
     ) -> builtins.list[Info]:
-        """Every sandbox that is there, oldest first."""
+        """Return every sandbox, oldest first."""
         transport = await connect(place_of(data_dir, backend, url, api_key))
         return sorted(await transport.list(), key=lambda info: info.created_at)
 
@@ -117,7 +117,7 @@ class AsyncSandbox(SandboxFiles):
     # Life
 
     async def begin(self) -> Self:
-        """Make it, as `await` and `async with` do. Again does nothing."""
+        """Create it, as `await` and `async with` do. A second call does nothing."""
         if self._wanted is not None and not self._closed:
             wanted, self._wanted = self._wanted, None
             try:
@@ -150,7 +150,7 @@ class AsyncSandbox(SandboxFiles):
                 raise
 
     async def close(self) -> None:
-        """Destroy it and everything in it. Again is quiet; so is one that has ended by itself."""
+        """Destroy it and everything in it. Quiet if it is closed or has ended already."""
         if self._closed or self._id is None:
             self._closed = True
             return
@@ -165,7 +165,7 @@ class AsyncSandbox(SandboxFiles):
             raise
 
     def detach(self) -> str:
-        """Let it live on after the `with` block; its id, for `attach`."""
+        """Keep it alive after the `with` block; returns its id, for `attach`."""
         self._destroy_on_exit = False
         return self.id
 
@@ -173,7 +173,7 @@ class AsyncSandbox(SandboxFiles):
     def id(self) -> str:
         if self._closed:
             raise SessionNotFound(
-                f"sandbox {self._id} was closed", hint="make a new one", sandbox_id=self._id
+                f"sandbox {self._id} was closed", hint="create a new one", sandbox_id=self._id
             )
         if self._id is None:
             raise InvalidRequest(
@@ -184,11 +184,11 @@ class AsyncSandbox(SandboxFiles):
 
     @property
     def known(self) -> Info | None:
-        """What was last heard of it, without asking."""
+        """Return the last known description, without a request."""
         return self._info
 
     async def transport(self) -> Transport:
-        """What serves this sandbox on the running loop (after a fork, a fresh one)."""
+        """Return the server of this sandbox on the running loop (after a fork, a new one)."""
         loop = asyncio.get_running_loop()
         if self._transport is None or self._loop is not loop:
             self._transport = await connect(self._place)
@@ -226,16 +226,16 @@ class AsyncSandbox(SandboxFiles):
         return self._info
 
     async def resume(self) -> Info:
-        """Everything inside goes on where it stopped. Again is quiet."""
+        """Continue everything inside where it stopped. Quiet if it is not paused."""
         self._info = await (await self.transport()).resume(self.id)
         return self._info
 
     async def reclaim(self) -> int:
-        """Give back the memory it can spare (what was read from files); how many bytes."""
+        """Return unused memory (page cache) to the host; returns how many bytes."""
         return await (await self.transport()).reclaim(self.id)
 
     async def stats(self) -> Stats:
-        """Memory, cpu, processes and disk, now; of a paused one only what the kernel counts."""
+        """Return memory, CPU, processes and disk; if it is paused, only the kernel's counters."""
         return await (await self.transport()).stats(self.id)
 
     async def processes(self) -> builtins.list[Process]:
@@ -259,7 +259,7 @@ class AsyncSandbox(SandboxFiles):
 
     @takes(CommandKeywords)
     def exec_stream(self, cmd: Command, **options: Unpack[CommandKeywords]) -> AsyncExecStream:
-        """Run a command and iterate over its output as it comes; then `.result` is there."""
+        """Run a command and iterate over its output as it comes; `.result` is set at the end."""
         request = _request("exec_stream", cmd, options)
         return AsyncExecStream(self, lambda transport: transport.exec_stream(self.id, request))
 
@@ -271,17 +271,17 @@ class AsyncSandbox(SandboxFiles):
         keep_stdin_open: bool = False,
         **options: Unpack[CommandKeywords],
     ) -> AsyncProcess:
-        """Start a command and return at once. It keeps its deadline, watched or not."""
+        """Start a command and return at once. Its deadline holds even if nothing follows it."""
         request = replace(_request("start", cmd, options), keep_stdin_open=keep_stdin_open)
         answer = await (await self.transport()).exec_start(self.id, request)
         return AsyncProcess(self, answer.exec_id)
 
     def process(self, exec_id: str) -> AsyncProcess:
-        """A handle on a command that was started earlier, maybe by another program."""
+        """Return a handle on a command that was started earlier, maybe by another program."""
         return AsyncProcess(self, exec_id)
 
     async def execs(self) -> builtins.list[Result]:
-        """What ran here, as far back as the sandbox remembers."""
+        """Return the commands that ran here, as far back as the sandbox remembers."""
         return [result_of(one) for one in await (await self.transport()).execs(self.id)]
 
     def terminal(
@@ -293,7 +293,7 @@ class AsyncSandbox(SandboxFiles):
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
     ) -> AsyncTerminal:
-        """A program (a login shell, if none is named) on a terminal, for a `with` block."""
+        """Return a terminal with a program (default: a login shell), for a `with` block."""
         argv = None if command is None else command_of({"cmd": command})
         if isinstance(argv, str):
             argv = ("/bin/sh", "-c", argv)

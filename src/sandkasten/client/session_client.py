@@ -1,7 +1,7 @@
-"""A daemon and its sessions as objects, in the words of its HTTP: the asynchronous client.
+"""A daemon and its sessions as objects: the asynchronous client.
 
-A session is a sandbox, so everything a sandbox can do a session can; `SandboxClient` holds the one
-connection they share. `sync.py` has the twins. Every failure is a class of `errors`.
+A session is a sandbox; `SandboxClient` holds the connection that sessions share. `sync.py` has the
+twins. Every failure is a class of `errors`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class AsyncSession(AsyncSandbox):
 
     @property
     def id(self) -> str:
-        """Also of one that is gone; the daemon says so when it is asked for anything."""
+        """Return the id, also after the session has ended."""
         assert self._id is not None
         return self._id
 
@@ -58,7 +58,7 @@ class AsyncSession(AsyncSandbox):
         return await self._client.transport()
 
     async def destroy(self) -> None:
-        """End it and everything in it. Again is quiet."""
+        """Destroy it and everything in it. Twice is fine."""
         await self.close()
 
     async def upload(  # type: ignore[override]
@@ -68,15 +68,17 @@ class AsyncSession(AsyncSandbox):
         dest_path: str = "/workspace",
         filename: str | None = None,
     ) -> builtins.list[str]:
-        """A file of this machine, or an open one, into the directory `dest_path`; its path there.
+        """Copy a local or open file into the directory `dest_path`; returns its path there.
 
-        An open file that has no name needs `filename`. Trees go by `AsyncSandbox.upload`.
+        An open file without a name requires `filename`. `AsyncSandbox.upload` copies trees.
         """
         opened = None if hasattr(file, "read") else file
         name = filename or os.path.basename(str(getattr(file, "name", "") or opened or ""))
         if not name or name in (".", "..") or "/" in name:
             raise InvalidRequest(
-                "the file has no name to arrive under", hint="give filename", field="filename"
+                "filename is required for a file without a name",
+                hint="pass filename",
+                field="filename",
             )
         where = str(PurePosixPath(dest_path) / name)
         if opened is None:
@@ -87,7 +89,7 @@ class AsyncSession(AsyncSandbox):
                 entry = await self.write(where, blocks_of(source))
         except OSError as exc:
             raise FileTrouble(
-                f"reading {opened} failed: {exc.strerror or exc}", hint="look at the path"
+                f"reading {opened} failed: {exc.strerror or exc}", hint="check the path"
             ) from exc
         return [entry.path]
 
@@ -96,7 +98,7 @@ class SandboxClient:
     """A daemon. Holds connections open until it is closed; sessions live on without it."""
 
     def __init__(self, *, base_url: str | None = None, api_key: str | None = None) -> None:
-        """Nothing is sent yet. Without arguments SANDKASTEN_URL and SANDKASTEN_API_KEY count."""
+        """Sends nothing yet. Without arguments SANDKASTEN_URL and SANDKASTEN_API_KEY are used."""
         self._url = base_url or os.environ.get("SANDKASTEN_URL") or DEFAULT_URL
         self._place: Place = place_of(url=self._url, api_key=api_key)
         self._agents = AsyncAgents._at(self._place)
@@ -106,7 +108,7 @@ class SandboxClient:
 
     @property
     def base_url(self) -> str:
-        """Where the daemon is."""
+        """Return the address of the daemon."""
         return self._url
 
     def __repr__(self) -> str:
@@ -127,19 +129,19 @@ class SandboxClient:
         return AsyncSession(self, await (await self.transport()).create(request))
 
     async def get_session(self, session_id: str) -> AsyncSession:
-        """A session that is there; SessionNotFound or SessionExpired when it is not."""
+        """Return an existing session; SessionNotFound or SessionExpired if there is none."""
         return AsyncSession(self, await (await self.transport()).get(session_id))
 
     async def list_sessions(self) -> builtins.list[Info]:
-        """Every session that is there, oldest first."""
+        """Return every session, oldest first."""
         return sorted(await (await self.transport()).list(), key=lambda info: info.created_at)
 
     async def list_workspaces(self) -> builtins.list[Workspace]:
-        """The workspaces that have a name."""
+        """Return the named workspaces."""
         return builtins.list(await (await self.transport()).workspaces.list())
 
     async def delete_workspace(self, workspace_id: str) -> None:
-        """Delete one with everything in it; Conflict while a session has it."""
+        """Delete a workspace with everything in it; Conflict while a session uses it."""
         await (await self.transport()).workspaces.delete(workspace_id)
 
     agents = handing(AsyncAgents.agents)
@@ -154,11 +156,11 @@ class SandboxClient:
     call_tool = handing(AsyncAgents.call_tool)
 
     def run_events(self, run_id: str, *, since_seq: int = 0) -> AsyncRunEvents:
-        """What happened in a run and what will, to its end."""
+        """Return the events of a run, from the first to its end."""
         return self._agents.run_events(run_id, since_seq=since_seq)
 
     async def close(self) -> None:
-        """Let go of the connections. Sessions and runs live on; the next call connects anew."""
+        """Close the connections. Sessions and runs live on; the next call reconnects."""
         await self._agents.close()
         holder, self._holder, self._transport = self._holder, None, None
         if holder is not None and self._loop is asyncio.get_running_loop():
@@ -176,7 +178,7 @@ class SandboxClient:
         await self.close()
 
     async def transport(self) -> Transport:
-        """The connection of this loop, opened on first use; it ends with the loop at the latest."""
+        """Return the connection of this loop, opened on first use; it ends with the loop."""
         loop = asyncio.get_running_loop()
         if self._transport is None or self._loop is not loop:
             self._transport = await open_transport(self._place)

@@ -1,7 +1,7 @@
-"""The file store for people who write Python: the asynchronous object and its twin.
+"""The file store: the asynchronous client and its twin.
 
-Files here outlive sandboxes. With a daemon they are its own, over HTTP; without one they lie in
-the data directory, which one process at a time may open (Conflict while a daemon serves it).
+Files here outlive sandboxes. With a daemon they are the daemon's, over HTTP; without one they are
+in the data directory, which one process at a time may open (Conflict while a daemon serves it).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PIECE: Final = 1 << 18
 
 
 class AsyncStoredFiles:
-    """The stored files of one place. Holds nothing open; make as many as you like."""
+    """The stored files of one server. Holds nothing open; create as many as you like."""
 
     def __init__(
         self,
@@ -58,28 +58,28 @@ class AsyncStoredFiles:
             )
 
     async def get(self, key: str) -> bytes:
-        """The whole content; FileNotFound when there is none."""
+        """Return the whole content; FileNotFound if there is none."""
         async with books_of(self._place) as books, books.files.read(key) as (_, pieces):
             return b"".join([piece async for piece in pieces])
 
     async def info(self, key: str) -> StoredFile:
-        """Size, type, checksum, when it came and when it goes."""
+        """Return size, type, checksum, and the times of creation and expiry."""
         async with books_of(self._place) as books:
             return await books.files.get(key)
 
     async def list(self, prefix: str = "") -> builtins.list[StoredFile]:
-        """Those whose key begins like this, by key."""
+        """Return the files whose key has this prefix, by key."""
         async with books_of(self._place) as books:
             return builtins.list(await books.files.list(prefix))
 
     async def delete(self, key: str) -> None:
-        """FileNotFound when there is none."""
+        """Delete a file; FileNotFound if there is none."""
         async with books_of(self._place) as books:
             await books.files.delete(key)
 
 
 class StoredFiles:
-    """The stored files of one place. Holds nothing open; make as many as you like."""
+    """The stored files of one server. Holds nothing open; create as many as you like."""
 
     @arguments_of(AsyncStoredFiles)
     def __init__(self, **kwargs: Any) -> None:
@@ -99,7 +99,7 @@ async def _pieces(data: bytes | PathLike[str]) -> AsyncIterator[bytes]:
         return
     if not isinstance(data, PathLike):
         raise InvalidRequest(
-            "a stored file is made of bytes or of a path", hint="encode a text, or pathlib.Path(…)"
+            "data must be bytes or a path", hint="encode a string first, or pass pathlib.Path(…)"
         )
     try:
         file = await asyncio.to_thread(open, data, "rb")

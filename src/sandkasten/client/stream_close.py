@@ -1,4 +1,4 @@
-"""Leaving an asynchronous stream early, properly: one small tool for the rest of the client."""
+"""Closing an asynchronous stream that is left early."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 @asynccontextmanager
 async def closing(source: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
-    """The stream, closed at the end of the block where it can be (generators can).
+    """Yield the stream and close it at the end of the block if it can be closed.
 
-    `async for` alone leaves that to the garbage collector, and with it whatever the stream
-    holds open in the sandbox.
+    `async for` alone leaves that to the garbage collector, and with it whatever the stream holds
+    open in the sandbox.
     """
     try:
         yield source

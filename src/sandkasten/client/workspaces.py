@@ -1,7 +1,7 @@
-"""Named workspaces for people who write Python: the asynchronous object and its twin.
+"""Named workspaces: the asynchronous client and its twin.
 
-What a workspace is and who may have it is the engine's business; every failure is a class of
-`errors`. Files go in and out through a sandbox that has the workspace.
+The rules of workspaces are the engine's; every failure is a class of `errors`. Files are reached
+through a sandbox that uses the workspace.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class AsyncWorkspaces:
-    """The named workspaces of one place. Holds nothing open; make as many as you like."""
+    """The named workspaces of one server. Holds nothing open; create as many as you like."""
 
     def __init__(
         self,
@@ -33,27 +33,27 @@ class AsyncWorkspaces:
         self._place = place_of(data_dir, backend, url, api_key)
 
     async def list(self) -> builtins.list[Workspace]:
-        """All of them by name, without what they take; a damaged one says its problem."""
+        """Return all by name, without sizes; a damaged one has its problem."""
         return builtins.list(await (await self._door()).list())
 
     async def get(self, name: str) -> Workspace:
-        """One of them, measured: size, used, allocated on the host, used by whom."""
+        """Return one with its size, its use on the host, and the sandboxes that use it."""
         return await (await self._door()).get(name)
 
     async def create(self, name: str, *, size_mb: float | None = None) -> Workspace:
-        """An empty one; a sandbox that names one that is not there makes it by itself."""
+        """Create an empty one; a sandbox creates a missing one by itself."""
         return await (await self._door()).create(name, size_mb=size_mb)
 
     async def copy(self, source: str, target: str) -> Workspace:
-        """A new one with the same content and size; Conflict while a sandbox has the source."""
+        """Copy one with its content and size; Conflict while a sandbox uses the source."""
         return await (await self._door()).copy(source, target)
 
     async def resize(self, name: str, size_mb: float) -> Workspace:
-        """Make it larger; Conflict while a sandbox has it."""
+        """Enlarge it; Conflict while a sandbox uses it."""
         return await (await self._door()).resize(name, size_mb)
 
     async def delete(self, name: str) -> None:
-        """Delete it with everything in it; Conflict while a sandbox has it."""
+        """Delete it with everything in it; Conflict while a sandbox uses it."""
         await (await self._door()).delete(name)
 
     async def _door(self) -> WorkspacesTransport:
@@ -61,7 +61,7 @@ class AsyncWorkspaces:
 
 
 class Workspaces:
-    """The named workspaces of one place. Holds nothing open; make as many as you like."""
+    """The named workspaces of one server. Holds nothing open; create as many as you like."""
 
     @arguments_of(AsyncWorkspaces)
     def __init__(self, **kwargs: Any) -> None:

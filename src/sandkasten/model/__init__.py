@@ -1,1 +1,1 @@
-"""Nouns and rules, pure: no loop, no clock, no file, no process."""
+"""Values and rules, pure: no event loop, no clock, no file, no process."""

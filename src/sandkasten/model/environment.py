@@ -1,7 +1,7 @@
-"""Environment variables and labels as callers send them, checked before they go anywhere.
+"""Environment variables and labels of a request, checked before use.
 
-A name that could be read as something else by a shell or by execve is refused; values may
-hold anything except NUL, which execve cannot carry.
+A name that a shell or execve could misread is refused; values may hold anything except NUL, which
+execve cannot carry.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ MAX_LABEL_VALUE = 256
 
 
 def text_bytes(name: str, value: object) -> bytes:
-    """The bytes of a text as the kernel would get them; NUL and unpaired surrogates are refused."""
+    """Return a string as the kernel gets it; NUL and unpaired surrogates are refused."""
     if not isinstance(value, str):
         raise InvalidRequest(
-            f"{name} must be text, not {type(value).__name__}", hint="give a string", field=name
+            f"{name} must be a string, got {type(value).__name__}", hint="give a string", field=name
         )
     if "\0" in value:
         raise InvalidRequest(
             f"{name} contains a NUL character",
-            hint="remove it; the kernel ends texts there",
+            hint="remove it; the kernel ends strings there",
             field=name,
         )
     try:
@@ -46,14 +46,14 @@ def text_bytes(name: str, value: object) -> bytes:
 
 
 def checked_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """A copy of `env`, or InvalidRequest naming the variable."""
+    """Return a copy of `env`; InvalidRequest names a bad variable."""
     if not env:
         return {}
     total = 0
     for name, value in env.items():
         if not isinstance(name, str) or not _NAME.match(name):
             raise InvalidRequest(
-                f"{shown(str(name))} is not a name of an environment variable",
+                f"{shown(str(name))} is not a valid name for an environment variable",
                 hint="use letters, digits and '_', not starting with a digit",
                 field="env",
             )
@@ -77,7 +77,7 @@ def checked_labels(labels: Mapping[str, str]) -> dict[str, str]:
     for name, value in labels.items():
         if not isinstance(name, str) or not _LABEL.match(name):
             raise InvalidRequest(
-                f"{shown(str(name))} is not a name of a label",
+                f"{shown(str(name))} is not a valid label name",
                 hint="1 to 63 letters, digits, '.', '_', '/' or '-'; a letter or digit first",
                 field="labels",
             )

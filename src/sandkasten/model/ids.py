@@ -1,4 +1,4 @@
-"""Identifiers. We choose them, they label every resource; none can become a path or an option."""
+"""Identifiers of resources. They are generated here and can never be a path or an option."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def new_exec_id() -> ExecId:
 
 
 def sandbox_id(text: str) -> SandboxId:
-    """The id, or SessionNotFound: a text that cannot be an id answers like an unknown one."""
+    """Return the id; SessionNotFound if it is invalid, as for an unknown one."""
     if not _SANDBOX.match(text):
         raise SessionNotFound(
             "no sandbox has that id", hint="ids look like sbx_0123456789abcdef; list them with ls"
@@ -37,6 +37,7 @@ def sandbox_id(text: str) -> SandboxId:
 def exec_id(text: str) -> ExecId:
     if not _EXEC.match(text):
         raise InvalidRequest(
-            "an exec id is 1 to 64 letters, digits, '_' or '-'", hint="use the id exec gave you"
+            "an exec id must be 1 to 64 letters, digits, '_' or '-'",
+            hint="use the id that exec returned",
         )
     return ExecId(text)

@@ -1,4 +1,4 @@
-"""A daemon that stands on an engine as a container: what is asked of it and what came of it."""
+"""A daemon that runs as a container on an engine: requests and results of `up` and `down`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Begun = Literal["created", "replaced", "running"]
 
 @dataclass(frozen=True, slots=True)
 class InstallationRequest:
-    """Left empty: what the settings say, or what the engine shows."""
+    """What `up` was asked for; empty fields come from the settings or the engine."""
 
     image: str = ""
     mode: str = "docker_socket"
@@ -68,7 +68,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """By name; empty where there was nothing."""
+    """Names of what was removed; empty where there was nothing."""
 
     containers: tuple[str, ...] = ()
     volumes: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
-"""What the daemon remembers beyond the ledger: whose a session was, what ran, who did what.
+"""Rows of the journal: owners of sessions, commands that ran, changes that were made.
 
-The ledger says what exists; these rows say whose it is and what became of it, and outlive it
+The ledger lists what exists; these rows list who owned it and what became of it, and outlive it
 until their retention ends. Values only.
 """
 
@@ -24,7 +24,7 @@ _DAY_S: Final = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """For how long what has ended is remembered."""
+    """How long ended things are remembered."""
 
     sessions_s: float = 7 * _DAY_S
     execs_s: float = 7 * _DAY_S
@@ -51,7 +51,7 @@ class SessionRow:
 
 @dataclass(frozen=True, slots=True)
 class ExecRow:
-    """One command; its output is the runner's while the session lives, and not kept here."""
+    """One command. Its output is kept by the runner while the session lives, and not here."""
 
     id: str
     session_id: str
@@ -74,7 +74,7 @@ class ExecRow:
 
 @dataclass(frozen=True, slots=True)
 class KeyRow:
-    """An API key, without the key: only its hash is kept, and that not here."""
+    """An API key without the key itself; only its hash is stored, and not here."""
 
     id: str
     tenant: str
@@ -89,7 +89,7 @@ class KeyRow:
 
 @dataclass(frozen=True, slots=True)
 class AuditRow:
-    """One change that somebody made through the daemon."""
+    """One change that was made through the daemon."""
 
     seq: int
     at: Timestamp
@@ -121,7 +121,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A stored file that was put into a sandbox."""
+    """A stored file that was copied into a sandbox."""
 
     path: str
     """Where it lies in the sandbox, absolute."""

@@ -1,4 +1,4 @@
-"""The nearest known spelling of an unknown name, so that a refusal can say what was meant."""
+"""The nearest known spelling of an unknown name, for hints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint: the nearest known name, or all of them when none is near."""
+    """Return a hint: the nearest known name, or all of them when none is near."""
     names = sorted(known)
     # A hostile name of megabytes would make the comparison slow; no known name is that long.
     near = difflib.get_close_matches(name[:64], names, n=1, cutoff=0.6)
@@ -18,6 +18,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def shown(text: str, limit: int = 80) -> str:
-    """A caller's text, safe to put into a message: short, printable, unambiguous."""
+    """Return a caller's string for a message: short, printable, unambiguous."""
     cut = text if len(text) <= limit else text[:limit] + "…"
     return repr(cut)

@@ -104,10 +104,10 @@ async def test_a_safe_request_is_retried_when_the_connection_breaks():
 @pytest.mark.promise("P16")
 async def test_an_unsafe_request_is_not_retried_and_says_so():
     async with scripted(CUT, reply({})) as server:
-        with pytest.raises(BackendUnavailable, match="broke") as caught:
+        with pytest.raises(BackendUnavailable, match="connection was lost") as caught:
             await ask(server.url, ONCE)
     assert len(server.asked) == 1
-    assert "not known" in caught.value.hint
+    assert "may have been done" in caught.value.hint
 
 
 async def test_a_truncated_answer_is_an_error():
@@ -189,7 +189,7 @@ async def test_a_redirect_is_not_followed_with_the_key():
 async def test_an_answer_that_is_not_json_is_an_error():
     page = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
     async with scripted(page) as server:
-        with pytest.raises(ProtocolViolation, match="no JSON"):
+        with pytest.raises(ProtocolViolation, match="did not return JSON"):
             await ask(server.url, READ)
 
 

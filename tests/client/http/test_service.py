@@ -66,7 +66,7 @@ async def test_a_file_is_uploaded_by_path_and_by_object(client, tmp_path):
         assert await session.read("data.csv") == b"1,2\xff"
         put = await session.upload(io.BytesIO(b"x"), dest_path="/workspace/d", filename="y")
         assert put == ["/workspace/d/y"]
-        with pytest.raises(InvalidRequest, match="no name"):
+        with pytest.raises(InvalidRequest, match="filename is required"):
             await session.upload(io.BytesIO(b"x"))
         with pytest.raises(FileTrouble):
             await session.upload(tmp_path / "missing")

@@ -1,4 +1,4 @@
-"""The verbs on files as handlers, for whatever place the files lie in."""
+"""Handlers of the file operations, for sessions and for workspaces."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FORM: Final = "multipart/form-data"
 
 
 class Verbs:
-    """The handlers, for one kind of place."""
+    """The handlers for one kind of location."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -263,7 +263,7 @@ def _content(data: bytes, query: ReadQuery, *, truncated: bool) -> dict[str, obj
 
 
 def _as_text(data: bytes, *, truncated: bool) -> str | None:
-    """None where it is no text. The end of a part may lie in a character: then before it."""
+    """Decode UTF-8; None if it is not. A part may end within a character, which is cut."""
     try:
         return data.decode()
     except UnicodeDecodeError as exc:

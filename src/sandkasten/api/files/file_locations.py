@@ -1,7 +1,7 @@
-"""Where the files of a request lie: in a session, or in a named workspace.
+"""The location of the files of a request: a session or a named workspace.
 
-A workspace is reached through a sandbox that has it; what else that sandbox has is not part of
-the workspace and cannot be named.
+A workspace is reached through a sandbox that uses it; the sandbox's other files are not part of the
+workspace and cannot be named.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Spot:
         return self.within(given_name(text, b64, field=field, otherwise=otherwise))
 
     def within(self, name: str) -> str:
-        """The path inside the sandbox, or InvalidRequest."""
+        """Return the path inside the sandbox; InvalidRequest if it is outside the location."""
         if self.workspace_only and name == "/":
             return WORKSPACE
         path = sandbox_path(name)
         if self.workspace_only and path != WORKSPACE and not path.startswith(WORKSPACE + "/"):
             raise InvalidRequest(
-                "the path does not lie in the workspace",
+                "the path is not inside the workspace",
                 hint=f"give it relative to the workspace, or below {WORKSPACE}",
                 field="path",
             )

@@ -1,8 +1,8 @@
-"""Names of files in JSON and in queries, both ways, without losing a byte.
+"""File names in JSON and in queries, in both directions, without losing a byte.
 
-A name inside a sandbox is whatever bytes somebody chose. One that is UTF-8 is a text; of any
-other the text is only for reading, and `<field>_b64` beside it holds the bytes. Either form can
-be sent. Malformed ones are InvalidRequest.
+A file name inside a sandbox is arbitrary bytes. A name that is not UTF-8 is shown as text with
+replacement characters, and `<field>_b64` has the bytes. Either form can be sent. Malformed ones are
+InvalidRequest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def given_name(
     text: str | None, b64: str | None, *, field: str = "path", otherwise: str | None = None
 ) -> str:
-    """The name that was sent, with surrogate escapes where it is no UTF-8."""
+    """Return the name that was sent, with surrogate escapes where it is not UTF-8."""
     if text is not None and b64 is not None:
         raise _refused(f"{field} and {field}_b64 are both given", "send one of them", field)
     if b64 is not None:
@@ -54,7 +54,7 @@ def entry_fields(entry: FileEntry) -> dict[str, object]:
 
 
 def decoded(b64: str, field: str) -> bytes:
-    """Strict base64, also in the alphabet for addresses, with or without its padding."""
+    """Decode strict base64, also in the URL-safe alphabet, with or without padding."""
     plain = b64.replace("-", "+").replace("_", "/")
     try:
         return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
@@ -63,7 +63,7 @@ def decoded(b64: str, field: str) -> bytes:
 
 
 def encoded_cursor(cursor: str | None) -> str | None:
-    """Opaque to clients; a cursor of ours is a name, and any bytes."""
+    """Encode a cursor, which is a file name of arbitrary bytes; opaque to clients."""
     if cursor is None:
         return None
     return base64.urlsafe_b64encode(os.fsencode(cursor)).decode().rstrip("=")

@@ -1,4 +1,4 @@
-"""What the routes on files take and give, for the app and the document alike."""
+"""Request and response schemas of the file routes."""
 
 from __future__ import annotations
 

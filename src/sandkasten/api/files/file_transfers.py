@@ -1,7 +1,8 @@
-"""Files by the stream, in and out: never whole in memory, never half in their place.
+"""Streamed uploads and downloads: never whole in memory, never half in place.
 
-A client that leaves while it sends leaves the old file; one that leaves while it receives lets
-go of everything. The sandbox's kernel resolves every path, its quota bounds every write.
+A client that disconnects during an upload leaves the old file; one that disconnects during a
+download releases everything. The sandbox's kernel resolves every path, its quota limits every
+write.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _TRIES: Final = 3
 
 @dataclass(slots=True)
 class FormUpload:
-    """The files of one form. `directory` may also come in the form, before or after them."""
+    """The files of one form. `directory` may also be a field of the form, before or after them."""
 
     call: Call
     spot: Spot
@@ -77,7 +78,7 @@ class FormUpload:
             await self._tidy()
         if not self.written:
             raise InvalidRequest(
-                "the form has no file in it", hint="send parts named file", http_status=422
+                "the form has no file", hint="send parts named file", http_status=422
             )
         return self.written
 
@@ -91,7 +92,7 @@ class FormUpload:
                 )
         if part.name not in ("path", "path_b64"):
             raise InvalidRequest(
-                f"the form has a field {_shown(part.name)}",
+                f"{_shown(part.name)} is not a field of this form",
                 hint="it takes path (or path_b64), and files in parts named file with a filename",
                 field=_shown(part.name),
                 http_status=422,
@@ -106,7 +107,7 @@ class FormUpload:
     async def _file(self, part: Part, filename: str) -> None:
         if part.name not in _FILES:
             raise InvalidRequest(
-                f"the form has a file in the field {_shown(part.name)}",
+                f"{_shown(part.name)} is not a field for files",
                 hint="name it file, or files",
                 field=_shown(part.name),
                 http_status=422,
@@ -149,7 +150,7 @@ class FormUpload:
 async def download(
     call: Call, held: AsyncExitStack, spot: Spot, path: str, *, tar: bool
 ) -> Response:
-    """One file, or a part of it, or everything below a directory as a tar."""
+    """Send a file, a range of it, or everything below a directory as a tar."""
     if not tar:
         try:
             return await _file(call, held, spot, path)
@@ -191,7 +192,10 @@ async def _file(call: Call, held: AsyncExitStack, spot: Spot, path: str) -> Resp
                 continue
             held.push_async_exit(opened.pop_all())
             return _one(call, held, entry, span, data)
-    raise Busy(f"{_shown(path)} changes all the time", hint="copy it inside, and take the copy")
+    raise Busy(
+        f"{_shown(path)} changes while it is read",
+        hint="copy it inside the sandbox and download the copy",
+    )
 
 
 def _one(
@@ -246,7 +250,7 @@ async def _behind(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byt
 
 
 async def _exactly(data: AsyncIterator[bytes], length: int) -> AsyncIterator[bytes]:
-    """What was promised; a file that shrank meanwhile ends the answer short of its length."""
+    """Send the announced length; a file that shrank meanwhile ends the response early."""
     left = length
     async for piece in data:
         if len(piece) > left:
@@ -268,8 +272,8 @@ async def _nothing() -> AsyncIterator[bytes]:
 def _unsatisfiable(call: Call, version: Version) -> Response:
     refusal = problem(
         InvalidRequest(
-            f"the file has {version.size} bytes, and the range begins behind them",
-            hint="ask for a part that is there",
+            f"the file has {version.size} bytes, and the range starts after its end",
+            hint="request a range within the file",
             size=version.size,
             http_status=416,
         ),
@@ -284,11 +288,11 @@ def _state(entry: FileEntry) -> tuple[int, int]:
 
 
 def _checked(filename: str) -> str:
-    """A name, or a path below the directory; never one that leads elsewhere."""
+    """Return a name, or a path below the directory; never one that leads outside."""
     parts = filename.split("/")
     if not filename or "\0" in filename or any(part in ("", ".", "..") for part in parts):
         raise InvalidRequest(
-            f"{_shown(filename)} cannot be the name of a file of the form",
+            f"{_shown(filename)} is not a valid file name in a form",
             hint="a name, or a path relative to the form's path, without '..'",
             field="filename",
             http_status=422,

@@ -1,7 +1,7 @@
-"""A form with files in it, read as it comes: headers of a part, then its bytes, piece by piece.
+"""A streaming parser of multipart forms: headers of a part, then its bytes, piece by piece.
 
-Nothing of a file is kept here beyond the piece at hand. A form that is malformed or ends early
-is InvalidRequest; one with more or larger headers than a form has is too.
+Keeps no more of a file than the current piece. A form that is malformed, ends early or has too many
+headers is InvalidRequest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Part:
-    """`filename` is None for a plain field. Its bytes must be read before the next part."""
+    """A part; `filename` is None for a plain field. Read its bytes before the next part."""
 
     name: str
     filename: str | None
@@ -41,7 +41,7 @@ _Event = _Began | bytes | _Ended
 
 
 class Form:
-    """Iterating gives the parts in order; a part that nobody read is passed over."""
+    """Iterating yields the parts in order; a part that was not read is skipped."""
 
     def __init__(self, content_type: str, pieces: AsyncIterator[bytes]) -> None:
         _, options = parse_options_header(content_type)
@@ -92,7 +92,7 @@ class Form:
             yield found
 
     async def _next(self) -> _Event | None:
-        """The next event; None after the last one."""
+        """Return the next event; None after the last one."""
         while self._at == len(self._events):
             self._events.clear()
             self._at = 0

@@ -1,4 +1,4 @@
-"""What the routes of the file store and those of sessions say alike of a stored file."""
+"""Stored files in responses, shared by the file store and by sessions."""
 
 from __future__ import annotations
 
@@ -47,6 +47,6 @@ def expiry_of(call: Call, ttl_s: float | None) -> float | None:
 def store_of(call: Call) -> FileStore:
     if call.server.files is None:
         raise UnsupportedByBackend(
-            "this daemon keeps no files", hint="it takes one with a database"
+            "this daemon has no file store", hint="use a daemon with a database"
         )
     return call.server.files

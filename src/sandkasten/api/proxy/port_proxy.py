@@ -1,9 +1,8 @@
-"""One HTTP request carried to a server inside a sandbox, and its answer back, both streamed.
+"""The HTTP port proxy: one request to a server inside a sandbox, streamed both ways.
 
-The inner server is hostile: its answer is parsed by h11, its headers are bounded, those that
-speak of the connection or would act on our origin are dropped. Fails with ConnectionRefused
-when nothing listens, ProtocolViolation (502) when it speaks no HTTP, CommandTimeout (504) when
-it does not answer.
+The inner server is untrusted: h11 parses its response, its headers are limited, and those about the
+connection or our origin are dropped. ConnectionRefused if nothing listens, ProtocolViolation (502)
+for invalid HTTP, CommandTimeout (504) without a response.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ async def forward(call: Call, the_id: str, target: Target) -> Response:
             asking.result()
         raise CommandTimeout(
             f"the server on port {target.port} did not answer in {ANSWER_TIMEOUT_S:g} s",
-            hint="look at what runs there",
+            hint="check the server on that port",
         )
     except BaseException:
         await stack.aclose()
@@ -105,8 +104,9 @@ class _Carrier:
         self._deaf = False
 
     async def ask(self, call: Call) -> None:
-        """The request; then nothing, until the client leaves (ClientLeft). What is wrong with the
-        request or with who sends it is raised at once: no answer to it will come.
+        """Send the request; then wait until the client disconnects (ClientLeft).
+
+        An invalid request or an unauthorized client is raised at once: no response will follow.
         """
         await self._send_request(call)
         while (await call.request.receive())["type"] != "http.disconnect":
@@ -140,7 +140,7 @@ class _Carrier:
             data = self._http.send(event)
         except h11.LocalProtocolError as exc:
             raise ProtocolViolation(
-                f"the request cannot be passed on: {exc}", hint="look at its headers"
+                f"the request cannot be passed on: {exc}", hint="check its headers"
             ) from exc
         if data and not self._deaf:
             try:
@@ -187,10 +187,10 @@ class _Carrier:
 
 
 class _Carried(Response):
-    """The inner server's answer on its way out; what it was carried by closes with it.
+    """The inner server's response; closes the inner connection when it ends.
 
-    `asking` fails when the client leaves: a server that never ends would otherwise be listened to
-    for ever.
+    `asking` fails when the client disconnects; otherwise an endless response would be read for
+    ever.
     """
 
     def __init__(
@@ -282,5 +282,6 @@ async def _cancelled(task: asyncio.Task[Any]) -> None:
 
 def _broken(why: str) -> ProtocolViolation:
     return ProtocolViolation(
-        f"the server inside speaks no proper HTTP: {why}", hint="look at what listens on that port"
+        f"the server inside sent invalid HTTP: {why}",
+        hint="check the server that listens on that port",
     )

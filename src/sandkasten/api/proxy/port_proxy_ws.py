@@ -1,8 +1,8 @@
-"""A WebSocket carried to a server inside a sandbox, message by message.
+"""The WebSocket port proxy: messages to and from a server inside a sandbox.
 
-The handshake with the inner server comes first, so that a refusal there is a refusal here.
-Messages are bounded on both sides. Fails as `portal` does; once open, a broken side closes the
-other with the code that says why.
+The handshake with the inner server comes first, so a refusal there is a refusal here. Messages are
+limited on both sides. Fails as `port_proxy` does; once open, a broken side closes the other with a
+code that tells why.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ async def tunnel(call: Call, websocket: WebSocket, the_id: str, target: Target) 
         except TimeoutError as exc:
             raise CommandTimeout(
                 f"the server on port {target.port} did not answer the handshake",
-                hint="look at what runs there",
+                hint="check the server on that port",
             ) from exc
         await websocket.accept(subprotocol=inner.protocol.subprotocol)
         inward = asyncio.create_task(_inward(websocket, inner))
@@ -53,7 +53,7 @@ async def tunnel(call: Call, websocket: WebSocket, the_id: str, target: Target) 
 
 
 class _Inner:
-    """Our side of the inner connection; the protocol does the thinking, the stream the carrying."""
+    """The connection to the inner server."""
 
     def __init__(self, stream: PortStream, target: Target, websocket: WebSocket) -> None:
         self._stream = stream
@@ -84,7 +84,7 @@ class _Inner:
             raise _refused(self.protocol.handshake_exc)
 
     async def receive(self) -> list[Any]:
-        """What came; an empty list never."""
+        """Return what arrived; never an empty list."""
         if self._waiting:
             events, self._waiting = self._waiting, []
             return events
@@ -178,5 +178,5 @@ def _refused(exc: BaseException) -> ProtocolViolation:
     else:
         why = "it closed the connection"
     return ProtocolViolation(
-        f"the server inside did not open a WebSocket: {why}", hint="look at what listens there"
+        f"the server inside did not open a WebSocket: {why}", hint="check the server on that port"
     )

@@ -1,8 +1,7 @@
-"""Where a server inside a sandbox may send whoever asked it: to itself, or away from us.
+"""Redirects of a server inside a sandbox: to itself, or away from the daemon.
 
-A client follows a redirect with the key it came with, as long as it stays on our origin, and with
-the method it had: without this a server inside could have it ask anything of the daemon. Knows
-addresses only; what is none is dropped.
+A client follows a redirect on our origin with its key and its method: without this check a server
+inside could make it call any route of the daemon. Invalid addresses are dropped.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 
 def kept_inside(location: str, *, port: int, path: str, prefix: str, ours: str) -> str | None:
-    """`location` as the client should see it; None when it cannot be told where it leads.
+    """Return `location` as the client should see it; None if its target is unclear.
 
-    `port` and `path` are what the server inside was asked, `prefix` what stands before them on
-    our side, `ours` the Host header we were asked by.
+    `port` and `path` are what the inner server was asked, `prefix` precedes them on our side,
+    `ours` is the Host header of the request.
     """
     try:
         # As browsers read it: they take a backslash for a slash.

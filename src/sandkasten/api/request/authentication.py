@@ -1,7 +1,7 @@
-"""Who a request comes from, decided before anything of it is looked at.
+"""Authentication: the principal of a request, decided before its content is read.
 
-Keys are compared as hashes, in constant time, and leave no trace: not in a message, not in a
-log. Anything but one well-formed living key is Unauthorized, whatever is wrong with it.
+Keys are compared as hashes in constant time and appear in no message and no log. Anything but one
+well-formed live key is Unauthorized, whatever is wrong with it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STRANGER: Final = Principal(tenant="", scopes=frozenset())
 
 
 class Doorkeeper:
-    """`open_loopback`: whoever reaches a loopback address needs no key."""
+    """Finds the principal of a request. `open_loopback`: loopback clients need no key."""
 
     def __init__(
         self,
@@ -45,27 +45,29 @@ class Doorkeeper:
 
     @property
     def stranger(self) -> Principal:
-        """Nobody in particular, who may do nothing in particular."""
+        """Return the anonymous principal, which has no scope."""
         return _STRANGER
 
     def admit(self, headers: Mapping[str, str], *, local: bool) -> Principal:
-        """`local`: came by the Unix socket, whose directory only the operator can enter."""
+        """Return the principal. `local`: the request came over the Unix socket of the operator."""
         principal = self._who(headers.get("authorization"), local=local)
         wanted = headers.get(_TENANT_HEADER)
         if wanted is None or wanted == principal.tenant:
             return principal
         if not principal.may("admin"):
             raise PolicyDenied(
-                "this key cannot act as another tenant", hint="it takes a key with scope admin"
+                "this key cannot act as another tenant", hint="use a key with scope admin"
             )
         return Principal(
             tenant=checked_tenant(wanted), scopes=principal.scopes, key_id=principal.key_id
         )
 
     def _is_open(self) -> bool:
-        """Once somebody had a key, coming without one means nothing good: a proxy on this machine
-        would hand the operator's rights to whoever comes through it. That the last key was
-        revoked or ran out changes nothing; the operator has the socket.
+        """Return whether a loopback request may come without a key.
+
+        Once a key exists, it may not: a proxy on this machine would give every client the
+        operator's rights. A revoked or expired last key changes nothing; the operator has the
+        socket.
         """
         return self._open_loopback and (self._keys is None or not self._keys.any_made())
 
@@ -90,11 +92,11 @@ class Doorkeeper:
 def require(principal: Principal, scope: Scope) -> None:
     if not principal.may(scope):
         raise PolicyDenied(
-            f"this key has not the scope {scope}",
-            hint="make one that has: sandkasten key create --scope " + scope,
+            f"this key does not have the scope {scope}",
+            hint="create one that has it: sandkasten key create --scope " + scope,
             scope=scope,
         )
 
 
 def _refused() -> Unauthorized:
-    return Unauthorized("the request carries no valid key", hint="send Authorization: Bearer <key>")
+    return Unauthorized("the request has no valid key", hint="send Authorization: Bearer <key>")

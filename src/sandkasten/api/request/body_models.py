@@ -27,7 +27,7 @@ def body_of(
     without: Iterable[str] = (),
     **more: tuple[Any, Any],
 ) -> type[Body]:
-    """Return the body with the fields of `value` but `without`, and `more` as pydantic's."""
+    """Return a body with the fields of `value` except `without`, and with `more`."""
     hints = get_type_hints(value)
     made: dict[str, Any] = dict(more)
     for one in fields(value):

@@ -1,7 +1,7 @@
-"""One request on its way: who asks, and what of it has been read. Handlers get nothing else.
+"""One request: its principal, and its body and query once they are read.
 
-Whatever is malformed in a body is InvalidRequest here (400 where it is no JSON, 422 where it is
-not what the route takes), whatever is too large PayloadTooLarge, before it is in memory.
+A malformed body is InvalidRequest (400 if it is not JSON, 422 if it does not match the route), a
+large one is PayloadTooLarge before it is in memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PAUSES = 10
 
 
 class ClientLeft(Exception):
-    """In the midst of its request: nobody hears an answer."""
+    """The client disconnected during its request: no response can be sent."""
 
 
 @dataclass(slots=True)
@@ -62,9 +62,9 @@ class Call:
         return str(self.connection.path_params[name])
 
     async def session(self) -> SandboxId:
-        """The id in the path, when it is this tenant's; another's answers like an unknown one.
+        """Return the id in the path if it belongs to this tenant; otherwise as for an unknown id.
 
-        SessionExpired when this tenant had it, with what became of it.
+        SessionExpired with the reason if this tenant's session has ended.
         """
         the_id = sandbox_id(self.path("id"))
         await self.engine.check_owner(the_id, self.principal.tenant)
@@ -78,10 +78,11 @@ class Call:
             value = from_json(raw, allow_inf_nan=False)
         except ValueError as exc:
             raise InvalidRequest(
-                f"the body is no JSON: {str(exc)[:200]}", hint="send one JSON object in UTF-8"
+                f"the body is not valid JSON: {str(exc)[:200]}",
+                hint="send one JSON object in UTF-8",
             ) from exc
         if not isinstance(value, dict):
-            raise InvalidRequest("the body is no JSON object", hint="send one JSON object")
+            raise InvalidRequest("the body is not a JSON object", hint="send one JSON object")
         return checked(model, value)
 
     def query(self, model: type[M]) -> M:
@@ -94,7 +95,8 @@ class Call:
         except ValueError as exc:
             # What is no UTF-8 would become another text, and name another file.
             raise InvalidRequest(
-                "the query is no UTF-8", hint="send bytes in base64, where the route takes it"
+                "the query is not valid UTF-8",
+                hint="send bytes as base64 where the route accepts it",
             ) from exc
         given = dict(pairs)
         if len(given) != len(pairs):
@@ -104,7 +106,7 @@ class Call:
         return checked(model, given)
 
     async def while_there(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` comes to, after the body was read. Whoever leaves cancels it: ClientLeft."""
+        """Return the result of `work`; a client that disconnects cancels it (ClientLeft)."""
         task, leaving = asyncio.create_task(work), asyncio.create_task(self._left())
         try:
             await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -126,12 +128,12 @@ class Call:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def pieces(self, most: int) -> AsyncIterator[bytes]:
-        """A streamed body as it comes: what makes it may take its time, and not for ever."""
+        """Iterate over a streamed body, with a limit on pauses and on the total time."""
         patience_s = self.server.rules.upload_timeout_s
         return self._pieces(most, patience_s, _PAUSES * patience_s)
 
     async def _pieces(self, most: int, pause_s: float, in_all_s: float) -> AsyncIterator[bytes]:
-        """Each piece within `pause_s`, all of them within `in_all_s` and what their size allows."""
+        """Iterate: each piece within `pause_s`, all within `in_all_s` plus time for their size."""
         told = self.connection.headers.get("content-length", "")
         if told.isascii() and told.isdigit() and (len(told) > 18 or int(told) > most):
             raise _too_large(most)
@@ -145,7 +147,9 @@ class Call:
                     message = await receive()
             except TimeoutError as exc:
                 raise InvalidRequest(
-                    "the body did not come", hint="send it without pauses", http_status=408
+                    "the body did not arrive in time",
+                    hint="send it without pauses",
+                    http_status=408,
                 ) from exc
             # Only the client's time: what the reader of the pieces takes is ours.
             waited_s += monotonic() - began
@@ -167,7 +171,7 @@ def checked(model: type[M], value: dict[str, object]) -> M:
         where = ".".join(str(part) for part in first["loc"])[:100]
         raise InvalidRequest(
             f"{where or 'the request'}: {first['msg']}"[:300],
-            hint="see /docs for what it takes",
+            hint="see /docs for the fields of this route",
             field=where,
             http_status=422,
         ) from exc

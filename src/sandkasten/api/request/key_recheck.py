@@ -1,7 +1,7 @@
-"""A stream or a terminal that stays open, looked at now and then: is its key still one?
+"""Rechecks the key of a stream or terminal that stays open.
 
-A key is checked when a request comes. One that is revoked, or ends, must not go on through what
-it opened before. Knows no route; ends the task that serves the request, which says the rest.
+A key is checked when a request arrives. A key that is revoked or expires must not live on in what
+it opened. Cancels the task that serves the request, which reports the reason.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ LOOK_EVERY_S: Final = 2.0
 
 
 class Held:
-    """Made by the task that serves the request; `end` it in any case."""
+    """Created by the task that serves the request; always call `end`."""
 
     def __init__(self, check: Callable[[], object]) -> None:
-        """`check` raises when whoever opened it may no longer come in."""
+        """Start. `check` raises when the principal is no longer admitted."""
         self.lost: SandkastenError | None = None
         task = asyncio.current_task()
         assert task is not None

@@ -1,4 +1,4 @@
-"""How fast a tenant may ask: one bucket of requests each, filled as time goes by."""
+"""The request rate of each tenant: one token bucket each."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _BURST_S: Final = 2.0
 
 
 class Rates:
-    """Buckets exist for tenants with a living key alone, so there are not many."""
+    """Token buckets. Only tenants with a live key have one, so there are few."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._left: dict[str, tuple[float, float]] = {}
 
     def take(self, principal: Principal) -> None:
-        """One request; QuotaExceeded with the seconds to wait when the bucket is empty."""
+        """Take one token; QuotaExceeded with the seconds to wait if there is none."""
         rate = principal.quota.requests_per_second
         if rate is None:
             return
@@ -38,7 +38,7 @@ class Rates:
             wait_s = (1.0 - left) / rate if rate > 0 else 60.0
             raise QuotaExceeded(
                 f"more than {rate:g} requests a second",
-                hint="wait as long as Retry-After says",
+                hint="wait for the seconds in Retry-After",
                 quota="rate",
                 limit=rate,
                 retry_after_s=max(1, math.ceil(wait_s)),

@@ -1,10 +1,9 @@
-"""Who changed what through the daemon, written down for every route without its knowing.
+"""The audit: writes a row for every change that was made through the daemon.
 
-A change that succeeded is in the audit before it is answered. What failed or was refused is
-there too, but sparingly: a flood of it becomes a few rows that say how many there were. Work
-inside a session (commands, its files, terminals, ports) is its owner's business and not audited;
-the history of commands has it. A row that cannot be written, because the disk is full, is in the
-log and does not undo what was done. Neither keys nor bodies are ever kept.
+A successful change is in the audit before its response is sent. Failures are written too, but
+limited: a flood becomes a few rows with a count. Work inside a session (commands, files, terminals,
+ports) is not audited; the history of commands has it. If a row cannot be written because the disk
+is full, the log has it, and the change stays. Neither keys nor bodies are ever stored.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ _MOST_KINDS: Final = 1000
 # Asked of every request; the routes are few.
 @lru_cache(maxsize=1024)
 def action_of(method: str, path: str) -> str | None:
-    """`session.create`, `key.revoke`, `image.pull`, … from a route; None when it is no change."""
+    """Return `session.create`, `key.revoke`, … for a route; None if it changes nothing."""
     parts = path.removeprefix("/v1").split("/")[1:]
     if method in _QUIET or parts[0] in _UNCHANGING or parts[-1] == "validate":
         return None
@@ -102,7 +101,7 @@ class Auditor:
             await self._write(principal, action, target, error.code, request_id, detail)
 
     def _admit(self, kind: tuple[str, str, str]) -> int | None:
-        """None: leave this one out. Otherwise how many were left out since the last row."""
+        """Return how many rows were left out since the last one; None to leave this one out too."""
         now = self._server.clock.boottime()
         window = self._seen.get(kind)
         if window is None or now - window.began >= _WINDOW_S:

@@ -1,8 +1,8 @@
-"""What a request may look like before anybody reads it: where it says it goes and comes from.
+"""Checks of the Host and Origin headers.
 
-A page in somebody's browser can reach loopback addresses and, by rebinding its own name, speak
-to us as if it were us; it cannot choose its Host and Origin headers. So foreign ones are refused,
-on WebSockets as well, which no browser asks permission for.
+A page in a browser can reach loopback addresses and, by DNS rebinding, talk to the daemon as if it
+were its own server; it cannot choose its Host and Origin headers. So foreign ones are refused, also
+for WebSockets, for which browsers ask no permission.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ONCE = frozenset(
 
 
 def plain_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """By name; of several with one name the first. Two where one must be: `""`, which is none."""
+    """Return headers by name, the first of each; a repeated Host or Origin counts as empty."""
     headers: dict[str, str] = {}
     for name, value in raw:
         key = name.decode("latin-1")
@@ -57,13 +57,13 @@ def check_origin(
     origin = headers.get("origin")
     if origin is not None and not _same(origin, host, rules):
         raise PolicyDenied(
-            "a page of another origin may not speak to this daemon",
+            "requests from another origin are not allowed",
             hint="add its origin to http.allowed_origins",
         )
 
 
 def check_type(headers: Mapping[str, str], route: Route) -> None:
-    """A form or a plain text is what a page can send without being asked: never taken for JSON."""
+    """Refuse forms and plain text as JSON: any page can send them without permission."""
     if route.body is None and not route.reads_body:
         return
     length = headers.get("content-length")
@@ -72,7 +72,7 @@ def check_type(headers: Mapping[str, str], route: Route) -> None:
     given = headers.get("content-type", "").partition(";")[0].strip().lower()
     if "*/*" not in route.takes and given not in route.takes:
         raise InvalidRequest(
-            f"the body is {given[:80] or 'of no declared type'}",
+            f"the content type of the body is {given[:80] or 'missing'}",
             hint="send Content-Type: " + " or ".join(route.takes),
             http_status=415,
         )

@@ -1,7 +1,7 @@
-"""Finds the route of a path: a tree of names, walked once.
+"""Finds the route of a path in a tree of names.
 
-`{name}` stands for one name, `{name:path}` for all that follows. A literal name wins over a
-placeholder, one name over all that follows. Knows nothing of requests beyond path and method.
+`{name}` matches one name, `{name:path}` everything that follows. A literal name wins over a
+placeholder, and one name over everything that follows.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Paths:
         node.routes[route.method] = (route, tuple(names))
 
     def find(self, path: str, method: str) -> tuple[Route, dict[str, str]] | frozenset[str]:
-        """The route and what stands for its placeholders, or the methods the path has."""
+        """Return the route and the values of its placeholders, or the methods of the path."""
         parts = path.split("/", _DEEPEST)[1:]
         others: set[str] = set()
         found = _walk(self._root, parts, 0, [], method, others)

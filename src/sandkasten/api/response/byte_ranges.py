@@ -1,7 +1,7 @@
-"""What of a file a request wants, and the headers that describe it. Pure rules of RFC 9110.
+"""Ranges and validators of files, by the rules of RFC 9110. Pure.
 
-A file is known by its size and the second of its last change. Within that second it can change
-again unseen, so until it is over the tag is a weak one, with which no download is resumed.
+A file is identified by its size and the second of its last change. Within that second it can change
+unseen, so until it is over the tag is weak, and no download is resumed with it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Version:
         return found
 
     def unchanged(self, headers: Mapping[str, str]) -> bool:
-        """Whether the client has this very one already (304)."""
+        """Return whether the client already has this version (304)."""
         tags = headers.get("if-none-match")
         if tags is None:
             return False
@@ -63,11 +63,11 @@ class Version:
 
 
 class Unsatisfiable(Exception):
-    """The range begins behind the end of the file (416)."""
+    """The range starts after the end of the file (416)."""
 
 
 def wanted(headers: Mapping[str, str], version: Version) -> Span | None:
-    """The part asked for; None for all of it, also where the range is not one we know."""
+    """Return the requested range; None for the whole file, also for an unknown kind of range."""
     asked = headers.get("range")
     if asked is None or not _still(headers.get("if-range"), version):
         return None
@@ -90,7 +90,7 @@ def wanted(headers: Mapping[str, str], version: Version) -> Span | None:
 
 
 def disposition(name: str) -> str:
-    """As an attachment: what lies in a sandbox is never shown as a page of ours."""
+    """Return a header that makes it an attachment: files of a sandbox are never shown as pages."""
     raw = os.fsencode(name)
     plain = "".join(
         chr(one) if chr(one).isascii() and (chr(one).isalnum() or one in b"._- ") else "_"

@@ -1,4 +1,4 @@
-"""The OpenAPI document as one HTML page: nothing fetched, no script, every text escaped."""
+"""The OpenAPI document as one HTML page: no external resources, no script, all text escaped."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Commands and their output as JSON fields. Pure; on the path of every exec.
+"""Commands and their output as JSON. Pure; on the path of every exec.
 
-Bytes that are no UTF-8 are given twice: as text with replacement characters, and as base64.
+Bytes that are not UTF-8 are sent twice: as text with replacement characters, and as base64.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def chunk_fields(chunk: Chunk) -> dict[str, Any]:
 
 
 class ChunkPrinter:
-    """Chunks of one command as they come. `chunk` is text in which no character is cut in two."""
+    """Formats the chunks of one command. `chunk` is text in which no character is split."""
 
     def __init__(self, clock: Clock, exec_id: str | None) -> None:
         self._clock = clock

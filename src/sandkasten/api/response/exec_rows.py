@@ -1,7 +1,7 @@
-"""What ran in a session: what its sandbox still tells, and what the journal remembers.
+"""The commands of a session, from its sandbox and from the journal.
 
-While the sandbox lives it knows best; what it forgot, or took with it, is in the journal, for
-the tenant whose session it was.
+While the sandbox lives, its answer wins; the journal has what it no longer remembers, for the
+tenant that owned the session.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 async def history(call: Call, limit: int) -> list[dict[str, Any]]:
-    """The newest first; raises what the session itself answers when nobody remembers it."""
+    """Return commands, newest first; raises the session's own error if the journal has none."""
     known: dict[str, dict[str, Any]] = {}
     try:
         for result in await _told(call):
@@ -44,7 +44,7 @@ async def history(call: Call, limit: int) -> list[dict[str, Any]]:
 
 
 async def exec_row(call: Call, exec_id: str) -> dict[str, Any] | None:
-    """One command that the sandbox tells nothing of any more."""
+    """Return one command that only the journal remembers."""
     if call.server.journal is None or not await _remembered(call):
         return None
     row = await call.server.journal.exec(call.path("id"), exec_id)

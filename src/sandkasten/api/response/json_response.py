@@ -1,4 +1,4 @@
-"""Values as JSON bytes, the same way everywhere."""
+"""JSON responses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def answer(value: object, status: int = 200, headers: Mapping[str, str] | None =
 
 
 def moments(**times: float | None) -> dict[str, object]:
-    """Each as a text for people, and as `<name>_unix` for sums."""
+    """Return each time as ISO 8601 and as `<name>_unix`."""
     return {
         **{name: None if unix is None else iso(unix) for name, unix in times.items()},
         **{f"{name}_unix": unix for name, unix in times.items()},
@@ -33,7 +33,7 @@ def moments(**times: float | None) -> dict[str, object]:
 
 
 def bytes_fields(name: str, data: bytes) -> dict[str, str]:
-    """Bytes as text; and where they are no UTF-8, the bytes themselves beside it."""
+    """Return bytes as text, and as `<name>_b64` too if they are not UTF-8."""
     try:
         return {name: data.decode()}
     except UnicodeDecodeError:

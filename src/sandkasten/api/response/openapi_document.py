@@ -1,7 +1,6 @@
-"""The OpenAPI document, made of the route table and of nothing else. Pure.
+"""The OpenAPI document, generated from the route table alone. Pure.
 
-What a route does not say is not in the document, and what it says is what the app does: the same
-rows are served.
+The application serves the same rows, so the document and the behaviour cannot differ.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ _HEADERS: Final = {
 
 
 class ErrorBody(Answer):
-    """Every failing answer."""
+    """The body of every failing response."""
 
     error_code: str
     error: str
@@ -259,7 +258,7 @@ def _bad(code: int, told: Iterable[str]) -> dict[str, Any]:
 
 
 def _named(code: int, told: Iterable[str]) -> str:
-    """By the status and what it can mean there, so that routes that fail alike share one."""
+    """Name a response by its status and meaning, so that equal ones are shared."""
     codes = sorted({word for text in told for word in re.findall(r"[A-Z]+(?:_[A-Z]+)+|BUSY", text)})
     usual = sorted(re.findall(r"[A-Z]+(?:_[A-Z]+)+|BUSY", _USUAL.get(code, "")))
     return f"Error{code}" if codes == usual else "_".join([f"Error{code}", *codes])

@@ -1,7 +1,7 @@
-"""Server-sent events: an answer that lasts as long as its source, or as its reader.
+"""Server-sent events: a response that lasts as long as its source or its reader.
 
-A reader that leaves ends the source at once; what the source watches goes on without it. A quiet
-source gets a comment line now and then, so that nobody between takes the connection for dead.
+A reader that disconnects ends the source at once, but not what the source watches. A quiet source
+gets a comment line from time to time, so that no proxy takes the connection for dead.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _COMMENT = b": still here\n\n"
 
 
 def event(name: str, fields: dict[str, Any], the_id: int | None = None) -> bytes:
-    """JSON has no raw line break, so the data is always one line."""
+    """Return one event. JSON has no raw line break, so the data is always one line."""
     head = b"" if the_id is None else b"id: %d\n" % the_id
     return b"%sevent: %s\ndata: %s\n\n" % (head, name.encode(), as_json(fields))
 
 
 async def begun(events: AsyncIterator[bytes], call: Call) -> Response:
-    """The answer, unless the source fails before it gives anything: then that error."""
+    """Return the response; if the source fails before its first event, raise that error."""
     first = asyncio.ensure_future(_next(events))
     try:
         await asyncio.wait((first,), timeout=_FIRST_S)
@@ -49,7 +49,7 @@ async def begun(events: AsyncIterator[bytes], call: Call) -> Response:
 
 
 class EventStream(Response):
-    """`first` is the source's first event, on its way or there."""
+    """A response of events. `first` is the pending or finished read of the first one."""
 
     media_type = "text/event-stream"
 

@@ -1,8 +1,7 @@
-"""Answers that are made while they are sent: the bytes of a file, a tar.
+"""Responses that are produced while they are sent: the bytes of a file, a tar.
 
-What an answer holds open is let go when it ends, however it ends: sent whole, cut short by a
-failure, left by the client, or not read by one for longer than it may take. One piece is in
-memory at a time; the next is asked for when the connection took the last.
+Everything that a response holds open is released when it ends: sent completely, failed, abandoned
+by the client, or not read for too long. One piece is in memory at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ STALL_S = 60.0
 
 
 class Streamed(Response):
-    """`held` is closed after the last byte, or when there will be no more."""
+    """A streamed response; `held` is closed after the last byte or on failure."""
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""Every route, by what it speaks of. A module lists its own; `table` puts the lists together."""
+"""All routes by subject. A module lists its own; `route_table` joins the lists."""

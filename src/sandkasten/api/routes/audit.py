@@ -1,4 +1,4 @@
-"""The audit: who changed what through the daemon. Read only, and by the operator."""
+"""The audit: changes that were made through the daemon. Read-only, for the operator."""
 
 from __future__ import annotations
 
@@ -49,9 +49,7 @@ class EntryList(Answer):
 async def listed(call: Call) -> Response:
     query = call.query(AuditQuery)
     if call.server.journal is None:
-        raise UnsupportedByBackend(
-            "this daemon keeps no audit", hint="it takes one with a database"
-        )
+        raise UnsupportedByBackend("this daemon has no audit", hint="use a daemon with a database")
     since = query.since_seq or 0
     found = await call.server.journal.audited(
         query.tenant,

@@ -1,4 +1,4 @@
-"""What the routes of commands take and give, for the document and for checking."""
+"""Request and response schemas of the exec routes."""
 
 from __future__ import annotations
 

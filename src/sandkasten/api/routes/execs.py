@@ -1,7 +1,7 @@
-"""Commands of a session: run and wait, run and watch, begin and come back, and what ran.
+"""Commands of a session: run and wait, stream, start in the background, read the history.
 
-A command that ran is an answer however it ended; a timeout is an error only for a caller who
-asked for that. Leaving early stops the watching, never the command.
+A command that ran is a result however it ended; a timeout is an error only if the caller asked for
+that. Disconnecting stops the stream, not the command.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ async def _streamed(call: Call, fields: Mapping[str, Any]) -> Response:
     if fields.get("background"):
         raise InvalidRequest(
             "background and stream exclude each other",
-            hint="begin it in the background, then read execs/{id}/output as a stream",
+            hint="start it in the background, then read execs/{id}/output as a stream",
             field="background",
             http_status=422,
         )
@@ -95,7 +95,7 @@ async def _streamed(call: Call, fields: Mapping[str, Any]) -> Response:
 async def _events(
     items: AsyncIterator[Chunk | ExecResult], call: Call, exec_id: str | None = None
 ) -> AsyncIterator[bytes]:
-    """The items as SSE. What fails before the first one fails the request."""
+    """Format items as events. A failure before the first one fails the request."""
     printer = ChunkPrinter(call.server.clock, exec_id)
     began = False
     try:
@@ -216,7 +216,7 @@ def _request(fields: Mapping[str, Any], call: Call) -> ExecRequest:
 
 def _timed_out(call: Call, result: ExecResult) -> Response:
     error = CommandTimeout(
-        f"the command did not end within its time ({result.duration_ms} ms)",
+        f"the command timed out ({result.duration_ms} ms)",
         hint="give it a longer timeout_ms, or run it in the background",
     )
     return answer({**body_of(error, call.request_id), "details": to_json(result)}, 504)
@@ -226,7 +226,7 @@ def _exec_id(call: Call) -> str:
     try:
         return checked_exec_id(call.path("eid"))
     except InvalidRequest as exc:
-        raise ExecNotFound("no command has that id", hint="execs lists those there are") from exc
+        raise ExecNotFound("no command has that id", hint="list them with execs") from exc
 
 
 def _is_json(call: Call) -> bool:

@@ -1,6 +1,6 @@
-"""The file store: files that outlive sandboxes, put, got and deleted by key.
+"""The file store: files that outlive sandboxes, stored, read and deleted by key.
 
-Bodies are streamed both ways. A file is sent as an attachment, never as a page of ours.
+Bodies are streamed both ways. A file is sent as an attachment, never as a page.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ async def get(call: Call) -> Response:
         span = wanted(asked, version)
     except Unsatisfiable:
         raise InvalidRequest(
-            f"the range begins behind the end, which is at {row.size_bytes}",
-            hint="ask for a part that is there",
+            f"the range starts after the end of the file ({row.size_bytes} bytes)",
+            hint="request a range within the file",
             http_status=416,
             size=row.size_bytes,
         ) from None
@@ -165,7 +165,7 @@ async def delete(call: Call) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class _StoredVersion(Version):
-    """Known by its content, so it never changes unseen."""
+    """A version identified by its content, which never changes unseen."""
 
     checksum: str = ""
 
@@ -175,7 +175,7 @@ class _StoredVersion(Version):
 
 
 class _Download(Response):
-    """Opens the file before the first byte of the answer, so that a failure is still an error."""
+    """Opens the file before the first byte is sent, so that a failure is still an error."""
 
     def __init__(
         self, store: FileStore, row: StoredFile, span: Span, status: int, headers: dict[str, str]
@@ -196,7 +196,7 @@ class _Download(Response):
             pieces,
         ):
             if found.checksum != row.checksum:
-                raise Busy("the file was replaced at this very moment", hint="ask again")
+                raise Busy("the file was replaced during the request", hint="ask again")
             await send(self._head)
             async for piece in pieces:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -206,7 +206,7 @@ class _Download(Response):
 async def _file_of(
     form: AsyncIterator[Any], given: dict[str, str]
 ) -> tuple[dict[str, str], AsyncIterator[bytes], str | None]:
-    """The fields before the file, and the file itself as it comes."""
+    """Return the fields before the file, and the file as a stream."""
     async for part in form:
         if part.filename is not None or part.name == "file":
             return given, _alone(part.data, form), part.content_type
@@ -241,8 +241,8 @@ def _metadata(text: str | None) -> dict[str, str]:
         found = None
     if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
         raise InvalidRequest(
-            "metadata is no JSON object of texts",
-            hint='like {"made_by": "report"}',
+            "metadata must be a JSON object of strings",
+            hint='use an object such as {"made_by": "report"}',
             field="metadata",
             http_status=422,
         )
@@ -251,7 +251,7 @@ def _metadata(text: str | None) -> dict[str, str]:
 
 def _form(why: str) -> InvalidRequest:
     return InvalidRequest(
-        f"the form cannot be taken: {why}",
+        f"the form is not valid: {why}",
         hint="send fields first, then one part named file",
         http_status=422,
     )

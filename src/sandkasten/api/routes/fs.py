@@ -1,7 +1,7 @@
-"""Files: the verbs as JSON, whole files and trees by the stream, changes as events.
+"""File routes: operations as JSON, streamed files and trees, changes as events.
 
-One table for everything that has files: `file_routes` makes it for a place, sessions here and
-named workspaces in their own module.
+One table for everything that has files: `file_routes` creates it for sessions here and for named
+workspaces in their own module.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def file_routes(
     scope: Scope,
     gone: tuple[type[SandkastenError], ...],
 ) -> tuple[Route, ...]:
-    """Every route on files below `prefix`; `gone` is how the place itself can be missing."""
+    """Return every file route below `prefix`; `gone` are the errors of a missing location."""
     verbs = Verbs(place)
     look = (*gone, *_FOUND)
     make = (*gone, *_MADE)

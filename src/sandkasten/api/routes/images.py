@@ -1,6 +1,6 @@
-"""Images: what the store holds, and how it comes and goes. They are everybody's.
+"""Images of the store. They are shared by all tenants.
 
-Who runs on an image is told to each tenant of its own sessions only.
+Each tenant sees only its own sessions among those that use an image.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ async def pull(call: Call) -> Response:
 
 
 async def _pulling(call: Call, body: PullBody) -> AsyncIterator[bytes]:
-    """Reports as they come; one that nobody takes in time makes room for newer ones."""
+    """Yield progress reports; old ones are dropped if the client reads too slowly."""
     reports: asyncio.Queue[ImageProgress | None] = asyncio.Queue(_KEPT_REPORTS)
 
     def told(report: ImageProgress | None) -> None:
@@ -166,7 +166,7 @@ async def remove(call: Call) -> Response:
         users = exc.details.get("sandboxes")
         mine = await _mine(call, users if isinstance(users, list) else [])
         raise Conflict(
-            "the image is in use by " + (", ".join(mine[:5]) or "sessions of others"),
+            "the image is in use by " + (", ".join(mine[:5]) or "sessions of other tenants"),
             hint="destroy the sessions that run on it first",
             sandboxes=mine,
         ) from exc

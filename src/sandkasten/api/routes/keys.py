@@ -1,4 +1,4 @@
-"""API keys: made, listed, revoked. A key itself is in one answer only, the one that makes it."""
+"""API keys: create, list, revoke. The key itself is only in the response that creates it."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def revoke(call: Call) -> Response:
 
 def _keys(call: Call) -> Keys:
     if call.server.keys is None:
-        raise UnsupportedByBackend("this daemon keeps no keys", hint="it takes one with a database")
+        raise UnsupportedByBackend("this daemon has no keys", hint="use a daemon with a database")
     return call.server.keys
 
 

@@ -1,6 +1,6 @@
-"""One-shot compute over HTTP: code in, answer and artifacts out, nothing left.
+"""One-shot compute over HTTP: code in, result and artifacts out.
 
-The code's own failure is an answer with `ok` false.
+Code that fails is a result with `ok` false.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A way to servers inside a sandbox: HTTP and WebSocket, without any network of its own.
+"""Access to servers inside a sandbox, over HTTP and WebSocket.
 
-What answers is hostile. It never sees our key, cannot set cookies on our origin, and its pages
-run in an origin of their own (`Content-Security-Policy: sandbox`), so that they cannot ask the
-daemon for anything in the name of whoever looks at them.
+The server is untrusted. It never sees the client's key, cannot set cookies on our origin, and its
+pages run in an origin of their own (`Content-Security-Policy: sandbox`), so they cannot call the
+daemon on behalf of the user who views them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ async def websocket(call: Call) -> None:
 def _target(call: Call) -> Target:
     text = call.path("port")
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65_535):
-        raise InvalidRequest("a port is a number from 1 to 65535", hint="…/ports/8000/")
+        raise InvalidRequest("a port must be a number from 1 to 65535", hint="…/ports/8000/")
     prefix = f"/v1/sessions/{call.path('id')}/ports/{text}"
     raw: bytes = call.connection.scope["raw_path"]
     rest = _behind(prefix, raw.split(b"?", 1)[0].split(b"#", 1)[0])
@@ -52,7 +52,7 @@ def _target(call: Call) -> Target:
 
 
 def _behind(prefix: str, raw: bytes) -> bytes:
-    """What follows the prefix, as it was written; any part of the prefix may be percent-encoded."""
+    """Return what follows the prefix, unchanged; the prefix may be percent-encoded."""
     at = 0
     for _ in prefix:
         at += 3 if raw[at : at + 1] == b"%" else 1

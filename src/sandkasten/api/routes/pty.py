@@ -1,11 +1,10 @@
-"""A terminal over a WebSocket, which can be lost and found again.
+"""A terminal over a WebSocket that survives reconnects.
 
-Binary messages are the terminal's bytes, both ways. Text messages are JSON with a `type`:
-from us `started` (exec_id, offset), `gap` (bytes that were not kept), `exit` (the exec answer,
-without the output),
-`error`; from the client `resize` (rows, cols), `signal` (signal), `input` (text), `detach` and
-`close` (hang up). Whoever comes back with `exec_id` and how many bytes it has seen (`offset`)
-goes on from there.
+Binary messages are the terminal's bytes, both ways. Text messages are JSON with a `type`: from the
+daemon `started` (exec_id, offset), `gap` (bytes that were not kept), `exit` (the exec answer
+without output) and `error`; from the client `resize` (rows, cols), `signal` (signal), `input`
+(text), `detach` and `close` (hang up). A client that reconnects with `exec_id` and the number of
+bytes it has seen (`offset`) continues there.
 """
 
 from __future__ import annotations
@@ -128,13 +127,13 @@ async def _listen(call: Call, websocket: WebSocket, the_id: str, exec_id: str) -
 
 
 async def _control(call: Call, the_id: str, exec_id: str, text: str) -> bool:
-    """False when the client wants to leave."""
+    """Handle a control message; return False when the client wants to leave."""
     try:
         message: Any = json.loads(text) if len(text) <= _MAX_CONTROL else None
     except (ValueError, RecursionError):
         message = None
     if not isinstance(message, dict):
-        raise InvalidRequest("a text message is a JSON object", hint='{"type": "resize", …}')
+        raise InvalidRequest("a text message must be a JSON object", hint='{"type": "resize", …}')
     engine, kind = call.engine, message.get("type")
     if kind == "resize":
         await engine.terminals.resize(the_id, exec_id, message.get("rows"), message.get("cols"))  # type: ignore[arg-type]
@@ -148,7 +147,7 @@ async def _control(call: Call, the_id: str, exec_id: str, text: str) -> bool:
         return False
     else:
         raise InvalidRequest(
-            "no such message for a terminal", hint="resize, input, signal, detach or close"
+            "this is not a message for a terminal", hint="resize, input, signal, detach or close"
         )
     return True
 
@@ -170,7 +169,7 @@ def _command(text: str | None) -> tuple[str, ...] | None:
         words = None
     if not isinstance(words, list) or not words or not all(isinstance(w, str) for w in words):
         raise InvalidRequest(
-            "command is no JSON list of texts", hint='command=["bash","-l"]', http_status=422
+            "command must be a JSON list of strings", hint='command=["bash","-l"]', http_status=422
         )
     return tuple(words)
 
@@ -184,7 +183,7 @@ def _environment(text: str | None) -> dict[str, str] | None:
         found = None
     if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
         raise InvalidRequest(
-            "env is no JSON object of texts", hint='env={"TERM":"xterm"}', http_status=422
+            "env must be a JSON object of strings", hint='env={"TERM":"xterm"}', http_status=422
         )
     return found
 

@@ -1,4 +1,4 @@
-"""The one list of routes; the app serves it and the OpenAPI document describes it."""
+"""The list of all routes; the application serves it and the OpenAPI document describes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs, agents, workflows and tools as they cross the network, and how they are printed."""
+"""Schemas of runs, agents, workflows and tools, and their responses."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Agents and workflows over HTTP: asked to run, looked at, followed, cancelled.
+"""Agents and workflows over HTTP: start, list, follow, cancel and resume runs.
 
-A run belongs to its tenant; another tenant's answers exactly like one that never was. What can be
-refused is refused before 202. Everything is at the addresses of the contract and below `/v1` too.
+A run belongs to its tenant; another tenant's answers exactly like an unknown one. Everything that
+can be refused is refused before 202. The routes exist at the paths of the contract and below `/v1`.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ async def check_workflow(call: Call) -> Response:
 
 
 def _shown(call: Call, found: Definition) -> Definition:
-    """Where the files of this machine lie is for its operator to know."""
+    """Hide paths of this machine from everyone but its operator."""
     if call.principal.may("admin"):
         return found
     return replace(found, path=found.path.rpartition("/")[2])
@@ -262,7 +262,9 @@ def _one_name(body: ExecuteBody) -> str:
 
 
 def _refused(field: str, message: str) -> InvalidRequest:
-    return InvalidRequest(message, hint="see /docs for what it takes", field=field, http_status=422)
+    return InvalidRequest(
+        message, hint="see /docs for the fields of this route", field=field, http_status=422
+    )
 
 
 _START = (

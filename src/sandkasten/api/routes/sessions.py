@@ -157,7 +157,7 @@ def session_fields(info: Info) -> dict[str, object]:
 
 
 def ended_fields(row: SessionRow) -> dict[str, object]:
-    """One that is gone: what nobody remembers of it is null."""
+    """Return the fields of a session that has ended; what is not remembered is null."""
     return {
         "id": row.id,
         "sandbox_id": row.id,
@@ -200,7 +200,7 @@ def _labels(text: str | None) -> dict[str, str | None]:
         name, equals, value = part.partition("=")
         if not name:
             raise InvalidRequest(
-                "label names nothing",
+                "label must have a name",
                 hint="label=name, label=name=value, or several with commas",
                 field="label",
                 http_status=422,

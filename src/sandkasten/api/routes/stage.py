@@ -1,6 +1,6 @@
-"""Stored files into a session and out of it, without their bytes passing the client.
+"""Copies stored files into a session and out of it, without sending them to the client.
 
-Takes the scopes of both sides. Refusals are those of the file verbs and of the store.
+Requires the scopes of both sides. Errors are those of the file operations and of the store.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a session uses, what runs in it, and stopping and continuing it."""
+"""Usage and processes of a session; pause, resume and reclaim."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class DiskAnswer(Answer):
 
 
 class NetworkAnswer(Answer):
-    """Mode `none`: the session has no network, so nothing crosses its border."""
+    """Network traffic. With mode `none` there is no network and no traffic."""
 
     mode: str
     rx_bytes: int
@@ -48,7 +48,7 @@ class NetworkAnswer(Answer):
 
 
 class StatsAnswer(Answer):
-    """null: the kernel does not count it here, or the session was not or could not be asked."""
+    """null: the kernel does not count it here, or the session did not answer."""
 
     memory_bytes: int | None
     memory_limit: int | None
@@ -135,7 +135,7 @@ def _process(one: Process) -> dict[str, object]:
 
 
 def _text(name: str) -> str:
-    """A process can call itself anything; what is no UTF-8 comes as lone surrogates."""
+    """Replace lone surrogates: a process can have any bytes as its name."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 

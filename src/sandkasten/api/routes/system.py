@@ -1,4 +1,4 @@
-"""What says how the daemon is: alive, ready, counted, described."""
+"""Health, readiness, metrics and the OpenAPI document of the daemon."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Health(Answer):
 
 
 class Degraded(Answer):
-    """A backend that did not answer when it was last asked. Its sessions are left as they are."""
+    """A backend that did not answer the last check. Its sessions are left alone."""
 
     backend: str
     reason: str
@@ -56,12 +56,14 @@ async def healthz(call: Call) -> Response:
 async def readyz(call: Call) -> Response:
     server = call.server
     if server.draining:
-        raise Busy("the daemon is going down and begins nothing new", hint="ask another one")
+        raise Busy(
+            "the daemon is shutting down and accepts no new requests", hint="use another daemon"
+        )
     reason = await _not_ready(server)
     if reason is not None:
         raise BackendUnavailable(
-            f"backend {server.engine.backend_name} cannot make sandboxes: {reason}",
-            hint="sandkasten doctor says what is missing",
+            f"backend {server.engine.backend_name} cannot create sandboxes: {reason}",
+            hint="run sandkasten doctor to see what is missing",
         )
     degraded = [
         {"backend": str(one.details.get("backend", "")), "reason": one.message, "hint": one.hint}
@@ -85,7 +87,7 @@ async def version(call: Call) -> Response:
 
 async def metrics(call: Call) -> Response:
     if call.server.metrics is None:
-        raise NotFound("nothing is counted here", hint="telemetry.metrics turns it on")
+        raise NotFound("metrics are turned off", hint="turn them on with telemetry.metrics")
     text, kind = call.server.metrics.render(await call.engine.census())
     return Response(text, media_type=kind)
 
@@ -114,7 +116,7 @@ def described(version: str) -> dict[str, object]:
 
 
 async def _not_ready(server: Server) -> str | None:
-    """One sentence, or None when the last look found the backend ready."""
+    """Return one sentence; None if the last check found the backend ready."""
     now = server.clock.boottime()
     async with server.probing:
         if server.probed is None or now - server.probed[0] > PROBE_FOR_S:

@@ -1,8 +1,8 @@
-"""The agents' tools over HTTP, for whoever has a loop of their own.
+"""The tools of agents over HTTP, for clients with an agent loop of their own.
 
-A call works in a sandbox of the caller, named by `session` and opened on first use; no name leads
-to a sandbox of a run. A tool that fails is an answer with `ok` false. Whoever hangs up takes the
-command along.
+A call works in a sandbox of the caller, named by `session` and created on first use; no name leads
+to a sandbox of a run. A tool that fails is an answer with `ok` false. Disconnecting ends the
+command.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ToolList(Answer):
 
 
 class ToolAnswer(Answer):
-    """Whatever the tool answers; `ok` false and the fields of an error when it could not."""
+    """The answer of the tool; `ok` false and the fields of an error if it failed."""
 
 
 async def tools(call: Call) -> Response:

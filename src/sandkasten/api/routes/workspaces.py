@@ -1,4 +1,4 @@
-"""Named workspaces: what there is, and their files through whoever has them."""
+"""Named workspaces, and their files through a sandbox that uses them."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def create(call: Call) -> Response:
     name = body.name if body.name is not None else body.id
     if name is None or (body.name is not None and body.id not in (None, body.name)):
         raise InvalidRequest(
-            "the workspace needs one name", hint="send name", field="name", http_status=422
+            "a workspace requires one name", hint="send name", field="name", http_status=422
         )
     made = await call.engine.workspaces.create(
         name,

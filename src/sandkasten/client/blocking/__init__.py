@@ -1,1 +1,1 @@
-"""The blocking half of the client, made from the asynchronous half."""
+"""The blocking half of the client, derived from the asynchronous half."""

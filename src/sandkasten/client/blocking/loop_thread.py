@@ -1,10 +1,9 @@
-"""One event loop in one background thread, so that synchronous code can use the async client.
+"""One event loop in one background thread, for synchronous code.
 
-It knows nothing of sandboxes: it runs coroutines for threads that have no loop of their own.
-`run` hands a coroutine over and waits; what the coroutine raises, `run` raises. Ctrl-C while
-waiting cancels the coroutine, lets it clean up, and then goes on as KeyboardInterrupt. After
-`os.fork` the child gets a loop of its own on first use. At interpreter exit the loop is
-closed within a bounded time; nothing here can keep a process alive.
+Knows nothing about sandboxes: it runs coroutines for threads without a loop. `run` hands over a
+coroutine and waits; it raises what the coroutine raises. Ctrl-C while waiting cancels the
+coroutine, lets it clean up, and then raises KeyboardInterrupt. After `os.fork` the child gets a
+loop of its own on first use. At interpreter exit the loop is closed within a limited time.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ EXIT_GRACE_S: Final = 4.0
 
 
 class _Handoff(Generic[T]):
-    """One coroutine on its way to the loop thread, and its outcome on the way back.
+    """One coroutine on its way to the loop thread, and its result on the way back.
 
-    Two thirds of the cost of `run_coroutine_threadsafe`, which builds a second future with a
-    condition variable and chains it to the task: here a bare lock is the whole rendezvous.
+    Costs two thirds of `run_coroutine_threadsafe`, which builds a second future with a condition
+    variable and chains it to the task; here a lock is enough.
     """
 
     __slots__ = ("_coroutine", "_done", "_error", "_loop", "_task", "_value")
@@ -89,10 +88,9 @@ class _Handoff(Generic[T]):
 
 
 class _Workers(ThreadPoolExecutor):
-    """Threads for blocking work; at interpreter exit, when there can be none, the loop's own.
+    """Threads for blocking work; at interpreter exit, when none can start, the loop's own.
 
-    Python ends its pools before it calls `atexit`, and what closes then still has sandboxes to
-    take away.
+    Python ends its pools before it calls `atexit`, and closing still has sandboxes to remove.
     """
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
@@ -129,7 +127,7 @@ class LoopThread:
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise InvalidRequest(
-                "a synchronous sandbox was used inside the loop that serves it",
+                "a blocking Sandbox was used inside the event loop that serves it",
                 hint="use AsyncSandbox in asynchronous code",
             )
         return _Handoff(self.loop, coroutine).run()
@@ -164,7 +162,7 @@ _exiting = False
 
 
 def loop_thread() -> LoopThread:
-    """The loop of this process, started on first use."""
+    """Return the loop of this process, started on first use."""
     global _current
     if _current is None:
         with _lock:
@@ -179,9 +177,10 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def _forget_after_fork() -> None:
-    """The thread does not exist in the child, and its epoll descriptor is the parent's too:
+    """Drop the loop in a forked child, without closing it.
 
-    closing the loop here would deregister the parent's descriptors. So it is kept, unclosed.
+    The thread does not exist in the child, and its epoll descriptor is the parent's too: closing
+    the loop would deregister the parent's descriptors.
     """
     global _current, _lock
     _lock = threading.Lock()

@@ -1,9 +1,9 @@
-"""Asynchronous streams and blocks, driven by a thread that has no loop.
+"""Asynchronous streams and blocks, driven by a thread without a loop.
 
-A generator with a deadline or a task group inside must be entered, advanced and left by one
-and the same task. So each gets a task of its own on the loop thread: `Pump` carries items
-from a stream, `Held` keeps an `async with` open. What the stream raises, `take` raises.
-A pump that is dropped without `close` cancels its task and does not wait for it.
+A generator with a deadline or a task group inside must be entered, advanced and left by the same
+task. So each gets a task of its own on the loop thread: `Pump` passes items from a stream, `Held`
+keeps an `async with` open. `take` raises what the stream raises. A pump that is dropped without
+`close` cancels its task and does not wait for it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def _carry(source: AsyncIterator[T], queue: asyncio.Queue[T | _End]) -> No
 
 
 async def _batch(queue: asyncio.Queue[T | _End]) -> list[T | _End]:
-    """Everything that is there, at least one: one hop between threads for many items."""
+    """Return all available items, at least one: one switch of threads for many items."""
     items = [await queue.get()]
     while not queue.empty():
         items.append(queue.get_nowait())
@@ -57,7 +57,7 @@ async def _stop(task: asyncio.Task[None]) -> None:
 
 
 class Pump(Generic[T]):
-    """Items of an asynchronous stream, for a thread; the stream begins at the first `take`."""
+    """Items of an asynchronous stream, for a thread; the stream starts at the first `take`."""
 
     def __init__(self, source: AsyncIterator[T]) -> None:
         self._source = source
@@ -72,7 +72,7 @@ class Pump(Generic[T]):
         return asyncio.create_task(_carry(self._source, self._queue))
 
     def take(self) -> T:
-        """The next item; StopIteration at the end."""
+        """Return the next item; StopIteration at the end."""
         if self._ended:
             raise StopIteration
         if self._queue is None:

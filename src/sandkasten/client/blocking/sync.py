@@ -1,8 +1,8 @@
-"""The same objects for code without an event loop: thin twins of the asynchronous ones.
+"""The blocking classes: thin twins of the asynchronous ones.
 
-No logic of its own: every method is the asynchronous method of the same name (`twins.py` says
-how), with the same arguments, answers and errors. May be used from several threads at once. What
-is not closed ends by its idle time, never by the garbage collector.
+No logic of its own: every method is the asynchronous method of the same name (see `twins.py`), with
+the same arguments, results and errors. May be used from several threads at once. A sandbox that is
+not closed ends by its idle time, never by the garbage collector.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class ExecStream:
-    """Output of one command as it comes; `result` is there when iteration has ended."""
+    """Output of one command as it comes; `result` is set when iteration has ended."""
 
     def __init__(self, twin: AsyncExecStream) -> None:
         self._twin = twin
@@ -138,22 +138,22 @@ class Terminal:
 
 
 class Sandbox:
-    """One isolated Linux place with a workspace and shells.
+    """An isolated Linux environment with a workspace and shells.
 
-    Made when constructed; `with Sandbox() as box` destroys it at the end of the block. One
-    that is not closed ends by its idle time.
+    Created when constructed; `with Sandbox() as box` destroys it at the end of the block. One that
+    is not closed ends by its idle time.
     """
 
     _twin: AsyncSandbox
 
     @arguments_of(AsyncSandbox)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Make it. `session_key` finds the live sandbox of that key or makes it.
+        """Create it. `session_key` finds the live sandbox of that key or creates it.
 
-        `workspace` names one that outlives the sandbox, made at first use and had by one sandbox
-        at a time unless `workspace_mode` is "shared". `mounts` names the operator's host mounts.
-        `pip_packages` and `npm_packages` are installed before, once; it still has no network.
-        With `url` (or SANDKASTEN_URL) a daemon makes it, else this process does.
+        `workspace` names one that outlives the sandbox, created at first use and used by one
+        sandbox at a time unless `workspace_mode` is "shared". `mounts` names the operator's host
+        mounts. `pip_packages` and `npm_packages` are installed before, once; the sandbox still has
+        no network. With `url` (or SANDKASTEN_URL) a daemon creates it, else this process does.
         """
         self._twin = AsyncSandbox(*args, **kwargs)
         loop_thread.run(self._twin.begin())
@@ -169,7 +169,7 @@ class Sandbox:
         url: str | None = None,
         api_key: str | None = None,
     ) -> Self:
-        """A sandbox that already exists. Leaving a `with` block lets it live unless told."""
+        """Return an existing sandbox. A `with` block destroys it only with `destroy_on_exit`."""
         box = cls.__new__(cls)
         box._twin = loop_thread.run(
             AsyncSandbox.attach(
@@ -186,7 +186,7 @@ class Sandbox:
     @classmethod
     @arguments_of(AsyncSandbox.list)
     def list(cls, **kwargs: Any) -> builtins.list[Info]:
-        """Every sandbox that is there, oldest first."""
+        """Return every sandbox, oldest first."""
         return loop_thread.run(AsyncSandbox.list(**kwargs))
 
     def __repr__(self) -> str:
@@ -208,7 +208,7 @@ class Sandbox:
         return self._twin.id
 
     def detach(self) -> str:
-        """Let it live on after the `with` block; its id, for `attach`."""
+        """Keep it alive after the `with` block; returns its id, for `attach`."""
         return self._twin.detach()
 
     close = waiting(AsyncSandbox.close)
@@ -244,10 +244,10 @@ class Sandbox:
 
 
 class Images:
-    """What is in the store of images, and how it comes and goes.
+    """The images of the store.
 
-    A name is `repository[:tag]`, or an id (`sha256:…`), or a unique beginning of one. Reports of
-    progress arrive on another thread, so they must be quick.
+    A name is `repository[:tag]`, or an id (`sha256:…`), or a unique prefix of one. Progress is
+    reported on another thread, so callbacks must be quick.
     """
 
     @arguments_of(AsyncImages)

@@ -1,4 +1,4 @@
-"""A daemon and its sessions for code without an event loop: twins of `service.py`."""
+"""A daemon and its sessions for blocking code: twins of `session_client.py`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SandboxClient:
     """A daemon. Holds connections open until it is closed; sessions live on without it."""
 
     def __init__(self, *, base_url: str | None = None, api_key: str | None = None) -> None:
-        """Nothing is sent yet. Without arguments SANDKASTEN_URL and SANDKASTEN_API_KEY count."""
+        """Sends nothing yet. Without arguments SANDKASTEN_URL and SANDKASTEN_API_KEY are used."""
         self._twin = session_client.SandboxClient(base_url=base_url, api_key=api_key)
 
     def __repr__(self) -> str:
@@ -40,7 +40,7 @@ class SandboxClient:
 
     @property
     def base_url(self) -> str:
-        """Where the daemon is."""
+        """Return the address of the daemon."""
         return self._twin.base_url
 
     create_session = waiting_for(Session, session_client.SandboxClient.create_session)

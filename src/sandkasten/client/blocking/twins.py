@@ -1,8 +1,7 @@
-"""How the blocking half of the client is made of the asynchronous half, written once.
+"""How the blocking classes are derived from the asynchronous ones.
 
-A twin holds the asynchronous object as `_twin`; its methods are those methods, run on the
-process's loop thread, with the same arguments, answers and errors. Knows no object of the client,
-and fails as what it runs fails.
+A twin holds the asynchronous object as `_twin`; its methods are those methods, run on the process's
+loop thread, with the same arguments, results and errors.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ S = TypeVar("S")
 def waiting(
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], T]:
-    """The method of the twin, run to its end."""
+    """Return the blocking form of a method."""
 
     @functools.wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -37,7 +36,7 @@ def waiting(
 def waiting_for(
     kind: Callable[[T], S], method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]
 ) -> Callable[Concatenate[Any, P], S]:
-    """The same for a method whose answer has a twin of its own."""
+    """Return the blocking form of a method whose result has a twin of its own."""
 
     @functools.wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> S:
@@ -49,7 +48,7 @@ def waiting_for(
 def giving(
     kind: Callable[[T], S], method: Callable[Concatenate[A, P], T]
 ) -> Callable[Concatenate[Any, P], S]:
-    """The same for a method that does not wait."""
+    """Return the blocking form of a method that does not wait."""
 
     @functools.wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> S:
@@ -61,7 +60,7 @@ def giving(
 def handing(
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """The same method of an object's `_agents`: one that a client has, and not is."""
+    """Return a method that calls the same method of the object's `_agents`."""
 
     @functools.wraps(method)
     async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -71,7 +70,7 @@ def handing(
 
 
 def waiting_alone(name: str, function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """The same for a function that belongs to no object."""
+    """Return the blocking form of a function."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -84,7 +83,7 @@ def waiting_alone(name: str, function: Callable[P, Coroutine[Any, Any, T]]) -> C
 def arguments_of(
     source: Callable[P, object],
 ) -> Callable[[Callable[Concatenate[A, ...], T]], Callable[Concatenate[A, P], T]]:
-    """For a method that only hands on: it takes what `source` takes, and shows it."""
+    """Make a forwarding method show the arguments of `source`."""
 
     def decorate(method: Callable[Concatenate[A, ...], T]) -> Callable[Concatenate[A, P], T]:
         mine = inspect.signature(method)
@@ -97,7 +96,7 @@ def arguments_of(
 
 
 def _answering(call: Callable[P, S], kind: Callable[..., object]) -> Callable[P, S]:
-    """Have `inspect` and editors show the twin that really comes back."""
+    """Make `inspect` and editors show the twin that is returned."""
     shown = inspect.signature(call).replace(return_annotation=kind.__name__)
     call.__signature__ = shown  # type: ignore[attr-defined]
     return call

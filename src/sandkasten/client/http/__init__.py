@@ -1,1 +1,1 @@
-"""A daemon somewhere else as a transport. Loaded when an address is given, and not before."""
+"""The transport to a daemon over HTTP. Loaded only when an address is given."""

@@ -1,4 +1,4 @@
-"""Where a daemon listens: `http://host:port`, `https://…` or `unix:///path/daemon.sock`. Pure."""
+"""Addresses of daemons: `http://host:port`, `https://…` or `unix:///path/daemon.sock`. Pure."""
 
 from __future__ import annotations
 
@@ -20,21 +20,25 @@ class Address:
 
 
 def address_of(url: str) -> Address:
-    """The address, or InvalidRequest. A password in it would end up in logs, so none may be."""
+    """Parse an address; InvalidRequest if it is invalid. A password would end up in logs."""
     try:
         parts = urlsplit(url)
         port_ok = parts.port is None or parts.port > 0
     except ValueError:
-        raise InvalidRequest(f"{url[:200]!r} is no address", hint=_HINT, field="url") from None
+        raise InvalidRequest(
+            f"{url[:200]!r} is not a valid daemon URL", hint=_HINT, field="url"
+        ) from None
     if parts.username is not None or parts.password is not None:
         raise InvalidRequest(
-            "the address holds a user or a password", hint="give the key as api_key", field="url"
+            "the URL contains a user name or a password",
+            hint="give the key as api_key",
+            field="url",
         )
     if parts.scheme == "unix" and parts.path.startswith("/") and not parts.netloc:
         # The name is only there because HTTP wants one: whoever listens on a socket is local.
         return Address("http://localhost", socket=unquote(parts.path), shown=url)
     if parts.scheme not in ("http", "https") or not parts.hostname or not port_ok:
-        raise InvalidRequest(f"{url[:200]!r} is no address", hint=_HINT, field="url")
+        raise InvalidRequest(f"{url[:200]!r} is not a valid daemon URL", hint=_HINT, field="url")
     if parts.query or parts.fragment:
-        raise InvalidRequest(f"{url[:200]!r} is no address", hint=_HINT, field="url")
+        raise InvalidRequest(f"{url[:200]!r} is not a valid daemon URL", hint=_HINT, field="url")
     return Address(f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}", shown=url)

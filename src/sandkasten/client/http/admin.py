@@ -161,7 +161,7 @@ class HttpStored:
         *,
         overwrite: bool = True,
     ) -> StagedFile:
-        """Inside the daemon; nothing of the file comes here."""
+        """Copy inside the daemon; the file is not sent to the client."""
         body = {"file_key": key, "destination": destination, "overwrite": overwrite}
         path = f"/v1/sessions/{quote(sandbox_id, safe='')}/files/stage"
         order = Order("POST", path, body, repeatable=overwrite, answer_s=None)

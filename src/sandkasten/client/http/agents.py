@@ -1,7 +1,6 @@
 """Agents, workflows and their runs at a daemon: one method, one request.
 
-A run that is followed is followed over connections that may break: the next one goes on after the
-last event that came.
+Following a run survives lost connections: the next one continues after the last event.
 """
 
 from __future__ import annotations

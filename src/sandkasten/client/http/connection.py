@@ -1,8 +1,8 @@
-"""One daemon over HTTP: sends, waits, tries again where that is safe, and tells failures.
+"""The HTTP connection to one daemon: sends requests, retries where that is safe, maps errors.
 
-Knows HTTP and nothing of sandboxes. A request is sent again only when it cannot have been taken
-up (nobody listened, or the daemon said "later") or when doing it twice is the same as once; the
-number of tries is bounded. Whatever goes wrong is a class of `errors`.
+Knows HTTP and nothing about sandboxes. A request is retried only if it cannot have been processed
+(nothing listened, or the daemon was busy) or if it is idempotent; the number of attempts is
+limited. Every failure is a class of `errors`.
 """
 
 from __future__ import annotations
@@ -75,22 +75,22 @@ class Connection:
         self._reached = False
 
     async def ask(self, order: Order) -> Any:
-        """The JSON answer."""
+        """Return the JSON answer."""
         return (await self.ask_page(order))[0]
 
     async def ask_page(self, order: Order) -> tuple[Any, Mapping[str, str]]:
-        """The JSON answer, and its headers."""
+        """Return the JSON answer and its headers."""
         raw, headers = await self._fetch(order)
         try:
             return json.loads(raw), headers
         except ValueError:
             raise ProtocolViolation(
-                f"{order.method} {order.path} answered something that is no JSON",
-                hint=f"is {self.address.shown} a Sandkasten daemon?",
+                f"{order.method} {order.path} did not return JSON",
+                hint=f"check that {self.address.shown} is a Sandkasten daemon",
             ) from None
 
     async def _fetch(self, order: Order) -> tuple[bytes, Mapping[str, str]]:
-        """The whole body of the answer, and its headers."""
+        """Return the whole body of the answer and its headers."""
         turn = 0
         while True:
             turn += 1
@@ -110,7 +110,7 @@ class Connection:
 
     @asynccontextmanager
     async def stream(self, order: Order) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """The answer while it comes; its reader meets aiohttp's own errors (see `reading`)."""
+        """Return the answer while it arrives; its reader sees aiohttp's errors (see `reading`)."""
         turn = 0
         while True:
             turn += 1
@@ -230,7 +230,7 @@ class Connection:
     def _after(
         self, order: Order, answer: aiohttp.ClientResponse, failure: SandkastenError, turn: int
     ) -> float | None:
-        """Seconds to wait before asking again; None: this is the answer."""
+        """Return the seconds to wait before the next attempt; None if this is the answer."""
         if turn >= TRIES or not _may_pass(answer.status, failure, order) or _is_spent(order):
             return None
         wanted = retry_after_s(answer.headers, time.time())
@@ -248,7 +248,7 @@ class Connection:
         if isinstance(exc, aiohttp.ClientSSLError):
             return BackendUnavailable(
                 f"the daemon at {self.address.shown} cannot be trusted: {exc}",
-                hint="its certificate must be signed by somebody this machine trusts",
+                hint="its certificate must be signed by an authority that this machine trusts",
             )
         if isinstance(exc, aiohttp.ClientConnectorError | aiohttp.InvalidURL):
             return self._unreachable(exc)
@@ -256,13 +256,13 @@ class Connection:
         if isinstance(exc, TimeoutError):
             return BackendUnavailable(
                 f"the daemon did not answer {what} within {order.answer_s or CONNECT_S:g} s",
-                hint="it may be overloaded; look at its log",
+                hint="it may be overloaded; check its log",
             )
         return BackendUnavailable(
-            f"the connection broke before {what} was answered ({type(exc).__name__})",
+            f"the connection was lost before {what} was answered ({type(exc).__name__})",
             hint="the daemon may have been restarted"
             if order.repeatable
-            else "whether it was done is not known; look before asking again",
+            else "it may have been done; check before you retry",
         )
 
     def _unreachable(self, exc: Exception) -> BackendUnavailable:
@@ -270,7 +270,7 @@ class Connection:
         reason = getattr(found, "strerror", None) or type(found).__name__
         return BackendUnavailable(
             f"no daemon answers at {self.address.shown} ({reason})",
-            hint="start it with: sandkasten serve; or look at SANDKASTEN_URL",
+            hint="start it with: sandkasten serve; or check SANDKASTEN_URL",
         )
 
     async def _refusal(
@@ -299,23 +299,24 @@ def _json(body: object) -> bytes:
         return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
         raise InvalidRequest(
-            "a text of the request holds bytes that are no UTF-8",
-            hint="JSON cannot carry them; give bytes where bytes are taken",
+            "a string of the request is not valid UTF-8",
+            hint="pass bytes where bytes are accepted",
         ) from None
     except (TypeError, ValueError) as exc:
         raise InvalidRequest(
-            f"the request cannot be sent: {exc}", hint="look at its values"
+            f"the request cannot be sent: {exc}", hint="check its values"
         ) from None
 
 
 class _Source:
-    """A caller's stream on its way out, which remembers what it failed with."""
+    """A caller's stream that is being sent; remembers its failure."""
 
     def __init__(self, pieces: AsyncIterable[bytes]) -> None:
         self._pieces = pieces
         self.failure: BaseException | None = None
 
     async def pieces(self) -> AsyncIterator[bytes]:
+        """Iterate over the body; one that ends before its announced length is an error."""
         try:
             async for piece in self._pieces:
                 yield piece
@@ -327,7 +328,7 @@ class _Source:
 
 
 def _may_pass(status: int, failure: SandkastenError, order: Order) -> bool:
-    """Whether the daemon said "later", and nothing of it was done."""
+    """Return whether the daemon was busy and did nothing."""
     if status == 429:
         # Asked too often; having too much of something does not pass by waiting.
         return failure.details.get("quota") in (None, "rate", "connections")
@@ -335,27 +336,27 @@ def _may_pass(status: int, failure: SandkastenError, order: Order) -> bool:
 
 
 def _is_spent(order: Order) -> bool:
-    """A stream that was begun cannot be sent again from its beginning."""
+    """Return whether the body is a stream that was started: it cannot be sent again."""
     return order.data is not None and not isinstance(order.data, bytes)
 
 
 @asynccontextmanager
 async def reading(connection: Connection, what: str) -> AsyncGenerator[None]:
-    """Around the reading of a stream: a connection that breaks is one of our errors."""
+    """Map a lost connection to an error while a stream is read."""
     try:
         yield
     except (aiohttp.ClientError, TimeoutError, OSError) as exc:
         raise BackendUnavailable(
-            f"the connection to {connection.address.shown} broke while {what} "
+            f"the connection to {connection.address.shown} was lost while {what} "
             f"({type(exc).__name__})",
-            hint="the daemon may have been restarted; ask again",
+            hint="the daemon may have been restarted; retry",
         ) from exc
 
 
 async def pieces(
     connection: Connection, answer: aiohttp.ClientResponse, what: str, stall_s: float
 ) -> AsyncGenerator[bytes]:
-    """The body as it comes; one that ends before its promised end is an error, never short."""
+    """Iterate over the body; one that ends before its announced length is an error."""
     async with reading(connection, what):
         while True:
             async with asyncio.timeout(stall_s):

@@ -1,4 +1,4 @@
-"""A failing answer turned back into the error it was on the other side. Pure."""
+"""Failing responses as the errors they were in the daemon. Pure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SHOWN: Final = 200
 
 
 def error_of(status: int, raw: bytes) -> SandkastenError:
-    """What a failing answer says; a body that is not ours (a proxy's page) is told as it is."""
+    """Return the error of a failing response; a body that is not ours (a proxy's) is quoted."""
     try:
         body = json.loads(raw)
     except ValueError:
@@ -51,19 +51,19 @@ def error_of(status: int, raw: bytes) -> SandkastenError:
         kind = _kind_of(status)
         text = raw[:_SHOWN].decode("utf-8", "replace").strip()
         return kind(
-            f"the server answered with status {status} and no error of ours: {text!r}",
-            hint="is this the address of a Sandkasten daemon, and nothing between that answers?",
+            f"the server answered with status {status} without an error of Sandkasten: {text!r}",
+            hint="check that this is the URL of a Sandkasten daemon and not of a proxy",
             http_status=status,
         )
     return body_error(body, status)
 
 
 def body_error(body: dict[str, Any], status: int = 500) -> SandkastenError:
-    """The error of an error body, wherever it came in."""
+    """Return the error of an error body."""
     code = body.get("code", body.get("error_code"))
     kind = BY_CODE.get(code) if isinstance(code, str) else None
     found = (kind or _kind_of(status))(
-        str(body.get("message") or body.get("error") or "the daemon said nothing more"),
+        str(body.get("message") or body.get("error") or "the daemon gave no reason"),
         hint=str(body.get("hint") or ""),
     )
     details: dict[str, Detail] = {}

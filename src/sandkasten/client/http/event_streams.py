@@ -1,8 +1,7 @@
-"""Server-sent events: the parser, and what is followed over connections that may break.
+"""Server-sent events: the parser, and streams that survive lost connections.
 
-A command belongs to its sandbox, a run to its daemon; this only watches. A connection that breaks
-is made again and goes on after the last piece that came, so nothing is shown twice and nothing
-runs twice.
+A command belongs to its sandbox, a run to its daemon; this only follows them. A lost connection is
+reopened after the last event that arrived, so nothing is shown twice and nothing runs twice.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Event:
 
 
 class Parser:
-    """Bytes in, whole events out; comments and fields we do not use are dropped."""
+    """Parses bytes into events; comments and unused fields are dropped."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -77,7 +76,7 @@ class Parser:
 
 
 async def events(answer: aiohttp.ClientResponse) -> AsyncIterator[Event]:
-    """The events of one answer. TimeoutError when it falls silent, aiohttp's own when it breaks."""
+    """Iterate over the events of one answer. TimeoutError if it is silent for too long."""
     parser = Parser()
     while True:
         async with asyncio.timeout(SILENCE_S):
@@ -106,7 +105,7 @@ E = TypeVar("E")
 
 @dataclass(frozen=True, slots=True)
 class Followed(Generic[P, E]):
-    """What is watched: the name of its pieces, how they and its end are read, and what to say."""
+    """What is followed: the event of its items, how items and the end are decoded, and messages."""
 
     piece: str
     piece_of: Callable[[dict[str, Any]], P]
@@ -126,7 +125,7 @@ async def follow(
     followed: Followed[P, E],
     seen: int = 0,
 ) -> AsyncIterator[P | E]:
-    """Pieces as they come, then the end. `order_after(seq)` asks for what comes after `seq`."""
+    """Yield items, then the end. `order_after(seq)` requests what comes after `seq`."""
     patience = Patience()
     while True:
         cause: Exception | None = None

@@ -1,7 +1,7 @@
-"""Files, as JSON and as headers, both ways. Pure.
+"""Files as JSON and as headers. Pure.
 
-A name inside a sandbox is whatever bytes somebody chose; what is no UTF-8 travels as base64 in a
-field beside the text and is a `str` with surrogate escapes here.
+A file name inside a sandbox is arbitrary bytes; a name that is not UTF-8 is sent as base64 in a
+second field, and is a `str` with surrogate escapes here.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _CONTENT_RANGE = re.compile(r"bytes (?:[0-9]+-[0-9]+|\*)/([0-9]{1,19})\Z")
 
 
 def name_fields(field: str, name: str) -> dict[str, str]:
-    """A name to send; InvalidRequest for what can be none."""
+    """Return the fields of a name to send; InvalidRequest if it is not a valid name."""
     if not isinstance(name, str):
         raise InvalidRequest(
-            f"{field} is a text, not {type(name).__name__}", hint="name it by a text", field=field
+            f"{field} must be a str, got {type(name).__name__}", hint="pass a string", field=field
         )
     try:
         name.encode()
@@ -33,7 +33,9 @@ def name_fields(field: str, name: str) -> dict[str, str]:
             return {f"{field}_b64": encoded(os.fsencode(name))}
         except UnicodeEncodeError:
             raise InvalidRequest(
-                f"{field} holds characters that no name can", hint="look at it", field=field
+                f"{field} has characters that no file name can have",
+                hint="remove the unpaired surrogates",
+                field=field,
             ) from None
     return {field: name}
 
@@ -59,7 +61,7 @@ def removed_of(value: object) -> int:
 
 
 def range_of(offset: int, most: int | None) -> dict[str, str]:
-    """The header that asks for a part; none for the whole."""
+    """Return the header that requests a range; none for the whole file."""
     if not offset and most is None:
         return {}
     end = "" if most is None else str(offset + most - 1)
@@ -67,6 +69,6 @@ def range_of(offset: int, most: int | None) -> dict[str, str]:
 
 
 def size_of(headers: Mapping[str, str], length: int) -> int:
-    """The true size of the file a part came from; `length` where all of it came."""
+    """Return the true size of a file of which a range was sent; `length` if it was all."""
     found = _CONTENT_RANGE.match(headers.get("Content-Range", ""))
     return int(found[1]) if found else length

@@ -1,6 +1,6 @@
-"""Files of a daemon's sandboxes: bytes by the stream, everything else as JSON.
+"""Files of a daemon's sandboxes: streamed bytes, everything else as JSON.
 
-Nothing is held in memory beyond the piece at hand, but for `read`, which is bounded.
+Keeps no more than one piece in memory, except for `read`, which is limited.
 """
 
 from __future__ import annotations

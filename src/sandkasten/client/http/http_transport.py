@@ -1,7 +1,7 @@
-"""A daemon's sandboxes, as the client needs them: one method, one request.
+"""The sandboxes of a daemon: one method, one request.
 
-Everything is asked by the routes of the public contract. What only the machine itself can be
-asked (what its kernel offers, a sweep) is UnsupportedByBackend here.
+Uses the routes of the public contract. What only the machine itself can report (what its kernel
+offers, a sweep) is UnsupportedByBackend here.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class HttpTransport:
         return session_json.info_of(await self._get(session_path(sandbox_id)))
 
     async def list(self, *, all: bool = False) -> Sequence[Info]:
-        """`all` has no meaning here: what a daemon keeps ready is its own affair."""
+        """Return the sandboxes; `all` has no effect: a daemon does not list its warm pool."""
         found: list[Info] = []
         query: dict[str, str] = {}
         while True:
@@ -284,5 +284,5 @@ def _run_time_of(request: RunRequest) -> float:
 
 def _only_there(what: str, how: str) -> UnsupportedByBackend:
     return UnsupportedByBackend(
-        f"a daemon cannot be asked {what} from elsewhere", hint=f"on its machine: {how}"
+        f"a daemon does not report {what} over HTTP", hint=f"on its machine: {how}"
     )

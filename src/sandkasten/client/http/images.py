@@ -1,6 +1,6 @@
-"""Images of a daemon. Archives travel through the connection; paths are the caller's own.
+"""Images of a daemon. Archives are sent over the connection; paths are the caller's own.
 
-What a daemon has no route for is UnsupportedByBackend, with the command to say on its machine.
+What a daemon has no route for is UnsupportedByBackend, with the command to run on its machine.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class HttpImages:
                 elif event.name == "error":
                     raise body_error(parsed(event))
         raise BackendUnavailable(
-            f"the connection broke while {name} was pulled", hint="pull it again"
+            f"the connection was lost while {name} was pulled", hint="pull it again"
         )
 
     async def build_debian(
@@ -166,5 +166,5 @@ async def _told(
 
 def _only_there(what: str, how: str) -> UnsupportedByBackend:
     return UnsupportedByBackend(
-        f"a daemon cannot {what} for somebody elsewhere", hint=f"on its machine: {how}"
+        f"a daemon does not {what} over HTTP", hint=f"on its machine: {how}"
     )

@@ -1,4 +1,4 @@
-"""JSON that came over the network as values: the right type, or ProtocolViolation. Pure."""
+"""Values decoded from the daemon's JSON; ProtocolViolation if they are invalid. Pure."""
 
 from __future__ import annotations
 

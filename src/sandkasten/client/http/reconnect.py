@@ -1,7 +1,7 @@
-"""How long a daemon that was reached may be away: one that is killed is back within seconds.
+"""How long a daemon that was reached may be away: after a crash it is back within seconds.
 
-A client that follows a command or uses a terminal waits and then continues where it was. A client
-that has never reached the daemon gets the error at once.
+A client that follows a command or uses a terminal waits and then continues. A client that has never
+reached the daemon gets the error at once.
 """
 
 from __future__ import annotations

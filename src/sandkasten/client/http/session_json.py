@@ -1,8 +1,7 @@
-"""Sandboxes and commands: what is asked as JSON, and JSON as what was answered. Pure.
+"""Sandboxes and commands as JSON: request bodies and answers. Pure.
 
-Files, images and workspaces have `mapping_files` and `mapping_images`. An answer that makes no
-sense is ProtocolViolation; fields we do not know are left alone, so that a newer daemon serves an
-older client.
+Files, images and workspaces have `file_json` and `image_json`. An invalid answer is
+ProtocolViolation; unknown fields are ignored, so that a newer daemon serves an older client.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ def _plain(value: object) -> object:
 
 
 def input_fields(name: str, data: bytes | None) -> Json:
-    """Bytes as text where they are text, which is half the size on the way."""
+    """Return bytes as a string where they are UTF-8, which is shorter than base64."""
     if data is None:
         return {}
     try:

@@ -1,7 +1,7 @@
-"""A terminal inside a sandbox over a WebSocket: bytes both ways, resize, signals, an exit status.
+"""A terminal inside a sandbox over a WebSocket: bytes both ways, resize, signals, exit status.
 
-Binary messages are what is typed and printed; texts are JSON. A connection that breaks is made
-again and goes on behind the last byte that came; leaving hangs up, as closing a window does.
+Binary messages are input and output; text messages are JSON. A lost connection is reopened after
+the last byte that arrived; leaving hangs up, as closing a window does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HANG_UP_S: Final = 5.0
 
 
 class HttpTerminal:
-    """One task may iterate while another sends."""
+    """A terminal; one task may iterate while another sends."""
 
     def __init__(self, connection: Connection, path: str, rows: int, cols: int) -> None:
         self._connection = connection
@@ -45,7 +45,7 @@ class HttpTerminal:
         self.exec_id = ""
 
     async def join(self, first: Mapping[str, str] | None = None) -> None:
-        """Open it with what is asked first, or come back to it."""
+        """Open the terminal, or reconnect to it."""
         rows, cols = self._size
         query = {"rows": str(rows), "cols": str(cols), **(first or {})}
         if first is None:
@@ -179,7 +179,7 @@ async def open_terminal(
 
 
 def _told(message: aiohttp.WSMessage) -> dict[str, Any] | None:
-    """What a text says; an error it tells is raised."""
+    """Decode a text message; raise the error that it reports."""
     if message.type != aiohttp.WSMsgType.TEXT:
         return None
     try:

@@ -1,7 +1,7 @@
-"""What a server remembers beyond its sandboxes (keys, the audit, stored files), as a Protocol.
+"""Keys, the audit and stored files of a server, as Protocols.
 
-A daemon has it over HTTP; without one, this process opens the same books itself, under the same
-lock. Only classes of `errors` leave an implementation.
+A daemon has them over HTTP; without one, this process opens the same database itself, under the
+same lock. Only classes of `errors` leave an implementation.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class KeysTransport(Protocol):
     async def create(self, request: KeyRequest) -> MadeKey: ...
     async def list(self, tenant: str | None = None) -> Sequence[KeyRow]: ...
     async def revoke(self, key_id: str) -> KeyRow:
-        """NotFound when there is none; twice is fine."""
+        """Revoke a key; NotFound if there is none. Twice is fine."""
         ...
 
 
 class StoredTransport(Protocol):
-    """The file store, as the tenant one is."""
+    """The file store of the caller's tenant."""
 
     async def put(
         self,
@@ -47,7 +47,7 @@ class StoredTransport(Protocol):
         self, key: str
     ) -> AbstractAsyncContextManager[tuple[StoredFile, AsyncIterator[bytes]]]: ...
     async def list(self, prefix: str = "") -> Sequence[StoredFile]:
-        """All of them, by key."""
+        """Return all files, by key."""
         ...
 
     async def delete(self, key: str) -> None: ...
@@ -60,7 +60,7 @@ class StoredTransport(Protocol):
         *,
         overwrite: bool = True,
     ) -> StagedFile:
-        """`files` has the sandbox, where this store cannot reach it by itself."""
+        """Copy a file into a sandbox; `files` reaches the sandbox if this store cannot."""
         ...
 
     async def publish(
@@ -90,13 +90,13 @@ class BooksTransport(Protocol):
         target: str | None = None,
         limit: int = 100,
     ) -> Sequence[AuditRow]:
-        """Oldest first: those after `since_seq`, or the newest."""
+        """Return rows, oldest first: those after `since_seq`, or the newest."""
         ...
 
 
 @asynccontextmanager
 async def books_of(place: Place) -> AsyncIterator[BooksTransport]:
-    """The books of a daemon, or of a data directory that none serves."""
+    """Open the records of a daemon, or of a data directory that no daemon serves."""
     if place.url is None:
         no_tenant(place)
         from sandkasten.client.server.embedded import open_books

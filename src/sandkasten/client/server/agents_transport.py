@@ -1,7 +1,8 @@
-"""How the client reaches what runs agents (`ports.Agents`).
+"""Opens what runs agents (`ports.Agents`).
 
-A daemon runs them and goes on when we leave; without one this process does, and what still runs is
-cancelled, with its sandboxes, when it is closed. Only classes of `errors` leave an implementation.
+A daemon runs them and continues when the client leaves; without one this process does, and what
+still runs is cancelled, with its sandboxes, when it is closed. Only classes of `errors` leave an
+implementation.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def agents_of(place: Place) -> AsyncIterator[Agents]:
-    """The agents of a daemon, or of this process where none is named."""
+    """Open the agents of a daemon, or of this process if none is named."""
     if place.url is None:
         no_tenant(place)
         from sandkasten.client.server.embedded import open_agents

@@ -1,8 +1,7 @@
-"""The engine inside this process: the one door from the client to everything below it.
+"""The engine inside this process: the only way from the client to the rooms below.
 
-Nothing of the engine is imported before a sandbox is asked for, so that `import sandkasten`
-is cheap and works where the engine does not. Where sandboxes cannot be made, BackendUnavailable
-says why.
+Nothing of the engine is imported before it is needed, so that `import sandkasten` is fast and works
+where the engine does not. If sandboxes are not possible here, BackendUnavailable has the reason.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def _load(place: Place) -> Settings:
 
 
 def settings(place: Place) -> Settings:
-    """The settings in force for a place, with the origin of each."""
+    """Return the settings in force for a server, with the origin of each."""
     require_linux()
     with require_installed():
         from sandkasten.daemon.settings.resolver import load
@@ -56,7 +55,7 @@ def settings(place: Place) -> Settings:
 
 
 def serve(flags: Mapping[str, str], said: Callable[[str], None]) -> None:
-    """Be a daemon in this process until a signal ends it. `said` hears when it is ready."""
+    """Run a daemon in this process until a signal ends it. `said` is called when it is ready."""
     require_linux()
     with require_installed():
         from sandkasten.daemon.serve import run
@@ -65,7 +64,7 @@ def serve(flags: Mapping[str, str], said: Callable[[str], None]) -> None:
 
 
 def open_books(place: Place) -> AbstractAsyncContextManager[BooksTransport]:
-    """What the data directory remembers, while no daemon serves it; Conflict when one does."""
+    """Open the records of a data directory; Conflict while a daemon serves it."""
     loaded = settings(place)
     with require_installed():
         from sandkasten.daemon.offline_admin import offline_books
@@ -75,7 +74,7 @@ def open_books(place: Place) -> AbstractAsyncContextManager[BooksTransport]:
 
 @asynccontextmanager
 async def open_agents(place: Place) -> AsyncIterator[AgentsPort]:
-    """Agents that this process runs; what still runs at the end of the block is cancelled."""
+    """Open agents that this process runs; what still runs at the end is cancelled."""
     require_linux()
     loaded = await asyncio.to_thread(_load_agents, place)
     with require_installed():
@@ -91,7 +90,7 @@ def _load_agents(place: Place) -> Settings:
 
 
 def open_installation(flags: Mapping[str, str]) -> AbstractAsyncContextManager[Installer]:
-    """A daemon that stands, or is to stand, on an engine; this machine need not be Linux."""
+    """Open the installation of a daemon on an engine; this machine need not be Linux."""
     with require_installed():
         from sandkasten.daemon.container.installation import installation
         from sandkasten.daemon.settings.resolver import load
@@ -113,7 +112,7 @@ def require_installed(what: str = "the embedded engine", extra: str = "server") 
 def require_linux() -> None:
     if sys.platform != "linux":
         raise BackendUnavailable(
-            f"the embedded engine needs the Linux kernel, and this is {sys.platform}",
+            f"the embedded engine requires Linux, and this machine runs {sys.platform}",
             hint="run it on a Linux machine or in a Linux virtual machine",
         )
 

@@ -1,4 +1,4 @@
-"""A daemon on an engine, as whoever puts it there sees it: `client.embedded` opens one."""
+"""The installer of a daemon on an engine, as a Protocol: `client.server.embedded` opens one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Who serves: a daemon at an address, or the engine inside this process; once a loop and place.
+"""The servers of this process: one for each event loop and address.
 
-Neither the engine nor an HTTP library is imported before somebody needs it. A server is opened on
-first use and closed with its loop; its errors are classes of `errors`.
+Neither the engine nor an HTTP library is imported before it is needed. A server is opened on first
+use and closed with its loop; its errors are classes of `errors`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which server: a daemon's address, or where the data of an engine in this process lies.
+    """A server: a daemon's address, or the data directory of an engine in this process.
 
     None leaves it to environment, file and default.
     """
@@ -46,10 +46,10 @@ def place_of(
     url: str | None = None,
     api_key: str | None = None,
 ) -> Place:
-    """What arguments and environment name; what is said wins over SANDKASTEN_URL."""
+    """Return the server that arguments or the environment name; arguments win."""
     if url is not None and data_dir is not None:
         raise InvalidRequest(
-            "url and data_dir name two servers",
+            "url and data_dir exclude each other",
             hint="url is for a daemon, data_dir for sandboxes of this process; give one of them",
             field="url",
         )
@@ -59,7 +59,7 @@ def place_of(
     if url is None:
         if api_key is not None:
             raise InvalidRequest(
-                "there is a key, and no daemon to show it to",
+                "api_key requires url",
                 hint="give the daemon's address as url, or in SANDKASTEN_URL",
                 field="api_key",
             )
@@ -86,7 +86,7 @@ _abandoned: Final[list[_Servers]] = []
 
 
 async def connect(place: Place) -> Transport:
-    """What serves this place on this loop, opened on first use."""
+    """Return the server on this loop, opened on first use."""
     loop = asyncio.get_running_loop()
     servers = _by_loop.get(loop)
     if servers is None:
@@ -105,7 +105,7 @@ async def connect(place: Place) -> Transport:
 
 
 async def aclose() -> None:
-    """Let go of the servers of this loop now; sandboxes live on. The next `connect` opens anew."""
+    """Close the servers of this loop; sandboxes live on. The next `connect` reopens them."""
     servers = _by_loop.pop(asyncio.get_running_loop(), None)
     for holder in servers.holders if servers is not None else ():
         await holder.aclose()
@@ -114,10 +114,10 @@ async def aclose() -> None:
 async def held(
     server: Transport, among: dict[Place, Transport] | None = None, place: Place | None = None
 ) -> AsyncGenerator[None]:
-    """What closes the server: when it is closed itself or forgotten, and when its loop winds down.
+    """Return a generator that closes the server when it is closed, dropped, or its loop ends.
 
-    A loop offers no other hook: `asyncio.run` and every runner like it close the asynchronous
-    generators that were begun on the loop, after the last task and before the loop itself.
+    A loop offers no other hook: `asyncio.run` and similar runners close the asynchronous generators
+    that were started on the loop, after the last task and before the loop itself.
     """
 
     async def hold() -> AsyncGenerator[None]:
@@ -134,7 +134,7 @@ async def held(
 
 
 async def open_transport(place: Place) -> Transport:
-    """A connection of its own, which the caller closes."""
+    """Open a connection that the caller closes."""
     if place.url is None:
         no_tenant(place)
         from sandkasten.client.server.embedded import open_engine
@@ -145,11 +145,11 @@ async def open_transport(place: Place) -> Transport:
 
 
 def no_tenant(place: Place) -> None:
-    """Without a daemon there is one tenant; to act on its things instead would be a surprise."""
+    """Refuse SANDKASTEN_TENANT without a daemon: there is only one tenant here."""
     if place.tenant is not None:
         raise InvalidRequest(
-            "SANDKASTEN_TENANT names a tenant, and there is no daemon here",
-            hint="name one with --url or SANDKASTEN_URL, or unset the variable",
+            "SANDKASTEN_TENANT requires a daemon",
+            hint="give its address with --url or SANDKASTEN_URL, or unset the variable",
             field="tenant",
         )
 
@@ -161,23 +161,23 @@ def _http(url: str, place: Place) -> Transport:
         if exc.name is None or exc.name.partition(".")[0] == "sandkasten":
             raise
         raise BackendUnavailable(
-            f"speaking to a daemon needs a library that is not installed ({exc.name})",
+            f"the client requires a library that is not installed ({exc.name})",
             hint=f"pip install {exc.name}",
         ) from exc
     return HttpTransport(url, place.api_key, place.tenant)
 
 
 def _forget_closed_loops() -> None:
-    """A loop closed without winding down leaves its servers behind; they are of no more use."""
+    """Drop the servers of loops that were closed without a shutdown."""
     for loop in list(_by_loop):
         if loop.is_closed():
             del _by_loop[loop]
 
 
 def _forget_after_fork() -> None:
-    """The child's copies of the parent's connections are kept unclosed and unused:
+    """Drop the parent's connections in a forked child, without closing them.
 
-    closing them through the parent's loop would reach into the parent's poll set.
+    Closing them through the parent's loop would change the parent's poll set.
     """
     _abandoned.extend(_by_loop.values())
     _by_loop.clear()

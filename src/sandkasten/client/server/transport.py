@@ -1,7 +1,7 @@
-"""What the client needs from whatever serves it, as Protocols. No behaviour lives here.
+"""Protocols of the server of the client. No behaviour.
 
-The engine in this process has this shape; anything else that has it can stand in its place.
-Only classes of `errors` leave an implementation.
+The engine has this shape; anything else that has it can replace it. Only classes of `errors` leave
+an implementation.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class TerminalTransport(Protocol):
-    """A live terminal. Iterating gives what it prints and ends when its program does."""
+    """A live terminal. Iterating yields its output and ends when its program does."""
 
     @property
     def exec_id(self) -> str: ...
@@ -48,7 +48,7 @@ class TerminalTransport(Protocol):
 
 
 class FilesTransport(Protocol):
-    """The file verbs of one server; every path is the sandbox's own."""
+    """The file operations of one server; every path is the sandbox's own."""
 
     async def read(
         self,

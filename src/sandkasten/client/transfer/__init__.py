@@ -1,1 +1,1 @@
-"""Moving files and trees between this machine and a sandbox."""
+"""Transfer of files and trees between this machine and a sandbox."""

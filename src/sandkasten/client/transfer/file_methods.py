@@ -1,7 +1,6 @@
-"""The files of a sandbox as methods of the sandbox; `sandbox.py` has the rest.
+"""The file methods of a sandbox; `sandbox.py` has the others.
 
-Knows the transport and nothing of how a file gets to where it is going. Every failure is a class
-of `errors`.
+Every failure is a class of `errors`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class SandboxFiles:
-    """For `AsyncSandbox` to be made of."""
+    """The base class of `AsyncSandbox`."""
 
     if TYPE_CHECKING:
         _place: Place
@@ -48,7 +47,7 @@ class SandboxFiles:
         mode: int | None = None,
         overwrite: bool = True,
     ) -> FileEntry:
-        """Write a whole file; whoever reads meanwhile sees the old one or the new one.
+        """Write a whole file; readers see the old file or the new one, never a part.
 
         A binary file object is read to its end and never held in memory as a whole.
         """
@@ -67,9 +66,9 @@ class SandboxFiles:
         limit: int | None = None,
         max_bytes: int | None = None,
     ) -> FileBytes:
-        """The bytes of a file, or of a part of it.
+        """Return the bytes of a file, or of a part of it.
 
-        `limit` asks for so many from `offset`; `max_bytes` cuts, and `.truncated` says so.
+        `limit` reads that many bytes from `offset`; `max_bytes` cuts, and `.truncated` tells.
         """
         files = await self._files()
         got = await files.read(self.id, path, offset=offset, limit=limit, max_bytes=max_bytes)
@@ -78,7 +77,7 @@ class SandboxFiles:
     async def ls(
         self, path: str = ".", *, recursive: bool = False, limit: int | None = None
     ) -> builtins.list[FileEntry]:
-        """What is in a directory, sorted by name: all of it, or the first `limit` entries."""
+        """Return the entries of a directory by name: all, or the first `limit`."""
         files = await self._files()
         return await listed(files, self.id, path, recursive=recursive, limit=limit)
 
@@ -86,7 +85,7 @@ class SandboxFiles:
         return await (await self._files()).stat(self.id, path, follow=follow)
 
     async def exists(self, path: str) -> bool:
-        """Whether there is anything of that name (a dangling link counts)."""
+        """Return whether a path exists (a dangling link counts)."""
         try:
             await self.stat(path, follow=False)
         except FileNotFound:
@@ -101,7 +100,7 @@ class SandboxFiles:
         return await files.move(self.id, source, destination, overwrite=overwrite)
 
     async def remove(self, path: str, *, recursive: bool = False, missing_ok: bool = False) -> int:
-        """Remove a file, or with `recursive` a tree; how many entries went."""
+        """Remove a file, or with `recursive` a tree; returns how many entries."""
         files = await self._files()
         return await files.remove(self.id, path, recursive=recursive, missing_ok=missing_ok)
 
@@ -112,7 +111,7 @@ class SandboxFiles:
         *,
         progress: transfer.Progress | None = None,
     ) -> Transfer:
-        """A file of this machine to `remote`, or a directory's contents into `remote`."""
+        """Copy a local file to `remote`, or the contents of a directory into `remote`."""
         files = await self._files()
         return await transfer.upload(files, self.id, Path(local), remote, progress)
 
@@ -124,10 +123,10 @@ class SandboxFiles:
         max_bytes: int = transfer.MAX_DOWNLOAD_BYTES,
         progress: transfer.Progress | None = None,
     ) -> Transfer:
-        """A file to `local` (or into it, if it is a directory), a tree's contents into `local`.
+        """Copy a file to `local` (or into it, if it is a directory), or a tree's contents into it.
 
-        What would land outside `local`, and anything but files, directories and links that
-        stay inside, is left out and named in `skipped`.
+        Entries that would land outside `local`, and anything but files, directories and links that
+        stay inside, are left out and named in `skipped`.
         """
         files = await self._files()
         return await transfer.download(files, self.id, remote, Path(local), max_bytes, progress)
@@ -166,7 +165,7 @@ class SandboxFiles:
             )
 
     def watch(self, path: str = ".", *, recursive: bool = True) -> AsyncWatch:
-        """Changes below a path, from the first one asked for until it is closed."""
+        """Watch changes below a path until it is closed."""
         return AsyncWatch(
             self, lambda transport: transport.files.watch(self.id, path, recursive=recursive)
         )

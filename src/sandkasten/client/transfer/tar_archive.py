@@ -1,11 +1,10 @@
-"""Directory trees as tar streams, on the caller's side of the wall.
+"""Directory trees as tar streams, on the caller's machine.
 
-`pack` reads a tree of this machine; `unpack` writes one that a sandbox sent. What a sandbox
-sends is hostile: no member is written through a symbolic link, outside the destination, as a
-device or with set-id bits, and nothing grows past the caller's ceiling. Links are made last,
-when no more data can pass through them. Members that are left out are named, not hidden.
-Tar works in a thread of its own, joined to the loop by a socket pair: closing the loop's end
-stops the thread.
+`pack` reads a local tree; `unpack` writes one from a sandbox. That data is untrusted: no member is
+written through a symbolic link, outside the destination, as a device or with set-id bits, and
+nothing grows past the caller's limit. Links are created last, when no more data can pass through
+them. Members that are left out are named. Tar works in a thread of its own, connected to the loop
+by a socket pair: closing the loop's end stops the thread.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ MAX_SKIPPED: Final = 1_000
 
 @dataclass(slots=True)
 class Tally:
-    """What was moved so far; safe to read when the move has ended."""
+    """What was moved so far; read it when the transfer has ended."""
 
     files: int = 0
     entries: int = 0
@@ -50,10 +49,10 @@ class Tally:
 
 
 def stays_inside(link: str, target: str) -> bool:
-    """Whether a symlink at `link` (relative) leads no further up than the tree's root.
+    """Return whether a symlink at `link` (relative) stays below the tree's root.
 
-    Only `..` at the front of a target is allowed: behind a name it could climb out of where
-    another link leads, which cannot be seen from the text.
+    Only `..` at the start of a target is allowed: after a name it could climb out of where another
+    link leads.
     """
     if not target or target.startswith("/"):
         return False
@@ -66,7 +65,7 @@ def stays_inside(link: str, target: str) -> bool:
 
 
 async def pack(source: Path, tally: Tally) -> AsyncGenerator[bytes]:
-    """The contents of a directory as a tar stream; member names are relative to it."""
+    """Yield the contents of a directory as a tar stream; member names are relative to it."""
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
@@ -131,7 +130,7 @@ def _add(tar: tarfile.TarFile, path: str, name: str, tally: Tally) -> None:
 async def unpack(
     chunks: AsyncIterator[bytes], destination: Path, tally: Tally, *, max_bytes: int
 ) -> None:
-    """Write a sandbox's tar stream below `destination`, which is made when it is missing."""
+    """Write a sandbox's tar stream below `destination`, which is created if missing."""
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
@@ -159,18 +158,18 @@ def _unpack_from(end: socket.socket, destination: Path, tally: Tally, max_bytes:
                 pass  # What follows the end of the archive is padding.
     except tarfile.TarError as exc:
         raise ProtocolViolation(
-            "the archive that came out of the sandbox could not be read",
+            "the archive from the sandbox is not valid",
             hint="try the download again; the sandbox may have ended in the middle of it",
         ) from exc
     except OSError as exc:
         raise FileTrouble(
             f"writing the download failed: {exc.strerror or exc}",
-            hint="look at the free space and the permissions of the destination",
+            hint="check the free space and the permissions of the destination",
         ) from exc
 
 
 class _Unpacker:
-    """Writes members one by one, each opened from the destination downwards, never by link."""
+    """Writes members one by one, each opened from the destination downwards, never by a link."""
 
     def __init__(self, destination: Path, tally: Tally, max_bytes: int) -> None:
         self._root = destination
@@ -244,13 +243,13 @@ class _Unpacker:
 
 
 def write_below(root: Path, parts: list[str], data: bytes) -> None:
-    """One file at a place a sandbox named, below a directory the caller named. OSError."""
+    """Write one file at a path that a sandbox named, below a given directory. OSError."""
     with _Directory(root, parts[:-1]) as parent, parent.create(parts[-1], 0o644) as file:
         file.write(data)
 
 
 class _Directory:
-    """A directory below the root, made where missing, reached without following a link."""
+    """A directory below the root, created if missing, reached without following a link."""
 
     def __init__(self, root: Path, parts: list[str]) -> None:
         self._path = root.joinpath(*parts)
@@ -280,7 +279,7 @@ class _Directory:
         return name if self.fd is not None else str(self._path / name)
 
     def create(self, name: str, mode: int) -> IO[bytes]:
-        """A new file in the place of whatever had the name."""
+        """Create a file in place of whatever had the name."""
         self.clear(name)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
         fd = os.open(self.path(name), flags, 0o600, dir_fd=self.fd)
@@ -289,6 +288,6 @@ class _Directory:
         return os.fdopen(fd, "wb")
 
     def clear(self, name: str) -> None:
-        """Make room: an old file or link goes; an old directory is an error of the caller's."""
+        """Remove an old file or link; an old directory is an error."""
         with suppress(FileNotFoundError):
             os.unlink(self.path(name), dir_fd=self.fd)

@@ -1,8 +1,8 @@
-"""Moving files and trees between this machine and a sandbox, without holding them in memory.
+"""Transfer of files and trees without holding them in memory.
 
-A local path is the caller's own and is trusted; everything that comes out of the sandbox is
-not (see `archive`). A file arrives whole or not at all; a tree may arrive in part when the
-transfer fails in the middle. Local trouble is FileTrouble, the sandbox's own is its error.
+A local path is the caller's own and trusted; everything from the sandbox is not (see
+`tar_archive`). A file arrives whole or not at all; a tree may arrive in part if the transfer fails.
+Local problems are FileTrouble, those of the sandbox its own errors.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_DOWNLOAD_BYTES: Final = 8 * 1024**3
 
 
 def stream_of(data: Source) -> AsyncIterator[bytes]:
-    """Whatever a caller has, as a stream of bytes; InvalidRequest for what is none."""
+    """Return the caller's data as a stream of bytes; InvalidRequest for other types."""
     if isinstance(data, str):
         data = data.encode()
     if isinstance(data, bytes | bytearray | memoryview):
@@ -44,24 +44,24 @@ def stream_of(data: Source) -> AsyncIterator[bytes]:
     if hasattr(data, "read"):
         return blocks_of(data)
     raise InvalidRequest(
-        f"data is a text, bytes or a binary file, not {type(data).__name__}",
+        f"data must be str, bytes or a binary file, got {type(data).__name__}",
         hint="encode it first",
         field="data",
     )
 
 
 async def blocks_of(file: IO[bytes]) -> AsyncGenerator[bytes]:
-    """The rest of a blocking file, read in a thread so that the loop goes on."""
+    """Yield the rest of a blocking file, read in a thread."""
     while block := await asyncio.to_thread(file.read, CHUNK):
         if not isinstance(block, bytes):
             raise InvalidRequest(
-                "the file does not give bytes", hint='open it with mode "rb"', field="data"
+                "the file does not return bytes", hint='open it with mode "rb"', field="data"
             )
         yield block
 
 
 async def slices_of(data: memoryview) -> AsyncGenerator[bytes]:
-    """Views of a buffer, piece by piece: nothing is copied on the way to the wire."""
+    """Yield views of a buffer, without a copy."""
     for start in range(0, len(data), CHUNK):
         yield cast("bytes", data[start : start + CHUNK])
 
@@ -73,7 +73,7 @@ async def upload(
     remote: str,
     progress: Progress | None = None,
 ) -> Transfer:
-    """A file to `remote`, or the contents of a directory into the directory `remote`."""
+    """Copy a file to `remote`, or the contents of a directory into `remote`."""
     # Tar and what it brings along are only for trees; most programs never move one.
     from sandkasten.client.transfer.tar_archive import Tally, pack
 
@@ -97,7 +97,7 @@ async def upload(
     except OSError as exc:
         raise FileTrouble(
             f"reading {exc.filename or local} failed: {exc.strerror or exc}",
-            hint="look at the path and its permissions on this machine",
+            hint="check the path and its permissions on this machine",
         ) from exc
     return Transfer(where, tally.files, tally.bytes, tuple(tally.skipped))
 
@@ -110,7 +110,7 @@ async def download(
     max_bytes: int = MAX_DOWNLOAD_BYTES,
     progress: Progress | None = None,
 ) -> Transfer:
-    """A file to `local` (or into it, when it is a directory), a tree's contents into `local`."""
+    """Copy a file to `local` (or into it, if it is a directory), or a tree's contents into it."""
     entry = await files.stat(sandbox_id, remote)
     if entry.is_dir:
         from sandkasten.client.transfer.tar_archive import Tally, unpack
@@ -149,7 +149,7 @@ async def _download_file(
         except OSError as exc:
             raise FileTrouble(
                 f"writing {target} failed: {exc.strerror or exc}",
-                hint="look at the free space and the permissions of the destination",
+                hint="check the free space and the permissions of the destination",
             ) from exc
     return moved
 

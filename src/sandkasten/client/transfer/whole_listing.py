@@ -1,4 +1,4 @@
-"""A whole directory from pages, with a bound on what a sandbox can make us remember."""
+"""A whole directory from pages, with a limit on the number of entries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGE: Final = 5_000
 async def listed(
     files: FilesTransport, sandbox_id: str, path: str, *, recursive: bool, limit: int | None
 ) -> list[FileEntry]:
-    """All entries (PayloadTooLarge over MAX_LISTED), or the first `limit` of them."""
+    """Return all entries (PayloadTooLarge over MAX_LISTED), or the first `limit`."""
     found: list[FileEntry] = []
     cursor: str | None = None
     while limit is None or len(found) < limit:

@@ -1,8 +1,8 @@
-"""API keys: how one is made, read and narrowed. Pure rules but for the random numbers.
+"""API keys: creation, parsing and restrictions. Pure except for random numbers.
 
 A key is `sk-<id>-<secret>`. The id is public and names the key in lists and in the audit; the
-secret has 256 bits and is shown once. What is kept is the sha256 of the whole text: with that
-many random bits a slow hash would protect nothing more.
+secret has 256 bits and is shown once. Only the sha256 of the whole key is stored: with that many
+random bits a slow hash would protect nothing more.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class NewKey:
 
 @dataclass(frozen=True, slots=True)
 class KeyRequest:
-    """What somebody asks a new key to be."""
+    """The properties of a new key."""
 
     tenant: str | None = None
     """Whose it is; the asker's when None."""
@@ -60,7 +60,7 @@ class MadeKey:
 
 
 def new_row(request: KeyRequest, key: NewKey, now: float, tenant: str) -> KeyRow:
-    """What is kept of the key; InvalidRequest when the request makes no sense."""
+    """Return the row to store for a key; InvalidRequest if the request is invalid."""
     ends = request.expires_in_s
     if ends is not None:
         ends = now + number("expires_in_seconds", ends, low=0.001, high=1e10)
@@ -86,7 +86,7 @@ def hash_key(text: str) -> bytes:
 
 
 def id_of_key(text: str) -> str | None:
-    """The id a key says it has, without knowing whether it is one that lives."""
+    """Return the id that a key contains, without checking that the key exists."""
     found = _KEY.match(text)
     return None if found is None else f"key_{found[1]}"
 
@@ -96,22 +96,24 @@ def is_key_id(text: str) -> bool:
 
 
 def no_such_key() -> NotFound:
-    return NotFound("there is no key with that id", hint="list them: sandkasten key ls")
+    return NotFound("no key has that id", hint="list them: sandkasten key ls")
 
 
 def parse_scopes(names: Iterable[str]) -> frozenset[Scope]:
-    """At least one, all of them known; InvalidRequest names the first that is not."""
+    """Return at least one scope; InvalidRequest names the first unknown one."""
     found: set[Scope] = set()
     for name in names:
         known: list[Scope] = [one for one in SCOPES if one == name]
         if not known:
             raise InvalidRequest(
-                f"there is no scope {shown(name)}", hint=did_you_mean(name, SCOPES), field="scopes"
+                f"{shown(name)} is not a valid scope",
+                hint=did_you_mean(name, SCOPES),
+                field="scopes",
             )
         found.update(known)
     if not found:
         raise InvalidRequest(
-            "a key without a scope can do nothing",
+            "a key requires at least one scope",
             hint="known: " + ", ".join(sorted(SCOPES)),
             field="scopes",
         )
@@ -119,12 +121,12 @@ def parse_scopes(names: Iterable[str]) -> frozenset[Scope]:
 
 
 def parse_quota(given: Mapping[str, int | float | None]) -> TenantQuota:
-    """By the names of TenantQuota; what is None or not named is not bounded."""
+    """Return a quota from the field names of TenantQuota; None or absent means unlimited."""
     known = [one.name for one in fields(TenantQuota)]
     for name in given:
         if name not in known:
             raise InvalidRequest(
-                f"there is no quota {shown(name)}", hint=did_you_mean(name, known), field="quota"
+                f"{shown(name)} is not a valid quota", hint=did_you_mean(name, known), field="quota"
             )
     counts = {
         name: whole(f"quota.{name}", value, low=0, high=_MOST)
@@ -141,10 +143,10 @@ def parse_quota(given: Mapping[str, int | float | None]) -> TenantQuota:
 
 
 def checked_key_name(text: str) -> str:
-    """A remark for people: short, and nothing a terminal would act upon."""
+    """Return a key's name: short, and without characters that a terminal acts on."""
     if len(text) > _MAX_NAME or not (text == "" or text.isprintable()):
         raise InvalidRequest(
-            f"{shown(text)} cannot be the name of a key",
+            f"{shown(text)} is not a valid name for a key",
             hint=f"at most {_MAX_NAME} printable characters",
             field="name",
         )

@@ -1,7 +1,7 @@
-"""Who asks: tenants, scopes and quotas, and how a tenant's names are kept apart. Pure rules.
+"""Tenants, scopes and quotas, and how the names of tenants are kept apart. Pure.
 
-What belongs to a tenant carries its name; another tenant's answers like something unknown.
-The operator's own tenant is `default`: embedded use, loopback without a key, the daemon's
+Everything that belongs to a tenant carries its name; another tenant's answers like something
+unknown. The operator's own tenant is `default`: embedded use, loopback without a key, the daemon's
 Unix socket and the configured `api_key` all belong to it.
 """
 
@@ -24,7 +24,7 @@ _AT: Final = "@"
 
 @dataclass(frozen=True, slots=True)
 class TenantQuota:
-    """What one tenant may have at a time; None: as much as there is."""
+    """What one tenant may use at a time; None means unlimited."""
 
     max_sessions: int | None = None
     max_memory_bytes: int | None = None
@@ -36,7 +36,7 @@ class TenantQuota:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who a request comes from. `admin` holds every scope and may act as another tenant."""
+    """The origin of a request. `admin` has every scope and may act as another tenant."""
 
     tenant: str = DEFAULT_TENANT
     scopes: frozenset[Scope] = SCOPES
@@ -51,7 +51,7 @@ class Principal:
 def checked_tenant(text: str) -> str:
     if not isinstance(text, str) or not _TENANT.match(text):
         raise InvalidRequest(
-            f"{shown(str(text))} cannot be the name of a tenant",
+            f"{shown(str(text))} is not a valid tenant name",
             hint="1 to 32 of a-z, 0-9 and '-', beginning with a letter or a digit",
             field="tenant",
         )
@@ -59,13 +59,13 @@ def checked_tenant(text: str) -> str:
 
 
 def scoped(tenant: str, name: str) -> str:
-    """A tenant's name as it is kept; the operator's own are kept as they are where they can be."""
+    """Return a tenant's name as it is stored; the default tenant's stay plain if possible."""
     if tenant == DEFAULT_TENANT and _AT not in name:
         return name
     return f"{name}{_AT}{tenant}"
 
 
 def unscoped(kept: str) -> tuple[str, str]:
-    """The tenant, and the name as its owner knows it."""
+    """Return the tenant, and the name as its owner knows it."""
     name, at, tenant = kept.rpartition(_AT)
     return (tenant, name) if at else (DEFAULT_TENANT, kept)

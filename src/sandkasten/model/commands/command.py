@@ -1,7 +1,7 @@
-"""From what a caller asked to run to what will be run: validation and defaults, pure.
+"""Validation and defaults of a command. Pure.
 
-Runs on the path of every command, so the innocent case touches each value once. Refusals
-are InvalidRequest or PayloadTooLarge and name the rule; nothing is clamped.
+Runs on the path of every command, so a valid request touches each value once. Refusals are
+InvalidRequest or PayloadTooLarge and name the rule; nothing is clamped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SHELL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Checked. Exactly one of `argv` and `text` is set; `text` goes to the shell named `shell`."""
+    """A checked command. Exactly one of `argv` and `text` is set; `text` goes to `shell`."""
 
     argv: tuple[str, ...] | None
     text: str | None
@@ -49,7 +49,7 @@ class Command:
 
 
 def checked_command(request: ExecRequest, limits: Limits, shell_program: str) -> Command:
-    """What to run. `shell_program` is what a text runs in when it must not touch the session."""
+    """Return the command to run. `shell_program` runs a string that must not touch the session."""
     argv, text = _what(request, shell_program)
     timeout_s = limits.exec_timeout_s
     if request.timeout_seconds is not None:
@@ -61,7 +61,7 @@ def checked_command(request: ExecRequest, limits: Limits, shell_program: str) ->
         )
     if not _SHELL_NAME.match(request.shell):
         raise InvalidRequest(
-            "the name of a shell is 1 to 64 letters, digits, '_', '.' or '-'",
+            "shell must be 1 to 64 letters, digits, '_', '.' or '-'",
             hint="leave it out to use the default shell",
             field="shell",
         )
@@ -150,8 +150,8 @@ def _timeout(value: float, limits: Limits) -> float:
 def _key(value: str) -> str:
     if not isinstance(value, str) or not 1 <= len(value) <= 256 or not value.isprintable():
         raise InvalidRequest(
-            "an idempotency key is 1 to 256 printable characters",
-            hint="a UUID does well",
+            "idempotency_key must be 1 to 256 printable characters",
+            hint="use a UUID",
             field="idempotency_key",
         )
     return value

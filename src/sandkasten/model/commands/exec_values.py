@@ -1,4 +1,4 @@
-"""A command asked for, a command's answer, and the verdict on what ended it."""
+"""Commands as values: the request, the result, and the reason a command ended."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Why:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Output as it came. `gap_bytes` were written right before it and not kept."""
+    """A piece of output. `gap_bytes` were written right before it and not kept."""
 
     seq: int
     source: Source
@@ -104,7 +104,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """`exit_code` is None when it is not known; it is never invented."""
+    """What is known of a command. `exit_code` is None when it is unknown; it is never invented."""
 
     exec_id: str
     status: Status

@@ -1,7 +1,7 @@
-"""The kept part of a command's output: first half, last half, an exact count of what is between.
+"""The kept part of a command's output: first half, last half, and a count of what is between.
 
-Whatever the command writes, memory stays within the caps. Chunks are hostile: one that
-comes twice or overlaps what is known is cut, one that jumps ahead is a gap.
+Memory stays within the caps whatever the command writes. Chunks are untrusted: one that comes twice
+or overlaps is cut, one that skips ahead is a gap.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def gap_marker(missing: int) -> bytes:
 
 
 class Output:
-    """Collects the chunks of one command, in order of arrival."""
+    """Collects the chunks of one command in order of arrival."""
 
     __slots__ = ("_last", "_streams", "last_seq")
 
@@ -55,7 +55,7 @@ class Output:
         self.last_seq = 0
 
     def add(self, seq: int, source: Source, offset: int, data: bytes) -> int:
-        """Keep what the caps allow; answers how many bytes of this source were missed before it."""
+        """Keep what the caps allow; return how many bytes of this source were missed before it."""
         if seq <= self.last_seq:
             return 0
         self.last_seq = seq
@@ -98,9 +98,9 @@ class Output:
         pieces.append(self._last)
 
     def kept(self, *sources: Source, marked: bool = True, totals: dict[Source, int]) -> bytes:
-        """The kept bytes of these sources in order of arrival.
+        """Return the kept bytes of these sources in order of arrival.
 
-        `totals` is how much each wrote in all; `marked` puts a line where bytes are missing.
+        `totals` is how much each source wrote; `marked` adds a line where bytes are missing.
         """
         streams = [self._streams[source] for source in sources]
         pieces = [piece for stream in streams for piece in (*stream.head, *stream.tail)]
@@ -123,12 +123,12 @@ class Output:
         return self._streams[source].end > 0
 
     def end(self, source: Source) -> int:
-        """How many bytes of it were written, as far as was seen."""
+        """Return how many bytes of a source were seen."""
         return self._streams[source].end
 
     @property
     def incomplete(self) -> bool:
-        """Whether bytes that were written are not kept."""
+        """Return whether bytes that were written are not kept."""
         for stream in self._streams.values():
             held = sum(len(p.data) for p in stream.head) + sum(len(p.data) for p in stream.tail)
             if held != stream.end:

@@ -9,7 +9,7 @@ from sandkasten.model.spelling import shown
 
 
 def signal_number(signal: object) -> int:
-    """15, "15", "TERM" or "SIGTERM"; InvalidRequest for what is no signal."""
+    """Return the number of 15, "15", "TERM" or "SIGTERM"; InvalidRequest otherwise."""
     if isinstance(signal, int) and not isinstance(signal, bool) and 1 <= signal <= 64:
         return signal
     if isinstance(signal, str):
@@ -20,5 +20,7 @@ def signal_number(signal: object) -> int:
         if found is not None:
             return int(found)
     raise InvalidRequest(
-        f"no signal is called {shown(str(signal))}", hint='15, "TERM" or "SIGTERM"', field="signal"
+        f"{shown(str(signal))} is not a valid signal",
+        hint='15, "TERM" or "SIGTERM"',
+        field="signal",
     )

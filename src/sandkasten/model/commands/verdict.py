@@ -1,4 +1,4 @@
-"""What ended a command, as a pure function of what was seen. No evidence, no verdict."""
+"""The reason a command ended, as a pure function of what was observed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SYS = 31
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The facts the runner reports of a command that ended."""
+    """The facts that the runner reports about a command that ended."""
 
     exit_code: int | None
     signal: int | None
@@ -32,7 +32,7 @@ class Ending:
 
     @property
     def clean(self) -> bool:
-        """Ended as it wanted to, with success: there is nothing to explain."""
+        """Return whether a command ended by itself and with success."""
         return (
             self.exit_code == 0
             and self.signal is None
@@ -45,7 +45,7 @@ class Ending:
 
 
 def needs_figures(ending: Ending) -> bool:
-    """Whether the kernel's counters could say why; reading them costs, so not on success."""
+    """Return whether the kernel's counters could explain the end; reading them is not free."""
     return not (ending.clean or ending.timed_out or ending.killed or ending.lost)
 
 
@@ -58,7 +58,7 @@ def verdict(
     after: Usage | None = None,
     full: str | None = None,
 ) -> Why | None:
-    """None when nothing but the command itself ended it. `full` names a full file system."""
+    """Return why a command ended; None when it ended by itself. `full` names a full file system."""
     if ending.clean:
         return None
     if ending.timed_out:

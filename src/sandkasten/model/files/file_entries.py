@@ -1,7 +1,7 @@
-"""Files inside a sandbox as the file verbs describe them; paths are absolute in its own view.
+"""Files inside a sandbox; paths are absolute in the sandbox's view.
 
-Names are whatever bytes the sandbox chose: a `str` here may hold surrogate escapes
-(`os.fsencode` gives the bytes back), and must be shown, never trusted.
+Names are arbitrary bytes chosen by the sandbox: a `str` here may hold surrogate escapes
+(`os.fsencode` returns the bytes). Show them, never trust them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class FileContent:
-    """`size` is the true size of the file; `truncated` says that `data` is not all of it."""
+    """Content of a file. `size` is the true size; `truncated` means that `data` is a part."""
 
     path: str
     data: bytes
@@ -52,7 +52,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`overflow` (path "") says that changes were missed and the caller should list again."""
+    """A change to a file. `overflow` (path "") means that changes were missed: list again."""
 
     change: Literal["created", "modified", "deleted", "moved", "overflow"] = field(
         metadata={"json": "kind"}

@@ -1,7 +1,7 @@
-"""Keys of the file store, what one may look like, and the rules of the store. Pure.
+"""Keys of the file store and the rules of the store. Pure.
 
-`f_<id>` is given by us; `runs/<run>/output/<name>`, `sessions/<id>/<name>` and whatever else a
-caller chooses are names with slashes. A key is never a path on the host: content lies by hash.
+`f_<id>` is generated; callers choose other names, with slashes if they like
+(`runs/<run>/output/<name>`). A key is never a path on the host: content is stored by hash.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class FileRules:
 
 
 def new_file_key() -> str:
-    """48 bits of time and 80 of chance in Crockford's letters: sorts by age."""
+    """Return a new key: 48 bits of time and 80 random bits in Crockford base32, sorted by age."""
     figure = int(time.time() * 1000) << 80 | int.from_bytes(os.urandom(10), "big")
     letters = []
     for _ in range(26):
@@ -54,7 +54,7 @@ def new_file_key() -> str:
 
 
 def file_key(text: str) -> str:
-    """The key as it is kept; InvalidRequest when no key can look like that."""
+    """Return the key as it is stored; InvalidRequest if it is not a valid key."""
     old = _OLD.match(text)
     if old is not None:
         return old[1]
@@ -68,7 +68,7 @@ def file_key(text: str) -> str:
 
 
 def known_file_key(text: str) -> str:
-    """For reading: what cannot be a key answers like one that is not there."""
+    """Return a key for reading; an invalid key answers like an unknown one."""
     try:
         return file_key(text)
     except InvalidRequest as exc:
@@ -82,7 +82,9 @@ def no_such_file(key: str) -> FileNotFound:
 def checked_content_type(text: str) -> str:
     if not _TYPE.match(text):
         raise InvalidRequest(
-            f"{shown(text)} is no content type", hint="like text/plain", field="content_type"
+            f"{shown(text)} is not a valid content type",
+            hint="use a type such as text/plain",
+            field="content_type",
         )
     return text
 
@@ -94,7 +96,7 @@ def checked_metadata(given: Mapping[str, str]) -> dict[str, str]:
     )
     if len(given) > _MAX_METADATA or size > _MAX_METADATA_BYTES:
         raise InvalidRequest(
-            "that is too much metadata",
+            "metadata is too large",
             hint=f"at most {_MAX_METADATA} names and {_MAX_METADATA_BYTES} bytes",
             field="metadata",
         )
@@ -102,4 +104,4 @@ def checked_metadata(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _bad(text: str, rule: str) -> InvalidRequest:
-    return InvalidRequest(f"{shown(text)} cannot be the key of a file", hint=rule, field="key")
+    return InvalidRequest(f"{shown(text)} is not a valid file key", hint=rule, field="key")

@@ -1,7 +1,7 @@
-"""Globs over relative paths: `*` and `?` stay within a component, `**` spans any number of them.
+"""Globs over relative paths: `*` and `?` match within a component, `**` any number of them.
 
-The names matched are chosen by a sandbox, so matching must not be a way to burn the host's
-time: components are matched without backtracking and `**` by walking a set of states.
+The matched names are chosen by a sandbox, so matching must not consume the host's time: components
+are matched without backtracking and `**` with a set of states.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_GLOBS = 64
 
 @dataclass(frozen=True, slots=True)
 class Glob:
-    """`parts` holds one pattern a component, None for `**`."""
+    """A compiled glob; `parts` holds one pattern for each component, None for `**`."""
 
     text: str
     parts: tuple[re.Pattern[str] | None, ...]
@@ -45,7 +45,7 @@ class Glob:
         return len(self.parts) in states
 
     def _skip(self, states: set[int]) -> set[int]:
-        """Also the states behind a `**`, which may stand for no component at all."""
+        """Add the states after a `**`, which may match no component."""
         for state in sorted(states):
             while state < len(self.parts) and self.parts[state] is None:
                 state += 1
@@ -54,7 +54,7 @@ class Glob:
 
 
 def compile_globs(globs: Iterable[str]) -> tuple[Glob, ...]:
-    """`/workspace/`, `/work/` and `./` in front are the same as nothing."""
+    """Compile globs; a leading `/workspace/`, `/work/` or `./` is dropped."""
     compiled = tuple(_compile(glob) for glob in globs)
     if len(compiled) > MAX_GLOBS:
         raise InvalidRequest(
@@ -80,7 +80,7 @@ def _compile(glob: str) -> Glob:
 
 
 def _component(part: str) -> re.Pattern[str]:
-    """Between two stars the first match is as good as any: each is atomic, time stays linear."""
+    """Match one component. The first match between two stars suffices, so time is linear."""
     fixed: list[list[str]] = [[]]
     i = 0
     while i < len(part):

@@ -1,7 +1,7 @@
-"""How a path that a caller wrote names a file inside a sandbox. Lexical and pure.
+"""Paths that callers write, resolved to files inside a sandbox. Lexical and pure.
 
-`x`, `/work/x` and `/workspace/x` are the same file. Symlinks are none of this module's
-business: the runner resolves them in the sandbox's own view and refuses there.
+`x`, `/work/x` and `/workspace/x` are the same file. Symlinks are not handled here: the runner
+resolves them in the sandbox's view.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _ALIAS = "/work"
 
 
 def sandbox_path(path: str) -> str:
-    """The absolute path meant, without `.` and doubled slashes; `..` is refused, not folded.
+    """Return the absolute path, without `.` and double slashes; `..` is refused, not folded.
 
-    Folding `..` would be wrong as soon as the component before it is a symlink.
+    Folding `..` would be wrong if the component before it is a symlink.
     """
     size = len(text_bytes("path", path))
     if not path:
@@ -45,11 +45,11 @@ def sandbox_path(path: str) -> str:
 
 
 def workspace_member(path: str) -> str:
-    """As `sandbox_path`, for something that must lie in the workspace and be more than it."""
+    """Return a path like `sandbox_path` that lies inside the workspace."""
     answer = sandbox_path(path)
     if not answer.startswith(WORKSPACE + "/"):
         raise InvalidRequest(
-            f"{path[:200]!r} does not lie in the workspace",
+            f"{path[:200]!r} is not inside the workspace",
             hint=f"give a path relative to {WORKSPACE}",
             field="path",
         )
@@ -57,7 +57,7 @@ def workspace_member(path: str) -> str:
 
 
 def working_directory(path: str) -> str:
-    """Where a command starts. `..` is fine here: the kernel resolves it in the sandbox's view."""
+    """Return where a command starts. `..` is allowed: the kernel resolves it in the sandbox."""
     text_bytes("cwd", path)
     if not path:
         raise InvalidRequest("cwd is empty", hint="leave it out or name a directory", field="cwd")

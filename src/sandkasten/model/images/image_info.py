@@ -1,4 +1,4 @@
-"""Images as people see them: what is in the store, what an operation did, how far one has come."""
+"""Images as users see them: store entries, results of operations, progress."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ARCHIVE_FORMATS: tuple[ArchiveFormat, ...] = ("docker", "oci")
 
 @dataclass(frozen=True, slots=True)
 class ImageProgress:
-    """`step` says what is being done; `done` of `total` bytes of it are (None: not known)."""
+    """Progress of an operation: `done` of `total` bytes of `step` (None: unknown)."""
 
     step: str
     done: int = 0
@@ -24,7 +24,7 @@ class ImageProgress:
 
 @dataclass(frozen=True, slots=True)
 class ImageLayer:
-    """`id` is the digest of the uncompressed tar; `shared` counts the images that have it."""
+    """A layer. `id` is the digest of the uncompressed tar; `shared` counts images that have it."""
 
     id: str
     bytes: int
@@ -36,8 +36,8 @@ class ImageLayer:
 class ImageInfo:
     """One image of the store. Times are Unix seconds.
 
-    `entrypoint`, `cmd`, `user` and `workdir` are what the image says; the first process of a
-    sandbox is always ours, and its user the sandbox's.
+    `entrypoint`, `cmd`, `user` and `workdir` come from the image; a sandbox always starts our
+    runner, with the sandbox's own user.
     """
 
     id: str
@@ -65,7 +65,7 @@ class ImageInfo:
 
 @dataclass(frozen=True, slots=True)
 class BuiltImage:
-    """`cached`: it had been built before, and nothing was done."""
+    """A built image; `cached` means that it had been built before."""
 
     image: ImageInfo
     cached: bool
@@ -81,7 +81,7 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class RemovedImage:
-    """`names` are gone; `deleted` says whether the image went with the last of them."""
+    """Removed `names`; `deleted` tells whether the image went with the last one."""
 
     id: str
     names: tuple[str, ...]
@@ -91,7 +91,7 @@ class RemovedImage:
 
 @dataclass(frozen=True, slots=True)
 class CollectedImages:
-    """What a collection of garbage took away."""
+    """What a garbage collection removed."""
 
     images: tuple[str, ...] = ()
     layers: tuple[str, ...] = ()
@@ -100,7 +100,7 @@ class CollectedImages:
 
 @dataclass(frozen=True, slots=True)
 class ImageUsage:
-    """What the store takes. `reclaimable_bytes` would go with a collection of garbage."""
+    """Disk usage of the store. A garbage collection would free `reclaimable_bytes`."""
 
     images: int
     layers: int

@@ -1,6 +1,6 @@
-"""What a name of an image looks like. Pure.
+"""The syntax of image names. Pure.
 
-A name that passes here can never be read as an option, a path or a second argument.
+A valid name can never be read as an option, a path or a second argument.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAME = re.compile(
 def checked_name(name: object) -> str:
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or not _NAME.match(name):
         raise InvalidImage(
-            f"{shown(str(name))} is not a name of an image",
+            f"{shown(str(name))} is not a valid image name",
             hint="names look like python, python:3.11-slim or host",
         )
     return name

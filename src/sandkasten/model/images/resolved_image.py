@@ -1,4 +1,4 @@
-"""A root file system by name, resolved."""
+"""A root file system that an image name was resolved to."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """`kind` host: the machine's own /usr, read-only. `layers`: image layers, lowest first.
+    """A resolved image.
 
-    `engine`: an image that only the backend has, under this name.
+    `kind` host: the machine's own /usr, read-only. `layers`: image layers, lowest first. `engine`:
+    an image that only the backend has, under this name.
     """
 
     name: str
@@ -35,7 +36,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """What a name means here, before anything stands in for anything."""
+    """What an image name means here, before any fallback."""
 
     names: tuple[str, ...]
     """Where to look for it, first to last; what the operator does not allow is left out."""

@@ -1,7 +1,7 @@
-"""Runs of agents and workflows: what was asked, how far it came, how it ended. Values only.
+"""Runs of agents and workflows: requests, progress and results. Values only.
 
-A run is open until it has one of the ends. Whoever works on an open run holds its claim; an open
-run whose claim nobody holds was left by a process that died.
+A run is open until it ends. The process that works on an open run holds its claim; an open run
+without a claim was left by a process that died.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 def new_run_id() -> str:
-    """A part of session keys, so letters and digits alone."""
+    """Return a new id. It is a part of session keys, so it has letters and digits only."""
     return "run_" + secrets.token_hex(8)
 
 
 @dataclass(frozen=True, slots=True)
 class RunUsage:
-    """What a run took, with all it called."""
+    """What a run used, including the agents it called."""
 
     steps: int = 0
     """Answers of a model, or steps of a workflow."""
@@ -76,7 +76,7 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True)
 class RunEvent:
-    """One thing that happened, for those who watch and for the transcript. `seq` is from 1."""
+    """One event of a run, for followers and for the transcript. `seq` starts at 1."""
 
     seq: int
     at: Timestamp
@@ -117,7 +117,7 @@ class WorkflowRunRequest:
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """An agent or a workflow of the library, described."""
+    """An agent or a workflow of the library."""
 
     kind: RunKind
     name: str
@@ -132,7 +132,7 @@ class Definition:
 
 
 def public_run(row: RunRow) -> dict[str, Any]:
-    """The fields of a run in the public contract, but for its times."""
+    """Return the fields of a run in the public contract, except its times."""
     usage = row.usage
     error = None if row.error is None else dict(row.error)
     named = {f"{row.kind}_id": row.name, f"{row.kind}_name": row.name}

@@ -1,7 +1,7 @@
 """Session keys: which run, and which of its sandboxes, a name stands for.
 
-Canonical text is `workflow:<run>:<name>` or `agent:<run>:<name>`. Parts cannot hold the
-separator, so two different keys never print alike.
+The canonical form is `workflow:<run>:<name>` or `agent:<run>:<name>`. Parts cannot hold the
+separator, so two different keys never look alike.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class SessionKey:
     def __post_init__(self) -> None:
         if self.namespace not in ("workflow", "agent"):
             raise InvalidRequest(
-                "a session key begins with workflow or agent", hint="workflow:<run>:<name>"
+                "a session key must begin with workflow or agent", hint="workflow:<run>:<name>"
             )
         for what, part in (("run id", self.id), ("name", self.name)):
             if not _PART.match(part):
                 raise InvalidRequest(
-                    f"the {what} of a session key is 1 to 100 letters, digits, '.', '_' or '-'",
+                    f"the {what} in a session key must be 1 to 100 letters, digits, '.', '_', '-'",
                     hint="workflow:<run>:<name>",
                     field="session_key",
                 )
@@ -42,18 +42,18 @@ class SessionKey:
 
 
 def parse_session_key(text: str) -> SessionKey:
-    """The canonical text, or `workflow_<run>_sandbox` as older agents write it."""
+    """Parse the canonical form, or `workflow_<run>_sandbox` as older agents write it."""
     legacy = _LEGACY.match(text)
     if legacy:
         return SessionKey(cast("Namespace", legacy[1]), legacy[2])
     parts = text.split(":")
     if len(parts) != 3:
         raise InvalidRequest(
-            "a session key has three parts", hint="workflow:<run>:<name>", field="session_key"
+            "a session key must have three parts", hint="workflow:<run>:<name>", field="session_key"
         )
     return SessionKey(cast("Namespace", parts[0]), parts[1], parts[2])
 
 
 def is_legacy(text: str) -> bool:
-    """Whether a text is a key as older agents write it; a plain name could look like one."""
+    """Return whether a string is a key as older agents write it."""
     return _LEGACY.match(text) is not None

@@ -1,1 +1,1 @@
-"""What a sandbox may be asked for, what it is, and what it may use."""
+"""Sandboxes as values: requests, descriptions, limits and rules."""

@@ -1,4 +1,4 @@
-"""The one description of a sandbox that every backend renders in its own way."""
+"""The description of a sandbox that every backend renders in its own way."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Volume:
 
 @dataclass(frozen=True, slots=True)
 class HostMount:
-    """A directory or file of the host shown read-only; only an operator's policy makes one."""
+    """A directory or file of the host, shown read-only; only the operator's policy creates one."""
 
     source: str
     target: str
@@ -47,7 +47,7 @@ class HostMount:
 
 @dataclass(frozen=True, slots=True)
 class CellSpec:
-    """What isolation needs to know, and nothing about who asked or why."""
+    """Everything that isolation needs to know, and nothing about the caller."""
 
     image: Image
     limits: Limits = field(default_factory=Limits)
@@ -62,9 +62,10 @@ class CellSpec:
 
 @dataclass(frozen=True, slots=True)
 class RootChanges:
-    """What was changed in a writable root, as overlayfs keeps it: a directory of this machine.
+    """Changes in a writable root as overlayfs stores them: a directory of this machine.
 
-    Ids in it are the sandbox's plus `first_id`. Written by strangers: never follow a link in it.
+    Ids in it are the sandbox's plus `first_id`. The content is untrusted: never follow a link in
+    it.
     """
 
     tree: str
@@ -72,7 +73,7 @@ class RootChanges:
 
 
 def user_id(spec: CellSpec) -> int:
-    """Who commands run as, inside."""
+    """Return the user id that commands have inside."""
     return 0 if spec.profile == "dev" else USER_ID
 
 
@@ -81,7 +82,7 @@ def home(spec: CellSpec) -> str:
 
 
 def base_environment(spec: CellSpec) -> dict[str, str]:
-    """What every command starts with: fixed names, then the image's, then the caller's."""
+    """Return the environment of every command: fixed names, then the image's, then the caller's."""
     name = "root" if spec.profile == "dev" else USER_NAME
     return {
         "PATH": DEFAULT_PATH,

@@ -1,8 +1,7 @@
 """Host mounts: what an operator may show of the host, and which of it a request may name.
 
-Pure and lexical: whether a source is there, what it really is and where its symlinks lead is
-looked at when it is used, by `linux.hostmounts`, which asks `check_source` again with the real
-path. A mount is always read-only, without devices and setuid; nothing here can say otherwise.
+Pure and lexical: `linux` checks the real path when a mount is used, and calls `check_source` again
+with it. A mount is always read-only, without devices and setuid.
 """
 
 from __future__ import annotations
@@ -53,14 +52,14 @@ class MountRule:
 
 @dataclass(frozen=True, slots=True)
 class Mounted:
-    """A host mount as its sandbox sees it; where it lies on the host is not its business."""
+    """A host mount as its sandbox sees it, without its source on the host."""
 
     name: str
     target: str
 
 
 def parse_mounts(value: object, data_dir: str) -> tuple[MountRule, ...]:
-    """The rules an operator wrote, as a mapping or as texts `name=source[:target[:default]]`.
+    """Parse the operator's rules: a mapping, or strings `name=source[:target[:default]]`.
 
     InvalidRequest names the entry and what is wrong with it.
     """
@@ -70,7 +69,7 @@ def parse_mounts(value: object, data_dir: str) -> tuple[MountRule, ...]:
         rules = [_from_text(one) for one in value]
     else:
         raise InvalidRequest(
-            "the mounts are neither a mapping nor a list",
+            "mounts must be a mapping or a list",
             hint="write {models: {source: /data/models, target: /models}}",
         )
     if len(rules) > MAX_MOUNTS:
@@ -83,22 +82,24 @@ def parse_mounts(value: object, data_dir: str) -> tuple[MountRule, ...]:
 
 
 def mount_text(rule: MountRule) -> str:
-    """The entry as one text, as `config show` prints it and an environment variable holds it."""
+    """Return the entry as one string, as `config show` and environment variables hold it."""
     return f"{rule.name}={rule.source}:{rule.target}{':default' if rule.default else ''}"
 
 
 def choose_mounts(asked: Iterable[object], known: Sequence[MountRule]) -> tuple[MountRule, ...]:
-    """The default mounts and those named, in the operator's order.
+    """Return the default mounts and the named ones, in the operator's order.
 
-    PolicyDenied for anything that is not in the policy: a path can never be asked for.
+    PolicyDenied for anything that is not in the policy: a request can never name a path.
     """
     names = {rule.name for rule in known}
     if isinstance(asked, str):
-        raise InvalidRequest("mounts is a list of names", hint=f"say [{shown(asked)}]")
+        raise InvalidRequest("mounts must be a list of names", hint=f"give [{shown(asked)}]")
     wanted = set()
     for name in asked:
         if not isinstance(name, str):
-            raise InvalidRequest("a mount is asked for by its name, a text", hint="see the policy")
+            raise InvalidRequest(
+                "the name of a mount must be a string", hint="name a mount of policy.mounts"
+            )
         if name not in names:
             raise _denied(name, names)
         wanted.add(name)
@@ -106,7 +107,7 @@ def choose_mounts(asked: Iterable[object], known: Sequence[MountRule]) -> tuple[
 
 
 def check_source(name: str, source: str, data_dir: str) -> None:
-    """InvalidRequest when showing this path would give the host away."""
+    """Raise InvalidRequest if showing this path would give the host away."""
     path = PurePosixPath(source)
     for secret in (*_SECRETS, data_dir):
         if _touches(path, PurePosixPath(secret)):
@@ -118,7 +119,7 @@ def check_source(name: str, source: str, data_dir: str) -> None:
 
 
 def touching(path: str, other: str) -> bool:
-    """Whether one of them would cover the other."""
+    """Return whether one path would cover the other."""
     return _touches(PurePosixPath(path), PurePosixPath(other))
 
 
@@ -170,7 +171,7 @@ def _from_text(text: str) -> MountRule:
     parts = rest.split(":")
     if not equals or len(parts) > 3 or (len(parts) == 3 and parts[2] != "default"):
         raise InvalidRequest(
-            f"{shown(text)} does not describe a mount", hint="name=/source:/target[:default]"
+            f"{shown(text)} is not a valid mount", hint="name=/source:/target[:default]"
         )
     target = parts[1] if len(parts) > 1 else f"/mnt/{name}"
     entry = {"source": parts[0], "target": target, "default": len(parts) == 3}
@@ -180,7 +181,7 @@ def _from_text(text: str) -> MountRule:
 def _checked_name(name: object) -> str:
     if not isinstance(name, str) or not _NAME.match(name):
         raise InvalidRequest(
-            f"{shown(str(name))} cannot name a mount",
+            f"{shown(str(name))} is not a valid mount name",
             hint="1 to 64 of a-z, 0-9, '.', '_' and '-', beginning with a letter or a digit",
         )
     return name
@@ -206,7 +207,7 @@ def _denied(name: str, names: Iterable[str]) -> PolicyDenied:
             field="mounts",
         )
     return PolicyDenied(
-        f"the policy has no mount named {shown(name)}",
+        f"{shown(name)} is not a mount of the policy",
         hint=f"the operator sets policy.mounts; known: {known}",
         field="mounts",
     )

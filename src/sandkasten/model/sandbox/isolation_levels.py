@@ -1,4 +1,4 @@
-"""Words for how far a sandbox is kept from the host, and what each backend is worth. Pure."""
+"""Isolation levels, and the strength of each backend. Pure."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def strength(backend: str) -> int:
 
 
 def has_engine(backend: str) -> bool:
-    """Whether its sandboxes are in the hands of an engine that can go away while they live on."""
+    """Return whether a backend depends on an engine that can be away while sandboxes live on."""
     return backend in _ENGINES
 
 
 def weakest_of(minimum: str) -> int:
-    """The least strength that satisfies a demand."""
+    """Return the least strength that satisfies a level."""
     return _WEAKEST[minimum]

@@ -1,4 +1,4 @@
-"""One row of the ledger: what must be known of a sandbox after everybody forgot it."""
+"""One row of the ledger: what must be known about a sandbox after every process has ended."""
 
 from __future__ import annotations
 
@@ -53,5 +53,5 @@ class Record:
 
     @property
     def hidden(self) -> bool:
-        """Ours, not somebody's session: in no list, no journal and no quota."""
+        """Return whether this is internal: in no list, no journal and no quota."""
         return self.acquired in ("spare", "internal")

@@ -1,4 +1,4 @@
-"""The states of a sandbox and the moves between them."""
+"""The states of a sandbox and the transitions between them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _MOVES: dict[State, frozenset[State]] = {
 
 
 def may_move(now: State, then: State) -> bool:
-    """A destroyed sandbox has no state: its row is gone."""
+    """Return whether a transition is allowed. A destroyed sandbox has no state: its row is gone."""
     return then in _MOVES[now]
 
 
 def is_there(state: State) -> bool:
-    """Whether a sandbox in this state has a cell, and whoever asks for it may keep it."""
+    """Return whether a sandbox in this state has a cell and may be used."""
     return state in (State.RUNNING, State.PAUSED)

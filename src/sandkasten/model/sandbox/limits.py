@@ -1,4 +1,4 @@
-"""What one sandbox may use, and what is true of a limit on this host."""
+"""The limits of a sandbox, and those that this host cannot enforce."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Defaults are the public contract's; each is a ceiling the kernel holds where it can."""
+    """Limits of one sandbox. Defaults are the contract's; the kernel enforces what it can."""
 
     cpus: float = 1.0
     memory_bytes: int = 512 * MIB
@@ -28,7 +28,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Unenforced:
-    """A limit this host cannot hold: said at creation and by doctor, never silently dropped."""
+    """A limit that this host cannot enforce; reported at creation and by doctor."""
 
     limit: str
     reason: str = ""

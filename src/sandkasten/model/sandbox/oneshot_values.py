@@ -33,7 +33,7 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A file that matched. Without `data`, `omitted_reason` says why."""
+    """A file that matched. Without `data`, `omitted_reason` has the reason."""
 
     path: str
     """Relative to the workspace, as the globs are."""

@@ -1,8 +1,8 @@
-"""Packages a sandbox is to have: which texts name one, and where the packages are seen inside.
+"""Packages of a sandbox: how a request names them, and where they are visible inside.
 
-Pure. A package is named as its ecosystem names it, with a version at most: an option, an address,
-a path or a marker is InvalidRequest, because every one of these makes an installer do something
-else than fetch that package. What the operator does not allow is PolicyDenied.
+Pure. A package has a name and at most a version: an option, a URL, a path or a marker is
+InvalidRequest, because each of these makes an installer do something other than fetch that package.
+PolicyDenied for what the operator does not allow.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _ARCHIVE: Final = re.compile(r"\.(?:whl|zip|tar|tgz|tbz|txz|gz|bz2|xz|lzma)\Z", 
 
 @dataclass(frozen=True, slots=True)
 class Packages:
-    """Checked, without repetitions and in order: equal wishes are equal values."""
+    """Checked packages, sorted and without repetitions: equal requests are equal values."""
 
     pip: tuple[str, ...] = ()
     npm: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class Packages:
 
 @dataclass(frozen=True, slots=True)
 class PackageSet:
-    """One installed set: where it lies here, where a sandbox sees it, and what is set there."""
+    """One installed set: where it is on the host, where a sandbox sees it, and its variable."""
 
     key: str
     mount: HostMount
@@ -81,7 +81,7 @@ def checked_packages(pip: object = (), npm: object = ()) -> Packages:
 
 
 def package_name(ecosystem: Ecosystem, spec: str) -> str:
-    """The name alone, as its index compares it."""
+    """Return the name alone, normalized as its index compares it."""
     found = (_PIP if ecosystem == "pip" else _NPM).match(spec)
     name = found["name"] if found else spec
     return re.sub(r"[-_.]+", "-", name).lower() if ecosystem == "pip" else name
@@ -93,7 +93,7 @@ def npm_range(spec: str) -> str:
 
 
 def check_allowed(packages: Packages, allow: Iterable[str] | None) -> None:
-    """`allow` has names, or `pip:name` and `npm:name`; None allows every one."""
+    """Raise PolicyDenied unless `allow` (names, `pip:name`, `npm:name`) has every package."""
     if allow is None:
         return
     known = set(allow)
@@ -110,9 +110,9 @@ def check_allowed(packages: Packages, allow: Iterable[str] | None) -> None:
 
 
 def environment(sets: Iterable[PackageSet], path: str, asked: Mapping[str, str]) -> dict[str, str]:
-    """What to set beside what the caller asked for; `path` is the PATH it would have otherwise.
+    """Return variables to add; `path` is the PATH without packages.
 
-    The caller's own PYTHONPATH and PATH stay, and his directories come first.
+    The caller's own PYTHONPATH and PATH stay, and their directories come first.
     """
     found: dict[str, str] = {}
     programs = []
@@ -129,7 +129,9 @@ def environment(sets: Iterable[PackageSet], path: str, asked: Mapping[str, str])
 
 def _checked(field: str, value: object, form: re.Pattern[str], wanted: str) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, list | tuple):
-        raise InvalidRequest(f"{field} is a list of names", hint=f"each one: {wanted}", field=field)
+        raise InvalidRequest(
+            f"{field} must be a list of names", hint=f"each one: {wanted}", field=field
+        )
     if len(value) > MAX_PACKAGES:
         raise InvalidRequest(
             f"{field} has {len(value)} entries", hint=f"at most {MAX_PACKAGES}", field=field
@@ -137,7 +139,9 @@ def _checked(field: str, value: object, form: re.Pattern[str], wanted: str) -> t
     for one in value:
         if not isinstance(one, str) or len(one) > _MAX_TEXT or not _named(form, _tight(one)):
             raise InvalidRequest(
-                f"{shown(str(one))} does not name a package", hint=f"write {wanted}", field=field
+                f"{shown(str(one))} is not a valid package name",
+                hint=f"write {wanted}",
+                field=field,
             )
     return tuple(sorted({_tight(one) for one in value}))
 
@@ -147,5 +151,5 @@ def _named(form: re.Pattern[str], spec: str) -> bool:
 
 
 def _tight(spec: str) -> str:
-    """Without the spaces that people put around a comparison."""
+    """Remove spaces around comparisons."""
     return re.sub(r"\s*(===|==|~=|!=|<=|>=|<|>|,)\s*", r"\1", spec.strip())

@@ -1,7 +1,7 @@
-"""What the operator allows and what a request gets: pure rules, each refusal names its rule.
+"""The operator's policy and how it applies to a request. Pure; each refusal names its rule.
 
-Knows nothing of settings files, backends or clocks. Every function either answers a
-complete value or raises a class of `errors`; nothing is clamped silently.
+Knows nothing about settings files, backends or clocks. Every function returns a complete value or
+raises a class of `errors`; nothing is clamped silently.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class _Limit:
-    """One public name: the field it sets, its bounds in public units, the way there and back."""
+    """One public limit: its field, its bounds in public units, and the conversions."""
 
     field: str
     low: float
@@ -127,10 +127,10 @@ CEILING_NAMES: tuple[str, ...] = tuple(
 def parse_limits(
     asked: Mapping[str, Number], base: Limits, ceiling: Mapping[str, Number] = _NO_CEILING
 ) -> Limits:
-    """`base` with what was asked laid over it; InvalidRequest for what is unknown or contradictory.
+    """Return `base` with the requested limits; InvalidRequest for unknown or contradictory ones.
 
-    A request may lower `max_exec_timeout_seconds` and never raise it over the operator's. What
-    is over the ceiling is PolicyDenied, and names its setting.
+    A request may lower `max_exec_timeout_seconds` but never raise it over the operator's. A limit
+    over the ceiling is PolicyDenied and names its setting.
     """
     if not asked:
         return base
@@ -140,7 +140,7 @@ def parse_limits(
         known = _LIMITS.get(name) if isinstance(name, str) else None
         if known is None:
             raise InvalidRequest(
-                f"there is no limit named {shown(str(name))}",
+                f"{shown(str(name))} is not a valid limit",
                 hint=did_you_mean(str(name), _LIMITS),
                 field="limits",
             )
@@ -160,14 +160,14 @@ def parse_limits(
     limits = replace(base, **values)  # type: ignore[arg-type]
     if limits.max_exec_timeout_s > base.max_exec_timeout_s:
         raise InvalidRequest(
-            f"max_exec_timeout_seconds is at most {base.max_exec_timeout_s:g} here",
+            f"max_exec_timeout_seconds must be at most {base.max_exec_timeout_s:g} here",
             hint="the operator sets defaults.max_exec_timeout_ms",
             field="limits",
         )
     if limits.exec_timeout_s > limits.max_exec_timeout_s:
         if "exec_timeout_s" in values:
             raise InvalidRequest(
-                f"exec_timeout_seconds is at most {limits.max_exec_timeout_s:g}",
+                f"exec_timeout_seconds must be at most {limits.max_exec_timeout_s:g}",
                 hint="lower it, or run the command in the background",
                 field="limits",
             )
@@ -191,7 +191,7 @@ def _check_ceiling(
 
 
 def public_limits(limits: Limits) -> dict[str, Number]:
-    """The same figures under their public names and in public units."""
+    """Return the limits under their public names and in public units."""
     return {
         name: known.outward(getattr(limits, known.field))
         for name, known in _LIMITS.items()
@@ -212,7 +212,7 @@ def read_public_limits(given: object) -> Limits:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """How long a sandbox lives: without activity, and at all."""
+    """How long a sandbox lives: without activity, and in total."""
 
     idle_timeout_s: float
     lifetime_s: float
@@ -256,29 +256,29 @@ def checked_profile(profile: str | None) -> Profile:
     if profile == "dev":
         return "dev"
     raise InvalidRequest(
-        f"there is no profile named {shown(str(profile))}",
+        f"{shown(str(profile))} is not a valid profile",
         hint=did_you_mean(str(profile), ("hardened", "dev")),
         field="profile",
     )
 
 
 def check_profile_on(profile: Profile, image: Image) -> None:
-    """Root inside needs a root file system of its own; the machine's cannot be given away."""
+    """Raise UnsupportedByBackend if root inside would have the host's own root file system."""
     if profile == "dev" and image.kind == "host":
         raise UnsupportedByBackend(
-            "the dev profile needs an image: nothing can be installed into the machine's own /usr",
+            "profile dev requires an image: nothing can be installed into the host's own /usr",
             hint="name an image (sandkasten image ls), or use profile: hardened",
             profile="dev",
         )
 
 
 def check_network(network: str | None) -> None:
-    """Only `none` can be had; anything else is refused, never quietly closed or opened."""
+    """Raise UnsupportedByBackend for every network but `none`."""
     if network in (None, "none"):
         return
     raise UnsupportedByBackend(
         f"network {shown(str(network))} is not available on this backend",
-        hint="sandboxes have no network; leave the field out or say none",
+        hint="sandboxes have no network; leave the field out or use none",
         network=str(network)[:80],
     )
 
@@ -288,7 +288,7 @@ def checked_session_key(key: str | None) -> str | None:
         return None
     if not isinstance(key, str) or not 1 <= len(key) <= 256 or not key.isprintable():
         raise InvalidRequest(
-            "a session key is 1 to 256 printable characters",
+            "session_key must be 1 to 256 printable characters",
             hint="for instance workflow:<run>:<name>",
             field="session_key",
         )

@@ -1,4 +1,4 @@
-"""What a backend says of itself before it is used."""
+"""What a backend reports about itself before it is used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """One line of `doctor`: what is needed, whether it is there, and what to do when it is not."""
+    """One line of `doctor`: a requirement, whether it is met, and the remedy."""
 
     name: str
     ok: bool
@@ -31,7 +31,7 @@ class Readiness:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """One way to have sandboxes here: a backend with a kind of root and a profile."""
+    """One kind of sandbox on this machine: a backend with a kind of root and a profile."""
 
     name: str
     backend: str

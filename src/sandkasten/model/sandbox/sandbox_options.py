@@ -1,7 +1,7 @@
-"""What a sandbox can be asked for, as one value.
+"""The options of a sandbox, as one value.
 
-Create, one-shots, agent files, the command line and the client all carry a `SandboxOptions`;
-field names are the names of the public contract. A new option is a field here (with its line in
+Create, one-shots, agent files, the command line and the client all carry a `SandboxOptions`; field
+names are those of the public contract. A new option is a field here (with its line in
 `SandboxKeywords`), a rule in `engine.lifecycle.planner`, a flag in `cli.options` and, for agent
 files, a field in `agents.definitions.sandbox_field`.
 """

@@ -1,7 +1,6 @@
-"""A sandbox as it is asked for and as it is described, without how it is made.
+"""Sandboxes as values: requests, descriptions and statistics.
 
-Values only: validation of what a caller asked lies in `model.policy`, the making in
-`engine.sandboxes`.
+Rules are in `model.sandbox.policy`, creation in `engine.lifecycle`.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class UpdateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """One sandbox, described. Times are Unix seconds."""
+    """One sandbox. Times are Unix seconds."""
 
     id: str
     image: str
@@ -103,7 +102,7 @@ class Info:
 
 
 def public_fields(info: Info) -> dict[str, object]:
-    """How every answer about a sandbox begins, by the names of the public contract."""
+    """Return the fields that every answer about a sandbox has, by their public names."""
     return {
         "id": info.id,
         "sandbox_id": info.sandbox_id,
@@ -135,7 +134,7 @@ class DiskUsage:
 
 @dataclass(frozen=True, slots=True)
 class NetworkUsage:
-    """What crossed the border of the sandbox. Mode `none`: it has no network, so nothing can."""
+    """Network traffic of a sandbox. With mode `none` there is no network and no traffic."""
 
     mode: str = "none"
     rx_bytes: int = 0
@@ -144,9 +143,9 @@ class NetworkUsage:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """`usage` is what the kernel counts from outside, the rest is what the runner says.
+    """Statistics: `usage` is counted by the kernel outside, the rest is reported by the runner.
 
-    A paused sandbox cannot be asked: what only its runner knows is None.
+    The runner of a paused sandbox cannot answer: its fields are None.
     """
 
     usage: Usage
@@ -179,7 +178,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What a start found of the time before, and what it made of it: how many of each."""
+    """Counts of what a start found from an earlier process, and what it did."""
 
     kept: int = 0
     """Known and alive; their running commands are followed again."""

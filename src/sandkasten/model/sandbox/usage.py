@@ -1,4 +1,4 @@
-"""Resource figures as the kernel counts them; None where it does not."""
+"""Resource usage as the kernel counts it; None where it does not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """One sandbox, now."""
+    """Usage of one sandbox now."""
 
     memory_bytes: int | None = None
     memory_peak_bytes: int | None = None
@@ -22,7 +22,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ExecUsage:
-    """One command, from its start to its end."""
+    """Usage of one command from its start to its end."""
 
     cpu_ms: int = 0
     peak_memory_bytes: int = 0

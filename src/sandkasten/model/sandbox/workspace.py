@@ -1,7 +1,7 @@
-"""Named workspaces: what a name may be, what one is, and who may have it. Pure rules.
+"""Named workspaces: names, values and admission rules. Pure.
 
-Knows nothing of files, rows on disk or locks: `linux.volumes` keeps workspaces, the engine
-asks these functions with the lock of the name in hand. A refusal is a class of `errors`.
+Knows nothing about files, rows on disk or locks: `linux.storage` keeps workspaces, and the engine
+calls these functions while it holds the lock of the name. Refusals are classes of `errors`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class WorkspaceWish:
 
 @dataclass(frozen=True, slots=True)
 class StoredWorkspace:
-    """What is written down beside a workspace."""
+    """The metadata stored beside a workspace."""
 
     name: str
     kind: VolumeKind
@@ -65,7 +65,7 @@ class StoredWorkspace:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What a workspace takes; None where it cannot be told from outside."""
+    """Sizes of a workspace; None where they cannot be measured from outside."""
 
     used_bytes: int | None
     """By files, as a user inside would count them."""
@@ -75,7 +75,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """One named workspace, described."""
+    """One named workspace."""
 
     name: str
     kind: VolumeKind | None
@@ -93,44 +93,44 @@ class Workspace:
 
 
 def checked_workspace_name(name: object) -> str:
-    """The name, or InvalidRequest. What passes can never be a path."""
+    """Return the name; InvalidRequest if invalid. A valid name can never be a path."""
     if isinstance(name, str) and _NAME.match(name):
         return name
     said = shown(name) if isinstance(name, str) else f"a value of type {type(name).__name__}"
     hint = f"a name is {_RULE}"
     if isinstance(name, str) and _NAME.match(name.lower()):
         hint = f"names are in lower case: {name.lower()}"
-    raise InvalidRequest(f"{said} cannot name a workspace", hint=hint, field="workspace_id")
+    raise InvalidRequest(f"{said} is not a valid workspace name", hint=hint, field="workspace_id")
 
 
 def is_kept_name(name: str) -> bool:
-    """Whether a workspace can be kept under it: a name, and of which tenant. Never a path."""
+    """Return whether a string is a stored name (with its tenant). Never a path."""
     return _KEPT.match(name) is not None
 
 
 def checked_kept_name(name: str) -> str:
-    """A name as it is kept, or InvalidRequest; users never write one."""
+    """Return a stored name; InvalidRequest if invalid. Users never write one."""
     return name if is_kept_name(name) else checked_workspace_name(name)
 
 
 def plain_name(kept: str) -> str:
-    """The name as its owner knows it."""
+    """Return the name as its owner knows it."""
     return unscoped(kept)[1]
 
 
 def checked_mode(mode: object, name: str | None) -> bool:
-    """Whether it is to be shared."""
+    """Return whether the workspace is to be shared."""
     if mode is None:
         return False
     if mode not in ("exclusive", "shared"):
         raise InvalidRequest(
-            f"there is no workspace mode {shown(str(mode))}",
+            f"{shown(str(mode))} is not a valid workspace mode",
             hint="exclusive (one sandbox at a time) or shared",
             field="workspace_mode",
         )
     if name is None:
         raise InvalidRequest(
-            f"workspace mode {mode} needs a workspace with a name",
+            f"workspace mode {mode} requires a named workspace",
             hint="name it with workspace_id; without a name it is always the sandbox's own",
             field="workspace_mode",
         )
@@ -156,7 +156,7 @@ def checked_size(size_mb: object, rules: WorkspaceRules) -> int:
 
 
 def check_size(stored: StoredWorkspace, asked: int | None) -> None:
-    """A workspace has the size it was made with; asking for another is a mistake to be told of."""
+    """Raise Conflict if a request asks for another size than the workspace has."""
     if asked is None or asked == stored.size_bytes:
         return
     has, wants = f"{stored.size_bytes / MIB:g} MB", f"{asked / MIB:g} MB"
@@ -179,7 +179,7 @@ def check_count(there: int, rules: WorkspaceRules) -> None:
 
 
 def admit(name: str, shared: bool, holders: Sequence[Record]) -> None:
-    """Whether one more sandbox may have it beside its living holders; Conflict names them."""
+    """Raise Conflict if the workspace's present users exclude one more; it names them."""
     if not holders:
         return
     if shared and all(one.workspace_shared for one in holders):
@@ -188,7 +188,7 @@ def admit(name: str, shared: bool, holders: Sequence[Record]) -> None:
     how = "shared" if first.workspace_shared else "for itself"
     raise Conflict(
         f"workspace {name} is in use: sandbox {first.id} has it {how}",
-        hint="destroy that sandbox, or ask for mode shared in every sandbox that uses it",
+        hint="destroy that sandbox, or request mode shared in every sandbox that uses it",
         workspace=name,
         sandbox_id=first.id,
     )
