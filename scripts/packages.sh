@@ -27,6 +27,7 @@ check=(
 )
 test=(
     mmdebstrap skopeo         # images: a Debian to import, and somebody else's tool to compare with
+    apt-utils                 # a mirror of packages to install from inside a sandbox
     zstd xz-utils bzip2       # archives as people compress them
     docker-registry openssl   # a registry to pull from, and certificates for it
     tmux vim-tiny             # a terminal over HTTP, driven as a person would

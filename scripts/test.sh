@@ -89,8 +89,8 @@ python() {
 
 # What `make check` runs: no container engine, no full suite of the contract or of attacks.
 # Tests marked `slow` are left out.
-quick=(model wire settings store repo models engine conformance agents api client cli linux
-    hostwatch matrix/test_page.py)
+quick=(model wire settings store repo models engine conformance agents api client cli
+    matrix/test_page.py)
 quick=("${quick[@]/#/tests/}" --platform=unisolated)
 
 case ${1:-all} in

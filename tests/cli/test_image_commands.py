@@ -18,6 +18,8 @@ from tests.imagekit import (
     write_tar,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def archive(tmp_path) -> str:

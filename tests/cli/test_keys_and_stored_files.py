@@ -15,6 +15,8 @@ from tests.client.http.served import served
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(params=["alone", "through a daemon"])
 def run(request, tmp_path, cli) -> Iterator[object]:

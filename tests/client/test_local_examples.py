@@ -16,6 +16,7 @@ SAYS = {
 }
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="must be root to see what root sees"),
 ]

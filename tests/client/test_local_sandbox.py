@@ -14,6 +14,7 @@ import sandkasten
 from sandkasten import AsyncSandbox, Sandbox
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="must be root to see what root sees"),
 ]

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="must be root to see what root sees"),
 ]

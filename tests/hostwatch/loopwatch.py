@@ -9,6 +9,7 @@ would change what is tested.
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import threading
 import time
@@ -62,8 +63,14 @@ def of_the_test(tool: Callable[P, T]) -> Callable[P, T]:
 
 def queued_s() -> float:
     """Return how long this thread has waited for a processor, as the kernel counts it."""
-    with open(f"/proc/self/task/{threading.get_native_id()}/schedstat", "rb") as file:
-        return int(file.read().split()[1]) / 1e9
+    try:
+        with open(f"/proc/self/task/{threading.get_native_id()}/schedstat", "rb") as file:
+            return int(file.read().split()[1]) / 1e9
+    except OSError as exc:
+        # A test may have used up all descriptors; an error here would end its event loop.
+        if exc.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        return float(getattr(_thread, "queued_s", 0.0))
 
 
 def _named(handle: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -225,3 +226,16 @@ async def test_blocking_calls_of_test_tools_are_not_reported():
     tool()
     await asyncio.sleep(0)
     assert loopwatch.drain() == []
+
+
+async def test_the_detector_needs_no_descriptor():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # A callback long after the last one reads the time of its thread anew.
+    time.sleep(2 * loopwatch._LOOK_EVERY_S)  # noqa: ASYNC251
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            os.open(os.devnull, os.O_RDONLY)
+        await asyncio.sleep(0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -18,12 +18,17 @@ from sandkasten.engine.clock import SystemClock
 from tests.patience import PATIENCE_S
 from tests.store.writer import content
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = 20
 
 
-async def killed_writer(data_dir: Path, after_s: float) -> list[tuple[str, str]]:
-    """Return what was acknowledged before the writer was killed."""
+async def killed_writer(data_dir: Path, files: int, calls: int) -> list[tuple[str, str]]:
+    """Kill a writer after it acknowledged so many files, and then so many calls of any kind.
+
+    Return all that it acknowledged.
+    """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -33,13 +38,16 @@ async def killed_writer(data_dir: Path, after_s: float) -> list[tuple[str, str]]
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
+    first = b""
     try:
-        first = await asyncio.wait_for(process.stdout.readline(), PATIENCE_S)
-        reading = asyncio.create_task(process.stdout.read())
-        await asyncio.sleep(after_s)
+        async with asyncio.timeout(PATIENCE_S):
+            while first.count(b"file ") < files:
+                first += await process.stdout.readline()
+            for _ in range(calls):
+                first += await process.stdout.readline()
     finally:
         process.kill()
-    lines = (first + await reading).decode().splitlines(keepends=True)
+    lines = (first + await process.stdout.read()).decode().splitlines(keepends=True)
     await process.wait()
     return [
         (kind, the_id) for kind, the_id in (line.split() for line in lines if line.endswith("\n"))
@@ -52,7 +60,9 @@ async def test_a_writer_killed_at_any_point_loses_nothing_acknowledged(tmp_path)
     said: dict[str, set[str]] = {}
     chance = random.Random(4)
     for _ in range(ROUNDS):
-        for kind, the_id in await killed_writer(tmp_path, chance.uniform(0.01, 0.12)):
+        for kind, the_id in await killed_writer(
+            tmp_path, chance.randint(1, 3), chance.randint(0, 20)
+        ):
             said.setdefault(kind, set()).add(the_id)
         # Opening checks the whole file, because it was not closed in order.
         async with open_books(settings, SystemClock()) as books:

@@ -112,6 +112,11 @@ async def test_an_unknown_image_and_one_that_is_an_option_are_refused(tools):
     assert (await tools.call("open", image="--privileged"))["code"] == "INVALID_IMAGE"
 
 
+async def test_hostname_is_the_name_of_the_machine_inside(tools):
+    coding = asks(tools, "{mode: code, hostname: builder}")
+    assert (await coding.call("exec", cmd="cat /proc/sys/kernel/hostname"))["stdout"] == "builder\n"
+
+
 async def test_profile_dev_is_root_on_a_writable_root(busybox):
     text = "{mode: code, image: busybox, profile: %s}"
     for profile, uid, can_write in (("hardened", "1000", "1"), ("dev", "0", "0")):
