@@ -88,7 +88,7 @@ async def test_no_request_gets_more_than_the_operators_maximum():
 
 async def test_an_alias_causes_a_warning_and_the_default_does_not(engine):
     named = await engine.create(CreateRequest(SandboxOptions(image="bash")))
-    assert named.warnings == ("alias bash (ubuntu:22.04) answered by the host image",)
+    assert named.warnings == ("alias bash (ubuntu:22.04) resolved to the host image",)
     silent = await engine.create(CreateRequest())
     assert silent.warnings == ()
     world = World(policy=Policy(default_image="bash"))

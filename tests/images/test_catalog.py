@@ -68,7 +68,7 @@ async def test_an_alias_without_a_target_falls_back_and_a_full_name_never(store,
     images = Images(store, usr=usr)
     image = await images.resolve("python")
     assert (image.name, image.kind) == ("host", "host")
-    assert image.warning == "alias python (python:3.11-slim) answered by the host image"
+    assert image.warning == "alias python (python:3.11-slim) resolved to the host image"
     for name in ("python:3.11-slim", "python:latest", "python@sha256:" + "0" * 64):
         with pytest.raises(InvalidImage, match="not in the store"):
             await images.resolve(name)
@@ -101,7 +101,7 @@ async def test_the_operators_alias_takes_precedence_over_an_image_of_that_name(s
 async def test_an_operators_alias_falls_back_only_for_a_known_program(store, usr):
     images = Images(store, usr=usr, aliases={"py": "python", "ml": "my/ml:1"})
     assert (await images.resolve("py")).warning.startswith("alias py (python:3.11-slim)")
-    with pytest.raises(InvalidImage, match="stands for my/ml:1"):
+    with pytest.raises(InvalidImage, match="is an alias of my/ml:1"):
         await images.resolve("ml")
 
 

@@ -344,7 +344,7 @@ def test_a_workspace_whose_directory_is_a_link_is_damaged(base: Path, kept_volum
     made.workspace.symlink_to(base)
     host_volume.release(base / "one")
     owner = base.stat().st_uid
-    with pytest.raises(WorkspaceDamaged, match="no directory"):
+    with pytest.raises(WorkspaceDamaged, match="not a directory"):
         host_volume.open_kept(base / "two", kept_volume, owner=USER)
     assert base.stat().st_uid == owner
     nothing_of(base / "two")

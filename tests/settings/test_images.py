@@ -36,7 +36,7 @@ async def test_an_alias_falls_back_to_the_host_image_with_a_warning(usr, alias):
     image = await HostImages(usr=usr).resolve(alias)
     assert (image.name, image.kind) == ("host", "host")
     assert image.warning.startswith(f"alias {alias} (")
-    assert image.warning.endswith("answered by the host image")
+    assert image.warning.endswith("resolved to the host image")
 
 
 async def test_an_alias_whose_program_is_missing_names_the_package_to_install(usr):

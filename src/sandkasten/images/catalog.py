@@ -297,7 +297,7 @@ class Images:
         meant = self._host.meaning(name)
         if meant[-1] == HOST:
             raise InvalidImage(
-                "the host image cannot be built upon: it is this machine's own /usr",
+                "the host image cannot be used as a base: it is this machine's own /usr",
                 hint="take an image of the store as base (sandkasten image ls)",
                 image=name,
             )
@@ -399,7 +399,7 @@ async def in_thread(
 
     def report(told: ImageProgress) -> None:
         if given_up.is_set():
-            raise Cancelled("the work on an image was cancelled", hint="begin it again")
+            raise Cancelled("the image operation was cancelled", hint="retry")
         if progress is not None:
             loop.call_soon_threadsafe(progress, told)
 

@@ -99,26 +99,26 @@ class HostImages:
             )
         if self._strict:
             raise InvalidImage(
-                f"image {name} stands for {target}, which is not in the store",
-                hint="images.strict forbids the host image in its place; say host to mean it",
+                f"image {name} is an alias of {target}, which is not in the store",
+                hint="images.strict does not allow the host image instead; to use it, name host",
                 image=name,
             )
         known = next((one for one in reversed(meant) if one in _PROGRAMS), None)
         if known is None:
             raise InvalidImage(
-                f"image {name} stands for {target}, which is not in the store",
+                f"image {name} is an alias of {target}, which is not in the store",
                 hint="import it (sandkasten image import)",
                 image=name,
             )
         program, package = _PROGRAMS[known]
         if not self._has(program):
             raise InvalidImage(
-                f"image {name} stands for {target}, which is not in the store, "
+                f"image {name} is an alias of {target}, which is not in the store, "
                 f"and this machine has no {program} under {self._usr}",
                 hint=f"install {package} on the host (apt-get install {package})",
                 image=name,
             )
-        return Image(HOST, warning=f"alias {name} ({target}) answered by the host image")
+        return Image(HOST, warning=f"alias {name} ({target}) resolved to the host image")
 
     def _has(self, program: str) -> bool:
         for directory in DEFAULT_PATH.split(":"):

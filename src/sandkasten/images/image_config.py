@@ -138,7 +138,7 @@ def diff_ids_of(raw: object) -> tuple[str, ...]:
 
 def checked_digest(text: object) -> str:
     if not isinstance(text, str) or not DIGEST.match(text):
-        raise bad(f"{str(text)[:80]!r} is no sha256 digest", "only sha256 is used here")
+        raise bad(f"{str(text)[:80]!r} is not a valid sha256 digest", "use sha256:<64 hex digits>")
     return text
 
 
@@ -150,7 +150,7 @@ def _mapping(name: str, value: object) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise bad(f"{name} is no object")
+        raise bad(f"{name} must be an object")
     return value
 
 
@@ -158,7 +158,7 @@ def _text(name: str, value: object) -> str:
     if value is None:
         return ""
     if not isinstance(value, str) or "\0" in value or len(value) > 4096:
-        raise bad(f"{name} is no text")
+        raise bad(f"{name} must be a string")
     return value
 
 
@@ -169,16 +169,16 @@ def _texts(name: str, value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, list) or len(value) > 4096:
-        raise bad(f"{name} is no list of texts")
+        raise bad(f"{name} must be a list of strings")
     if not all(isinstance(one, str) and "\0" not in one for one in value):
-        raise bad(f"{name} is no list of texts")
+        raise bad(f"{name} must be a list of strings")
     return tuple(value)
 
 
 def _labels(value: object) -> dict[str, str]:
     found = _mapping("Labels", value)
     if not all(isinstance(one, str) for one in found.values()):
-        raise bad("Labels are no texts")
+        raise bad("Labels must be strings")
     return dict(found)
 
 

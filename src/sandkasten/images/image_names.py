@@ -53,9 +53,7 @@ def new_name(name: object) -> str:
     repository = text.partition(":")[0].partition("@")[0]
     # A name that looks like the id of another image would be taken for it.
     if repository in _RESERVED or _WHOLE_ID.match(repository):
-        raise InvalidImage(
-            f"an image cannot be called {text}", hint="that name has a meaning of its own"
-        )
+        raise InvalidImage(f"{text} is a reserved image name", hint="choose another name")
     return text
 
 
@@ -69,8 +67,8 @@ def chain(name: str, aliases: Mapping[str, str]) -> tuple[str, ...]:
         if target in found:
             loop = " → ".join([*found[found.index(target) :], target])
             raise InvalidConfiguration(
-                f"images.aliases lead in a circle: {loop}",
-                hint="let one of them name an image",
+                f"images.aliases contains a cycle: {loop}",
+                hint="let one of these aliases name an image",
                 setting="images.aliases",
             )
         found.append(target)
@@ -85,7 +83,7 @@ def all_aliases(configured: Mapping[str, str]) -> dict[str, str]:
         checked_name(target)
         if name == HOST:
             raise InvalidConfiguration(
-                "images.aliases cannot give host another meaning",
+                "images.aliases must not redefine host",
                 hint="choose another name",
                 setting="images.aliases",
             )

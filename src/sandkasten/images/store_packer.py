@@ -75,7 +75,7 @@ class StorePacker:
 
         def advance(_: int) -> None:
             if given_up.is_set():
-                raise Cancelled("packing an image was given up", hint="begin it again")
+                raise Cancelled("packing the image was cancelled", hint="retry")
 
         # Nothing is collected meanwhile, even if no sandbox uses the image yet.
         with self._store.working(), self._store.place() as place, translated("pack an image"):
@@ -93,7 +93,7 @@ class StorePacker:
                         write_layer(tree, cast("BinaryIO", hashing), advance, mtime=mtime)
                 except FileNotFoundError as exc:
                     raise InvalidImage(
-                        f"image {image.name} lacks a layer in the store",
+                        f"image {image.name} is missing a layer in the store",
                         hint="import it again",
                         image=image.name,
                     ) from exc
@@ -110,9 +110,7 @@ class StorePacker:
 
 def _check(image: Image) -> None:
     if image.kind != "layers" or not image.layers:
-        raise InvalidImage(
-            f"image {image.name} has no layers that could be packed", hint="import it again"
-        )
+        raise InvalidImage(f"image {image.name} has no layers to pack", hint="import it again")
     if len(image.layers) > MAX_DOCKER_LAYERS:
         raise InvalidImage(
             f"image {image.name} has {len(image.layers)} layers with ours, "

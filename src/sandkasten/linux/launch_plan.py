@@ -25,7 +25,7 @@ def refuse(spec: CellSpec, *, root: bool) -> None:
     """Raise if this host does not support the spec; nothing was made yet."""
     if spec.image.kind == "engine":
         raise UnsupportedByBackend(
-            f"image {spec.image.name} is another engine's, and not in the store",
+            f"image {spec.image.name} belongs to another engine and is not in the store",
             hint="bring it into the store (docker save, sandkasten image import)",
         )
     if spec.image.kind == "layers" and not spec.image.layers:
@@ -33,13 +33,13 @@ def refuse(spec: CellSpec, *, root: bool) -> None:
     bad = [name for name, value in spec.image.env.items() if not _sound(name, value)]
     if bad:
         raise InvalidImage(
-            f"image {spec.image.name} sets an environment name that nobody can use: {bad[0]!r}",
+            f"image {spec.image.name} sets an invalid environment name: {bad[0]!r}",
             hint="rebuild the image without it",
         )
     check_profile_on(spec.profile, spec.image)
     if spec.profile == "dev" and not root:
         raise UnsupportedByBackend(
-            "the dev profile needs a range of ids, and an ordinary user has one",
+            "the dev profile requires a range of ids, and an ordinary user has one id",
             hint="run as root, or use profile: hardened",
             profile="dev",
         )

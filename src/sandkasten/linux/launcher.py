@@ -69,7 +69,7 @@ def launch(launcher: Path, plan: Mapping[str, object], listen_fd: int | None = N
         )
     except FileNotFoundError as exc:
         raise BackendUnavailable(
-            f"the launcher is not there: {launcher}",
+            f"the launcher is missing: {launcher}",
             hint="build it with make setup, or install the wheel for this machine",
         ) from exc
     except (OSError, subprocess.TimeoutExpired) as exc:
@@ -78,7 +78,7 @@ def launch(launcher: Path, plan: Mapping[str, object], listen_fd: int | None = N
         answer = json.loads(done.stdout)
     except ValueError as exc:
         said = done.stderr[:500].decode(errors="replace")
-        raise InternalError(f"the launcher answered nothing useful: {said}") from exc
+        raise InternalError(f"the launcher returned an invalid answer: {said}") from exc
     if "error" in answer:
         raise trouble(answer["error"]["step"], answer["error"]["message"], answer["error"]["errno"])
     return int(answer["pid"])

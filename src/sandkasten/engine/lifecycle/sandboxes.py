@@ -338,7 +338,7 @@ class Sandboxes:
             await self.finish_destroy(record)
         elif record.state is State.CREATING:
             end: SessionEnd = "lost" if rebooted(record) else "crashed"
-            await self.finish_destroy(record, end, "whoever was making it died")
+            await self.finish_destroy(record, end, "the process that was creating it died")
         else:
             judged = self._handles.judge(record)
             await self.finish_destroy(record, judged.end, judged.reason)

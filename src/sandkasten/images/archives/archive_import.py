@@ -97,7 +97,7 @@ def import_file(store: LayerStore, order: Import) -> Sequence[StoredImage]:
             members = DirectoryMembers(fd)
             if not is_oci_layout(members):
                 raise InvalidImage(
-                    f"{order.path} is a directory and no OCI layout",
+                    f"{order.path} is a directory but not an OCI layout",
                     hint="give an archive, or a directory with oci-layout and index.json in it",
                 )
             return _take_all(store, order, oci_images(members, wanted), "oci-layout")
@@ -192,7 +192,7 @@ def _index(stream: Stream) -> list[Member] | None:
             return None
         found.append(member)
     if not any(member.name not in ("", ".") for member in found):
-        raise InvalidImage("the archive holds nothing", hint="an image needs at least one file")
+        raise InvalidImage("the archive is empty", hint="an image must contain at least one file")
     return found
 
 
@@ -247,13 +247,13 @@ def _names(order: Import, found: Sequence[Sequence[str]]) -> list[Sequence[str]]
     if order.name is not None:
         if len(found) != 1:
             raise InvalidImage(
-                f"{order.path} holds {len(found)} images, and one name cannot be all of them",
-                hint="leave the name out and use those in the archive",
+                f"{order.path} holds {len(found)} images, but only one name was given",
+                hint="omit the name to use those in the archive",
             )
         return [[order.name]]
     if not all(found):
         raise InvalidImage(
-            f"{order.path} does not say what its image is called",
+            f"{order.path} does not contain an image name",
             hint="give it a name (--name on the command line)",
         )
     if sum(map(len, found)) > MAX_NAMES:

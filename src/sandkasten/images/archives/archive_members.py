@@ -50,7 +50,7 @@ class Section(io.RawIOBase):
             return 0
         count = os.preadv(self._fd, [view], self._at)
         if count == 0:
-            raise InvalidImage("the archive cannot be read: it is cut short", hint="get it again")
+            raise InvalidImage("the archive cannot be read: it is truncated", hint="get it again")
         self._at += count
         return count
 
@@ -147,7 +147,7 @@ def read_json(members: Members, name: str) -> tuple[Any, bytes]:
     if members.size(name) > MAX_JSON_BYTES:
         raise InvalidImage(
             f"the archive cannot be read: {name[:100]} is larger than {MAX_JSON_BYTES} bytes",
-            hint="no image needs that; the archive is not what it seems",
+            hint="the archive is probably not an image archive",
         )
     with members.open(name) as file:
         data = b"".join(iter(lambda: file.read(MAX_JSON_BYTES), b""))
@@ -155,7 +155,7 @@ def read_json(members: Members, name: str) -> tuple[Any, bytes]:
         return json.loads(data), data
     except (ValueError, RecursionError) as exc:
         raise InvalidImage(
-            f"the archive cannot be read: {name[:100]} is no JSON", hint="get it again"
+            f"the archive cannot be read: {name[:100]} is not valid JSON", hint="get it again"
         ) from exc
 
 

@@ -86,7 +86,7 @@ class Keeping:
         if self._total > MAX_ARCHIVE_BYTES:
             raise InvalidImage(
                 f"the archive is larger than {MAX_ARCHIVE_BYTES} bytes when decompressed",
-                hint="no image needs that; the archive is not what it seems",
+                hint="the archive is probably not an image archive",
             )
         self._copy.write(piece)
         self._told(self._total)
@@ -95,4 +95,4 @@ class Keeping:
 
 
 def cut_short() -> InvalidImage:
-    return InvalidImage("the archive cannot be read: it is cut short", hint="get it again")
+    return InvalidImage("the archive cannot be read: it is truncated", hint="get it again")

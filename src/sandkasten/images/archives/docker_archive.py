@@ -41,23 +41,23 @@ def is_docker_archive(members: Members) -> bool:
 def docker_images(members: Members) -> list[FoundImage]:
     entries, _ = read_json(members, MANIFEST)
     if not isinstance(entries, list) or not 1 <= len(entries) <= MAX_IMAGES:
-        raise bad(f"{MANIFEST} is no list of 1 to {MAX_IMAGES} images")
+        raise bad(f"{MANIFEST} must be a list of 1 to {MAX_IMAGES} images")
     return [_image(members, entry) for entry in entries]
 
 
 def _image(members: Members, entry: Any) -> FoundImage:
     if not isinstance(entry, dict):
-        raise bad(f"{MANIFEST} makes no sense")
+        raise bad(f"{MANIFEST} is invalid")
     config_name = entry.get("Config")
     layers, names = entry.get("Layers") or [], entry.get("RepoTags") or []
     if not isinstance(config_name, str) or not _texts(layers) or not _texts(names):
-        raise bad(f"{MANIFEST} makes no sense")
+        raise bad(f"{MANIFEST} is invalid")
     config, data = read_json(members, config_name)
     named = _NAMED_BY_DIGEST.match(posixpath.basename(config_name))
     digest = hashlib.sha256(data).hexdigest()
     if named is not None and named[1] != digest:
         raise InvalidImage(
-            f"the configuration is not what it was said to be: expected sha256:{named[1]}, "
+            f"digest mismatch of the configuration: expected sha256:{named[1]}, "
             f"got sha256:{digest}",
             hint="the archive is damaged or was changed; get it again",
         )

@@ -58,7 +58,7 @@ def descriptors(value: Any, key: str) -> list[dict[str, Any]]:
     """Return the descriptors under a key of an index or manifest, each with a digest and a size."""
     listed = value.get(key) if isinstance(value, dict) else None
     if not isinstance(listed, list) or len(listed) > MAX_MANIFESTS:
-        raise bad(f"there is no list of {key}")
+        raise bad(f"{key} must be a list")
     for one in listed:
         checked_descriptor(one)
     return listed
@@ -66,7 +66,7 @@ def descriptors(value: Any, key: str) -> list[dict[str, Any]]:
 
 def checked_descriptor(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict) or not isinstance(value.get("size"), int):
-        raise bad("a descriptor makes no sense")
+        raise bad("a descriptor is invalid")
     checked_digest(value.get("digest"))
     return value
 
@@ -77,7 +77,7 @@ def platform_of(value: Any) -> Platform | None:
         return None
     parts = [value.get(key) or "" for key in ("os", "architecture", "variant")]
     if not all(isinstance(part, str) for part in parts):
-        raise bad("a platform makes no sense")
+        raise bad("a platform is invalid")
     return Platform(*parts)
 
 
@@ -91,7 +91,7 @@ def choose(platforms: Sequence[Platform | None], wanted: Platform) -> int:
         return said[found][0]
     there = ", ".join(sorted({str(one) for one in platforms if one is not None})) or "none"
     raise InvalidImage(
-        f"the image is there for {there}, not for {wanted}",
+        f"the image is available for {there}, not for {wanted}",
         hint="get one that was built for it, or name one of these as the platform",
     )
 
@@ -160,9 +160,9 @@ def _verified(members: Members, descriptor: dict[str, Any]) -> Any:
     value, data = read_json(members, _path(descriptor))
     digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
     if digest != descriptor["digest"]:
-        raise bad(f"a blob is not what it was said to be: {descriptor['digest']}, got {digest}")
+        raise bad(f"digest mismatch of a blob: expected {descriptor['digest']}, got {digest}")
     if not isinstance(value, dict):
-        raise bad("a manifest is no object")
+        raise bad("a manifest must be an object")
     return value
 
 

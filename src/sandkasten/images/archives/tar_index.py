@@ -99,7 +99,7 @@ def _member(header: bytes, offset: int) -> Member:
     stored = _number(header[148:156])
     counted = sum(header) - sum(header[148:156]) + 8 * ord(" ")
     if stored != counted:
-        raise _bad("it is no tar archive, or damaged")
+        raise _bad("it is not a tar archive, or it is damaged")
     name = _text(header[:100])
     if header[257:262] == b"ustar" and header[257:265] != b"ustar  \0":
         prefix = _text(header[345:500])
@@ -116,7 +116,7 @@ def _with(member: Member, extended: dict[str, str]) -> Member:
     size = member.size
     if "size" in extended and member.is_file:
         if not extended["size"].isascii() or not extended["size"].isdigit():
-            raise _bad("the size of a member makes no sense")
+            raise _bad("the size of a member is invalid")
         size = int(extended["size"][:20])
     return replace(
         member,
@@ -135,10 +135,10 @@ def _extended(kind: bytes, body: bytes) -> dict[str, str]:
     while body and kind == _PAX:
         length, space, _ = body.partition(b" ")
         if not space or not length.isdigit() or len(length) > 8:
-            raise _bad("an extended header makes no sense")
+            raise _bad("an extended header is invalid")
         end = int(length)
         if not len(length) + 2 < end <= len(body):
-            raise _bad("an extended header makes no sense")
+            raise _bad("an extended header is invalid")
         key, _, value = body[len(length) + 1 : end - 1].partition(b"=")
         found[key.decode("utf-8", "replace")] = value.decode("utf-8", "surrogateescape")
         body = body[end:]
@@ -150,7 +150,7 @@ def _number(field: bytes) -> int:
     if field[:1] in (b"\x80", b"\xff"):
         value = int.from_bytes(field[1:], "big")
         if field[0] == 0xFF or value >= 1 << 62:
-            raise _bad("a number in a header makes no sense")
+            raise _bad("a number in a header is invalid")
         return value
     digits = field.replace(b"\0", b" ").strip()
     if not digits:
@@ -158,7 +158,7 @@ def _number(field: bytes) -> int:
     try:
         return int(digits, 8)
     except ValueError as exc:
-        raise _bad("it is no tar archive, or damaged") from exc
+        raise _bad("it is not a tar archive, or it is damaged") from exc
 
 
 def _text(field: bytes) -> str:

@@ -62,7 +62,7 @@ def sources_for(suite: str, etc: Path = Path("/etc")) -> list[Source]:
         fitting = _of(known, base) if base else []
     if not fitting:
         raise BuildFailed(
-            f"apt on this machine knows no source for Debian {suite}",
+            f"apt on this machine has no source for Debian {suite}",
             hint="name one: --mirror URL (http, https or file)",
         )
     kept = []

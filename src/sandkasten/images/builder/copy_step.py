@@ -147,7 +147,7 @@ def _scan(directory: int, entry: str, name: str) -> Iterator[Found]:
                 yield Found(shown, "file", mode, size, digest)
             else:
                 raise BuildFailed(
-                    f"{shown or entry} is neither a file nor a directory nor a link",
+                    f"{shown or entry} is not a file, directory or link",
                     hint="remove it, or copy something else",
                 )
         finally:
@@ -160,7 +160,7 @@ def _descend(context: Path, parts: Sequence[str], source: str) -> int:
         inner = _walk(fd, parts)
     except NotADirectoryError as exc:
         raise BuildFailed(
-            f"{source} leads through a link or a file",
+            f"{source} goes through a link or a file",
             hint="name the real path below the recipe's directory",
         ) from exc
     finally:

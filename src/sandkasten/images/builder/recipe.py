@@ -162,7 +162,7 @@ def _copy(number: int, said: object) -> Copy:
     top = "/" + to.split("/")[1]
     if top in _HIDDEN:
         hint = "a sandbox has its own there; copy to another directory"
-        raise _wrong(number, f"copies to {shown(to)}, which nobody would see", hint)
+        raise _wrong(number, f"copies to {shown(to)}, which is not visible in a sandbox", hint)
     uid, gid = _owner(number, said.get("owner"))
     return Copy(clean, to, _mode(number, said.get("mode")), uid, gid)
 

@@ -149,8 +149,8 @@ class StepBuilder:
             return
         if state.config.architecture not in ("", machine_architecture()):
             raise InvalidImage(
-                f"the base is made for {state.config.platform}, and so nothing of it runs here",
-                hint="take a base for this machine",
+                f"the base is made for {state.config.platform}, so its programs do not run here",
+                hint="use a base for this machine",
             )
         image = await asyncio.to_thread(self._passing, state)
         workdir = state.config.workdir or "/"
@@ -229,7 +229,7 @@ def _naming(label: str, text: str) -> Iterator[None]:
     except CommandNotFound as exc:
         raise BuildFailed(
             f"{label} ({text}): the image has no /bin/sh",
-            hint="a run step needs a shell; take a base that has one",
+            hint="a run step requires a shell; use a base that has one",
         ) from exc
     except BuildFailed as exc:
         raise BuildFailed(f"{label} ({text}): {exc.message}", hint=exc.hint, **exc.details) from exc
@@ -260,7 +260,7 @@ def _place(
     way = None if into else landing(trees, parent)
     if way is None:
         raise BuildFailed(
-            f"{to} cannot be: something on the way is no directory in the image",
+            f"{to} cannot be created: a parent is not a directory in the image",
             hint="copy to another path",
         )
     at = way.parents[-1].path if way.parents else ""

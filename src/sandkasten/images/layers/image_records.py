@@ -72,7 +72,7 @@ class Records:
         # It could not be read back, and an image that exists and cannot be found is worse.
         if len(data) > MAX_SMALL_BYTES:
             raise InvalidImage(
-                f"the configuration of the image is too large: {len(data)} bytes as it is kept",
+                f"the configuration of the image is too large: {len(data)} bytes",
                 hint=f"at most {MAX_SMALL_BYTES}; build it with fewer or shorter labels",
             )
         write_file(self._path(image.id, _LIVE), data)

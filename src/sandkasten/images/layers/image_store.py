@@ -139,7 +139,7 @@ class LayerStore:
                 if found is None:
                     raise Busy(
                         f"layer {diff_id} is not in the store any more",
-                        hint="somebody collected garbage meanwhile; import the image again",
+                        hint="garbage was collected meanwhile; import the image again",
                     )
                 size += found.bytes
             image = StoredImage(
@@ -177,7 +177,7 @@ class LayerStore:
             if len(ids) > 1:
                 raise InvalidImage(
                     f"{len(ids)} images have ids that begin with {name_or_id}",
-                    hint="say more of it",
+                    hint="give more digits of the id",
                 )
             the_id = ids[0] if ids else None
         return None if the_id is None else self._records.get(the_id)
@@ -204,7 +204,7 @@ class LayerStore:
         missing = [one for one in image.layers if not self._layers.tree(one).is_dir()]
         if missing:
             raise InvalidImage(
-                f"image {image.id} lacks {len(missing)} of its layers in the store",
+                f"image {image.id} is missing {len(missing)} of its layers in the store",
                 hint="import it again",
             )
         skeleton = self.root / "skeletons" / _hex(image.id) / "tree"
@@ -309,5 +309,8 @@ def not_in_store(name: str) -> InvalidImage:
 
 def _hex(the_id: str) -> str:
     if not DIGEST.match(the_id):
-        raise InvalidImage(f"{the_id[:80]!r} is no id of an image", hint="ids are sha256:…")
+        raise InvalidImage(
+            f"{the_id[:80]!r} is not a valid image id",
+            hint="image ids look like sha256:<hex digits>",
+        )
     return the_id.removeprefix("sha256:")

@@ -148,14 +148,16 @@ class Layers:
 def _hex(digest: str) -> str:
     """Return the hex part. Digests become file names, so only complete ones are accepted."""
     if not DIGEST.match(digest):
-        raise InvalidImage(f"{digest[:80]!r} is no sha256 digest", hint="only sha256 is used here")
+        raise InvalidImage(
+            f"{digest[:80]!r} is not a valid sha256 digest", hint="use sha256:<64 hex digits>"
+        )
     return digest.removeprefix("sha256:")
 
 
 def _compare(what: str, expected: str | None, got: str) -> None:
     if expected is not None and expected != got:
         raise InvalidImage(
-            f"a {what} is not what it was said to be: expected {expected}, got {got}",
+            f"a {what} has the wrong digest: expected {expected}, got {got}",
             hint="the archive is damaged or was changed; get it again",
             expected=expected,
             got=got,

@@ -182,7 +182,7 @@ class _Program:
             text = complained[:500].decode(errors="replace").strip()
             raise InternalError(
                 f"the program that unpacks layers ended with {self._child.returncode} "
-                f"and without an answer: {text}"
+                f"without an answer: {text}"
             ) from exc
         if "error" in answer:
             raise _failure(**answer["error"])

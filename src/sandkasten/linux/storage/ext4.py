@@ -93,7 +93,9 @@ def command(argv: Sequence[str], stop: threading.Event, timeout_s: float) -> tup
                     raise BackendUnavailable(
                         f"{argv[0]} did not end within {timeout_s:g} s", hint="look at the disk"
                     ) from None
-                raise Cancelled(f"{argv[0]} was ended half way", hint="try again") from None
+                raise Cancelled(
+                    f"{argv[0]} was stopped before it finished", hint="try again"
+                ) from None
             break
     return process.returncode, said.decode("utf-8", "replace").strip()[-500:]
 
@@ -139,14 +141,14 @@ def look(path: Path) -> FileSystem:
         ) from exc
     if len(block) < 1024 or _word(block, 56, "H") != _MAGIC:
         raise WorkspaceDamaged(
-            f"the volume of workspace {path.parent.name} holds no ext4 file system",
+            f"the volume of workspace {path.parent.name} does not contain an ext4 file system",
             hint="restore it from a copy, or delete the workspace",
         )
     unit = 1024 << min(_word(block, 24), 6)
     blocks = _word(block, 4) | _word(block, 0x150) << 32
     if blocks * unit > length:
         raise WorkspaceDamaged(
-            f"the volume of workspace {path.parent.name} is cut short: {length} bytes are left "
+            f"the volume of workspace {path.parent.name} is truncated: {length} bytes are left "
             f"of {blocks * unit}",
             hint="restore it from a copy, or delete the workspace",
         )

@@ -45,8 +45,8 @@ class HostMounts:
             mode = os.stat(real, follow_symlinks=False).st_mode
         except OSError as exc:
             raise BackendUnavailable(
-                f"mount {rule.name}: {rule.source} cannot be shown: {exc.strerror or exc}",
-                hint="the operator's policy.mounts names it; put it there or take the entry out",
+                f"mount {rule.name}: {rule.source} cannot be mounted: {exc.strerror or exc}",
+                hint="the operator's policy.mounts names it; create it or remove the entry",
                 mount=rule.name,
             ) from exc
         try:
@@ -54,10 +54,12 @@ class HostMounts:
         except InvalidRequest as exc:
             raise _denied(rule, exc.message) from exc
         if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
-            raise _denied(rule, f"mount {rule.name}: {rule.source} is no directory and no file")
+            raise _denied(
+                rule, f"mount {rule.name}: {rule.source} is neither a directory nor a file"
+            )
         for path in sockets:
             if path == real or path.startswith(real.rstrip("/") + "/"):
-                raise _denied(rule, f"mount {rule.name}: somebody listens on {path}")
+                raise _denied(rule, f"mount {rule.name}: a process listens on {path}")
         return HostMount(real, rule.target)
 
 

@@ -148,7 +148,7 @@ def supported(directory: Path, programs: Programs | None = None) -> str | None:
         return f"{at} cannot be written"
     mount = mountinfo.covering(os.fspath(at))
     if mount is None:
-        return f"nobody says what {at} lies on"
+        return f"the file system of {at} is unknown"
     if mount.kind.partition(".")[0] in _FOREIGN:
         return f"{at} lies on {mount.kind}, which cannot hold an image"
     if not _passed_on(mount.tags):
@@ -168,7 +168,7 @@ def _making(directory: Path, attempt: str) -> Iterator[Path]:
         seen = real.lstat()
         if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid() or seen.st_mode & 0o077:
             raise IsolationRefused(
-                f"{real} is not a directory that only we may enter",
+                f"{real} must be a directory that only root can enter",
                 hint="remove it, or give it to root with mode 0700",
             )
         if any(os.path.lexists(real / name) for name in (_IMAGE, _KEPT, POINT)):
@@ -204,7 +204,7 @@ def _mount(
         # An engine would follow a symlink here, as root and on the host.
         if not stat.S_ISDIR(place.lstat().st_mode):
             raise WorkspaceDamaged(
-                f"{place.name} of the workspace is no directory",
+                f"{place.name} of the workspace is not a directory",
                 hint="restore the workspace from a copy, or delete it",
             )
     return mounted

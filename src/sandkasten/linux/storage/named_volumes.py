@@ -258,7 +258,7 @@ class Volumes:
                     workspace=plain_name(name),
                 )
             if stop.wait(0.01):
-                raise Cancelled("nobody waits for it any more", hint="try again")
+                raise Cancelled("the request was cancelled", hint="try again")
 
 
 async def _finished(work: Callable[..., T], *args: object) -> T:
@@ -315,14 +315,14 @@ def _decoded(name: str, data: bytes) -> StoredWorkspace:
         raise ValueError("it is too large")
     raw = json.loads(data)
     if not isinstance(raw, dict) or raw.get("name") != name:
-        raise ValueError("it describes something else")
+        raise ValueError("it belongs to another workspace")
     size, made, kind = raw.get("size_bytes"), raw.get("created_at"), raw.get("kind")
     if kind not in ("image", "directory"):
         raise ValueError("its kind is unknown")
     if isinstance(size, bool) or not isinstance(size, int) or size <= 0:
-        raise ValueError("its size is no number of bytes")
+        raise ValueError("invalid `size_bytes` in workspace metadata")
     if isinstance(made, bool) or not isinstance(made, int | float) or not math.isfinite(made):
-        raise ValueError("its time is no time")
+        raise ValueError("invalid `created_at` in workspace metadata")
     return StoredWorkspace(name, kind, size, float(made))
 
 

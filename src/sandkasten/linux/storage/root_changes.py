@@ -64,7 +64,7 @@ def changes_of(layout: Layout, sandbox_id: SandboxId) -> Iterator[RootChanges]:
 def _nothing(sandbox_id: SandboxId) -> UnsupportedByBackend:
     return UnsupportedByBackend(
         f"the changes of sandbox {sandbox_id} to its root cannot be read",
-        hint="it must have the dev profile, and this machine loop devices (run doctor)",
+        hint="use the dev profile on a machine with loop devices (run sandkasten doctor)",
     )
 
 
@@ -99,7 +99,7 @@ def _device_of(number: int) -> str:
         for line in file:
             if line.startswith("DEVNAME="):
                 return "/dev/" + line.removeprefix("DEVNAME=").strip()
-    raise FileNotFoundError(f"no device is named for {number}")
+    raise FileNotFoundError(f"no device node is known for {number}")
 
 
 def _call(libc: ctypes.CDLL, number: int, *arguments: int | bytes | None) -> int:

@@ -40,7 +40,7 @@ def copy_sparse(source: Path, target: Path, stop: threading.Event) -> None:
             end = os.lseek(src.fileno(), at, os.SEEK_HOLE)
             while at < end:
                 if stop.is_set():
-                    raise Cancelled("the copy was ended half way", hint="try again")
+                    raise Cancelled("the copy was stopped before it finished", hint="try again")
                 part = min(end - at, _CHUNK)
                 moved = os.copy_file_range(src.fileno(), dst.fileno(), part, at, at)
                 if moved == 0:
@@ -57,7 +57,7 @@ def copy_tree(source: Path, target: Path, stop: threading.Event) -> None:
             raise no_space("could not copy a workspace: the disk is full")
         raise BackendUnavailable(
             f"a workspace could not be copied: {said[-200:]}",
-            hint="files that their own owner may not read cannot be copied",
+            hint="files that their owner cannot read cannot be copied",
         )
 
 

@@ -382,7 +382,7 @@ class EngineClient:
         except (
             KeyError, TypeError, ValueError, AttributeError, AssertionError, RecursionError
         ) as exc:  # fmt: skip
-            raise self._away(f"its answer makes no sense ({type(exc).__name__}: {exc})") from exc
+            raise self._away(f"invalid answer ({type(exc).__name__}: {exc})") from exc
 
     async def _connected(self) -> aiodocker.Docker:
         import aiodocker
