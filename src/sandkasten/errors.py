@@ -4,7 +4,7 @@ This module knows nothing of HTTP, of backends or of processes. A command that r
 failed is a result, never one of these; a command that could not be run is always one.
 
 SandkastenError
-├── RequestError                the caller asked for something that cannot be
+├── RequestError                the request cannot be fulfilled
 │   ├── InvalidRequest          INVALID_REQUEST
 │   ├── InvalidImage            INVALID_IMAGE
 │   ├── PayloadTooLarge         PAYLOAD_TOO_LARGE
@@ -15,7 +15,7 @@ SandkastenError
 │   ├── InvalidConfiguration    INVALID_CONFIGURATION
 │   ├── InvalidAgent            INVALID_AGENT
 │   └── InvalidWorkflow         INVALID_WORKFLOW
-├── NotFound                    something named is not there
+├── NotFound                    a named object does not exist
 │   ├── SessionNotFound         SESSION_NOT_FOUND
 │   ├── SessionExpired          SESSION_EXPIRED
 │   ├── ExecNotFound            EXEC_NOT_FOUND
@@ -37,23 +37,23 @@ SandkastenError
 ├── QuotaExceeded               QUOTA_EXCEEDED
 ├── WorkspaceDamaged            WORKSPACE_DAMAGED
 ├── StoreUnusable               STORE_UNUSABLE (the daemon's database)
-├── CommandTimeout              COMMAND_TIMEOUT (only where a timeout was asked to be an error)
+├── CommandTimeout              COMMAND_TIMEOUT (only if a timeout was requested to be an error)
 ├── CommandNotExecutable        COMMAND_NOT_EXECUTABLE
 ├── ConnectionRefused           CONNECTION_REFUSED (a port inside the sandbox)
 ├── Cancelled                   CANCELLED
 ├── Busy                        BUSY
 ├── RegistryUnavailable         REGISTRY_UNAVAILABLE
-├── BuildFailed                 BUILD_FAILED (an image could not be made from its recipe)
+├── BuildFailed                 BUILD_FAILED (an image could not be built from its recipe)
 ├── RunFailed                   RUN_FAILED (of an agent or a workflow)
 │   └── RunLimitReached         RUN_LIMIT_REACHED
 ├── ModelUnavailable            MODEL_UNAVAILABLE
 ├── ProvisioningFailed          PROVISIONING_FAILED (packages could not be installed)
-├── BackendError                isolation could not be had or was lost
+├── BackendError                isolation is not available or was lost
 │   ├── BackendUnavailable      BACKEND_UNAVAILABLE
 │   ├── IsolationRefused        ISOLATION_REFUSED
 │   └── SandboxLost             SANDBOX_LOST
 └── InternalError               INTERNAL_ERROR
-    └── ProtocolViolation       PROTOCOL_VIOLATION (what came out of a sandbox made no sense)
+    └── ProtocolViolation       PROTOCOL_VIOLATION (a sandbox sent invalid data)
 """
 
 from __future__ import annotations
@@ -204,13 +204,15 @@ class QuotaExceeded(SandkastenError):
 
 
 class WorkspaceDamaged(SandkastenError):
-    """A named workspace is there, but what describes or holds it cannot be used as it is."""
+    """A named workspace exists, but its metadata or its volume cannot be used as it is."""
 
     code = "WORKSPACE_DAMAGED"
 
 
 class StoreUnusable(SandkastenError):
-    """The daemon's database is damaged, newer than this program, foreign, or held by another."""
+    """The daemon's database is damaged, newer than this program, foreign, or open in another
+    process.
+    """
 
     code = "STORE_UNUSABLE"
 
@@ -273,13 +275,13 @@ class BackendUnavailable(BackendError):
 
 
 class IsolationRefused(BackendError):
-    """The place could be made, but not as closed as was asked; so it was not made."""
+    """The sandbox could be created, but not as isolated as required; so it was not created."""
 
     code = "ISOLATION_REFUSED"
 
 
 class SandboxLost(BackendError):
-    """The sandbox was there and is not any more (killed, out of memory, host restarted)."""
+    """The sandbox existed and no longer does (killed, out of memory, host restarted)."""
 
     code = "SANDBOX_LOST"
 

@@ -1,7 +1,7 @@
-"""Protocols between rooms: what the engine needs, and what it offers. No behaviour lives here.
+"""Protocols between packages: what the engine needs, and what it offers. No behaviour.
 
-A backend makes an isolated place, hands us a byte stream into it and removes it: seven
-verbs over two Protocols. Only classes of `errors` leave an implementation.
+A backend creates an isolated place, returns a byte stream into it and removes it: seven methods
+over two Protocols. An implementation raises only classes of `errors`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ __all__ = [
 
 
 class Clock(Protocol):
-    """`now` is wall time for people; `boottime` never jumps and counts TTLs."""
+    """`now` is wall time for people; `boottime` never jumps and is used for TTLs."""
 
     def now(self) -> float: ...
     def boottime(self) -> float: ...
@@ -89,6 +89,6 @@ class Clock(Protocol):
 
 @runtime_checkable
 class EventSink(Protocol):
-    """Receives what happened (`sandbox.created`, …); must not raise and must not block."""
+    """Receives engine events (`sandbox.created`, …). Must not raise and must not block."""
 
     def emit(self, event: str, fields: Mapping[str, str | int | float | bool | None]) -> None: ...

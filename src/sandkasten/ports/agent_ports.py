@@ -1,4 +1,4 @@
-"""Runs of agents and workflows: where they are remembered, and who carries them out."""
+"""Runs of agents and workflows: storage and execution."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class Runs(Protocol):
-    """What is remembered of runs. A call that returns is durable; a full disk is QuotaExceeded."""
+    """Storage of runs. A call that returns is durable; a full disk raises QuotaExceeded."""
 
     async def begin(self, row: RunRow) -> None:
-        """Conflict when there is one of that id."""
+        """Store a new run. Raise Conflict if its id exists."""
         ...
 
     async def save(self, row: RunRow) -> None:
-        """In place of the row of that id; whole or not at all."""
+        """Replace the row with that id, atomically."""
         ...
 
     async def get(self, run_id: str) -> RunRow | None: ...
@@ -40,9 +40,10 @@ class Runs(Protocol):
         limit: int = 100,
         before: str | None = None,
     ) -> Sequence[RunRow]:
-        """Newest first (created_at, then id); `before` is the last id of the page before.
+        """Return runs, newest first (created_at, then id); `before` is the last id of the previous
+        page.
 
-        A page may be shorter than `limit` where its rows are large; only an empty one is the end.
+        A page may be shorter than `limit` if its rows are large; only an empty page is the end.
         """
         ...
 
@@ -50,19 +51,21 @@ class Runs(Protocol):
     async def events(
         self, run_id: str, *, since_seq: int = 0, limit: int = 1000
     ) -> Sequence[RunEvent]:
-        """Those after `since_seq`, oldest first."""
+        """Return the events after `since_seq`, oldest first."""
         ...
 
     async def changed(self, run_id: str, since_seq: int, timeout_s: float) -> bool:
-        """Waits for an event after `since_seq`, whoever notes it, or the end of the run."""
+        """Wait for an event after `since_seq`, from any process, or for the end of the run."""
         ...
 
     def claim(self, run_id: str) -> AbstractAsyncContextManager[bool]:
-        """Whether it is ours now: one holder over all processes, and it ends with the process."""
+        """Yield whether the caller now holds the run: one holder across all processes, until it
+        exits.
+        """
         ...
 
     async def prune(self, before: float) -> int:
-        """Forget those that ended earlier; how many went."""
+        """Forget runs that ended earlier. Return their number."""
         ...
 
 
@@ -71,15 +74,15 @@ class AgentLibrary(Protocol):
 
     async def definitions(self, kind: RunKind) -> Sequence[Definition]: ...
     async def definition(self, kind: RunKind, name: str) -> Definition:
-        """AgentNotFound, WorkflowNotFound."""
+        """Raise AgentNotFound or WorkflowNotFound."""
         ...
 
     async def check(self, kind: RunKind, source: str, name: str = "") -> Definition:
-        """A file described; what is wrong with it is in `error` and `warnings`, not raised."""
+        """Describe a file; its faults are in `error` and `warnings`, not raised."""
         ...
 
     async def start_agent(self, request: AgentRunRequest) -> RunRow:
-        """Everything that can be refused is refused before this returns."""
+        """Start a run. Every reason to refuse it is checked before this returns."""
         ...
 
     async def start_workflow(self, request: WorkflowRunRequest) -> RunRow: ...
@@ -134,20 +137,20 @@ class TenantAgents(AgentLibrary, Protocol):
         before: str | None = None,
     ) -> Sequence[RunRow]: ...
     async def cancel(self, run_id: str, tenant: str) -> RunRow:
-        """Ended when this returns, and its sandboxes are gone. One that ended stays as it is.
+        """Cancel a run: it has ended and its sandboxes are removed when this returns.
 
-        Conflict when another process works on it.
+        A run that has already ended is unchanged. Raise Conflict if another process works on it.
         """
         ...
 
     async def resume(self, run_id: str, tenant: str) -> RunRow:
-        """Go on with a workflow run that nobody works on. Conflict for any other."""
+        """Resume a workflow run that no process works on. Raise Conflict for any other."""
         ...
 
     def events(
         self, run_id: str, tenant: str, *, since_seq: int = 0, follow: bool = False
     ) -> AsyncIterator[RunEvent | RunRow]:
-        """Its events; with `follow` to its end, and the row as the last item once it has ended."""
+        """Yield its events; with `follow` until it ends, and then the row as the last item."""
         ...
 
     async def call_tool(
@@ -162,9 +165,9 @@ class TenantAgents(AgentLibrary, Protocol):
         image: str | None = None,
         runtime: str | None = None,
     ) -> Mapping[str, Any]:
-        """Outside any run: `session` names the caller's own sandbox. A failure is an answer.
+        """Call a tool outside any run: `session` names the caller's own sandbox. A failure is a
+        result.
 
-        `image`, `runtime`: what it is made of where the call does not say. Cancelled, it ends the
-        command it waits for.
+        `image` and `runtime` are the defaults of that sandbox. Cancelling ends the running command.
         """
         ...

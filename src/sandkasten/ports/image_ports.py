@@ -1,4 +1,4 @@
-"""Where root file systems come from, and how they come and go."""
+"""Sources of root file systems, and the operations on images."""
 
 from __future__ import annotations
 
@@ -23,55 +23,60 @@ if TYPE_CHECKING:
 
 
 class ImageSource(Protocol):
-    """Turns the name a user wrote into something a backend can show as a root file system."""
+    """Resolves the name from a request to an image that a backend can use as a root file system."""
 
     async def resolve(self, name: str) -> Image:
-        """The host image may stand in for an alias; InvalidImage, PolicyDenied otherwise."""
+        """Resolve a name. The host image may stand in for an alias. Raise InvalidImage or
+        PolicyDenied.
+        """
         ...
 
     async def look_up(self, name: str, *, fetch: bool = False) -> Lookup:
-        """The same for a backend with images of its own: the host stands in for nothing.
+        """Look up a name for a backend with its own images; the host image stands in for nothing.
 
-        Only with `fetch` is what is missing brought in, where the operator lets the store do so.
+        A missing image is fetched only with `fetch`, and only if the operator allows it.
         """
         ...
 
 
 @runtime_checkable
 class KeepsImages(Protocol):
-    """A backend with images of its own, beside those of the store; it cannot show the host's."""
+    """A backend with its own images besides those of the store; it cannot use the host image."""
 
     async def find_image(self, names: Sequence[str]) -> Image | None:
-        """The first of these that it has (kind `engine`, with its id), or None.
+        """Return the first of these that it has (kind `engine`, with its id), or None.
 
-        Where its operator lets it, the last is fetched; RegistryUnavailable when that failed.
+        If the operator allows it, the last one is fetched; raises RegistryUnavailable if that
+        fails.
         """
         ...
 
     async def bring_image(self, image: Image) -> None:
-        """It has this image of the store when this returns; may take as long as a copy takes."""
+        """Copy this image of the store into the backend. May take as long as a copy takes."""
         ...
 
 
 class ImagePacker(Protocol):
-    """Packs an image of the store for an engine that keeps its own copies."""
+    """Packs an image of the store for an engine that stores its own copies."""
 
     def archive(self, image: Image, reference: str) -> AsyncGenerator[bytes, None]:
-        """A docker archive (`docker load`) of all of `image.layers` under that one reference."""
+        """Yield a docker archive (`docker load`) of all of `image.layers` under that one
+        reference.
+        """
         ...
 
 
 @runtime_checkable
 class Watchful(Protocol):
-    """A source whose images can be removed while somebody begins to use one."""
+    """A source whose images can be removed while a sandbox starts to use one."""
 
     async def present(self, image: Image) -> bool:
-        """Whether it can still be found. Asked after its use was written into the ledger."""
+        """Return whether the image still exists. Called after its use was written to the ledger."""
         ...
 
 
 class ImageOperations(Protocol):
-    """What is done with images in the same way by the store, the engine and a daemon.
+    """Operations that the store, the engine and a daemon implement in the same way.
 
     Progress is reported on the event loop of the caller.
     """
@@ -142,7 +147,7 @@ class ImageLibrary(ImageOperations, Protocol):
         platform: str | None = None,
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> Sequence[ImageInfo]:
-        """As `import_archive`, of an archive that comes from elsewhere and is kept by nobody."""
+        """Like `import_archive`, for streamed data; the archive itself is not stored."""
         ...
 
     async def build_steps(
@@ -158,11 +163,13 @@ class ImageLibrary(ImageOperations, Protocol):
         ...
 
     async def remove(self, name: str, *, in_use: AbstractSet[str]) -> RemovedImage:
-        """Conflict when it is in use; its layers stay until `collect`."""
+        """Remove a name. Raise Conflict if the image is in use; its layers stay until `collect`."""
         ...
 
     async def collect(self, *, in_use: AbstractSet[str], wait_s: float = 30.0) -> CollectedImages:
-        """Busy when somebody is adding an image for longer than `wait_s`."""
+        """Remove unused layers. Raise Busy if another process adds an image for longer than
+        `wait_s`.
+        """
         ...
 
     async def usage(self, *, in_use: AbstractSet[str]) -> ImageUsage: ...

@@ -1,4 +1,4 @@
-"""What a backend is: an isolated place, a byte stream into it, and its removal."""
+"""Interface of a backend: an isolated place, a byte stream into it, and its removal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ByteStream(Protocol):
-    """A reliable two-way stream. `receive` answers b"" at the end; errors are OSError."""
+    """A reliable two-way stream. `receive` returns b"" at the end; errors are OSError."""
 
     async def receive(self, max_bytes: int) -> bytes: ...
     async def send(self, *parts: bytes | bytearray | memoryview) -> None: ...
@@ -29,11 +29,11 @@ class Cell(Protocol):
     """One isolated place whose first process is our runner."""
 
     async def dial(self) -> ByteStream:
-        """A fresh connection to the runner; raises SandboxLost when there is none any more."""
+        """Open a new connection to the runner. Raise SandboxLost if it no longer exists."""
         ...
 
     async def usage(self) -> Usage:
-        """What the kernel counts for the place; a figure it does not count is None."""
+        """Return what the kernel counts for the place; a number that it does not count is None."""
         ...
 
     async def destroy(self) -> None:
@@ -42,45 +42,47 @@ class Cell(Protocol):
 
 
 class Backend(Protocol):
-    """Isolation and nothing else."""
+    """Isolation of sandboxes, and nothing else."""
 
     @property
     def name(self) -> str: ...
     async def probe(self) -> Readiness: ...
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> Cell:
-        """A cell whose runner has said hello, or an error and nothing left behind."""
+        """Return a cell whose runner has sent its hello, or raise and leave nothing behind."""
         ...
 
     async def attach(self, sandbox_id: SandboxId) -> Cell:
-        """The cell made earlier, maybe by another process; SandboxLost when it is gone."""
+        """Return a cell created earlier, maybe by another process. Raise SandboxLost if it is
+        gone.
+        """
         ...
 
     async def owned(self) -> Sequence[SandboxId]:
-        """Every id this backend still holds anything for, alive or not."""
+        """Return every id for which this backend still holds anything, alive or not."""
         ...
 
 
 @runtime_checkable
 class Discards(Protocol):
-    """A backend that can remove what is left of a cell that nobody can attach to any more."""
+    """A backend that can remove what is left of a cell that can no longer be attached to."""
 
     async def discard(self, sandbox_id: SandboxId) -> None:
-        """Remove whatever is still held for the id. Twice is fine; so is an unknown id."""
+        """Remove everything still held for the id. Twice is fine; so is an unknown id."""
         ...
 
 
 @runtime_checkable
 class Closes(Protocol):
-    """A backend that keeps connections of its own open."""
+    """A backend that keeps its own connections open."""
 
     async def aclose(self) -> None:
-        """Its sandboxes live on. Twice is fine."""
+        """Close the connections; the sandboxes keep running. Twice is fine."""
         ...
 
 
 @runtime_checkable
 class Candid(Protocol):
-    """A cell that knows which of its limits the host does not hold."""
+    """A cell that reports which of its limits the host does not enforce."""
 
     @property
     def unenforced(self) -> Sequence[Unenforced]: ...
@@ -91,34 +93,34 @@ class Pausable(Protocol):
     """A cell whose processes can be stopped and continued, all of them at once."""
 
     async def pause(self) -> None:
-        """Nothing inside runs when this returns. Twice is fine."""
+        """Stop all processes; none runs when this returns. Twice is fine."""
         ...
 
     async def resume(self) -> None:
-        """Twice is fine."""
+        """Continue all processes. Twice is fine."""
         ...
 
 
 @runtime_checkable
 class Reclaims(Protocol):
-    """A cell whose memory can be given back to the host while nobody needs it."""
+    """A cell whose memory can be returned to the host while it is idle."""
 
     async def reclaim(self) -> int:
-        """How many bytes the host got back; what is needed again is read again."""
+        """Return how many bytes the host got back; pages that are needed again are read again."""
         ...
 
 
 @runtime_checkable
 class Readable(Protocol):
-    """A cell with a writable root, whose changes can be read out."""
+    """A cell with a writable root whose changes can be read."""
 
     def changes(self) -> AbstractContextManager[RootChanges]:
-        """For as long as the block lasts; they go on changing while anything inside runs."""
+        """Yield the changes during the block; they keep changing while anything inside runs."""
         ...
 
 
 class Workbench(Protocol):
-    """Runs one command in a throw-away sandbox of an image, and shows what it changed."""
+    """Runs one command in a throw-away sandbox of an image, and yields what it changed."""
 
     def run(
         self,
@@ -128,13 +130,17 @@ class Workbench(Protocol):
         cwd: str,
         on_line: Callable[[str], None],
     ) -> AbstractAsyncContextManager[RootChanges]:
-        """BuildFailed when the command fails; nothing of the sandbox is left after the block."""
+        """Run the command. Raise BuildFailed if it fails; after the block the sandbox is
+        removed.
+        """
         ...
 
 
 class HostMounts(Protocol):
-    """Looks at what an operator lets sandboxes see of the host, at the moment it is used."""
+    """Checks the host paths that an operator lets sandboxes mount, each time they are used."""
 
     async def resolve(self, rules: Sequence[MountRule]) -> Sequence[HostMount]:
-        """Real paths; BackendUnavailable when one is not there, PolicyDenied when it is secret."""
+        """Return real paths. Raise BackendUnavailable if one is missing, PolicyDenied if one is
+        secret.
+        """
         ...

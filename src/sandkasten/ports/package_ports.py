@@ -1,4 +1,4 @@
-"""Packages for sandboxes: who provides them, and the throw-away places they are installed in."""
+"""Packages for sandboxes: their providers, and the throw-away sandboxes they are installed in."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 class Site(Protocol):
-    """One throw-away sandbox without a network; what it says and makes is a stranger's."""
+    """One throw-away sandbox without a network; its output and files are untrusted."""
 
     async def run(
         self, command: tuple[str, ...], *, env: Mapping[str, str], timeout_s: float
     ) -> ExecResult:
-        """CommandNotFound when the image has no such program."""
+        """Run a command. Raise CommandNotFound if the image has no such program."""
         ...
 
     def tar(self, path: str) -> AsyncIterator[bytes]:
-        """A directory of the sandbox as it is now."""
+        """Yield a tar of a directory of the sandbox as it is now."""
         ...
 
 
@@ -33,11 +33,13 @@ class Sites(Protocol):
     def open(
         self, image: Image, backend: str, mounts: tuple[HostMount, ...], *, disk_bytes: int
     ) -> AbstractAsyncContextManager[Site]:
-        """Gone when the block ends, however it ends. UnsupportedByBackend where it has no mounts"""
+        """Open a site, which is removed when the block ends. Raise UnsupportedByBackend if it
+        cannot have mounts.
+        """
         ...
 
     async def mounted(self) -> AbstractSet[str]:
-        """Names of all mounts that sandboxes have now."""
+        """Return the names of all mounts that sandboxes have now."""
         ...
 
 
@@ -45,12 +47,12 @@ class Provisioner(Protocol):
     async def provide(
         self, packages: Packages, image: Image, backend: str, sites: Sites
     ) -> Sequence[PackageSet]:
-        """Return the installed sets; what is not there yet is installed in `sites`.
+        """Return the installed sets; missing ones are installed in `sites`.
 
         Raises ProvisioningFailed or PolicyDenied.
         """
         ...
 
     async def present(self, key: str) -> bool:
-        """Whether a set is still there. Asked after its use was written into the ledger."""
+        """Return whether a set still exists. Called after its use was written to the ledger."""
         ...

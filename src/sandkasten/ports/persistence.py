@@ -1,4 +1,4 @@
-"""What is remembered: the ledger, workspaces, the journal, keys and stored files."""
+"""Persistent state: the ledger, workspaces, the journal, keys and stored files."""
 
 from __future__ import annotations
 
@@ -23,83 +23,95 @@ if TYPE_CHECKING:
 
 
 class Store(Protocol):
-    """The ledger: a record is written before its resource is made and dropped after it is gone."""
+    """The ledger: a record is written before its resource is created and dropped after its
+    removal.
+    """
 
     async def put(self, record: Record) -> None: ...
     async def get(self, sandbox_id: SandboxId) -> Record | None:
-        """The record; None when there is none, or none that can be read."""
+        """Return the record, or None if there is none or it cannot be read."""
         ...
 
     async def find_key(self, session_key: str) -> Record | None: ...
     async def list(self) -> Sequence[Record]: ...
     async def drop(self, sandbox_id: SandboxId, record: Record | None = None) -> None:
-        """Twice is fine. `record` is what the caller read of it; without it, it is read again."""
+        """Remove a record. Twice is fine. `record` is the caller's copy; without it, it is read
+        again.
+        """
         ...
 
     async def corrupt(self) -> Sequence[SandboxId]:
-        """Ids whose record is there and cannot be read."""
+        """Return the ids whose record exists but cannot be read."""
         ...
 
     def lock(self, name: str, *, wait_s: float = 30.0) -> AbstractAsyncContextManager[None]:
-        """One holder of this name at a time, over all processes that share the ledger; else Busy.
+        """Hold this name exclusively across all processes that share the ledger; else raise Busy.
 
-        Ends with the process that holds it, however that ends.
+        The lock ends with the process that holds it, however that ends.
         """
         ...
 
 
 class Workspaces(Protocol):
-    """Where named workspaces are kept. The caller holds the lock of the name it speaks of."""
+    """Storage of named workspaces. The caller holds the lock of the name it passes."""
 
     async def names(self) -> Sequence[str]: ...
     async def get(self, name: str) -> StoredWorkspace:
-        """WorkspaceNotFound when there is none, WorkspaceDamaged when it cannot be used."""
+        """Raise WorkspaceNotFound if there is none, WorkspaceDamaged if it cannot be used."""
         ...
 
     async def create(self, name: str, size_bytes: int, created_at: float) -> StoredWorkspace:
-        """A new, empty one, or an error and nothing left behind; Conflict when it is there."""
+        """Create an empty workspace, or raise and leave nothing behind. Raise Conflict if it
+        exists.
+        """
         ...
 
     async def open(self, name: str, *, in_use: bool) -> Volume:
-        """What a backend can show. Checked and repaired first, unless a living sandbox has it."""
+        """Return the volume for a backend. Checked and repaired first, unless a running sandbox
+        uses it.
+        """
         ...
 
     async def measure(self, name: str) -> Measure: ...
     async def copy(self, source: str, target: str, created_at: float) -> StoredWorkspace: ...
     async def resize(self, name: str, size_bytes: int) -> StoredWorkspace:
-        """Only upwards; InvalidRequest otherwise."""
+        """Grow the workspace. Raise InvalidRequest for a smaller size."""
         ...
 
     async def remove(self, name: str) -> None:
-        """Also one that is damaged."""
+        """Remove the workspace, even if it is damaged."""
         ...
 
     async def half_made(self) -> Sequence[str]:
-        """Names of which a crash left something that is no workspace."""
+        """Return the names for which a crash left an incomplete workspace."""
         ...
 
     async def clear(self, name: str) -> None:
-        """Remove what `half_made` found of the name; the workspace itself stays."""
+        """Remove the leftovers that `half_made` reported for the name; the workspace itself
+        stays.
+        """
         ...
 
 
 class Journal(Protocol):
-    """What the daemon remembers of sessions and commands, and who did what.
+    """The daemon's records of sessions and commands, and the audit log.
 
-    A call that returns is durable against the death of the process. `note_exec` alone is
-    written behind: while its session lives the runner knows better, and nobody waits for it.
-    A full disk raises QuotaExceeded, and the row is not there.
+    A call that returns survives the death of the process. Only `note_exec` is written later: while
+    its session lives the runner knows better, and no caller waits for it. A full disk raises
+    QuotaExceeded, and the row is not written.
     """
 
     async def begin_session(self, row: SessionRow) -> None:
-        """Before anything is made for it. Again, it replaces the row of one that has no end."""
+        """Record a session before anything is created for it. Replaces a row that has no end."""
         ...
 
     async def session_runs(self, session_id: str) -> None: ...
     async def end_session(
         self, session_id: str, status: SessionEnd, at: float, reason: str = ""
     ) -> None:
-        """The first end counts; twice is fine. Its running commands are marked lost."""
+        """Record the end of a session; the first end counts, twice is fine. Running commands
+        are marked lost.
+        """
         ...
 
     async def session(self, session_id: str) -> SessionRow | None: ...
@@ -111,27 +123,28 @@ class Journal(Protocol):
         limit: int = 1000,
         before: str | None = None,
     ) -> Sequence[SessionRow]:
-        """Newest first (created_at, then id); `before` is the last id of the page before, and
-        nothing comes before an id that is not known."""
+        """Return sessions, newest first (created_at, then id); `before` is the last id of the
+        previous page. An unknown id gives an empty page.
+        """
         ...
 
     async def open_sessions(self) -> Sequence[SessionRow]:
-        """Those without an end."""
+        """Return the sessions without an end."""
         ...
 
     def note_exec(self, row: ExecRow) -> None:
-        """Insert or replace, soon; never raises and never blocks."""
+        """Insert or replace a command soon; never raises and never blocks."""
         ...
 
     async def execs(
         self, session_id: str, *, limit: int = 256, before: str | None = None
     ) -> Sequence[ExecRow]:
-        """Newest first (started_at, then id); `before` as for sessions."""
+        """Return commands, newest first (started_at, then id); `before` as for sessions."""
         ...
 
     async def exec(self, session_id: str, exec_id: str) -> ExecRow | None: ...
     async def audit(self, row: AuditRow) -> None:
-        """`seq` is given by the journal."""
+        """Add an audit entry. The journal assigns `seq`."""
         ...
 
     async def audited(
@@ -144,33 +157,35 @@ class Journal(Protocol):
         limit: int = 1000,
         newest: bool = False,
     ) -> Sequence[AuditRow]:
-        """Oldest first, those after `since_seq`: the first `limit`, or the last with `newest`."""
+        """Return entries after `since_seq`, oldest first: the first `limit`, or the last with
+        `newest`.
+        """
         ...
 
     async def flush(self) -> None:
-        """Everything noted so far is written."""
+        """Write everything recorded so far."""
         ...
 
     async def prune(self, now: float) -> int:
-        """Drop what is past its retention; how many rows went."""
+        """Drop what is past its retention. Return the number of rows."""
         ...
 
     async def aclose(self) -> None: ...
 
 
 class Keys(Protocol):
-    """API keys, by hash. Quick to check: it happens on every request."""
+    """API keys, by hash. Fast to check, because every request does."""
 
     def check(self, hashed: bytes, now: float) -> KeyRow | None:
-        """The living key with this sha256, or None."""
+        """Return the valid key with this sha256, or None."""
         ...
 
     def any_living(self, now: float) -> bool:
-        """Whether there is a key at all that somebody could come with."""
+        """Return whether any valid key exists."""
         ...
 
     def any_made(self) -> bool:
-        """Whether there ever was one, as far as is remembered."""
+        """Return whether a key was ever created, as far as is recorded."""
         ...
 
     async def add(self, row: KeyRow, hashed: bytes) -> None: ...
@@ -179,7 +194,7 @@ class Keys(Protocol):
 
 
 MaxStoredBytes: TypeAlias = "Callable[[], AbstractAsyncContextManager[int | None]]"
-"""The most bytes that a tenant's files may take in all, valid during the block; None: any."""
+"""Limit in bytes for all files of a tenant, valid during the block; None means no limit."""
 
 
 class FileStore(Protocol):
@@ -206,7 +221,7 @@ class FileStore(Protocol):
         ...
 
     async def get(self, tenant: str, key: str) -> StoredFile:
-        """FileNotFound when there is none."""
+        """Raise FileNotFound if there is none."""
         ...
 
     def read(
@@ -217,7 +232,7 @@ class FileStore(Protocol):
     ) -> Sequence[StoredFile]: ...
     async def delete(self, tenant: str, key: str) -> None: ...
     async def usage(self, tenant: str) -> int:
-        """Bytes."""
+        """Return the bytes in use."""
         ...
 
     async def prune(self, now: float) -> int: ...

@@ -1,1 +1,1 @@
-"""Where the ledger is kept: behind `ports.Store`, nothing else knows how."""
+"""Storage of the ledger. Other packages see only `ports.Store`."""

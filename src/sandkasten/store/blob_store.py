@@ -1,10 +1,11 @@
-"""Stored files: content on disk by its sha256, what it is called in rows of the database.
+"""Stored files: content on disk by its sha256, names and owners in the database. Implements
+`ports.FileStore`.
 
-Implements `ports.FileStore`. Content is synced and has its name before the row that leads to it
-is committed, so a row never leads nowhere; content that no row names is what a crash left, and
-goes at the next open. Several keys of several tenants may share content. Keys are never paths.
-Too much is PayloadTooLarge (one file) or QuotaExceeded (a tenant's files together, or the disk),
-and then nothing is there.
+Content is synced and in place before the row that refers to it is committed, so a row never refers
+to missing content. Content without a row was left by a crash and is removed at the next open.
+Several keys of several tenants may share content. Keys are never used as paths. Raises
+PayloadTooLarge (one file) or QuotaExceeded (all files of a tenant, or the disk), and then stores
+nothing.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _PRUNE_AT_ONCE: Final = 500
 
 
 class BlobStore:
-    """Made by `open`."""
+    """Stored files. Create with `open`."""
 
     def __init__(self, root: Path, database: Database, clock: Clock, rules: FileRules) -> None:
         self.rules = rules
@@ -67,11 +68,13 @@ class BlobStore:
     async def open(
         cls, root: Path, database: Database, clock: Clock, rules: FileRules | None = None
     ) -> BlobStore:
-        """Removes what a crash left. The caller holds the lock of the data directory."""
+        """Open the store and remove what a crash left. The caller holds the lock of the data
+        directory.
+        """
         one = cls(root, database, clock, rules if rules is not None else FileRules())
         lost = await database.read(one._recover)
         if lost:
-            # Somebody took the content away; a row without it would only fail later.
+            # The content was removed from outside; a row without it would only fail later.
             log.error("files.lost", extra={"sandkasten": {"count": len(lost), "first": lost[0]}})
             await database.write(lambda connection: _forget(connection, lost), lasting=True)
         return one
@@ -96,7 +99,7 @@ class BlobStore:
         content_type = checked_content_type(content_type)
         metadata = checked_metadata(metadata or {})
         if not overwrite:
-            # Before the bytes come, and again when they have.
+            # Before the bytes arrive, and again afterwards.
             await self._database.read(
                 lambda connection: _must_be_free(connection, tenant, key, now)
             )
@@ -116,7 +119,7 @@ class BlobStore:
                 expires_at=expires_at,
                 metadata=metadata,
             )
-            # Again: sandboxes and files may have taken the room while this one arrived.
+            # Again: sandboxes and files may have used the space while this one arrived.
             async with limits() as limit:
                 replaced = await self._database.write(
                     lambda connection: self._insert(
@@ -153,7 +156,9 @@ class BlobStore:
     async def read(
         self, tenant: str, key: str, *, offset: int = 0, limit: int | None = None
     ) -> AsyncIterator[tuple[StoredFile, AsyncIterator[bytes]]]:
-        """What it was when it was opened, also when it is replaced or deleted meanwhile."""
+        """Read the content as it was when opened, even if the file is replaced or deleted
+        meanwhile.
+        """
         row = await self.get(tenant, key)
         digest = row.checksum.removeprefix("sha256:")
         with translated("read the file"):
@@ -170,7 +175,7 @@ class BlobStore:
     async def list(
         self, tenant: str, *, prefix: str = "", limit: int = 1000, after: str | None = None
     ) -> Files:
-        """By key; `after` is the last key of the page before."""
+        """List in key order; `after` is the last key of the previous page."""
         now = self._clock.now()
 
         def several(connection: sqlite3.Connection) -> Files:
@@ -245,8 +250,11 @@ class BlobStore:
         *,
         overwrite: bool,
     ) -> str | None:
-        """The digest of what was replaced. Content gets its name here, on the one thread that also
-        removes it, so that nobody removes what somebody is about to name."""
+        """Insert the row and return the digest of the content it replaced.
+
+        Content is moved into place here, on the one thread that also removes it, so that it cannot
+        be removed before its row exists.
+        """
         if not overwrite:
             _must_be_free(connection, row.tenant, row.key, row.created_at)
         replaced = connection.execute(
@@ -281,11 +289,11 @@ class BlobStore:
         try:
             await self._database.read(unlink)
         except SandkastenError as exc:
-            # The file is gone for everybody who asks; its bytes go at the next open.
+            # The file is gone for all readers; its bytes are removed at the next open.
             log.warning("files.uncollected", extra={"sandkasten": {"trouble": str(exc)}})
 
     def _recover(self, connection: sqlite3.Connection) -> Sequence[str]:
-        """The digests that are named and not there."""
+        """Return the digests that rows refer to and that are missing."""
         present = self._content.prepare()
         named = {row[0] for row in connection.execute("SELECT DISTINCT sha256 FROM files")}
         for digest in present - named:

@@ -1,8 +1,8 @@
-"""Content on disk by its sha256, `<root>/<two digits>/<digest>`; what still comes, in `making/`.
+"""Content on disk by its sha256 in `<root>/<two digits>/<digest>`; incoming data in `making/`.
 
-Blocking but for `receive`. Knows neither keys nor tenants. A name in `making/` is nobody's until
-`place` gives it its hash; what a crash leaves there goes at `prepare`. A disk that is full is
-QuotaExceeded.
+Blocking except `receive`. Knows neither keys nor tenants. A file in `making/` is not referenced
+until `place` renames it to its digest; `prepare` removes what a crash left there. A full disk
+raises QuotaExceeded.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Content:
         self._making = root / "making"
 
     def prepare(self) -> set[str]:
-        """Directories made, half-made content gone; the digests that are there."""
+        """Create the directories, remove unfinished content and return the digests that exist."""
         with translated("prepare the file store"):
             shutil.rmtree(self._making, ignore_errors=True)
             for directory in (self._root, self._making):
@@ -50,8 +50,10 @@ class Content:
             return {name for name in names if _DIGEST.match(name)}
 
     async def receive(self, data: AsyncIterable[bytes], allowed: Callable[[int], None]) -> Arrived:
-        """What comes, synced, under a name that nobody knows. `allowed` raises at a size that is
-        too much; whatever is raised, nothing is left."""
+        """Write the data to a private name, synced.
+
+        `allowed` raises if the size is too large; after any error nothing is left.
+        """
         path = str(self._making / secrets.token_hex(8))
         hashing = hashlib.sha256()
         size = 0
@@ -71,7 +73,7 @@ class Content:
         return Arrived(path, size, hashing.hexdigest())
 
     def place(self, arrived: Arrived) -> None:
-        """Give it its hash, lastingly. Twice is fine."""
+        """Move the content to the name of its digest, durably. Twice is fine."""
         target = self.path(arrived.digest)
         with translated("store the file"):
             target.parent.mkdir(mode=0o700, exist_ok=True)
@@ -84,7 +86,7 @@ class Content:
                 sync_directory(directory)
 
     def drop(self, arrived: Arrived) -> None:
-        """Forget what was received and not placed."""
+        """Remove content that was received and not placed."""
         try:
             os.unlink(arrived.path)
         except FileNotFoundError:
@@ -95,7 +97,7 @@ class Content:
             self.path(digest).unlink(missing_ok=True)
 
     def open(self, digest: str) -> int:
-        """A descriptor; FileNotFoundError when it is not there."""
+        """Return a descriptor. Raise FileNotFoundError if the content does not exist."""
         return os.open(self.path(digest), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
 
     def path(self, digest: str) -> Path:

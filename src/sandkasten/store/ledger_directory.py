@@ -1,14 +1,12 @@
 """The ledger as a directory of small JSON files, shared by every process of one data directory.
 
-One file a record, mode 0600, replaced by rename, so a reader sees the old row or the new.
-Nothing is fsynced: no sandbox outlives the machine, so a row lost with it describes nothing.
-A file that cannot be read is reported by `corrupt` and answers like a missing one; what a
-process that was killed had begun to write goes then too. A disk
-that is full or read-only raises QuotaExceeded or InternalError, before anything was made; a
-process that has no descriptors left, Busy.
-
-Files are a few hundred bytes in a directory the kernel caches: the calls are made on the
-event loop, because handing them to a thread costs more than they do.
+One file per record, mode 0600, replaced by rename, so a reader sees either the old row or the new
+one. Nothing is fsynced: no sandbox survives the machine, so a row lost with the machine describes
+nothing. A file that cannot be read is reported by `corrupt` and otherwise treated as missing;
+unfinished files of a killed process are removed then too. A full or read-only disk raises
+QuotaExceeded or InternalError before anything is created; a process without free descriptors raises
+Busy. Files are a few hundred bytes in a directory that the kernel caches, so the calls are made on
+the event loop: a thread would cost more than they do.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ _SUFFIX = ".json"
 
 
 class DirectoryStore:
-    """Implements `ports.Store` below `root`, which is made with mode 0700 when missing."""
+    """Implements `ports.Store` below `root`, which is created with mode 0700 if missing."""
 
     def __init__(self, root: Path) -> None:
         self._rows = root / "rows"
@@ -51,8 +49,8 @@ class DirectoryStore:
 
     async def put(self, record: Record) -> None:
         with translated(f"record sandbox {record.id}"):
-            # Pointer first: one that leads to no row is harmless, a row that its key does
-            # not find is a second sandbox for that key.
+            # Pointer first: a pointer without a row is harmless, but a row without its pointer
+            # would lead to a second sandbox for that key.
             if record.session_key is not None:
                 _write(self._key_path(record.session_key), record.id.encode())
             _write(self._row_path(record.id), encode_row(record))

@@ -1,7 +1,7 @@
-"""A ledger record as JSON and back. Pure; anything unreadable raises ValueError.
+"""A ledger record as JSON and back. Pure; unreadable data raises ValueError.
 
-Fields are added, never given a new meaning: a reader ignores what it does not know and
-takes the default for what is missing, so two versions can share a data directory.
+Fields are added but never change their meaning: a reader ignores unknown fields and uses the
+default for missing ones, so two versions can share a data directory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sandkasten.model.ids import sandbox_id
 from sandkasten.model.json_codec import from_json, to_json
 from sandkasten.model.sandbox.ledger_record import Record
 
-# Env names, labels and warnings of one sandbox; a file beyond this is not one of ours.
+# Environment names, labels and warnings of one sandbox; we never write a larger file.
 MAX_ROW_BYTES = 1024 * 1024
 
 

@@ -1,7 +1,7 @@
-"""Named locks over processes: flock on a file, which the kernel lets go when its holder dies.
+"""Named locks across processes: flock on a file, which the kernel releases when its holder dies.
 
-Waiting is by trying again, never by blocking the event loop. Lock files are removed on
-release; who then holds a removed file notices by its inode and tries anew.
+A waiter polls instead of blocking the event loop. Lock files are removed on release; a holder of a
+removed file notices by its inode and retries.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _LONGEST_WAIT_S = 0.05
 
 
 class FileLocks:
-    """One directory of locks. Waiters of one process queue in order and hold one descriptor."""
+    """One directory of locks. Waiters of one process queue in order and share one descriptor."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._queues: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def hold(self, name: str, wait_s: float) -> AbstractAsyncContextManager[None]:
-        # Names come from callers (session keys); a digest can neither be a path nor too long.
+        # Names come from callers (session keys); a digest is neither a path nor too long.
         path = self._root / hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
         queue = self._queues.get(name)
         if queue is None:
@@ -42,8 +42,9 @@ class FileLocks:
 
 
 class _Hold(AbstractAsyncContextManager[None]):
-    """Not a generator, because those cannot begin any more while a loop ends, and an engine that
-    closes then still has sandboxes to remove."""
+    """Not a generator: those cannot be started while a loop ends, and an engine that closes
+    then still has sandboxes to remove.
+    """
 
     def __init__(self, path: Path, queue: asyncio.Lock, wait_s: float) -> None:
         self._path = path
@@ -68,8 +69,8 @@ class _Hold(AbstractAsyncContextManager[None]):
 
     async def __aexit__(self, *_: object) -> None:
         try:
-            # Unlinked while held: a waiter that opened this file before sees that it is gone
-            # and opens the new one.
+            # Unlinked while locked: a waiter that opened this file earlier sees that it is gone and
+            # opens the new one.
             self._path.unlink(missing_ok=True)
             os.close(self._fd)
         finally:
@@ -81,7 +82,7 @@ async def _take(path: Path, deadline: float, wait_s: float) -> int:
     while (fd := _try(path)) is None:
         if time.monotonic() >= deadline:
             raise _busy(wait_s)
-        # Spread out, or processes that began together stay in step.
+        # With jitter, or processes that started together stay in step.
         await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311
         pause = min(pause * 2, _LONGEST_WAIT_S)
     return fd

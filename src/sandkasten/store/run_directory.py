@@ -1,10 +1,11 @@
 """Runs of agents and workflows as files, shared by every process of one data directory.
 
-`<run>/row.json` is replaced by rename, so a reader sees the old row or the new. `events.jsonl`
-beside it only grows; a last line that a crash tore is cut when the next one is written. `claim` is
-locked by whoever works on the run, and the kernel lets go of it when that process ends. A call that
-returns is on the disk. A full disk is QuotaExceeded, a run that is not there RunNotFound, a file
-that cannot be read counts as none. Everything that blocks is done in threads.
+`<run>/row.json` is replaced by rename, so a reader sees either the old row or the new one.
+`events.jsonl` beside it only grows; a last line that a crash cut off is removed when the next one
+is written. `claim` is locked by the process that works on the run, and the kernel releases the lock
+when that process ends. A call that returns is on the disk. Raises QuotaExceeded for a full disk and
+RunNotFound for a missing run; a file that cannot be read counts as missing. Everything that blocks
+runs in threads.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ if TYPE_CHECKING:
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]{0,63}\Z")
 _FIELDS: Final = frozenset(one.name for one in fields(RunRow))
 _USAGE: Final = frozenset(one.name for one in fields(RunUsage))
-# What is larger was not written by us.
+# We never write a larger file.
 MAX_ROW_BYTES: Final = 64 << 20
-# Whoever watches a run of another process looks this often; one of this process is told at once.
+# Interval for watching a run of another process; runs of this process are signalled at once.
 LOOK_EVERY_S: Final = 0.2
-# For each of so many who follow one run at a time, and so many runs.
+# Per follower of a run, for this many followers and this many runs.
 _MARKS: Final = 16
 _MARKED_RUNS: Final = 1000
-# Of one page: inputs and outputs may be large, and a page is in memory.
+# Limit of one page: inputs and outputs may be large, and a page is in memory.
 _PAGE_BYTES: Final = 8 << 20
-# A directory without a row is one that is being made, unless it is as old as this.
+# A younger directory without a row is still being created.
 _MADE_WITHIN_S: Final = 300.0
 
 _PASSING: Final = frozenset(
@@ -57,7 +58,7 @@ Rows: TypeAlias = "Sequence[RunRow]"
 
 @dataclass(frozen=True, slots=True)
 class _Stamp:
-    """Which file was read: a replaced one has another inode."""
+    """Identity of the file that was read: a replaced file has another inode."""
 
     inode: int
     changed_ns: int
@@ -66,7 +67,7 @@ class _Stamp:
 
 @dataclass(frozen=True, slots=True)
 class _Brief:
-    """What a list is made by, so that it need not read what it leaves out."""
+    """The fields by which runs are listed and filtered, so that a list does not read every row."""
 
     stamp: _Stamp
     created_at: float
@@ -78,14 +79,14 @@ class _Brief:
 
 @dataclass(frozen=True, slots=True)
 class _Tail:
-    """Where a file of events ended when we last wrote to it, and which number was the last."""
+    """End of an event file after our last write, and the last sequence number in it."""
 
     size: int
     seq: int
 
 
 class RunDirectory:
-    """Implements `ports.Runs` below `root`, which is made with mode 0700 when first needed."""
+    """Implements `ports.Runs` below `root`, which is created with mode 0700 when first needed."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -93,7 +94,9 @@ class RunDirectory:
         self._tails: dict[str, _Tail] = {}
         self._changes: dict[str, asyncio.Event] = {}
         self._marks: dict[str, dict[int, int]] = {}
-        """Where in a file the events after a number begin: who follows need not read it all."""
+        """File offsets of the events after a sequence number, so that a follower need not read
+        it all.
+        """
 
     async def begin(self, row: RunRow) -> None:
         _checked(row.id)
@@ -139,7 +142,7 @@ class RunDirectory:
         deadline = time.monotonic() + timeout_s
         seen: object = None
         while True:
-            # Before looking, so that nothing that happens meanwhile is missed.
+            # Before the check, so that no change in between is missed.
             told = self._changes.setdefault(run_id, asyncio.Event())
             found = await asyncio.to_thread(self._stamps, run_id)
             if found != seen:
@@ -188,8 +191,8 @@ class RunDirectory:
                 found = os.fstat(file.fileno())
                 row = _decoded(file.read(MAX_ROW_BYTES + 1))
         except OSError as exc:
-            # A run that cannot be read just now is there all the same: for one that is not, its
-            # sandboxes and its files would go.
+            # A run that cannot be read right now still exists: for a missing run, its sandboxes and
+            # files would be removed.
             if exc.errno in _PASSING:
                 with translated(f"read run {run_id}"):
                     raise
@@ -278,7 +281,7 @@ class RunDirectory:
                         written += os.write(fd, line[written:])
                     os.fsync(fd)
                 except OSError:
-                    # Half a line would be cut by the next writer anyway; sooner is better.
+                    # The next writer would cut a partial line anyway; sooner is better.
                     with suppress(OSError):
                         os.ftruncate(fd, tail.size)
                     raise
@@ -290,7 +293,7 @@ class RunDirectory:
         marks = self._marks.get(run_id, {})
         at = marks.get(max((seq for seq in list(marks) if seq <= since_seq), default=0), 0)
         with suppress(FileNotFoundError), (self._root / run_id / "events.jsonl").open("rb") as file:
-            # What is whole stays where it is; only a torn end is ever cut.
+            # Complete lines stay where they are; only a partial last line is ever cut.
             file.seek(at)
             for line in file:
                 event = _event(line)
@@ -339,7 +342,7 @@ class RunDirectory:
         return gone
 
     def _unmade(self, run_id: str) -> int:
-        """One that was never begun whole, or whose row nobody can read."""
+        """Return whether the run was never completely created, or its row cannot be read."""
         try:
             age_s = time.time() - os.stat(self._root / run_id).st_mtime
         except OSError:
@@ -359,7 +362,7 @@ class RunDirectory:
         return 1
 
     def _tell(self, run_id: str) -> None:
-        """Wake those of this process who wait; each wait begins with an event of its own."""
+        """Wake the waiters of this process; each wait starts with a new event."""
         waiting = self._changes.pop(run_id, None)
         if waiting is not None:
             waiting.set()
@@ -371,7 +374,7 @@ class _Claim(AbstractAsyncContextManager[bool]):
         self._fd: int | None = None
 
     async def __aenter__(self) -> bool:
-        # One open and one flock that never waits: cheaper than a thread.
+        # One open and one flock that never blocks: cheaper than a thread.
         self._fd = _lock(self._path)
         return self._fd is not None
 
@@ -419,7 +422,7 @@ def _line(event: RunEvent) -> bytes:
 
 
 def _plain(value: object) -> object:
-    """Read-only mappings, and whatever else JSON does not know."""
+    """Convert read-only mappings and other values that JSON does not support."""
     if hasattr(value, "items"):
         return dict(value.items())
     if isinstance(value, tuple | set | frozenset):
@@ -428,7 +431,7 @@ def _plain(value: object) -> object:
 
 
 def _event(line: bytes) -> RunEvent | None:
-    """None for what a crash left half written."""
+    """Decode one event. Return None for a line that a crash left incomplete."""
     if not line.endswith(b"\n"):
         return None
     try:
@@ -439,7 +442,7 @@ def _event(line: bytes) -> RunEvent | None:
 
 
 def _end_of(raw: bytes) -> _Tail:
-    """Up to where the file is whole. JSON has no raw line break, so lines are events."""
+    """Return the length of the complete part. JSON has no raw line break, so lines are events."""
     size = seq = 0
     while (end := raw.find(b"\n", size)) >= 0:
         event = _event(raw[size : end + 1])

@@ -1,1 +1,1 @@
-"""Engine events made visible: behind `ports.EventSink`, nothing else knows where they go."""
+"""Engine events as logs and metrics, behind `ports.EventSink`."""

@@ -1,7 +1,7 @@
-"""Log records as JSON, one object a line: what a daemon prints.
+"""Log records as JSON, one object per line: the output of a daemon.
 
-The event is the record's message; the fields that rode along stand beside it. What cannot be
-printed is printed as text, and a line break never breaks a line.
+The event is the record's message; its fields stand beside it. Values that JSON does not support are
+printed as strings, and a line break never breaks a line.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class JsonLines(logging.Formatter):
 
 
 def configure(level: str) -> None:
-    """For a process that is a daemon: everything to stderr, our own events from `level` on."""
+    """Configure logging of a daemon process: everything to stderr, our own events from `level`
+    on.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     logging.Formatter.converter = time.gmtime
@@ -41,5 +43,5 @@ def configure(level: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("sandkasten").setLevel(level.upper())
-    # It says what uvicorn does, and each of its lines is said better by an event of ours.
+    # uvicorn logs its own steps; our events already report each of them.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)

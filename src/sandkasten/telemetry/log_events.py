@@ -1,6 +1,6 @@
-"""Engine events as standard-library log records: the event is the message, its fields ride along.
+"""Engine events as standard-library log records: the event is the message, with its fields.
 
-Configures nothing: an embedding program decides whether and where they show.
+Configures nothing: the embedding program decides whether and where they are shown.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sandkasten")
 
 _TROUBLE = ("failed", "lost", "crashed", "silent", "corrupt")
-# Nobody lost anything: the next run makes its own sandbox.
+# No request failed: the next run creates its own sandbox.
 _NO_TROUBLE = frozenset({"sandbox.spare_failed"})
 
 

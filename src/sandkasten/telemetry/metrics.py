@@ -1,7 +1,7 @@
 """Events counted for Prometheus.
 
-In a registry of its own, so that two engines of one process, or a program that counts other
-things, do not meet. Labels come from small closed sets: no id and no path ever becomes one.
+In its own registry, so that two engines of one process, or other metrics of the program, do not
+collide. Labels come from small closed sets: no id and no path ever becomes one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RUN_MS = (10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 30_000, 120_000,
 
 
 class Metrics:
-    """Implements `ports.EventSink`; `render` gives the text."""
+    """Implements `ports.EventSink`; `render` returns the exposition text."""
 
     def __init__(self, version: str = "") -> None:
         self.registry = registry = CollectorRegistry()
@@ -96,7 +96,7 @@ class Metrics:
             self._events.labels(event).inc()
 
     def render(self, sessions: Mapping[tuple[str, str], int]) -> tuple[bytes, str]:
-        """`sessions`: how many are in each state and backend. The text and its content type."""
+        """Return the text and its content type. `sessions` counts them by state and backend."""
         self._seen_sessions.update(sessions)
         for key in self._seen_sessions:
             self._sessions.labels(*key).set(sessions.get(key, 0))

@@ -1,7 +1,7 @@
 """The runner protocol, client side: frames, messages and one multiplexed channel.
 
-Knows `errors` and nothing else of this project. Everything that arrives here was written by
-a hostile program: it is bounded before it is kept and decoded into a closed set of values.
+Knows only `errors`. Everything that arrives here was written by a hostile program: it is bounded
+before it is stored and decoded into a closed set of values.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a connection to a runner must offer, seen from the wire.
+"""The stream interface of a connection to a runner.
 
-The same shape as `ports.ByteStream`, stated again because this room may not look outside.
+The same as `ports.ByteStream`, repeated because this package must not import others.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class ByteStream(Protocol):
-    """A reliable two-way stream. `receive` answers b"" at the end; errors are OSError."""
+    """A reliable two-way stream. `receive` returns b"" at the end; errors are OSError."""
 
     async def receive(self, max_bytes: int) -> bytes: ...
     async def send(self, *parts: Buffer) -> None: ...
@@ -20,17 +20,19 @@ class ByteStream(Protocol):
 
 @runtime_checkable
 class InPlace(Protocol):
-    """A stream that can receive into a buffer of ours; it saves large bodies a copy."""
+    """A stream that can receive into a given buffer, which saves a copy of large bodies."""
 
     async def receive_into(self, buffer: memoryview) -> int:
-        """How many bytes came, 0 at the end; raises OSError."""
+        """Return the number of bytes received, 0 at the end. Raise OSError."""
         ...
 
 
 @runtime_checkable
 class Immediate(Protocol):
-    """A stream that can also take bytes at once; it saves a task switch for each small frame."""
+    """A stream that can also send without waiting, which saves a task switch for each small
+    frame.
+    """
 
     def send_nowait(self, *parts: Buffer) -> int:
-        """How many bytes were taken, 0 when none can be now; raises OSError."""
+        """Return the number of bytes sent, 0 if none can be sent now. Raise OSError."""
         ...

@@ -1,9 +1,8 @@
-"""One stream of a channel: what was opened, what came back, and credit both ways.
+"""One stream of a channel: the request, the response, and credit in both directions.
 
-Knows frames and credit, not sockets: the channel feeds it from its reading task through the
-`on_*` methods, which never wait. What is kept here for a consumer that does not read is
-bounded: data by the credit we granted, events by `MAX_EVENT_BYTES`. One task may iterate
-while another sends.
+Knows frames and credit, not sockets: the channel's reading task calls the `on_*` methods, which
+never wait. What is buffered for a slow consumer is bounded: data by the credit we granted, events
+by `MAX_EVENT_BYTES`. One task may iterate while another sends.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ if TYPE_CHECKING:
     from sandkasten.wire.byte_streams import Buffer
     from sandkasten.wire.outbox import Outbox
 
-# Big enough that the cost per frame vanishes, small enough that a neighbour's request does
-# not wait long behind one.
+# Large enough that the cost per frame is negligible, small enough that another request does not
+# wait long behind one.
 SEND_FRAME_BYTES = 256 * 1024
 # Below this, copying header and body together is cheaper than a gather write of two parts.
 _JOIN_BYTES = 32 * 1024
-# Events carry no credit. A consumer that lets this much pile up is told of the loss instead.
+# Events carry no credit. A consumer that lets this much accumulate gets an overflow event.
 MAX_EVENT_BYTES = 1024 * 1024
-# What one small waiting event costs beyond its text; it bounds floods of empty ones.
+# The cost of one small waiting event beyond its content; it bounds floods of empty ones.
 _EVENT_OVERHEAD = 512
 
 
@@ -52,7 +51,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`overflow` also stands for events dropped here because nobody read them."""
+    """One event. `overflow` also stands for events dropped here because they were not read."""
 
     name: str
     body: dict[str, Any]
@@ -70,7 +69,9 @@ Item: TypeAlias = Data | Event | Output
 
 
 class Call:
-    """Made by `Channel.stream`; entering opens the stream, leaving early cancels it."""
+    """One call, created by `Channel.stream`. Entering opens the stream; leaving early cancels
+    it.
+    """
 
     __slots__ = (
         "_allowance",
@@ -142,7 +143,7 @@ class Call:
         self.leave()
 
     async def open(self, data: Buffer | None = None) -> None:
-        """Send OPEN, with all of `data` and END right behind it when data is given."""
+        """Send OPEN, followed by all of `data` and END if data is given."""
         body = encode_body({"verb": self.verb, **(self._fields or {})})
         if len(body) > BODY_LIMITS[Kind.OPEN]:
             raise PayloadTooLarge(
@@ -170,7 +171,7 @@ class Call:
             raise
 
     def leave(self) -> None:
-        """Forget the stream; CANCEL it when it has not ended. Never waits; twice is fine."""
+        """Forget the stream; CANCEL it if it has not ended. Never waits; twice is fine."""
         if not self._ended and self.stream:
             self._outbox.post(encode(Kind.CANCEL, self.stream))
             self._unregister(self.stream)
@@ -179,10 +180,10 @@ class Call:
         self._wake()
 
     async def send(self, data: Buffer) -> None:
-        """Send all of `data`, waiting for credit. Raises the stream's error if it failed.
+        """Send all of `data`, waiting for credit. Raise the stream's error if it failed.
 
-        After a RESULT the rest is dropped: nobody is there to read it, and that is not an
-        error (a command may end without reading its stdin).
+        After a RESULT the rest is dropped without an error: a command may end without reading its
+        stdin.
         """
         view = memoryview(data).cast("B")
         position, size = 0, len(view)
@@ -209,7 +210,7 @@ class Call:
                 await self._outbox.send(head, part)
 
     async def end(self) -> None:
-        """Say that no more data comes. Twice is fine."""
+        """Declare the end of the data. Twice is fine."""
         if not self._end_sent and not self._ended:
             self._end_sent = True
             await self._outbox.send(encode(Kind.END, self.stream))
@@ -237,7 +238,7 @@ class Call:
         return item
 
     async def result(self) -> dict[str, Any]:
-        """Read to the end, dropping what is on the way, and answer the RESULT."""
+        """Read to the end, dropping data and events, and return the RESULT."""
         async for _ in self:
             pass
         if self._result is None:
@@ -276,7 +277,7 @@ class Call:
             self._event_bytes += weight
             self._items.append((Event(name, body), 0, weight))
         else:
-            # Until the consumer has taken something, the mark stands for all that is lost.
+            # Until the consumer has read something, one overflow event stands for all lost ones.
             self._overflowed = True
             self._items.append((Event("overflow", {"event": "overflow"}), 0, 0))
         self._wake_reader()
@@ -294,7 +295,9 @@ class Call:
         self._wake()
 
     def on_error(self, error: SandkastenError) -> None:
-        """The runner refused, or the channel is gone. What came before can still be read."""
+        """Fail the stream: the runner refused, or the channel is closed. Earlier data can still
+        be read.
+        """
         if not self._ended:
             self._error = error
             self._ended = True
@@ -302,7 +305,7 @@ class Call:
 
     def _grant(self, amount: int) -> None:
         self._owed += amount
-        # In quarters of the window: fewer frames, and the runner still never runs dry.
+        # In quarters of the window: fewer frames, and the runner never runs out of credit.
         if self._owed * 4 >= self._window and not self._ended:
             self._allowance += self._owed
             self._outbox.post(encode_credit(self.stream, self._owed))

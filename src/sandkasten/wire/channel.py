@@ -1,9 +1,8 @@
-"""One connection to a runner, shared by any number of calls at once.
+"""One connection to a runner, shared by any number of concurrent calls.
 
-The channel owns the stream it was opened on and one reading task, which never waits for a
-consumer and ends in `aclose()`. Knows no verbs. When the stream ends every pending call
-raises SandboxLost; when the runner breaks the protocol, ProtocolViolation; in both cases the
-channel is closed and stays so.
+The channel owns its stream and one reading task, which never waits for a consumer and ends in
+`aclose()`. Knows no verbs. If the stream ends, every pending call raises SandboxLost; if the runner
+violates the protocol, ProtocolViolation. In both cases the channel stays closed.
 """
 
 from __future__ import annotations
@@ -42,21 +41,21 @@ if TYPE_CHECKING:
     from sandkasten.wire.byte_streams import ByteStream
 
 DEFAULT_WINDOW = 4 * MIB
-# Small, because what is received here is copied once more; large bodies are received in place.
+# Small, because bytes received here are copied once more; large bodies are received in place.
 RECEIVE_BYTES = 64 * 1024
-# Of an engine that is going: a line of text, and the end of the stream.
+# The last output of a stopping engine: a line of text, then the end of the stream.
 _LAST_WORDS_S, _LAST_WORDS_PIECES = 1.0, 16
-# A runner that always has something to say must not keep the loop from its other work.
+# A runner that always has data must not block the loop.
 _RECEIVES_PER_TURN = 16
 
 
 class Channel:
-    """Open with `Channel.open`; it takes over the stream, also when it fails."""
+    """One connection. `Channel.open` takes over the stream, even if it fails."""
 
     hello: Hello
 
     def __init__(self, stream: ByteStream, hello: Hello, decoder: Decoder) -> None:
-        """For `open` alone: the hello was read, `decoder` stands right behind it."""
+        """Called by `open` only: the hello has been read, and `decoder` is positioned after it."""
         self.hello = hello
         self._stream = stream
         self._decoder = decoder
@@ -64,15 +63,17 @@ class Channel:
         self._next = 1
         self._failure: SandkastenError | None = None
         self.ending: str | None = None
-        """Why the runner is about to end itself, once it has said so: idle or lifetime."""
+        """Why the runner is about to end, once it has announced it: idle or lifetime."""
         self.explain: Callable[[SandboxLost], Awaitable[SandkastenError]] | None = None
-        """Where the end of the stream is no proof of the runner's end: what it was, asked later."""
+        """Where the end of the stream does not prove the runner's end: returns the cause, asked
+        later.
+        """
         self._outbox = Outbox(stream, self._send_failed)
         self._reading = asyncio.get_running_loop().create_task(self._read())
 
     @classmethod
     async def open(cls, stream: ByteStream, *, hello_timeout_s: float = 10.0) -> Channel:
-        """Read the runner's hello; raises SandboxLost or ProtocolViolation."""
+        """Read the runner's hello. Raise SandboxLost or ProtocolViolation."""
         decoder = Decoder(FROM_RUNNER)
         try:
             async with asyncio.timeout(hello_timeout_s):
@@ -96,15 +97,15 @@ class Channel:
 
     @property
     def cut_off(self) -> bool:
-        """Whether it ended, and not by `aclose`."""
+        """Return whether the connection ended other than by `aclose`."""
         return self._failure is not None and not isinstance(self._failure, Cancelled)
 
     def when_closed(self, tell: Callable[[], None]) -> None:
-        """Calls `tell` once, soon after it has ended, whoever ended it."""
+        """Call `tell` once, soon after the connection has ended for any reason."""
         self._reading.add_done_callback(lambda _: tell())
 
     async def wait_closed(self, timeout_s: float) -> bool:
-        """Whether the runner has closed it within this time; for who knows that it will."""
+        """Wait for the runner to close the connection. Return whether it did so in time."""
         await asyncio.wait({self._reading}, timeout=timeout_s)
         return self.closed
 
@@ -116,10 +117,10 @@ class Channel:
         data: bytes | None = None,
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
-        """One request, one RESULT; `data` travels behind it. Raises the mapped error.
+        """Send one request, followed by `data`, and return its RESULT. Raise the mapped error.
 
-        Without an answer within `timeout_s` it is cancelled and Busy is raised: slow is all
-        we know then.
+        Without an answer within `timeout_s` the call is cancelled and Busy is raised: it may only
+        be slow.
         """
         call = self._new(verb, fields, INITIAL_CREDIT, discard=True)
         try:
@@ -144,7 +145,7 @@ class Channel:
         *,
         window: int = DEFAULT_WINDOW,
     ) -> Call:
-        """A call in pieces, as an async context manager. `window` bounds what waits unread."""
+        """Return a streaming call as an async context manager. `window` bounds unread data."""
         return self._new(verb, fields, window, discard=False)
 
     async def aclose(self) -> None:
@@ -176,8 +177,8 @@ class Channel:
         if self._next > MAX_STREAM:
             raise Busy("this connection has used up its stream ids", hint="open another channel")
         stream = self._next
-        # Ids are never used twice, so a late frame of a forgotten stream is known by its
-        # number alone and needs no bookkeeping.
+        # Ids are never reused, so a late frame of a forgotten stream is recognised by its number
+        # alone.
         self._next += 1
         self._calls[stream] = call
         return stream
@@ -219,8 +220,9 @@ class Channel:
             await self._stream.aclose()
 
     async def _over_now(self) -> bool:
-        """Whether the stream ends after what made no sense, where somebody is in between: an
-        engine that goes away says so in its own words, in the midst of the runner's."""
+        """Return whether the stream ends after invalid data, where an engine is in between: an
+        engine that stops writes its own message in the middle of the runner's frames.
+        """
         if self.explain is None:
             return False
         try:
@@ -310,5 +312,5 @@ def _lost(what: str) -> SandboxLost:
 
 
 def _again(error: SandkastenError) -> SandkastenError:
-    """A copy: an exception raised in two tasks at once would collect both their tracebacks."""
+    """Return a copy: an exception raised in two tasks at once would collect both tracebacks."""
     return type(error)(error.message, hint=error.hint, **error.details)

@@ -1,8 +1,8 @@
-"""Frames: `u32be length, u8 kind, u32be stream, body`, and nothing about what bodies mean.
+"""Frames: `u32be length, u8 kind, u32be stream, body`. Bodies are opaque here. Pure, no I/O.
 
-Pure, no I/O. A decoder holds at most one unfinished frame, whose length was checked against
-the limit of its kind before a byte of the body was kept. What is not a frame raises
-ProtocolViolation; the decoder is then useless and so is the connection.
+A decoder holds at most one unfinished frame, whose length was checked against the limit of its kind
+before any of the body was stored. Invalid input raises ProtocolViolation; the decoder and the
+connection cannot be used afterwards.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ INITIAL_CREDIT = MIB
 MAX_CREDIT = 0xFFFF_FFFF
 MAX_STREAM = 0xFFFF_FFFF
 GENERATION = 2
-# From this generation on a runner says when it ends by its lease.
+# From this generation on a runner announces when its lease ends it.
 SAYS_ENDING = 2
 
 _HEADER = struct.Struct(">IBI")
@@ -57,7 +57,7 @@ CHUNK_HEADER_BYTES = _CHUNK.size
 _CREDIT = struct.Struct(">I")
 
 
-# Below this, one receive for the rest and whatever follows is cheaper than one of its own.
+# Below this, one receive for the rest and the following frames is cheaper than a separate one.
 _IN_PLACE_BYTES = 16 * 1024
 
 
@@ -65,16 +65,20 @@ class Frame(NamedTuple):
     kind: Kind
     stream: int
     body: bytes | bytearray
-    """A bytearray where a large DATA body was received in place; nobody else holds it."""
+    """A bytearray if a large DATA body was received in place; it is not shared."""
 
 
 def header(kind: Kind, stream: int, body_bytes: int) -> bytes:
-    """The nine bytes before a body; the body may then travel beside them, uncopied."""
+    """Return the nine bytes before a body; the body may then be sent beside them, without a
+    copy.
+    """
     return _HEADER.pack(_COUNTED + body_bytes, kind, stream)
 
 
 def encode(kind: Kind, stream: int, body: bytes = b"") -> bytes:
-    """One whole frame; raises ValueError for a body over its limit (our own mistake)."""
+    """Return one whole frame. Raise ValueError for a body over its limit, which is a bug of
+    ours.
+    """
     if len(body) > BODY_LIMITS[kind]:
         raise ValueError(f"a {kind.name} body of {len(body)} bytes is over {BODY_LIMITS[kind]}")
     return _HEADER.pack(_COUNTED + len(body), kind, stream) + body
@@ -102,7 +106,7 @@ class ChunkHead(NamedTuple):
 
 
 def decode_chunk_head(body: bytes | bytearray) -> ChunkHead:
-    """The head of a CHUNK body; its data begins at CHUNK_HEADER_BYTES."""
+    """Decode the head of a CHUNK body; its data starts at CHUNK_HEADER_BYTES."""
     if len(body) < CHUNK_HEADER_BYTES:
         raise ProtocolViolation(f"a CHUNK frame had a body of {len(body)} bytes")
     head = ChunkHead._make(_CHUNK.unpack_from(body))
@@ -112,12 +116,12 @@ def decode_chunk_head(body: bytes | bytearray) -> ChunkHead:
 
 
 class Decoder:
-    """Bytes in, whole frames out, under any split of the bytes."""
+    """Turns bytes into whole frames, however the bytes are split."""
 
     __slots__ = ("_accepts", "_body", "_filled", "_kind", "_missing", "_rest", "_stream")
 
     def __init__(self, accepts: frozenset[Kind]) -> None:
-        """`accepts` are the kinds the other side may send; others end the connection."""
+        """`accepts` are the kinds that the other side may send; others end the connection."""
         self._accepts = {int(kind): (kind, BODY_LIMITS[kind]) for kind in accepts}
         self._rest = b""
         self._body = bytearray()
@@ -128,11 +132,11 @@ class Decoder:
 
     @property
     def idle(self) -> bool:
-        """True between two frames; an end of the stream elsewhere cut one off."""
+        """True between two frames; a stream that ends elsewhere was cut off."""
         return not self._missing and not self._rest
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Every frame that `data` completes; raises ProtocolViolation."""
+        """Return every frame that `data` completes. Raise ProtocolViolation."""
         frames: list[Frame] = []
         position = 0
         if self._missing:
@@ -155,7 +159,7 @@ class Decoder:
                 self._kind, self._stream = kind, stream
                 self._filled = end - position
                 self._missing = size - self._filled
-                # Whole at once, bounded by the kind's limit: what follows is received into it.
+                # Allocated at once, bounded by the kind's limit: the rest is received into it.
                 self._body = bytearray(size)
                 self._body[: self._filled] = memoryview(data)[position:]
                 return frames
@@ -166,22 +170,22 @@ class Decoder:
         return frames
 
     def room(self) -> memoryview | None:
-        """Where the rest of a large body belongs: receive into it and say `filled`.
+        """Return the buffer for the rest of a large body; receive into it and call `filled`.
 
-        None when little or nothing is missing; then `feed` takes what comes.
+        Return None if little or nothing is missing; then use `feed`.
         """
         if self._missing < _IN_PLACE_BYTES:
             return None
         return memoryview(self._body)[self._filled :]
 
     def filled(self, count: int) -> Frame | None:
-        """So many bytes of the body were put in place; the frame, when it is whole."""
+        """Report that `count` bytes were received in place. Return the frame if it is complete."""
         self._filled += count
         self._missing -= count
         if self._missing:
             return None
         body, self._body = self._body, bytearray()
-        # Only data is handed on as it is; everything else is small and wants to be hashable.
+        # Only data is passed on as it is; everything else is small and must be hashable.
         whole = body if self._kind is Kind.DATA else bytes(body)
         return Frame(self._kind, self._stream, whole)
 

@@ -1,9 +1,9 @@
-"""JSON bodies and the *Bytes* convention, both ways.
+"""JSON bodies and the *Bytes* convention, in both directions.
 
-A body is one JSON object of bounded size and depth. *Bytes* (paths, arguments, values) are a
-JSON string when valid UTF-8 and `{"b64": …}` otherwise; on our side they are `str` with
-surrogateescape, which loses nothing. What arrives malformed raises ProtocolViolation; what we
-were asked to send and cannot be said raises InvalidRequest.
+A body is one JSON object of bounded size and depth. *Bytes* (paths, arguments, values) are a JSON
+string if they are valid UTF-8 and `{"b64": …}` otherwise; on our side they are `str` with
+surrogateescape, which loses nothing. Malformed input raises ProtocolViolation; values that cannot
+be encoded raise InvalidRequest.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan
 
 
 def encode_body(fields: Mapping[str, object]) -> bytes:
-    """One JSON object; raises InvalidRequest for a text that is not valid Unicode."""
+    """Encode one JSON object. Raise InvalidRequest for a string that is not valid Unicode."""
     try:
         return _ENCODER.encode(fields).encode()
     except UnicodeEncodeError as exc:
@@ -42,10 +42,10 @@ def encode_body(fields: Mapping[str, object]) -> bytes:
 
 
 def decode_body(body: bytes | bytearray, what: str) -> dict[str, Any]:
-    """The JSON object a runner sent as `what`; raises ProtocolViolation."""
+    """Decode the JSON object that a runner sent as `what`. Raise ProtocolViolation."""
     try:
-        # json gives up by RecursionError on deep nesting and by ValueError on numbers of
-        # thousands of digits: both are the sender's doing.
+        # json raises RecursionError on deep nesting and ValueError on numbers of thousands of
+        # digits: both are caused by the sender.
         value = _DECODER.decode(body.decode())
     except (ValueError, RecursionError) as exc:
         raise ProtocolViolation(f"{what} was not JSON") from exc
@@ -72,7 +72,7 @@ def _too_deep(value: dict[str, Any]) -> bool:
 
 
 def to_bytes_json(value: str | bytes) -> str | dict[str, str]:
-    """A path, argument or value as the protocol writes it; raises InvalidRequest for a NUL."""
+    """Encode a path, argument or value for the protocol. Raise InvalidRequest for a NUL."""
     if isinstance(value, str):
         if "\0" in value:
             raise InvalidRequest("a path, argument or value holds a NUL character")
@@ -93,7 +93,7 @@ def to_bytes_json(value: str | bytes) -> str | dict[str, str]:
 
 
 def from_bytes_json(value: object, what: str) -> str:
-    """What came back, as str with surrogateescape; raises ProtocolViolation."""
+    """Decode *Bytes* to str with surrogateescape. Raise ProtocolViolation."""
     if type(value) is str:
         if value.isascii():
             if "\0" not in value:
@@ -111,7 +111,9 @@ def from_bytes_json(value: object, what: str) -> str:
 
 
 def _sayable(text: str) -> bool:
-    """False for lone surrogates: JSON can spell them, and here they would pass for raw bytes."""
+    """Return False for lone surrogates: JSON can express them, and here they would look like
+    raw bytes.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:

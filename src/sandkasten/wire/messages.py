@@ -1,8 +1,8 @@
-"""The runner's answers as closed values.
+"""The runner's answers as closed values. Pure.
 
-Pure. Each `decode_*` takes the JSON object of a hostile program, checks the type and the range
-of every field it keeps, ignores what it does not know, and raises ProtocolViolation for the
-rest. Nothing of the input is kept by reference.
+Each `decode_*` takes the JSON object of a hostile program, checks the type and the range of every
+field it keeps, ignores unknown fields, and raises ProtocolViolation for invalid ones. Nothing of
+the input is kept by reference.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class ExecReply:
-    """*Exec* of the protocol: what is known of one command."""
+    """State of one command, *Exec* in the protocol."""
 
     exec_id: str
     kind: Literal["argv", "shell"]
@@ -118,7 +118,9 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """`next` is the cursor of the page after this one, opaque; None on the last."""
+    """One page of a listing. `next` is the opaque cursor of the following page, None on the
+    last.
+    """
 
     entries: tuple[Entry, ...]
     next: str | None
@@ -175,7 +177,7 @@ class RunnerStats:
 
 
 class _Fields:
-    """Typed access to one hostile object; every refusal names the message and the field."""
+    """Typed access to one hostile object; every error names the message and the field."""
 
     __slots__ = ("_body", "_what")
 
@@ -190,7 +192,7 @@ class _Fields:
 
     def number(self, name: str, *, low: int = 0, high: int = _I64) -> int:
         value = self._body.get(name)
-        # bool is an int to isinstance, and not a number to the protocol.
+        # bool is an int to isinstance, but not a number in the protocol.
         if type(value) is int and low <= value <= high:
             return value
         raise self._bad(name)
@@ -291,7 +293,7 @@ def decode_exec(body: Mapping[str, Any]) -> ExecReply:
 
 
 def decode_execs(body: Mapping[str, Any]) -> tuple[ExecReply, ...]:
-    """The RESULT of `exec.list`."""
+    """Decode the RESULT of `exec.list`."""
     return _Fields(body, "the list of execs").items("execs", _MAX_EXECS, decode_exec)
 
 
@@ -348,7 +350,7 @@ def _argument(value: object) -> str:
 
 
 def decode_shells(body: Mapping[str, Any]) -> tuple[ShellInfo, ...]:
-    """The RESULT of `shell.list`."""
+    """Decode the RESULT of `shell.list`."""
     return _Fields(body, "the list of shells").items("shells", _MAX_SHELLS, _shell)
 
 

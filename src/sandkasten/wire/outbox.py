@@ -1,9 +1,8 @@
 """Whole frames onto one stream, in order, from many tasks.
 
-A frame handed over here is sent whole even if the task that gave it is cancelled meanwhile,
-so a cancelled upload cannot garble the calls of its neighbours. Knows no kinds and no ids.
-When the stream fails, `failed` hears of it once and everybody waiting is woken to ask the
-channel what happened.
+A frame handed over here is sent completely even if its task is cancelled meanwhile, so a cancelled
+upload cannot corrupt other calls. Knows no kinds and no ids. If the stream fails, `failed` is
+called once and all waiting tasks wake to ask the channel for the cause.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from sandkasten.wire.byte_streams import Buffer, ByteStream, Immediate
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Frames nobody waits for (CREDIT, CANCEL) pile up when the runner stops reading. Each is 9 to
-# 13 bytes and answers far more traffic, so only a hostile runner gets this far.
+# Frames that no task waits for (CREDIT, CANCEL) accumulate if the runner stops reading. Each is 9
+# to 13 bytes and answers far more traffic, so only a hostile runner gets this far.
 MAX_POSTED_BYTES = 1024 * 1024
 
 
@@ -41,7 +40,7 @@ class Outbox:
                 self._fail(BlockingIOError("the runner stopped reading"))
 
     async def send(self, *parts: Buffer) -> None:
-        """Return when the stream has taken all of it, or when the outbox is closed."""
+        """Return when the stream has accepted all of it, or when the outbox is closed."""
         size = len(parts[0]) if len(parts) == 1 else sum(len(part) for part in parts)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if not self._at_once(parts, size, done):
@@ -50,7 +49,7 @@ class Outbox:
     def _at_once(
         self, parts: tuple[Buffer, ...], size: int, done: asyncio.Future[None] | None
     ) -> bool:
-        """Send what the stream takes now and queue the rest; True when no rest is left."""
+        """Send what the stream accepts now and queue the rest; return True if nothing is left."""
         if self._closed:
             return True
         if self._now is not None and self._flushing is None:
@@ -89,7 +88,7 @@ class Outbox:
             self._failed(error)
 
     def close(self) -> None:
-        """Take nothing more, drop what is queued and wake its senders. Twice is fine."""
+        """Accept nothing more, drop the queue and wake its senders. Twice is fine."""
         self._closed = True
         while self._queue:
             done = self._queue.popleft()[1]
@@ -97,7 +96,7 @@ class Outbox:
                 done.set_result(None)
 
     async def aclose(self) -> None:
-        """`close`, and end the flushing task if there is one."""
+        """Call `close` and end the flushing task if there is one."""
         self.close()
         task = self._flushing
         if task is not None and task is not asyncio.current_task():
@@ -107,7 +106,7 @@ class Outbox:
 
 
 def remainder(parts: tuple[Buffer, ...], taken: int) -> tuple[Buffer, ...]:
-    """What is left of `parts` after `taken` bytes, without copying."""
+    """Return what is left of `parts` after `taken` bytes, without copying."""
     left: list[Buffer] = []
     for part in parts:
         if taken >= len(part):

@@ -1,7 +1,7 @@
-"""What the runner's closed set of error codes means to our callers.
+"""The runner's closed set of error codes as our errors. Pure.
 
-Pure. The message of a runner is hostile text: shortened, stripped of control characters and
-only ever shown. A code that is not in the set is itself a ProtocolViolation.
+The message of a runner is hostile: it is shortened, stripped of control characters and only
+displayed. An unknown code is itself a ProtocolViolation.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ MEANINGS: Mapping[str, _Meaning] = MappingProxyType(
 
 
 def error_for(code: str, message: str, what: str) -> SandkastenError:
-    """The error a caller sees when the runner answered `code` to `what`."""
+    """Return the error for a runner that answered `code` to `what`."""
     meaning = MEANINGS.get(code)
     if meaning is None:
         return ProtocolViolation(
@@ -92,6 +92,8 @@ def error_for(code: str, message: str, what: str) -> SandkastenError:
 
 
 def printable(text: str) -> str:
-    """Hostile text made fit to show: one line, no control characters, no lone surrogates."""
+    """Make a hostile string safe to display: one line, no control characters, no lone
+    surrogates.
+    """
     short = text[:MAX_MESSAGE_CHARS]
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in short)

@@ -1,8 +1,8 @@
 """Unix sockets as byte streams, without asyncio's transports.
 
-Bytes are received and sent directly on the non-blocking socket; the loop is asked only when
-the kernel has nothing to give or no room. That halves the latency of a small call, and large
-bodies are not copied into buffers of ours. Fails with OSError and nothing else.
+Bytes are received and sent directly on the non-blocking socket; the loop is involved only if the
+kernel has no data or no space. That halves the latency of a small call, and large bodies are not
+copied into a buffer of ours. Raises only OSError.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MAX_PATH_BYTES = 107
 # Larger buffers mean fewer wake-ups for bulk data; the kernel caps it at net.core.wmem_max.
 _SOCKET_BUFFER_BYTES = 1024 * 1024
-# A runner whose backlog is full answers EAGAIN at once; it drains in far less than this.
+# A runner whose backlog is full returns EAGAIN at once; it drains in far less than this.
 _CONNECT_TIMEOUT_S = 5.0
 _CONNECT_RETRY_S = 0.002
 
@@ -59,8 +59,8 @@ class SocketStream:
         return 0
 
     async def _until_readable(self) -> None:
-        # The watch stays on between two receives: taking it off and on again costs two
-        # system calls a message.
+        # The reader stays registered between two receives: removing and adding it costs two system
+        # calls per message.
         if not self._watching:
             self._loop.add_reader(self._fd, self._on_readable)
             self._watching = True
@@ -72,14 +72,14 @@ class SocketStream:
 
     def _on_readable(self) -> None:
         if self._readable is None:
-            # Nobody wants it now; watching on would spin the loop.
+            # No task waits for data now; a registered reader would spin the loop.
             self._loop.remove_reader(self._fd)
             self._watching = False
         elif not self._readable.done():
             self._readable.set_result(None)
 
     def send_nowait(self, *parts: Buffer) -> int:
-        """How many bytes the kernel took at once."""
+        """Return how many bytes the kernel accepted at once."""
         if self._closed:
             raise BrokenPipeError("the stream is closed")
         try:
@@ -107,7 +107,7 @@ class SocketStream:
             self._writable.set_result(None)
 
     async def aclose(self) -> None:
-        """Close it; a pending receive answers b"", a pending send fails. Twice is fine."""
+        """Close the socket; a pending receive returns b"", a pending send fails. Twice is fine."""
         if self._closed:
             return
         self._closed = True
@@ -120,10 +120,9 @@ class SocketStream:
 
 
 async def connect_unix(path: str) -> SocketStream:
-    """Connect to a Unix socket of any path length; raises OSError.
+    """Connect to a Unix socket of any path length. Raise OSError.
 
-    A path that does not fit into a socket address is reached through a descriptor of its
-    directory.
+    A path that is too long for a socket address is reached through a descriptor of its directory.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:

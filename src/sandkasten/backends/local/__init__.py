@@ -1,4 +1,4 @@
-"""Isolation on this machine by bubblewrap. `LocalBackend` is all that others need."""
+"""Isolation on this machine by bubblewrap. Other packages use only `LocalBackend`."""
 
 from __future__ import annotations
 

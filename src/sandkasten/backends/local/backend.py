@@ -1,8 +1,8 @@
 """The local backend: bubblewrap on this machine, as root or as an ordinary user.
 
 Knows isolation and nothing else. As root every sandbox has its own range of host ids, its own
-cgroups and a workspace image; an ordinary user has one id, no cgroups and a workspace in memory,
-and what that loses is said in `unenforced`. Nothing here is a parent of a sandbox.
+cgroups and a workspace image. An ordinary user has one id, no cgroups and a workspace in memory;
+`unenforced` lists what that loses. No process here is a parent of a sandbox.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.limits import Limits
     from sandkasten.model.sandbox.readiness import Readiness
 
-# Of some 3,000 that the whole machine has; a session uses one or two.
+# Of about 3,000 on the whole machine; a session uses one or two.
 _TERMINALS = 32
 
 
 class LocalBackend:
-    """See `ports.Backend`. One instance per data directory is enough; more do no harm."""
+    """Implements `ports.Backend`. One instance per data directory is enough; more do no harm."""
 
     def __init__(
         self, data_dir: Path, runner: Path | None = None, launcher: Path | None = None
@@ -75,7 +75,8 @@ class LocalBackend:
 
     @cached_property
     def _stage(self) -> str:
-        # The sandbox's mapped user must be able to walk there; ours is covered by a private mount.
+        # The sandbox's mapped user must be able to traverse this path; ours is covered by a private
+        # mount.
         if self._root:
             return "/mnt" if os.path.isdir("/mnt") else "/run"
         return os.fspath(self._layout.shared("stage"))
@@ -98,7 +99,7 @@ class LocalBackend:
         return self._layout.cells()
 
     async def discard(self, sandbox_id: SandboxId) -> None:
-        """What `destroy` does, for a sandbox that is not alive any more."""
+        """Remove a sandbox that is no longer alive, as `destroy` does."""
         await asyncio.to_thread(remove, self._layout, sandbox_id)
 
     async def _check(self, spec: CellSpec) -> None:
@@ -160,7 +161,7 @@ class LocalBackend:
             planned.v2_directory,
             volume=spec.workspace.path if spec.workspace else None,
         )
-        # On disk before any of it exists, so that whoever comes after a crash can take it away.
+        # On disk before any of it exists, so that it can be removed after a crash.
         write_state(cell, state)
         group = make_group(self._hierarchies, planned, root=self._root)
         unenforced = group.unenforced
@@ -221,7 +222,7 @@ class LocalBackend:
     def _rlimits(self, limits: Limits) -> list[dict[str, int]]:
         wanted = {resource.RLIMIT_NOFILE: limits.open_files, resource.RLIMIT_CORE: 0}
         if not self._root:
-            # Without cgroups: processes are counted per user namespace, memory per process only.
+            # Without cgroups, processes are counted per user namespace and memory only per process.
             wanted[resource.RLIMIT_NPROC] = limits.pids
             wanted[resource.RLIMIT_DATA] = limits.memory_bytes
         return [{"resource": r, "value": v} for r, v in wanted.items()]

@@ -1,9 +1,9 @@
 """bubblewrap's arguments for one sandbox: a pure function of the spec and the host's facts.
 
-Order matters here: a later mount covers an earlier one, and `--remount-ro /` must follow every
-directory made on the root. Descriptor numbers are those of the launcher (listen 3, ready 4,
-info 5, args 6, user namespace 7, seccomp 8 and 9). What of /proc tells of the host is masked by the
-launcher, before any code runs.
+Order matters: a later mount covers an earlier one, and `--remount-ro /` must follow every directory
+created on the root. Descriptor numbers are those of the launcher (listen 3, ready 4, info 5, args
+6, user namespace 7, seccomp 8 and 9). The launcher masks what /proc reveals about the host before
+any code runs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 RUNNER_DIR = "/run/sandkasten"
 LISTEN_FD, READY_FD, INFO_FD, USERNS_FD, SECCOMP_FD = 3, 4, 5, 7, 8
-# A command is at most 1 MiB and lies here while it is read; several shells may do so at once.
+# A command is at most 1 MiB and is here while it is read; several shells may do so at once.
 _STATE_BYTES = 8 << 20
 # Lock files and pid files.
 _RUN_BYTES = 16 << 20
@@ -39,7 +39,7 @@ _RUN_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """Where the launcher has put things; `ranged`: a range of ids (root), not one id."""
+    """Paths that the launcher has prepared. `ranged`: a range of ids (root) instead of one id."""
 
     stage: str
     ranged: bool
@@ -87,7 +87,7 @@ def _namespaces(spec: CellSpec, ground: Ground) -> list[str]:
     args += ["--hostname", spec.hostname, "--new-session", "--cap-drop", "ALL"]
     if ground.ranged:
         args += ["--userns", str(USERNS_FD), "--uid", str(RUNNER_ID), "--gid", str(RUNNER_ID)]
-        # The runner can only hand on what it has itself.
+        # The runner can only pass on what it has itself.
         given = capabilities.DEV_USER if spec.profile == "dev" else ()
         for capability in dict.fromkeys((*capabilities.RUNNER, *given)):
             args += ["--cap-add", capability]
@@ -141,7 +141,7 @@ def _host_places(spec: CellSpec, ground: Ground) -> list[str]:
 
 
 def _image_places(spec: CellSpec, ground: Ground) -> list[str]:
-    """On directories that the launcher has seen to be there, and to be no symlinks."""
+    """Mounts on directories that the launcher has verified to exist and not to be symlinks."""
     args = [
         "--perms", "1777", "--size", str(spec.limits.tmp_bytes), "--tmpfs", TMP,
         "--perms", "0755", "--size", str(_RUN_BYTES), "--tmpfs", "/run",
@@ -158,7 +158,7 @@ def _mounts(spec: CellSpec, ground: Ground) -> list[str]:
     args: list[str] = []
     for index, mount in enumerate(spec.mounts):
         if spec.image.kind == "host":
-            # bubblewrap makes what is missing above a mount, but for itself alone.
+            # bubblewrap creates missing parents of a mount, but only accessible to itself.
             for parent in reversed(PurePosixPath(mount.target).parents[:-1]):
                 args += ["--perms", "0755", "--dir", str(parent)]
         args += ["--ro-bind", f"{ground.stage}/{mount_name(index)}", mount.target]

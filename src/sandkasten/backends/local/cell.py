@@ -1,6 +1,6 @@
-"""A local sandbox that is alive, or was: dialling it, measuring it, removing it.
+"""A local sandbox, running or ended: connecting to it, its usage and its removal.
 
-`linux.removal.remove` is the one way out, for `destroy`, for a failed `create`, and for litter.
+`linux.sandbox_removal.remove` removes it, for `destroy`, for a failed `create`, and for leftovers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LocalCell:
     async def usage(self) -> Usage:
         if not self.layout.cell(self.id).exists():
             raise SandboxLost(f"sandbox {self.id} is gone", hint="create a new one")
-        # A dozen small reads of kernel files: quicker than a hand-over to a thread.
+        # A dozen small reads of kernel files: faster than handing them to a thread.
         return cgroups.usage(self.hierarchies, self.id)
 
     def changes(self) -> AbstractContextManager[RootChanges]:
@@ -57,7 +57,7 @@ class LocalCell:
         await asyncio.to_thread(remove, self.layout, self.id)
 
     async def pause(self) -> None:
-        """See `ports.Pausable`. UnsupportedByBackend where the sandbox has no cgroup."""
+        """See `ports.Pausable`. Raise UnsupportedByBackend if the sandbox has no cgroup."""
         await self._group.pause()
 
     async def resume(self) -> None:

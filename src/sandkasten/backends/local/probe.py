@@ -1,4 +1,4 @@
-"""What this machine has and lacks for the local backend, each with its remedy. Blocking."""
+"""Requirements of the local backend on this machine, each with its remedy. Blocking."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def look(
 
 
 def _shown() -> list[str]:
-    """Enough of the host to run a program; mounts of others may come and go elsewhere."""
+    """Enough of the host to run a program; mounts elsewhere may come and go."""
     root = host_root.look()
     args = ["--ro-bind", "/usr", "/usr"]
     for name, target in root.links:
@@ -55,7 +55,7 @@ def _shown() -> list[str]:
 
 
 def _images(layout: Layout, programs: Programs, *, root: bool) -> Requirement:
-    """By trying: the launcher lays two empty layers over one another, and ends."""
+    """Try it: the launcher overlays two empty layers and ends."""
     remedy = (
         "a kernel with overlayfs (5.11 for an ordinary user; 5.19 and idmapped mounts as root), "
         "and the data directory on ext4, xfs, btrfs or tmpfs; the host image works without"
@@ -81,7 +81,7 @@ def trial_plan(place: str, *, root: bool) -> dict[str, object]:
         "listen_fd": 0,
         "cgroup_tasks": [],
         "cgroup_v2": None,
-        # Beyond the last range that is ever leased: nobody's.
+        # Beyond the last range that is ever leased, so it is unused.
         "id_map": {"base": base, "count": id_ranges.COUNT, "expect": base} if root else None,
         "stage": f"{place}/stage",
         "root": {

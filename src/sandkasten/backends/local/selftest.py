@@ -1,9 +1,10 @@
-"""Before the first sandbox of a boot: make a throw-away one and look at it from outside.
+"""Self-test before the first sandbox of a boot: create a throw-away one and inspect it from
+outside.
 
-A sandbox that is less closed than promised is refused, with the deviations named. The host image,
-images and the dev profile are put together differently, so each is looked at when first used; the
-subject is our own program, because an image may have none. A verdict is kept in a file named after
-everything it depends on, so that it is paid once per boot and set-up.
+A sandbox that is less isolated than promised is refused, and the deviations are named. The host
+image, images and the dev profile are assembled differently, so each is tested when first used; the
+test runs our own program, because an image may have none. A result is kept in a file named after
+everything it depends on, so that the test runs once per boot and set-up.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.wire.channel import Channel
 
 _DEADLINE_S = 30.0
-# Long enough to be looked at, short enough not to matter when we are killed meanwhile.
+# Long enough to be inspected, short enough not to matter if we are killed meanwhile.
 _SUBJECT = (f"{RUNNER_DIR}/runner", "--rest")
 _PREFIX = "selftest_"
 
@@ -44,7 +45,7 @@ def _key(programs: Programs) -> str:
         except OSError:
             continue
         parts.append(f"{stat.st_mtime_ns}:{stat.st_size}")
-    # Our own sources decide what is asked for; a changed one asks again.
+    # Our own sources decide what is requested; a change runs the test again.
     here = Path(__file__)
     sources = (here, here.with_name("bwrap_arguments.py"), Path(posture.__file__))
     parts += [str(source.stat().st_mtime_ns) for source in sources]
@@ -52,12 +53,12 @@ def _key(programs: Programs) -> str:
 
 
 def kind_of(spec: CellSpec) -> str:
-    """Sandboxes of one kind are put together the same way."""
+    """Return the kind; sandboxes of one kind are assembled the same way."""
     return "host" if spec.image.kind == "host" else f"image-{spec.profile}"
 
 
 async def ensure(layout: Layout, programs: Programs, create: Create, spec: CellSpec) -> None:
-    """Raises IsolationRefused on a mismatch; quiet when this set-up was seen to be right."""
+    """Raise IsolationRefused on a mismatch; do nothing if this set-up has passed."""
     key = _key(programs)
     mark = layout.data_dir / f"selftest-{key}-{kind_of(spec)}"
     if mark.exists():
@@ -65,7 +66,7 @@ async def ensure(layout: Layout, programs: Programs, create: Create, spec: CellS
     async with locked(layout.data_dir / "selftest"):
         if mark.exists():
             return
-        # One at a time, so what is there was left by a process that was killed meanwhile.
+        # One at a time, so this was left by a process that was killed.
         for left in layout.cells(_PREFIX):
             await asyncio.to_thread(remove, layout, left)
         await _judge(layout, create, spec)
@@ -86,10 +87,10 @@ async def _judge(layout: Layout, create: Create, spec: CellSpec) -> None:
 
 
 async def run(layout: Layout, create: Create, spec: CellSpec) -> list[str]:
-    """The deviations of a throw-away sandbox like this one; it is gone afterwards."""
-    # Not an id that `owned` tells of: it has no row in a ledger and must not pass for litter.
+    """Return the deviations of a throw-away sandbox like this one; it is removed afterwards."""
+    # Not an id that `owned` reports: it has no ledger record and must not look like a leftover.
     sandbox_id = SandboxId(_PREFIX + secrets.token_hex(8))
-    # Nothing of the caller's: no workspace that somebody keeps, no mounts, no environment.
+    # Nothing of the caller's: no kept workspace, no mounts, no environment.
     cell = await create(sandbox_id, CellSpec(image=spec.image, profile=spec.profile))
     try:
         async with asyncio.timeout(_DEADLINE_S):

@@ -1,4 +1,6 @@
-"""Isolation by an OCI runtime: runc or crun, or gVisor's runsc. `OciBackend` is all others need."""
+"""Isolation by an OCI runtime: runc or crun, or gVisor's runsc. Other packages use only
+`OciBackend`.
+"""
 
 from __future__ import annotations
 

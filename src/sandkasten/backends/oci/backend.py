@@ -1,9 +1,9 @@
 """The oci backend: runc (or crun) under the name `oci`, gVisor's runsc under the name `gvisor`.
 
 Knows isolation and nothing else. Every sandbox has its own range of host ids, its own cgroups and a
-workspace image, as those of the local backend; the launcher runs the runtime in a mount namespace
-of its own, so that no mount is ever seen on the host. Needs root. Nothing here is a parent of a
-sandbox.
+workspace image, like those of the local backend. The launcher runs the runtime in its own mount
+namespace, so that no mount is ever visible on the host. Requires root. No process here is a parent
+of a sandbox.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ _BUNDLE = "bundle"
 
 
 class OciBackend:
-    """See `ports.Backend`. One instance per data directory is enough; more do no harm.
+    """Implements `ports.Backend`. One instance per data directory is enough; more do no harm.
 
-    `strict`: a runc with known ways out is refused instead of warned of.
+    `strict`: refuse a runc with known escapes instead of warning about it.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class OciBackend:
     ) -> None:
         self._runtime: Name = runtime
         self._kind = runtimes.kind_of(runtime)
-        # Of its own: `owned` must not tell of another backend's sandboxes.
+        # A separate one: `owned` must not report another backend's sandboxes.
         self._layout = Layout(data_dir / self.name, data_dir)
         self._shipped = self._programs = Programs.found(runner, launcher)
         self._strict = strict
@@ -91,7 +91,7 @@ class OciBackend:
 
     @cached_property
     def _stage(self) -> str:
-        # Covered by a private mount; short, because a runtime's own socket must fit 107 bytes.
+        # Covered by a private mount; short, because a runtime's own socket path must fit 107 bytes.
         return "/mnt" if os.path.isdir("/mnt") else "/run"
 
     async def probe(self) -> Readiness:
@@ -123,11 +123,11 @@ class OciBackend:
         return self._layout.cells()
 
     async def discard(self, sandbox_id: SandboxId) -> None:
-        """What `destroy` does, for a sandbox that is not alive any more."""
+        """Remove a sandbox that is no longer alive, as `destroy` does."""
         await asyncio.to_thread(remove, self._layout, sandbox_id)
 
     async def _prepare(self, spec: CellSpec) -> None:
-        """Once for each kind of sandbox: a throw-away one was as closed as it must be."""
+        """Test a throw-away sandbox, once for each kind of sandbox."""
         kind = selftest.kind_of(spec)
         if kind in self._prepared:
             return
@@ -199,7 +199,7 @@ class OciBackend:
             planned.v2_directory,
             volume=spec.workspace.path if spec.workspace else None,
         )
-        # On disk before any of it exists, so that whoever comes after a crash can take it away.
+        # On disk before any of it exists, so that it can be removed after a crash.
         write_state(cell, state)
         group = make_group(self._hierarchies, planned, root=True)
         if self._kind != "gvisor":
@@ -250,13 +250,17 @@ class OciBackend:
             launch(self._programs.launcher, {**plan, "listen_fd": fd}, fd)
 
     def _joined(self, group: cgroups.Plan) -> dict[str, object]:
-        """gVisor begins its life in the group; runc wants to find it empty and joins it itself."""
+        """Return the cgroups that gVisor starts in; runc requires an empty group and joins it
+        itself.
+        """
         if self._kind == "gvisor":
             return {"cgroup_tasks": list(group.tasks), "cgroup_v2": group.v2_directory}
         return {"cgroup_tasks": [], "cgroup_v2": None}
 
     def _expect(self, base: int) -> int:
-        """The host id of the first process: the runner's, or gVisor's own, which is 0 inside."""
+        """Return the host id of the first process: the runner's, or gVisor's own, which is 0
+        inside.
+        """
         return base if self._kind == "gvisor" else base + RUNNER_ID
 
     def _ground(self, sandbox_id: SandboxId, spec: CellSpec, base: int) -> Ground:
@@ -273,7 +277,7 @@ class OciBackend:
 
     def _rlimits(self, spec: CellSpec) -> list[dict[str, int]]:
         if self._kind == "gvisor":
-            return []  # its own kernel holds them; of the host's it needs more
+            return []  # gVisor's own kernel enforces them; of the host's it needs more
         wanted = {resource.RLIMIT_NOFILE: spec.limits.open_files, resource.RLIMIT_CORE: 0}
         return [{"resource": r, "value": v} for r, v in wanted.items()]
 
@@ -284,7 +288,7 @@ class OciBackend:
         return bundle
 
     def _image_root(self, cell: Path, spec: CellSpec, ground: Ground) -> dict[str, object]:
-        """The host image too is laid together by the launcher: its names, and where to mount."""
+        """Return the layers and mount points; the launcher also assembles the host image."""
         plan = grounds.root_plan(self._layout, cell, spec)
         if plan is None:
             skeleton = host_root.root_skeleton(self._layout.shared("root"), self._host_root)
@@ -293,7 +297,7 @@ class OciBackend:
 
 
 def _socket_directory(cell: Path, base: int) -> Path:
-    """Where the runner binds its socket: its own, and closed to the user's code."""
+    """Return the directory of the runner's socket: owned by it, and closed to the user's code."""
     directory = cell / "listen"
     directory.mkdir(mode=0o700)
     os.chown(directory, base + RUNNER_ID, base + RUNNER_ID)

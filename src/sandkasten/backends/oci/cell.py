@@ -1,8 +1,8 @@
-"""A sandbox of an OCI runtime that is alive, or was: dialling it, measuring it, removing it.
+"""A sandbox of an OCI runtime, running or ended: connecting to it, its usage and its removal.
 
-No command of the runtime is needed for any of it. All that a runtime keeps lies in the cell's own
-directory and groups, so the one way out is that of every sandbox of this machine,
-`linux.removal.remove`; it takes milliseconds, where `runsc delete` takes seconds.
+None of this needs a command of the runtime. Everything a runtime stores is in the cell's own
+directory and groups, so it is removed like every sandbox of this machine, by
+`linux.sandbox_removal.remove`. That takes milliseconds, where `runsc delete` takes seconds.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.usage import Usage
     from sandkasten.ports import ByteStream
 
-# A runner that binds its own socket takes it away for a moment when it is asked to be quiet, and a
+# A runner that binds its own socket removes it briefly when it is told to stop accepting, and a
 # pause may come in between.
 _REBIND_S, _LOOK_AGAIN_S = 2.0, 0.005
 
 
 def socket_path(cell: Path, kind: Kind) -> Path:
-    """Ours, or the one that the runner has bound in a directory that it shares with us."""
+    """Return our socket, or the one that the runner has bound in a directory shared with us."""
     return cell / "listen" / SOCKET_NAME if kind == "gvisor" else cell / "socket"
 
 
@@ -69,8 +69,8 @@ class OciCell:
             ) from exc
 
     async def _connect(self, path: Path) -> ByteStream:
-        # Whoever broke out of gVisor could write to the socket's directory: a link there must not
-        # lead us to another socket of this machine. What is opened is what is dialled.
+        # Code that broke out of gVisor could write to the socket's directory: a link there must not
+        # lead us to another socket of this machine. So we connect to what was opened.
         found = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             if not stat.S_ISSOCK(os.fstat(found).st_mode):
@@ -82,14 +82,14 @@ class OciCell:
     async def usage(self) -> Usage:
         if not self.layout.cell(self.id).exists():
             raise SandboxLost(f"sandbox {self.id} is gone", hint="create a new one")
-        # A dozen small reads of kernel files: quicker than a hand-over to a thread.
+        # A dozen small reads of kernel files: faster than handing them to a thread.
         return cgroups.usage(self.hierarchies, self.id)
 
     async def destroy(self) -> None:
         await asyncio.to_thread(remove, self.layout, self.id)
 
     async def pause(self) -> None:
-        """See `ports.Pausable`. UnsupportedByBackend where the sandbox has no cgroup."""
+        """See `ports.Pausable`. Raise UnsupportedByBackend if the sandbox has no cgroup."""
         await self._group.pause()
 
     async def resume(self) -> None:

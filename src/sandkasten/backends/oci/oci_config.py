@@ -1,9 +1,9 @@
-"""The `config.json` of one sandbox: a pure function of the spec and the ground it stands on.
+"""The `config.json` of one sandbox: a pure function of the spec and the prepared platform.
 
-Paths of the host are those of the launcher's stage, which only the runtime sees. Every place that
-is mounted over is in `places`, so that no runtime has to make one in a root it may not write.
-What a runtime is told differs only where it must: `runc` gets the masks, the filter and the group
-that keep a shared kernel closed; gVisor has its own kernel inside and answers for itself.
+Host paths are those of the launcher's stage, which only the runtime sees. Every mount point is in
+`places`, so that no runtime has to create one in a root it may not write. Runtimes get different
+settings only where necessary: `runc` gets the masks, the filter and the group that protect a shared
+kernel; gVisor has its own kernel inside.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ RUNNER_DIR = "/run/sandkasten"
 SOCKET_DIR = f"{RUNNER_DIR}/listen"
 SOCKET_NAME = "socket"
 LISTEN_FD, READY_FD = 3, 4
-# A command is at most 1 MiB and lies here while it is read; several shells may do so at once.
+# A command is at most 1 MiB and is here while it is read; several shells may do so at once.
 _STATE_BYTES = 8 << 20
 # Lock files and pid files.
 _RUN_BYTES = 16 << 20
 _CAPABILITY_SETS = ("ambient", "bounding", "effective", "inheritable", "permitted")
-# Of some 3,000 that the whole machine has; a session uses one or two.
+# Of about 3,000 on the whole machine; a session uses one or two.
 _TERMINALS = 32
 _QUIET = ("nosuid", "nodev")
 
@@ -56,15 +56,15 @@ class Ground:
     """Host id of the sandbox's id 0."""
     host: HostRoot
     cgroups_path: str | None = None
-    """Where runc puts the sandbox; gVisor is started inside its group already."""
+    """The cgroup in which runc puts the sandbox; gVisor is already started inside its group."""
     seccomp: Mapping[str, object] | None = None
     files: frozenset[str] = frozenset()
-    """Sources of host mounts that are no directories."""
+    """Sources of host mounts that are not directories."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A mount point that must be there; the launcher makes what the image lacks."""
+    """A required mount point; the launcher creates it if the image lacks it."""
 
     path: str
     mode: int = 0o755
@@ -77,7 +77,7 @@ def config(spec: CellSpec, ground: Ground) -> dict[str, object]:
         "uidMappings": [{"containerID": 0, "hostID": ground.base, "size": COUNT}],
         "gidMappings": [{"containerID": 0, "hostID": ground.base, "size": COUNT}],
         "rootfsPropagation": "private",
-        # Limits are written to the group directly, before the runtime is started.
+        # Limits are written to the group directly, before the runtime starts.
         "resources": {},
     }
     if ground.cgroups_path is not None:
@@ -99,7 +99,9 @@ def config(spec: CellSpec, ground: Ground) -> dict[str, object]:
 
 
 def places(spec: CellSpec, ground: Ground) -> list[Place]:
-    """Outer ones first. Those below /run are our own names, which no image has."""
+    """Return the mount points, outer ones first. Those below /run are our own names, which no
+    image has.
+    """
     found = [Place("/proc"), Place("/dev"), Place(TMP, 0o1777), Place("/run")]
     if spec.image.kind == "host":
         found += [Place("/usr"), Place("/etc"), Place("/var")]
@@ -115,9 +117,10 @@ def places(spec: CellSpec, ground: Ground) -> list[Place]:
 
 
 def runner_command(spec: CellSpec, ground: Ground) -> list[str]:
-    """A listener that is inherited cannot be unlinked; gVisor passes none, so there it is bound.
+    """Return the runner's command.
 
-    The directory it is bound in belongs to the runner's id and is closed to the user's.
+    An inherited listener cannot be unlinked; gVisor passes none, so there the runner binds one. Its
+    directory belongs to the runner's id and is closed to the user's.
     """
     listen = ["--listen-fd", str(LISTEN_FD)]
     if ground.kind == "gvisor":
@@ -140,16 +143,17 @@ def _namespaces(ground: Ground) -> list[dict[str, str]]:
     kinds = ("pid", "network", "ipc", "uts", "mount", "cgroup")
     user = {"type": "user"}
     if ground.kind == "runc":
-        # Made by the launcher: in it nobody can make another one, and its maker is not host root.
+        # Created by the launcher: no other one can be created inside it, and its creator is not
+        # host root.
         user["path"] = f"{ground.stage}/userns"
     return [*({"type": kind} for kind in kinds), user]
 
 
 def _process(spec: CellSpec, ground: Ground) -> dict[str, object]:
-    # gVisor knows no ambient capabilities: only root begins with any there, and the runner steps
-    # down by itself.
+    # gVisor has no ambient capabilities: only root starts with any there, and the runner drops them
+    # itself.
     first = 0 if ground.kind == "gvisor" else RUNNER_ID
-    # The runner can only hand on what it has itself.
+    # The runner can only pass on what it has itself.
     given = capabilities.DEV_USER if spec.profile == "dev" else ()
     held = sorted({*capabilities.RUNNER, *given})
     made: dict[str, object] = {
@@ -162,8 +166,8 @@ def _process(spec: CellSpec, ground: Ground) -> dict[str, object]:
         "noNewPrivileges": True,
     }
     if ground.kind == "gvisor":
-        # Limits of its kernel; on a shared kernel they are inherited from the launcher, because
-        # runc may not set those of a process in a namespace that is not its own.
+        # Limits of gVisor's kernel; on a shared kernel they are inherited from the launcher,
+        # because runc may not set those of a process in a namespace that is not its own.
         limits = {"RLIMIT_NOFILE": spec.limits.open_files, "RLIMIT_CORE": 0}
         made["rlimits"] = [{"type": n, "hard": v, "soft": v} for n, v in limits.items()]
     return made
@@ -202,7 +206,7 @@ def _mounts(spec: CellSpec, ground: Ground) -> list[dict[str, object]]:
 
 
 def _devices(ground: Ground) -> dict[str, object]:
-    """Read-only once its entries are made; gVisor has devices of its own, and opens them there."""
+    """Read-only once its entries are created; gVisor has its own devices, and opens them there."""
     access = "rw" if ground.kind == "gvisor" else "ro"
     return _mount("/dev", "tmpfs", *_QUIET, "noexec", access, "mode=755", "size=64k")
 

@@ -1,4 +1,4 @@
-"""What this machine has and lacks for an OCI runtime, each with its remedy. Blocking."""
+"""Requirements of an OCI runtime on this machine, each with its remedy. Blocking."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def look(
 
 
 def refused(looked: Readiness, runtime: Name, exc: SandkastenError) -> Readiness:
-    """Everything is there, and yet a sandbox made with it is not as it must be."""
+    """Report that everything is present, but a sandbox created with it fails the self-test."""
     line = Requirement(f"{runtime} tried", False, exc.message, exc.hint)
     return replace(
         looked,

@@ -1,7 +1,7 @@
-"""The runtimes we drive: where they are, which version they say they are, how they are called.
+"""The supported runtimes: their paths, versions and command lines.
 
-What a version means is a pure function of its number. Whether a runtime works is not decided here:
-`trial` makes a sandbox with it.
+The meaning of a version is a pure function of its number. Whether a runtime works is decided by
+`selftest`, which creates a sandbox with it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PACKAGES: dict[Name, str] = {
     "crun": "apt-get install crun",
     "runsc": "scripts/runsc.sh, or install gVisor of 2024 or newer",
 }
-# The release that mends all three ways of 2025 out of a container.
+# The release that fixes all three container escapes of 2025.
 _RUNC_SAFE = (1, 2, 8)
 _RUNC_CVES = "CVE-2024-21626, CVE-2025-31133, CVE-2025-52565, CVE-2025-52881"
 _NUMBER = re.compile(r"(\d+(?:\.\d+)+)")
@@ -41,20 +41,22 @@ def kind_of(name: Name) -> Kind:
 
 
 def find(name: Name) -> str | None:
-    """On the fixed system path: what runs as root is not looked up in the caller's PATH."""
+    """Find a program on the fixed system path: a program that runs as root is not looked up in
+    the caller's PATH.
+    """
     return shutil.which(name, path=_PATH)
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """As the program said it, and its number; `number` is empty when it said none."""
+    """The version string of the program and its number; `number` is empty if it reports none."""
 
     text: str
     number: tuple[int, ...] = ()
 
 
 def parse_version(said: str) -> Version:
-    """From the first line: `runc version 1.1.5+ds1`, `runsc version 0.0~20240729.0`."""
+    """Parse the first line: `runc version 1.1.5+ds1`, `runsc version 0.0~20240729.0`."""
     first = said.strip().splitlines()[0].strip() if said.strip() else ""
     text = first.split(" version ", 1)[-1][:80]
     found = _NUMBER.search(text.partition("+")[0].partition("~")[0])
@@ -62,7 +64,7 @@ def parse_version(said: str) -> Version:
 
 
 def ask_version(program: str) -> Version:
-    """OSError or SubprocessError when it does not run."""
+    """Run the program for its version. Raise OSError or SubprocessError if it does not run."""
     done = subprocess.run(
         [program, "--version"], capture_output=True, text=True, timeout=10, check=True, env={}
     )
@@ -70,7 +72,7 @@ def ask_version(program: str) -> Version:
 
 
 def judge_runc(version: Version, *, strict: bool) -> Requirement:
-    """Whether it has known ways out: a warning, or a refusal if `strict`."""
+    """Judge whether it has known escapes: a warning, or a refusal if `strict`."""
     ok = version.number >= _RUNC_SAFE
     if ok:
         return Requirement("runc release", True, version.text, required=strict)
@@ -103,17 +105,17 @@ def missing(name: Name) -> Requirement:
 def command(
     name: Name, program: str, sandbox_id: str, bundle: str, platform: Platform | None
 ) -> list[str]:
-    """The whole vector that makes the sandbox and ends. All it keeps lies below `bundle`."""
+    """Return the argument vector that creates the sandbox. All it stores is below `bundle`."""
     start = ["run", "--detach", "--bundle", bundle, "--pid-file", f"{bundle}/{PID_FILE}"]
     state = ["--root", f"{bundle}/state"]
     if name == "runsc":
         return [
             program, *state,
             "--platform", platform or PLATFORMS[0],
-            # We have put it into its group; a group of its own making would be a second one.
+            # It is already in its group; a group that it creates would be a second one.
             "--ignore-cgroups",
             "--network", "none",
-            # The runner binds its socket, and programs inside theirs.
+            # The runner binds its socket, and programs inside bind theirs.
             "--host-uds", "all",
             # Writes go to the volume and its quota, not to a file of gVisor's own.
             "--overlay2", "none",

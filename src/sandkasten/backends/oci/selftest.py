@@ -1,9 +1,10 @@
-"""Before the first sandbox of a boot: make a throw-away one with the runtime and look at it.
+"""Self-test before the first sandbox of a boot: create a throw-away one with the runtime and
+inspect it.
 
-With runc what is looked at is a command inside, from outside, as closed as the local backend's.
-With gVisor it is gVisor's own processes on the host, and whether ordinary programs work inside:
-builds of 2022 answer EINVAL to statx, so that `ls` and `stat` fail; they are refused by trying.
-The verdict is kept in a file named after all it depends on, so it is paid once per boot.
+With runc a command inside is inspected from outside, with the requirements of the local backend.
+With gVisor its own processes on the host are inspected, and whether ordinary programs work inside:
+builds of 2022 return EINVAL for statx, so that `ls` and `stat` fail; they are refused by trying.
+The result is kept in a file named after all it depends on, so the test runs once per boot.
 """
 
 from __future__ import annotations
@@ -41,29 +42,29 @@ if TYPE_CHECKING:
 
 _DEADLINE_S = 30.0
 _PREFIX = "trial_"
-# Long enough to be looked at, short enough not to matter when we are killed meanwhile.
+# Long enough to be inspected, short enough not to matter if we are killed meanwhile.
 _SUBJECT = (f"{oci_config.RUNNER_DIR}/runner", "--rest")
-# What Debian 12's own build gets wrong.
+# Programs that fail with Debian 12's own build.
 _ORDINARY = (("stat", "/"), ("ls", "/"))
 
 
 def kind_of(spec: CellSpec) -> str:
-    """Sandboxes of one kind are put together the same way."""
+    """Return the kind; sandboxes of one kind are assembled the same way."""
     return "host" if spec.image.kind == "host" else f"image-{spec.profile}"
 
 
 async def ensure(
     layout: Layout, programs: Programs, runtime: Name, create: Create, spec: CellSpec
 ) -> Platform | None:
-    """The platform to use (gVisor), or None. Raises when no sandbox is as it must be."""
+    """Return the platform to use (gVisor), or None. Raise if no sandbox passes."""
     key = _key(programs, runtime)
     mark = layout.data_dir / f"trial-{key}-{kind_of(spec)}"
-    # Nothing of the caller's: no workspace that somebody keeps, no mounts, no environment.
+    # Nothing of the caller's: no kept workspace, no mounts, no environment.
     bare = CellSpec(image=spec.image, profile=spec.profile)
     async with locked(layout.data_dir / "trial"):
         with contextlib.suppress(FileNotFoundError):
             return _platform(mark.read_text())
-        # One at a time, so what is there was left by a process that was killed meanwhile.
+        # One at a time, so this was left by a process that was killed.
         for left in layout.cells(_PREFIX):
             await asyncio.to_thread(remove, layout, left)
         chosen = await _choose(layout, runtime, create, bare)
@@ -80,7 +81,7 @@ def _platform(text: str) -> Platform | None:
 
 def _key(programs: Programs, runtime: Name) -> str:
     parts = [boot_id(), os.uname().release, runtime]
-    # Our own sources decide what is asked for; a changed one asks again.
+    # Our own sources decide what is requested; a change runs the test again.
     sources = (__file__, oci_config.__file__, runtimes.__file__, posture.__file__)
     for path in (runtimes.find(runtime) or "", programs.runner, programs.launcher, *sources):
         with contextlib.suppress(OSError):
@@ -110,7 +111,7 @@ async def _choose(layout: Layout, runtime: Name, create: Create, spec: CellSpec)
 
 
 async def _judge(layout: Layout, create: Create, platform: Platform | None, spec: CellSpec) -> None:
-    # Not an id that `owned` tells of: it has no row in a ledger and must not pass for litter.
+    # Not an id that `owned` reports: it has no ledger record and must not look like a leftover.
     sandbox_id = SandboxId(_PREFIX + secrets.token_hex(8))
     cell = await create(platform, sandbox_id, spec)
     try:

@@ -1,1 +1,1 @@
-"""The daemon's memory in one SQLite file: the journal, the keys and the rows of stored files."""
+"""The daemon's SQLite database: the journal, the keys and the rows of stored files."""

@@ -1,19 +1,19 @@
-"""One SQLite connection, owned by one thread; everybody else hands it work and awaits the answer.
+"""One SQLite connection, owned by one thread; other threads submit work and await the result.
 
-Writers that wait at the same time share one transaction (group commit); what of it fails takes
-nobody else along. An answer means committed. The file is opened once and never twice: SQLite
-before 3.51.3 can damage a WAL that several connections write, so the connection holds the file
-exclusively (which also spares the shared-memory file), a second one in this process is refused,
-and the daemon's lock keeps other processes of ours away before it comes to that.
+Writers that wait at the same time share one transaction (group commit); a failing job does not
+affect the others. A result means committed. The file is opened exactly once: SQLite before 3.51.3
+can damage a WAL that several connections write. So the connection locks the file exclusively (which
+also avoids the shared-memory file), a second one in this process is refused, and the daemon's lock
+keeps our other processes away before that.
 
-How lasting a commit is: a WAL is written before COMMIT returns, so the death of the process loses
-nothing at any setting. `synchronous=NORMAL` does without the fsync, and a power cut may then lose
-the last commits, never the file's integrity. That is right for sessions and commands, none of
-which outlives the machine. Keys, audit rows and stored files do, so their batch is committed with
-`synchronous=FULL`; a batch pays one fsync for everybody in it.
+Durability: a WAL is written before COMMIT returns, so the death of the process loses nothing at any
+setting. `synchronous=NORMAL` omits the fsync, and a power failure may then lose the last commits
+but never the file's integrity. That is enough for sessions and commands, none of which survives the
+machine. Keys, audit rows and stored files do, so their batch is committed with `synchronous=FULL`;
+a batch costs one fsync for all its writers.
 
-Failures: QuotaExceeded when the disk is full (the row is not there, and the next try may
-succeed), StoreUnusable when the file cannot be used, InternalError for the rest.
+Raises QuotaExceeded when the disk is full (the row is not written, and a retry may succeed),
+StoreUnusable when the file cannot be used, InternalError otherwise.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
 
 log = logging.getLogger("sandkasten.store")
-# More than wait at once in practice; bounds how long the first of them waits.
+# More than wait at once in practice; limits how long the first of them waits.
 _MOST_IN_ONE: Final = 256
-# Locked only while another process that should not be there reads the file.
+# The file is locked only while another process reads it, which should not happen.
 _BUSY_MS: Final = 5000
-# After a burst the WAL is cut back to this at the next checkpoint.
+# After a burst the WAL is truncated to this size at the next checkpoint.
 _WAL_BYTES: Final = 64 << 20
 
 _open_here: Final[set[str]] = set()
 _open_lock: Final = threading.Lock()
-# SQLite tells a full disk by its own code only where write(2) said so; a quota or a file that
-# could not grow is an I/O error, so then we look how much room there is.
+# SQLite reports a full disk by its own code only if write(2) did; a quota or a file that could not
+# grow is an I/O error, so then we check the free space.
 _NO_ROOM_BYTES: Final = 1 << 20
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _HELD: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
@@ -66,7 +66,7 @@ class _Job:
 
 
 class Database:
-    """Made by `open`. `read` and `write` may be called from any task of one event loop."""
+    """Create with `open`. `read` and `write` may be called from any task of one event loop."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -81,29 +81,31 @@ class Database:
 
     @classmethod
     async def open(cls, path: Path) -> Database:
-        """The caller holds the lock of the data directory. Migrates; checks after a crash."""
+        """Open the file, migrate it, and check it after a crash. The caller holds the lock of
+        the data directory.
+        """
         one = cls(path)
         one._thread.start()
         await asyncio.shield(one._opened)
         return one
 
     def submit(self, work: Work[T], *, lasting: bool = False) -> asyncio.Future[T]:
-        """Hand in a write without waiting for it. Work is done in the order it came.
+        """Submit a write without waiting for it. Work is done in order.
 
-        `work` may be run again when its batch failed, so it changes nothing but rows.
+        `work` may run again if its batch failed, so it must change nothing but rows.
         """
         return self._hand_in(work, writes=True, lasting=lasting)
 
     async def write(self, work: Work[T], *, lasting: bool = False) -> T:
-        """What `work` answered, committed. Whoever is cancelled here does not undo it."""
+        """Return the result of `work`, committed. Cancelling the caller does not undo the write."""
         return await self.submit(work, lasting=lasting)
 
     async def read(self, work: Work[T]) -> T:
-        """Sees every write that was handed in before."""
+        """Return the result of `work`, which sees every write submitted before."""
         return await self._hand_in(work, writes=False, lasting=False)
 
     async def aclose(self) -> None:
-        """After everything handed in is done. Twice is fine."""
+        """Close after all submitted work is done. Twice is fine."""
         if not self._closed:
             self._closed = True
             self._jobs.put(None)
@@ -133,7 +135,7 @@ class Database:
         self._close()
 
     def _round(self) -> bool:
-        """One batch; whether there will be another."""
+        """Run one batch. Return whether there will be another."""
         batch: list[_Job] = []
         going_on = True
         job = self._jobs.get()
@@ -168,7 +170,7 @@ class Database:
         self._commit(writers)
 
     def _commit(self, jobs: list[_Job]) -> None:
-        """All of them in one transaction; when the disk refuses, each in one of its own."""
+        """Commit all jobs in one transaction; if the disk refuses, each in one of its own."""
         if not jobs:
             return
         connection = self._connection
@@ -193,7 +195,7 @@ class Database:
                 self._commit([job])
 
     def _inside(self, job: _Job) -> None:
-        """A job that fails by itself undoes its own rows and lets the others go on."""
+        """Run a job. If it fails by itself, undo only its own rows."""
         connection = self._connection
         connection.execute("SAVEPOINT job")
         try:
@@ -238,7 +240,7 @@ class Database:
                 self._synchronous(full=True)
                 connection.execute("UPDATE state SET value = 'yes' WHERE name = 'clean'")
         except sqlite3.Error as exc:
-            # The next open then takes the time to check the file; nothing is lost.
+            # Otherwise the next open takes the time to check the file; nothing is lost.
             log.warning("store.close", extra={"sandkasten": {"trouble": repr(exc)}})
         finally:
             connection.close()
@@ -258,14 +260,14 @@ class Database:
         self._opened.set_exception(exc)
 
     def _tell(self, function: Callable[[Any], None], value: object) -> None:
-        # A loop that is closed has nobody left who could hear it.
+        # A closed loop has no task left that waits for the result.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, value)
 
 
 def _settle(batch: list[_Job]) -> None:
     for job in batch:
-        if job.future.done():  # Cancelled: whoever asked has left.
+        if job.future.done():  # Cancelled: the caller has left.
             continue
         if job.error is not None:
             job.future.set_exception(job.error)
@@ -275,7 +277,7 @@ def _settle(batch: list[_Job]) -> None:
 
 def _connect(path: Path) -> sqlite3.Connection:
     if not path.exists():
-        # Not by SQLite, which would let others read it.
+        # Created here and not by SQLite, which would let other users read it.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
     connection = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_MS / 1000)
     try:
@@ -314,7 +316,7 @@ def _forget(name: str) -> None:
 
 
 def ends_the_batch(exc: BaseException) -> bool:
-    """Whether it says something of the disk or the file, and not of the one statement."""
+    """Return whether the error concerns the disk or the file and not only the one statement."""
     return isinstance(exc, sqlite3.Error) and not isinstance(
         exc, sqlite3.IntegrityError | sqlite3.ProgrammingError | sqlite3.DataError
     )

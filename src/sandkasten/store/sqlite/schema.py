@@ -1,7 +1,7 @@
-"""The shape of the database by version: numbered SQL files, each applied in one transaction.
+"""The schema by version: numbered SQL files, each applied in one transaction.
 
-Blocking, and used by the thread that owns the connection. A file that a newer version of ours
-has changed, or that is not ours, is StoreUnusable; nothing of it is touched.
+Blocking; used by the thread that owns the connection. A file that a newer version has migrated, or
+that belongs to another program, raises StoreUnusable and is not changed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sandkasten.errors import StoreUnusable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-# "SKST": tells our files from other people's.
+# "SKST": distinguishes our files from those of other programs.
 APPLICATION_ID: Final = 0x534B5354
 
 
@@ -29,7 +29,7 @@ class Migration:
 
 
 def migrations() -> Sequence[Migration]:
-    """All of them, oldest first; they are numbered without gaps."""
+    """Return all migrations, oldest first; they are numbered without gaps."""
     found = []
     for entry in resources.files(__package__).joinpath("migrations").iterdir():
         if entry.name.endswith(".sql"):
@@ -39,7 +39,7 @@ def migrations() -> Sequence[Migration]:
 
 
 def migrate(connection: sqlite3.Connection, upto: int | None = None) -> int:
-    """Bring the file to the newest version, or to `upto`; the version it then has."""
+    """Migrate the file to the newest version, or to `upto`. Return the version it then has."""
     present = version_of(connection)
     for one in migrations():
         if present < one.version and (upto is None or one.version <= upto):
@@ -49,7 +49,9 @@ def migrate(connection: sqlite3.Connection, upto: int | None = None) -> int:
 
 
 def version_of(connection: sqlite3.Connection) -> int:
-    """0 for an empty file; StoreUnusable when it is newer than this program, or not ours."""
+    """Return the version, 0 for an empty file. Raise StoreUnusable if it is newer than this
+    program or not ours.
+    """
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
     if not tables:
@@ -94,7 +96,9 @@ def _apply(connection: sqlite3.Connection, one: Migration) -> None:
 
 
 def _statements(sql: str) -> Iterator[str]:
-    """One by one, because `executescript` would commit what is open before it."""
+    """Return the statements one by one, because `executescript` would commit an open
+    transaction.
+    """
     waiting = ""
     for line in sql.splitlines(keepends=True):
         waiting += line

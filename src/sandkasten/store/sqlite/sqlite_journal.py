@@ -1,6 +1,7 @@
-"""The journal in SQLite: sessions, commands, the audit, and how long each is kept.
+"""The journal in SQLite: sessions, commands, the audit log, and their retention. Implements
+`ports.Journal`.
 
-Implements `ports.Journal`. Does not own the database: closing writes what was noted, no more.
+Does not own the database: closing it only writes the pending rows.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from sandkasten.model.journal_rows import SessionEnd
     from sandkasten.store.sqlite.database import Database
 
-# Rows of one transaction: others wait while they are deleted.
+# Rows per transaction: other writers wait while they are deleted.
 _PRUNE_AT_ONCE: Final = 5000
 _COMMAND_BYTES: Final = 4096
 
@@ -31,8 +32,8 @@ _SESSION_NEWER = ", ".join(f"{f.name} = excluded.{f.name}" for f in fields(Sessi
 _EXEC_MARKS = ", ".join(f":{field.name}" for field in fields(ExecRow))
 _EXEC_NEWER = ", ".join(f"{f.name} = excluded.{f.name}" for f in fields(ExecRow))
 
-# What comes late knows less: `running` never stands over an end, and nothing runs in a session
-# that has ended.
+# A late row knows less: `running` never replaces an end, and nothing runs in a session that has
+# ended.
 _NOTE = f"""
 INSERT INTO execs ({_EXEC}) VALUES ({_EXEC_MARKS})
 ON CONFLICT (session_id, id) DO UPDATE SET {_EXEC_NEWER}
@@ -85,7 +86,7 @@ class SqliteJournal:
             )
             connection.execute(_LOSE, (session_id,))
 
-        # What was noted first: its running commands are lost with it.
+        # Pending rows first: the running commands of the session are lost with it.
         self._behind.push()
         await self._database.write(end)
 
@@ -232,7 +233,7 @@ class SqliteJournal:
                 f"DELETE FROM {table} WHERE {column} IN (SELECT {chosen} ? LIMIT ?)",  # noqa: S608
                 oldest,
             )
-        # Also those whose session is no longer remembered, whenever they began.
+        # Also those whose session has been forgotten, whenever they started.
         gone += await self._delete(
             "DELETE FROM execs WHERE (session_id, id) IN (SELECT session_id, id FROM execs"
             " WHERE started_at < ? AND status <> 'running' LIMIT ?)",
@@ -259,7 +260,7 @@ class SqliteJournal:
 
 
 class _Where:
-    """A condition put together from texts of ours; what callers gave is only ever bound."""
+    """A condition built from our own strings; values from callers are only ever bound."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
@@ -307,7 +308,7 @@ def _note(connection: sqlite3.Connection, rows: Sequence[ExecRow]) -> None:
 
 
 def _text(value: str) -> str:
-    """Bytes of a sandbox that are no text are shown as such; the database holds text alone."""
+    """Show bytes of a sandbox that are not valid text; the database contains only text."""
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 

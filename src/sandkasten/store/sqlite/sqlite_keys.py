@@ -1,8 +1,9 @@
-"""API keys in SQLite, and the living ones in memory: a check touches no disk.
+"""API keys in SQLite, with the valid ones in memory: a check does not touch the disk. Implements
+`ports.Keys`.
 
-Implements `ports.Keys`. A change is committed, and lasting, before memory follows; so a key that
-was acknowledged works, and one whose revocation was acknowledged does not, whatever happens then.
-When a key was last used is written behind, a minute's precision at most.
+A change is committed durably before memory follows. So a key whose creation was acknowledged works,
+and a key whose revocation was acknowledged does not, whatever happens next. The last use of a key
+is written later, to the minute.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _COLUMNS: Final = (
 
 
 class SqliteKeys:
-    """Made by `open`."""
+    """API keys. Create with `open`."""
 
     def __init__(self, database: Database, known: dict[bytes, KeyRow]) -> None:
         self._database = database
@@ -47,8 +48,8 @@ class SqliteKeys:
         return cls(database, await database.read(load))
 
     def check(self, hashed: bytes, now: float) -> KeyRow | None:
-        # Finding it by hash tells nothing of use: who can choose a hash that shares bytes with
-        # another has no text that makes it.
+        # A lookup by hash leaks nothing useful: a caller who can choose a hash that shares bytes
+        # with another has no key that produces it.
         row = self._by_hash.get(hashed)
         known = hashed if row is not None else bytes(len(hashed))
         if not hmac.compare_digest(known, hashed) or row is None:
@@ -103,7 +104,9 @@ class SqliteKeys:
         self._by_hash[hashed] = row
 
     async def revoke(self, key_id: str, at: float) -> KeyRow | None:
-        """The row with its end; the first revocation counts. None when there is no such key."""
+        """Revoke a key and return its row; the first revocation counts. Return None if there is
+        no such key.
+        """
         found = [(h, row) for h, row in self._by_hash.items() if row.id == key_id]
         if not found:
             return None
@@ -125,7 +128,7 @@ class SqliteKeys:
         return sorted(rows, key=lambda row: (row.created_at, row.id))
 
     async def aclose(self) -> None:
-        """Writes when keys were last used."""
+        """Write when the keys were last used."""
         await self._behind.aclose()
 
 

@@ -1,7 +1,7 @@
-"""Rows that nobody waits for: the newest of each key, written together a moment later.
+"""Rows that are written later: the newest row of each key, together with the others.
 
-Bounded: when the disk stays full and too many have gathered, the oldest are forgotten and
-counted in the log. Lost with the process are the last moments only; never raises in `put`.
+Bounded: if the disk stays full and too many rows are pending, the oldest are dropped and counted in
+the log. The death of the process loses only the last moments. `put` never raises.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 log = logging.getLogger("sandkasten.store")
-# Long enough that a burst of short commands becomes one transaction, and short enough that a
-# person who looks right afterwards sees it.
+# Long enough that a burst of short commands becomes one transaction, and short enough that a person
+# who looks right afterwards sees it.
 DELAY_S: Final = 0.05
-# While the disk is full there is no hurry.
+# Retry slowly while the disk is full.
 _RETRY_S: Final = 1.0
 MOST: Final = 10_000
 
 
 class Behind(Generic[K, V]):
-    """`write` puts the rows into the database; it may be run again."""
+    """`write` puts the rows into the database; it may run again."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Behind(Generic[K, V]):
         self._arm(self._delay_s)
 
     def push(self) -> None:
-        """Hand everything to the database now: whatever reads after this sees it."""
+        """Submit all pending rows now: every later read sees them."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -71,7 +71,7 @@ class Behind(Generic[K, V]):
         future.add_done_callback(lambda done: self._landed(done, rows))
 
     async def flush(self) -> None:
-        """Everything put so far is written, or the error that stopped it is raised."""
+        """Wait until all rows put so far are written, or raise the error that prevented it."""
         self.push()
         if self._on_the_way:
             await asyncio.gather(*self._on_the_way)
@@ -87,7 +87,7 @@ class Behind(Generic[K, V]):
 
     def _arm(self, delay_s: float) -> None:
         if self._timer is None:
-            # Without a loop there is no timer; the next flush takes the row along.
+            # Without a loop there is no timer; the next flush writes the row.
             with contextlib.suppress(RuntimeError):
                 self._timer = asyncio.get_running_loop().call_later(delay_s, self._due)
 
@@ -98,7 +98,7 @@ class Behind(Generic[K, V]):
     def _landed(self, done: asyncio.Future[None], rows: dict[K, V]) -> None:
         self._on_the_way.discard(done)
         if done.cancelled() or done.exception() is not None:
-            # A newer row of the same key stands.
+            # Keep a newer row of the same key.
             self._waiting = {**rows, **self._waiting}
             while len(self._waiting) > self._most:
                 self._forget_oldest()
