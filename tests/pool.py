@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sandkasten.errors import SandboxLost, SandkastenError
 from sandkasten.model.ids import SandboxId, new_sandbox_id
 from sandkasten.ports import Discards
-from sandkasten.wire.call import Output
+from sandkasten.wire.call import OutputChunk
 from sandkasten.wire.channel import Channel
 from sandkasten.wire.messages import decode_exec, decode_processes, decode_shells, decode_stats
 from tests.patience import PATIENCE_S
@@ -213,7 +213,7 @@ async def _run(channel: Channel, script: str) -> str:
     }
     async with channel.stream("exec.start", fields) as call:
         async for item in call:
-            if isinstance(item, Output) and item.source == 1:
+            if isinstance(item, OutputChunk) and item.source == 1:
                 said += item.data
         decode_exec(await call.result())
     return said.decode(errors="surrogateescape")

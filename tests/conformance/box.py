@@ -8,12 +8,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sandkasten.wire.call import Data, Event, Output
+from sandkasten.wire.call import CallEvent, Data, OutputChunk
 from sandkasten.wire.channel import Channel
 from sandkasten.wire.messages import (
-    Entry,
     ExecReply,
-    Page,
+    FileStat,
+    FileStatPage,
     decode_entry,
     decode_exec,
     decode_page,
@@ -46,7 +46,7 @@ class Ran:
     """A command and its results, in order."""
 
     reply: ExecReply
-    chunks: tuple[Output, ...]
+    chunks: tuple[OutputChunk, ...]
     events: tuple[str, ...]
 
     def source(self, number: int) -> bytes:
@@ -75,12 +75,12 @@ async def eventually(look: Callable[[], Awaitable[T]], wanted: T) -> None:
 
 
 async def collected(call: Call) -> Ran:
-    chunks: list[Output] = []
+    chunks: list[OutputChunk] = []
     events: list[str] = []
     async for item in call:
-        if isinstance(item, Output):
+        if isinstance(item, OutputChunk):
             chunks.append(item)
-        elif isinstance(item, Event):
+        elif isinstance(item, CallEvent):
             events.append(item.name)
     return Ran(decode_exec(await call.result()), tuple(chunks), tuple(events))
 
@@ -149,7 +149,7 @@ class Box:
             asked = {"exec_id": exec_id, "follow": True}
             async with self.channel.stream("exec.output", asked) as call:
                 async for item in call:
-                    if isinstance(item, Output):
+                    if isinstance(item, OutputChunk):
                         seen += item.data
                         if wanted in seen:
                             return seen
@@ -160,7 +160,7 @@ class Box:
     async def ask(self, verb: str, *, data: bytes | None = None, **fields: Any) -> dict[str, Any]:
         return await self.channel.call(verb, fields, data=data, timeout_s=PATIENCE_S)
 
-    async def write(self, path: str, data: bytes, **fields: Any) -> Entry:
+    async def write(self, path: str, data: bytes, **fields: Any) -> FileStat:
         answer = await self.ask("fs.write", path=to_bytes_json(path), data=data, **fields)
         return decode_entry(answer)
 
@@ -172,20 +172,20 @@ class Box:
                 await call.result()
         return b"".join(pieces)
 
-    async def stat(self, path: str, **fields: Any) -> Entry:
+    async def stat(self, path: str, **fields: Any) -> FileStat:
         return decode_entry(await self.ask("fs.stat", path=to_bytes_json(path), **fields))
 
-    async def list(self, path: str = ".", **fields: Any) -> Page:
+    async def list(self, path: str = ".", **fields: Any) -> FileStatPage:
         return decode_page(await self.ask("fs.list", path=to_bytes_json(path), **fields))
 
-    async def mkdir(self, path: str, **fields: Any) -> Entry:
+    async def mkdir(self, path: str, **fields: Any) -> FileStat:
         return decode_entry(await self.ask("fs.mkdir", path=to_bytes_json(path), **fields))
 
     async def remove(self, path: str, **fields: Any) -> int:
         answer = await self.ask("fs.remove", path=to_bytes_json(path), **fields)
         return int(answer["removed"])
 
-    async def move(self, source: str, destination: str, **fields: Any) -> Entry:
+    async def move(self, source: str, destination: str, **fields: Any) -> FileStat:
         answer = await self.ask(
             "fs.move",
             source=to_bytes_json(source),

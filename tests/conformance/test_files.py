@@ -22,7 +22,7 @@ from sandkasten.errors import (
     PolicyDenied,
     SandkastenError,
 )
-from sandkasten.wire.call import Data, Event
+from sandkasten.wire.call import CallEvent, Data
 from sandkasten.wire.messages import decode_entry, to_bytes_json
 from tests.conformance.box import Box, eventually
 
@@ -164,7 +164,7 @@ async def test_read_sends_the_entry_first_and_the_sizes_last(box: Box):
         items = [item async for item in call]
         result = await call.result()
     first = items[0]
-    assert isinstance(first, Event)
+    assert isinstance(first, CallEvent)
     assert first.name == "open"
     assert decode_entry(first.body["entry"]).size == 10
     assert b"".join(item.data for item in items if isinstance(item, Data)) == b"456789"
@@ -463,7 +463,7 @@ async def test_a_file_that_grows_is_read_to_the_size_first_seen(box: Box):
     async with box.channel.stream("fs.read", {"path": "grows"}, window=1) as call:
         got = 0
         async for item in call:
-            if isinstance(item, Event):
+            if isinstance(item, CallEvent):
                 await box.run("printf more >> grows")
             if isinstance(item, Data):
                 got += len(item.data)

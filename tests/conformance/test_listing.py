@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sandkasten.errors import FileNotFound, InvalidRequest, NotADirectory
-from sandkasten.wire.messages import Entry, to_bytes_json
+from sandkasten.wire.messages import FileStat, to_bytes_json
 
 if TYPE_CHECKING:
     from tests.conformance.box import Box
 
 
-async def everything(box: Box, path: str = ".", **fields: object) -> list[list[Entry]]:
+async def everything(box: Box, path: str = ".", **fields: object) -> list[list[FileStat]]:
     """Return all pages of a listing."""
-    pages: list[list[Entry]] = []
+    pages: list[list[FileStat]] = []
     cursor: str | None = None
     while True:
         more = {} if cursor is None else {"cursor": to_bytes_json(cursor)}

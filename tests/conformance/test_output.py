@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.wire.call import Output
+from sandkasten.wire.call import OutputChunk
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from tests.conformance.box import Box
 
 
-def kept(chunks: tuple[Output, ...], total: int) -> tuple[bytes, bytes]:
+def kept(chunks: tuple[OutputChunk, ...], total: int) -> tuple[bytes, bytes]:
     """Return head and tail of one stream's chunks, checking their offsets."""
     head = tail = b""
     at = 0
@@ -108,7 +108,7 @@ async def test_a_reader_that_fell_behind_sees_the_gap(box: Box):
     async with asyncio.timeout(PATIENCE_S):
         async with box.channel.stream("exec.start", asked, window=1) as call:
             await box.wait(str(asked["exec_id"]))
-            chunks = [item async for item in call if isinstance(item, Output)]
+            chunks = [item async for item in call if isinstance(item, OutputChunk)]
     at = gaps = 0
     for chunk in chunks:
         assert chunk.offset >= at

@@ -16,7 +16,7 @@ from sandkasten.errors import (
     UnsupportedByBackend,
 )
 from sandkasten.model.sandbox.limits import Limits
-from sandkasten.wire.call import Data, Event
+from sandkasten.wire.call import CallEvent, Data
 from sandkasten.wire.channel import Channel
 from sandkasten.wire.messages import decode_processes, decode_stats
 from tests.conformance.box import Box, eventually
@@ -111,7 +111,7 @@ async def test_a_port_inside_is_reached_in_both_directions(box: Box):
     async with asyncio.timeout(PATIENCE_S):
         async with box.channel.stream("port.connect", {"port": port}) as call:
             first = await anext(call)
-            assert isinstance(first, Event)
+            assert isinstance(first, CallEvent)
             assert first.name == "connected"
             await call.send(b"hello")
             got = b""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.errors import FileNotFound
-from sandkasten.wire.call import Event
+from sandkasten.wire.call import CallEvent
 from sandkasten.wire.messages import from_bytes_json
 from tests.patience import PATIENCE_S
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 async def watched(box: Box, **fields: object) -> AsyncIterator[Call]:
     async with box.channel.stream("fs.watch", {"path": ".", **fields}) as call:
         first = await anext(call)
-        assert isinstance(first, Event)
+        assert isinstance(first, CallEvent)
         assert first.name == "watching"
         yield call
 
 
-async def until(call: Call, change: str | tuple[str, ...], path: str) -> Event:
+async def until(call: Call, change: str | tuple[str, ...], path: str) -> CallEvent:
     wanted = (change,) if isinstance(change, str) else change
     seen: list[tuple[object, str]] = []
     try:
         async with asyncio.timeout(PATIENCE_S):
             async for item in call:
-                assert isinstance(item, Event)
+                assert isinstance(item, CallEvent)
                 assert item.name == "change", item
                 where = from_bytes_json(item.body["path"], "path")
                 seen.append((item.body["change"], where))
@@ -92,7 +92,7 @@ async def test_without_recursion_only_the_directory_itself_is_watched(box: Box):
         await box.run("touch sub/unseen; touch seen")
         async with asyncio.timeout(PATIENCE_S):
             async for item in call:
-                assert isinstance(item, Event)
+                assert isinstance(item, CallEvent)
                 path = from_bytes_json(item.body["path"], "path")
                 assert path != box.path("sub/unseen")
                 if path == box.path("seen"):
@@ -127,7 +127,7 @@ async def test_a_slow_watcher_loses_events_and_gets_an_overflow(box: Box):
         names: list[str] = []
         async with asyncio.timeout(PATIENCE_S):
             async for item in call:
-                assert isinstance(item, Event)
+                assert isinstance(item, CallEvent)
                 names.append(item.name)
                 if item.name == "overflow":
                     break

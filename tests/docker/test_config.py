@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sandkasten.backends.docker import container_config, resource_names, session_volumes
-from sandkasten.backends.docker.container_config import ContainerPlatform, Mount
+from sandkasten.backends.docker.container_config import ContainerMount, ContainerPlatform
 from sandkasten.backends.docker.session_volumes import SessionVolumes
 from sandkasten.linux.confinement import capabilities
 from sandkasten.model.ids import SandboxId
@@ -30,7 +30,7 @@ PLACES = {
     ),
     "archive": SessionVolumes("archive", ""),
 }
-RUNNER = Mount("volume", "sandkasten-runner-0", resource_names.BIN_DIR, read_only=True)
+RUNNER = ContainerMount("volume", "sandkasten-runner-0", resource_names.BIN_DIR, read_only=True)
 SPEC = CellSpec(image=Image("python"), env={"A": "b"}, hostname="box")
 DEV = CellSpec(image=Image("python"), profile="dev")
 

@@ -21,7 +21,7 @@ from sandkasten.errors import (
     WorkspaceDamaged,
     WorkspaceNotFound,
 )
-from sandkasten.linux.storage.host_mount_check import HostMounts
+from sandkasten.linux.storage.host_mount_check import HostMountCheck
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.host_mounts import Mounted, MountRule
 from sandkasten.model.sandbox.lifecycle import State
@@ -424,10 +424,10 @@ async def test_a_held_lock_is_busy_and_not_a_hang(tmp_path, monkeypatch):
 
 
 async def test_a_directory_workspace_reports_its_size_as_unenforced(tmp_path):
-    from sandkasten.linux.storage.named_volumes import Volumes
+    from sandkasten.linux.storage.named_volumes import NamedVolumes
 
     engine = engine_at(tmp_path)
-    engine.workspaces._claims._port = Volumes(tmp_path / "workspaces", images=False)
+    engine.workspaces._claims._port = NamedVolumes(tmp_path / "workspaces", images=False)
     info = await engine.create(REQUEST)
     assert [one.limit for one in info.unenforced] == ["workspace"]
     assert "is a directory" in info.unenforced[0].reason
@@ -445,7 +445,7 @@ def world_with_mounts(tmp_path):
         MountRule("models", str(tmp_path / "models"), "/models"),
         MountRule("gone", str(tmp_path / "gone"), "/mnt/gone"),
     )
-    return World(policy=Policy(mounts=rules), host_mounts=HostMounts(tmp_path / "data"))
+    return World(policy=Policy(mounts=rules), host_mounts=HostMountCheck(tmp_path / "data"))
 
 
 async def test_a_request_gets_the_mounts_it_names(world_with_mounts, tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sandkasten.linux.cgroup import cgroups
-from sandkasten.linux.cgroup.cgroups import Hierarchies, Plan, Write, parse_mounts
+from sandkasten.linux.cgroup.cgroups import CgroupPlan, Hierarchies, Write, parse_mounts
 from sandkasten.model.sandbox.limits import Limits
 from sandkasten.model.sandbox.usage import Usage
 
@@ -35,7 +35,7 @@ LIMITS = Limits(cpus=1.5, memory_bytes=1 << 28, pids=64)
 def test_hybrid_limits_go_to_v1_and_killing_to_v2() -> None:
     planned = cgroups.plan(parse_mounts(HYBRID, ""), "sbx_1", LIMITS)
     root = "/sys/fs/cgroup"
-    assert planned == Plan(
+    assert planned == CgroupPlan(
         directories=(
             f"{root}/memory/sandkasten/sbx_1",
             f"{root}/pids/sandkasten/sbx_1",
@@ -67,7 +67,7 @@ def test_hybrid_limits_go_to_v1_and_killing_to_v2() -> None:
 def test_a_unified_hierarchy_uses_one_directory() -> None:
     planned = cgroups.plan(parse_mounts(UNIFIED, "cpuset cpu io memory pids"), "sbx_1", LIMITS)
     at = "/sys/fs/cgroup/sandkasten/sbx_1"
-    assert planned == Plan(
+    assert planned == CgroupPlan(
         directories=(at,),
         writes=(
             Write(f"{at}/memory.max", "268435456"),
@@ -95,7 +95,7 @@ def test_a_limit_without_a_controller_is_named() -> None:
 
 def test_without_cgroups_every_limit_is_reported_as_unenforced() -> None:
     planned = cgroups.plan(parse_mounts("nonsense\n1 2 3\n"), "sbx_1", LIMITS)
-    assert planned == Plan((), missing=("memory", "pids", "cpu"))
+    assert planned == CgroupPlan((), missing=("memory", "pids", "cpu"))
 
 
 @pytest.mark.parametrize(("cpus", "quota"), [(0.001, "1000"), (0.5, "50000"), (16, "1600000")])

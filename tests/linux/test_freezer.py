@@ -10,7 +10,7 @@ import time
 import pytest
 
 from sandkasten.linux.cgroup import cgroups, freezer
-from sandkasten.linux.cgroup.cgroups import Hierarchies, Plan
+from sandkasten.linux.cgroup.cgroups import CgroupPlan, Hierarchies
 from sandkasten.linux.cgroup.freezer import Freezer, Reclaimer
 from tests.patience import PATIENCE_S
 
@@ -51,7 +51,7 @@ def group():
     host = cgroups.detect()
     only = Hierarchies({"freezer": host.v1["freezer"]}, host.v2)
     directories = tuple(way.directory for way in freezer.freezers(only, name))
-    plan = Plan(directories, v2_directory=directories[-1])
+    plan = CgroupPlan(directories, v2_directory=directories[-1])
     cgroups.make(Hierarchies(only.v1, only.v2), plan)
     child = subprocess.Popen(["/bin/sh", "-c", "while :; do :; done"])
     for directory in directories:

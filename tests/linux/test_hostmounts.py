@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from sandkasten.errors import BackendUnavailable, PolicyDenied
-from sandkasten.linux.storage.host_mount_check import HostMounts
+from sandkasten.linux.storage.host_mount_check import HostMountCheck
 from sandkasten.model.sandbox.cell_spec import HostMount
 from sandkasten.model.sandbox.host_mounts import MountRule
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def resolve_mount(tmp_path):
-    mounts = HostMounts(tmp_path / "data")
+    mounts = HostMountCheck(tmp_path / "data")
 
     async def resolve(source) -> HostMount:
         return (await mounts.resolve([MountRule("m", str(source), "/mnt/m")]))[0]

@@ -97,7 +97,7 @@ def test_a_host_volume_has_exactly_its_size(base: Path) -> None:
 
 def test_both_directories_belong_to_the_owner_and_the_mount_is_restricted(base: Path) -> None:
     made = host_volume.make(base / "v", 8 * MIB, owner=USER)
-    assert made == host_volume.Mounted(base / "v/mnt/workspace", base / "v/mnt/home")
+    assert made == host_volume.MountedVolume(base / "v/mnt/workspace", base / "v/mnt/home")
     for place in (made.workspace, made.home):
         seen = place.stat()
         assert (seen.st_uid, seen.st_gid, seen.st_mode) == (USER, USER, 0o040755)

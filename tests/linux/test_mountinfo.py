@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from sandkasten.linux.storage import mountinfo
-from sandkasten.linux.storage.mountinfo import Mount
+from sandkasten.linux.storage.mountinfo import MountEntry
 
 # Linux 6.1 under systemd, cut to what matters; the third has a blank and a backslash in its name.
 LINES = rb"""22 29 0:21 / /proc rw,nosuid shared:13 - proc proc rw
@@ -18,10 +18,10 @@ broken
 
 def test_points_devices_and_tags_are_read_and_names_are_unescaped():
     assert mountinfo.parse(LINES) == [
-        Mount("/proc", "0:21", "proc", ("shared:13",)),
-        Mount("/", "254:0", "ext4", ("shared:1",)),
-        Mount("/srv/a b\\c/mnt", "7:3", "ext4", ("shared:1", "master:7")),
-        Mount("/srv/x", "7:3", "fuse.sshfs", ()),
+        MountEntry("/proc", "0:21", "proc", ("shared:13",)),
+        MountEntry("/", "254:0", "ext4", ("shared:1",)),
+        MountEntry("/srv/a b\\c/mnt", "7:3", "ext4", ("shared:1", "master:7")),
+        MountEntry("/srv/x", "7:3", "fuse.sshfs", ()),
     ]
 
 

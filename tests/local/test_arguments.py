@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sandkasten.backends.local.bwrap_arguments import Ground, bwrap_args, runner_command
+from sandkasten.backends.local.bwrap_arguments import BwrapPlatform, bwrap_args, runner_command
 from sandkasten.linux.storage.host_root import HostRoot
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
@@ -23,20 +23,20 @@ ROOT = HostRoot(
 
 @pytest.mark.parametrize(("name", "ranged"), [("root", True), ("user", False)])
 def test_the_arguments_equal_the_expected_ones(name: str, ranged: bool) -> None:
-    ground = Ground("/stage", ranged, ROOT)
+    ground = BwrapPlatform("/stage", ranged, ROOT)
     spec = CellSpec(image=Image("host"), env={"TOKEN": "a\nb"})
     expected = json.loads((SNAPSHOTS / f"{name}.json").read_text())
     assert {"args": bwrap_args(spec, ground), "command": runner_command(spec, ground)} == expected
 
 
 def test_the_root_becomes_read_only_after_all_mounts_on_it() -> None:
-    args = bwrap_args(CellSpec(image=Image("host")), Ground("/stage", True, ROOT))
+    args = bwrap_args(CellSpec(image=Image("host")), BwrapPlatform("/stage", True, ROOT))
     last = max(i for i, a in enumerate(args) if a in ("--dir", "--symlink", "--bind", "--ro-bind"))
     assert args.index("/", args.index("--chdir") - 2) > last
 
 
 def test_only_usr_etc_entries_and_the_stage_of_the_host_are_mounted() -> None:
-    args = bwrap_args(CellSpec(image=Image("host")), Ground("/stage", True, ROOT))
+    args = bwrap_args(CellSpec(image=Image("host")), BwrapPlatform("/stage", True, ROOT))
     sources = {args[i + 1] for i, a in enumerate(args) if a in ("--bind", "--ro-bind")}
     assert sources == {
         "/usr", "/lib32", "/stage/etc", "/stage/runner",
@@ -45,6 +45,6 @@ def test_only_usr_etc_entries_and_the_stage_of_the_host_are_mounted() -> None:
 
 
 def test_only_the_quota_volume_is_bound_writable() -> None:
-    args = bwrap_args(CellSpec(image=Image("host")), Ground("/stage", False, ROOT))
+    args = bwrap_args(CellSpec(image=Image("host")), BwrapPlatform("/stage", False, ROOT))
     writable = [args[i + 1] for i, a in enumerate(args) if a == "--bind"]
     assert writable == ["/stage/volume/workspace", "/stage/volume/home"]

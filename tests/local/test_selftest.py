@@ -41,7 +41,7 @@ async def test_a_deviation_refuses_every_sandbox(
 ) -> None:
     """A writable /dev, as bubblewrap creates it by default."""
 
-    def careless(spec: CellSpec, ground: bwrap_arguments.Ground) -> list[str]:
+    def careless(spec: CellSpec, ground: bwrap_arguments.BwrapPlatform) -> list[str]:
         args = bwrap_arguments.bwrap_args(spec, ground)
         at = args.index("/dev", args.index("/dev/shm"))
         assert args[at - 1] == "--remount-ro"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sandkasten.backends.oci.oci_config import Ground, places
+from sandkasten.backends.oci.oci_config import OciPlatform, places
 from sandkasten.backends.oci.oci_config import config as config_of
 from sandkasten.linux.confinement import id_ranges, seccomp_oci
 from sandkasten.linux.storage.host_root import HostRoot
@@ -36,15 +36,15 @@ SPECS = {
 }
 
 
-def ground(kind: str) -> Ground:
+def ground(kind: str) -> OciPlatform:
     on_host = kind == "runc"
     # The filter has a test of its own, and three hundred names.
     filters = {"defaultAction": "SCMP_ACT_ERRNO"} if on_host else None
     path = "/sandkasten/sbx_x" if on_host else None
-    return Ground(kind, "/mnt", BASE, HOST, path, filters)  # type: ignore[arg-type]
+    return OciPlatform(kind, "/mnt", BASE, HOST, path, filters)  # type: ignore[arg-type]
 
 
-def config(spec: CellSpec, on: Ground) -> Any:
+def config(spec: CellSpec, on: OciPlatform) -> Any:
     return config_of(spec, on)
 
 
@@ -115,7 +115,7 @@ def test_the_runner_gets_the_four_capabilities_it_needs_and_no_other():
 
 def test_the_seccomp_filter_is_generated_from_the_lists():
     profile = seccomp_oci.profile("x86_64")
-    made = config(SPECS["host"], Ground("runc", "/mnt", BASE, HOST, "/sandkasten/x", profile))
+    made = config(SPECS["host"], OciPlatform("runc", "/mnt", BASE, HOST, "/sandkasten/x", profile))
     assert made["linux"]["seccomp"] == profile
 
 

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from sandkasten.backends.oci import runtimes
-from sandkasten.backends.oci.runtimes import Version, judge_crun, judge_runc, parse_version
+from sandkasten.backends.oci.runtimes import RuntimeVersion, judge_crun, judge_runc, parse_version
 
 # As the programs of Debian 12 and of its backports say it.
 RUNC_1_1_5 = "runc version 1.1.5+ds1\ncommit: 1.1.5+ds1-1+deb12u1\nspec: 1.0.2-dev\n"
@@ -18,33 +18,33 @@ RUNSC_2024 = "runsc version 0.0~20240729.0\nspec: 1.0.2-dev\n"
 @pytest.mark.parametrize(
     ("said", "version"),
     [
-        (RUNC_1_1_5, Version("1.1.5+ds1", (1, 1, 5))),
-        (CRUN_1_8_1, Version("1.8.1", (1, 8, 1))),
-        (RUNSC_2024, Version("0.0~20240729.0", (0, 0))),
-        ("runc version 1.2.8\n", Version("1.2.8", (1, 2, 8))),
-        ("runc version 1.3.0-rc.1\n", Version("1.3.0-rc.1", (1, 3, 0))),
-        ("something else", Version("something else", ())),
-        ("", Version("", ())),
+        (RUNC_1_1_5, RuntimeVersion("1.1.5+ds1", (1, 1, 5))),
+        (CRUN_1_8_1, RuntimeVersion("1.8.1", (1, 8, 1))),
+        (RUNSC_2024, RuntimeVersion("0.0~20240729.0", (0, 0))),
+        ("runc version 1.2.8\n", RuntimeVersion("1.2.8", (1, 2, 8))),
+        ("runc version 1.3.0-rc.1\n", RuntimeVersion("1.3.0-rc.1", (1, 3, 0))),
+        ("something else", RuntimeVersion("something else", ())),
+        ("", RuntimeVersion("", ())),
     ],
 )
-def test_a_runtime_version_is_parsed(said: str, version: Version):
+def test_a_runtime_version_is_parsed(said: str, version: RuntimeVersion):
     assert parse_version(said) == version
 
 
 @pytest.mark.parametrize("number", [(1, 2, 8), (1, 3, 0), (2, 0, 0)])
 def test_a_runc_without_known_escapes_causes_no_warning(number):
-    assert judge_runc(Version("x", number), strict=True).ok
+    assert judge_runc(RuntimeVersion("x", number), strict=True).ok
 
 
 @pytest.mark.promise("P05")
 @pytest.mark.parametrize("number", [(1, 1, 5), (1, 2, 7), ()])
 def test_an_older_runc_is_reported_with_its_vulnerabilities_and_refused_only_with_strict(number):
-    line = judge_runc(Version("old", number), strict=False)
+    line = judge_runc(RuntimeVersion("old", number), strict=False)
     assert (line.ok, line.required) == (False, False)
     for name in ("CVE-2024-21626", "CVE-2025-31133", "CVE-2025-52565", "CVE-2025-52881"):
         assert name in line.state
     assert "Debian" in line.remedy
-    assert judge_runc(Version("old", number), strict=True).required
+    assert judge_runc(RuntimeVersion("old", number), strict=True).required
 
 
 @pytest.mark.promise("P05")

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sandkasten.linux.confinement import capabilities, id_ranges, posture
 from sandkasten.model.ids import SandboxId, new_sandbox_id
-from sandkasten.wire.call import Data, Output
+from sandkasten.wire.call import Data, OutputChunk
 from sandkasten.wire.channel import Channel
 from sandkasten.wire.messages import (
-    Entry,
     ExecReply,
+    FileStat,
     ProcessInfo,
     decode_entry,
     decode_exec,
@@ -313,7 +313,7 @@ class Box:
                 await call.send(stdin)
                 await call.end()
             async for item in call:
-                if isinstance(item, Output):
+                if isinstance(item, OutputChunk):
                     streamed[item.source] += len(item.data)
                     if len(kept[item.source]) < KEPT_BYTES:
                         kept[item.source] += item.data
@@ -377,16 +377,16 @@ class Box:
             await call.result()
         return bytes(got)
 
-    def write(self, path: str | bytes, data: bytes, **fields: object) -> Entry:
+    def write(self, path: str | bytes, data: bytes, **fields: object) -> FileStat:
         asked = {"path": to_bytes_json(path), **fields}
         return decode_entry(self.loop.run(self.channel.call("fs.write", asked, data=data)))
 
-    def stat(self, path: str | bytes, **fields: object) -> Entry:
+    def stat(self, path: str | bytes, **fields: object) -> FileStat:
         return decode_entry(self.call("fs.stat", path=to_bytes_json(path), **fields))
 
-    def entries(self, path: str | bytes, *, limit: int = 1000, **fields: object) -> list[Entry]:
+    def entries(self, path: str | bytes, *, limit: int = 1000, **fields: object) -> list[FileStat]:
         """Return all pages of a listing."""
-        found: list[Entry] = []
+        found: list[FileStat] = []
         cursor: str | None = None
         while True:
             asked: dict[str, object] = {"path": to_bytes_json(path), "limit": limit, **fields}
@@ -399,10 +399,10 @@ class Box:
             if cursor is None:
                 return found
 
-    def mkdir(self, path: str | bytes, **fields: object) -> Entry:
+    def mkdir(self, path: str | bytes, **fields: object) -> FileStat:
         return decode_entry(self.call("fs.mkdir", path=to_bytes_json(path), **fields))
 
-    def move(self, source: str | bytes, destination: str | bytes, **fields: object) -> Entry:
+    def move(self, source: str | bytes, destination: str | bytes, **fields: object) -> FileStat:
         asked = {"source": to_bytes_json(source), "destination": to_bytes_json(destination)}
         return decode_entry(self.call("fs.move", **asked, **fields))
 

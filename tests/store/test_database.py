@@ -16,7 +16,7 @@ from sandkasten.model.journal_rows import ExecRow, SessionRow
 from sandkasten.store.sqlite.database import Database
 from sandkasten.store.sqlite.schema import migrate, migrations, version_of
 from sandkasten.store.sqlite.sqlite_journal import SqliteJournal
-from sandkasten.store.sqlite.write_behind import Behind
+from sandkasten.store.sqlite.write_behind import WriteBehind
 from tests.patience import PATIENCE_S
 
 
@@ -291,7 +291,7 @@ async def test_deferred_rows_that_cannot_be_written_wait_and_are_bounded(databas
             raise Conflict("not now")
         written.extend(rows)
 
-    behind: Behind[int, int] = Behind(database, write, most=10)
+    behind: WriteBehind[int, int] = WriteBehind(database, write, most=10)
     for number in range(25):
         behind.put(number, number)
         with pytest.raises(Conflict):

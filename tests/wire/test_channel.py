@@ -15,7 +15,7 @@ from sandkasten.errors import (
     QuotaExceeded,
     SandboxLost,
 )
-from sandkasten.wire.call import Data, Event, Output
+from sandkasten.wire.call import CallEvent, Data, OutputChunk
 from sandkasten.wire.channel import Channel
 from sandkasten.wire.frame_codec import MIB, Kind, decode_credit, encode_chunk
 from tests.patience import PATIENCE_S
@@ -90,8 +90,8 @@ async def test_items_come_in_order_and_end_with_the_result():
         await peer.say(Kind.DATA, stream, b"raw")
         await peer.say(Kind.RESULT, stream, {"done": True})
         assert [item async for item in call] == [
-            Event("started", {"event": "started", "pid": 5}),
-            Output(1, 0, 2, b"err"),
+            CallEvent("started", {"event": "started", "pid": 5}),
+            OutputChunk(1, 0, 2, b"err"),
             Data(b"raw"),
         ]
         assert await call.result() == {"done": True}
@@ -236,7 +236,7 @@ async def test_unread_events_are_dropped_and_the_loss_is_reported():
             await peer.say(Kind.RESULT, other, {})
             await calling
             items = [item async for item in call]
-        names = [item.name for item in items if isinstance(item, Event)]
+        names = [item.name for item in items if isinstance(item, CallEvent)]
         assert names[-1] == "overflow"
         assert names.count("overflow") == 1
         assert 1000 < len(names) < 3000

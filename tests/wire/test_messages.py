@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sandkasten.errors import ProtocolViolation, SandkastenError
 from sandkasten.wire.messages import (
-    Entry,
+    FileStat,
     decode_entry,
     decode_exec,
     decode_execs,
@@ -217,7 +217,7 @@ def test_an_exec_with_a_field_out_of_range_is_refused(field: str, value: object)
 
 
 def test_an_entry_is_decoded_exactly():
-    assert decode_entry(ENTRY) == Entry(
+    assert decode_entry(ENTRY) == FileStat(
         path="/workspace/a",
         name="\udcff",
         type="file",

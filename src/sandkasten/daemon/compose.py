@@ -16,7 +16,7 @@ from sandkasten.images.catalog import Images
 from sandkasten.images.image_sources import Sources
 from sandkasten.images.layers.image_store import LayerStore
 from sandkasten.images.packages.provisioner import Provisioner
-from sandkasten.linux.storage.host_mount_check import HostMounts
+from sandkasten.linux.storage.host_mount_check import HostMountCheck
 from sandkasten.model.optional_extras import install_command
 from sandkasten.telemetry.log_events import LogEvents
 
@@ -78,7 +78,7 @@ async def open_engine(
         events=events if events is not None else LogEvents(),
         oneshot_spares=settings.oneshot_spares,
         workspaces=backing.workspaces,
-        host_mounts=HostMounts(settings.data_dir),
+        host_mounts=HostMountCheck(settings.data_dir),
         journal=journal,
         packages=packages,
         stored_files=stored_files,
@@ -91,7 +91,7 @@ def open_backing(settings: Settings, layers: LayerStore) -> Backing:
     """Open the default backend; import the others when a request names them."""
     from sandkasten.backends.local import LocalBackend
     from sandkasten.daemon.lazy_backends import LaterBackend, LaterImages
-    from sandkasten.linux.storage.named_volumes import Volumes
+    from sandkasten.linux.storage.named_volumes import NamedVolumes
     from sandkasten.store.ledger_directory import DirectoryStore
 
     data_dir = prepare_data_dir(settings.data_dir)
@@ -115,7 +115,9 @@ def open_backing(settings: Settings, layers: LayerStore) -> Backing:
         "gvisor": LaterBackend("gvisor", data_dir / "gvisor", gvisor),
         "docker": LaterImages("docker", data_dir / "docker", docker),
     }
-    return Backing(backends, DirectoryStore(data_dir / "ledger"), Volumes(data_dir / "workspaces"))
+    return Backing(
+        backends, DirectoryStore(data_dir / "ledger"), NamedVolumes(data_dir / "workspaces")
+    )
 
 
 def _docker(settings: Settings, data_dir: Path, layers: LayerStore) -> Backend:

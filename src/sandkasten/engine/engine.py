@@ -36,7 +36,7 @@ from sandkasten.engine.oneshot.oneshot import OneShot
 from sandkasten.engine.oneshot.package_sandbox import PackageSandboxes
 from sandkasten.engine.oneshot.warm_pool import WarmPool
 from sandkasten.engine.session_journal import SessionJournal
-from sandkasten.engine.storage.image_operations import ImageOperations
+from sandkasten.engine.storage.image_operations import EngineImages
 from sandkasten.engine.storage.named_workspaces import NamedWorkspaces
 from sandkasten.engine.storage.sandbox_files import FileOperations
 from sandkasten.engine.storage.workspace_files import WorkspaceFiles
@@ -237,7 +237,7 @@ class Engine:
             events,
         )
         self.bench = BuildSandbox(planner, self._sandboxes, self._execution, self._handles)
-        self.images = ImageOperations(library, store, self.bench)
+        self.images = EngineImages(library, store, self.bench)
         self._sweeping: asyncio.Task[None] | None = None
         self._sweep_began = True
 

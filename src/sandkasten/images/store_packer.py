@@ -19,7 +19,7 @@ from sandkasten.errors import Cancelled, InvalidImage
 from sandkasten.images.archives.archive_export import (
     DOCKER_LAYER,
     Hashing,
-    Written,
+    WrittenBlob,
     docker_ending,
     member_header,
 )
@@ -79,7 +79,7 @@ class StorePacker:
 
         # Nothing is collected meanwhile, even if no sandbox uses the image yet.
         with self._store.working(), self._store.place() as place, translated("pack an image"):
-            written: dict[str, Written] = {}
+            written: dict[str, WrittenBlob] = {}
             contents: set[str] = set()
             for tree in image.layers:
                 if tree in written:

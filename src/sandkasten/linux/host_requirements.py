@@ -37,11 +37,11 @@ _CONSEQUENCE = {
 class Group:
     """The cgroups of one sandbox and the limits they cannot enforce."""
 
-    plan: cgroups.Plan
+    plan: cgroups.CgroupPlan
     unenforced: tuple[Unenforced, ...]
 
 
-def make_group(on: cgroups.Hierarchies, planned: cgroups.Plan, *, root: bool) -> Group:
+def make_group(on: cgroups.Hierarchies, planned: cgroups.CgroupPlan, *, root: bool) -> Group:
     """Create the cgroups as far as this host allows."""
     lost = tuple(missing_controllers(planned.missing, root=root))
     if not planned.directories:
@@ -51,7 +51,7 @@ def make_group(on: cgroups.Hierarchies, planned: cgroups.Plan, *, root: bool) ->
     except OSError as exc:
         with contextlib.suppress(OSError):
             cgroups.remove(planned)
-        nothing = cgroups.Plan((), missing=("memory", "pids", "cpu"))
+        nothing = cgroups.CgroupPlan((), missing=("memory", "pids", "cpu"))
         return Group(nothing, tuple(no_cgroups(str(exc))))
     return Group(planned, lost)
 
@@ -149,7 +149,7 @@ def workspace_quota(root: bool) -> list[Requirement]:
     ]  # fmt: skip
 
 
-def control_groups(planned: cgroups.Plan, root: bool) -> Requirement:
+def control_groups(planned: cgroups.CgroupPlan, root: bool) -> Requirement:
     if not root:
         return Requirement(
             "cgroups", False, "not available to an ordinary user here",

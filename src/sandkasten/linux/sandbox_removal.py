@@ -94,8 +94,8 @@ def _guess(sandbox_id: SandboxId) -> CellState:
     return CellState(boot_id(), slot, everywhere, planned.v2_directory)
 
 
-def _group(state: CellState) -> cgroups.Plan:
-    return cgroups.Plan(state.cgroups, v2_directory=state.v2_directory)
+def _group(state: CellState) -> cgroups.CgroupPlan:
+    return cgroups.CgroupPlan(state.cgroups, v2_directory=state.v2_directory)
 
 
 def _end(cell: Path, sandbox_id: SandboxId, state: CellState) -> None:
@@ -151,7 +151,7 @@ def _lived_in(layout: Layout, but: SandboxId, volume: str) -> bool:
     return False
 
 
-def _await_empty(group: cgroups.Plan) -> None:
+def _await_empty(group: cgroups.CgroupPlan) -> None:
     deadline = time.monotonic() + _DEATH_DEADLINE_S
     while cgroups.populated(group) and time.monotonic() < deadline:
         time.sleep(0.001)

@@ -38,10 +38,10 @@ class FileLocks:
         queue = self._queues.get(name)
         if queue is None:
             queue = self._queues[name] = asyncio.Lock()
-        return _Hold(path, queue, wait_s)
+        return _LockHolder(path, queue, wait_s)
 
 
-class _Hold(AbstractAsyncContextManager[None]):
+class _LockHolder(AbstractAsyncContextManager[None]):
     """Not a generator: those cannot be started while a loop ends, and an engine that closes
     then still has sandboxes to remove.
     """

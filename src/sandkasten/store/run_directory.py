@@ -57,7 +57,7 @@ Rows: TypeAlias = "Sequence[RunRow]"
 
 
 @dataclass(frozen=True, slots=True)
-class _Stamp:
+class _FileIdentity:
     """Identity of the file that was read: a replaced file has another inode."""
 
     inode: int
@@ -66,10 +66,10 @@ class _Stamp:
 
 
 @dataclass(frozen=True, slots=True)
-class _Brief:
+class _RunSummary:
     """The fields by which runs are listed and filtered, so that a list does not read every row."""
 
-    stamp: _Stamp
+    stamp: _FileIdentity
     created_at: float
     tenant: str
     kind: str
@@ -78,7 +78,7 @@ class _Brief:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tail:
+class _EventFileEnd:
     """End of an event file after our last write, and the last sequence number in it."""
 
     size: int
@@ -90,8 +90,8 @@ class RunDirectory:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._briefs: dict[str, _Brief] = {}
-        self._tails: dict[str, _Tail] = {}
+        self._briefs: dict[str, _RunSummary] = {}
+        self._tails: dict[str, _EventFileEnd] = {}
         self._changes: dict[str, asyncio.Event] = {}
         self._marks: dict[str, dict[int, int]] = {}
         """File offsets of the events after a sequence number, so that a follower need not read
@@ -204,7 +204,7 @@ class RunDirectory:
         self._briefs[run_id] = _brief(row, found)
         return row
 
-    def _known(self, run_id: str) -> _Brief | None:
+    def _known(self, run_id: str) -> _RunSummary | None:
         try:
             found = os.stat(self._root / run_id / "row.json")
         except OSError:
@@ -285,7 +285,7 @@ class RunDirectory:
                     with suppress(OSError):
                         os.ftruncate(fd, tail.size)
                     raise
-                self._tails[run_id] = _Tail(tail.size + len(line), event.seq)
+                self._tails[run_id] = _EventFileEnd(tail.size + len(line), event.seq)
         return event
 
     def _events(self, run_id: str, since_seq: int, limit: int) -> Sequence[RunEvent]:
@@ -316,8 +316,8 @@ class RunDirectory:
             self._marks.clear()
         self._marks[run_id] = marks
 
-    def _stamps(self, run_id: str) -> tuple[_Stamp | None, ...]:
-        found: list[_Stamp | None] = []
+    def _stamps(self, run_id: str) -> tuple[_FileIdentity | None, ...]:
+        found: list[_FileIdentity | None] = []
         for name in ("row.json", "events.jsonl"):
             try:
                 found.append(_stamp(os.stat(self._root / run_id / name)))
@@ -441,7 +441,7 @@ def _event(line: bytes) -> RunEvent | None:
         return None
 
 
-def _end_of(raw: bytes) -> _Tail:
+def _end_of(raw: bytes) -> _EventFileEnd:
     """Return the length of the complete part. JSON has no raw line break, so lines are events."""
     size = seq = 0
     while (end := raw.find(b"\n", size)) >= 0:
@@ -449,13 +449,13 @@ def _end_of(raw: bytes) -> _Tail:
         if event is None:
             break
         size, seq = end + 1, event.seq
-    return _Tail(size, seq)
+    return _EventFileEnd(size, seq)
 
 
-def _stamp(found: os.stat_result) -> _Stamp:
-    return _Stamp(found.st_ino, found.st_mtime_ns, found.st_size)
+def _stamp(found: os.stat_result) -> _FileIdentity:
+    return _FileIdentity(found.st_ino, found.st_mtime_ns, found.st_size)
 
 
-def _brief(row: RunRow, found: os.stat_result) -> _Brief:
+def _brief(row: RunRow, found: os.stat_result) -> _RunSummary:
     ended_at = (row.ended_at or row.created_at) if row.ended else None
-    return _Brief(_stamp(found), row.created_at, row.tenant, row.kind, row.status, ended_at)
+    return _RunSummary(_stamp(found), row.created_at, row.tenant, row.kind, row.status, ended_at)

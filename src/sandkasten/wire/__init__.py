@@ -6,8 +6,8 @@ before it is stored and decoded into a closed set of values.
 
 from __future__ import annotations
 
-from sandkasten.wire.call import Call, Data, Event, Output
+from sandkasten.wire.call import Call, CallEvent, Data, OutputChunk
 from sandkasten.wire.channel import Channel
 from sandkasten.wire.unix_socket import SocketStream, connect_unix
 
-__all__ = ["Call", "Channel", "Data", "Event", "Output", "SocketStream", "connect_unix"]
+__all__ = ["Call", "CallEvent", "Channel", "Data", "OutputChunk", "SocketStream", "connect_unix"]

@@ -50,7 +50,7 @@ class Data:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class CallEvent:
     """One event. `overflow` also stands for events dropped here because they were not read."""
 
     name: str
@@ -58,14 +58,14 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class OutputChunk:
     seq: int
     offset: int
     source: int
     data: bytes
 
 
-Item: TypeAlias = Data | Event | Output
+Item: TypeAlias = Data | CallEvent | OutputChunk
 
 
 class Call:
@@ -252,7 +252,7 @@ class Call:
 
     def on_chunk(self, body: bytes | bytearray) -> None:
         seq, offset, source = decode_chunk_head(body)
-        self._keep(Output(seq, offset, source, bytes(body[CHUNK_HEADER_BYTES:])), len(body))
+        self._keep(OutputChunk(seq, offset, source, bytes(body[CHUNK_HEADER_BYTES:])), len(body))
 
     def _keep(self, item: Item, cost: int) -> None:
         self._allowance -= cost
@@ -275,11 +275,11 @@ class Call:
             return
         if self._event_bytes + weight <= MAX_EVENT_BYTES:
             self._event_bytes += weight
-            self._items.append((Event(name, body), 0, weight))
+            self._items.append((CallEvent(name, body), 0, weight))
         else:
             # Until the consumer has read something, one overflow event stands for all lost ones.
             self._overflowed = True
-            self._items.append((Event("overflow", {"event": "overflow"}), 0, 0))
+            self._items.append((CallEvent("overflow", {"event": "overflow"}), 0, 0))
         self._wake_reader()
 
     def on_credit(self, amount: int) -> None:

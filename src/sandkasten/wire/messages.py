@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Disk",
-    "Entry",
     "ExecReply",
+    "FileStat",
+    "FileStatPage",
     "Hello",
-    "Page",
     "ProcessInfo",
     "Processes",
     "RunnerStats",
@@ -104,7 +104,7 @@ class ExecReply:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FileStat:
     path: str
     name: str
     type: EntryType
@@ -117,12 +117,12 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class FileStatPage:
     """One page of a listing. `next` is the opaque cursor of the following page, None on the
     last.
     """
 
-    entries: tuple[Entry, ...]
+    entries: tuple[FileStat, ...]
     next: str | None
 
 
@@ -297,9 +297,9 @@ def decode_execs(body: Mapping[str, Any]) -> tuple[ExecReply, ...]:
     return _Fields(body, "the list of execs").items("execs", _MAX_EXECS, decode_exec)
 
 
-def decode_entry(body: Mapping[str, Any]) -> Entry:
+def decode_entry(body: Mapping[str, Any]) -> FileStat:
     fields = _Fields(body, "a file entry")
-    return Entry(
+    return FileStat(
         path=fields.path("path"),
         name=fields.path("name"),
         type=cast("EntryType", fields.one_of("type", _ENTRY_TYPES)),
@@ -312,9 +312,9 @@ def decode_entry(body: Mapping[str, Any]) -> Entry:
     )
 
 
-def decode_page(body: Mapping[str, Any]) -> Page:
+def decode_page(body: Mapping[str, Any]) -> FileStatPage:
     fields = _Fields(body, "a page of entries")
-    return Page(
+    return FileStatPage(
         entries=fields.items("entries", _MAX_ENTRIES, decode_entry),
         next=fields.path_or_none("next"),
     )

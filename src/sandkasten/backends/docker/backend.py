@@ -249,7 +249,7 @@ class DockerBackend:
         name = names.container_name(sandbox_id)
         image = await self._images.reference(spec.image)
         told = container_config.container(
-            sandbox_id, spec, await self._ground(sandbox_id, spec, image)
+            sandbox_id, spec, await self._cell_platform(sandbox_id, spec, image)
         )
         try:
             return await self._engine.create(name, told)
@@ -290,7 +290,7 @@ class DockerBackend:
         if started is not None:
             (directory / "pid").write_text(f"{cell.pid} {started}")
 
-    async def _ground(
+    async def _cell_platform(
         self, sandbox_id: SandboxId, spec: CellSpec, image: str
     ) -> container_config.ContainerPlatform:
         place, owner = self._footing.place, await self._footing.owner()

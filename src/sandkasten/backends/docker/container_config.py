@@ -63,7 +63,7 @@ _TO_GIVE = ("CAP_CHOWN",)
 
 
 @dataclass(frozen=True, slots=True)
-class Mount:
+class ContainerMount:
     kind: str
     """`bind` or `volume`."""
     source: str
@@ -95,7 +95,7 @@ class ContainerPlatform:
 
     owner: str
     image: str
-    mounts: tuple[Mount, ...]
+    mounts: tuple[ContainerMount, ...]
     seccomp: Mapping[str, object]
     given: bool = False
     """Whether its directories already belong to the sandbox's user."""
@@ -128,11 +128,11 @@ def image_volumes(image: str, declared: Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def container(sandbox_id: SandboxId, spec: CellSpec, ground: ContainerPlatform) -> dict[str, Any]:
+def container(sandbox_id: SandboxId, spec: CellSpec, platform: ContainerPlatform) -> dict[str, Any]:
     return {
-        "Image": ground.image,
+        "Image": platform.image,
         "Hostname": spec.hostname,
-        "Entrypoint": runner_command(spec, ground),
+        "Entrypoint": runner_command(spec, platform),
         "Cmd": [],
         # The engine sets HOSTNAME itself; a name without a value removes it again.
         "Env": [*(f"{name}={value}" for name, value in base_environment(spec).items()), "HOSTNAME"],
@@ -140,12 +140,12 @@ def container(sandbox_id: SandboxId, spec: CellSpec, ground: ContainerPlatform) 
         "User": "0:0",
         "WorkingDir": "/",
         "Healthcheck": {"Test": ["NONE"]},
-        "Labels": labels(resource_names.CELL, ground.owner, sandbox_id, version=ground.version),
+        "Labels": labels(resource_names.CELL, platform.owner, sandbox_id, version=platform.version),
         "NetworkDisabled": True,
         "AttachStdin": False, "AttachStdout": False, "AttachStderr": False,
         "OpenStdin": False, "Tty": False,
         "StopSignal": "SIGKILL",
-        "HostConfig": _host_config(sandbox_id, spec, ground),
+        "HostConfig": _host_config(sandbox_id, spec, platform),
     }  # fmt: skip
 
 
@@ -158,7 +158,7 @@ def labels(kind: str, owner: str, sandbox_id: str = "", *, version: str = "") ->
     return made
 
 
-def runner_command(spec: CellSpec, ground: ContainerPlatform) -> list[str]:
+def runner_command(spec: CellSpec, platform: ContainerPlatform) -> list[str]:
     command = [
         resource_names.RUNNER_PATH,
         "--listen", resource_names.SOCKET_PATH,
@@ -172,7 +172,7 @@ def runner_command(spec: CellSpec, ground: ContainerPlatform) -> list[str]:
         "--home", home(spec),
         "--user", f"{user_id(spec)}:{user_id(spec)}",
     ]  # fmt: skip
-    if not ground.given:
+    if not platform.given:
         command += ["--own", WORKSPACE, "--own", home(spec)]
     if spec.profile == "dev":
         command += ["--user-capabilities", f"{capabilities.bits(capabilities.DEV_USER):x}"]
@@ -180,19 +180,19 @@ def runner_command(spec: CellSpec, ground: ContainerPlatform) -> list[str]:
 
 
 def _host_config(
-    sandbox_id: SandboxId, spec: CellSpec, ground: ContainerPlatform
+    sandbox_id: SandboxId, spec: CellSpec, platform: ContainerPlatform
 ) -> dict[str, Any]:
     limits = spec.limits
     kept = capabilities.DEV_USER if spec.profile == "dev" else ()
-    to_give = () if ground.given else _TO_GIVE
+    to_give = () if platform.given else _TO_GIVE
     held = sorted({*capabilities.RUNNER, *to_give, *kept})
     core = {"Name": "core", "Soft": 0, "Hard": 0}
     files = {"Name": "nofile", "Soft": limits.open_files, "Hard": limits.open_files}
     return {
         "CapDrop": ["ALL"],
         "CapAdd": [name.removeprefix("CAP_") for name in held],
-        "SecurityOpt": ["no-new-privileges:true", f"seccomp={json.dumps(ground.seccomp)}"],
-        "ReadonlyRootfs": not ground.writable_root and spec.profile != "dev",
+        "SecurityOpt": ["no-new-privileges:true", f"seccomp={json.dumps(platform.seccomp)}"],
+        "ReadonlyRootfs": not platform.writable_root and spec.profile != "dev",
         "Privileged": False,
         "NetworkMode": "none",
         "IpcMode": "private",
@@ -204,12 +204,12 @@ def _host_config(
         "NanoCpus": int(limits.cpus * _NANO),
         "Ulimits": [core, files],
         "ShmSize": limits.tmp_bytes,
-        "Tmpfs": _tmpfs(spec, ground),
+        "Tmpfs": _tmpfs(spec, platform),
         "Mounts": [
-            *(mount.told() for mount in ground.mounts),
+            *(mount.told() for mount in platform.mounts),
             *(
-                _image_volume(number, path, sandbox_id, ground)
-                for number, path in enumerate(ground.image_volumes)
+                _image_volume(number, path, sandbox_id, platform)
+                for number, path in enumerate(platform.image_volumes)
             ),
         ],
         "MaskedPaths": list(MASKED),
@@ -224,7 +224,7 @@ def _host_config(
 
 
 def _image_volume(
-    number: int, path: str, sandbox_id: SandboxId, ground: ContainerPlatform
+    number: int, path: str, sandbox_id: SandboxId, platform: ContainerPlatform
 ) -> dict[str, Any]:
     """Return the mount of an image volume, with the image's content and as restricted as its
     root. It is named and labelled because an engine allows no anonymous volume to be read-only.
@@ -234,11 +234,11 @@ def _image_volume(
         "Source": resource_names.image_volume_name(sandbox_id, number),
         "Target": path,
         "ReadOnly": True,
-        "VolumeOptions": {"Labels": labels(resource_names.CELL, ground.owner, sandbox_id)},
+        "VolumeOptions": {"Labels": labels(resource_names.CELL, platform.owner, sandbox_id)},
     }
 
 
-def _tmpfs(spec: CellSpec, ground: ContainerPlatform) -> dict[str, str]:
+def _tmpfs(spec: CellSpec, platform: ContainerPlatform) -> dict[str, str]:
     ours = f"uid={RUNNER_ID},gid={RUNNER_ID}"
     quiet = "rw,nosuid,nodev"
     made = {
@@ -246,9 +246,9 @@ def _tmpfs(spec: CellSpec, ground: ContainerPlatform) -> dict[str, str]:
         "/run": f"{quiet},exec,mode=755,size={_RUN_BYTES}",
         resource_names.STATE_DIR: f"{quiet},noexec,mode=711,size={_STATE_BYTES},{ours}",
     }
-    if ground.writable_root:
+    if platform.writable_root:
         # The runner was put into the image's own layer, where a tmpfs would hide it.
         del made["/run"]
-    if all(mount.target != resource_names.LISTEN_DIR for mount in ground.mounts):
+    if all(mount.target != resource_names.LISTEN_DIR for mount in platform.mounts):
         made[resource_names.LISTEN_DIR] = f"{quiet},noexec,mode=700,size={_LISTEN_BYTES},{ours}"
     return made

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from sandkasten.backends.docker import resource_names, session_volumes
-from sandkasten.backends.docker.container_config import Mount
+from sandkasten.backends.docker.container_config import ContainerMount
 from sandkasten.backends.docker.engine.engine_client import EngineClient, Refused, translated
 from sandkasten.errors import BackendUnavailable
 
@@ -48,8 +48,8 @@ class RunnerVolume:
         return resource_names.runner_volume_name(self.digest)
 
     @property
-    def mount(self) -> Mount:
-        return Mount("volume", self.volume, resource_names.BIN_DIR, read_only=True)
+    def mount(self) -> ContainerMount:
+        return ContainerMount("volume", self.volume, resource_names.BIN_DIR, read_only=True)
 
     async def ensure(self, detection: EngineDetection) -> bool:
         """Make sure that the volume holds the complete runner; return whether it had to be
@@ -64,7 +64,7 @@ class RunnerVolume:
                 )
                 if made.get("Driver", "local") != "local" or made.get("Options"):
                     raise _not_plain(self.volume)
-                mount = Mount("volume", self.volume, resource_names.BIN_DIR)
+                mount = ContainerMount("volume", self.volume, resource_names.BIN_DIR)
                 async with detection.probe_container(mount) as container:
                     # Compare the whole content, not the size: other users of the engine can make
                     # such a volume too, and its content is the first process of every sandbox.

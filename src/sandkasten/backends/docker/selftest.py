@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sandkasten.backends.docker import resource_names
 from sandkasten.errors import BackendUnavailable, IsolationRefused
 from sandkasten.model.sandbox.cell_spec import HOME, ROOT_HOME, TMP, WORKSPACE
-from sandkasten.wire.call import Output
+from sandkasten.wire.call import OutputChunk
 from sandkasten.wire.channel import Channel
 from sandkasten.wire.messages import decode_exec
 
@@ -77,7 +77,7 @@ async def _output(channel: Channel) -> bytes:
     found = bytearray()
     async with channel.stream("exec.output", {"exec_id": "trial"}) as call:
         async for item in call:
-            if isinstance(item, Output) and item.source == _STDOUT:
+            if isinstance(item, OutputChunk) and item.source == _STDOUT:
                 found += item.data
     return bytes(found)
 

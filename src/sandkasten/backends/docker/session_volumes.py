@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from sandkasten.backends.docker import resource_names
-from sandkasten.backends.docker.container_config import Mount, labels
+from sandkasten.backends.docker.container_config import ContainerMount, labels
 from sandkasten.backends.docker.engine.engine_client import EngineClient, Refused, translated
 from sandkasten.disk.os_errors import disk_error, is_exhausted, is_full
 from sandkasten.errors import (
@@ -73,13 +73,15 @@ class SessionVolumes:
         return self.directory(sandbox_id) / "listen" / resource_names.SOCKET
 
 
-def mounts(place: SessionVolumes, sandbox_id: SandboxId, *, home: str = HOME) -> tuple[Mount, ...]:
+def mounts(
+    place: SessionVolumes, sandbox_id: SandboxId, *, home: str = HOME
+) -> tuple[ContainerMount, ...]:
     if place.mode == "archive":
         return ()
     if place.mode == "volume":
         return (
-            Mount("volume", resource_names.volume_name(sandbox_id), WORKSPACE),
-            Mount("volume", resource_names.home_volume_name(sandbox_id), home),
+            ContainerMount("volume", resource_names.volume_name(sandbox_id), WORKSPACE),
+            ContainerMount("volume", resource_names.home_volume_name(sandbox_id), home),
         )
     root = f"{place.engine}/{sandbox_id}"
     files = f"{root}/{host_volume.POINT}" if place.sized else root
@@ -87,17 +89,18 @@ def mounts(place: SessionVolumes, sandbox_id: SandboxId, *, home: str = HOME) ->
     if place.direct:
         found.append((f"{root}/listen", resource_names.LISTEN_DIR))
     return tuple(
-        Mount("bind", source, target, engines_own=place.engines_own) for source, target in found
+        ContainerMount("bind", source, target, engines_own=place.engines_own)
+        for source, target in found
     )
 
 
-def host_mounts(place: SessionVolumes, wanted: Sequence[HostMount]) -> tuple[Mount, ...]:
+def host_mounts(place: SessionVolumes, wanted: Sequence[HostMount]) -> tuple[ContainerMount, ...]:
     if wanted and not place.same:
         raise UnsupportedByBackend(
             "host mounts are not supported here: the engine runs on another machine",
             hint="run the daemon on the engine's machine, with workspace_mode bind",
         )
-    return tuple(Mount("bind", one.source, one.target, read_only=True) for one in wanted)
+    return tuple(ContainerMount("bind", one.source, one.target, read_only=True) for one in wanted)
 
 
 async def make(

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from sandkasten.backends.local import probe, selftest
-from sandkasten.backends.local.bwrap_arguments import Ground, bwrap_args, runner_command
+from sandkasten.backends.local.bwrap_arguments import BwrapPlatform, bwrap_args, runner_command
 from sandkasten.backends.local.cell import LocalCell
 from sandkasten.disk.process_identity import boot_id
 from sandkasten.errors import (
@@ -25,7 +25,7 @@ from sandkasten.errors import (
     SandboxLost,
     SandkastenError,
 )
-from sandkasten.linux import launch_plan as grounds
+from sandkasten.linux import launch_plan
 from sandkasten.linux.cgroup import cgroups
 from sandkasten.linux.confinement import id_ranges, seccomp
 from sandkasten.linux.host_requirements import make_group
@@ -103,7 +103,7 @@ class LocalBackend:
         await asyncio.to_thread(remove, self._layout, sandbox_id)
 
     async def _check(self, spec: CellSpec) -> None:
-        grounds.refuse(spec, root=self._root)
+        launch_plan.refuse(spec, root=self._root)
         kind = selftest.kind_of(spec)
         if kind not in self._examined:
             async with self._preparing:
@@ -178,7 +178,7 @@ class LocalBackend:
                 ),
             )
         filters = seccomp.compiled(self._layout.shared("seccomp"))
-        ground = Ground(self._stage, self._root, self._host_root, len(filters))
+        platform = BwrapPlatform(self._stage, self._root, self._host_root, len(filters))
         shown = [(self._programs.runner, "runner", False)]
         if spec.image.kind == "host":
             shown.append((host_root.etc_skeleton(self._layout.shared("etc")), "etc", True))
@@ -195,18 +195,18 @@ class LocalBackend:
                     if slot is None
                     else {"base": base, "count": id_ranges.COUNT, "expect": base + RUNNER_ID},
                     "stage": self._stage,
-                    "root": grounds.root_plan(self._layout, cell, spec),
-                    "workspace": grounds.workspace_plan(self._layout, cell, spec),
+                    "root": launch_plan.root_plan(self._layout, cell, spec),
+                    "workspace": launch_plan.workspace_plan(self._layout, cell, spec),
                     "workspace_owner": user_id(spec),
                     "binds": binds(shown),
-                    "mounts": grounds.mounts_plan(spec),
+                    "mounts": launch_plan.mounts_plan(spec),
                     "masks": {
                         "files": self._host_root.proc_files,
                         "directories": self._host_root.proc_dirs,
                     },
                     "bwrap": bwrap,
-                    "args": bwrap_args(spec, ground),
-                    "command": runner_command(spec, ground),
+                    "args": bwrap_args(spec, platform),
+                    "command": runner_command(spec, platform),
                     "seccomp": [os.fspath(f) for f in filters],
                     "limits": self._rlimits(spec.limits),
                     "terminals": _TERMINALS,

@@ -38,7 +38,7 @@ _RUN_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class BwrapPlatform:
     """Paths that the launcher has prepared. `ranged`: a range of ids (root) instead of one id."""
 
     stage: str
@@ -47,26 +47,26 @@ class Ground:
     seccomp_filters: int = 2
 
 
-def bwrap_args(spec: CellSpec, ground: Ground) -> list[str]:
+def bwrap_args(spec: CellSpec, platform: BwrapPlatform) -> list[str]:
     on_image = spec.image.kind == "layers"
     return [
-        *_namespaces(spec, ground),
-        *(_image_root(ground) if on_image else _host_root(ground)),
+        *_namespaces(spec, platform),
+        *(_image_root(platform) if on_image else _host_root(platform)),
         "--proc", "/proc",
         *_devices(spec),
-        *(_image_places(spec, ground) if on_image else _host_places(spec, ground)),
-        *_mounts(spec, ground),
+        *(_image_places(spec, platform) if on_image else _host_places(spec, platform)),
+        *_mounts(spec, platform),
         # Last: nothing can be added to the root after this.
         *(() if spec.profile == "dev" else ("--remount-ro", "/")),
         "--chdir", "/",
         *_environment(spec),
-        *_seccomp(ground.seccomp_filters),
+        *_seccomp(platform.seccomp_filters),
         "--info-fd", str(INFO_FD),
         "--as-pid-1",
     ]  # fmt: skip
 
 
-def runner_command(spec: CellSpec, ground: Ground) -> list[str]:
+def runner_command(spec: CellSpec, platform: BwrapPlatform) -> list[str]:
     command = [
         f"{RUNNER_DIR}/runner",
         "--listen-fd", str(LISTEN_FD),
@@ -75,17 +75,17 @@ def runner_command(spec: CellSpec, ground: Ground) -> list[str]:
         "--workspace", WORKSPACE,
         "--home", home(spec),
     ]  # fmt: skip
-    if ground.ranged:
+    if platform.ranged:
         command += ["--user", f"{user_id(spec)}:{user_id(spec)}"]
     if spec.profile == "dev":
         command += ["--user-capabilities", f"{capabilities.bits(capabilities.DEV_USER):x}"]
     return command
 
 
-def _namespaces(spec: CellSpec, ground: Ground) -> list[str]:
+def _namespaces(spec: CellSpec, platform: BwrapPlatform) -> list[str]:
     args = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup"]
     args += ["--hostname", spec.hostname, "--new-session", "--cap-drop", "ALL"]
-    if ground.ranged:
+    if platform.ranged:
         args += ["--userns", str(USERNS_FD), "--uid", str(RUNNER_ID), "--gid", str(RUNNER_ID)]
         # The runner can only pass on what it has itself.
         given = capabilities.DEV_USER if spec.profile == "dev" else ()
@@ -96,17 +96,17 @@ def _namespaces(spec: CellSpec, ground: Ground) -> list[str]:
     return args
 
 
-def _host_root(ground: Ground) -> list[str]:
+def _host_root(platform: BwrapPlatform) -> list[str]:
     args = ["--ro-bind", "/usr", "/usr"]
-    for name, target in ground.root.links:
+    for name, target in platform.root.links:
         args += ["--symlink", target, f"/{name}"]
-    for name in ground.root.directories:
+    for name in platform.root.directories:
         args += ["--ro-bind", f"/{name}", f"/{name}"]
-    return [*args, "--ro-bind", f"{ground.stage}/etc", "/etc"]
+    return [*args, "--ro-bind", f"{platform.stage}/etc", "/etc"]
 
 
-def _image_root(ground: Ground) -> list[str]:
-    return ["--bind", f"{ground.stage}/root", "/"]
+def _image_root(platform: BwrapPlatform) -> list[str]:
+    return ["--bind", f"{platform.stage}/root", "/"]
 
 
 def _devices(spec: CellSpec) -> list[str]:
@@ -117,22 +117,22 @@ def _devices(spec: CellSpec) -> list[str]:
     ]  # fmt: skip
 
 
-def _runner_place(ground: Ground) -> list[str]:
+def _runner_place(platform: BwrapPlatform) -> list[str]:
     return [
         "--perms", "0755", "--size", str(_STATE_BYTES), "--tmpfs", RUNNER_DIR,
         "--perms", "0755", "--dir", f"{RUNNER_DIR}/state",
-        "--ro-bind", f"{ground.stage}/runner", f"{RUNNER_DIR}/runner",
+        "--ro-bind", f"{platform.stage}/runner", f"{RUNNER_DIR}/runner",
     ]  # fmt: skip
 
 
-def _host_places(spec: CellSpec, ground: Ground) -> list[str]:
+def _host_places(spec: CellSpec, platform: BwrapPlatform) -> list[str]:
     return [
         "--perms", "1777", "--size", str(spec.limits.tmp_bytes), "--tmpfs", TMP,
         "--perms", "0755", "--dir", "/run",
-        *_runner_place(ground),
+        *_runner_place(platform),
         "--perms", "0755", "--dir", "/home",
-        "--bind", f"{ground.stage}/volume/workspace", WORKSPACE,
-        "--bind", f"{ground.stage}/volume/home", HOME,
+        "--bind", f"{platform.stage}/volume/workspace", WORKSPACE,
+        "--bind", f"{platform.stage}/volume/home", HOME,
         "--symlink", WORKSPACE.removeprefix("/"), "/work",
         "--perms", "0755", "--dir", "/var",
         "--symlink", "../tmp", "/var/tmp",  # noqa: S108
@@ -140,28 +140,28 @@ def _host_places(spec: CellSpec, ground: Ground) -> list[str]:
     ]  # fmt: skip
 
 
-def _image_places(spec: CellSpec, ground: Ground) -> list[str]:
+def _image_places(spec: CellSpec, platform: BwrapPlatform) -> list[str]:
     """Mounts on directories that the launcher has verified to exist and not to be symlinks."""
     args = [
         "--perms", "1777", "--size", str(spec.limits.tmp_bytes), "--tmpfs", TMP,
         "--perms", "0755", "--size", str(_RUN_BYTES), "--tmpfs", "/run",
         "--perms", "1777", "--dir", "/run/lock",
-        *_runner_place(ground),
-        "--bind", f"{ground.stage}/volume/workspace", WORKSPACE,
+        *_runner_place(platform),
+        "--bind", f"{platform.stage}/volume/workspace", WORKSPACE,
     ]  # fmt: skip
     if spec.profile == "dev":
         return args
-    return [*args, "--bind", f"{ground.stage}/volume/home", HOME, "--remount-ro", "/run"]
+    return [*args, "--bind", f"{platform.stage}/volume/home", HOME, "--remount-ro", "/run"]
 
 
-def _mounts(spec: CellSpec, ground: Ground) -> list[str]:
+def _mounts(spec: CellSpec, platform: BwrapPlatform) -> list[str]:
     args: list[str] = []
     for index, mount in enumerate(spec.mounts):
         if spec.image.kind == "host":
             # bubblewrap creates missing parents of a mount, but only accessible to itself.
             for parent in reversed(PurePosixPath(mount.target).parents[:-1]):
                 args += ["--perms", "0755", "--dir", str(parent)]
-        args += ["--ro-bind", f"{ground.stage}/{mount_name(index)}", mount.target]
+        args += ["--ro-bind", f"{platform.stage}/{mount_name(index)}", mount.target]
     return args
 
 

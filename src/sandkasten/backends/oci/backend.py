@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from sandkasten.backends.oci import probe, runtimes, selftest
 from sandkasten.backends.oci.cell import OciCell
-from sandkasten.backends.oci.oci_config import Ground, config, places
+from sandkasten.backends.oci.oci_config import OciPlatform, config, places
 from sandkasten.disk.process_identity import boot_id
 from sandkasten.errors import (
     BackendUnavailable,
@@ -28,7 +28,7 @@ from sandkasten.errors import (
     SandboxLost,
     SandkastenError,
 )
-from sandkasten.linux import launch_plan as grounds
+from sandkasten.linux import launch_plan
 from sandkasten.linux.cgroup import cgroups
 from sandkasten.linux.confinement import id_ranges, seccomp, seccomp_oci
 from sandkasten.linux.host_requirements import make_group
@@ -110,7 +110,7 @@ class OciBackend:
         )
 
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> OciCell:
-        grounds.refuse(spec, root=self._root)
+        launch_plan.refuse(spec, root=self._root)
         await self._prepare(spec)
         return await self._make(sandbox_id, spec)
 
@@ -208,11 +208,11 @@ class OciBackend:
             lost = tuple((u.limit, u.reason, u.remedy) for u in group.unenforced)
             write_state(cell, replace(state, unenforced=lost))
         base = id_ranges.base_of(slot)
-        ground = self._ground(sandbox_id, spec, base)
+        cell_platform = self._cell_platform(sandbox_id, spec, base)
         shared = [
             (host_root.etc_skeleton(self._layout.shared("etc")), "etc", True),
             (self._programs.runner, "runner", False),
-            (self._bundle(cell, spec, ground), _BUNDLE, True),
+            (self._bundle(cell, spec, cell_platform), _BUNDLE, True),
         ]
         if self._kind == "gvisor":
             shared.append((_socket_directory(cell, base), "listen", True))
@@ -220,11 +220,11 @@ class OciBackend:
         plan: dict[str, object] = {
             "id_map": {"base": base, "count": id_ranges.COUNT, "expect": self._expect(base)},
             "stage": self._stage,
-            "root": self._image_root(cell, spec, ground),
-            "workspace": grounds.workspace_plan(self._layout, cell, spec),
+            "root": self._image_root(cell, spec, cell_platform),
+            "workspace": launch_plan.workspace_plan(self._layout, cell, spec),
             "workspace_owner": user_id(spec),
             "binds": binds(shared),
-            "mounts": grounds.mounts_plan(spec),
+            "mounts": launch_plan.mounts_plan(spec),
             "runtime": {
                 "program": program,
                 "argv": runtimes.command(
@@ -249,7 +249,7 @@ class OciBackend:
             fd = listener.fileno()
             launch(self._programs.launcher, {**plan, "listen_fd": fd}, fd)
 
-    def _joined(self, group: cgroups.Plan) -> dict[str, object]:
+    def _joined(self, group: cgroups.CgroupPlan) -> dict[str, object]:
         """Return the cgroups that gVisor starts in; runc requires an empty group and joins it
         itself.
         """
@@ -263,9 +263,9 @@ class OciBackend:
         """
         return base if self._kind == "gvisor" else base + RUNNER_ID
 
-    def _ground(self, sandbox_id: SandboxId, spec: CellSpec, base: int) -> Ground:
+    def _cell_platform(self, sandbox_id: SandboxId, spec: CellSpec, base: int) -> OciPlatform:
         shared_kernel = self._kind == "runc"
-        return Ground(
+        return OciPlatform(
             kind=self._kind,
             stage=self._stage,
             base=base,
@@ -281,19 +281,21 @@ class OciBackend:
         wanted = {resource.RLIMIT_NOFILE: spec.limits.open_files, resource.RLIMIT_CORE: 0}
         return [{"resource": r, "value": v} for r, v in wanted.items()]
 
-    def _bundle(self, cell: Path, spec: CellSpec, ground: Ground) -> Path:
+    def _bundle(self, cell: Path, spec: CellSpec, cell_platform: OciPlatform) -> Path:
         bundle = cell / _BUNDLE
         bundle.mkdir(mode=0o700)
-        (bundle / "config.json").write_text(json.dumps(config(spec, ground)))
+        (bundle / "config.json").write_text(json.dumps(config(spec, cell_platform)))
         return bundle
 
-    def _image_root(self, cell: Path, spec: CellSpec, ground: Ground) -> dict[str, object]:
+    def _image_root(
+        self, cell: Path, spec: CellSpec, cell_platform: OciPlatform
+    ) -> dict[str, object]:
         """Return the layers and mount points; the launcher also assembles the host image."""
-        plan = grounds.root_plan(self._layout, cell, spec)
+        plan = launch_plan.root_plan(self._layout, cell, spec)
         if plan is None:
             skeleton = host_root.root_skeleton(self._layout.shared("root"), self._host_root)
             plan = {"layers": [os.fspath(skeleton)], "writable": False}
-        return {**plan, "places": [asdict(place) for place in places(spec, ground)]}
+        return {**plan, "places": [asdict(place) for place in places(spec, cell_platform)]}
 
 
 def _socket_directory(cell: Path, base: int) -> Path:

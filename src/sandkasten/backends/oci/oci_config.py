@@ -47,7 +47,7 @@ _QUIET = ("nosuid", "nodev")
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class OciPlatform:
     """What the host and the launcher have prepared."""
 
     kind: Kind
@@ -63,7 +63,7 @@ class Ground:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MountPoint:
     """A required mount point; the launcher creates it if the image lacks it."""
 
     path: str
@@ -71,59 +71,63 @@ class Place:
     directory: bool = True
 
 
-def config(spec: CellSpec, ground: Ground) -> dict[str, object]:
+def config(spec: CellSpec, platform: OciPlatform) -> dict[str, object]:
     linux: dict[str, object] = {
-        "namespaces": _namespaces(ground),
-        "uidMappings": [{"containerID": 0, "hostID": ground.base, "size": COUNT}],
-        "gidMappings": [{"containerID": 0, "hostID": ground.base, "size": COUNT}],
+        "namespaces": _namespaces(platform),
+        "uidMappings": [{"containerID": 0, "hostID": platform.base, "size": COUNT}],
+        "gidMappings": [{"containerID": 0, "hostID": platform.base, "size": COUNT}],
         "rootfsPropagation": "private",
         # Limits are written to the group directly, before the runtime starts.
         "resources": {},
     }
-    if ground.cgroups_path is not None:
-        linux["cgroupsPath"] = ground.cgroups_path
-    if ground.seccomp is not None:
-        linux["seccomp"] = ground.seccomp
-    if ground.kind == "runc":
-        hidden = (*ground.host.proc_files, *ground.host.proc_dirs)
+    if platform.cgroups_path is not None:
+        linux["cgroupsPath"] = platform.cgroups_path
+    if platform.seccomp is not None:
+        linux["seccomp"] = platform.seccomp
+    if platform.kind == "runc":
+        hidden = (*platform.host.proc_files, *platform.host.proc_dirs)
         linux["maskedPaths"] = [f"/proc/{name}" for name in hidden]
         linux["readonlyPaths"] = ["/proc/sys"]
     return {
         "ociVersion": "1.0.2",
         "hostname": spec.hostname,
-        "process": _process(spec, ground),
-        "root": {"path": f"{ground.stage}/root", "readonly": spec.profile != "dev"},
-        "mounts": _mounts(spec, ground),
+        "process": _process(spec, platform),
+        "root": {"path": f"{platform.stage}/root", "readonly": spec.profile != "dev"},
+        "mounts": _mounts(spec, platform),
         "linux": linux,
     }
 
 
-def places(spec: CellSpec, ground: Ground) -> list[Place]:
+def places(spec: CellSpec, platform: OciPlatform) -> list[MountPoint]:
     """Return the mount points, outer ones first. Those below /run are our own names, which no
     image has.
     """
-    found = [Place("/proc"), Place("/dev"), Place(TMP, 0o1777), Place("/run")]
+    found = [MountPoint("/proc"), MountPoint("/dev"), MountPoint(TMP, 0o1777), MountPoint("/run")]
     if spec.image.kind == "host":
-        found += [Place("/usr"), Place("/etc"), Place("/var")]
-        found += [Place(f"/{name}") for name in ground.host.directories]
-    found += [Place(f"{RUNNER_DIR}/state"), Place(f"{RUNNER_DIR}/runner", directory=False)]
-    if ground.kind == "gvisor":
-        found.append(Place(SOCKET_DIR))
-    found.append(Place(WORKSPACE))
-    found.append(Place(home(spec), 0o700) if spec.profile == "dev" else Place(HOME))
+        found += [MountPoint("/usr"), MountPoint("/etc"), MountPoint("/var")]
+        found += [MountPoint(f"/{name}") for name in platform.host.directories]
+    found += [
+        MountPoint(f"{RUNNER_DIR}/state"),
+        MountPoint(f"{RUNNER_DIR}/runner", directory=False),
+    ]
+    if platform.kind == "gvisor":
+        found.append(MountPoint(SOCKET_DIR))
+    found.append(MountPoint(WORKSPACE))
+    found.append(MountPoint(home(spec), 0o700) if spec.profile == "dev" else MountPoint(HOME))
     return found + [
-        Place(mount.target, directory=mount.source not in ground.files) for mount in spec.mounts
+        MountPoint(mount.target, directory=mount.source not in platform.files)
+        for mount in spec.mounts
     ]
 
 
-def runner_command(spec: CellSpec, ground: Ground) -> list[str]:
+def runner_command(spec: CellSpec, platform: OciPlatform) -> list[str]:
     """Return the runner's command.
 
     An inherited listener cannot be unlinked; gVisor passes none, so there the runner binds one. Its
     directory belongs to the runner's id and is closed to the user's.
     """
     listen = ["--listen-fd", str(LISTEN_FD)]
-    if ground.kind == "gvisor":
+    if platform.kind == "gvisor":
         listen = ["--listen", f"{SOCKET_DIR}/{SOCKET_NAME}", "--run-as", f"{RUNNER_ID}:{RUNNER_ID}"]
     command = [
         f"{RUNNER_DIR}/runner",
@@ -139,33 +143,33 @@ def runner_command(spec: CellSpec, ground: Ground) -> list[str]:
     return command
 
 
-def _namespaces(ground: Ground) -> list[dict[str, str]]:
+def _namespaces(platform: OciPlatform) -> list[dict[str, str]]:
     kinds = ("pid", "network", "ipc", "uts", "mount", "cgroup")
     user = {"type": "user"}
-    if ground.kind == "runc":
+    if platform.kind == "runc":
         # Created by the launcher: no other one can be created inside it, and its creator is not
         # host root.
-        user["path"] = f"{ground.stage}/userns"
+        user["path"] = f"{platform.stage}/userns"
     return [*({"type": kind} for kind in kinds), user]
 
 
-def _process(spec: CellSpec, ground: Ground) -> dict[str, object]:
+def _process(spec: CellSpec, platform: OciPlatform) -> dict[str, object]:
     # gVisor has no ambient capabilities: only root starts with any there, and the runner drops them
     # itself.
-    first = 0 if ground.kind == "gvisor" else RUNNER_ID
+    first = 0 if platform.kind == "gvisor" else RUNNER_ID
     # The runner can only pass on what it has itself.
     given = capabilities.DEV_USER if spec.profile == "dev" else ()
     held = sorted({*capabilities.RUNNER, *given})
     made: dict[str, object] = {
         "terminal": False,
         "user": {"uid": first, "gid": first, "umask": 0o022},
-        "args": runner_command(spec, ground),
+        "args": runner_command(spec, platform),
         "env": [f"{name}={value}" for name, value in base_environment(spec).items()],
         "cwd": "/",
         "capabilities": dict.fromkeys(_CAPABILITY_SETS, held),
         "noNewPrivileges": True,
     }
-    if ground.kind == "gvisor":
+    if platform.kind == "gvisor":
         # Limits of gVisor's kernel; on a shared kernel they are inherited from the launcher,
         # because runc may not set those of a process in a namespace that is not its own.
         limits = {"RLIMIT_NOFILE": spec.limits.open_files, "RLIMIT_CORE": 0}
@@ -173,16 +177,16 @@ def _process(spec: CellSpec, ground: Ground) -> dict[str, object]:
     return made
 
 
-def _mounts(spec: CellSpec, ground: Ground) -> list[dict[str, object]]:
-    stage = ground.stage
+def _mounts(spec: CellSpec, platform: OciPlatform) -> list[dict[str, object]]:
+    stage = platform.stage
     found = []
     if spec.image.kind == "host":
         found.append(_bind("/usr", "/usr"))
-        found += [_bind(f"/{name}", f"/{name}") for name in ground.host.directories]
+        found += [_bind(f"/{name}", f"/{name}") for name in platform.host.directories]
         found.append(_bind(f"{stage}/etc", "/etc"))
     found += [
         _mount("/proc", "proc", *_QUIET, "noexec"),
-        _devices(ground),
+        _devices(platform),
         _mount(
             "/dev/pts", "devpts", "nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620",
             f"max={_TERMINALS}",
@@ -196,7 +200,7 @@ def _mounts(spec: CellSpec, ground: Ground) -> list[dict[str, object]]:
     ]  # fmt: skip
     if spec.profile != "dev":
         found.append(_bind(f"{stage}/volume/home", HOME, "rw"))
-    if ground.kind == "gvisor":
+    if platform.kind == "gvisor":
         found.append(_bind(f"{stage}/listen", SOCKET_DIR, "rw"))
     found += [
         _bind(f"{stage}/{mount_name(index)}", mount.target)
@@ -205,9 +209,9 @@ def _mounts(spec: CellSpec, ground: Ground) -> list[dict[str, object]]:
     return found
 
 
-def _devices(ground: Ground) -> dict[str, object]:
+def _devices(platform: OciPlatform) -> dict[str, object]:
     """Read-only once its entries are created; gVisor has its own devices, and opens them there."""
-    access = "rw" if ground.kind == "gvisor" else "ro"
+    access = "rw" if platform.kind == "gvisor" else "ro"
     return _mount("/dev", "tmpfs", *_QUIET, "noexec", access, "mode=755", "size=64k")
 
 

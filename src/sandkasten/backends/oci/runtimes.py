@@ -48,22 +48,22 @@ def find(name: Name) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class RuntimeVersion:
     """The version string of the program and its number; `number` is empty if it reports none."""
 
     text: str
     number: tuple[int, ...] = ()
 
 
-def parse_version(said: str) -> Version:
+def parse_version(said: str) -> RuntimeVersion:
     """Parse the first line: `runc version 1.1.5+ds1`, `runsc version 0.0~20240729.0`."""
     first = said.strip().splitlines()[0].strip() if said.strip() else ""
     text = first.split(" version ", 1)[-1][:80]
     found = _NUMBER.search(text.partition("+")[0].partition("~")[0])
-    return Version(text, tuple(int(p) for p in found[1].split(".")) if found else ())
+    return RuntimeVersion(text, tuple(int(p) for p in found[1].split(".")) if found else ())
 
 
-def ask_version(program: str) -> Version:
+def ask_version(program: str) -> RuntimeVersion:
     """Run the program for its version. Raise OSError or SubprocessError if it does not run."""
     done = subprocess.run(
         [program, "--version"], capture_output=True, text=True, timeout=10, check=True, env={}
@@ -71,7 +71,7 @@ def ask_version(program: str) -> Version:
     return parse_version(done.stdout)
 
 
-def judge_runc(version: Version, *, strict: bool) -> Requirement:
+def judge_runc(version: RuntimeVersion, *, strict: bool) -> Requirement:
     """Judge whether it has known escapes: a warning, or a refusal if `strict`."""
     ok = version.number >= _RUNC_SAFE
     if ok:

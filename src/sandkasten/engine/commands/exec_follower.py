@@ -26,8 +26,7 @@ from sandkasten.errors import (
 )
 from sandkasten.model.commands.exec_values import Chunk
 from sandkasten.model.commands.kept_output import Output
-from sandkasten.wire.call import Call, Event
-from sandkasten.wire.call import Output as Piece
+from sandkasten.wire.call import Call, CallEvent, OutputChunk
 from sandkasten.wire.messages import ExecReply, decode_exec
 
 if TYPE_CHECKING:
@@ -94,11 +93,11 @@ class ExecFollower:
                 async with channel.stream(verb, fields) as call:
                     await self._feed(call, first=verb == "exec.start")
                     async for item in call:
-                        if isinstance(item, Piece):
+                        if isinstance(item, OutputChunk):
                             self._started = True
                             if item.seq > self.output.last_seq:
                                 yield self._chunk(item)
-                        elif isinstance(item, Event) and item.name == "started":
+                        elif isinstance(item, CallEvent) and item.name == "started":
                             self._started = True
                             self._tell_started(item)
                             # With an idempotency key this may be the command of an earlier request.
@@ -134,7 +133,7 @@ class ExecFollower:
             finally:
                 await self._rest()
 
-    def _tell_started(self, event: Event) -> None:
+    def _tell_started(self, event: CallEvent) -> None:
         tell, self.on_started = self.on_started, None
         if tell is not None:
             exec_id = event.body.get("exec_id")
@@ -143,7 +142,7 @@ class ExecFollower:
     def _rest_of_output(self) -> dict[str, object]:
         return {"exec_id": self.exec_id, "since_seq": self.output.last_seq, "follow": True}
 
-    def _chunk(self, piece: Piece) -> Chunk:
+    def _chunk(self, piece: OutputChunk) -> Chunk:
         if not 0 <= piece.source < len(SOURCES):
             raise ProtocolViolation("an output chunk has an unknown source")
         source = SOURCES[piece.source]

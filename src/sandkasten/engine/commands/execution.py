@@ -27,7 +27,7 @@ from sandkasten.model.ids import exec_id as checked_exec_id
 from sandkasten.model.ids import new_exec_id
 from sandkasten.model.numbers import number, whole
 from sandkasten.model.sandbox.policy import MAX_KEPT_BYTES
-from sandkasten.wire.call import Output as Piece
+from sandkasten.wire.call import OutputChunk
 from sandkasten.wire.messages import decode_exec, decode_execs
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Execution:
                 )
             async with channel.stream("exec.output", {"exec_id": exec_id}) as call:
                 async for item in call:
-                    if isinstance(item, Piece):
+                    if isinstance(item, OutputChunk):
                         _add(output, item)
                 reply = decode_exec(await call.result())
         return result_of(reply, output, why=await explain_end(self._handles, handle, reply))
@@ -126,7 +126,7 @@ class Execution:
             channel.stream("exec.output", fields) as call,
         ):
             async for item in call:
-                if isinstance(item, Piece):
+                if isinstance(item, OutputChunk):
                     chunk = _add(output, item)
                     if chunk.seq > since_seq:
                         yield chunk
@@ -241,7 +241,7 @@ def _command(request: ExecRequest, handle: Handle, channel: Channel) -> Command:
     return checked_command(request, handle.record.limits, channel.hello.shell or "sh")
 
 
-def _add(output: Output, piece: Piece) -> Chunk:
+def _add(output: Output, piece: OutputChunk) -> Chunk:
     if not 0 <= piece.source < len(SOURCES):
         raise ProtocolViolation("an output chunk has an unknown source")
     source = SOURCES[piece.source]

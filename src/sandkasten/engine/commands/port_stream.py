@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sandkasten.errors import ProtocolViolation
 from sandkasten.model.numbers import whole
-from sandkasten.wire.call import Call, Data, Event
+from sandkasten.wire.call import Call, CallEvent, Data
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -44,7 +44,7 @@ async def connect_port(handles: Handles, sandbox_id: str, port: int) -> AsyncIte
         channel.stream("port.connect", {"port": port}) as call,
     ):
         async for item in call:
-            if isinstance(item, Event) and item.name == "connected":
+            if isinstance(item, CallEvent) and item.name == "connected":
                 break
             raise ProtocolViolation("the runner sent bytes of a port before it was connected")
         yield PortStream(call)

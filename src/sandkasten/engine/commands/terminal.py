@@ -21,8 +21,7 @@ from sandkasten.model.environment import checked_environment, text_bytes
 from sandkasten.model.files.sandbox_paths import working_directory
 from sandkasten.model.ids import new_exec_id
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
-from sandkasten.wire.call import Call, Event
-from sandkasten.wire.call import Output as Piece
+from sandkasten.wire.call import Call, CallEvent, OutputChunk
 from sandkasten.wire.json_bodies import to_bytes_json
 from sandkasten.wire.messages import decode_exec
 
@@ -66,7 +65,7 @@ class Terminal:
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for item in self._call:
-            if isinstance(item, Piece):
+            if isinstance(item, OutputChunk):
                 yield item.data
         self.ended = True
 
@@ -135,7 +134,7 @@ def terminal_fields(
 
 async def _started(call: Call) -> None:
     async for item in call:
-        if isinstance(item, Event) and item.name == "started":
+        if isinstance(item, CallEvent) and item.name == "started":
             return
     raise ProtocolViolation("the runner ended a terminal before it began")
 

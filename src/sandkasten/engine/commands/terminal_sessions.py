@@ -22,8 +22,7 @@ from sandkasten.model.commands.command import checked_pty
 from sandkasten.model.commands.exec_values import ExecRequest, ExecResult, Pty
 from sandkasten.model.commands.kept_output import Output
 from sandkasten.model.ids import exec_id as checked_exec_id
-from sandkasten.wire.call import Call
-from sandkasten.wire.call import Output as Piece
+from sandkasten.wire.call import Call, OutputChunk
 from sandkasten.wire.messages import decode_exec
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ class AttachedTerminal:
 
     async def __aiter__(self) -> AsyncIterator[TerminalBytes]:
         async for item in self._call:
-            if not isinstance(item, Piece):
+            if not isinstance(item, OutputChunk):
                 continue
             end = item.offset + len(item.data)
             if end <= self.offset:

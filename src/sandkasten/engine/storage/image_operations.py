@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sandkasten.ports import ImageLibrary, Store, Workbench
 
 
-class ImageOperations:
+class EngineImages:
     """All operations on images. Raise UnsupportedByBackend if the engine has no image library."""
 
     def __init__(self, library: ImageLibrary | None, store: Store, bench: Workbench) -> None:

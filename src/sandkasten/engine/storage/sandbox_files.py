@@ -17,9 +17,9 @@ from sandkasten.model.files.file_entries import Change, FileContent, FileEntry, 
 from sandkasten.model.files.sandbox_paths import WRITABLE, sandbox_path
 from sandkasten.model.numbers import whole
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
-from sandkasten.wire.call import Call, Data, Event
+from sandkasten.wire.call import Call, CallEvent, Data
 from sandkasten.wire.json_bodies import from_bytes_json, to_bytes_json
-from sandkasten.wire.messages import Entry, decode_entry, decode_page
+from sandkasten.wire.messages import FileStat, decode_entry, decode_page
 
 if TYPE_CHECKING:
     from sandkasten.engine.handles import Handles
@@ -226,7 +226,7 @@ class FileOperations:
             channel.stream("fs.watch", fields) as call,
         ):
             async for item in call:
-                if isinstance(item, Event) and item.name == "watching":
+                if isinstance(item, CallEvent) and item.name == "watching":
                     break
             yield _changes(call)
 
@@ -286,10 +286,10 @@ class FileOperations:
         return await channel.call(verb, request, timeout_s=CALL_TIMEOUT_S)
 
 
-async def _opened(call: Call) -> Entry:
+async def _opened(call: Call) -> FileStat:
     """Return the entry that precedes the bytes; the runner's refusal is raised here."""
     async for item in call:
-        if isinstance(item, Event) and item.name == "open":
+        if isinstance(item, CallEvent) and item.name == "open":
             return decode_entry(item.body.get("entry") or {})
         break
     raise ProtocolViolation("the runner sent file content without an entry")
@@ -304,13 +304,13 @@ async def _bytes(call: Call) -> AsyncIterator[bytes]:
 
 async def _changes(call: Call) -> AsyncIterator[Change]:
     async for item in call:
-        if isinstance(item, Event):
+        if isinstance(item, CallEvent):
             change = _change(item)
             if change is not None:
                 yield change
 
 
-def _change(event: Event) -> Change | None:
+def _change(event: CallEvent) -> Change | None:
     if event.name == "overflow":
         return Change("overflow", "", is_dir=False)
     if event.name != "change":
@@ -325,7 +325,7 @@ def _change(event: Event) -> Change | None:
     )
 
 
-def _entry(entry: Entry) -> FileEntry:
+def _entry(entry: FileStat) -> FileEntry:
     return FileEntry(
         path=entry.path,
         name=entry.name,

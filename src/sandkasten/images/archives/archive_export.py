@@ -37,7 +37,7 @@ _REF: Final = "org.opencontainers.image.ref.name"
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenBlob:
     """A part of an archive as written."""
 
     digest: str
@@ -62,8 +62,8 @@ class Hashing:
         return self._file.write(data)
 
     @property
-    def written(self) -> Written:
-        return Written(f"sha256:{self._digest.hexdigest()}", self._size)
+    def written(self) -> WrittenBlob:
+        return WrittenBlob(f"sha256:{self._digest.hexdigest()}", self._size)
 
 
 def export_file(
@@ -142,9 +142,9 @@ class _Archive:
         self._small("oci-layout", canonical_json({"imageLayoutVersion": "1.0.0"}))
         self._file.write(_END)
 
-    def _layers(self, name: str) -> list[Written]:
+    def _layers(self, name: str) -> list[WrittenBlob]:
         """Write each layer once, however often the image has it."""
-        done: dict[str, Written] = {}
+        done: dict[str, WrittenBlob] = {}
         contents: set[str] = set()
         for number, diff_id in enumerate(self._image.layers, 1):
             if diff_id not in done:
@@ -152,7 +152,7 @@ class _Archive:
                 done[diff_id] = self._layer(diff_id, name, step, contents)
         return [done[diff_id] for diff_id in self._image.layers]
 
-    def _layer(self, diff_id: str, name: str, step: str, contents: set[str]) -> Written:
+    def _layer(self, diff_id: str, name: str, step: str, contents: set[str]) -> WrittenBlob:
         """Write a layer. Its header is written last, because it contains the digest of what
         follows.
         """
@@ -180,8 +180,8 @@ class _Archive:
         self._file.seek(end)
         return written
 
-    def _blob(self, data: bytes) -> Written:
-        written = Written(f"sha256:{hashlib.sha256(data).hexdigest()}", len(data))
+    def _blob(self, data: bytes) -> WrittenBlob:
+        written = WrittenBlob(f"sha256:{hashlib.sha256(data).hexdigest()}", len(data))
         self._small(f"blobs/sha256/{written.hex}", data)
         return written
 
@@ -189,7 +189,7 @@ class _Archive:
         self._file.write(_member(name, data))
 
 
-def docker_ending(config: ImageConfig, layers: Sequence[Written], tags: Sequence[str]) -> bytes:
+def docker_ending(config: ImageConfig, layers: Sequence[WrittenBlob], tags: Sequence[str]) -> bytes:
     """Return what follows the layers of a docker archive: configuration, table of contents, end."""
     said = canonical_json(config.as_oci([one.digest for one in layers]))
     name = f"{hashlib.sha256(said).hexdigest()}.json"
@@ -213,5 +213,5 @@ def member_header(name: str, size: int) -> bytes:
     return info.tobuf(tarfile.GNU_FORMAT)
 
 
-def _descriptor(kind: str, written: Written) -> dict[str, Any]:
+def _descriptor(kind: str, written: WrittenBlob) -> dict[str, Any]:
     return {"mediaType": kind, "digest": written.digest, "size": written.size}

@@ -30,7 +30,7 @@ _HEAD = 512
 _SYSTEM_PATH = "/usr/bin:/bin:/usr/local/bin"
 
 
-class Readable(Protocol):
+class ByteSource(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
@@ -77,7 +77,7 @@ class Uncompressed:
     """The caller closes it if it does not take all pieces."""
 
 
-def uncompressed(source: Readable) -> Uncompressed:
+def uncompressed(source: ByteSource) -> Uncompressed:
     """Return the content of `source`, which is read to its end as the pieces are taken."""
     head = b""
     while len(head) < _HEAD and (more := source.read(_HEAD - len(head))):
@@ -113,7 +113,7 @@ def kind_of(head: bytes) -> str:
     return "plain"
 
 
-def _as_it_is(head: bytes, source: Readable) -> Generator[bytes, None, None]:
+def _as_it_is(head: bytes, source: ByteSource) -> Generator[bytes, None, None]:
     piece = head
     while piece:
         yield piece
@@ -121,7 +121,7 @@ def _as_it_is(head: bytes, source: Readable) -> Generator[bytes, None, None]:
 
 
 def _streams(
-    kind: str, begin: Callable[[], _Decompressor], data: bytes, source: Readable
+    kind: str, begin: Callable[[], _Decompressor], data: bytes, source: ByteSource
 ) -> Generator[bytes, None, None]:
     """Yield one compressed stream after the other; only zeros may stand between and after them."""
     while data:
@@ -150,7 +150,7 @@ def _corrupt(kind: str, why: str) -> InvalidImage:
     )
 
 
-def _by_program(head: bytes, source: Readable) -> Generator[bytes, None, None]:
+def _by_program(head: bytes, source: ByteSource) -> Generator[bytes, None, None]:
     # On the fixed system path: programs run as root are not looked up in the caller's PATH.
     program = shutil.which("zstd", path=_SYSTEM_PATH)
     if program is None:
@@ -193,7 +193,7 @@ def _by_program(head: bytes, source: Readable) -> Generator[bytes, None, None]:
 class _Feeder(threading.Thread):
     """Feeds the source to a program; ends when either of them does."""
 
-    def __init__(self, head: bytes, source: Readable, into: IO[bytes]) -> None:
+    def __init__(self, head: bytes, source: ByteSource, into: IO[bytes]) -> None:
         super().__init__(name="sandkasten-zstd", daemon=True)
         self._head = head
         self._source = source

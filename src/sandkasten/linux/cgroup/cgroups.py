@@ -52,7 +52,7 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CgroupPlan:
     """All that is done for one group, in order: directories, values, and the ways to join.
 
     A process joins v1 by writing itself to `tasks` (that skips a lock whose wait is a kernel grace
@@ -108,7 +108,7 @@ def detect() -> Hierarchies:
     return parse_mounts(text, controllers)
 
 
-def plan(on: Hierarchies, name: str, limits: Limits, *, parent: str = GROUP) -> Plan:
+def plan(on: Hierarchies, name: str, limits: Limits, *, parent: str = GROUP) -> CgroupPlan:
     """Map limits to files. Pure; `name` is one path component."""
     directories: list[str] = []
     writes: list[Write] = []
@@ -132,7 +132,7 @@ def plan(on: Hierarchies, name: str, limits: Limits, *, parent: str = GROUP) -> 
             missing.append(controller)
     tasks = tuple(f"{d}/tasks" for d in directories if on.v2 is None or not d.startswith(on.v2))
     v2 = at(on.v2) if on.v2 is not None else None
-    return Plan(tuple(directories), tuple(writes), tasks, v2, tuple(missing))
+    return CgroupPlan(tuple(directories), tuple(writes), tasks, v2, tuple(missing))
 
 
 def _v1_writes(controller: Controller, where: str, limits: Limits, quota: int) -> list[Write]:
@@ -171,7 +171,7 @@ def _v2_writes(controller: Controller, where: str, limits: Limits, quota: int) -
             return []
 
 
-def make(on: Hierarchies, planned: Plan) -> None:
+def make(on: Hierarchies, planned: CgroupPlan) -> None:
     """Create directories and write values. Raise OSError if the host refuses (nothing is undone
     here).
     """
@@ -232,7 +232,7 @@ def _write(path: str, value: str) -> None:
         os.close(fd)
 
 
-def kill(planned: Plan) -> bool:
+def kill(planned: CgroupPlan) -> bool:
     """Kill every process of the group at once; return False if the kernel has no such file."""
     if planned.v2_directory is None:
         return False
@@ -243,7 +243,7 @@ def kill(planned: Plan) -> bool:
     return True
 
 
-def populated(planned: Plan) -> bool:
+def populated(planned: CgroupPlan) -> bool:
     """Return whether a process still lives in any of the group's directories."""
     for directory in planned.directories:
         try:
@@ -255,7 +255,7 @@ def populated(planned: Plan) -> bool:
     return False
 
 
-def remove(planned: Plan) -> None:
+def remove(planned: CgroupPlan) -> None:
     """Remove the emptied group and, if it was the last, its parent. Blocks for at most 5 s."""
     deadline = time.monotonic() + REMOVE_DEADLINE_S
     for directory in planned.directories:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _SOCKETS = "/proc/net/unix"
 
 
-class HostMounts:
+class HostMountCheck:
     """Implements `ports.HostMounts`."""
 
     def __init__(self, data_dir: Path) -> None:

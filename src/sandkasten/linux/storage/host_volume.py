@@ -56,7 +56,7 @@ _FOREIGN: Final = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse", "virtiof
 
 
 @dataclass(frozen=True, slots=True)
-class Mounted:
+class MountedVolume:
     """Directories of the host, none of them a symlink, owned as requested."""
 
     workspace: Path
@@ -70,7 +70,7 @@ def make(
     owner: int,
     templates: Path | None = None,
     programs: Programs | None = None,
-) -> Mounted:
+) -> MountedVolume:
     """A new one below `directory`, which nobody else may enter; `owner` is an id of the host.
 
     `templates`: where images are kept to copy from; without it each is made anew. What fails
@@ -94,7 +94,7 @@ def open_kept(
     owner: int,
     first_id: int = 0,
     programs: Programs | None = None,
-) -> Mounted:
+) -> MountedVolume:
     """One that outlives the sandbox, its home too; several sandboxes may have it at once.
 
     `first_id`: where the ids of the engine's user namespace begin on the host. On disk are the ids
@@ -189,7 +189,7 @@ def _making(directory: Path, attempt: str) -> Iterator[Path]:
 
 def _mount(
     real: Path, volume: dict[str, object], owner: int, first_id: int, programs: Programs | None
-) -> Mounted:
+) -> MountedVolume:
     shifted = {"base": first_id, "count": _RANGE, "expect": owner} if first_id else None
     plan = {
         "volume": volume,
@@ -199,7 +199,7 @@ def _mount(
         "id_map": shifted,
     }
     launcher.launch(_launcher(programs), {"visible": plan})
-    mounted = Mounted(real / POINT / "workspace", real / POINT / "home")
+    mounted = MountedVolume(real / POINT / "workspace", real / POINT / "home")
     for place in (mounted.workspace, mounted.home):
         # An engine would follow a symlink here, as root and on the host.
         if not stat.S_ISDIR(place.lstat().st_mode):

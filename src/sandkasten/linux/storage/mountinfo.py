@@ -17,7 +17,7 @@ _ESCAPED: Final = re.compile(rb"\\([0-7]{3})")
 
 
 @dataclass(frozen=True, slots=True)
-class Mount:
+class MountEntry:
     point: str
     device: str
     """Device number, such as "7:3"."""
@@ -26,7 +26,7 @@ class Mount:
     """How mounts below it propagate: "shared:1", "master:2"; empty if they do not."""
 
 
-def parse(text: bytes) -> list[Mount]:
+def parse(text: bytes) -> list[MountEntry]:
     """Parse in the kernel's order: of two mounts on one point, the later covers the earlier."""
     found = []
     for line in text.splitlines():
@@ -36,23 +36,25 @@ def parse(text: bytes) -> list[Mount]:
             continue
         point = _ESCAPED.sub(lambda octal: bytes([int(octal[1], 8)]), fields[4])
         tags = tuple(os.fsdecode(tag) for tag in fields[6:])
-        found.append(Mount(os.fsdecode(point), os.fsdecode(fields[2]), os.fsdecode(kind[0]), tags))
+        found.append(
+            MountEntry(os.fsdecode(point), os.fsdecode(fields[2]), os.fsdecode(kind[0]), tags)
+        )
     return found
 
 
-def own() -> list[Mount]:
+def own() -> list[MountEntry]:
     with open("/proc/self/mountinfo", "rb") as file:
         return parse(file.read())
 
 
-def under(path: str) -> list[Mount]:
+def under(path: str) -> list[MountEntry]:
     """Return the mounts on `path` (a real path) and below it."""
     return [m for m in own() if m.point == path or m.point.startswith(path.rstrip("/") + "/")]
 
 
-def covering(path: str) -> Mount | None:
+def covering(path: str) -> MountEntry | None:
     """Return the mount that `path` (a real path) is on."""
-    best: Mount | None = None
+    best: MountEntry | None = None
     for mount in own():
         if (path + "/").startswith(mount.point.rstrip("/") + "/") and (
             best is None or len(mount.point) >= len(best.point)

@@ -56,7 +56,7 @@ _HELD: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 
 
 @dataclass(slots=True)
-class _Job:
+class _DatabaseJob:
     work: Work[Any]
     future: asyncio.Future[Any]
     writes: bool
@@ -70,7 +70,7 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_DatabaseJob | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name=f"sqlite {path.name}", daemon=True)
         self._loop = asyncio.get_running_loop()
         self._opened: asyncio.Future[None] = self._loop.create_future()
@@ -118,7 +118,7 @@ class Database:
                 InternalError("the database is closed", hint="the daemon is stopping; try again")
             )
         else:
-            self._jobs.put(_Job(work, future, writes, lasting))
+            self._jobs.put(_DatabaseJob(work, future, writes, lasting))
         return future
 
     # ---- the thread
@@ -136,7 +136,7 @@ class Database:
 
     def _round(self) -> bool:
         """Run one batch. Return whether there will be another."""
-        batch: list[_Job] = []
+        batch: list[_DatabaseJob] = []
         going_on = True
         job = self._jobs.get()
         while True:
@@ -155,8 +155,8 @@ class Database:
             self._tell(_settle, batch)
         return going_on
 
-    def _do(self, batch: list[_Job]) -> None:
-        writers: list[_Job] = []
+    def _do(self, batch: list[_DatabaseJob]) -> None:
+        writers: list[_DatabaseJob] = []
         for job in batch:
             if job.writes:
                 writers.append(job)
@@ -169,7 +169,7 @@ class Database:
                 job.error = self._translated(exc)
         self._commit(writers)
 
-    def _commit(self, jobs: list[_Job]) -> None:
+    def _commit(self, jobs: list[_DatabaseJob]) -> None:
         """Commit all jobs in one transaction; if the disk refuses, each in one of its own."""
         if not jobs:
             return
@@ -194,7 +194,7 @@ class Database:
                 job.result = job.error = None
                 self._commit([job])
 
-    def _inside(self, job: _Job) -> None:
+    def _inside(self, job: _DatabaseJob) -> None:
         """Run a job. If it fails by itself, undo only its own rows."""
         connection = self._connection
         connection.execute("SAVEPOINT job")
@@ -265,7 +265,7 @@ class Database:
             self._loop.call_soon_threadsafe(function, value)
 
 
-def _settle(batch: list[_Job]) -> None:
+def _settle(batch: list[_DatabaseJob]) -> None:
     for job in batch:
         if job.future.done():  # Cancelled: the caller has left.
             continue

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from sandkasten.model.journal_rows import AuditRow, ExecRow, Retention, SessionRow
-from sandkasten.store.sqlite.write_behind import Behind
+from sandkasten.store.sqlite.write_behind import WriteBehind
 
 if TYPE_CHECKING:
     import sqlite3
@@ -49,7 +49,7 @@ class SqliteJournal:
     def __init__(self, database: Database, retention: Retention | None = None) -> None:
         self._database = database
         self._retention = retention if retention is not None else Retention()
-        self._behind: Behind[tuple[str, str], ExecRow] = Behind(database, _note)
+        self._behind: WriteBehind[tuple[str, str], ExecRow] = WriteBehind(database, _note)
 
     # ---- sessions
 

@@ -31,7 +31,7 @@ _RETRY_S: Final = 1.0
 MOST: Final = 10_000
 
 
-class Behind(Generic[K, V]):
+class WriteBehind(Generic[K, V]):
     """`write` puts the rows into the database; it may run again."""
 
     def __init__(

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.backends.docker import resource_names
-from sandkasten.backends.docker.container_config import Mount, labels
+from sandkasten.backends.docker.container_config import ContainerMount, labels
 from sandkasten.backends.docker.engine.engine_client import EngineClient, Refused, translated
 from sandkasten.backends.docker.session_volumes import SessionVolumes
 from sandkasten.errors import BackendUnavailable, SandkastenError
@@ -142,7 +142,9 @@ class EngineDetection:
             made = await asyncio.to_thread(
                 host_volume.make, tried, _PROBE_BYTES, owner=USER_ID, templates=self._templates
             )
-            async with self.probe_container(Mount("bind", str(made.workspace), "/probe", True)):
+            async with self.probe_container(
+                ContainerMount("bind", str(made.workspace), "/probe", True)
+            ):
                 return ""
         except Refused as exc:
             return f"the engine does not see what we mount: {exc.message}"
@@ -198,7 +200,7 @@ class EngineDetection:
         except OSError as exc:
             raise _unshared(str(ours), exc.strerror or str(exc)) from exc
         try:
-            offered = Mount("bind", f"{seen}/{nonce}", "/probe", True, engines_own=own)
+            offered = ContainerMount("bind", f"{seen}/{nonce}", "/probe", True, engines_own=own)
             async with self.probe_container(offered):
                 pass
         except Refused as exc:
@@ -216,7 +218,7 @@ class EngineDetection:
             raise translated(exc, "the engine makes no volumes for us") from exc
 
     @contextlib.asynccontextmanager
-    async def probe_container(self, *mounts: Mount) -> AsyncIterator[str]:
+    async def probe_container(self, *mounts: ContainerMount) -> AsyncIterator[str]:
         """Return the config of a container that is never started, from an empty image."""
         made = await self._engine.create(
             None,
