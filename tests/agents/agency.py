@@ -165,7 +165,7 @@ def environ_for(directory: Path, model: ScriptedModel, **more: str) -> dict[str,
 async def house(
     directory: Path,
     *,
-    stays: bool = False,
+    recovers: bool = False,
     script: Any = played,
     files: Mapping[str, str] | None = None,
     backend: str = "local",
@@ -184,7 +184,7 @@ async def house(
         try:
             async with (
                 open_books(settings, SystemClock()) as books,
-                agency(settings, engine, books.files, stays=stays) as service,
+                agency(settings, engine, books.files, recovers=recovers) as service,
             ):
                 runs = RunDirectory(settings.data_dir / "runs")
                 yield House(service, engine, model, runs, settings)

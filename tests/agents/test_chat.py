@@ -18,7 +18,7 @@ from sandkasten.agents.chat.chat_client import (
     Reply,
     ToolCall,
 )
-from sandkasten.agents.chat.chat_wire import Assembly, Events, Unreadable
+from sandkasten.agents.chat.chat_wire import EventParser, ReplyAssembly, Unreadable
 from sandkasten.errors import InvalidConfiguration, ModelUnavailable, RunFailed, SandkastenError
 from tests.engines import certificates
 from tests.models.server import KEY, Answer, Call, ScriptedModel, settings_of
@@ -412,7 +412,7 @@ async def _until(seen) -> None:
 
 
 def test_call_pieces_without_an_index_are_separated_by_id_and_name():
-    found = Assembly()
+    found = ReplyAssembly()
     for call in (
         {"id": "a", "function": {"name": "one", "arguments": '{"x"'}},
         {"function": {"arguments": ": 1}"}},
@@ -428,7 +428,7 @@ def test_call_pieces_without_an_index_are_separated_by_id_and_name():
 
 
 def test_calls_with_the_same_index_are_separated_by_id():
-    found = Assembly()
+    found = ReplyAssembly()
     for call in (
         {"index": 0, "id": "a", "function": {"name": "one", "arguments": ""}},
         {"index": 0, "id": "not a", "function": {"arguments": "{}"}},
@@ -440,7 +440,7 @@ def test_calls_with_the_same_index_are_separated_by_id():
 
 
 def test_calls_are_in_the_order_of_their_index():
-    found = Assembly()
+    found = ReplyAssembly()
     for index in (2, 0, 1):
         call = {"index": index, "id": f"{index}", "function": {"name": "one"}}
         found.add_piece(json.dumps({"choices": [{"delta": {"tool_calls": [call]}}]}).encode())
@@ -451,11 +451,11 @@ def test_too_many_calls_are_refused():
     calls = [{"id": f"{n}", "function": {"name": "one"}} for n in range(65)]
     piece = json.dumps({"choices": [{"delta": {"tool_calls": calls}}]}).encode()
     with pytest.raises(Unreadable, match="more than 64 tool calls"):
-        Assembly().add_piece(piece)
+        ReplyAssembly().add_piece(piece)
 
 
 def test_surrogate_pairs_are_joined_and_lone_surrogates_replaced():
-    found = Assembly()
+    found = ReplyAssembly()
     for half in (r"\ud83d", r"\udc4b", r"\ud83d"):
         found.add_piece(b'{"choices": [{"delta": {"content": "%s"}}]}' % half.encode())
     assert found.reply().text == "👋\ufffd"
@@ -465,13 +465,13 @@ def test_server_sent_events_are_read_as_in_the_standard():
     text = (
         b": comment\r\nevent: x\r\ndata: one\r\n\r\ndata:two\ndata: more\n\n\n\nid: 7\ndata: last"
     )
-    events = Events()
+    events = EventParser()
     found = [data for at in range(len(text)) for data in events.feed(text[at : at + 1])]
     assert [*found, *events.end()] == [b"one", b"two\nmore", b"last"]
 
 
 def test_an_endless_line_is_refused_before_it_is_kept():
-    events = Events()
+    events = EventParser()
     for _ in range(4):
         assert list(events.feed(b"x" * (1 << 20))) == []
     with pytest.raises(Unreadable, match="longer than 4 MiB"):

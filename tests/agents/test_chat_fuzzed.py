@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sandkasten.agents.chat.chat_wire import Assembly, Events, Told, Unreadable
+from sandkasten.agents.chat.chat_wire import EndpointError, EventParser, ReplyAssembly, Unreadable
 
 pytestmark = pytest.mark.promise("P66")
 
@@ -61,12 +61,12 @@ def test_pieces_of_any_shape_give_an_answer_or_an_error(full_size):
     dice = random.Random(6)
     came = {"answers": 0, "refused": 0}
     for _ in range(LONG_ROUNDS if full_size else ROUNDS):
-        found = Assembly()
+        found = ReplyAssembly()
         add = found.add_whole if dice.random() < 0.3 else found.add_piece
         try:
             for _ in range(dice.randrange(4)):
                 add(json.dumps(_made(dice, {**_SHAPE, "error": None})).encode())
-        except (Unreadable, Told):
+        except (Unreadable, EndpointError):
             came["refused"] += 1
             continue
         reply = found.reply()
@@ -89,5 +89,5 @@ def test_bytes_split_anywhere_give_the_same_events():
 
 
 def _events(pieces: list[bytes]) -> list[bytes]:
-    reader = Events()
+    reader = EventParser()
     return [*(data for piece in pieces for data in reader.feed(piece)), *reader.end()]

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from sandkasten.agents.loop.agent_loop import Child, LoopLimits, Spent
+from sandkasten.agents.loop.agent_loop import ChildAgent, LoopLimits, UsageMeter
 from sandkasten.errors import (
     AgentNotFound,
     InvalidAgent,
@@ -182,7 +182,7 @@ async def test_an_agent_calls_another_one_in_the_same_workflow(tools):
             return turns[asked.turn]
         return Answer(f"{asked.tool_answers[0]} {asked.last['contents']}")
 
-    children: list[Child] = []
+    children: list[ChildAgent] = []
 
     async def recorded(child, note, work):
         children.append(child)
@@ -307,7 +307,7 @@ async def test_tokens_of_a_called_agent_count_for_its_caller(unisolated_tools):
             else Answer(calls=[Call("agent_below", {"task": "x"})])
         )
 
-    spent = Spent()
+    spent = UsageMeter()
     async with staged(unisolated_tools, script, below) as stage:
         with pytest.raises(RunLimitReached, match="used 45 of its 40 tokens"):
             await stage.run(lead, spent=spent)
@@ -548,7 +548,7 @@ async def test_a_retried_model_call_is_recorded_and_the_run_continues(unisolated
 
 
 async def test_a_model_failure_fails_the_run_and_keeps_the_token_usage(unisolated_tools):
-    spent = Spent()
+    spent = UsageMeter()
     async with staged(unisolated_tools, [FOREVER, Answer("x" * 99, fault="drop")]) as stage:
         with pytest.raises(ModelUnavailable):
             await stage.run(PLAIN, spent=spent)

@@ -7,13 +7,18 @@ import json
 import pytest
 
 from sandkasten.agents.chat.chat_config import wire_config
-from sandkasten.agents.loop.tool_messages import fitted, gapped, json_of, slug
+from sandkasten.agents.loop.tool_messages import (
+    function_name,
+    parse_json_answer,
+    shortened,
+    truncated_json,
+)
 from sandkasten.errors import InvalidAgent
 
 
 def test_a_short_answer_is_not_changed():
     answer = {"ok": True, "stdout": "ü" * 50}
-    assert json.loads(fitted(answer, 100)) == answer
+    assert json.loads(truncated_json(answer, 100)) == answer
 
 
 @pytest.mark.parametrize(
@@ -26,7 +31,7 @@ def test_a_short_answer_is_not_changed():
     ],
 )
 def test_a_long_answer_is_cut_to_valid_json_that_says_so(answer):
-    found = fitted(answer, 5000)
+    found = truncated_json(answer, 5000)
     # Quotes and backslashes of a text inside a text take twice their room.
     assert len(found) <= 5000 * 2
     told = json.loads(found)
@@ -36,10 +41,10 @@ def test_a_long_answer_is_cut_to_valid_json_that_says_so(answer):
 
 
 def test_a_gap_keeps_the_beginning_and_more_of_the_end():
-    assert gapped("a" * 50 + "b" * 50, 30) == (
+    assert shortened("a" * 50 + "b" * 50, 30) == (
         "a" * 10 + "\n[… 70 characters left out …]\n" + "b" * 20
     )
-    assert gapped("abc", 3) == "abc"
+    assert shortened("abc", 3) == "abc"
 
 
 @pytest.mark.parametrize(
@@ -54,26 +59,26 @@ def test_a_gap_keeps_the_beginning_and_more_of_the_end():
     ],
 )
 def test_json_is_found_in_the_places_models_use(text, value):
-    assert json_of(text) == value
+    assert parse_json_answer(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "  ", "no", '{"a": NaN}', "```json\n```", "[" * 100_000])
 def test_a_missing_json_value_is_reported_with_the_reason(text):
     with pytest.raises(ValueError, match="the answer is not valid JSON: ."):
-        json_of(text)
+        parse_json_answer(text)
 
 
 def test_parsing_a_hostile_answer_is_fast():
     with pytest.raises(ValueError, match="not valid JSON"):
-        json_of("```\n" + " " * (4 << 20))
+        parse_json_answer("```\n" + " " * (4 << 20))
 
 
 @pytest.mark.parametrize(
     ("name", "short"), [("code-fixer", "code-fixer"), ("a b/c", "a_b_c"), ("ä", "unnamed")]
 )
 def test_names_are_made_valid_for_endpoints(name, short):
-    assert slug(name) == short
-    assert len(slug("x" * 999)) == 64
+    assert function_name(name) == short
+    assert len(function_name("x" * 999)) == 64
 
 
 @pytest.mark.parametrize(

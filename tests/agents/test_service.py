@@ -261,7 +261,7 @@ async def test_a_stopping_daemon_leaves_workflow_runs_to_the_next_one(tmp_path):
         told = played(asked)
         return told if hanging or told.fault is None else replace(told, text="written", fault=None)
 
-    async with house(tmp_path, stays=True, script=script) as home:
+    async with house(tmp_path, recovers=True, script=script) as home:
         agent = await home.service.start_agent(AgentRunRequest("writer", "hang"))
         flow = await home.service.start_workflow(WorkflowRunRequest("flow", {"text": "hang"}))
         await home.heard(agent, "tool.answered")
@@ -281,7 +281,7 @@ async def test_a_stopping_daemon_leaves_workflow_runs_to_the_next_one(tmp_path):
         assert await home.sandboxes() == [f"workflow:{flow.id}:default"]
         hanging = False
         files = BriefFiles(home.settings)
-        async with agency(home.settings, home.engine, files, stays=True) as service:
+        async with agency(home.settings, home.engine, files, recovers=True) as service:
             next_one = replace(home, service=service)
             done = await next_one.ended(left)
             assert done.status == "completed", done.error
@@ -290,7 +290,7 @@ async def test_a_stopping_daemon_leaves_workflow_runs_to_the_next_one(tmp_path):
 
 
 async def test_runs_of_a_dead_process_are_settled_and_their_sandboxes_destroyed(tmp_path):
-    async with house(tmp_path, stays=True) as home:
+    async with house(tmp_path, recovers=True) as home:
         ended = replace(
             RunRow("run_" + "a" * 16, "agent", "writer", 1.0),
             status="completed",
@@ -345,14 +345,14 @@ async def test_sandboxes_of_a_plain_process_end_by_themselves_unless_renewed(hom
     assert (info.idle_timeout_s, info.lifetime_s) == (PLAIN_IDLE_S, PLAIN_IDLE_S)
     # Three touches before it ends, and all of it within the minute that was promised.
     assert TOUCH_EVERY_S * 3 <= PLAIN_IDLE_S <= 60 - TOUCH_EVERY_S
-    await home.service._leftovers.renew({row.id}, TOUCH_EVERY_S)
+    await home.service._run_sandboxes.renew({row.id}, TOUCH_EVERY_S)
     [info] = await home.engine.list()
     assert info.lifetime_s == PLAIN_IDLE_S + TOUCH_EVERY_S
     await home.service.cancel(row.id, DEFAULT_TENANT)
 
 
 async def test_continuing_a_run_takes_over_the_idle_time_of_its_sandboxes(tmp_path):
-    async with house(tmp_path, stays=True) as home:
+    async with house(tmp_path, recovers=True) as home:
         made_at = time.time()
         flow = RunRow("run_" + "e" * 16, "workflow", "flow", made_at, source=FLOW)
         flow = replace(flow, input={"text": "hang"})
@@ -533,5 +533,5 @@ async def test_a_run_cancelled_before_its_start_ends_as_cancelled(tmp_path):
     async with house(tmp_path, script=_hang, backend="unisolated") as home:
         for _ in range(20):
             row = await home.service.start_agent(AgentRunRequest("writer", "x"))
-            home.service._working._tasks[row.id].cancel()
+            home.service._tasks._tasks[row.id].cancel()
             assert (await home.service.cancel(row.id, DEFAULT_TENANT)).status == "cancelled"

@@ -86,7 +86,7 @@ class Target:
         prepare_data_dir(self._data_dir)
         async with open_books(here, SystemClock()) as books:
             engine = await open_engine(here, journal=books.journal)
-            async with agency(here, engine, books.files, stays=True) as agents:
+            async with agency(here, engine, books.files, recovers=True) as agents:
                 await self._served(engine, books, agents)
             await engine.aclose()
 

@@ -239,7 +239,7 @@ async def whole_daemon(directory) -> AsyncIterator[Daemon]:
             try:
                 await engine.recover()
                 async with (
-                    agency(settings, engine, books.files, stays=True) as agents,
+                    agency(settings, engine, books.files, recovers=True) as agents,
                     serving(
                         engine,
                         doorkeeper=Doorkeeper(clock=clock, keys=books.keys, api_key=OPERATOR),

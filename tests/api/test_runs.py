@@ -21,7 +21,7 @@ OTHER = {"X-Sandkasten-Tenant": "other"}
 
 @pytest.fixture
 async def home(tmp_path):
-    async with house(tmp_path, stays=True) as one:
+    async with house(tmp_path, recovers=True) as one:
         yield one
 
 

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Final, Self, get_args
 from sandkasten.agents.definition_info import described_agent, described_workflow
 from sandkasten.agents.definitions.sandbox_request import AgentSandbox
 from sandkasten.agents.run_context import RunContext
-from sandkasten.agents.run_lifecycle import Carrier
-from sandkasten.agents.run_preparation import Preparing
-from sandkasten.agents.run_sandboxes import Leftovers
-from sandkasten.agents.run_tasks import Working
+from sandkasten.agents.run_lifecycle import RunLifecycle
+from sandkasten.agents.run_preparation import RunPreparation
+from sandkasten.agents.run_sandboxes import RunSandboxes
+from sandkasten.agents.run_tasks import RunTasks
 from sandkasten.errors import (
     Busy,
     Cancelled,
@@ -74,7 +74,7 @@ _FOLLOW_S: Final = 10.0
 class ServiceRules:
     max_concurrent: int = 32
     retention_s: float = 30 * 86_400.0
-    stays: bool = False
+    recovers: bool = False
     """True in a daemon, which recovers after a crash and resumes its workflow runs."""
 
 
@@ -101,29 +101,29 @@ class AgentService:
         self._rules = rules or ServiceRules()
         policy = engine.policy
         self._idle_timeout_s = (
-            min(policy.ttl_s, policy.idle_timeout_s) if self._rules.stays else PLAIN_IDLE_S
+            min(policy.ttl_s, policy.idle_timeout_s) if self._rules.recovers else PLAIN_IDLE_S
         )
-        self._lives_s = policy.lifetime_s if self._rules.stays else PLAIN_IDLE_S
-        self._carrier = Carrier(runs, self._clean, clock, events)
-        self._working = Working(
+        self._lives_s = policy.lifetime_s if self._rules.recovers else PLAIN_IDLE_S
+        self._lifecycle = RunLifecycle(runs, self._clean, clock, events)
+        self._tasks = RunTasks(
             runs=runs,
-            carrier=self._carrier,
+            lifecycle=self._lifecycle,
             toolbox=toolbox,
             library=library,
             models=models,
             runner=runner,
             clock=clock,
             limits=limits,
-            idle_timeout_s=None if self._rules.stays else PLAIN_IDLE_S,
+            idle_timeout_s=None if self._rules.recovers else PLAIN_IDLE_S,
         )
-        self._preparing = Preparing(library, self._working.loop, engine.policy)
-        self._leftovers = Leftovers(engine, runs)
+        self._preparation = RunPreparation(library, self._tasks.loop, engine.policy)
+        self._run_sandboxes = RunSandboxes(engine, runs)
         self._upkeep: asyncio.Task[None] | None = None
         self._starting = 0
         self._closed = False
 
     async def __aenter__(self) -> Self:
-        work = self._look_after() if self._rules.stays else self._keep_awake()
+        work = self._maintain() if self._rules.recovers else self._renew_sandboxes()
         self._upkeep = asyncio.create_task(work)
         return self
 
@@ -135,42 +135,42 @@ class AgentService:
         self._closed = True
         with suppress(TimeoutError):
             async with asyncio.timeout(deadline_s):
-                await self._working.idle()
+                await self._tasks.idle()
 
     async def aclose(self) -> None:
         """Cancel the remaining runs; a daemon leaves its workflow runs open for the next daemon."""
         self._closed = True
-        self._carrier.stopping.shutdown = True
-        self._carrier.stopping.leave_open = self._rules.stays
+        self._lifecycle.stop_request.shutdown = True
+        self._lifecycle.stop_request.leave_open = self._rules.recovers
         if self._upkeep is not None:
             self._upkeep.cancel()
             await asyncio.gather(self._upkeep, return_exceptions=True)
             self._upkeep = None
-        await self._working.aclose()
+        await self._tasks.aclose()
 
     # ---- the library
 
     async def definitions(self, kind: RunKind) -> Sequence[Definition]:
-        return await self._preparing.definitions(kind)
+        return await self._preparation.definitions(kind)
 
     async def definition(self, kind: RunKind, name: str) -> Definition:
-        return await self._preparing.definition(kind, name)
+        return await self._preparation.definition(kind, name)
 
     async def check(self, kind: RunKind, source: str, name: str = "") -> Definition:
         describe = described_agent if kind == "agent" else described_workflow
         found = await asyncio.to_thread(describe, source, name)
         if found.error is not None:
             return found
-        return await self._preparing.checked(found)
+        return await self._preparation.checked(found)
 
     # ---- runs
 
     async def start_agent(self, request: AgentRunRequest) -> RunRow:
-        with self._room():
+        with self._reserved():
             return await self._start_agent(request)
 
     async def _start_agent(self, request: AgentRunRequest) -> RunRow:
-        agent = await self._preparing.agent(request)
+        agent = await self._preparation.agent(request)
         row = RunRow(
             id=new_run_id(),
             kind="agent",
@@ -184,15 +184,15 @@ class AgentService:
             source=agent.source,
         )
         await self._runs.begin(row)
-        self._working.start_agent(row, agent)
+        self._tasks.start_agent(row, agent)
         return row
 
     async def start_workflow(self, request: WorkflowRunRequest) -> RunRow:
-        with self._room():
+        with self._reserved():
             return await self._start_workflow(request)
 
     async def _start_workflow(self, request: WorkflowRunRequest) -> RunRow:
-        prepared = await self._preparing.workflow(request)
+        prepared = await self._preparation.workflow(request)
         row = RunRow(
             id=new_run_id(),
             kind="workflow",
@@ -206,7 +206,7 @@ class AgentService:
             source=prepared.source,
         )
         await self._runs.begin(row)
-        self._working.start_workflow(row, prepared.workflow, prepared.warnings)
+        self._tasks.start_workflow(row, prepared.workflow, prepared.warnings)
         return row
 
     async def run(self, run_id: str, tenant: str = DEFAULT_TENANT) -> RunRow:
@@ -239,7 +239,7 @@ class AgentService:
         row = await self.run(run_id, tenant)
         if row.ended:
             return row
-        await self._working.cancel(run_id)
+        await self._tasks.cancel(run_id)
         row = await self.run(run_id, tenant)
         if not row.ended:
             # The run belongs to a dead process, or to a task of ours that was stopped before it
@@ -261,7 +261,7 @@ class AgentService:
         if row.kind != "workflow" or row.ended:
             what = "has ended" if row.ended else "is not a workflow run"
             raise Conflict(f"run {run_id} {what}", hint="start a new run", run_id=run_id)
-        with self._room():
+        with self._reserved():
             resumed = await self._resumed(row)
         if not resumed:
             raise Conflict(
@@ -349,29 +349,29 @@ class AgentService:
         while rows := await self._runs.list(None, status="running", before=before):
             before = rows[-1].id
             for row in rows:
-                if self._working.has(row.id):
+                if self._tasks.has(row.id):
                     continue
                 if 0 <= now - row.created_at < _YOUNG_S:
                     sure = False
                     continue
                 with suppress(SandkastenError):
                     await self._settle(row)
-        await self._leftovers.sweep()
+        await self._run_sandboxes.sweep()
         await self._runs.prune(now - self._rules.retention_s)
         return sure
 
     async def _settle(self, row: RunRow) -> None:
         if row.kind == "workflow":
-            if not self._closed and self._working.tops < self._rules.max_concurrent:
+            if not self._closed and self._tasks.top_level_count < self._rules.max_concurrent:
                 await self._resumed(row)
             return
         async with self._runs.claim(row.id) as ours:
             fresh = await self._runs.get(row.id) if ours else None
             if fresh is not None and not fresh.ended:
-                await self._carrier.cleaned(fresh)
-                await self._carrier.conclude(self._lost(fresh))
+                await self._lifecycle.destroy_sandboxes(fresh)
+                await self._lifecycle.conclude(self._lost_row(fresh))
 
-    def _lost(self, row: RunRow) -> RunRow:
+    def _lost_row(self, row: RunRow) -> RunRow:
         error = Cancelled("the process that worked on the run died", hint="start it again")
         return replace(
             row,
@@ -391,11 +391,11 @@ class AgentService:
             # The sandboxes may have been created by the other kind of process.
             with suppress(SandkastenError):
                 now = self._clock.now()
-                await self._leftovers.adopt(row.id, self._idle_timeout_s, self._lives_s, now)
+                await self._run_sandboxes.adopt(row.id, self._idle_timeout_s, self._lives_s, now)
         # No await between the check and the start, so that two concurrent requests start it once.
-        if self._working.has(row.id):
+        if self._tasks.has(row.id):
             return False
-        self._working.resume(fresh)
+        self._tasks.resume(fresh)
         return True
 
     async def _settle_below(self, flow: RunRow) -> None:
@@ -408,7 +408,7 @@ class AgentService:
         ):
             before = rows[-1].id
             for row in rows:
-                if row.workflow_run_id == flow.id and not self._working.has(row.id):
+                if row.workflow_run_id == flow.id and not self._tasks.has(row.id):
                     with suppress(SandkastenError):
                         await self._settle(row)
 
@@ -423,16 +423,16 @@ class AgentService:
                 )
             fresh = await self._runs.get(row.id)
             if fresh is not None and not fresh.ended:
-                await self._carrier.cleaned(fresh)
+                await self._lifecycle.destroy_sandboxes(fresh)
                 error = Cancelled("the run was cancelled")
-                told = {"code": error.code, "message": error.message, "hint": ""}
+                data = {"code": error.code, "message": error.message, "hint": ""}
                 now = self._clock.now()
-                ended = replace(fresh, status="cancelled", ended_at=now, error=told)
-                await self._carrier.conclude(ended)
+                ended = replace(fresh, status="cancelled", ended_at=now, error=data)
+                await self._lifecycle.conclude(ended)
         if row.kind == "workflow":
             await self._settle_below(row)
 
-    async def _look_after(self) -> None:
+    async def _maintain(self) -> None:
         while True:
             sure = True
             try:
@@ -441,27 +441,27 @@ class AgentService:
                 log.warning("runs.unrecovered", extra={"sandkasten": {"why": exc.code}})
             await asyncio.sleep(RECOVER_EVERY_S if sure else _YOUNG_S)
 
-    async def _keep_awake(self) -> None:
+    async def _renew_sandboxes(self) -> None:
         last = self._clock.boottime()
         while True:
             await asyncio.sleep(TOUCH_EVERY_S)
             with suppress(SandkastenError):
                 now = self._clock.boottime()
-                await self._leftovers.renew(self._working.ids(), now - last)
+                await self._run_sandboxes.renew(self._tasks.ids(), now - last)
                 last = now
 
     async def _clean(self, row: RunRow) -> None:
         done = await self._toolbox.finish(row.kind, row.id, row.tenant)
         for the_id, why in done.failed:
-            told = {"run": row.id, "sandbox": the_id, "why": why.code}
-            log.warning("run.sandbox_left", extra={"sandkasten": told})
+            data = {"run": row.id, "sandbox": the_id, "why": why.code}
+            log.warning("run.sandbox_left", extra={"sandkasten": data})
 
     @contextmanager
-    def _room(self) -> Iterator[None]:
+    def _reserved(self) -> Iterator[None]:
         """Reserve one of the concurrent runs until the run itself is registered."""
         if self._closed:
             raise Busy("new runs are rejected during shutdown", hint="try again")
-        if self._working.tops + self._starting >= self._rules.max_concurrent:
+        if self._tasks.top_level_count + self._starting >= self._rules.max_concurrent:
             raise QuotaExceeded(
                 f"{self._rules.max_concurrent} runs are in progress, which is the maximum",
                 hint="wait for a run to end, or raise agents.max_concurrent_runs",

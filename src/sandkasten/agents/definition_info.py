@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.agents.definitions.library import described
+from sandkasten.agents.definitions.library import agent_details
 from sandkasten.agents.definitions.prompt_file import parse_agent
 from sandkasten.agents.transcript_bounds import error_fields
 from sandkasten.agents.workflows.workflow_file import inspect
@@ -28,14 +28,14 @@ def described_agent(source: str, name: str = "", path: str = "") -> Definition:
         agent.description,
         path,
         source,
-        described(agent),
+        agent_details(agent),
         agent.warnings,
     )
 
 
 def described_workflow(source: str, name: str = "", path: str = "") -> Definition:
     found = inspect(source)
-    warnings = tuple(one.told() for one in found.warnings)
+    warnings = tuple(one.describe() for one in found.warnings)
     workflow = found.workflow
     if workflow is None:
         first = found.errors[0]

@@ -41,7 +41,7 @@ class Outcome:
     usage: RunUsage = field(default_factory=RunUsage)
 
 
-class Carried:
+class ClaimedRun:
     """A run that this process has claimed."""
 
     def __init__(self, row: RunRow, runs: Runs) -> None:
@@ -60,7 +60,7 @@ class Carried:
 
 
 @dataclass(slots=True)
-class Stopping:
+class StopRequest:
     """Why running work is being cancelled, if it is."""
 
     shutdown: bool = False
@@ -68,7 +68,7 @@ class Stopping:
     """Whether a run that can be resumed stays open and keeps its sandboxes."""
 
 
-class Carrier:
+class RunLifecycle:
     def __init__(
         self,
         runs: Runs,
@@ -80,12 +80,12 @@ class Carrier:
         self._clean = clean
         self._clock = clock
         self._events = events
-        self.stopping = Stopping()
+        self.stop_request = StopRequest()
 
-    async def carry(
+    async def execute(
         self,
         row: RunRow,
-        work: Callable[[Carried], Awaitable[Outcome]],
+        work: Callable[[ClaimedRun], Awaitable[Outcome]],
         timeout_s: float | None = None,
     ) -> RunRow:
         """Return the final row. Raise Conflict when another process works on the run."""
@@ -94,7 +94,7 @@ class Carrier:
                 fresh = await self._runs.get(row.id) if ours else None
             except asyncio.CancelledError:
                 if ours and not self._stays_open(row):
-                    await settled(self._settle_unbegun(row))
+                    await finish_shielded(self._settle_unstarted(row))
                 raise
             if fresh is None or fresh.ended:
                 # Another process may have reclaimed the run while we waited.
@@ -104,42 +104,42 @@ class Carrier:
                     run_id=row.id,
                 )
             # Read it again: another process may have advanced the run before we held the claim.
-            carried = Carried(fresh, self._runs)
+            claimed = ClaimedRun(fresh, self._runs)
             self._emit("run.started", row)
             cancelled: asyncio.CancelledError | None = None
             try:
-                ended = await self._outcome(carried, work, timeout_s)
+                ended = await self._outcome(claimed, work, timeout_s)
             except asyncio.CancelledError as exc:
                 if self._stays_open(row):
                     raise
                 cancelled = exc
-                ended = self._ended(carried, "cancelled", error=self._why_cancelled())
-            await settled(self._settle(ended))
+                ended = self._ended(claimed, "cancelled", error=self._why_cancelled())
+            await finish_shielded(self._settle(ended))
             if cancelled is not None:
                 raise cancelled
             return ended
 
     def _stays_open(self, row: RunRow) -> bool:
-        return self.stopping.leave_open and row.kind == "workflow" and row.parent_id is None
+        return self.stop_request.leave_open and row.kind == "workflow" and row.parent_id is None
 
-    async def _settle_unbegun(self, row: RunRow) -> None:
+    async def _settle_unstarted(self, row: RunRow) -> None:
         fresh = await self._runs.get(row.id)
         if fresh is not None and not fresh.ended:
-            carried = Carried(fresh, self._runs)
-            await self._settle(self._ended(carried, "cancelled", error=self._why_cancelled()))
+            claimed = ClaimedRun(fresh, self._runs)
+            await self._settle(self._ended(claimed, "cancelled", error=self._why_cancelled()))
 
     async def _outcome(
         self,
-        carried: Carried,
-        work: Callable[[Carried], Awaitable[Outcome]],
+        claimed: ClaimedRun,
+        work: Callable[[ClaimedRun], Awaitable[Outcome]],
         timeout_s: float | None,
     ) -> RunRow:
-        row = carried.row
+        row = claimed.row
         timer = asyncio.timeout(timeout_s)
         try:
             try:
                 async with timer:
-                    done = await work(carried)
+                    done = await work(claimed)
             except TimeoutError as exc:
                 if not timer.expired():
                     raise
@@ -149,7 +149,7 @@ class Carrier:
                     limit="timeout",
                 ) from exc
         except SandkastenError as exc:
-            return self._ended(carried, "failed", error=error_fields(exc))
+            return self._ended(claimed, "failed", error=error_fields(exc))
         except Exception as exc:
             # The message of the exception may contain user data, so it goes to the log only.
             log.exception("run.failed", extra={"sandkasten": {"run": row.id}})
@@ -157,12 +157,12 @@ class Carrier:
                 f"the run failed unexpectedly ({type(exc).__name__})",
                 hint="the log of the process that ran it has more",
             )
-            return self._ended(carried, "failed", error=error_fields(broken))
-        carried.usage = done.usage
-        return self._ended(carried, "completed", output=done.output)
+            return self._ended(claimed, "failed", error=error_fields(broken))
+        claimed.usage = done.usage
+        return self._ended(claimed, "completed", output=done.output)
 
     def _why_cancelled(self) -> Mapping[str, Any]:
-        if self.stopping.shutdown:
+        if self.stop_request.shutdown:
             return error_fields(
                 Cancelled("the process that ran the run was stopped", hint="start it again")
             )
@@ -170,45 +170,45 @@ class Carrier:
 
     def _ended(
         self,
-        carried: Carried,
+        claimed: ClaimedRun,
         status: RunStatus,
         *,
         output: Any = None,
         error: Mapping[str, Any] | None = None,
     ) -> RunRow:
         return replace(
-            carried.row,
+            claimed.row,
             status=status,
             output=output,
             error=error,
-            usage=carried.usage,
+            usage=claimed.usage,
             ended_at=self._clock.now(),
         )
 
     async def _settle(self, ended: RunRow) -> None:
-        await self.cleaned(ended)
+        await self.destroy_sandboxes(ended)
         try:
             await self.conclude(ended)
         except SandkastenError as exc:
             # The row stays open and its claim is released, so the run will be marked as lost.
-            told = {"run": ended.id, "why": exc.code}
-            log.error("run.unrecorded", extra={"sandkasten": told})  # noqa: TRY400
+            data = {"run": ended.id, "why": exc.code}
+            log.error("run.unrecorded", extra={"sandkasten": data})  # noqa: TRY400
         self._emit("run.ended", ended)
 
-    async def cleaned(self, row: RunRow) -> None:
+    async def destroy_sandboxes(self, row: RunRow) -> None:
         try:
             async with asyncio.timeout(CLEAN_S):
                 await self._clean(row)
         except (SandkastenError, TimeoutError) as exc:
-            told = {"run": row.id, "why": getattr(exc, "code", "TIMEOUT")}
-            log.warning("run.uncleaned", extra={"sandkasten": told})
+            data = {"run": row.id, "why": getattr(exc, "code", "TIMEOUT")}
+            log.warning("run.uncleaned", extra={"sandkasten": data})
 
     async def conclude(self, ended: RunRow) -> None:
         """Record the event before the row: followers stop reading at the row."""
-        told: dict[str, Any] = {"status": ended.status}
+        data: dict[str, Any] = {"status": ended.status}
         if ended.error is not None:
-            told["error"] = dict(ended.error)
-        await self._runs.note(ended.id, "run.ended", bounded(told))
+            data["error"] = dict(ended.error)
+        await self._runs.note(ended.id, "run.ended", bounded(data))
         await self._runs.save(ended)
 
     def _emit(self, event: str, row: RunRow) -> None:
@@ -225,7 +225,7 @@ class Carrier:
         self._events.emit(event, fields)
 
 
-async def settled(work: Coroutine[Any, Any, None]) -> None:
+async def finish_shielded(work: Coroutine[Any, Any, None]) -> None:
     """Finish the work even when cancelled meanwhile; then pass the cancellation on."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None

@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedWorkflow:
     workflow: Workflow
     source: str
     warnings: tuple[str, ...] = ()
 
 
-class Preparing:
+class RunPreparation:
     def __init__(self, library: Library, loop: AgentLoop, policy: Policy) -> None:
         self._library = library
         self._loop = loop
@@ -53,7 +53,7 @@ class Preparing:
     async def agent(self, request: AgentRunRequest) -> Agent:
         return await asyncio.to_thread(self._agent, request)
 
-    async def workflow(self, request: WorkflowRunRequest) -> Prepared:
+    async def workflow(self, request: WorkflowRunRequest) -> PreparedWorkflow:
         return await asyncio.to_thread(self._workflow, request)
 
     async def definitions(self, kind: RunKind) -> list[Definition]:
@@ -71,11 +71,11 @@ class Preparing:
             agent = parse_agent(request.source, request.agent)
         else:
             agent = self._library.agent(request.agent)
-        self._allowed(agent)
+        self._check_allowed(agent)
         render(agent, request.task, request.variables)
         return agent
 
-    def _allowed(self, agent: Agent) -> None:
+    def _check_allowed(self, agent: Agent) -> None:
         """Check the agent and all agents it may call: a failure in the middle of a run costs
         more.
         """
@@ -92,14 +92,14 @@ class Preparing:
                     seen.add(other.name)
                     waiting.append(other)
 
-    def _workflow(self, request: WorkflowRunRequest) -> Prepared:
+    def _workflow(self, request: WorkflowRunRequest) -> PreparedWorkflow:
         source = request.source
         if source is None:
             source = self._source(request.workflow)
         found = inspect(source)
         workflow = found.workflow or parse_workflow(source)
         for name in agents_of(workflow):
-            self._allowed(self._library.agent(name))
+            self._check_allowed(self._library.agent(name))
         problems = json_schemas.check(request.input, workflow.input_schema)
         if workflow.input_schema and problems:
             raise InvalidRequest(
@@ -108,7 +108,7 @@ class Preparing:
                 field="input",
                 problems=problems,
             )
-        return Prepared(workflow, source, tuple(one.told() for one in found.warnings))
+        return PreparedWorkflow(workflow, source, tuple(one.describe() for one in found.warnings))
 
     def _source(self, name: str) -> str:
         """Return the source of a workflow, by its file name or its id."""
@@ -150,10 +150,10 @@ class Preparing:
     def _checked(self, found: Definition) -> Definition:
         try:
             if found.kind == "agent":
-                self._allowed(parse_agent(found.source, found.name))
+                self._check_allowed(parse_agent(found.source, found.name))
             else:
                 for name in agents_of(parse_workflow(found.source)):
-                    self._allowed(self._library.agent(name))
+                    self._check_allowed(self._library.agent(name))
         except SandkastenError as exc:
             return replace(found, error=error_fields(exc))
         return found

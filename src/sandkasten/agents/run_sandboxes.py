@@ -28,7 +28,7 @@ _RUN: Final = re.compile(r"run_[0-9a-f]{16}\Z")
 _TOUCH_S: Final = 5.0
 
 
-class Leftovers:
+class RunSandboxes:
     def __init__(self, engine: Engine, runs: Runs) -> None:
         self._engine = engine
         self._runs = runs

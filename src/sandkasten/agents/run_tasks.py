@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sandkasten.agents.definitions.sandbox_request import AgentSandbox
 from sandkasten.agents.loop.agent_loop import AgentLoop
-from sandkasten.agents.loop.loop_limits import Spent
+from sandkasten.agents.loop.loop_limits import UsageMeter
 from sandkasten.agents.run_context import RunContext
 from sandkasten.agents.run_lifecycle import Outcome
 from sandkasten.agents.workflows.workflow_file import parse_workflow
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from sandkasten.agents.chat.model_settings import Models
     from sandkasten.agents.definitions.library import Library
     from sandkasten.agents.definitions.prompt_file import Agent
-    from sandkasten.agents.loop.agent_loop import AgentResult, Child
+    from sandkasten.agents.loop.agent_loop import AgentResult, ChildAgent
     from sandkasten.agents.loop.loop_limits import LoopLimits
     from sandkasten.agents.loop.transcript import Note
-    from sandkasten.agents.run_lifecycle import Carried, Carrier
+    from sandkasten.agents.run_lifecycle import ClaimedRun, RunLifecycle
     from sandkasten.agents.tools.toolbox import Toolbox
     from sandkasten.agents.workflows.workflow_plan import Workflow
     from sandkasten.agents.workflows.workflow_runner import AgentCall, WorkflowRunner
@@ -38,19 +38,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class _Answer:
+class _ChildOutcome:
     """Outcome of a child run: its result, or its error."""
 
     result: AgentResult | None = None
     error: SandkastenError | None = None
 
 
-class Working:
+class RunTasks:
     def __init__(
         self,
         *,
         runs: Runs,
-        carrier: Carrier,
+        lifecycle: RunLifecycle,
         toolbox: Toolbox,
         library: Library,
         models: Models,
@@ -61,7 +61,7 @@ class Working:
     ) -> None:
         self.loop = AgentLoop(models, toolbox, library.agent, limits=limits, children=self._child)
         self._runs = runs
-        self._carrier = carrier
+        self._lifecycle = lifecycle
         self._library = library
         self._runner = runner
         self._clock = clock
@@ -71,7 +71,7 @@ class Working:
         self._closed = False
 
     @property
-    def tops(self) -> int:
+    def top_level_count(self) -> int:
         """Return the number of runs that are not child runs."""
         return len(self._tops)
 
@@ -107,39 +107,39 @@ class Working:
     def start_agent(self, row: RunRow, agent: Agent) -> None:
         given: Mapping[str, Any] = row.input
 
-        async def work(carried: Carried) -> Outcome:
+        async def work(claimed: ClaimedRun) -> Outcome:
             started = {"agent": agent.name, "task": given["task"]}
-            await carried.note("run.started", started | _strange(agent.warnings))
+            await claimed.note("run.started", started | _warning_data(agent.warnings))
             done = await self._agent(
-                carried, agent, given["task"], given["variables"], self._context(row, agent)
+                claimed, agent, given["task"], given["variables"], self._context(row, agent)
             )
             return Outcome(done.output, done.usage)
 
         self._begin(row, work, top=True)
 
     def start_workflow(self, row: RunRow, workflow: Workflow, warnings: Sequence[str]) -> None:
-        async def work(carried: Carried) -> Outcome:
-            await carried.note("run.started", {"workflow": workflow.id} | _strange(warnings))
-            return await self._workflow(carried, workflow)
+        async def work(claimed: ClaimedRun) -> Outcome:
+            await claimed.note("run.started", {"workflow": workflow.id} | _warning_data(warnings))
+            return await self._workflow(claimed, workflow)
 
         self._begin(row, work, top=True)
 
     def resume(self, row: RunRow) -> None:
         """Resume a run from its last saved state and the workflow file it was started with."""
 
-        async def work(carried: Carried) -> Outcome:
-            await carried.note("run.resumed", {"workflow": row.name})
-            return await self._workflow(carried, parse_workflow(row.source))
+        async def work(claimed: ClaimedRun) -> Outcome:
+            await claimed.note("run.resumed", {"workflow": row.name})
+            return await self._workflow(claimed, parse_workflow(row.source))
 
         self._begin(row, work, top=True)
 
     def _begin(
-        self, row: RunRow, work: Callable[[Carried], Awaitable[Outcome]], *, top: bool
+        self, row: RunRow, work: Callable[[ClaimedRun], Awaitable[Outcome]], *, top: bool
     ) -> asyncio.Task[RunRow]:
         if self._closed:
             # The row is open and unclaimed, so the next recovery settles it.
             raise Busy("new runs are rejected during shutdown", hint="try again")
-        task = asyncio.create_task(self._carrier.carry(row, work))
+        task = asyncio.create_task(self._lifecycle.execute(row, work))
         self._tasks[row.id] = task
         if top:
             self._tops.add(row.id)
@@ -171,21 +171,21 @@ class Working:
 
     async def _agent(
         self,
-        carried: Carried,
+        claimed: ClaimedRun,
         agent: Agent,
         task: str,
         variables: Mapping[str, Any],
         context: RunContext,
     ) -> AgentResult:
-        spent = Spent()
+        spent = UsageMeter()
         try:
-            return await self.loop.run(agent, task, variables, context, carried.note, spent)
+            return await self.loop.run(agent, task, variables, context, claimed.note, spent)
         finally:
-            carried.usage = spent.usage
+            claimed.usage = spent.usage
 
     # ---- child runs
 
-    def _row_below(
+    def _child_row(
         self, agent: Agent, task: str, variables: Mapping[str, Any], above: RunRow | RunContext
     ) -> RunRow:
         """Return the row of a child run of `caller`."""
@@ -204,41 +204,41 @@ class Working:
 
     async def _child(
         self,
-        child: Child,
+        child: ChildAgent,
         note: Note,
         work: Callable[[RunContext, Note], Awaitable[AgentResult]],
     ) -> AgentResult:
         parent = child.parent
-        row = self._row_below(child.agent, child.task, child.variables, parent)
+        row = self._child_row(child.agent, child.task, child.variables, parent)
         row = replace(row, parent_id=parent.agent_run_id, workflow_run_id=parent.workflow_run_id)
 
-        async def do(carried: Carried) -> AgentResult:
+        async def do(claimed: ClaimedRun) -> AgentResult:
             try:
-                return await work(child.context(row.id), carried.note)
+                return await work(child.context(row.id), claimed.note)
             finally:
-                carried.usage = child.spent.usage
+                claimed.usage = child.spent.usage
 
         await self._runs.begin(row)
         await note("agent.called", {"agent": row.name, "run_id": row.id})
-        return await self._below(row, do)
+        return await self._run_child(row, do)
 
-    async def _below(
-        self, row: RunRow, do: Callable[[Carried], Awaitable[AgentResult]]
+    async def _run_child(
+        self, row: RunRow, do: Callable[[ClaimedRun], Awaitable[AgentResult]]
     ) -> AgentResult:
         """Run a child whose row is already saved, so that clients that learn its id can find it."""
-        answer = _Answer()
+        answer = _ChildOutcome()
 
-        async def work(carried: Carried) -> Outcome:
+        async def work(claimed: ClaimedRun) -> Outcome:
             started = {"agent": row.name, "parent_id": row.parent_id}
-            await carried.note("run.started", started)
+            await claimed.note("run.started", started)
             try:
-                answer.result = result = await do(carried)
+                answer.result = result = await do(claimed)
             except SandkastenError as exc:
                 answer.error = exc
                 raise
             return Outcome(result.output, result.usage)
 
-        await _waited(self._begin(row, work, top=False))
+        await _wait(self._begin(row, work, top=False))
         if answer.result is not None:
             return answer.result
         raise answer.error or Cancelled(
@@ -247,29 +247,29 @@ class Working:
 
     # ---- workflows
 
-    async def _workflow(self, carried: Carried, workflow: Workflow) -> Outcome:
-        row = carried.row
+    async def _workflow(self, claimed: ClaimedRun, workflow: Workflow) -> Outcome:
+        row = claimed.row
 
         async def save(state: Mapping[str, Any]) -> None:
-            carried.usage = replace(carried.usage, steps=int(state.get("steps", 0)))
-            await carried.save(state)
+            claimed.usage = replace(claimed.usage, steps=int(state.get("steps", 0)))
+            await claimed.save(state)
 
         async def step(call: AgentCall) -> Mapping[str, Any]:
-            return await self._step(carried, call)
+            return await self._step(claimed, call)
 
         output = await self._runner.run(
-            workflow, row.input, row.state or None, agent_step=step, save=save, note=carried.note
+            workflow, row.input, row.state or None, agent_step=step, save=save, note=claimed.note
         )
-        return Outcome(output, carried.usage)
+        return Outcome(output, claimed.usage)
 
-    async def _step(self, carried: Carried, call: AgentCall) -> Mapping[str, Any]:
-        above = carried.row
+    async def _step(self, claimed: ClaimedRun, call: AgentCall) -> Mapping[str, Any]:
+        above = claimed.row
         agent = await asyncio.to_thread(self._library.agent, call.agent)
-        row = self._row_below(agent, call.task, call.variables, above)
+        row = self._child_row(agent, call.task, call.variables, above)
         row = replace(row, parent_id=above.id, workflow_run_id=above.id)
-        spent = Spent()
+        spent = UsageMeter()
 
-        async def do(inner: Carried) -> AgentResult:
+        async def do(inner: ClaimedRun) -> AgentResult:
             context = self._context(row, agent)
             try:
                 return await self.loop.run(
@@ -277,16 +277,16 @@ class Working:
                 )
             finally:
                 inner.usage = spent.usage
-                carried.usage = _sum(carried.usage, spent.usage)
+                claimed.usage = _add_usage(claimed.usage, spent.usage)
 
         about = {"step": call.step_id, "key": call.key, "agent": agent.name, "run_id": row.id}
         await self._runs.begin(row)
-        await carried.note("agent.called", {**about, "attempt": call.attempt})
-        result = await self._below(row, do)
+        await claimed.note("agent.called", {**about, "attempt": call.attempt})
+        result = await self._run_child(row, do)
         return step_output(row, result)
 
 
-def _strange(warnings: Sequence[str]) -> dict[str, Any]:
+def _warning_data(warnings: Sequence[str]) -> dict[str, Any]:
     """Return the warnings of a file for the start event of its run."""
     return {"warnings": list(warnings)} if warnings else {}
 
@@ -307,7 +307,7 @@ def step_output(row: RunRow, result: AgentResult) -> dict[str, Any]:
     }
 
 
-def _sum(one: RunUsage, more: RunUsage) -> RunUsage:
+def _add_usage(one: RunUsage, more: RunUsage) -> RunUsage:
     """Add the usage of a child run. Steps of a workflow count for the workflow only."""
     return replace(
         one,
@@ -317,7 +317,7 @@ def _sum(one: RunUsage, more: RunUsage) -> RunUsage:
     )
 
 
-async def _waited(task: asyncio.Task[RunRow]) -> None:
+async def _wait(task: asyncio.Task[RunRow]) -> None:
     """Wait for the end of a run. When cancelled, cancel the run, wait for its end, and re-raise."""
     try:
         await asyncio.wait({task})

@@ -46,12 +46,13 @@ async def agency(
     engine: Engine,
     files: FileStore,
     *,
-    stays: bool,
+    recovers: bool,
     events: EventSink | None = None,
 ) -> AsyncIterator[AgentService]:
     """UnsupportedByBackend where the libraries are not installed.
 
-    `stays`: a daemon, which settles what dead processes left and leaves workflow runs for the next.
+    With `recovers` (a daemon), settle the runs of dead processes, and leave workflow runs for the
+    next daemon at shutdown.
     """
     # In a thread: the libraries take as long as a hundred requests, and a daemon answers others.
     await asyncio.to_thread(_load)
@@ -84,7 +85,9 @@ async def agency(
             clock=SystemClock(),
             limits=_limits(rules, LoopLimits()),
             rules=ServiceRules(
-                max_concurrent=rules.max_concurrent, retention_s=rules.retention_s, stays=stays
+                max_concurrent=rules.max_concurrent,
+                retention_s=rules.retention_s,
+                recovers=recovers,
             ),
             events=events,
         ) as service,
@@ -197,7 +200,7 @@ async def local_agents(settings: Settings) -> AsyncIterator[AgentService]:
     prepare_data_dir(settings.data_dir)
     engine = await open_engine(settings)
     try:
-        async with agency(settings, engine, BriefFiles(settings), stays=False) as service:
+        async with agency(settings, engine, BriefFiles(settings), recovers=False) as service:
             yield service
     finally:
         await engine.aclose()

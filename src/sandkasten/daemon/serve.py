@@ -67,7 +67,7 @@ async def serve(settings: Settings, said: Callable[[str], None]) -> None:
         stack.push_async_callback(engine.aclose)
         _check_exposure(settings, keyed=books.keys.any_living(clock.now()))
         agents = LaterAgents(
-            lambda: agency(settings, engine, books.files, stays=True, events=events)
+            lambda: agency(settings, engine, books.files, recovers=True, events=events)
         )
         server = Server(
             engine=engine,

@@ -25,7 +25,7 @@ from sandkasten.mcp.mcp_sessions import mcp_sessions
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-    from sandkasten.agents.tools.adapter_protocols import Caller, Shape
+    from sandkasten.agents.tools.adapter_protocols import ToolCaller, ToolInfo
     from sandkasten.daemon.http.listeners import AsgiApp
     from sandkasten.daemon.settings.http_settings import HttpSettings
 
@@ -40,8 +40,8 @@ IDLE_S: Final = 1800.0
 
 @asynccontextmanager
 async def mcp_over_http(
-    tools: Sequence[Shape],
-    open_caller: Callable[[], Caller],
+    tools: Sequence[ToolInfo],
+    open_caller: Callable[[], ToolCaller],
     rules: HttpSettings,
     *,
     version: str = "",

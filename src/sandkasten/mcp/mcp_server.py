@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from mcp.server.connection import Connection
     from mcp.server.context import ServerRequestContext
 
-    from sandkasten.agents.tools.adapter_protocols import Caller, Shape
+    from sandkasten.agents.tools.adapter_protocols import ToolCaller, ToolInfo
 
 log = logging.getLogger("sandkasten.mcp")
 
@@ -58,7 +58,7 @@ class Callers(Protocol):
         """Of the protocol, those that can be served so."""
         ...
 
-    def of(self, connection: Connection) -> Caller: ...
+    def of(self, connection: Connection) -> ToolCaller: ...
 
 
 class OneCaller:
@@ -66,15 +66,15 @@ class OneCaller:
 
     versions: Final = MODERN_PROTOCOL_VERSIONS
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, caller: ToolCaller) -> None:
         self._caller = caller
 
-    def of(self, connection: Connection) -> Caller:
+    def of(self, connection: Connection) -> ToolCaller:
         return self._caller
 
 
 def mcp_server(
-    tools: Sequence[Shape],
+    tools: Sequence[ToolInfo],
     callers: Callers,
     *,
     version: str = "",

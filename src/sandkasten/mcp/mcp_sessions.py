@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from mcp.server.connection import Connection
 
-    from sandkasten.agents.tools.adapter_protocols import Caller, Shape
+    from sandkasten.agents.tools.adapter_protocols import ToolCaller, ToolInfo
 
     AsgiApp = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -36,8 +36,8 @@ _MAX_SESSIONS: Final = 256
 
 @asynccontextmanager
 async def mcp_sessions(
-    tools: Sequence[Shape],
-    open_caller: Callable[[], Caller],
+    tools: Sequence[ToolInfo],
+    open_caller: Callable[[], ToolCaller],
     *,
     version: str = "",
     idle_s: float,
@@ -67,24 +67,24 @@ class CallerPerSession:
 
     versions: Final = HANDSHAKE_PROTOCOL_VERSIONS
 
-    def __init__(self, open_caller: Callable[[], Caller]) -> None:
+    def __init__(self, open_caller: Callable[[], ToolCaller]) -> None:
         self._open = open_caller
         self._closing: set[asyncio.Task[None]] = set()
 
-    def of(self, connection: Connection) -> Caller:
+    def of(self, connection: Connection) -> ToolCaller:
         if connection.session_id is None:
             raise MCPError(
                 UNSUPPORTED_PROTOCOL_VERSION,
                 "these tools need a session, which this version of the protocol does not have",
                 {"supported": list(self.versions), "requested": connection.protocol_version},
             )
-        caller: Caller | None = connection.state.get(_CALLER)
+        caller: ToolCaller | None = connection.state.get(_CALLER)
         if caller is None:
             caller = connection.state[_CALLER] = self._open()
             connection.exit_stack.callback(self._leave, caller)
         return caller
 
-    def _leave(self, caller: Caller) -> None:
+    def _leave(self, caller: ToolCaller) -> None:
         # The library gives the end of a connection five seconds, and sandboxes may take longer.
         task = asyncio.create_task(_close(caller))
         self._closing.add(task)
@@ -96,7 +96,7 @@ class CallerPerSession:
             await asyncio.wait(self._closing)
 
 
-async def _close(caller: Caller) -> None:
+async def _close(caller: ToolCaller) -> None:
     try:
         await caller.aclose()
     except Exception:

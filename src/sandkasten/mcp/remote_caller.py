@@ -20,7 +20,7 @@ from sandkasten.model.runs.session_key import SessionKey
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sandkasten.agents.tools.adapter_protocols import Shape
+    from sandkasten.agents.tools.adapter_protocols import ToolInfo
     from sandkasten.agents.tools.client_caller import ToolMode
     from sandkasten.client.server.transport import Transport
     from sandkasten.ports import Agents as AgentsPort
@@ -47,13 +47,13 @@ async def remote_shapes(agents: AgentsPort, mode: ToolMode) -> Sequence[RemoteSh
 
 
 class RemoteCaller:
-    """A `Caller` for one client."""
+    """A `ToolCaller` for one client."""
 
     def __init__(
         self,
         agents: AgentsPort,
         sandboxes: Transport,
-        shapes: Sequence[Shape],
+        shapes: Sequence[ToolInfo],
         *,
         session: str | None = None,
         image: str | None = None,
@@ -69,7 +69,7 @@ class RemoteCaller:
         self._runtime = runtime
         self._key_prefix = str(SessionKey("agent", f"client-{self._session}", "x"))[:-1]
 
-    def tools(self) -> Sequence[Shape]:
+    def tools(self) -> Sequence[ToolInfo]:
         return self._shapes
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:

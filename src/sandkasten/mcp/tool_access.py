@@ -18,7 +18,7 @@ from sandkasten.client.server.server_pool import Place, no_tenant, place_of
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
-    from sandkasten.agents.tools.adapter_protocols import Caller
+    from sandkasten.agents.tools.adapter_protocols import ToolCaller
     from sandkasten.daemon.settings.resolver import Settings
 
 
@@ -55,7 +55,7 @@ async def open_tools(
     image: str | None = None,
     runtime: str | None = None,
     session: str | None = None,
-) -> AsyncIterator[Caller]:
+) -> AsyncIterator[ToolCaller]:
     """Open the tools for this program. Their sandboxes are destroyed when the block ends.
 
     With a `session` name the sandboxes stay, and the next block that uses the name finds them.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from sandkasten.agents.tools.adapter_protocols import Caller, Shape
+    from sandkasten.agents.tools.adapter_protocols import ToolCaller, ToolInfo
     from sandkasten.agents.tools.client_caller import ToolMode
     from sandkasten.client.server.server_pool import Place
     from sandkasten.daemon.settings.resolver import Settings
@@ -47,8 +47,8 @@ class ToolOffer:
 
 @dataclass(frozen=True, slots=True)
 class ProvidedTools:
-    shapes: Sequence[Shape]
-    open_caller: Callable[[], Caller]
+    shapes: Sequence[ToolInfo]
+    open_caller: Callable[[], ToolCaller]
     """Called once per client."""
 
 
@@ -78,7 +78,7 @@ async def _remote_tools(place: Place, offer: ToolOffer) -> AsyncIterator[Provide
     async with agents_of(place) as agents, aclosing(await open_transport(place)) as sandboxes:
         shapes = await remote_shapes(agents, offer.mode)
 
-        def caller() -> Caller:
+        def caller() -> ToolCaller:
             return RemoteCaller(
                 agents,
                 sandboxes,
@@ -98,7 +98,7 @@ async def _local_tools(settings: Settings, offer: ToolOffer) -> AsyncIterator[Pr
         toolbox = Toolbox(engine, StagePublish(engine.files, BriefFiles(settings)))
         request = AgentSandbox(runtime=offer.runtime, options=SandboxOptions(image=offer.image))
 
-        def caller() -> Caller:
+        def caller() -> ToolCaller:
             return ClientCaller(toolbox, offer.mode, request, session=offer.session)
 
         yield ProvidedTools(specs(toolbox, offer.mode), caller)

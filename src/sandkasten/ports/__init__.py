@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Agents",
-    "Runs",
     "Backend",
     "ByteStream",
     "Candid",
@@ -60,8 +59,8 @@ __all__ = [
     "ImageLibrary",
     "ImageOperations",
     "ImagePacker",
-    "Images",
     "ImageSource",
+    "Images",
     "Journal",
     "KeepsImages",
     "Keys",
@@ -70,6 +69,7 @@ __all__ = [
     "Provisioner",
     "Readable",
     "Reclaims",
+    "Runs",
     "Site",
     "Sites",
     "Store",

@@ -8,13 +8,13 @@ import typing
 
 import pytest
 
+from sandkasten.agents.tools.adapter_protocols import openai_functions
 from sandkasten.agents.tools.callables import callables, sync_callables
-from sandkasten.agents.tools.openai_functions import functions
 from sandkasten.agents.tools.tool_schemas import TOOLS
 
 
 def test_a_chat_completion_function_has_the_schema_of_the_tool():
-    made = functions(TOOLS.values())
+    made = openai_functions(TOOLS.values())
     assert [one["function"]["name"] for one in made] == list(TOOLS)
     for one in made:
         assert set(one) == {"type", "function"}

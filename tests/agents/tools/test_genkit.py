@@ -9,8 +9,8 @@ import pytest
 from genkit import Genkit, Message, ModelRequest, ModelResponse, Part, Role, ToolRequest
 from mcp import Client
 
+from sandkasten.agents.tools.adapter_protocols import openai_functions
 from sandkasten.agents.tools.genkit_tools import define_tools
-from sandkasten.agents.tools.openai_functions import functions
 from sandkasten.agents.tools.tool_schemas import TOOLS
 from sandkasten.client.server.server_pool import Place
 from sandkasten.mcp.mcp_server import OneCaller, mcp_server
@@ -78,7 +78,9 @@ async def test_a_model_sees_every_tool_and_works_with_a_sandbox(tmp_path):
     assert [
         {"name": t["name"], "description": t["description"], "parameters": t["inputSchema"]}
         for t in model.offered
-    ] == [one["function"] for one in functions(t for t in TOOLS.values() if t.mode == "code")]
+    ] == [
+        one["function"] for one in openai_functions(t for t in TOOLS.values() if t.mode == "code")
+    ]
     opened, written, ran, refused, closed = model.answers
     assert (opened["status"], written["size_bytes"]) == ("ready", 6)
     assert (ran["output"], ran["exit_code"]) == ("grün\n", 3)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from mcp import Client, StdioServerParameters
 
-from sandkasten.agents.run_sandboxes import Leftovers
-from sandkasten.agents.tools.openai_functions import functions
+from sandkasten.agents.run_sandboxes import RunSandboxes
+from sandkasten.agents.tools.adapter_protocols import openai_functions
 from sandkasten.agents.tools.tool_schemas import TOOLS
 from sandkasten.cli.main import main
 from sandkasten.client.server.server_pool import Place
@@ -119,7 +119,7 @@ async def test_a_client_over_stdio_has_its_own_sandbox(tmp_path):
         assert [
             {"name": t.name, "description": t.description, "parameters": t.input_schema}
             for t in listed
-        ] == [one["function"] for one in functions(TOOLS.values())]
+        ] == [one["function"] for one in openai_functions(TOOLS.values())]
         async with open_tools(Place(str(data_dir), "local")) as direct:
             expected = same(await direct.call("sandbox_run", RUN))
         assert same(await call(client, "sandbox_run", **RUN)) == expected
@@ -310,7 +310,7 @@ async def test_a_clients_sandbox_is_not_mistaken_for_a_leftover_of_a_run(tmp_pat
         opened = await tools.call("sandbox_open", {})
         engine = await open_engine(settings(data_dir))
         try:
-            assert await Leftovers(engine, RunDirectory(data_dir / "runs")).sweep() == []
+            assert await RunSandboxes(engine, RunDirectory(data_dir / "runs")).sweep() == []
         finally:
             await engine.aclose()
         assert await sandboxes(data_dir) == [opened["sandbox_id"]]

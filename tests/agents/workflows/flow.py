@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.agents.workflows.workflow_file import parse_workflow
-from sandkasten.agents.workflows.workflow_runner import AgentCall, Limits, WorkflowRunner
+from sandkasten.agents.workflows.workflow_runner import AgentCall, WorkflowLimits, WorkflowRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ class Flow:
     text: str
     expressions: Expressions
     agent: Callable[[AgentCall], Any] = lambda call: {"response": call.agent}
-    limits: Limits = field(default_factory=Limits)
+    limits: WorkflowLimits = field(default_factory=WorkflowLimits)
     clock: Clock = field(default_factory=Clock)
     cut_at_save: int | None = None
     """The number of the save that does not come back, and is not kept."""

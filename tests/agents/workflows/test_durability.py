@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandkasten.agents.workflows.expressions import Expressions
-from sandkasten.agents.workflows.workflow_runner import Limits
+from sandkasten.agents.workflows.workflow_runner import WorkflowLimits
 from sandkasten.errors import InvalidWorkflow, ModelUnavailable, RunFailed, RunLimitReached
 from tests.agents.workflows.flow import Flow, PowerCut
 
@@ -220,7 +220,7 @@ def test_any_workflow_is_deterministic_and_an_interruption_changes_nothing() -> 
 
         async def three(text: str, cut: int) -> None:
             def flow(**options) -> Flow:
-                limits = Limits(max_visits=4, max_steps=30)
+                limits = WorkflowLimits(max_visits=4, max_steps=30)
                 answer = lambda call: {"k": call.variables["k"] * 7 % 11 + 1}  # noqa: E731
                 return Flow(text, expressions, answer, limits, **options)
 

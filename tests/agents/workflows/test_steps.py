@@ -8,7 +8,7 @@ import asyncio
 
 import pytest
 
-from sandkasten.agents.workflows.workflow_runner import Limits
+from sandkasten.agents.workflows.workflow_runner import WorkflowLimits
 from sandkasten.errors import (
     Cancelled,
     InvalidRequest,
@@ -179,7 +179,7 @@ async def test_agents_of_all_branches_together_are_bounded(expressions) -> None:
 
     steps = ", ".join(f"b{n}: [{{id: s{n}, type: agent, agent: a}}]" for n in range(9))
     line = f"{{id: p, type: parallel, branches: {{{steps}}}}}"
-    await _flow(expressions, line, agent=agent, limits=Limits(max_agents=2)).go()
+    await _flow(expressions, line, agent=agent, limits=WorkflowLimits(max_agents=2)).go()
     assert most == 2
 
 
@@ -339,9 +339,9 @@ async def test_an_endless_loop_is_stopped_and_the_step_named(expressions) -> Non
 
 async def test_the_total_number_of_steps_is_bounded(expressions) -> None:
     line = "{id: e, type: foreach, items: input, iterator: [{id: w, type: set, data: {n: 1}}]}"
-    await _flow(expressions, line, limits=Limits(max_steps=11)).go(list(range(10)))
+    await _flow(expressions, line, limits=WorkflowLimits(max_steps=11)).go(list(range(10)))
     with pytest.raises(RunLimitReached, match="max_steps|step 12 of the run") as caught:
-        await _flow(expressions, line, limits=Limits(max_steps=11)).go(list(range(11)))
+        await _flow(expressions, line, limits=WorkflowLimits(max_steps=11)).go(list(range(11)))
     assert caught.value.details["step"] == "w"
     with pytest.raises(RunLimitReached, match="has 1001 items"):
         await _flow(expressions, line).go(list(range(1001)))
@@ -350,7 +350,7 @@ async def test_the_total_number_of_steps_is_bounded(expressions) -> None:
 async def test_catch_and_retry_cannot_prolong_an_endless_loop(expressions) -> None:
     loop = "{id: w, type: while, condition: 'true', do: [{id: n, type: set, data: {x: 1}}]}"
     line = f"{{id: t, type: try, try: [{loop}], catch: [{{id: c, type: agent, agent: c}}], retry: {{max_attempts: 5}}}}"
-    flow = _flow(expressions, line, limits=Limits(max_visits=10))
+    flow = _flow(expressions, line, limits=WorkflowLimits(max_visits=10))
     with pytest.raises(RunLimitReached, match='the step "w" would repeat 11 times'):
         await flow.go()
     assert flow.calls == []
@@ -360,7 +360,7 @@ async def test_an_output_is_json_and_bounded(expressions) -> None:
     one = "{id: a, type: agent, agent: a}"
     with pytest.raises(RunFailed, match="its output is not valid JSON"):
         await _flow(expressions, one, agent=lambda call: {"x": object()}).go()
-    limits = Limits(output_bytes=100)
+    limits = WorkflowLimits(output_bytes=100)
     deep: dict = {}
     for _ in range(2000):
         deep = {"x": deep}
@@ -370,7 +370,9 @@ async def test_an_output_is_json_and_bounded(expressions) -> None:
         await _flow(expressions, one).go(deep)
     with pytest.raises(RunFailed, match="its output has 113 bytes"):
         await _flow(expressions, one, agent=lambda c: {"x": "y" * 104}, limits=limits).go()
-    flow = _flow(expressions, one, "{id: b, type: agent, agent: b}", limits=Limits(state_bytes=600))
+    flow = _flow(
+        expressions, one, "{id: b, type: agent, agent: b}", limits=WorkflowLimits(state_bytes=600)
+    )
     flow.agent = lambda call: {"x": "y" * 300}
     with pytest.raises(RunLimitReached, match="600 are allowed"):
         await flow.go()

@@ -22,19 +22,19 @@ import aiohttp
 from aiohttp.http_exceptions import HttpProcessingError
 
 from sandkasten.agents.chat.chat_errors import (
-    conceded,
     error_of,
     refusal_of,
     shown,
     without_key,
+    without_rejected_field,
 )
 from sandkasten.agents.chat.chat_wire import (
     MOST_BYTES,
-    Assembly,
     ChatRequest,
-    Events,
+    EndpointError,
+    EventParser,
     Reply,
-    Told,
+    ReplyAssembly,
     ToolCall,
     Unreadable,
     encoded,
@@ -53,8 +53,8 @@ __all__ = [
     "ChatRequest",
     "ModelSettings",
     "Models",
+    "OnRetry",
     "Reply",
-    "Retried",
     "ToolCall",
 ]
 
@@ -69,13 +69,13 @@ _AT_ONCE: Final = 1 << 18
 _BROKEN: Final = (aiohttp.ClientError, HttpProcessingError, OSError)
 
 
-class Retried(Protocol):
+class OnRetry(Protocol):
     async def __call__(self, reason: str, pause_s: float) -> None:
         """Called before each wait."""
         ...
 
 
-class _Passing(Exception):
+class _Transient(Exception):
     """A transient failure; `error` is raised after the last attempt."""
 
     def __init__(self, error: SandkastenError, wanted_s: float = 0.0) -> None:
@@ -84,7 +84,7 @@ class _Passing(Exception):
         self.wanted_s = wanted_s
 
 
-class _Without(Exception):
+class _RetryWithout(Exception):
     """Retry without a field that the endpoint does not know."""
 
     def __init__(self, body: dict[str, Any]) -> None:
@@ -115,7 +115,7 @@ class ChatModel:
             await http.close()
 
     async def ask(
-        self, settings: ModelSettings, request: ChatRequest, retried: Retried | None = None
+        self, settings: ModelSettings, request: ChatRequest, retried: OnRetry | None = None
     ) -> Reply:
         """Return the complete answer. Cancelling closes the connection, which the endpoint
         notices.
@@ -125,10 +125,10 @@ class ChatModel:
         while True:
             try:
                 return await self._once(settings, body)
-            except _Without as exc:
+            except _RetryWithout as exc:
                 # Each retry removes a field, so this loop ends.
                 body = exc.body
-            except _Passing as exc:
+            except _Transient as exc:
                 turn += 1
                 if turn > settings.max_retries or exc.wanted_s > MOST_PAUSE_S:
                     raise exc.error from exc.__cause__
@@ -141,7 +141,7 @@ class ChatModel:
     # ---- one attempt
 
     async def _once(self, settings: ModelSettings, body: dict[str, Any]) -> Reply:
-        found = Assembly()
+        found = ReplyAssembly()
         try:
             async with asyncio.timeout(settings.timeout_s), self._post(settings, body) as answer:
                 if answer.status != 200:
@@ -149,9 +149,9 @@ class ChatModel:
                 await _read(settings, answer, found)
         except aiohttp.ServerTimeoutError as exc:
             reason = f"it could not be reached within {CONNECT_S:g} s"
-            raise _broken(settings, found, reason, exc) from exc
+            raise _broken_error(settings, found, reason, exc) from exc
         except TimeoutError as exc:
-            raise _broken(
+            raise _broken_error(
                 settings,
                 found,
                 f"nothing came for {settings.idle_s:g} s, or it was not "
@@ -159,19 +159,19 @@ class ChatModel:
                 exc,
             ) from exc
         except _BROKEN as exc:
-            raise _broken(settings, found, _reason(exc, settings), exc) from exc
+            raise _broken_error(settings, found, _reason(exc, settings), exc) from exc
         except Unreadable as exc:
             raise ModelUnavailable(
                 f"the model endpoint {settings.shown} sent an invalid answer: {exc}",
                 hint="check that SANDKASTEN_MODELS_BASE_URL is a chat completions endpoint",
             ) from None
-        except Told as exc:
+        except EndpointError as exc:
             refusal = refusal_of(0, exc.error, settings)
-            told = error_of(refusal, settings)
-            if found.begun or not refusal.passes:
-                raise told from None
-            raise _Passing(told) from None
-        return _cleaned(found.reply(), settings)
+            error = error_of(refusal, settings)
+            if found.begun or not refusal.is_transient:
+                raise error from None
+            raise _Transient(error) from None
+        return _without_key_in(found.reply(), settings)
 
     def _post(
         self, settings: ModelSettings, body: dict[str, Any]
@@ -217,17 +217,23 @@ async def _refused(
         while len(raw) < _MOST_REFUSAL_BYTES and (piece := await answer.content.readany()):
             raw += piece
     refusal = refusal_of(answer.status, bytes(raw[:_MOST_REFUSAL_BYTES]), settings)
-    if (changed := conceded(body, refusal)) is not None:
-        return _Without(changed)
+    if (changed := without_rejected_field(body, refusal)) is not None:
+        return _RetryWithout(changed)
     error = error_of(refusal, settings)
-    return _Passing(error, retry_after_s(answer.headers, time.time())) if refusal.passes else error
+    return (
+        _Transient(error, retry_after_s(answer.headers, time.time()))
+        if refusal.is_transient
+        else error
+    )
 
 
-async def _read(settings: ModelSettings, answer: aiohttp.ClientResponse, found: Assembly) -> None:
+async def _read(
+    settings: ModelSettings, answer: aiohttp.ClientResponse, found: ReplyAssembly
+) -> None:
     """Read the body into `assembly`, as a stream or as a whole, whichever the endpoint sent."""
     if answer.headers.get("Content-Encoding", "identity") != "identity":
         raise Unreadable("it is compressed, which was not requested")
-    events = Events() if answer.content_type == "text/event-stream" else None
+    events = EventParser() if answer.content_type == "text/event-stream" else None
     whole = bytearray()
     taken = 0
     while True:
@@ -244,7 +250,7 @@ async def _read(settings: ModelSettings, answer: aiohttp.ClientResponse, found: 
             continue
         for data in events.feed(piece) if piece else events.end():
             if data.strip() == b"[DONE]":
-                await _to_the_end(answer)
+                await _drain(answer)
                 return
             found.add_piece(data)
         if not piece:
@@ -253,14 +259,16 @@ async def _read(settings: ModelSettings, answer: aiohttp.ClientResponse, found: 
             raise aiohttp.ClientPayloadError("the stream ended before the answer did")
 
 
-async def _to_the_end(answer: aiohttp.ClientResponse) -> None:
+async def _drain(answer: aiohttp.ClientResponse) -> None:
     """Read the few bytes after the last event, so that the connection can be reused."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_LAST_BYTES_S):
             await answer.content.readany()
 
 
-def _broken(settings: ModelSettings, found: Assembly, reason: str, exc: Exception) -> Exception:
+def _broken_error(
+    settings: ModelSettings, found: ReplyAssembly, reason: str, exc: Exception
+) -> Exception:
     """Convert a broken connection. After the first token there is no retry: the call may be
     billed.
     """
@@ -270,7 +278,7 @@ def _broken(settings: ModelSettings, found: Assembly, reason: str, exc: Exceptio
         hint="check that the endpoint runs and is reachable; see SANDKASTEN_MODELS_BASE_URL",
     )
     hopeless = isinstance(exc, aiohttp.ClientSSLError | aiohttp.InvalidURL)
-    return error if found.begun or hopeless else _Passing(error)
+    return error if found.begun or hopeless else _Transient(error)
 
 
 def _reason(exc: Exception, settings: ModelSettings) -> str:
@@ -280,7 +288,7 @@ def _reason(exc: Exception, settings: ModelSettings) -> str:
     return shown(getattr(found, "strerror", None) or found or type(found).__name__, settings)
 
 
-def _cleaned(reply: Reply, settings: ModelSettings) -> Reply:
+def _without_key_in(reply: Reply, settings: ModelSettings) -> Reply:
     """Remove the key, which only a malicious endpoint would repeat."""
     return Reply(
         text=without_key(reply.text, settings),

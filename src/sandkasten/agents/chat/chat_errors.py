@@ -30,7 +30,7 @@ _UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class EndpointRefusal:
     status: int
     """0: the error was in the stream of an answer that had started."""
     message: str = ""
@@ -38,7 +38,7 @@ class Refusal:
     param: str = ""
 
     @property
-    def passes(self) -> bool:
+    def is_transient(self) -> bool:
         """Return whether the same request may succeed later."""
         if self.code == "insufficient_quota":
             return False
@@ -60,14 +60,14 @@ def without_key(text: str, settings: ModelSettings) -> str:
     return text.replace(key, "***") if len(key) >= 8 else text
 
 
-def refusal_of(status: int, raw: bytes | object, settings: ModelSettings) -> Refusal:
+def refusal_of(status: int, raw: bytes | object, settings: ModelSettings) -> EndpointRefusal:
     """Parse `{"error": {…}}` in all its variants, or any text."""
     found: Any = raw
     if isinstance(raw, bytes):
         try:
             found = decoded(raw)
         except Unreadable:
-            return Refusal(
+            return EndpointRefusal(
                 status, shown(raw[: MOST_SHOWN * 8].decode("utf-8", "replace"), settings)
             )
     if isinstance(found, list) and found:
@@ -75,9 +75,9 @@ def refusal_of(status: int, raw: bytes | object, settings: ModelSettings) -> Ref
     if isinstance(found, dict) and found.get("error"):
         found = found["error"]
     if not isinstance(found, dict):
-        return Refusal(status, shown(found, settings))
+        return EndpointRefusal(status, shown(found, settings))
     code = found.get("code")
-    return Refusal(
+    return EndpointRefusal(
         status,
         shown(found.get("message") or found.get("detail") or "", settings),
         shown(code if isinstance(code, str) else found.get("type") or "", settings),
@@ -85,11 +85,11 @@ def refusal_of(status: int, raw: bytes | object, settings: ModelSettings) -> Ref
     )
 
 
-def error_of(refusal: Refusal, settings: ModelSettings) -> SandkastenError:
+def error_of(refusal: EndpointRefusal, settings: ModelSettings) -> SandkastenError:
     said = f": {refusal.message}" if refusal.message else ""
     number = f" ({refusal.status})" if refusal.status else ""
     who = f"the model endpoint {settings.shown}"
-    if refusal.passes:
+    if refusal.is_transient:
         return ModelUnavailable(
             f"{who} is temporarily unavailable{number}{said}",
             hint="try again later; the endpoint may be overloaded or rate-limited",
@@ -108,7 +108,7 @@ def error_of(refusal: Refusal, settings: ModelSettings) -> SandkastenError:
             hint="check SANDKASTEN_MODELS_BASE_URL (with /v1 if the endpoint has one) and `model:`",
             status=refusal.status,
         )
-    if refusal.status in (400, 413, 422) and too_long(refusal):
+    if refusal.status in (400, 413, 422) and is_context_overflow(refusal):
         return RunFailed(
             f"the conversation does not fit the context window of {settings.model!r}{said}",
             hint="return less from tools (max_bytes, head, grep), split the task, or use a model "
@@ -129,11 +129,13 @@ def error_of(refusal: Refusal, settings: ModelSettings) -> SandkastenError:
     )
 
 
-def too_long(refusal: Refusal) -> bool:
+def is_context_overflow(refusal: EndpointRefusal) -> bool:
     return refusal.code == "context_length_exceeded" or bool(_TOO_LONG.search(refusal.message))
 
 
-def conceded(body: Mapping[str, Any], refusal: Refusal) -> dict[str, Any] | None:
+def without_rejected_field(
+    body: Mapping[str, Any], refusal: EndpointRefusal
+) -> dict[str, Any] | None:
     """Return the request without the field that the endpoint rejected; None if it is essential.
 
     Endpoints differ in three fields that do not change the meaning of the request.
@@ -145,18 +147,18 @@ def conceded(body: Mapping[str, Any], refusal: Refusal) -> dict[str, Any] | None
     if "stream_options" in body and refusal.about("stream_options"):
         return {name: value for name, value in body.items() if name != "stream_options"}
     if "response_format" in body and refusal.about("response_format"):
-        return _asked_in_words(body)
+        return _schema_in_prompt(body)
     return None
 
 
-def _asked_in_words(body: Mapping[str, Any]) -> dict[str, Any]:
+def _schema_in_prompt(body: Mapping[str, Any]) -> dict[str, Any]:
     changed = dict(body)
     schema = changed.pop("response_format").get("json_schema", {}).get("schema", {})
-    told = {
+    instruction = {
         "role": "system",
         "content": "Return the final answer as JSON only, without any other text. "
         f"It must fit this JSON Schema: {json.dumps(schema, ensure_ascii=False, default=str)}",
     }
     # At the front: some chat templates accept system messages only there, but several of them.
-    changed["messages"] = [told, *changed["messages"]]
+    changed["messages"] = [instruction, *changed["messages"]]
     return changed

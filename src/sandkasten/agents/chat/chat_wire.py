@@ -28,7 +28,7 @@ class Unreadable(ValueError):
     """The answer is not a valid chat completion. The message gives our reason."""
 
 
-class Told(Exception):
+class EndpointError(Exception):
     """The endpoint sent an error instead of an answer."""
 
     def __init__(self, error: object) -> None:
@@ -90,7 +90,7 @@ def decoded(raw: bytes | str) -> Any:
         raise Unreadable("a piece of it is not valid JSON") from None
 
 
-class Events:
+class EventParser:
     """Parser of server-sent events from bytes split anywhere."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class _Call:
     length: int = 0
 
 
-class Assembly:
+class ReplyAssembly:
     """One answer, assembled from chunks or from a whole body. Only the first choice is used."""
 
     def __init__(self) -> None:
@@ -169,13 +169,17 @@ class Assembly:
     def reply(self) -> Reply:
         calls = sorted(self._calls, key=lambda one: one.place)
         return Reply(
-            text=_mended("".join(self._text)),
+            text=_join_surrogates("".join(self._text)),
             tool_calls=tuple(
-                ToolCall(_mended(one.id), _mended(one.name), _mended("".join(one.arguments)))
+                ToolCall(
+                    _join_surrogates(one.id),
+                    _join_surrogates(one.name),
+                    _join_surrogates("".join(one.arguments)),
+                )
                 for one in calls
             ),
             finish_reason=self.finish_reason,
-            refusal=_mended("".join(self._refusal)),
+            refusal=_join_surrogates("".join(self._refusal)),
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self._completion_tokens,
         )
@@ -184,7 +188,7 @@ class Assembly:
         if not isinstance(found, dict):
             raise Unreadable("a chunk is not an object")
         if found.get("error"):
-            raise Told(found["error"])
+            raise EndpointError(found["error"])
         self._count(found.get("usage"))
         choices = found.get("choices")
         if choices is None:
@@ -202,20 +206,20 @@ class Assembly:
         if said is not None and not isinstance(said, dict):
             raise Unreadable(f"the {key} of a choice is not an object")
         if said:
-            self._say(self._text, said.get("content"))
-            self._say(self._refusal, said.get("refusal"))
-            self._call(said.get("tool_calls"), whole=key == "message")
+            self._add_text(self._text, said.get("content"))
+            self._add_text(self._refusal, said.get("refusal"))
+            self._add_calls(said.get("tool_calls"), whole=key == "message")
         reason = choice.get("finish_reason")
         if isinstance(reason, str) and reason:
             self.finish_reason = reason[:_MOST_NAME].lower()
 
-    def _say(self, where: list[str], said: object) -> None:
+    def _add_text(self, where: list[str], said: object) -> None:
         if said is None or said == "":
             return
         if isinstance(said, list):
             # A list of parts; only text parts are content.
             for part in said:
-                self._say(where, part.get("text") if isinstance(part, dict) else None)
+                self._add_text(where, part.get("text") if isinstance(part, dict) else None)
             return
         if not isinstance(said, str):
             raise Unreadable("`content` is not a string")
@@ -225,7 +229,7 @@ class Assembly:
             raise Unreadable(f"`content` is longer than {MOST_TEXT >> 20} Mi characters")
         where.append(said)
 
-    def _call(self, calls: object, *, whole: bool) -> None:
+    def _add_calls(self, calls: object, *, whole: bool) -> None:
         if calls is None:
             return
         if not isinstance(calls, list):
@@ -235,18 +239,18 @@ class Assembly:
                 raise Unreadable("a tool call is not an object")
             self._add_call(call, place if whole else call.get("index"))
 
-    def _add_call(self, call: dict[str, Any], told_index: object) -> None:
+    def _add_call(self, call: dict[str, Any], index: object) -> None:
         self.begun = True
-        told_id = _short(call.get("id"), "the id of a tool call")
+        told_id = _checked_short(call.get("id"), "the id of a tool call")
         function = call.get("function") or {}
         if not isinstance(function, dict):
             raise Unreadable("the function of a tool call is not an object")
-        name = _short(function.get("name"), "the name of a tool")
-        one = self._called(told_index, told_id, name)
+        name = _checked_short(function.get("name"), "the name of a tool")
+        one = self._find_call(index, told_id, name)
         one.id = one.id or told_id
         # Most endpoints send it once; those that repeat it in each chunk send it whole.
         if name and name != one.name:
-            one.name = _short(one.name + name, "the name of a tool")
+            one.name = _checked_short(one.name + name, "the name of a tool")
         arguments = function.get("arguments")
         if arguments is None:
             return
@@ -259,7 +263,7 @@ class Assembly:
             raise Unreadable(f"a tool call's arguments exceed {MOST_ARGUMENTS >> 20} Mi characters")
         one.arguments.append(arguments)
 
-    def _called(self, index: object, id: str, name: str) -> _Call:
+    def _find_call(self, index: object, id: str, name: str) -> _Call:
         """Return the call that a chunk belongs to.
 
         Endpoints differ: some send no index, some the same index for every call, and some a new id
@@ -268,16 +272,16 @@ class Assembly:
         if index is None:
             last = self._calls[-1] if self._calls else None
             if last is None or (id != last.id if id else name):
-                return self._begun(len(self._calls))
+                return self._new_call(len(self._calls))
             return last
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < MOST_CALLS:
             raise Unreadable(f"the index of a tool call is not below {MOST_CALLS}")
         there = self._at.get(index)
         if there is None or (id and name and there.id and there.name and id != there.id):
-            there = self._at[index] = self._begun(index)
+            there = self._at[index] = self._new_call(index)
         return there
 
-    def _begun(self, place: int) -> _Call:
+    def _new_call(self, place: int) -> _Call:
         if len(self._calls) >= MOST_CALLS:
             raise Unreadable(f"it has more than {MOST_CALLS} tool calls")
         self._calls.append(_Call(place))
@@ -291,20 +295,20 @@ class Assembly:
         self._completion_tokens = _tokens(usage.get("completion_tokens"))
 
 
-def _tokens(told: object) -> int:
-    usable = isinstance(told, int) and not isinstance(told, bool) and 0 <= told < _MOST_TOKENS
-    return told if usable and isinstance(told, int) else 0
+def _tokens(value: object) -> int:
+    usable = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_TOKENS
+    return value if usable and isinstance(value, int) else 0
 
 
-def _short(told: object, what: str) -> str:
-    if told is None:
+def _checked_short(value: object, what: str) -> str:
+    if value is None:
         return ""
-    if not isinstance(told, str) or len(told) > _MOST_NAME:
+    if not isinstance(value, str) or len(value) > _MOST_NAME:
         raise Unreadable(f"{what} is not a short string")
-    return told
+    return value
 
 
-def _mended(text: str) -> str:
+def _join_surrogates(text: str) -> str:
     """Join surrogate pairs that were split between chunks, and replace lone surrogates."""
     try:
         text.encode()

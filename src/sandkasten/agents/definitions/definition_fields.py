@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _MOST_WARNINGS = 50
 
 
-class Fields:
+class DefinitionFields:
     """One mapping and its path in the file. None means that a field is absent or empty."""
 
     def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
@@ -106,13 +106,13 @@ class Fields:
                 raise self.wrong(f"{name}[{at}]", f"a string of 1 to {longest} characters", one)
         return tuple(value)
 
-    def mapping(self, name: str) -> Fields | None:
+    def mapping(self, name: str) -> DefinitionFields | None:
         value = self.values.get(name)
         if value is None:
             return None
         if not isinstance(value, dict):
             raise self.wrong(name, "a mapping", value)
-        return Fields(value, self.path(name))
+        return DefinitionFields(value, self.path(name))
 
     def wrong(self, name: str, wanted: str, value: object) -> InvalidAgent:
         return InvalidAgent(

@@ -52,7 +52,7 @@ _MATCH_COST: Final = 20.0
 _left: ContextVar[int] = ContextVar("rules_left", default=MAX_RULES)
 
 
-class _TooMuch(Exception):
+class _BudgetExceeded(Exception):
     pass
 
 
@@ -89,17 +89,17 @@ def check(value: Any, schema: Mapping[str, Any]) -> list[str]:
         size = len(json.dumps(value, allow_nan=False, ensure_ascii=False))
     except (ValueError, TypeError, RecursionError):
         return ["#: is not valid JSON data"]
-    if size > MAX_VALUE_BYTES or deeper_than(value, MAX_DEPTH):
+    if size > MAX_VALUE_BYTES or is_deeper_than(value, MAX_DEPTH):
         return [f"#: is larger than {MAX_VALUE_BYTES} characters or {MAX_DEPTH} levels"]
     token = _left.set(MAX_RULES)
     try:
         found: list[str] = []
         for problem in _validator(_canonical(schema)).iter_errors(value):
-            found.append(_told(problem))
+            found.append(_describe(problem))
             if len(found) == MAX_PROBLEMS:
                 break
         return found
-    except (_TooMuch, RecursionError):
+    except (_BudgetExceeded, RecursionError):
         return [f"#: requires more than {MAX_RULES} comparisons with its schema"]
     except (Unresolvable, ArithmeticError) as exc:
         return [f"#: cannot be compared with its schema: {str(exc)[:200]}"]
@@ -114,16 +114,16 @@ def _canonical(schema: Mapping[str, Any]) -> str:
 @lru_cache(maxsize=64)
 def _validator(text: str) -> Any:
     schema = json.loads(text)
-    if deeper_than(schema, MAX_DEPTH):
+    if is_deeper_than(schema, MAX_DEPTH):
         raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
-    _check_rules(schema, schema, _Making())
+    _check_rules(schema, schema, _PatternBudget())
     # No format checker: it would match patterns with the library's own engine.
     Draft202012Validator.check_schema(schema, format_checker=None)  # type: ignore[arg-type]
     return _Bounded(schema, registry=_NOTHING)
 
 
 @dataclass(slots=True)
-class _Making:
+class _PatternBudget:
     """Compile time that the patterns of one schema have used so far."""
 
     seconds: float = 0.0
@@ -134,7 +134,7 @@ class _Making:
             raise ValueError(f"its patterns are too complex at {shown(pattern)}")
 
 
-def _check_rules(schema: Any, root: Any, making: _Making) -> None:
+def _check_rules(schema: Any, root: Any, making: _PatternBudget) -> None:
     """Check that references resolve inside the schema and that all patterns are supported."""
     if isinstance(schema, list):
         for one in schema:
@@ -201,7 +201,7 @@ def _matched(pattern: str, text: str) -> bool:
 def _take(rules: int) -> None:
     left = _left.get() - rules
     if left < 0:
-        raise _TooMuch
+        raise _BudgetExceeded
     _left.set(left)
 
 
@@ -215,7 +215,7 @@ def _compared(rule: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
 
     def comparing(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
         if isinstance(instance, dict | list):
-            _take(parts(value, _left.get() * _SHARE) // _SHARE)
+            _take(count_values(value, _left.get() * _SHARE) // _SHARE)
         yield from rule(validator, value, instance, schema) or ()
 
     return comparing
@@ -264,7 +264,7 @@ def _unique(_: Any, wanted: Any, instance: Any, __: Any) -> Iterator[Any]:
     """Validate `uniqueItems`; the library's own rule compares every pair."""
     if not wanted or not isinstance(instance, list):
         return
-    _take(parts(instance, _left.get() + 1))
+    _take(count_values(instance, _left.get() + 1))
     seen = {json.dumps(_plain(one), sort_keys=True) for one in instance}
     if len(seen) < len(instance):
         yield exceptions.ValidationError("has duplicate entries")
@@ -301,7 +301,7 @@ _Bounded: Final[Any] = validators.extend(  # type: ignore[no-untyped-call]
 _NOTHING: Final[Registry[Any]] = Registry()
 
 
-def parts(value: Any, most: int) -> int:
+def count_values(value: Any, most: int) -> int:
     """Return the number of values in plain data, including itself, counted up to `most`."""
     here, found = [value], 1
     while here and found <= most:
@@ -312,7 +312,7 @@ def parts(value: Any, most: int) -> int:
     return found
 
 
-def deeper_than(value: Any, levels: int) -> bool:
+def is_deeper_than(value: Any, levels: int) -> bool:
     """Return whether plain data is nested more than `most` levels deep; not recursive."""
     here = [value]
     for _ in range(levels + 1):
@@ -330,7 +330,7 @@ def deeper_than(value: Any, levels: int) -> bool:
 _TELLS: Final = frozenset({"required", "pattern", "additionalProperties", "uniqueItems"})
 
 
-def _told(problem: exceptions.ValidationError) -> str:
+def _describe(problem: exceptions.ValidationError) -> str:
     """Return a short description of a problem without the value itself, which can be long."""
     pointer = "#" + "".join(
         "/" + str(part).replace("~", "~0").replace("/", "~1")[:80] for part in problem.absolute_path

@@ -48,7 +48,7 @@ _KINDS: Final[dict[str, RunKind]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LibraryEntry:
     """One file: its agent, the source of its workflow, or its error."""
 
     kind: RunKind
@@ -66,12 +66,12 @@ class Entry:
 class Library:
     def __init__(self, dirs: Iterable[Path | str]) -> None:
         self._dirs = tuple(Path(one) for one in dirs)
-        self._known: dict[Path, tuple[tuple[int, ...], Entry]] = {}
+        self._known: dict[Path, tuple[tuple[int, ...], LibraryEntry]] = {}
         self._lock = Lock()
 
-    def entries(self, kind: RunKind) -> list[Entry]:
+    def entries(self, kind: RunKind) -> list[LibraryEntry]:
         """Return all files of that kind, sorted by name; of equal names only the first."""
-        found: dict[str, Entry] = {}
+        found: dict[str, LibraryEntry] = {}
         for entry in self._read():
             if entry.kind == kind:
                 found.setdefault(slug(entry.name), entry)
@@ -102,7 +102,7 @@ class Library:
         """Return the name and the source of every readable workflow file."""
         return [(one.stem, one.source) for one in self.entries("workflow") if one.error is None]
 
-    def _find(self, kind: RunKind, name: str, missing: type[NotFound]) -> Entry:
+    def _find(self, kind: RunKind, name: str, missing: type[NotFound]) -> LibraryEntry:
         wanted = slug(name[:200])
         entries = self.entries(kind)
         for entry in entries:
@@ -116,13 +116,13 @@ class Library:
             hint = did_you_mean(wanted, {slug(entry.name) for entry in entries})
         raise missing(f"{kind} {shown(name)} not found", hint=hint, name=name[:200])
 
-    def _read(self) -> list[Entry]:
+    def _read(self) -> list[LibraryEntry]:
         with self._lock:
-            fresh: dict[Path, tuple[tuple[int, ...], Entry]] = {}
+            fresh: dict[Path, tuple[tuple[int, ...], LibraryEntry]] = {}
             for path, root in self._files():
                 if len(fresh) >= MAX_FILES:
                     break
-                seen = _seen(path)
+                seen = _fingerprint(path)
                 known = self._known.get(path)
                 if known is not None and known[0] == seen:
                     fresh[path] = known
@@ -157,7 +157,7 @@ def _listed(directory: Path) -> list[Path]:
     return [directory / name for name in sorted(names) if not name.startswith(".")]
 
 
-def _seen(path: Path) -> tuple[int, ...]:
+def _fingerprint(path: Path) -> tuple[int, ...]:
     """Return a fingerprint that changes with the file. Links are followed, since the target is
     read.
     """
@@ -168,7 +168,7 @@ def _seen(path: Path) -> tuple[int, ...]:
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
-def _entry(path: Path, root: Path) -> Entry:
+def _entry(path: Path, root: Path) -> LibraryEntry:
     kind = _KINDS[path.suffix]
     invalid = InvalidAgent if kind == "agent" else InvalidWorkflow
     most = MAX_FILE_BYTES if kind == "agent" else MAX_WORKFLOW_BYTES
@@ -179,8 +179,8 @@ def _entry(path: Path, root: Path) -> Entry:
         text = checked_text(data, max_bytes=most, what=path.name, error=invalid)
         agent = parse_agent(text, stem) if kind == "agent" else None
     except RequestError as exc:
-        return Entry(kind, path, stem, source=text, error=exc)
-    return Entry(kind, path, stem, agent, text)
+        return LibraryEntry(kind, path, stem, source=text, error=exc)
+    return LibraryEntry(kind, path, stem, agent, text)
 
 
 def _content(path: Path, root: Path, most: int, invalid: type[RequestError]) -> bytes:
@@ -204,7 +204,7 @@ def _content(path: Path, root: Path, most: int, invalid: type[RequestError]) -> 
         ) from exc
 
 
-def _definition(entry: Entry) -> Definition:
+def _definition(entry: LibraryEntry) -> Definition:
     error = entry.error
     agent = entry.agent
     return Definition(
@@ -213,7 +213,7 @@ def _definition(entry: Entry) -> Definition:
         description=agent.description if agent is not None else "",
         path=str(entry.path),
         source=entry.source,
-        fields={} if agent is None else described(agent),
+        fields={} if agent is None else agent_details(agent),
         warnings=agent.warnings if agent is not None else (),
         error=None
         if error is None
@@ -221,7 +221,7 @@ def _definition(entry: Entry) -> Definition:
     )
 
 
-def described(agent: Agent) -> dict[str, Any]:
+def agent_details(agent: Agent) -> dict[str, Any]:
     """Return the fields of an agent without its source, as JSON."""
     sandbox = agent.sandbox
     return {

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dotpromptz.picoschema import picoschema_to_json_schema
 
 from sandkasten.agents.definitions import json_schemas, prompt_templates, strict_yaml
-from sandkasten.agents.definitions.definition_fields import Fields
+from sandkasten.agents.definitions.definition_fields import DefinitionFields
 from sandkasten.agents.definitions.sandbox_field import parse_sandbox
 from sandkasten.errors import InvalidAgent
 from sandkasten.model.spelling import shown
@@ -131,8 +131,8 @@ def parse_agent(text: str | bytes, name: str = "") -> Agent:
         raise InvalidAgent(
             f"the frontmatter of {what} is not a mapping", hint="write `name: value` lines"
         )
-    prompt_templates.compiled(parts.template, first_line=parts.template_line)
-    return _agent(Fields(raw), name, source, parts)
+    prompt_templates.checked_template(parts.template, first_line=parts.template_line)
+    return _agent(DefinitionFields(raw), name, source, parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +172,8 @@ def _blank(lines: list[str]) -> int:
     return next((at for at, line in enumerate(lines) if line.strip()), 0)
 
 
-def _agent(fields: Fields, name: str, source: str, parts: _Parts) -> Agent:
-    ext: dict[str, Any] = dict((fields.mapping("ext") or Fields({})).values)
+def _agent(fields: DefinitionFields, name: str, source: str, parts: _Parts) -> Agent:
+    ext: dict[str, Any] = dict((fields.mapping("ext") or DefinitionFields({})).values)
     for key in [key for key in fields.values if "." in key]:
         space, _, last = key.rpartition(".")
         inner = ext.setdefault(space, {})
@@ -182,9 +182,9 @@ def _agent(fields: Fields, name: str, source: str, parts: _Parts) -> Agent:
         inner[last] = fields.values[key]
     known = {*AGENT_FIELDS, *(key for key in fields.values if "." in key)}
     warnings = fields.unknown(known)
-    metadata = fields.mapping("metadata") or Fields({}, "metadata")
-    wanted = fields.mapping("input") or Fields({}, "input")
-    given = fields.mapping("output") or Fields({}, "output")
+    metadata = fields.mapping("metadata") or DefinitionFields({}, "metadata")
+    wanted = fields.mapping("input") or DefinitionFields({}, "input")
+    given = fields.mapping("output") or DefinitionFields({}, "output")
     warnings += [*wanted.unknown(_INPUT_FIELDS), *given.unknown(_OUTPUT_FIELDS)]
     input_schema = _schema(wanted)
     if input_schema is not None and input_schema.get("type") != "object":
@@ -214,9 +214,11 @@ def _agent(fields: Fields, name: str, source: str, parts: _Parts) -> Agent:
         or fields.text("description", longest=4000)
         or "",
         model=fields.text("model", longest=200),
-        config=MappingProxyType(dict((fields.mapping("config") or Fields({})).values)),
+        config=MappingProxyType(dict((fields.mapping("config") or DefinitionFields({})).values)),
         input_schema=input_schema,
-        input_defaults=MappingProxyType(dict((wanted.mapping("default") or Fields({})).values)),
+        input_defaults=MappingProxyType(
+            dict((wanted.mapping("default") or DefinitionFields({})).values)
+        ),
         output_schema=output_schema,
         output_format=output_format or ("text" if output_schema is None else "json"),
         sandbox=sandbox,
@@ -234,7 +236,7 @@ def _agent(fields: Fields, name: str, source: str, parts: _Parts) -> Agent:
     )
 
 
-def _name(metadata: Fields, fields: Fields, file_name: str) -> str:
+def _name(metadata: DefinitionFields, fields: DefinitionFields, file_name: str) -> str:
     name = metadata.text("name", longest=_MOST_NAME) or fields.text("name", longest=_MOST_NAME)
     name = name or file_name or "agent"
     if len(name) > _MOST_NAME or not name.isprintable() or name != name.strip():
@@ -246,7 +248,7 @@ def _name(metadata: Fields, fields: Fields, file_name: str) -> str:
     return name
 
 
-def _schema(fields: Fields) -> dict[str, Any] | None:
+def _schema(fields: DefinitionFields) -> dict[str, Any] | None:
     """Return a schema as JSON Schema, also if it was written as Picoschema."""
     said = deepcopy(fields.values.get("schema"))
     path = fields.path("schema")

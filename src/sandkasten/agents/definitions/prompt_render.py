@@ -20,8 +20,8 @@ from sandkasten.agents.definitions.prompt_templates import (
     MAX_CHARACTERS,
     Mark,
     as_text,
-    compiled,
-    fill,
+    checked_template,
+    render_template,
 )
 from sandkasten.errors import InvalidAgent, InvalidRequest, PayloadTooLarge
 
@@ -45,17 +45,17 @@ def render(agent: Agent, task: str, variables: Mapping[str, Any]) -> list[Messag
     {url}}`) if the template contains media.
     """
     values = inputs(agent, task, variables)
-    template = compiled(agent.template, first_line=agent.first_line)
-    messages = _messages(fill(template, values))
-    told = as_text(values.get(TASK))
+    template = checked_template(agent.template, first_line=agent.first_line)
+    messages = _messages(render_template(template, values))
+    task_text = as_text(values.get(TASK))
     opening = messages[0] if messages and messages[0]["role"] is None else None
     users = any(one["role"] == "user" for one in messages)
     if opening is not None:
-        alone = not users and (not told or TASK in template.words)
+        alone = not users and (not task_text or TASK in template.words)
         opening["role"] = "user" if alone else "system"
         users = users or alone
-    if not users and told:
-        messages.append({"role": "user", "content": told})
+    if not users and task_text:
+        messages.append({"role": "user", "content": task_text})
     if not messages:
         raise InvalidRequest(
             f"agent {agent.name} has an empty template and got no task",
@@ -105,7 +105,7 @@ def _plain(variables: Mapping[str, Any]) -> dict[str, Any]:
         ) from exc
     _check_size(text, "variables")
     plain: dict[str, Any] = json.loads(text)
-    if json_schemas.deeper_than(plain, _MAX_DEPTH):
+    if json_schemas.is_deeper_than(plain, _MAX_DEPTH):
         raise InvalidRequest(
             f"the variables are nested more than {_MAX_DEPTH} levels deep",
             hint="flatten them",

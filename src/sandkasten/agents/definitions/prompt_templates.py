@@ -36,7 +36,7 @@ from dotpromptz_handlebars import (
 )
 from dotpromptz_handlebars._render import compile_template, render_program
 
-from sandkasten.agents.definitions.json_schemas import parts
+from sandkasten.agents.definitions.json_schemas import count_values
 from sandkasten.errors import InvalidAgent
 from sandkasten.model.spelling import did_you_mean, shown
 
@@ -92,7 +92,7 @@ class Mark:
     values: tuple[str, ...] = ()
 
 
-class _TooMuch(Exception):
+class _BudgetExceeded(Exception):
     pass
 
 
@@ -105,10 +105,10 @@ class _Budget:
         self.steps -= steps
         self.characters -= characters
         if self.steps < 0 or self.characters < 0:
-            raise _TooMuch
+            raise _BudgetExceeded
 
 
-def compiled(text: str, *, first_line: int = 1) -> Template:
+def checked_template(text: str, *, first_line: int = 1) -> Template:
     """Compile and check the template. InvalidAgent gives the line in the file."""
     try:
         return _compiled(text)
@@ -215,7 +215,7 @@ def _tag(name: str, *args: str) -> Mustache:
     return Mustache(call, raw=True)
 
 
-def fill(template: Template, values: Mapping[str, Any]) -> list[str | Mark]:
+def render_template(template: Template, values: Mapping[str, Any]) -> list[str | Mark]:
     """Render into strings and marks in order. `values` is plain JSON data."""
     word = secrets.token_hex(16)
     marks: list[Mark] = []
@@ -231,7 +231,7 @@ def fill(template: Template, values: Mapping[str, Any]) -> list[str | Mark]:
             strict=False,
             max_depth=2 * MAX_DEPTH,
         )
-    except _TooMuch as exc:
+    except _BudgetExceeded as exc:
         raise InvalidAgent(
             f"the template produces more than {MAX_CHARACTERS} characters, or takes more than "
             f"{MAX_STEPS} steps, with these values",
@@ -259,13 +259,13 @@ def _helpers(budget: _Budget, word: str, marks: list[Mark]) -> dict[str, Helper]
         budget.take(args[0], args[1])
         return ""
 
-    def weigh(value: Any) -> None:
+    def charge(value: Any) -> None:
         """Charge in advance for helpers that traverse a complete list or mapping."""
         if isinstance(value, dict | list):
-            budget.take(parts(value, budget.steps * _PARTS) // _PARTS, 0)
+            budget.take(count_values(value, budget.steps * _PARTS) // _PARTS, 0)
 
     def show(args: list[Any], _: HelperOptions) -> SafeString:
-        weigh(args[0])
+        charge(args[0])
         text = as_text(args[0])
         budget.take(1 + len(text) // 4096, len(text))
         return SafeString(text)
@@ -274,7 +274,7 @@ def _helpers(budget: _Budget, word: str, marks: list[Mark]) -> dict[str, Helper]
         indent = options.hash_value("indent") or 0
         if isinstance(indent, bool) or not isinstance(indent, int) or indent > _MAX_INDENT:
             raise ValueError(f"the indent of json must be a number up to {_MAX_INDENT}")
-        weigh(args[0] if args else None)
+        charge(args[0] if args else None)
         separators = None if indent else (",", ":")
         text = json.dumps(
             args[0] if args else None,
@@ -299,11 +299,11 @@ def _helpers(budget: _Budget, word: str, marks: list[Mark]) -> dict[str, Helper]
         if len(args) < 2:
             raise ValueError("ifEquals and unlessEquals take two values")
         # A comparison traverses both values as far as they are equal.
-        weigh(args[0])
+        charge(args[0])
         budget.take(1 + (len(args[0]) // 4096 if isinstance(args[0], str) else 0), 0)
         return bool(args[0] == args[1])
 
-    def paid(helper: Helper) -> Helper:
+    def charged(helper: Helper) -> Helper:
         def call(args: list[Any], options: HelperOptions) -> Any:
             # For each helper call the library copies the mapping that is the current context.
             if isinstance(options.context, dict):
@@ -324,7 +324,7 @@ def _helpers(budget: _Budget, word: str, marks: list[Mark]) -> dict[str, Helper]
         "unlessEquals": lambda args, o: o.inverse() if same(args) else o.fn(),
         "lookup": lambda args, _: _looked_up(args),
     }
-    return {name: paid(helper) for name, helper in known.items()}
+    return {name: charged(helper) for name, helper in known.items()}
 
 
 def _looked_up(args: list[Any]) -> Any:

@@ -12,7 +12,7 @@ import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from sandkasten.agents.definitions.definition_fields import Fields
+from sandkasten.agents.definitions.definition_fields import DefinitionFields
 from sandkasten.agents.definitions.sandbox_request import AgentSandbox
 from sandkasten.errors import InvalidAgent, InvalidImage, InvalidRequest
 from sandkasten.model.images.image_name import checked_name
@@ -92,8 +92,8 @@ def parse_sandbox(value: object) -> tuple[AgentSandbox, tuple[str, ...]]:
             hint="write `sandbox: python`, or `sandbox:` with fields such as mode and limits",
             field="sandbox",
         )
-    fields = Fields(value, "sandbox")
-    limits = fields.mapping("limits") or Fields({}, "sandbox.limits")
+    fields = DefinitionFields(value, "sandbox")
+    limits = fields.mapping("limits") or DefinitionFields({}, "sandbox.limits")
     warnings = [*fields.unknown(SANDBOX_FIELDS), *limits.unknown(LIMIT_FIELDS)]
     mode = cast("Mode", fields.choice("mode", ("compute", "code")) or "compute")
     runtime = _image_of(fields, "runtime")
@@ -153,12 +153,12 @@ def _nearly(path: str, runtime: str | None) -> tuple[str, ...]:
     return (f"{what} (did you mean {near[0]}?)",)
 
 
-def _image_of(fields: Fields, name: str) -> str | None:
+def _image_of(fields: DefinitionFields, name: str) -> str | None:
     value = fields.text(name)
     return None if value is None else _image(value, fields.path(name))
 
 
-def _session(fields: Fields) -> str | None:
+def _session(fields: DefinitionFields) -> str | None:
     name = fields.text("session")
     if name is None:
         return None
@@ -172,7 +172,7 @@ def _session(fields: Fields) -> str | None:
         ) from exc
 
 
-def _checked(fields: Fields, name: str, check: Callable[[str], str]) -> str | None:
+def _checked(fields: DefinitionFields, name: str, check: Callable[[str], str]) -> str | None:
     """Return a string that `check` accepts; its InvalidRequest becomes InvalidAgent."""
     value = fields.text(name)
     try:
@@ -182,13 +182,13 @@ def _checked(fields: Fields, name: str, check: Callable[[str], str]) -> str | No
         raise InvalidAgent(f"{path}: {exc.message}", hint=exc.hint, field=path) from exc
 
 
-def _network(fields: Fields, warnings: list[str]) -> str | None:
+def _network(fields: DefinitionFields, warnings: list[str]) -> str | None:
     """Return `full`, `allow:host,…`, or None for no network."""
     said = fields.flag("allow_network")
     if fields.values.get("network") == "none":
-        inner = Fields({"enabled": False}, fields.path("network"))
+        inner = DefinitionFields({"enabled": False}, fields.path("network"))
     else:
-        inner = fields.mapping("network") or Fields({})
+        inner = fields.mapping("network") or DefinitionFields({})
     warnings.extend(inner.unknown(NETWORK_FIELDS))
     hosts = inner.texts("allow") or ()
     for at, host in enumerate(hosts):
@@ -199,16 +199,16 @@ def _network(fields: Fields, warnings: list[str]) -> str | None:
         (inner.path("enabled"), inner.flag("enabled")),
         (inner.path("allow"), True if hosts else None),
     ]
-    told = [(path, value) for path, value in asked if value is not None]
-    for path, value in told[1:]:
-        if value != told[0][1]:
-            raise _contradiction(told[0][0], path)
+    requested = [(path, value) for path, value in asked if value is not None]
+    for path, value in requested[1:]:
+        if value != requested[0][1]:
+            raise _contradiction(requested[0][0], path)
     if hosts:
         return "allow:" + ",".join(hosts)
-    return "full" if told and told[0][1] else None
+    return "full" if requested and requested[0][1] else None
 
 
-def _limits(fields: Fields, limits: Fields) -> dict[str, Number]:
+def _limits(fields: DefinitionFields, limits: DefinitionFields) -> dict[str, Number]:
     """Return the limits that have a public name, including the two that may stand outside
     `limits`.
     """
@@ -261,7 +261,9 @@ def _contradiction(one: str, other: str) -> InvalidAgent:
     )
 
 
-def _packages(fields: Fields, name: str, form: re.Pattern[str], example: str) -> tuple[str, ...]:
+def _packages(
+    fields: DefinitionFields, name: str, form: re.Pattern[str], example: str
+) -> tuple[str, ...]:
     found = []
     for at, one in enumerate(fields.texts(name) or ()):
         # `pandas >= 2` is a common spelling; no other package specification contains a space.

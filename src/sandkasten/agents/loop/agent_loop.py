@@ -19,23 +19,23 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sandkasten.agents.chat.chat_client import ChatModel, ChatRequest, ToolCall
-from sandkasten.agents.definitions.json_schemas import check, deeper_than
+from sandkasten.agents.definitions.json_schemas import check, is_deeper_than
 from sandkasten.agents.definitions.prompt_render import render
 from sandkasten.agents.definitions.sandbox_request import AgentSandbox
-from sandkasten.agents.loop.loop_limits import LoopLimits, Spent
+from sandkasten.agents.loop.agent_functions import AgentFunctions, build_functions
+from sandkasten.agents.loop.loop_limits import LoopLimits, UsageMeter
 from sandkasten.agents.loop.tool_messages import (
     MOST_LEVELS,
-    arguments_of,
-    complaint,
-    echoed,
-    fitted,
-    gapped,
-    json_of,
+    parse_arguments,
+    parse_json_answer,
+    sanitized_call,
+    schema_complaint,
+    shortened,
+    truncated_json,
     unknown_tool,
 )
-from sandkasten.agents.loop.tool_offer import Offer, offer
 from sandkasten.agents.loop.transcript import Transcript
-from sandkasten.agents.run_lifecycle import CLEAN_S, settled
+from sandkasten.agents.run_lifecycle import CLEAN_S, finish_shielded
 from sandkasten.agents.tools.tool_answers import failure
 from sandkasten.errors import InvalidRequest, RunFailed, RunLimitReached, SandkastenError
 from sandkasten.model.runs.run_values import RunUsage, new_run_id
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     Work = Callable[[RunContext, Note], Awaitable["AgentResult"]]
 
-__all__ = ["AgentLoop", "AgentResult", "Child", "Children", "LoopLimits", "Spent"]
+__all__ = ["AgentLoop", "AgentResult", "ChildAgent", "ChildRunner", "LoopLimits", "UsageMeter"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +64,14 @@ class AgentResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Child:
+class ChildAgent:
     """An agent called by another agent."""
 
     agent: Agent
     task: str
     variables: Mapping[str, Any]
     parent: RunContext
-    spent: Spent
+    spent: UsageMeter
     """Read it after the work has ended, for whatever reason."""
 
     def context(self, run_id: str) -> RunContext:
@@ -85,10 +85,10 @@ class Child:
         )
 
 
-class Children(Protocol):
+class ChildRunner(Protocol):
     """Callback that creates a child run for an agent called by another."""
 
-    async def __call__(self, child: Child, note: Note, work: Work) -> AgentResult:
+    async def __call__(self, child: ChildAgent, note: Note, work: Work) -> AgentResult:
         """Call `work` once, with the context and the note of the new run; `note` is the caller's.
 
         Exceptions of `work` are passed on.
@@ -97,15 +97,15 @@ class Children(Protocol):
 
 
 @dataclass(slots=True)
-class _Talk:
+class _Conversation:
     """One conversation. Only its messages grow; the rest is constant."""
 
     agent: Agent
-    offer: Offer
+    offer: AgentFunctions
     context: RunContext
     transcript: Transcript
     note: Note
-    spent: Spent
+    spent: UsageMeter
     messages: list[Mapping[str, Any]]
     most_chars: int
     chars: int = 0
@@ -134,7 +134,7 @@ class AgentLoop:
         agents: Callable[[str], Agent],
         *,
         limits: LoopLimits | None = None,
-        children: Children | None = None,
+        children: ChildRunner | None = None,
     ) -> None:
         """`agents` finds called agents by name: AgentNotFound, InvalidAgent.
 
@@ -166,8 +166,10 @@ class AgentLoop:
         """Raise the errors that `run` would raise before its first request to the model."""
         self._offer(agent, depth)
 
-    def _offer(self, agent: Agent, depth: int) -> Offer:
-        return offer(agent, self._models, self._toolbox, self._agents, self._limits, depth)
+    def _offer(self, agent: Agent, depth: int) -> AgentFunctions:
+        return build_functions(
+            agent, self._models, self._toolbox, self._agents, self._limits, depth
+        )
 
     async def run(
         self,
@@ -176,10 +178,10 @@ class AgentLoop:
         variables: Mapping[str, Any],
         context: RunContext,
         note: Note,
-        spent: Spent | None = None,
+        spent: UsageMeter | None = None,
     ) -> AgentResult:
         """Run the agent. Pass `spent` to read the usage of a run that fails."""
-        spent = spent or Spent()
+        spent = spent or UsageMeter()
         # Finding agents reads files.
         offered = await asyncio.to_thread(self._offer, agent, context.depth)
         spent.max_tokens = offered.limits.max_tokens
@@ -189,15 +191,17 @@ class AgentLoop:
             await asyncio.to_thread(render, agent, task, variables)
         )
         for one in messages:
-            await transcript.said(str(one.get("role")), one.get("content"))
+            await transcript.add_message(str(one.get("role")), one.get("content"))
         most = self._limits.conversation_chars
-        talk = _Talk(agent, offered, context, transcript, note, spent, messages, most)
+        conversation = _Conversation(
+            agent, offered, context, transcript, note, spent, messages, most
+        )
         timer = asyncio.timeout(offered.limits.timeout_s)
         try:
             async with timer:
                 if agent.sandbox is not None:
                     await self._toolbox.prepare(context)
-                return await self._converse(talk)
+                return await self._converse(conversation)
         except TimeoutError as exc:
             if not timer.expired():
                 raise
@@ -209,12 +213,12 @@ class AgentLoop:
 
     # ---- the conversation
 
-    async def _converse(self, talk: _Talk) -> AgentResult:
+    async def _converse(self, conversation: _Conversation) -> AgentResult:
         tries = 0
-        for step in range(1, talk.offer.limits.max_steps + 1):
+        for step in range(1, conversation.offer.limits.max_steps + 1):
             if step > 1:
-                talk.spent.check()
-            reply = await self._ask(talk, step)
+                conversation.spent.check()
+            reply = await self._ask(conversation, step)
             if reply.finish_reason == "content_filter":
                 raise RunFailed(
                     "the model endpoint withheld the answer (content_filter)",
@@ -222,65 +226,69 @@ class AgentLoop:
                     reason="content_filter",
                 )
             if reply.tool_calls:
-                if step < talk.offer.limits.max_steps:
-                    await self._use(talk, reply, step)
+                if step < conversation.offer.limits.max_steps:
+                    await self._run_tools(conversation, reply, step)
                 continue
             text = _final(reply)
-            if talk.agent.output_format != "json":
+            if conversation.agent.output_format != "json":
                 text = text or reply.refusal
-                return AgentResult(text, text, talk.spent.usage)
+                return AgentResult(text, text, conversation.spent.usage)
             if reply.refusal and not text:
                 raise RunFailed(
-                    f"the model refused to answer: {gapped(reply.refusal, 500)}",
+                    f"the model refused to answer: {shortened(reply.refusal, 500)}",
                     hint="rephrase the task, or use another model",
                     reason="refusal",
                 )
-            output, problems = await asyncio.to_thread(_output, text, talk.agent.output_schema)
+            output, problems = await asyncio.to_thread(
+                _output, text, conversation.agent.output_schema
+            )
             if not problems:
-                return AgentResult(output, text, talk.spent.usage)
+                return AgentResult(output, text, conversation.spent.usage)
             tries += 1
             if tries > self._limits.output_retries:
-                raise _misfit(talk.agent, tries, problems)
-            await self._correct(talk, reply.text, problems)
-        steps = talk.offer.limits.max_steps
+                raise _schema_error(conversation.agent, tries, problems)
+            await self._correct(conversation, reply.text, problems)
+        steps = conversation.offer.limits.max_steps
         raise RunLimitReached(
-            f"the agent {talk.agent.name!r} did not finish within {steps} steps",
+            f"the agent {conversation.agent.name!r} did not finish within {steps} steps",
             hint="split the task, or raise max_steps in the agent's file; the transcript is kept",
             limit="steps",
             steps=steps,
         )
 
-    async def _ask(self, talk: _Talk, step: int) -> Reply:
-        offered = talk.offer
+    async def _ask(self, conversation: _Conversation, step: int) -> Reply:
+        offered = conversation.offer
         request = ChatRequest(
-            tuple(talk.messages), offered.functions, offered.response_format, offered.config
+            tuple(conversation.messages), offered.functions, offered.response_format, offered.config
         )
         began = time.monotonic()
-        reply = await self._chat.ask(offered.settings, request, talk.transcript.retried)
-        talk.spent.answered(reply)
-        await talk.transcript.answered(offered.settings.model, reply, step, _ms(began))
+        reply = await self._chat.ask(offered.settings, request, conversation.transcript.add_retry)
+        conversation.spent.count_answer(reply)
+        await conversation.transcript.add_answer(offered.settings.model, reply, step, _ms(began))
         return reply
 
-    async def _correct(self, talk: _Talk, text: str, problems: list[str]) -> None:
-        told = complaint(problems)
-        talk.add({"role": "assistant", "content": text}, {"role": "user", "content": told})
-        await talk.transcript.said("user", told)
+    async def _correct(self, conversation: _Conversation, text: str, problems: list[str]) -> None:
+        complaint = schema_complaint(problems)
+        conversation.add(
+            {"role": "assistant", "content": text}, {"role": "user", "content": complaint}
+        )
+        await conversation.transcript.add_message("user", complaint)
 
     # ---- tools
 
-    async def _use(self, talk: _Talk, reply: Reply, step: int) -> None:
+    async def _run_tools(self, conversation: _Conversation, reply: Reply, step: int) -> None:
         """Run all calls of an answer concurrently; append their answers in the order of the
         calls.
         """
-        calls = _numbered(reply.tool_calls, step)
+        calls = _with_unique_ids(reply.tool_calls, step)
         cut = reply.finish_reason == "length"
-        talk.spent.called(len(calls))
+        conversation.spent.count_calls(len(calls))
         room = asyncio.Semaphore(self._limits.calls_at_once)
 
         async def one(call: ToolCall) -> str:
             async with room:
-                answer = await self._answer(talk, call, step, cut=cut)
-            return fitted(answer, self._limits.answer_chars)
+                answer = await self._answer(conversation, call, step, cut=cut)
+            return truncated_json(answer, self._limits.answer_chars)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -288,11 +296,11 @@ class AgentLoop:
         except BaseExceptionGroup as exc:
             # Not the model's mistake but ours: the transcript could not be saved, for example.
             raise exc.exceptions[0] from None
-        talk.add(
+        conversation.add(
             {
                 "role": "assistant",
                 "content": reply.text or None,
-                "tool_calls": [echoed(call) for call in calls],
+                "tool_calls": [sanitized_call(call) for call in calls],
             },
             *(
                 {"role": "tool", "tool_call_id": call.id, "content": task.result()}
@@ -301,29 +309,33 @@ class AgentLoop:
         )
 
     async def _answer(
-        self, talk: _Talk, call: ToolCall, step: int, *, cut: bool
+        self, conversation: _Conversation, call: ToolCall, step: int, *, cut: bool
     ) -> Mapping[str, Any]:
-        await talk.transcript.called(call, step)
+        await conversation.transcript.add_call(call, step)
         began = time.monotonic()
-        answer = await self._do(talk, call, cut=cut)
-        await talk.transcript.returned(call, answer, step, _ms(began))
+        answer = await self._run_tool(conversation, call, cut=cut)
+        await conversation.transcript.add_result(call, answer, step, _ms(began))
         return answer
 
-    async def _do(self, talk: _Talk, call: ToolCall, *, cut: bool) -> Mapping[str, Any]:
-        if call.name not in talk.offer.tools and call.name not in talk.offer.agents:
-            return unknown_tool(call.name, talk.offer.names)
+    async def _run_tool(
+        self, conversation: _Conversation, call: ToolCall, *, cut: bool
+    ) -> Mapping[str, Any]:
+        if call.name not in conversation.offer.tools and call.name not in conversation.offer.agents:
+            return unknown_tool(call.name, conversation.offer.names)
         try:
-            arguments = arguments_of(call, cut=cut)
-            if call.name in talk.offer.tools:
-                return await self._toolbox.call(call.name, arguments, talk.context)
-            return await self._hand_on(talk, talk.offer.agents[call.name], arguments)
+            arguments = parse_arguments(call, cut=cut)
+            if call.name in conversation.offer.tools:
+                return await self._toolbox.call(call.name, arguments, conversation.context)
+            return await self._call_agent(
+                conversation, conversation.offer.agents[call.name], arguments
+            )
         except SandkastenError as exc:
             return failure(exc)
 
     # ---- child agents
 
-    async def _hand_on(
-        self, talk: _Talk, agent: Agent, arguments: Mapping[str, Any]
+    async def _call_agent(
+        self, conversation: _Conversation, agent: Agent, arguments: Mapping[str, Any]
     ) -> Mapping[str, Any]:
         task, variables = arguments.get("task", ""), arguments.get("variables", {})
         if not isinstance(task, str) or not isinstance(variables, dict):
@@ -331,28 +343,28 @@ class AgentLoop:
                 "`task` must be a string and `variables` an object",
                 hint='call it again, such as {"task": "…"}',
             )
-        if deeper_than(variables, MOST_LEVELS):
+        if is_deeper_than(variables, MOST_LEVELS):
             raise InvalidRequest(
                 f"`variables` are nested more than {MOST_LEVELS} levels deep", hint="flatten them"
             )
         # A budget below the caller's: usage of the child counts for the caller too.
-        talk.spent.handed_on(self._limits.max_called)
-        spent = Spent(talk.spent)
+        conversation.spent.count_agent(self._limits.max_called)
+        spent = UsageMeter(conversation.spent)
         spent.check()
 
         async def work(context: RunContext, note: Note) -> AgentResult:
             return await self.run(agent, task, variables, context, note, spent)
 
-        child = Child(agent, task, variables, talk.context, spent)
-        result = await self._children(child, talk.note, work)
+        child = ChildAgent(agent, task, variables, conversation.context, spent)
+        result = await self._children(child, conversation.note, work)
         return {"ok": True, "agent": agent.name, "output": result.output}
 
-    async def _unrecorded(self, child: Child, note: Note, work: Work) -> AgentResult:
+    async def _unrecorded(self, child: ChildAgent, note: Note, work: Work) -> AgentResult:
         context = child.context(new_run_id())
         try:
             return await work(context, note)
         finally:
-            await settled(self._finish(context))
+            await finish_shielded(self._finish(context))
 
     async def _finish(self, context: RunContext) -> None:
         # Leftovers are destroyed when the run above ends, or by the reaper.
@@ -361,7 +373,7 @@ class AgentLoop:
                 await self._toolbox.finish("agent", context.agent_run_id, context.tenant)
 
 
-def _numbered(calls: Sequence[ToolCall], step: int) -> list[ToolCall]:
+def _with_unique_ids(calls: Sequence[ToolCall], step: int) -> list[ToolCall]:
     """Give each call a unique id, because an answer is matched to its call by id only."""
     seen: set[str] = set()
     found = []
@@ -386,13 +398,13 @@ def _final(reply: Reply) -> str:
 
 def _output(text: str, schema: Mapping[str, Any] | None) -> tuple[Any, list[str]]:
     try:
-        found = json_of(text)
+        found = parse_json_answer(text)
     except ValueError as exc:
         return None, [str(exc)]
     return found, [] if schema is None else check(found, schema)
 
 
-def _misfit(agent: Agent, tries: int, problems: list[str]) -> RunFailed:
+def _schema_error(agent: Agent, tries: int, problems: list[str]) -> RunFailed:
     return RunFailed(
         f"the answer of agent {agent.name!r} did not match its schema in {tries} tries: "
         + "; ".join(one[:200] for one in problems[:5]),

@@ -42,7 +42,7 @@ class LoopLimits:
     output_retries: int = 2
     """Number of times that an answer is requested again if it does not match its schema."""
 
-    def of(self, agent: Agent) -> Limits:
+    def for_agent(self, agent: Agent) -> AgentLimits:
         """Return the limits of one agent. Raise PolicyDenied when its file requests more than
         allowed.
         """
@@ -58,7 +58,7 @@ class LoopLimits:
                     rule=name,
                 )
         tokens = agent.max_tokens if agent.max_tokens is not None else self.max_tokens
-        return Limits(
+        return AgentLimits(
             max_steps=agent.max_steps or self.max_steps,
             max_tokens=self.most_tokens if tokens is None else tokens,
             timeout_s=agent.timeout_s or self.timeout_s,
@@ -66,7 +66,7 @@ class LoopLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AgentLimits:
     """Limits of one run."""
 
     max_steps: int
@@ -74,10 +74,10 @@ class Limits:
     timeout_s: float
 
 
-class Spent:
+class UsageMeter:
     """Usage of a run so far, including the agents it called. The caller may read it at any time."""
 
-    def __init__(self, above: Spent | None = None) -> None:
+    def __init__(self, above: UsageMeter | None = None) -> None:
         self._above = above
         self._usage = RunUsage()
         self._agents = 0
@@ -87,16 +87,16 @@ class Spent:
     def usage(self) -> RunUsage:
         return self._usage
 
-    def answered(self, reply: Reply) -> None:
+    def count_answer(self, reply: Reply) -> None:
         self._add(RunUsage(1, 0, reply.prompt_tokens, reply.completion_tokens))
 
-    def called(self, calls: int) -> None:
+    def count_calls(self, calls: int) -> None:
         self._add(RunUsage(0, calls))
 
-    def handed_on(self, most: int) -> None:
+    def count_agent(self, most: int) -> None:
         """Count a called agent. Raise RunLimitReached when there are too many in total."""
         if self._above is not None:
-            self._above.handed_on(most)
+            self._above.count_agent(most)
         elif self._agents >= most:
             raise RunLimitReached(
                 f"the run has already called {most} agents, which is the maximum",

@@ -11,7 +11,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.agents.definitions.json_schemas import deeper_than
+from sandkasten.agents.definitions.json_schemas import is_deeper_than
 from sandkasten.agents.tools.tool_answers import failure
 from sandkasten.errors import InvalidRequest
 from sandkasten.model.spelling import did_you_mean
@@ -32,14 +32,14 @@ MOST_LEVELS: Final = 64
 """Depth limit of a model's JSON, so that every component can write and read it."""
 
 
-def slug(name: str, most: int = MOST_NAME) -> str:
+def function_name(name: str, most: int = MOST_NAME) -> str:
     return _NOT_IN_NAMES.sub("_", name)[:most].strip("_") or "unnamed"
 
 
 # ---- arguments
 
 
-def arguments_of(call: ToolCall, *, cut: bool) -> Mapping[str, Any]:
+def parse_arguments(call: ToolCall, *, cut: bool) -> Mapping[str, Any]:
     """Parse the arguments of a call. Raise InvalidRequest for the model if they are not an
     object.
     """
@@ -50,20 +50,20 @@ def arguments_of(call: ToolCall, *, cut: bool) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as exc:
         where = f" ({exc})" if isinstance(exc, json.JSONDecodeError) else ""
         raise InvalidRequest(
-            f"the arguments of {slug(call.name)} are not valid JSON{where}",
+            f"the arguments of {function_name(call.name)} are not valid JSON{where}",
             hint="your answer was cut at its length limit; write less at once"
             if cut
             else "call it again with one JSON object; escape quotes and line breaks in strings",
         ) from None
     if not isinstance(found, dict):
         raise InvalidRequest(
-            f"the arguments of {slug(call.name)} are not a JSON object",
+            f"the arguments of {function_name(call.name)} are not a JSON object",
             hint='call it again with one JSON object, such as {"path": "x"}',
         )
     return found
 
 
-def echoed(call: ToolCall) -> dict[str, Any]:
+def sanitized_call(call: ToolCall) -> dict[str, Any]:
     """Return a call for the conversation: endpoints reject an invalid name or invalid JSON."""
     arguments = call.arguments
     try:
@@ -71,9 +71,9 @@ def echoed(call: ToolCall) -> dict[str, Any]:
     except (ValueError, RecursionError):
         usable = False
     if not usable:
-        told = {"malformed": arguments[:_MOST_ECHOED]} if arguments.strip() else {}
-        arguments = json.dumps(told, ensure_ascii=False)
-    function = {"name": slug(call.name), "arguments": arguments}
+        content = {"malformed": arguments[:_MOST_ECHOED]} if arguments.strip() else {}
+        arguments = json.dumps(content, ensure_ascii=False)
+    function = {"name": function_name(call.name), "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
 
 
@@ -91,7 +91,7 @@ def _finite(digits: str) -> float:
 # ---- answers of tools
 
 
-def fitted(answer: Mapping[str, Any], most: int) -> str:
+def truncated_json(answer: Mapping[str, Any], most: int) -> str:
     """Return a tool's answer as JSON of about `most` characters."""
     whole = _text(answer)
     if len(whole) <= most:
@@ -103,11 +103,11 @@ def fitted(answer: Mapping[str, Any], most: int) -> str:
             return found
         keep //= 2
     # Many short strings: cut the JSON itself, inside a string.
-    told = {"ok": answer.get("ok"), "cut_for_model": True, "answer": gapped(whole, most // 2)}
-    return _text(told)
+    content = {"ok": answer.get("ok"), "cut_for_model": True, "answer": shortened(whole, most // 2)}
+    return _text(content)
 
 
-def gapped(text: str, most: int) -> str:
+def shortened(text: str, most: int) -> str:
     if len(text) <= most:
         return text
     # The end of an output usually says more about the result than its beginning.
@@ -118,7 +118,7 @@ def gapped(text: str, most: int) -> str:
 
 def _shortened(value: Any, keep: int, depth: int) -> Any:
     if isinstance(value, str):
-        return gapped(value, keep)
+        return shortened(value, keep)
     if depth < _MOST_DEEP and hasattr(value, "items"):
         return {name: _shortened(one, keep, depth + 1) for name, one in value.items()}
     if depth < _MOST_DEEP and isinstance(value, list | tuple):
@@ -133,7 +133,7 @@ def _text(value: object) -> str:
 # ---- final answers
 
 
-def json_of(text: str) -> Any:
+def parse_json_answer(text: str) -> Any:
     """Parse a final answer. Raise ValueError with a reason for the model."""
     text = text.strip()
     # A fence is followed by a language name, a line break, and the content.
@@ -145,7 +145,7 @@ def json_of(text: str) -> Any:
             continue
         try:
             found = json.loads(one, parse_constant=_refused, parse_float=_finite)
-            if not deeper_than(found, MOST_LEVELS):
+            if not is_deeper_than(found, MOST_LEVELS):
                 return found
             reason = "it is nested too deeply"
         except RecursionError:
@@ -155,9 +155,9 @@ def json_of(text: str) -> Any:
     raise ValueError(f"the answer is not valid JSON: {reason}")
 
 
-def complaint(problems: list[str]) -> str:
+def schema_complaint(problems: list[str]) -> str:
     """Return the message for a model whose answer does not match the schema."""
-    said = "\n".join(f"- {gapped(one, 500)}" for one in problems[:20])
+    said = "\n".join(f"- {shortened(one, 500)}" for one in problems[:20])
     return (
         "Your answer does not match the required schema:\n"
         f"{said}\n"
@@ -168,7 +168,7 @@ def complaint(problems: list[str]) -> str:
 def unknown_tool(name: str, offered: list[str]) -> dict[str, Any]:
     return failure(
         InvalidRequest(
-            f"unknown tool {slug(name)!r}",
+            f"unknown tool {function_name(name)!r}",
             hint=did_you_mean(name, offered)
             if offered
             else "this agent has no tools; answer without them",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.agents.loop.tool_messages import fitted, gapped
+from sandkasten.agents.loop.tool_messages import shortened, truncated_json
 from sandkasten.agents.tools.tool_answers import failed
 
 if TYPE_CHECKING:
@@ -25,15 +25,21 @@ class Transcript:
         self._note = note
         self._agent = agent
 
-    async def said(self, role: str, content: object, step: int | None = None) -> None:
-        text = content if isinstance(content, str) else fitted({"parts": content}, MOST_TEXT)
-        told: dict[str, Any] = {"agent": self._agent, "role": role, "text": gapped(text, MOST_TEXT)}
+    async def add_message(self, role: str, content: object, step: int | None = None) -> None:
+        text = (
+            content if isinstance(content, str) else truncated_json({"parts": content}, MOST_TEXT)
+        )
+        data: dict[str, Any] = {
+            "agent": self._agent,
+            "role": role,
+            "text": shortened(text, MOST_TEXT),
+        }
         if step is not None:
-            told["step"] = step
-        await self._note("agent.message", told)
+            data["step"] = step
+        await self._note("agent.message", data)
 
-    async def answered(self, model: str, reply: Reply, step: int, ms: int) -> None:
-        told = {
+    async def add_answer(self, model: str, reply: Reply, step: int, ms: int) -> None:
+        data = {
             "agent": self._agent,
             "model": model,
             "step": step,
@@ -43,32 +49,38 @@ class Transcript:
             "finish_reason": reply.finish_reason,
             "tool_calls": len(reply.tool_calls),
         }
-        await self._note("model.called", told)
+        await self._note("model.called", data)
         if reply.text or reply.refusal:
-            await self.said("assistant", reply.text or reply.refusal, step)
+            await self.add_message("assistant", reply.text or reply.refusal, step)
 
-    async def retried(self, reason: str, pause_s: float) -> None:
-        told = {"agent": self._agent, "reason": gapped(reason, 1000), "pause_s": round(pause_s, 3)}
-        await self._note("model.retried", told)
-
-    async def called(self, call: ToolCall, step: int) -> None:
-        told = {
+    async def add_retry(self, reason: str, pause_s: float) -> None:
+        data = {
             "agent": self._agent,
-            "step": step,
-            "id": call.id,
-            "name": gapped(call.name, 200),
-            "arguments": gapped(call.arguments, MOST_TEXT),
+            "reason": shortened(reason, 1000),
+            "pause_s": round(pause_s, 3),
         }
-        await self._note("tool.called", told)
+        await self._note("model.retried", data)
 
-    async def returned(self, call: ToolCall, answer: Mapping[str, Any], step: int, ms: int) -> None:
-        told = {
+    async def add_call(self, call: ToolCall, step: int) -> None:
+        data = {
             "agent": self._agent,
             "step": step,
             "id": call.id,
-            "name": gapped(call.name, 200),
+            "name": shortened(call.name, 200),
+            "arguments": shortened(call.arguments, MOST_TEXT),
+        }
+        await self._note("tool.called", data)
+
+    async def add_result(
+        self, call: ToolCall, answer: Mapping[str, Any], step: int, ms: int
+    ) -> None:
+        data = {
+            "agent": self._agent,
+            "step": step,
+            "id": call.id,
+            "name": shortened(call.name, 200),
             "ok": not failed(dict(answer)),
             "ms": ms,
-            "answer": fitted(answer, MOST_TEXT),
+            "answer": truncated_json(answer, MOST_TEXT),
         }
-        await self._note("tool.answered", told)
+        await self._note("tool.answered", data)

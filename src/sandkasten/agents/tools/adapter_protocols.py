@@ -1,4 +1,4 @@
-"""Interface between tool adapters (MCP, Genkit) and the tools, independent of their implementation.
+"""Interface between tool adapters (MCP, Genkit, OpenAI) and the tools.
 
 A caller works for one client: the sandboxes it opens belong to that client and end with it.
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 # Keywords of a schema document that repeat the tool's name or are useless to a model.
 _OF_THE_DOCUMENT: Final = ("$schema", "$id", "title", "description")
 
 
-class Shape(Protocol):
+class ToolInfo(Protocol):
     """A tool as a model sees it."""
 
     @property
@@ -27,8 +27,8 @@ class Shape(Protocol):
         ...
 
 
-class Caller(Protocol):
-    def tools(self) -> Sequence[Shape]: ...
+class ToolCaller(Protocol):
+    def tools(self) -> Sequence[ToolInfo]: ...
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Call a tool. A failure is an answer with `ok` false and the fields of the error body.
 
@@ -41,6 +41,21 @@ class Caller(Protocol):
         ...
 
 
-def schema_of(shape: Shape) -> dict[str, Any]:
+def schema_of(shape: ToolInfo) -> dict[str, Any]:
     """Return the parameters as every adapter shows them, so that all models see the same."""
     return {k: v for k, v in shape.parameters.items() if k not in _OF_THE_DOCUMENT}
+
+
+def openai_functions(tools: Iterable[ToolInfo]) -> list[dict[str, Any]]:
+    """Return the `tools` of a request to an OpenAI-compatible endpoint."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": schema_of(tool),
+            },
+        }
+        for tool in tools
+    ]

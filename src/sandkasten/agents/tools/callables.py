@@ -43,7 +43,7 @@ def sync_callables(
     `loop`.
     """
     return {
-        name: _waiting(function, loop) for name, function in callables(toolbox, context).items()
+        name: _blocking(function, loop) for name, function in callables(toolbox, context).items()
     }
 
 
@@ -58,11 +58,11 @@ def _function(
             spec.name, {k: v for k, v in given.items() if v is not None}, context
         )
 
-    _dress(call, spec.name, _told(spec), signature)
+    _set_metadata(call, spec.name, _docstring(spec), signature)
     return call
 
 
-def _waiting(
+def _blocking(
     function: Callable[..., Awaitable[Answer]], loop: asyncio.AbstractEventLoop
 ) -> Callable[..., Answer]:
     signature = inspect.signature(function)
@@ -83,13 +83,13 @@ def _waiting(
 
         return asyncio.run_coroutine_threadsafe(answered(), loop).result()
 
-    _dress(call, function.__name__, inspect.getdoc(function) or "", signature)
+    _set_metadata(call, function.__name__, inspect.getdoc(function) or "", signature)
     return call
 
 
-def _dress(function: Any, name: str, told: str, signature: inspect.Signature) -> None:
+def _set_metadata(function: Any, name: str, doc: str, signature: inspect.Signature) -> None:
     function.__name__ = function.__qualname__ = name
-    function.__doc__ = told
+    function.__doc__ = doc
     function.__signature__ = signature
     function.__annotations__ = {
         one.name: one.annotation for one in signature.parameters.values()
@@ -127,7 +127,7 @@ def _type(schema: Mapping[str, Any]) -> Any:
     return found
 
 
-def _told(spec: ToolSpec) -> str:
+def _docstring(spec: ToolSpec) -> str:
     lines = [spec.description, "", "Args:"]
     lines += [
         f"    {name}: {schema['description']}"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sandkasten.agents.run_context import RunContext
-    from sandkasten.agents.tools.run_sessions import Place
+    from sandkasten.agents.tools.run_sessions import CallSandbox
     from sandkasten.agents.tools.tool_answers import Answer
     from sandkasten.engine.engine import Engine
 
@@ -34,11 +34,13 @@ KILL_S: Final = 10.0
 _DYING_S: Final = 0.2
 
 
-class Shells:
+class ExecTools:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def run(self, given: Mapping[str, Any], context: RunContext, place: Place) -> Answer:
+    async def run(
+        self, given: Mapping[str, Any], context: RunContext, target: CallSandbox
+    ) -> Answer:
         request = exec_request(
             {
                 "timeout_seconds": timeout_for(context.sandbox),
@@ -47,13 +49,13 @@ class Shells:
             }
         )
         if given.get("stream", False):
-            begun = await self._engine.exec_start(place.info.id, request)
+            begun = await self._engine.exec_start(target.info.id, request)
             # Output written in the meantime is read later, from the beginning.
             return {**tool_answers.ending(begun), "stdout": "", "stderr": "", "output": ""}
         try:
-            result = await self._engine.exec(place.info.id, request)
+            result = await self._engine.exec(target.info.id, request)
         except asyncio.CancelledError:
-            await finish(self._kill(place.info.id, request))
+            await finish(self._kill(target.info.id, request))
             raise
         return tool_answers.command(result, self._most(context))
 
@@ -69,10 +71,12 @@ class Shells:
                     await self._engine.exec_signal(sandbox_id, found.exec_id, signal.SIGKILL)
                     found = await self._engine.exec_get(sandbox_id, found.exec_id, wait_s=_DYING_S)
 
-    async def read(self, given: Mapping[str, Any], context: RunContext, place: Place) -> Answer:
+    async def read(
+        self, given: Mapping[str, Any], context: RunContext, target: CallSandbox
+    ) -> Answer:
         since, most = given.get("since_seq", 0), given.get("max_chunks", READ_CHUNKS)
         room = sum(one or 0 for one in self._most(context).values())
-        items = self._engine.exec_output(place.info.id, given["exec_id"], since_seq=int(since))
+        items = self._engine.exec_output(target.info.id, given["exec_id"], since_seq=int(since))
         chunks: list[Answer] = []
         fields: Answer = {"done": False, "more": True}
         async with aclosing(items) as source:  # type: ignore[type-var]
@@ -89,9 +93,11 @@ class Shells:
         last = chunks[-1]["seq"] if chunks else int(since)
         return {**fields, "exec_id": given["exec_id"], "chunks": chunks, "next_seq": last}
 
-    async def wait(self, given: Mapping[str, Any], context: RunContext, place: Place) -> Answer:
+    async def wait(
+        self, given: Mapping[str, Any], context: RunContext, target: CallSandbox
+    ) -> Answer:
         result = await self._engine.exec_get(
-            place.info.id, given["exec_id"], wait_s=given.get("timeout_seconds", WAIT_S)
+            target.info.id, given["exec_id"], wait_s=given.get("timeout_seconds", WAIT_S)
         )
         if result.status == "running":
             return {**tool_answers.ending(result), "done": False}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sandkasten.agents.run_context import RunContext
-    from sandkasten.agents.tools.run_sessions import Place
+    from sandkasten.agents.tools.run_sessions import CallSandbox
     from sandkasten.agents.tools.tool_answers import Answer
     from sandkasten.engine.engine import Engine
     from sandkasten.engine.storage.stage_publish import StagePublish
@@ -36,22 +36,26 @@ class FileTools:
         self._filing = filing
         self._written: dict[str, set[str]] = {}
 
-    async def write(self, given: Mapping[str, Any], context: RunContext, place: Place) -> Answer:
+    async def write(
+        self, given: Mapping[str, Any], context: RunContext, target: CallSandbox
+    ) -> Answer:
         data = _content(given)
-        self._check(context, place, given["path"], len(data))
+        self._check(context, target, given["path"], len(data))
         entry = await self._engine.files.write(
-            place.info.id,
+            target.info.id,
             given["path"],
             data,
             mode=_permissions(given.get("mode")),
             overwrite=given.get("overwrite", True),
         )
-        self._count(place, given["path"])
+        self._count(target, given["path"])
         return {"ok": True, **tool_answers.name("path", entry.path), "size_bytes": entry.size}
 
-    async def read(self, given: Mapping[str, Any], context: RunContext, place: Place) -> Answer:
+    async def read(
+        self, given: Mapping[str, Any], context: RunContext, target: CallSandbox
+    ) -> Answer:
         found = await self._engine.files.read(
-            place.info.id, given["path"], max_bytes=int(given.get("max_bytes", READ_BYTES))
+            target.info.id, given["path"], max_bytes=int(given.get("max_bytes", READ_BYTES))
         )
         return {
             **tool_answers.name("path", found.path),
@@ -60,10 +64,12 @@ class FileTools:
             **_shown(found.data, given.get("encoding"), truncated=found.truncated),
         }
 
-    async def list(self, given: Mapping[str, Any], context: RunContext, place: Place) -> Answer:
+    async def list(
+        self, given: Mapping[str, Any], context: RunContext, target: CallSandbox
+    ) -> Answer:
         path = given.get("path", ".")
         page = await self._engine.files.list(
-            place.info.id, path, recursive=given.get("recursive", False), limit=MOST_ENTRIES
+            target.info.id, path, recursive=given.get("recursive", False), limit=MOST_ENTRIES
         )
         return {
             **tool_answers.name("path", sandbox_path(path)),
@@ -71,20 +77,24 @@ class FileTools:
             "truncated": page.next is not None,
         }
 
-    async def delete(self, given: Mapping[str, Any], context: RunContext, place: Place) -> Answer:
+    async def delete(
+        self, given: Mapping[str, Any], context: RunContext, target: CallSandbox
+    ) -> Answer:
         removed = await self._engine.files.remove(
-            place.info.id, given["path"], recursive=given.get("recursive", False)
+            target.info.id, given["path"], recursive=given.get("recursive", False)
         )
         path = tool_answers.name("path", sandbox_path(given["path"]))
-        self._written.get(place.info.id, set()).discard(sandbox_path(given["path"]))
+        self._written.get(target.info.id, set()).discard(sandbox_path(given["path"]))
         return {"ok": True, **path, "deleted": path["path"], "removed": removed}
 
-    async def stage(self, given: Mapping[str, Any], context: RunContext, place: Place) -> Answer:
-        self._check(context, place, given["destination"], 0)
+    async def stage(
+        self, given: Mapping[str, Any], context: RunContext, target: CallSandbox
+    ) -> Answer:
+        self._check(context, target, given["destination"], 0)
         done = await self._stored().stage(
-            context.tenant, place.info.id, given["file_key"], given["destination"]
+            context.tenant, target.info.id, given["file_key"], given["destination"]
         )
-        self._count(place, given["destination"])
+        self._count(target, given["destination"])
         return {
             "ok": True,
             **tool_answers.name("path", done.path),
@@ -93,10 +103,12 @@ class FileTools:
             "checksum": done.checksum,
         }
 
-    async def publish(self, given: Mapping[str, Any], context: RunContext, place: Place) -> Answer:
+    async def publish(
+        self, given: Mapping[str, Any], context: RunContext, target: CallSandbox
+    ) -> Answer:
         row = await self._stored().publish(
             context.tenant,
-            place.info.id,
+            target.info.id,
             given["source"],
             given.get("file_key"),
             max_stored_bytes=partial(self._engine.max_stored_bytes, context.tenant, context.quota),
@@ -120,9 +132,9 @@ class FileTools:
             )
         return self._filing
 
-    def _check(self, context: RunContext, place: Place, path: str, size: int) -> None:
+    def _check(self, context: RunContext, target: CallSandbox, path: str, size: int) -> None:
         limits = parse_limits(context.sandbox.options.limits, self._engine.policy.limits)
-        written = self._written.get(place.info.id, set())
+        written = self._written.get(target.info.id, set())
         again = sandbox_path(path) in written
         check_tool_write(
             size,
@@ -131,8 +143,8 @@ class FileTools:
             max_files=max(limits.tool_files, 1) if again else limits.tool_files,
         )
 
-    def _count(self, place: Place, path: str) -> None:
-        self._written.setdefault(place.info.id, set()).add(sandbox_path(path))
+    def _count(self, target: CallSandbox, path: str) -> None:
+        self._written.setdefault(target.info.id, set()).add(sandbox_path(path))
         if len(self._written) > _COUNTED_SANDBOXES:
             del self._written[next(iter(self._written))]
 

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
     from genkit import Genkit
 
-    from sandkasten.agents.tools.adapter_protocols import Caller, Shape
+    from sandkasten.agents.tools.adapter_protocols import ToolCaller, ToolInfo
 
 
-def define_tools(ai: Genkit, caller: Caller) -> Sequence[str]:
+def define_tools(ai: Genkit, caller: ToolCaller) -> Sequence[str]:
     """Define every tool of the caller on `ai`; return the names for `generate(tools=…)`."""
     return [_define(ai, caller, one) for one in caller.tools()]
 
 
-def _define(ai: Genkit, caller: Caller, shape: Shape) -> str:
+def _define(ai: Genkit, caller: ToolCaller, shape: ToolInfo) -> str:
     async def call(arguments: Any) -> dict[str, Any]:
         # Models send null when a tool has no required arguments.
         given = {} if arguments is None else arguments

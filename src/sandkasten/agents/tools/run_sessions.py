@@ -49,7 +49,7 @@ _PASSES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CallSandbox:
     """The sandbox of one call."""
 
     info: Info
@@ -58,7 +58,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishResult:
     """Result of `finish`."""
 
     destroyed: tuple[str, ...] = ()
@@ -67,23 +67,23 @@ class Finished:
 
 
 @dataclass(slots=True)
-class _Known:
+class _CachedSandbox:
     id: str
     kinds: set[_Kind] = field(default_factory=set)
     """Requests already answered by this sandbox, so that the engine need not check them again."""
 
 
-class Sessions:
+class RunSessions:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._known: dict[tuple[str, str], _Known] = {}
+        self._known: dict[tuple[str, str], _CachedSandbox] = {}
         """By tenant and key, as of the last use here."""
         self._making: dict[tuple[str, str, str], set[str]] = {}
         """Sandboxes per run that are being created and are not in the ledger yet."""
 
     async def open(
         self, context: RunContext, *, key: SessionKey | None = None, image: str | None = None
-    ) -> Place:
+    ) -> CallSandbox:
         """Return the session with this key; create it if needed."""
         the_key = key or context.session_key()
         before = self._known.get((context.tenant, str(the_key)))
@@ -91,22 +91,22 @@ class Sessions:
         if before is not None and kind in before.kinds:
             found = await self._alive(before.id, str(the_key))
             if found is not None:
-                return Place(found)
-        async with self._room(context.tenant, the_key):
+                return CallSandbox(found)
+        async with self._reserved(context.tenant, the_key):
             info = await self._made(context, the_key, image)
         self._remember(info, kind)
         if before is not None and before.id != info.id:
-            return Place(
+            return CallSandbox(
                 info,
                 "the sandbox of this session ended and its files are lost; this is a new sandbox",
             )
-        return Place(info)
+        return CallSandbox(info)
 
-    async def resolve(self, context: RunContext, given: str | None) -> Place:
+    async def resolve(self, context: RunContext, given: str | None) -> CallSandbox:
         """Return the sandbox that a call names, or the run's default."""
         if given is None:
             return await self.open(context)
-        return Place(await self.named(context, given))
+        return CallSandbox(await self.named(context, given))
 
     async def named(self, context: RunContext, given: str) -> Info:
         """Return a named sandbox. Raise SessionNotFound for anything not in this run."""
@@ -149,7 +149,7 @@ class Sessions:
 
     async def finish(
         self, namespace: Namespace, run_id: str, tenant: str | None = None
-    ) -> Finished:
+    ) -> FinishResult:
         """Destroy every sandbox of a run. Idempotent, and one failure does not stop the rest.
 
         Raises only when the ledger cannot be read.
@@ -185,7 +185,7 @@ class Sessions:
             async with asyncio.TaskGroup() as group:
                 for info in found:
                     group.create_task(one(info))
-        return Finished(tuple(destroyed), tuple(failed.items()))
+        return FinishResult(tuple(destroyed), tuple(failed.items()))
 
     async def _alive(self, the_id: str, key: str) -> Info | None:
         try:
@@ -195,7 +195,7 @@ class Sessions:
         return info if info.status in ("running", "paused") and info.session_key == key else None
 
     @asynccontextmanager
-    async def _room(self, tenant: str, key: SessionKey) -> AsyncIterator[None]:
+    async def _reserved(self, tenant: str, key: SessionKey) -> AsyncIterator[None]:
         """Raise QuotaExceeded when a run has too many sandboxes: names cost a model nothing."""
         run = (key.namespace, key.id)
         making = self._making.setdefault((tenant, *run), set())
@@ -248,7 +248,7 @@ class Sessions:
         name = (info.tenant, info.session_key)
         known = self._known.pop(name, None)
         if known is None or known.id != info.id:
-            known = _Known(info.id)
+            known = _CachedSandbox(info.id)
         if kind is not None:
             known.kinds.add(kind)
         self._known[name] = known

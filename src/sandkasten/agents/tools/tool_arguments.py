@@ -42,7 +42,7 @@ def checked(spec: ToolSpec, arguments: object) -> Mapping[str, Any]:
     problems = _choice(spec, arguments) + _unknown(spec, arguments)
     if not problems:
         found = _validator(spec.name).iter_errors(arguments)
-        problems = [_told(one) for one in islice(found, _MOST_PROBLEMS)]
+        problems = [_describe(one) for one in islice(found, _MOST_PROBLEMS)]
     if problems:
         raise _refused(spec, problems)
     return arguments
@@ -109,7 +109,7 @@ def _unknown(spec: ToolSpec, arguments: Mapping[str, Any]) -> list[str]:
     ][:_MOST_PROBLEMS]
 
 
-def _told(error: ValidationError) -> str:
+def _describe(error: ValidationError) -> str:
     where = error.json_path.removeprefix("$").removeprefix(".")
     text = error.message if len(error.message) <= _MOST_TEXT else error.message[:_MOST_TEXT] + "…"
     return f"{where[:_MOST_TEXT]}: {text}" if where else text

@@ -10,21 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.agents.tools.schema_parts import (
-    CODE_BYTES,
-    DRAFT,
-    choice,
-    flag,
-    number,
-    text,
-    words,
-)
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from sandkasten.agents.definitions.sandbox_request import Mode
 
+DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
+# The engine's limit for the code of one run.
+CODE_BYTES: Final = 10_000_000
 READ_BYTES: Final = 262_144
 MOST_READ_BYTES: Final = 10 * 1024 * 1024
 MOST_ENTRIES: Final = 1000
@@ -48,13 +41,52 @@ class ToolSpec:
     """Exactly one of these arguments is required; the schema says so too."""
 
 
+def _string(description: str, most: int | None = None, *, least: int = 1) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string", "description": description}
+    if least:
+        schema["minLength"] = least
+    if most is not None:
+        schema["maxLength"] = most
+    return schema
+
+
+def _number(description: str, low: float, high: float) -> dict[str, Any]:
+    return {"type": "number", "description": description, "minimum": low, "maximum": high}
+
+
+def _boolean(description: str, default: bool) -> dict[str, Any]:
+    return {"type": "boolean", "description": description, "default": default}
+
+
+def _strings(description: str, most: int) -> dict[str, Any]:
+    return {
+        "type": "array",
+        "description": description,
+        "items": {"type": "string"},
+        "maxItems": most,
+    }
+
+
+def _exactly_one(names: Sequence[str]) -> dict[str, Any]:
+    """Require exactly one of these properties, without a combinator at the top level."""
+    return {
+        "dependentSchemas": {
+            name: {"properties": {other: False for other in names if other != name}}
+            for name in names
+        },
+        # Without any of them no value is valid.
+        "if": {"properties": dict.fromkeys(names, False)},
+        "then": False,
+    }
+
+
 _WHICH = {
-    "sandbox_id": text(
+    "sandbox_id": _string(
         "The sandbox, by the sandbox_id that sandbox_open answered. Leave it out for the sandbox "
         "of this run, which is opened when it is first used.",
         most=200,
     ),
-    "session_id": text("Another name for sandbox_id.", most=200),
+    "session_id": _string("Another name for sandbox_id.", most=200),
 }
 _PATH = "Relative to /workspace, or absolute; x, /work/x and /workspace/x are the same file."
 _ENV = {
@@ -72,9 +104,9 @@ _MODE = {
 }
 
 
-def _command(told: str) -> dict[str, Any]:
+def _command(description: str) -> dict[str, Any]:
     return {
-        "description": told,
+        "description": description,
         "anyOf": [
             {"type": "string", "minLength": 1, "maxLength": 1_048_576},
             {
@@ -111,7 +143,7 @@ def _tool(
     if needs:
         schema["dependentRequired"] = dict(needs)
     if one_of:
-        schema |= choice(one_of)
+        schema |= _exactly_one(one_of)
     return ToolSpec(title, description, schema, mode, one_of)
 
 
@@ -127,8 +159,8 @@ RUN: Final = _tool(
             "description": "What runs the code. Default: what the agent's file names, or python.",
             "enum": ["python", "node", "bash", "sh", "linux", "shell", "python3", "javascript"],
         },
-        "code": text("The source code, whole.", most=CODE_BYTES, least=0),
-        "args": words("Arguments of the program.", 1000),
+        "code": _string("The source code, whole.", most=CODE_BYTES, least=0),
+        "args": _strings("Arguments of the program.", 1000),
         "env": {**_ENV, "description": "Environment variables of the program."},
         "files": {
             "type": "object",
@@ -151,12 +183,12 @@ RUN: Final = _tool(
                 ]
             },
         },
-        "timeout_seconds": number(
+        "timeout_seconds": _number(
             "The code is ended after so many seconds; what it wrote until then is kept.",
             1,
             MOST_TIMEOUT_S,
         ),
-        "artifacts": words(
+        "artifacts": _strings(
             "Globs below /workspace of files to send back when the code has ended, such as "
             '"out/*.csv" or "**/*.png".',
             64,
@@ -171,12 +203,12 @@ OPEN: Final = _tool(
     "shell that keep their state between calls. Calling it is optional: every other tool opens the "
     "sandbox when it is first used. created says whether it is new and empty.",
     {
-        "session_key": text(
+        "session_key": _string(
             "A name of your choice, for a second sandbox beside the run's own. The same name leads "
             "to the same sandbox. Give the sandbox_id of the answer to the other tools.",
             most=300,
         ),
-        "image": text(
+        "image": _string(
             "What it is made of, when another image is needed than the agent's own.", most=300
         ),
     },
@@ -193,16 +225,16 @@ EXEC: Final = _tool(
             '(["python3", "main.py"]).'
         ),
         "command": _command("Another name for cmd; give one of the two."),
-        "cwd": text("The directory it runs in; default: the shell's own, or /workspace.", 4096),
-        "workdir": text("Another name for cwd.", 4096),
+        "cwd": _string("The directory it runs in; default: the shell's own, or /workspace.", 4096),
+        "workdir": _string("Another name for cwd.", 4096),
         "env": _ENV,
-        "timeout_seconds": number(
+        "timeout_seconds": _number(
             "The command and all it started are ended after so many seconds (timed_out true); "
             "what was written until then is kept.",
             0.001,
             MOST_TIMEOUT_S,
         ),
-        "stream": flag("Begin it and answer at once; for servers and long commands.", False),
+        "stream": _boolean("Begin it and answer at once; for servers and long commands.", False),
     },
     one_of=COMMANDS,
 )
@@ -213,7 +245,7 @@ EXEC_READ: Final = _tool(
     "nothing more will come.",
     {
         **_WHICH,
-        "exec_id": text("The exec_id that sandbox_exec answered.", most=64),
+        "exec_id": _string("The exec_id that sandbox_exec answered.", most=64),
         "since_seq": {
             "type": "integer",
             "description": "Chunks after this number; 0 for all.",
@@ -237,9 +269,9 @@ EXEC_WAIT: Final = _tool(
     "wait again, or read what it wrote with sandbox_exec_read.",
     {
         **_WHICH,
-        "exec_id": text("The exec_id that sandbox_exec answered.", most=64),
+        "exec_id": _string("The exec_id that sandbox_exec answered.", most=64),
         "timeout_seconds": {
-            **number("How long to wait; the command itself is not ended.", 0, MOST_TIMEOUT_S),
+            **_number("How long to wait; the command itself is not ended.", 0, MOST_TIMEOUT_S),
             "default": WAIT_S,
         },
     },
@@ -251,19 +283,19 @@ FS_WRITE: Final = _tool(
     "or its bytes in contents_b64. For large files let a command make them.",
     {
         **_WHICH,
-        "path": text(_PATH, most=4095),
-        "contents": text("The text of the file.", least=0),
-        "contents_b64": text("Its bytes in base64, for what is no text.", least=0),
-        "content": text("As contents, or with encoding base64 as contents_b64.", least=0),
+        "path": _string(_PATH, most=4095),
+        "contents": _string("The text of the file.", least=0),
+        "contents_b64": _string("Its bytes in base64, for what is no text.", least=0),
+        "content": _string("As contents, or with encoding base64 as contents_b64.", least=0),
         "encoding": {
             "type": "string",
             "description": "Of content.",
             "enum": ["utf-8", "utf8", "text", "base64"],
         },
-        "text": text("Another name for contents.", least=0),
-        "content_base64": text("Another name for contents_b64.", least=0),
+        "text": _string("Another name for contents.", least=0),
+        "content_base64": _string("Another name for contents_b64.", least=0),
         "mode": _MODE,
-        "overwrite": flag("False: fail with FILE_EXISTS when the file is there.", True),
+        "overwrite": _boolean("False: fail with FILE_EXISTS when the file is there.", True),
     },
     required=("path",),
     one_of=CONTENTS,
@@ -275,7 +307,7 @@ FS_READ: Final = _tool(
     "size_bytes is the size of the file; truncated says that this is only its beginning.",
     {
         **_WHICH,
-        "path": text(_PATH, most=4095),
+        "path": _string(_PATH, most=4095),
         "max_bytes": {
             "type": "integer",
             "description": "At most so many bytes from the beginning of the file.",
@@ -297,8 +329,8 @@ FS_LIST: Final = _tool(
     f"{MOST_ENTRIES} entries; then list a directory below.",
     {
         **_WHICH,
-        "path": {**text(_PATH, most=4095), "default": "."},
-        "recursive": flag("Also all that is below.", False),
+        "path": {**_string(_PATH, most=4095), "default": "."},
+        "recursive": _boolean("Also all that is below.", False),
     },
 )
 FS_DELETE: Final = _tool(
@@ -306,8 +338,8 @@ FS_DELETE: Final = _tool(
     "Delete a file, or with recursive true a directory and all that is in it.",
     {
         **_WHICH,
-        "path": text(_PATH, most=4095),
-        "recursive": flag("Needed for a directory that is not empty.", False),
+        "path": _string(_PATH, most=4095),
+        "recursive": _boolean("Needed for a directory that is not empty.", False),
     },
     required=("path",),
 )
@@ -317,8 +349,8 @@ STAGE_FILE: Final = _tool(
     "from sandbox_publish_file.",
     {
         **_WHICH,
-        "file_key": text("The file's key in the store.", most=1024),
-        "destination": text(f"Where it goes. {_PATH}", most=4095),
+        "file_key": _string("The file's key in the store.", most=1024),
+        "destination": _string(f"Where it goes. {_PATH}", most=4095),
     },
     required=("file_key", "destination"),
 )
@@ -328,8 +360,8 @@ PUBLISH_FILE: Final = _tool(
     "sandbox. The answer has its file_key.",
     {
         **_WHICH,
-        "source": text(f"The file. {_PATH}", most=4095),
-        "file_key": text(
+        "source": _string(f"The file. {_PATH}", most=4095),
+        "file_key": _string(
             "The key to keep it under, in place of what the key had; one is made up without.",
             most=1024,
         ),
@@ -342,7 +374,7 @@ CLOSE: Final = _tool(
     "sandboxes go with it. Publish first what must stay.",
     {
         **_WHICH,
-        "delete_workspace": flag(
+        "delete_workspace": _boolean(
             "Also delete a workspace that would outlive the sandbox; one without a name never "
             "does.",
             True,

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.agents.policy_check import check_sandbox
 from sandkasten.agents.tools import tool_answers
-from sandkasten.agents.tools.exec_tools import Shells
+from sandkasten.agents.tools.exec_tools import ExecTools
 from sandkasten.agents.tools.file_tools import FileTools
-from sandkasten.agents.tools.run_sessions import Finished, Sessions
-from sandkasten.agents.tools.run_tool import Running
+from sandkasten.agents.tools.run_sessions import FinishResult, RunSessions
+from sandkasten.agents.tools.run_tool import RunTool
 from sandkasten.agents.tools.tool_arguments import checked
 from sandkasten.agents.tools.tool_schemas import TOOLS
 from sandkasten.errors import InvalidRequest, NotFound, PolicyDenied, SandkastenError
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
     from sandkasten.agents.definitions.sandbox_request import AgentSandbox
     from sandkasten.agents.run_context import RunContext
-    from sandkasten.agents.tools.run_sessions import Place
+    from sandkasten.agents.tools.run_sessions import CallSandbox
     from sandkasten.agents.tools.tool_answers import Answer
     from sandkasten.agents.tools.tool_schemas import ToolSpec
     from sandkasten.engine.engine import Engine
     from sandkasten.engine.storage.stage_publish import StagePublish
     from sandkasten.model.runs.session_key import Namespace
 
-    Verb = Callable[[Mapping[str, Any], RunContext, Place], Awaitable[Answer]]
+    Verb = Callable[[Mapping[str, Any], RunContext, CallSandbox], Awaitable[Answer]]
 
 _log = logging.getLogger("sandkasten.agents.tools")
 _OF_THE_STORE: Final = ("sandbox_stage_file", "sandbox_publish_file")
@@ -49,10 +49,10 @@ class Toolbox:
         """Without `filing` there is no file store, and its two tools are not offered."""
         self._engine = engine
         self._has_store = filing is not None
-        self._sessions = Sessions(engine)
-        self._running = Running(engine)
+        self._sessions = RunSessions(engine)
+        self._running = RunTool(engine)
         self._files = FileTools(engine, filing)
-        shells = Shells(engine)
+        shells = ExecTools(engine)
         self._verbs: Mapping[str, Verb] = {
             "sandbox_exec": shells.run,
             "sandbox_exec_read": shells.read,
@@ -99,7 +99,7 @@ class Toolbox:
 
     async def finish(
         self, namespace: Namespace, run_id: str, tenant: str | None = None
-    ) -> Finished:
+    ) -> FinishResult:
         """Destroy every sandbox of a run, by the ledger; failures are returned, not raised."""
         done = await self._sessions.finish(namespace, run_id, tenant)
         for the_id in done.destroyed:
@@ -122,15 +122,15 @@ class Toolbox:
         which = agreed(given, "sandbox_id", "session_id")
         if name == "sandbox_close":
             return await self._close(given, context, which)
-        place = await self._sessions.resolve(context, which)
+        target = await self._sessions.resolve(context, which)
         try:
-            answer = await self._verbs[name](given, context, place)
+            answer = await self._verbs[name](given, context, target)
         except SandkastenError as exc:
-            if place.notice is None:
+            if target.notice is None:
                 raise
             # The notice explains the error and is sent once.
-            return {**tool_answers.failure(exc), "notice": place.notice}
-        return _with_place(answer, place)
+            return {**tool_answers.failure(exc), "notice": target.notice}
+        return _with_place(answer, target)
 
     def _spec(self, name: str, context: RunContext) -> ToolSpec:
         spec = TOOLS.get(name) if isinstance(name, str) else None
@@ -146,12 +146,12 @@ class Toolbox:
 
     async def _open(self, given: Mapping[str, Any], context: RunContext) -> Answer:
         key = given.get("session_key")
-        place = await self._sessions.open(
+        target = await self._sessions.open(
             context,
             key=None if key is None else self._sessions.key_for(context, key),
             image=given.get("image"),
         )
-        return _with_place(tool_answers.opened(place.info), place)
+        return _with_place(tool_answers.opened(target.info), target)
 
     async def _close(
         self, given: Mapping[str, Any], context: RunContext, which: str | None
@@ -173,8 +173,8 @@ class Toolbox:
         return {"ok": True, "closed": True, **tool_answers.which(info)}
 
 
-def _with_place(answer: Answer, place: Place) -> Answer:
-    answer = {**tool_answers.which(place.info), **answer}
-    if place.notice is not None:
-        answer["notice"] = place.notice
+def _with_place(answer: Answer, target: CallSandbox) -> Answer:
+    answer = {**tool_answers.which(target.info), **answer}
+    if target.notice is not None:
+        answer["notice"] = target.notice
     return answer

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Carrier(Protocol):
+class BlockRun(Protocol):
     """The part of a run that block steps need."""
 
     async def body(self, body: Body, scope: Scope) -> Any: ...
@@ -33,7 +33,7 @@ class Carrier(Protocol):
     async def check_rounds(self, step: Step, count: int) -> None: ...
 
 
-async def parallel(run: Carrier, step: Step, scope: Scope) -> Any:
+async def parallel(run: BlockRun, step: Step, scope: Scope) -> Any:
     """Return the last output of each branch, by name; with `any`, of the first branch that
     ended.
     """
@@ -54,7 +54,7 @@ async def parallel(run: Carrier, step: Step, scope: Scope) -> Any:
     return dict(zip(bodies, results, strict=True))
 
 
-async def foreach(run: Carrier, step: Step, scope: Scope) -> Any:
+async def foreach(run: BlockRun, step: Step, scope: Scope) -> Any:
     """Return the last output for each item, in the order of the items."""
     body = step.body
     assert body is not None
@@ -87,7 +87,7 @@ async def foreach(run: Carrier, step: Step, scope: Scope) -> Any:
     return [results[str(index)] for index in range(len(items))]
 
 
-async def repeat(run: Carrier, step: Step, scope: Scope) -> Any:
+async def repeat(run: BlockRun, step: Step, scope: Scope) -> Any:
     """Return the last output of the last round. A round sees the outputs of the rounds before
     it.
     """
@@ -110,7 +110,7 @@ async def repeat(run: Carrier, step: Step, scope: Scope) -> Any:
         inner["frame"] = None
 
 
-async def attempt(run: Carrier, step: Step, scope: Scope) -> Any:
+async def attempt(run: BlockRun, step: Step, scope: Scope) -> Any:
     """Run try, catch and finally. The output is that of the body that succeeded."""
     inner = _inner(scope, {"stage": "try", "frame": None, "error": None, "last": None})
     bodies = {"try": step.body, "catch": step.catch, "finally": step.lastly}
@@ -125,7 +125,7 @@ async def attempt(run: Carrier, step: Step, scope: Scope) -> Any:
                 last = await run.body(body, here)
                 inner["last"] = inner["last"] if stage == "finally" else last
             except SandkastenError as exc:
-                failed = _told(exc)
+                failed = _error_value(exc)
             _seen_outside(inner["frame"], scope)
         if stage == "try":
             inner["error"] = failed
@@ -138,12 +138,14 @@ async def attempt(run: Carrier, step: Step, scope: Scope) -> Any:
         if failed:
             await run.save()
     if inner["error"]:
-        told = inner["error"]
-        raise RunFailed(told["message"], hint=told["hint"], step=told["step"], cause=told["cause"])
+        error = inner["error"]
+        raise RunFailed(
+            error["message"], hint=error["hint"], step=error["step"], cause=error["cause"]
+        )
     return inner["last"]
 
 
-def _told(exc: SandkastenError) -> dict[str, Any]:
+def _error_value(exc: SandkastenError) -> dict[str, Any]:
     """Return what a catch sees as `error`: plain values that survive a crash."""
     return {
         "code": str(exc.details.get("cause") or exc.code),

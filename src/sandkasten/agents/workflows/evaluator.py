@@ -75,13 +75,13 @@ def _answer(request: Any) -> bytes:
     try:
         for index, expression in enumerate(request["expressions"]):  # noqa: B007
             values.append(_compiled(expression).execute(context))
-        return _written(values).encode()
+        return _serialized(values).encode()
     except Exception as exc:  # noqa: BLE001 - whatever it is, it is an answer
         kind = type(exc).__name__
         return json.dumps({"failed": index, "kind": kind, "message": str(exc)[:500]}).encode()
 
 
-def _written(values: list[Any]) -> str:
+def _serialized(values: list[Any]) -> str:
     """Serialize a value. CEL does not keep the order of keys, and output must be deterministic."""
     try:
         return json.dumps({"values": values}, default=_plain, allow_nan=False, sort_keys=True)

@@ -68,8 +68,8 @@ def problem(expression: str) -> str:
         _references(expression)
     except ValueError as exc:
         line = next((ln for ln in str(exc).splitlines() if "ERROR" in ln), str(exc))
-        told = line.partition("ERROR: <input>:")[2] or line
-        return "cannot be read: " + told[:160]
+        detail = line.partition("ERROR: <input>:")[2] or line
+        return "cannot be read: " + detail[:160]
     return ""
 
 

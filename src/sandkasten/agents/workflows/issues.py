@@ -24,17 +24,17 @@ class Issue:
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Return path, message and hint as one line."""
         where = f"{self.path}: " if self.path else ""
         return f"{where}{self.message} ({self.hint})" if self.hint else f"{where}{self.message}"
 
     def __str__(self) -> str:
-        return f"{self.code} {self.told()}"
+        return f"{self.code} {self.describe()}"
 
 
 @dataclass(frozen=True, slots=True)
-class Near:
+class SpellingHint:
     """Hint that is computed only when it is read, because the search takes milliseconds."""
 
     word: str
@@ -49,7 +49,7 @@ class Near:
 
 
 @dataclass(slots=True)
-class Findings:
+class IssueCollector:
     """Collector of issues, bounded per level, since a hostile file could have a million."""
 
     most: int = 100
@@ -57,15 +57,15 @@ class Findings:
     errors: list[Issue] = field(default_factory=list)
     warnings: list[Issue] = field(default_factory=list)
 
-    def error(self, code: str, path: str, message: str, hint: str | Near = "") -> None:
+    def error(self, code: str, path: str, message: str, hint: str | SpellingHint = "") -> None:
         if len(self.errors) < self.most:
             self.errors.append(Issue(code, path, message, self._read(hint)))
 
-    def warning(self, code: str, path: str, message: str, hint: str | Near = "") -> None:
+    def warning(self, code: str, path: str, message: str, hint: str | SpellingHint = "") -> None:
         if len(self.warnings) < self.most:
             self.warnings.append(Issue(code, path, message, self._read(hint), "warning"))
 
-    def _read(self, hint: str | Near) -> str:
+    def _read(self, hint: str | SpellingHint) -> str:
         if isinstance(hint, str):
             return hint
         self.most_near -= 1

@@ -24,7 +24,7 @@ class AgentCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class RunCallbacks:
     """Callbacks of a run. An exception of `save` or `note` ends the run and is not a step
     failure.
     """
@@ -35,7 +35,7 @@ class Around:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class WorkflowLimits:
     max_visits: int = 100
     """Visits of one step in one body, and rounds of one `while`."""
     max_steps: int = 1000

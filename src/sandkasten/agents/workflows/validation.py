@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.agents.definitions.json_schemas import checked_schema
 from sandkasten.agents.workflows import expressions, value_templates
-from sandkasten.agents.workflows.issues import Near
+from sandkasten.agents.workflows.issues import SpellingHint
 from sandkasten.agents.workflows.workflow_plan import every_step
 from sandkasten.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from sandkasten.agents.workflows.issues import Findings
+    from sandkasten.agents.workflows.issues import IssueCollector
     from sandkasten.agents.workflows.workflow_plan import Body, Step, Workflow
 
 RESERVED: Final = frozenset({"input", "steps", "vars", "index", "result", "error"})
@@ -40,7 +40,9 @@ def alias(id: str) -> str:
     return id.replace("-", "_")
 
 
-def check(workflow: Workflow, findings: Findings, agents: Collection[str] | None = None) -> None:
+def check(
+    workflow: Workflow, findings: IssueCollector, agents: Collection[str] | None = None
+) -> None:
     if workflow.id and not _WORKFLOW_ID.fullmatch(workflow.id):
         hint = "letters, digits, `-`, `_` and `.`, at most 128"
         findings.error("BAD_WORKFLOW_ID", "id", f'"{workflow.id[:60]}" is not a valid id', hint)
@@ -52,18 +54,20 @@ def check(workflow: Workflow, findings: Findings, agents: Collection[str] | None
             checked_schema(dict(schema), what=name)
         except InvalidRequest as exc:
             findings.error("BAD_SCHEMA", name, exc.message, exc.hint)
-    _ids(workflow, findings)
-    _way(workflow.body, findings)
+    _check_ids(workflow, findings)
+    _check_paths(workflow.body, findings)
     for step in every_step(workflow.body):
         for _, body in step.bodies():
-            _way(body, findings)
+            _check_paths(body, findings)
         if agents is not None and step.type == "agent" and step.agent and step.agent not in agents:
             message = f'unknown agent "{step.agent[:60]}"'
-            findings.error("UNKNOWN_AGENT", f"{step.path}.agent", message, Near(step.agent, agents))
-    _expressions(workflow, findings)
+            findings.error(
+                "UNKNOWN_AGENT", f"{step.path}.agent", message, SpellingHint(step.agent, agents)
+            )
+    _check_expressions(workflow, findings)
 
 
-def _ids(workflow: Workflow, findings: Findings) -> None:
+def _check_ids(workflow: Workflow, findings: IssueCollector) -> None:
     short: dict[str, str] = {}
     for step in every_step(workflow.body):
         if not step.id:
@@ -93,7 +97,7 @@ def _targets(step: Step) -> Iterator[tuple[str, str]]:
         yield step.next, f"{step.path}.next"
 
 
-def _way(body: Body, findings: Findings) -> None:
+def _check_paths(body: Body, findings: IssueCollector) -> None:
     known = {step.id: step for step in body.steps}
     leads: dict[str, set[str]] = {}
     exits = {s.id for s in body.steps if s.next is None and s.type != "switch"}
@@ -104,7 +108,7 @@ def _way(body: Body, findings: Findings) -> None:
                 leads[step.id].add(target)
             else:
                 message = f'"{target[:60]}" is not one of these steps'
-                hint = Near(target, known)
+                hint = SpellingHint(target, known)
                 findings.error("UNKNOWN_TRANSITION_TARGET", path, message, hint)
                 exits.add(step.id)  # Report an unknown target once, whatever follows it.
     if body.start not in known:
@@ -140,7 +144,7 @@ def _closure(start: set[str], leads: dict[str, set[str]]) -> set[str]:
     return seen
 
 
-def _written(workflow: Workflow) -> Iterator[tuple[str, Any, bool]]:
+def _expressions_of(workflow: Workflow) -> Iterator[tuple[str, Any, bool]]:
     """Return all expressions and templates with their paths."""
     yield "output", workflow.output, True
     for step in every_step(workflow.body):
@@ -153,14 +157,14 @@ def _written(workflow: Workflow) -> Iterator[tuple[str, Any, bool]]:
                 yield f"{choice.path}.condition", choice.when, False
 
 
-def _expressions(workflow: Workflow, findings: Findings) -> None:
+def _check_expressions(workflow: Workflow, findings: IssueCollector) -> None:
     steps = list(every_step(workflow.body))
     ids = {step.id for step in steps} | {alias(step.id) for step in steps}
     known = RESERVED | ids | {step.item_name for step in steps if step.type == "foreach"}
     known |= {"_value", "val"} | {step.result_path[0] for step in steps if step.result_path}
     known |= {key for s in steps if s.type == "set" and isinstance(s.data, dict) for key in s.data}
     left = MOST_EXPRESSIONS
-    for path, value, template in _written(workflow):
+    for path, value, template in _expressions_of(workflow):
         texts = value_templates.texts(value, path) if template else [(path, value)]
         for where, text in texts:
             try:
@@ -174,11 +178,11 @@ def _expressions(workflow: Workflow, findings: Findings) -> None:
                 findings.error("TOO_MANY_EXPRESSIONS", where, message)
                 return
             for expression in found:
-                _expression(expression, where, ids, known, findings)
+                _check_expression(expression, where, ids, known, findings)
 
 
-def _expression(
-    expression: str, path: str, ids: set[str], known: Collection[str], findings: Findings
+def _check_expression(
+    expression: str, path: str, ids: set[str], known: Collection[str], findings: IssueCollector
 ) -> None:
     shown = expression if len(expression) <= _SHOWN else expression[: _SHOWN - 3] + "..."
     if why := expressions.problem(expression):
@@ -190,7 +194,7 @@ def _expression(
     for bare, quoted in _STEP_NAMED.findall(expression):
         if (bare or quoted) not in ids:
             message = f'`{shown}` names the step "{bare or quoted}", which does not exist'
-            findings.error("UNKNOWN_STEP", path, message, Near(bare or quoted, ids))
+            findings.error("UNKNOWN_STEP", path, message, SpellingHint(bare or quoted, ids))
     for name in sorted(expressions.names(expression) - set(known)):
         message = f'`{shown}` uses the unknown name "{name}"'
-        findings.warning("UNKNOWN_NAME", path, message, Near(name, known))
+        findings.warning("UNKNOWN_NAME", path, message, SpellingHint(name, known))

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TemplatePart:
     """Part of a string: literal text, or an expression."""
 
     text: str
     expression: bool
 
 
-def parts(text: str) -> list[Part]:
+def split_template(text: str) -> list[TemplatePart]:
     """Split a string into parts. Raise ValueError when an expression is not closed."""
-    found: list[Part] = []
+    found: list[TemplatePart] = []
     plain: list[str] = []
     at = 0
     while (start := text.find("${", at)) >= 0:
@@ -35,12 +35,12 @@ def parts(text: str) -> list[Part]:
         end = _end(text, start + 2)
         plain.append(text[at:start])
         if any(plain):
-            found.append(Part("".join(plain), expression=False))
-        found.append(Part(text[start + 2 : end].strip(), expression=True))
+            found.append(TemplatePart("".join(plain), expression=False))
+        found.append(TemplatePart(text[start + 2 : end].strip(), expression=True))
         plain, at = [], end + 1
     plain.append(text[at:])
     if any(plain) or not found:
-        found.append(Part("".join(plain), expression=False))
+        found.append(TemplatePart("".join(plain), expression=False))
     return found
 
 
@@ -85,7 +85,7 @@ def expressions(value: Any) -> list[str]:
         part.text
         for _, text in texts(value)
         if "${" in text
-        for part in parts(text)
+        for part in split_template(text)
         if part.expression
     ]
 
@@ -102,7 +102,7 @@ def _filled(value: Any, results: Iterator[Any]) -> Any:
         return [_filled(inner, results) for inner in value]
     if not isinstance(value, str) or "${" not in value:
         return value
-    found = parts(value)
+    found = split_template(value)
     if len(found) == 1 and found[0].expression:
         return next(results)
     return "".join(text_of(next(results)) if part.expression else part.text for part in found)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from sandkasten.agents.workflows.expressions import Expressions
-    from sandkasten.agents.workflows.run_environment import Around, Clock, Limits
+    from sandkasten.agents.workflows.run_environment import Clock, RunCallbacks, WorkflowLimits
     from sandkasten.agents.workflows.workflow_plan import Body, Step, Workflow
 
 MOST_BACKOFF_S: Final = 300.0
@@ -48,15 +48,15 @@ class Stopped(Exception):
 
 
 @dataclass(slots=True)
-class Execution:
+class WorkflowExecution:
     """One run, from its current state to its end."""
 
     workflow: Workflow
     input: Any
     state: dict[str, Any]
-    around: Around
+    callbacks: RunCallbacks
     expressions: Expressions
-    limits: Limits
+    limits: WorkflowLimits
     clock: Clock
     _saving: asyncio.Lock = field(default_factory=asyncio.Lock)
     _slots: asyncio.Semaphore = field(init=False)
@@ -64,9 +64,9 @@ class Execution:
     def __post_init__(self) -> None:
         self._slots = asyncio.Semaphore(self.limits.max_agents)
 
-    async def whole(self) -> Any:
+    async def run(self) -> Any:
         try:
-            async with self._in_time():
+            async with self._run_timeout():
                 scope = Scope(self.state["frame"])
                 last = await self.body(self.workflow.body, scope)
                 if self.workflow.output is not None:
@@ -92,7 +92,7 @@ class Execution:
             )
 
     @contextlib.asynccontextmanager
-    async def _in_time(self) -> AsyncIterator[None]:
+    async def _run_timeout(self) -> AsyncIterator[None]:
         """Run with the timeout of the whole run, including the time before a crash."""
         allowed = self.workflow.timeout_s or self.limits.timeout_s
         left = self.state["started_at"] + allowed - self.clock.now()
@@ -136,13 +136,13 @@ class Execution:
                     )
                 )
             try:
-                await self.around.save(json.loads(text))
+                await self.callbacks.save(json.loads(text))
             except SandkastenError as exc:
                 raise Stopped(exc) from exc
 
     async def note(self, type: str, /, **data: Any) -> None:
         try:
-            await self.around.note(type, data)
+            await self.callbacks.note(type, data)
         except SandkastenError as exc:
             raise Stopped(exc) from exc
 
@@ -183,7 +183,7 @@ class Execution:
             visit = frame["visits"][step.id]
             attempt = frame["begun"]["attempt"]
             await self.note("step.started", **said, visit=visit, attempt=attempt, resumed=again)
-            followed = await self._tried(step, scope)
+            followed = await self._run_step(step, scope)
             frame["at"], frame["begun"], frame["inner"] = followed, None, None
             await self.save()
             await self.note("step.ended", **said, visit=visit, next=followed)
@@ -219,32 +219,32 @@ class Execution:
 
     # ---- one step
 
-    async def _tried(self, step: Step, scope: Scope) -> str | None:
+    async def _run_step(self, step: Step, scope: Scope) -> str | None:
         """Run a step with its retries; return the next step."""
         frame, retry = scope.frame, step.retry
         while True:
             attempt = frame["begun"]["attempt"]
             try:
-                return await self._done(step, scope, attempt)
+                return await self._attempt_step(step, scope, attempt)
             except SandkastenError as exc:
-                if attempt >= retry.attempts or not _again(exc, retry.retry_on):
+                if attempt >= retry.attempts or not _is_retryable(exc, retry.retry_on):
                     if isinstance(exc, RunFailed) and "cause" in exc.details:
                         raise  # Raised by an inner step.
-                    told = {"code": exc.code, "message": exc.message[:1000]}
+                    error = {"code": exc.code, "message": exc.message[:1000]}
                     about = {"step": step.id, "key": scope.key + step.id, "attempt": attempt}
-                    await self.note("step.failed", **about, error=told)
+                    await self.note("step.failed", **about, error=error)
                     raise _named(exc, step, attempt) from exc
                 wait = retry.backoff_s * (2 ** (attempt - 1) if retry.grows else 1)
                 wait = min(wait, MOST_BACKOFF_S)
-                told = {"code": exc.code, "message": exc.message[:1000]}
+                error = {"code": exc.code, "message": exc.message[:1000]}
                 await self.note(
-                    "step.retried", step=step.id, attempt=attempt, wait_s=wait, error=told
+                    "step.retried", step=step.id, attempt=attempt, wait_s=wait, error=error
                 )
             frame["begun"], frame["inner"] = {"attempt": attempt + 1}, None
             await self.save()
             await self.clock.sleep(wait)
 
-    async def _done(self, step: Step, scope: Scope, attempt: int) -> str | None:
+    async def _attempt_step(self, step: Step, scope: Scope, attempt: int) -> str | None:
         if step.type == "agent":
             given: Any = await self._agent(step, scope, attempt)
         else:
@@ -258,13 +258,13 @@ class Execution:
                     if step.output is not None:
                         scope.frame["last"] = await self._filled(step.output, scope)
                     return None
-                given = await self._given(step, scope)
+                given = await self._step_result(step, scope)
         if step.output is not None:
             given = await self._filled(step.output, scope, result=given)
-        self._keep(step, scope.frame, given)
+        self._store_output(step, scope.frame, given)
         return step.next
 
-    async def _given(self, step: Step, scope: Scope) -> Any:
+    async def _step_result(self, step: Step, scope: Scope) -> Any:
         match step.type:
             case "parallel":
                 return await block_steps.parallel(self, step, scope)
@@ -279,9 +279,9 @@ class Execution:
             case _:
                 return await self._filled(step.data, scope)
 
-    def _keep(self, step: Step, frame: dict[str, Any], output: Any) -> None:
+    def _store_output(self, step: Step, frame: dict[str, Any], output: Any) -> None:
         most = self.limits.output_bytes
-        if json_schemas.deeper_than(output, MOST_LEVELS):
+        if json_schemas.is_deeper_than(output, MOST_LEVELS):
             raise RunFailed(f"its output is nested more than {MOST_LEVELS} levels deep")
         try:
             size = len(json.dumps(output, allow_nan=False))
@@ -321,7 +321,7 @@ class Execution:
             # From here on the step may have side effects, so a crash must find it started.
             await self.save()
             async with _step_timeout(step):
-                return dict(await self.around.agent_step(call))
+                return dict(await self.callbacks.agent_step(call))
 
     async def _switch(self, step: Step, scope: Scope) -> str:
         value = None if step.expression is None else await self.value(step.expression, scope)
@@ -333,17 +333,17 @@ class Execution:
             else:
                 fits = await self.expressions.truth(choice.when, context)
             if fits:
-                await self._took(step, text, choice.when, choice.next)
+                await self._note_choice(step, text, choice.when, choice.next)
                 return choice.next
         if step.next is None:
             about = f" of {text[:80]}" if step.expression is not None else ""
             raise RunFailed(
                 f"no condition{about} is true", hint="add a condition, or `defaultNext`"
             )
-        await self._took(step, text, None, step.next)
+        await self._note_choice(step, text, None, step.next)
         return step.next
 
-    async def _took(self, step: Step, value: str, when: str | None, next: str) -> None:
+    async def _note_choice(self, step: Step, value: str, when: str | None, next: str) -> None:
         await self.note("switch.taken", step=step.id, value=value[:200], when=when, next=next)
 
     async def _sleep(self, step: Step, scope: Scope) -> None:
@@ -376,7 +376,7 @@ async def _step_timeout(step: Step) -> AsyncIterator[None]:
         ) from exc
 
 
-def _again(exc: SandkastenError, codes: tuple[str, ...]) -> bool:
+def _is_retryable(exc: SandkastenError, codes: tuple[str, ...]) -> bool:
     """Return whether to retry. Without codes: all failures except permanent ones and limits."""
     code = str(exc.details.get("cause") or exc.code)
     if not codes:

@@ -10,12 +10,12 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.agents.workflows.issues import Near
+from sandkasten.agents.workflows.issues import SpellingHint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sandkasten.agents.workflows.issues import Findings
+    from sandkasten.agents.workflows.issues import IssueCollector
 
 _DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*(ms|s|sec|m|min|h)?")
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -31,10 +31,10 @@ def seconds(value: Any) -> float | None:
 
 
 @dataclass(slots=True)
-class Fields:
+class WorkflowFields:
     raw: Mapping[str, Any]
     path: str
-    findings: Findings
+    findings: IssueCollector
     asked: set[str] = field(default_factory=set)
 
     def value(self, *names: str) -> Any:
@@ -117,7 +117,7 @@ class Fields:
         self.bad("must be a list of strings", *names)
         return ()
 
-    def leftovers(self) -> None:
+    def report_unknown(self) -> None:
         """Return a warning for each field that was never read."""
         for name in self.raw:
             if name not in self.asked:
@@ -126,7 +126,7 @@ class Fields:
                     "UNKNOWN_FIELD",
                     f"{self.path}.{shown}" if self.path else shown,
                     "is not a known field",
-                    Near(shown, self.asked),
+                    SpellingHint(shown, self.asked),
                 )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from sandkasten.agents.definitions import strict_yaml
 from sandkasten.agents.workflows import validation, yaml_dialects
-from sandkasten.agents.workflows.issues import Findings, Issue
+from sandkasten.agents.workflows.issues import Issue, IssueCollector
 from sandkasten.errors import InvalidWorkflow
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def inspect(text: str, *, agents: Collection[str] | None = None) -> Inspection:
     """Return all issues; never raise for the content. With `agents`, other agent names are
     errors.
     """
-    findings = Findings()
+    findings = IssueCollector()
     workflow = None
     try:
         raw = strict_yaml.load(

@@ -15,8 +15,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.agents.definitions import json_schemas
-from sandkasten.agents.workflows.run_environment import AgentCall, Around, Clock, Limits, RealClock
-from sandkasten.agents.workflows.workflow_execution import MOST_LEVELS, Execution, Stopped
+from sandkasten.agents.workflows.run_environment import (
+    AgentCall,
+    Clock,
+    RealClock,
+    RunCallbacks,
+    WorkflowLimits,
+)
+from sandkasten.agents.workflows.workflow_execution import MOST_LEVELS, Stopped, WorkflowExecution
 from sandkasten.agents.workflows.workflow_state import VERSION, new_state
 from sandkasten.errors import InvalidRequest, InvalidWorkflow
 
@@ -26,7 +32,7 @@ if TYPE_CHECKING:
     from sandkasten.agents.workflows.expressions import Expressions
     from sandkasten.agents.workflows.workflow_plan import Workflow
 
-__all__ = ["AgentCall", "Clock", "Limits", "WorkflowRunner"]
+__all__ = ["AgentCall", "Clock", "WorkflowLimits", "WorkflowRunner"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +40,7 @@ class WorkflowRunner:
     """Runner for many runs. The caller owns the evaluator processes."""
 
     expressions: Expressions
-    limits: Limits = field(default_factory=Limits)
+    limits: WorkflowLimits = field(default_factory=WorkflowLimits)
     clock: Clock = field(default_factory=RealClock)
 
     async def run(
@@ -52,22 +58,22 @@ class WorkflowRunner:
         An exception of `save` or `note` is not a failure of the workflow and is passed on
         unchanged.
         """
-        if json_schemas.deeper_than(input, MOST_LEVELS):
+        if json_schemas.is_deeper_than(input, MOST_LEVELS):
             raise InvalidRequest(f"the input is nested more than {MOST_LEVELS} levels deep")
         if state and state.get("version") != VERSION:
             raise InvalidWorkflow("the saved state of the run has an unsupported version")
         current = json.loads(json.dumps(state)) if state else new_state(workflow, self.clock.now())
         current.pop("failed", None)
-        run = Execution(
+        execution = WorkflowExecution(
             workflow,
             input,
             current,
-            Around(agent_step, save, note),
+            RunCallbacks(agent_step, save, note),
             self.expressions,
             self.limits,
             self.clock,
         )
         try:
-            return await run.whole()
+            return await execution.run()
         except Stopped as stopped:
             raise stopped.error from stopped.__cause__

@@ -12,12 +12,12 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from sandkasten.agents.workflows.issues import Near
-from sandkasten.agents.workflows.workflow_fields import Fields, kind, seconds
+from sandkasten.agents.workflows.issues import SpellingHint
+from sandkasten.agents.workflows.workflow_fields import WorkflowFields, kind, seconds
 from sandkasten.agents.workflows.workflow_plan import Body, Branch, Choice, Retry, Step, Workflow
 
 if TYPE_CHECKING:
-    from sandkasten.agents.workflows.issues import Findings
+    from sandkasten.agents.workflows.issues import IssueCollector
     from sandkasten.agents.workflows.workflow_plan import Dialect, Join, StepType
 
 MOST_STEPS: Final = 500
@@ -63,12 +63,12 @@ _BODIES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
 _BACKOFFS: Final = {"exponential": True, "constant": False, "fixed": False}
 
 
-def read(raw: Any, findings: Findings) -> Workflow | None:
+def read(raw: Any, findings: IssueCollector) -> Workflow | None:
     """Return the workflow; None when nothing is left to validate."""
     if not isinstance(raw, dict) or not all(isinstance(key, str) for key in raw):
         findings.error("NOT_A_WORKFLOW", "", f"a workflow must be a mapping, got {kind(raw)}")
         return None
-    fields = Fields(raw, "", findings)
+    fields = WorkflowFields(raw, "", findings)
     id = fields.text("id") or ""
     if not id:
         findings.error("MISSING_WORKFLOW_ID", "id", "the workflow has no id", "add `id: my-flow`")
@@ -89,18 +89,18 @@ def read(raw: Any, findings: Findings) -> Workflow | None:
         timeout_s=fields.duration_s("timeout", "timeout_seconds", most_s=MOST_WORKFLOW_S),
     )
     fields.value("metadata", "labels", "tags")
-    fields.leftovers()
+    fields.report_unknown()
     return workflow
 
 
 @dataclass(slots=True)
 class _Reader:
     dialect: Dialect
-    findings: Findings
+    findings: IssueCollector
     count: int = 0
     ids: dict[str, str] = field(default_factory=dict)
 
-    def body(self, fields: Fields, depth: int) -> Body:
+    def body(self, fields: WorkflowFields, depth: int) -> Body:
         """Return the body of a mapping with `steps` or `states`, and optionally `start`."""
         listed = fields.list("steps", "states")
         start = fields.text("start")
@@ -115,20 +115,22 @@ class _Reader:
         known = [step.id for step in steps]
         if start is not None and start not in known:
             message = f'the start step "{start[:60]}" is not one of its steps'
-            self.findings.error("INVALID_START", fields.at("start"), message, Near(start, known))
+            self.findings.error(
+                "INVALID_START", fields.at("start"), message, SpellingHint(start, known)
+            )
         return Body(start or (known[0] if known else ""), tuple(steps))
 
     def inner(self, raw: Any, path: str, depth: int) -> Body:
         """Return the body of such a mapping, or of a bare list."""
         if isinstance(raw, list):
             raw = {self.dialect: raw}
-            fields = Fields(raw, path.rpartition(".")[0], self.findings)
+            fields = WorkflowFields(raw, path.rpartition(".")[0], self.findings)
             listed_at = path
         else:
             if not isinstance(raw, dict) or not all(isinstance(key, str) for key in raw):
                 self.findings.error("BAD_FIELD", path, "must be a list of steps")
                 return Body("", ())
-            fields, listed_at = Fields(raw, path, self.findings), ""
+            fields, listed_at = WorkflowFields(raw, path, self.findings), ""
         if depth > MOST_DEPTH:
             message = f"steps are nested more than {MOST_DEPTH} levels deep"
             self.findings.error("TOO_DEEP", path, message)
@@ -140,7 +142,7 @@ class _Reader:
             return Body(steps[0].id if steps else "", tuple(steps))
         body = self.body(fields, depth)
         fields.value("name", "id")
-        fields.leftovers()
+        fields.report_unknown()
         return body
 
     def _steps(self, listed: list[Any], path: str, depth: int) -> list[Step]:
@@ -159,7 +161,7 @@ class _Reader:
         if not isinstance(raw, dict) or not all(isinstance(key, str) for key in raw):
             self.findings.error("BAD_FIELD", path, f"a step must be a mapping, got {kind(raw)}")
             return None
-        fields = Fields(raw, path, self.findings)
+        fields = WorkflowFields(raw, path, self.findings)
         id = self._id(fields)
         type = self._type(fields)
         if type is None:  # Reported once; the steps after it must still be reachable.
@@ -191,10 +193,10 @@ class _Reader:
         )
         self._complete(step, fields)
         fields.value("name", "description", "metadata")
-        fields.leftovers()
+        fields.report_unknown()
         return step
 
-    def _id(self, fields: Fields) -> str:
+    def _id(self, fields: WorkflowFields) -> str:
         id = fields.text("id", "name") or ""
         if not id:
             self.findings.error("MISSING_STEP_ID", fields.path, "the step has no id")
@@ -205,7 +207,7 @@ class _Reader:
             self.ids[id] = fields.path
         return id
 
-    def _type(self, fields: Fields) -> StepType | None:
+    def _type(self, fields: WorkflowFields) -> StepType | None:
         said = fields.text("type")
         if said is None:
             near = difflib.get_close_matches("type", [str(key)[:64] for key in fields.raw], n=1)
@@ -213,18 +215,20 @@ class _Reader:
             self.findings.error("MISSING_TYPE", fields.path, "the step has no type", hint)
             return None
         if said not in _TYPES:
-            instead: str | Near = _ELSEWHERE.get(said) or Near(said, _TYPES)
+            instead: str | SpellingHint = _ELSEWHERE.get(said) or SpellingHint(said, _TYPES)
             message = f'unknown type "{said[:60]}"'
             self.findings.error("UNKNOWN_STEP_TYPE", fields.at("type"), message, instead)
             return None
         return _TYPES[said]
 
-    def _next(self, fields: Fields, type: StepType, below: str | None) -> str | None:
+    def _next(self, fields: WorkflowFields, type: StepType, below: str | None) -> str | None:
         ends = fields.truth("end")
         after = fields.value("transition", "next")
         default = fields.text("defaultNext", "default_next", "default")
         if isinstance(after, dict):  # Written as `transition: {next: x}`.
-            after = Fields(after, fields.at("transition"), self.findings).text("next", "nextState")
+            after = WorkflowFields(after, fields.at("transition"), self.findings).text(
+                "next", "nextState"
+            )
         if after is not None and not isinstance(after, str):
             fields.bad("must be the id of a step", "transition", "next")
             after = None
@@ -244,11 +248,11 @@ class _Reader:
             return None
         return after if after is not None else below
 
-    def _retry(self, fields: Fields) -> Retry:
+    def _retry(self, fields: WorkflowFields) -> Retry:
         raw = fields.mapping("retry")
         if raw is None:
             return Retry()
-        inner = Fields(raw, fields.at("retry"), self.findings)
+        inner = WorkflowFields(raw, fields.at("retry"), self.findings)
         attempts = inner.whole(
             "max_attempts", "maxAttempts", "attempts", least=1, most=MOST_ATTEMPTS
         )
@@ -258,22 +262,22 @@ class _Reader:
         if backoff is not None and waited is None:
             inner.bad('must be a duration, "exponential" or "constant"', "backoff", "delay")
         codes = inner.texts("retry_on", "retryOn")
-        inner.leftovers()
+        inner.report_unknown()
         return Retry(attempts or 1, waited or 0.0, grows, codes)
 
-    def _output(self, fields: Fields) -> Any:
+    def _output(self, fields: WorkflowFields) -> Any:
         chosen = fields.text("outputPath", "output_path")
         if fields.has("output"):
             return fields.value("output")
         return f"${{{'.'.join(('result', *_dotted(chosen)))}}}" if chosen else None
 
-    def _input(self, fields: Fields) -> Any:
+    def _input(self, fields: WorkflowFields) -> Any:
         chosen = fields.text("inputPath", "input_path")
         if fields.has("input"):
             return fields.value("input")
         return f"${{{as_expression(chosen)}}}" if chosen else None
 
-    def _expression(self, fields: Fields, type: StepType) -> str | None:
+    def _expression(self, fields: WorkflowFields, type: StepType) -> str | None:
         """Return the expression of a step: value of a switch, list or condition of a loop,
         transformation.
         """
@@ -289,7 +293,7 @@ class _Reader:
         path = not fields.has("expression", "condition", "items")
         return as_expression(said) if said is not None and path else said
 
-    def _choices(self, fields: Fields) -> tuple[Choice, ...]:
+    def _choices(self, fields: WorkflowFields) -> tuple[Choice, ...]:
         found = []
         listed = fields.list("transitions", "conditions") or []
         if len(listed) > MOST_CHOICES:
@@ -299,7 +303,7 @@ class _Reader:
             if not isinstance(raw, dict) or not all(isinstance(key, str) for key in raw):
                 self.findings.error("BAD_FIELD", path, "must be a mapping with `next`")
                 continue
-            choice = Fields(raw, path, self.findings)
+            choice = WorkflowFields(raw, path, self.findings)
             next, when, asked = (
                 choice.text("next", "transition"),
                 choice.text("condition"),
@@ -313,12 +317,12 @@ class _Reader:
             else:
                 compared = asked is None and fields.has("expression")
                 found.append(Choice(next, cast("str", asked or when), compared, path))
-            choice.leftovers()
+            choice.report_unknown()
         if not found:
             self.findings.error("MISSING_CONDITIONS", fields.path, "the switch has no transitions")
         return tuple(found)
 
-    def _branches(self, fields: Fields, depth: int) -> tuple[Branch, ...]:
+    def _branches(self, fields: WorkflowFields, depth: int) -> tuple[Branch, ...]:
         raw = fields.value("branches")
         path = fields.at("branches")
         if isinstance(raw, dict):
@@ -344,15 +348,17 @@ class _Reader:
             found.append(Branch(name, self.inner(body, where, depth + 1)))
         return tuple(found)
 
-    def _join(self, fields: Fields) -> Join:
+    def _join(self, fields: WorkflowFields) -> Join:
         raw = fields.value("join")
         if isinstance(raw, dict):
-            raw = Fields(raw, fields.at("join"), self.findings).text("mode", "type", "strategy")
+            raw = WorkflowFields(raw, fields.at("join"), self.findings).text(
+                "mode", "type", "strategy"
+            )
         if raw not in (None, "all", "any"):
             fields.bad('must be "all" or "any"', "join")
         return "any" if raw == "any" else "all"
 
-    def _bodies(self, fields: Fields, type: StepType, depth: int) -> dict[str, Body | None]:
+    def _bodies(self, fields: WorkflowFields, type: StepType, depth: int) -> dict[str, Body | None]:
         bodies: dict[str, Body | None] = {}
         for name, spelled in _BODIES.get(type, {}).items():
             if fields.has(*spelled):
@@ -362,7 +368,7 @@ class _Reader:
                 self.findings.error("MISSING_STATES", fields.path, f"needs `{spelled[0]}`")
         return bodies
 
-    def _complete(self, step: Step, fields: Fields) -> None:
+    def _complete(self, step: Step, fields: WorkflowFields) -> None:
         """Report required fields that are missing."""
         needs = {
             "agent": (bool(step.agent), "MISSING_AGENT", "does not name an `agent`"),

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.agents.chat.chat_config import wire_config
-from sandkasten.agents.loop.tool_messages import MOST_NAME, slug
-from sandkasten.agents.tools.openai_functions import functions
+from sandkasten.agents.loop.tool_messages import MOST_NAME, function_name
+from sandkasten.agents.tools.adapter_protocols import openai_functions
 from sandkasten.agents.tools.tool_schemas import TOOLS
 from sandkasten.errors import InvalidAgent
 from sandkasten.model.spelling import did_you_mean
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from sandkasten.agents.chat.model_settings import Models, ModelSettings
     from sandkasten.agents.definitions.prompt_file import Agent
-    from sandkasten.agents.loop.loop_limits import Limits, LoopLimits
+    from sandkasten.agents.loop.loop_limits import AgentLimits, LoopLimits
     from sandkasten.agents.tools.toolbox import Toolbox
 
 PREFIX: Final = "agent_"
@@ -30,9 +30,9 @@ _TASK: Final = "userInput"
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class AgentFunctions:
     settings: ModelSettings
-    limits: Limits
+    limits: AgentLimits
     functions: Sequence[Mapping[str, Any]]
     """In wire format."""
     tools: frozenset[str]
@@ -47,24 +47,27 @@ class Offer:
         return [*sorted(self.tools), *self.agents]
 
 
-def offer(
+def build_functions(
     agent: Agent,
     models: Models,
     toolbox: Toolbox,
     lookup: Callable[[str], Agent],
     limits: LoopLimits,
     depth: int,
-) -> Offer:
+) -> AgentFunctions:
     specs = toolbox.specs(agent.sandbox)
     if agent.tools is not None:
         _known(agent, [spec.name for spec in specs])
         specs = [spec for spec in specs if spec.name in agent.tools]
     # At the maximum depth, the agents it could have called are not offered.
     below = _named(agent, lookup) if depth < limits.max_depth else {}
-    return Offer(
+    return AgentFunctions(
         settings=models.for_name(agent.model),
-        limits=limits.of(agent),
-        functions=[*functions(specs), *(_function(name, one) for name, one in below.items())],
+        limits=limits.for_agent(agent),
+        functions=[
+            *openai_functions(specs),
+            *(_function(name, one) for name, one in below.items()),
+        ],
         tools=frozenset(spec.name for spec in specs),
         agents=below,
         config=wire_config(agent.config),
@@ -88,7 +91,7 @@ def _known(agent: Agent, names: list[str]) -> None:
 def _named(agent: Agent, lookup: Callable[[str], Agent]) -> dict[str, Agent]:
     found: dict[str, Agent] = {}
     for name in agent.agents:
-        short = PREFIX + slug(name, MOST_NAME - len(PREFIX) - 4)
+        short = PREFIX + function_name(name, MOST_NAME - len(PREFIX) - 4)
         unique, number = short, 1
         while unique in found:
             number += 1
@@ -140,6 +143,6 @@ def _variables(schema: Mapping[str, Any] | None) -> dict[str, Any] | None:
 def _format(agent: Agent) -> dict[str, Any] | None:
     if agent.output_schema is None:
         return {"type": "json_object"} if agent.output_format == "json" else None
-    schema = {"name": slug(agent.name), "schema": dict(agent.output_schema)}
+    schema = {"name": function_name(agent.name), "schema": dict(agent.output_schema)}
     # Not `strict`: few hand-written schemas qualify, and the arguments are validated anyway.
     return {"type": "json_schema", "json_schema": schema}
