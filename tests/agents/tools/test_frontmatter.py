@@ -125,6 +125,12 @@ async def test_profile_dev_is_root_on_a_writable_root(busybox):
         assert told["stdout"].split() == [uid, can_write]
 
 
+async def test_hostname_is_the_name_inside_the_sandbox(busybox):
+    desk = asks(busybox, "{mode: code, image: busybox, hostname: builder}")
+    answer = await desk.call("exec", cmd="hostname")
+    assert answer["stdout"] == "builder\n"
+
+
 async def test_packages_are_available_without_a_network(tmp_path):
     wheels.wheel(tmp_path / "w", "greeting", "1.5")
     script = "import greeting, socket; print(greeting.VERSION, len(socket.if_nameindex()))"
