@@ -42,7 +42,7 @@ async def failure(*answers: Answer, request: ChatRequest = HELLO, **others: obje
     return told
 
 
-# ---- what is understood
+# ---- parsing
 
 
 @pytest.mark.promise("P66")
@@ -118,7 +118,7 @@ async def test_one_connection_serves_several_requests():
         assert [len(kept) for kept in chat._http.connector._conns.values()] == [1]
 
 
-# ---- what is tried again
+# ---- retries
 
 
 @pytest.mark.promise("P66")
@@ -129,7 +129,7 @@ async def test_a_transient_failure_is_retried(status):
 
 @pytest.mark.parametrize("fault", ["hang", "silent", "drop"])
 async def test_a_connection_that_fails_before_the_first_word_is_retried(fault):
-    # Half of an answer of no text is a piece without a word.
+    # Half of an answer without text is a chunk without content.
     first = Answer(fault=fault)
     assert await asked(first, GOOD, GOOD, GOOD, timeout_s=0.4) == GOOD_REPLY
 
@@ -175,7 +175,7 @@ async def test_an_unreachable_endpoint_is_an_error_that_names_the_address():
             await chat.ask(settings, HELLO)
 
 
-# ---- what is refused
+# ---- permanent failures
 
 
 def _error(status: int, **fields: object) -> Answer:
@@ -235,7 +235,7 @@ async def test_an_unsupported_request_field_is_left_out_and_retried(message, gon
         assert '{"type": "null"}' in second["messages"][0]["content"]
 
 
-# ---- what is not believed
+# ---- untrusted endpoints
 
 _CHUNK = b'data: {"choices": [{"index": 0, "delta": %s}]}\n\n'
 
@@ -408,7 +408,7 @@ async def _until(seen) -> None:
         await asyncio.sleep(0.005)
 
 
-# ---- pieces
+# ---- chunks
 
 
 def test_call_pieces_without_an_index_are_separated_by_id_and_name():
@@ -478,7 +478,7 @@ def test_an_endless_line_is_refused_before_it_is_kept():
         list(events.feed(b"x"))
 
 
-# ---- which endpoint
+# ---- choice of the endpoint
 
 _HOME = ModelSettings("http://localhost:11434/v1/", model="home")
 _AWAY = ModelSettings("https://models.example/v1", "sk-away-key", model="away")

@@ -13,7 +13,7 @@ from sandkasten.agents.chat.chat_wire import EndpointError, EventParser, ReplyAs
 pytestmark = pytest.mark.promise("P66")
 
 ROUNDS, LONG_ROUNDS = 4000, 400_000
-# Of an answer's fields, which kind each has when it is right.
+# Fields of an answer and their correct types.
 _SHAPE = {
     "choices": ["choice"],
     "usage": {"prompt_tokens": 0, "completion_tokens": 0},
@@ -71,7 +71,7 @@ def test_pieces_of_any_shape_give_an_answer_or_an_error(full_size):
             continue
         reply = found.reply()
         came["answers"] += 1
-        # It can be written down and sent on.
+        # The result can be stored and sent on.
         calls = [part for call in reply.tool_calls for part in (call.id, call.name, call.arguments)]
         assert "".join((reply.text, reply.refusal, *calls)).encode()[:0] == b""
         assert min(reply.prompt_tokens, reply.completion_tokens) >= 0

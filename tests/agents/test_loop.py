@@ -87,7 +87,7 @@ async def test_an_agent_writes_runs_and_reads_back(tools):
 
 @pytest.mark.promise("P63")
 async def test_calls_of_one_answer_run_concurrently_and_are_answered_in_order(tools):
-    # Each waits for a file that the other writes: one after the other, neither would end.
+    # Each waits for a file that the other writes: in sequence, neither would end.
     wait = "touch {mine}; until [ -e {other} ]; do sleep 0.01; done; echo {mine}"
     calls = [
         Call("sandbox_exec", {"cmd": ["sh", "-c", wait.format(mine=mine, other=other)]}, mine)
@@ -135,7 +135,7 @@ async def _begun(desk) -> bool:
 
 
 async def _nothing_runs(desk) -> bool:
-    # A list, for a process beside the shell that the command stood in.
+    # A list of arguments, to start a process beside the shell of the command.
     seen = await desk.call("exec", cmd=["sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"])
     return "sleep 1000" not in seen["stdout"]
 
@@ -262,7 +262,7 @@ async def test_agents_that_call_each_other_are_stopped(unisolated_tools):
 
     async with staged(unisolated_tools, script, one, two) as stage:
         result = await stage.run(one)
-    # Four of them: the one below three others has nobody to call, and is told so.
+    # Four levels: the agent below three others cannot call another, and gets an error.
     assert result.usage == RunUsage(8, 4, 80, 40)
     told = [json.loads(one["answer"]) for one in stage.noted("tool.answered")]
     assert told[0]["error"] == "unknown tool 'agent_two'" or told[0]["code"]
@@ -325,7 +325,7 @@ async def test_the_step_limit_ends_a_run_and_keeps_the_transcript(unisolated_too
     assert caught.value.details == {"limit": "steps", "steps": 3}
     assert len(stage.model.requests) == 3
     assert len(stage.noted("model.called")) == 3
-    # What the last answer asked for is not done: nobody would see what came of it.
+    # The calls of the last answer are not run: no later answer would see their results.
     assert len(stage.noted("tool.called")) == 2
 
 
@@ -389,7 +389,7 @@ async def test_a_conversation_too_long_for_the_model_is_a_failure_with_a_hint(un
     assert "split the task" in caught.value.hint
 
 
-# ---- what a model does wrong
+# ---- mistakes of the model
 
 
 @pytest.mark.promise("P63")
@@ -414,7 +414,7 @@ async def test_an_invalid_call_is_explained_to_the_model(unisolated_tools, call,
     assert words in told["content"]
     answer = json.loads(told["content"])
     assert (answer["ok"], answer["code"]) == (False, "INVALID_REQUEST")
-    # What goes back into the conversation is fit for every endpoint.
+    # The repeated call is valid for every endpoint.
     function = assistant["tool_calls"][0]["function"]
     assert isinstance(json.loads(function["arguments"]), dict)
     assert function["name"].replace("_", "").isalnum()
@@ -486,7 +486,7 @@ async def test_a_refusal_is_the_answer_unless_a_schema_is_required(unisolated_to
             await stage.run(COUNTER)
 
 
-# ---- what is refused before anything is asked
+# ---- rejected before the first request
 
 
 @pytest.mark.parametrize(
@@ -537,7 +537,7 @@ async def test_without_an_endpoint_no_run_starts(unisolated_tools):
         loop.check(PLAIN)
 
 
-# ---- the model fails
+# ---- failures of the endpoint
 
 
 async def test_a_retried_model_call_is_recorded_and_the_run_continues(unisolated_tools):

@@ -32,7 +32,7 @@ def test_a_short_answer_is_not_changed():
 )
 def test_a_long_answer_is_cut_to_valid_json_that_says_so(answer):
     found = truncated_json(answer, 5000)
-    # Quotes and backslashes of a text inside a text take twice their room.
+    # Quotes and backslashes of a string inside a string take twice the space.
     assert len(found) <= 5000 * 2
     told = json.loads(found)
     assert told["cut_for_model"] is True

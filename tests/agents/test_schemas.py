@@ -92,7 +92,7 @@ def test_nothing_is_ever_fetched(monkeypatch):
 
     monkeypatch.setattr(socket, "getaddrinfo", opened)
     monkeypatch.setattr(socket.socket, "connect", opened)
-    # An $id moves what a local reference means; it must not be looked for where it points.
+    # An $id changes the base of a local reference; its URL must not be opened.
     schema = {"$id": "http://127.0.0.1:1/a", "properties": {"x": {"$ref": "#/$defs/none"}}}
     [problem] = check({"x": 1}, schema)
     assert problem.startswith("#: cannot be compared with its schema")

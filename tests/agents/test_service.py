@@ -201,7 +201,7 @@ async def test_no_variable_of_a_request_leads_to_the_sandbox_of_another_run(home
     names = {"_runID", "run_id", "workflow_run_id", "agent_run_id", "session_key", "sandbox_id"}
     thief = await home.agent("reader", "steal", variables=dict.fromkeys(names, victim.id))
     assert thief.status == "completed", thief.error
-    # Its own new sandbox has no such file: nothing of the victim's was read.
+    # The new sandbox has no such file: nothing of the other run was read.
     assert "hang here" not in str(thief.output)
     await home.service.cancel(victim.id, DEFAULT_TENANT)
 
@@ -277,7 +277,7 @@ async def test_a_stopping_daemon_leaves_workflow_runs_to_the_next_one(tmp_path):
         assert ended.status == "cancelled"
         assert ended.error is not None
         assert "stopped" in ended.error["message"]
-        # What the workflow has is kept for whoever goes on with it.
+        # The sandboxes of the workflow are kept for the process that resumes it.
         assert await home.sandboxes() == [f"workflow:{flow.id}:default"]
         hanging = False
         files = BriefFiles(home.settings)
@@ -332,7 +332,7 @@ async def test_resuming_a_dead_processs_workflow_settles_its_child_runs(home, ho
     assert found is not None
     assert found.status == "lost"
     assert f"agent:{step.id}:default" not in await home.sandboxes()
-    # Not its own, and perhaps at work elsewhere.
+    # Another run, which may be in progress in another process.
     assert f"agent:{other.id}:default" in await home.sandboxes()
 
 
@@ -341,9 +341,9 @@ async def test_sandboxes_of_a_plain_process_end_by_themselves_unless_renewed(hom
     row = await home.service.start_agent(AgentRunRequest("writer", "hang"))
     await home.heard(row, "tool.answered")
     [info] = await home.engine.list()
-    # Whatever goes on in it: a command that runs does not keep it.
+    # A running command alone does not extend the lifetime.
     assert (info.idle_timeout_s, info.lifetime_s) == (PLAIN_IDLE_S, PLAIN_IDLE_S)
-    # Three touches before it ends, and all of it within the minute that was promised.
+    # Three renewals before it expires, all within the documented minute.
     assert TOUCH_EVERY_S * 3 <= PLAIN_IDLE_S <= 60 - TOUCH_EVERY_S
     await home.service._run_sandboxes.renew({row.id}, TOUCH_EVERY_S)
     [info] = await home.engine.list()
@@ -368,7 +368,7 @@ async def test_continuing_a_run_takes_over_the_idle_time_of_its_sandboxes(tmp_pa
                     session_key=f"workflow:{flow.id}:default",
                 )
             )
-        # The service may have found it by itself by now.
+        # The service may have settled it by itself already.
         with suppress(Conflict):
             await home.service.resume(flow.id, DEFAULT_TENANT)
         await home.step_at_work(flow)

@@ -147,7 +147,7 @@ def test_an_alias_bomb_is_refused_at_its_first_anchor():
 
 
 def test_deep_nesting_is_refused_without_reading_it_all():
-    # The parser of the library alone takes a minute for this.
+    # The library's parser alone takes a minute for this.
     assert refusal("[" * 60_000).message == "it is nested more than 32 levels deep on line 1"
     assert refusal("{a: " * 15_000).message == "it is nested more than 32 levels deep on line 1"
 
@@ -179,7 +179,7 @@ plain = st.recursive(
 
 @given(plain)
 def test_json_is_valid_yaml(value):
-    # Python writes 1e+16 with a sign that JSON and YAML both take.
+    # Python writes 1e+16 with a sign that JSON and YAML both accept.
     text = json.dumps(value, ensure_ascii=True)
     assert load(re.sub(r"\\ud[0-9a-f]{3}", "x", text)) == json.loads(
         re.sub(r"\\ud[0-9a-f]{3}", "x", text)
@@ -198,5 +198,5 @@ def test_the_error_about_a_tab_suggests_spaces():
         {"line": 2},
         "indent with spaces: YAML does not allow tabs",
     )
-    # A tab elsewhere is not what is wrong.
+    # A tab elsewhere is not the error.
     assert refusal("a: 'x\ty'\nb: c: d\n").hint == "check its indentation, colons and quotes"

@@ -37,7 +37,7 @@ def calls(name: str) -> st.SearchStrategy[dict[str, object]]:
 @pytest.mark.parametrize("name", TOOLS)
 async def test_arguments_that_violate_the_schema_get_an_error_answer(unisolated_tools, name):
     schema = Draft202012Validator(TOOLS[name].parameters)
-    # With a session that is never there, so that an innocent call does nothing either.
+    # The session never exists, so a valid call has no effect either.
     loop = asyncio.get_running_loop()
     seen: list[tuple[object, dict[str, object]]] = []
 

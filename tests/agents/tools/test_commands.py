@@ -102,7 +102,7 @@ async def test_a_command_can_be_started_read_and_awaited(tools):
 
 
 async def test_a_reader_gets_at_most_the_requested_chunks_and_misses_none(tools):
-    # More than one chunk holds, and less than is kept.
+    # More than one chunk holds, and less than the retained output.
     begun = await tools.call("exec", cmd=["seq", "30000"], stream=True)
     await tools.call("exec_wait", exec_id=begun["exec_id"])
     since, text, turns, done = 0, "", 0, False

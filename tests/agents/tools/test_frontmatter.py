@@ -67,7 +67,7 @@ def test_every_field_of_the_sandbox_is_tested_in_this_file():
     assert [name for name in sorted(fields) if f"{name}:" not in here] == []
 
 
-# ---- what it is
+# ---- runtime, image and packages
 
 
 async def test_a_string_is_a_runtime_in_compute_mode(tools):
@@ -148,7 +148,7 @@ async def test_packages_are_available_without_a_network(tmp_path):
             assert told["stdout"] == "left\n", told
 
 
-# ---- whose it is
+# ---- sessions
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ async def test_session_determines_which_agents_share_the_sandbox(tools, session,
 async def test_a_shared_session_keeps_its_image_and_another_image_is_refused(busybox):
     flow = {"workflow_run_id": "flow"}
     made = await asks(busybox, "{mode: code, image: busybox}", **flow).call("open")
-    # With what this process remembers of it, and without.
+    # With the cached state of this process, and without it.
     for desk in (busybox, fresh(busybox.engine, busybox.store)):
         for text in ("{mode: code}", "{mode: code, image: busybox}"):
             found = await asks(desk, text, **flow).call("fs_list")
@@ -187,7 +187,7 @@ async def test_a_shared_session_keeps_its_image_and_another_image_is_refused(bus
             )
 
 
-# ---- how long
+# ---- timeouts
 
 
 async def test_timeout_seconds_is_the_default_timeout_of_commands_and_runs(tools):
@@ -247,7 +247,7 @@ async def test_a_run_can_only_shorten_the_idle_time(tools):
         assert (await tools.engine.get(opened["sandbox_id"])).idle_timeout_s == idle_s
 
 
-# ---- how much
+# ---- limits
 
 
 @pytest.mark.parametrize("spelling", ["memory_mb: 64", "mem_limit_mb: 64"])
@@ -258,7 +258,7 @@ async def test_memory_is_enforced_by_the_kernel(tools, spelling):
     ran = await asks(tools, f"{{limits: {{{spelling}}}}}").call("run", code=HOG)
     assert (ran["ok"], ran["oom_killed"]) == (False, True)
     assert ran["limits"]["mem_limit_mb"] == 64
-    # Twice as much as it wants.
+    # Twice as much as requested.
     innocent = await asks(tools, "{limits: {memory_mb: 512}}").call("run", code=HOG)
     assert innocent["stdout"] == "had it all\n"
 
@@ -283,7 +283,7 @@ async def test_the_processor_share_is_set_in_the_cgroup(tools, spelling):
     coding = asks(tools, f"{{mode: code, limits: {{{spelling}}}}}")
     the_id = (await coding.call("open"))["sandbox_id"]
     assert quota_of(the_id) == "25000"
-    # A quarter of the time that it is awake: the rest of it the kernel makes it wait.
+    # It runs a quarter of the time; the kernel throttles it for the rest.
     spun = await coding.call("exec", cmd="timeout 0.5 sh -c 'while :; do :; done'")
     assert spun["usage"]["cpu_ms"] <= spun["duration_ms"] / 4 + 100
 
@@ -349,7 +349,7 @@ async def test_max_files_bounds_the_number_of_files_the_tools_write(tools):
     coding = asks(tools, "{mode: code, limits: {max_files: 2}}")
     assert (await coding.call("fs_write", path="a", text="1"))["ok"]
     assert (await coding.call("fs_write", path="b", text="1"))["ok"]
-    # The same file again is no new one, under whatever name.
+    # Writing the same file again does not count, under any spelling of its path.
     assert (await coding.call("fs_write", path="/work/b", text="2"))["ok"]
     refused = await coding.call("fs_write", path="c", text="1")
     assert (refused["code"], refused["details"]["limit"]) == ("PAYLOAD_TOO_LARGE", 2)
@@ -361,7 +361,7 @@ async def test_max_files_bounds_the_number_of_files_the_tools_write(tools):
     assert many["code"] == "PAYLOAD_TOO_LARGE"
 
 
-# ---- what it may reach
+# ---- network
 
 
 @pytest.mark.promise("P03")

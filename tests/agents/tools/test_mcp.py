@@ -194,7 +194,7 @@ async def test_no_sandbox_outlives_its_client(tmp_path, end):
     else:
         server.stdin.close()
     if end == "the client is killed":
-        # Nobody reads what is still on its way.
+        # The client has gone, so pending output is not read.
         server._transport.get_pipe_transport(1).close()  # type: ignore[attr-defined]
     async with asyncio.timeout(PATIENCE_S):
         rest = await server.stdout.read()
@@ -216,7 +216,7 @@ async def test_a_server_stopped_while_its_client_sends_exits_cleanly(tmp_path, e
         server.stdin.write(lines(HELLO))
         assert await server.stdout.readline()
         server.stdin.write(lines(*[("ping", {})] * 300))
-        # It is in the midst of them.
+        # The calls are in progress.
         assert await server.stdout.readline()
         if end == "it is told to end":
             server.send_signal(signal.SIGTERM)
@@ -349,7 +349,7 @@ def test_invalid_server_options_are_typed_errors(tmp_path, capfd, words, code):
 
 @pytest.mark.parametrize("missing", [["mcp"], ["jsonschema"], ["mcp", "jsonschema"]])
 def test_without_the_library_the_command_names_the_package_to_install(tmp_path, missing):
-    # What stands as None among the modules cannot be imported.
+    # A module that is None in sys.modules cannot be imported.
     block = f"import sys; sys.modules.update(dict.fromkeys({missing}))"
     blocked = f"{block}; from sandkasten.cli.main import main; main()"
     done = subprocess.run(

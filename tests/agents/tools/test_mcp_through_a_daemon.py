@@ -55,7 +55,7 @@ async def test_the_daemon_of_the_data_directory_runs_the_tools(daemon):
         opened = await call("sandbox_open")
         assert await sandboxes(daemon) == [opened["sandbox_id"]]
         await call("sandbox_fs_write", path="a", text="x")
-        # The store is the daemon's, which nobody else can open meanwhile.
+        # The daemon holds the store open, and no other process can open it meanwhile.
         published = await call("sandbox_publish_file", source="a")
         assert published["size_bytes"] == 1
         other = await call("sandbox_open", session_key="other")

@@ -160,7 +160,7 @@ async def test_close_removes_the_sandbox_and_succeeds_twice(tools):
         "sandbox_id": None,
         "session_id": None,
     }
-    # One that was closed on purpose is no surprise.
+    # A sandbox that was closed on purpose gives no notice.
     again = await tools.call("open")
     assert (again["created"], "notice" in again) == (True, False)
 

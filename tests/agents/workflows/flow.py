@@ -45,7 +45,7 @@ class Flow:
     limits: WorkflowLimits = field(default_factory=WorkflowLimits)
     clock: Clock = field(default_factory=Clock)
     cut_at_save: int | None = None
-    """The number of the save that does not come back, and is not kept."""
+    """Number of the save that never returns and is lost."""
     saved: dict[str, Any] = field(default_factory=dict)
     saves: int = 0
     calls: list[AgentCall] = field(default_factory=list)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.agents.workflows.flow import Flow
 
-# As it stands in the document that asked for workflows.
+# The published example of a workflow, kept verbatim.
 APPENDIX_B = """\
 id: code-review-and-fix
 name: "Code Review and Fix"

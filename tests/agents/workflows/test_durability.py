@@ -83,7 +83,7 @@ class Watched(Flow):
             self.repeated.append(one)
         self.calls.append(call)
         await asyncio.sleep(0)
-        # From here to the end of the step nothing else has a turn, so that it is in the next save.
+        # Nothing else is scheduled until the end of the step, so it is part of the next save.
         self.returned.add(one)
         if call.agent == "fails":
             raise ModelUnavailable("no answer")
@@ -122,7 +122,7 @@ async def test_a_run_interrupted_at_any_save_resumes_without_repeating_saved_ste
         assert await flow.to_the_end(cuts=1) == result, cut
         assert flow.repeated == [], cut
         assert {(c.key, c.variables["n"], c.attempt) for c in flow.calls} == every, cut
-        assert len(flow.calls) - len(every) <= 4, cut  # those that were under way, at most
+        assert len(flow.calls) - len(every) <= 4, cut  # At most the steps in progress are repeated.
 
 
 async def test_a_repeatedly_interrupted_run_completes(expressions) -> None:

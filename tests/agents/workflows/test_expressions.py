@@ -214,7 +214,7 @@ def _state(pid: str) -> str:
         with open(f"/proc/{pid}/stat") as line:
             return line.read().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        return "R"  # it was quicker than we are
+        return "R"  # The process had exited already.
 
 
 def _evaluators() -> set[str]:

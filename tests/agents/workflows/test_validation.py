@@ -190,7 +190,7 @@ def test_a_nested_list_uses_the_dialect_of_its_own_key() -> None:
 def test_a_file_designed_to_be_slow_is_validated_quickly(text) -> None:
     assert len(text) < MAX_BYTES
     found = inspect(text)
-    # The nearest word takes milliseconds, so not everybody gets one.
+    # The search for the nearest word takes milliseconds, so only some issues get a hint.
     assert sum("did you mean" in i.hint for i in (*found.errors, *found.warnings)) <= 20
 
 
