@@ -101,12 +101,13 @@ from pathlib import Path
 from sandkasten.daemon.compose import open_engine
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.model.sandbox.oneshot_values import RunRequest
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 
 async def main():
     flags = {"data_dir": sys.argv[1], "packages.index_url": sys.argv[2]}
     engine = await open_engine(load(flags, {}, Path("/nonexistent")))
-    result = await engine.run(RunRequest("import gamma; print(gamma.VERSION)",
-                                         pip_packages=("gamma",)))
+    options = SandboxOptions(pip_packages=("gamma",))
+    result = await engine.run(RunRequest("import gamma; print(gamma.VERSION)", options=options))
     print(result.stdout.decode())
     await engine.aclose()
 
