@@ -53,6 +53,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "rich": frozenset({"cli"}),
     "urllib3": frozenset({"images"}),
     "yaml": frozenset({"daemon", "agents"}),
+    "nodesemver": frozenset({"images"}),
     "aiohttp": frozenset({"client", "backends", "agents"}),
     "aiodocker": frozenset({"backends"}),
     "cel": frozenset({"agents"}),
