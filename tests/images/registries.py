@@ -14,6 +14,7 @@ import http.client
 import io
 import json
 import socket
+import ssl
 import subprocess
 import tarfile
 import threading
@@ -23,8 +24,6 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
-
-import urllib3
 
 from sandkasten.images.registry import manifests
 from sandkasten.images.registry.image_reference import this_platform
@@ -139,6 +138,39 @@ def index(images: Mapping[str, Made], *, docker: bool = False) -> tuple[bytes, s
     return json.dumps({"schemaVersion": 2, "mediaType": kind, "manifests": entries}).encode(), kind
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def send(
+    method: str,
+    url: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    body: bytes | None = None,
+    ca_file: str | None = None,
+) -> Answer:
+    """Send one request as a tool other than ours does."""
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    connection: http.client.HTTPConnection
+    if parts.scheme == "https":
+        context = ssl.create_default_context(cafile=ca_file)
+        connection = http.client.HTTPSConnection(parts.hostname, parts.port, context=context)
+    else:
+        connection = http.client.HTTPConnection(parts.hostname, parts.port)
+    try:
+        target = parts._replace(scheme="", netloc="").geturl()
+        connection.request(method, target, body=body, headers=dict(headers or {}))
+        answer = connection.getresponse()
+        return Answer(answer.status, dict(answer.headers), answer.read())
+    finally:
+        connection.close()
+
+
 def push(
     base: str,
     repository: str,
@@ -148,19 +180,16 @@ def push(
     headers: Mapping[str, str] | None = None,
     ca_file: str | None = None,
 ) -> None:
-    with urllib3.PoolManager(ca_certs=ca_file) as http:
-        for digest, blob in made.blobs.items():
-            begun = http.request("POST", f"{base}/v2/{repository}/blobs/uploads/", headers=headers)
-            assert begun.status == 202, begun.data
-            where = begun.headers["Location"]
-            where += f"{'&' if '?' in where else '?'}digest={digest}"
-            done = http.request(
-                "PUT",
-                where,
-                body=blob,
-                headers={"Content-Type": "application/octet-stream", **(headers or {})},
-            )
-            assert done.status == 201, done.data
+    for digest, blob in made.blobs.items():
+        begun = send(
+            "POST", f"{base}/v2/{repository}/blobs/uploads/", headers=headers, ca_file=ca_file
+        )
+        assert begun.status == 202, begun.body
+        where = begun.headers["Location"]
+        where += f"{'&' if '?' in where else '?'}digest={digest}"
+        kind = {"Content-Type": "application/octet-stream"}
+        done = send("PUT", where, body=blob, headers={**kind, **(headers or {})}, ca_file=ca_file)
+        assert done.status == 201, done.body
     put_manifest(
         base, repository, tag, made.manifest, made.media_type, headers=headers, ca_file=ca_file
     )
@@ -176,14 +205,14 @@ def put_manifest(
     headers: Mapping[str, str] | None = None,
     ca_file: str | None = None,
 ) -> None:
-    with urllib3.PoolManager(ca_certs=ca_file) as http:
-        answer = http.request(
-            "PUT",
-            f"{base}/v2/{repository}/manifests/{tag}",
-            body=data,
-            headers={"Content-Type": media_type, **(headers or {})},
-        )
-        assert answer.status == 201, answer.data
+    answer = send(
+        "PUT",
+        f"{base}/v2/{repository}/manifests/{tag}",
+        body=data,
+        headers={"Content-Type": media_type, **(headers or {})},
+        ca_file=ca_file,
+    )
+    assert answer.status == 201, answer.body
 
 
 @dataclass(frozen=True, slots=True)

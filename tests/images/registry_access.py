@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from sandkasten.images.registry.image_reference import Reference, parse_reference
-from sandkasten.images.registry.manifests import Manifest
-from sandkasten.images.registry.registry_client import Registry
+from sandkasten.images.registry.manifests import Index, Manifest
+from sandkasten.images.registry.registry_client import Registry, opened
 from sandkasten.images.registry.registry_credentials import Access
-from sandkasten.images.registry.registry_http import Errand, Patience
+from sandkasten.images.registry.registry_http import Patience
 from tests.images import registries
 from tests.images.registries import PASSWORD, USER
 from tests.patience import PATIENCE_S
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
 
 # Three attempts a few milliseconds apart: nobody here does better at a fourth. Silence is that of a
 # busy machine, and is sat out.
@@ -28,13 +32,30 @@ def at(host: str, rest: str = "team/app:1") -> Reference:
     return parse_reference(f"{host}/{rest}")
 
 
-def open_registry(host: str, access: Access | None = None, **more) -> Registry:
-    errand = more.pop("errand", None) or Errand(QUICK)
-    rest = more.pop("rest", "team/app:1")
-    return Registry(at(host, rest), access or Access(), errand, environ={})
+def open_registry(
+    host: str,
+    access: Access | None = None,
+    *,
+    patience: Patience = QUICK,
+    rest: str = "team/app:1",
+) -> AbstractAsyncContextManager[Registry]:
+    return opened(at(host, rest), access or Access(), patience, environ={})
 
 
-def manifest_of(registry: Registry, wanted: str = "1") -> Manifest:
-    found, _ = registry.manifest(wanted)
+async def reach(host: str, access: Access | None = None, *, patience: Patience = QUICK) -> None:
+    """Open a registry and close it again."""
+    async with open_registry(host, access, patience=patience):
+        pass
+
+
+async def read_manifest(
+    host: str, wanted: str = "1", access: Access | None = None, *, patience: Patience = QUICK
+) -> tuple[Index | Manifest, str]:
+    async with open_registry(host, access, patience=patience) as registry:
+        return await registry.manifest(wanted)
+
+
+async def manifest_of(registry: Registry, wanted: str = "1") -> Manifest:
+    found, _ = await registry.manifest(wanted)
     assert isinstance(found, Manifest)
     return found

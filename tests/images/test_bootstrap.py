@@ -20,9 +20,8 @@ from sandkasten.images.builder.debian_bootstrap import (
     command,
     debian_recipe,
 )
-from sandkasten.images.child_program import Child, child_environment
+from sandkasten.images.child_program import Child, Deadline, child_environment
 from sandkasten.images.layers.image_store import LayerStore
-from sandkasten.images.registry.registry_http import Errand, Patience
 from tests.patience import PATIENCE_S
 
 OS_RELEASE = 'ID=debian\nVERSION_CODENAME=bookworm\nPRETTY_NAME="Debian"\n'
@@ -223,11 +222,11 @@ def test_a_user_who_cannot_bootstrap_gets_a_hint_about_what_is_missing(tmp_path,
 # ---- helpers as streams ------------------------------------------------------------------------
 
 
-def child(*argv: str, whole_s: float = 60, errand: Errand | None = None) -> Child:
+def child(*argv: str, whole_s: float = 60, deadline: Deadline | None = None) -> Child:
     return Child(
         argv,
         env=child_environment({}),
-        errand=errand or Errand(Patience(whole_s=whole_s)),
+        deadline=deadline or Deadline(whole_s),
         what="it",
     )
 
@@ -252,9 +251,9 @@ def test_a_program_and_its_children_are_dead_after_the_block(monkeypatch):
 
 
 def test_a_silent_program_can_be_cancelled_at_once():
-    errand = Errand()
-    with child("sleep", "600", errand=errand) as stream:
-        threading.Timer(0.1, errand.called_off.set).start()
+    deadline = Deadline(60)
+    with child("sleep", "600", deadline=deadline) as stream:
+        threading.Timer(0.1, deadline.called_off.set).start()
         with pytest.raises(Cancelled):
             stream.read()
 

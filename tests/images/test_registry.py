@@ -6,7 +6,7 @@ import json
 import logging
 import socket
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlencode
 
 import pytest
 
@@ -22,44 +22,56 @@ from sandkasten.images.registry.registry_credentials import Access
 from sandkasten.images.registry.registry_http import loopback
 from tests.images import registries
 from tests.images.registries import PASSWORD, USER, Running
-from tests.images.registry_access import BASIC, LOGIN, MADE, manifest_of, open_registry
+from tests.images.registry_access import (
+    BASIC,
+    LOGIN,
+    MADE,
+    manifest_of,
+    open_registry,
+    reach,
+    read_manifest,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def test_an_image_is_read_from_a_plain_registry_on_loopback(plain_registry):
-    with open_registry(plain_registry.host) as registry:
-        found = manifest_of(registry)
-        assert registry.manifest(MADE.digest) == registry.manifest("1") == (found, MADE.digest)
+async def test_an_image_is_read_from_a_plain_registry_on_loopback(plain_registry):
+    async with open_registry(plain_registry.host) as registry:
+        found = await manifest_of(registry)
+        assert (
+            await registry.manifest(MADE.digest)
+            == await registry.manifest("1")
+            == (found, MADE.digest)
+        )
         assert [one.digest for one in found.layers] == MADE.layers
-        assert registry.blob(found.config).readall() == MADE.blobs[found.config.digest]
-        assert registry.blob(found.layers[0]).readall() == MADE.blobs[MADE.layers[0]]
+        assert await registry.blob(found.config).read_all() == MADE.blobs[found.config.digest]
+        assert await registry.blob(found.layers[0]).read_all() == MADE.blobs[MADE.layers[0]]
 
 
-def test_a_missing_image_is_an_invalid_image(plain_registry):
-    with open_registry(plain_registry.host) as registry:
+async def test_a_missing_image_is_an_invalid_image(plain_registry):
+    async with open_registry(plain_registry.host) as registry:
         with pytest.raises(InvalidImage) as missing:
-            registry.manifest("2")
+            await registry.manifest("2")
         assert f"{plain_registry.host} has no team/app:2" in missing.value.message
         with pytest.raises(InvalidImage):
-            registry.blob(Descriptor("x", "sha256:" + "0" * 64, 10)).read()
+            await registry.blob(Descriptor("x", "sha256:" + "0" * 64, 10)).read()
 
 
-def test_a_registry_that_is_down_is_unavailable_and_retryable():
+async def test_a_registry_that_is_down_is_unavailable_and_retryable():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         host = f"localhost:{taken.getsockname()[1]}"
-        with pytest.raises(RegistryUnavailable) as down, open_registry(host):
-            pass
+        with pytest.raises(RegistryUnavailable) as down:
+            await reach(host)
     assert down.value.retryable
     assert host in down.value.message
     assert "Connection refused" in down.value.message
 
 
-def test_an_unknown_registry_host_is_unavailable():
-    with pytest.raises(RegistryUnavailable), open_registry("nowhere.invalid"):
-        pass
+async def test_an_unknown_registry_host_is_unavailable():
+    with pytest.raises(RegistryUnavailable):
+        await reach("nowhere.invalid")
 
 
 @pytest.fixture(scope="module")
@@ -74,40 +86,40 @@ def tls_registry(tmp_path_factory) -> Iterator[tuple[Running, str]]:
         yield running, str(cert)
 
 
-def test_a_certificate_of_the_configured_authority_is_trusted(tls_registry):
+async def test_a_certificate_of_the_configured_authority_is_trusted(tls_registry):
     running, ca_file = tls_registry
     access = Access(username=USER, password=PASSWORD, ca_file=ca_file)
-    with open_registry(running.host, access) as registry:
-        found = manifest_of(registry)
-        assert registry.blob(found.layers[0]).readall() == MADE.blobs[MADE.layers[0]]
+    async with open_registry(running.host, access) as registry:
+        found = await manifest_of(registry)
+        assert await registry.blob(found.layers[0]).read_all() == MADE.blobs[MADE.layers[0]]
 
 
 @pytest.mark.promise("P51")
 @pytest.mark.parametrize("insecure", [False, True])
-def test_an_untrusted_certificate_is_refused_without_falling_back_to_plain_http(
+async def test_an_untrusted_certificate_is_refused_without_falling_back_to_plain_http(
     tls_registry, insecure
 ):
     running, _ = tls_registry
     access = Access(username=USER, password=PASSWORD, insecure=insecure)
-    with pytest.raises(RegistryUnavailable) as refused, open_registry(running.host, access):
-        pass
+    with pytest.raises(RegistryUnavailable) as refused:
+        await reach(running.host, access)
     assert "is not trusted" in refused.value.message
     assert refused.value.hint.endswith(".ca_file")
 
 
-def test_an_invalid_ca_file_is_a_configuration_error(tls_registry, tmp_path):
+async def test_an_invalid_ca_file_is_a_configuration_error(tls_registry, tmp_path):
     running, _ = tls_registry
     for content in (None, "no certificate"):
         if content:
             (tmp_path / "ca").write_text(content)
         with pytest.raises(InvalidConfiguration):
-            open_registry(running.host, Access(ca_file=str(tmp_path / "ca")))
+            await reach(running.host, Access(ca_file=str(tmp_path / "ca")))
 
 
 @pytest.mark.promise("P51")
-def test_plain_http_is_refused_where_tls_is_required(plain_registry, tls_registry):
+async def test_plain_http_is_refused_where_tls_is_required(plain_registry, tls_registry):
     with pytest.raises(RegistryUnavailable) as refused:
-        open_registry(plain_registry.host, Access(ca_file=tls_registry[1])).__enter__()
+        await reach(plain_registry.host, Access(ca_file=tls_registry[1]))
     assert "does not speak TLS" in refused.value.message
 
 
@@ -120,13 +132,10 @@ def test_plain_http_is_refused_where_tls_is_required(plain_registry, tls_registr
         ({"helper": "pass"}, "credential helper pass is not run"),
     ],
 )
-def test_a_refused_login_names_the_setting(tls_registry, login, hint):
+async def test_a_refused_login_names_the_setting(tls_registry, login, hint):
     running, ca_file = tls_registry
-    with (
-        open_registry(running.host, Access(ca_file=ca_file, **login)) as registry,
-        pytest.raises(Unauthorized) as refused,
-    ):
-        registry.manifest("1")
+    with pytest.raises(Unauthorized) as refused:
+        await read_manifest(running.host, access=Access(ca_file=ca_file, **login))
     assert hint in refused.value.hint
     assert "wrong" not in str(refused.value)
 
@@ -154,53 +163,49 @@ def token_registry(tmp_path_factory) -> Iterator[tuple[Running, registries.Token
 
 
 def _bearer(realm: str, scope: str) -> dict[str, str]:
-    import urllib3
-
-    with urllib3.PoolManager() as pool:
-        answer = pool.request(
-            "GET", realm, fields={"service": "the registry", "scope": scope}, headers=BASIC
-        )
-        return {"Authorization": f"Bearer {answer.json()['token']}"}
+    query = urlencode({"service": "the registry", "scope": scope})
+    answer = registries.send("GET", f"{realm}?{query}", headers=BASIC)
+    return {"Authorization": f"Bearer {json.loads(answer.body)['token']}"}
 
 
-def test_a_token_is_fetched_once_with_the_credentials_and_used_for_everything(token_registry):
+async def test_a_token_is_fetched_once_with_the_credentials_and_used_for_everything(token_registry):
     running, server = token_registry
     server.asked.clear()
-    with open_registry(running.host, LOGIN) as registry:
-        found = manifest_of(registry)
-        assert registry.blob(found.config).readall() == MADE.blobs[found.config.digest]
-        assert registry.blob(found.layers[0]).readall() == MADE.blobs[MADE.layers[0]]
+    async with open_registry(running.host, LOGIN) as registry:
+        found = await manifest_of(registry)
+        assert await registry.blob(found.config).read_all() == MADE.blobs[found.config.digest]
+        assert await registry.blob(found.layers[0]).read_all() == MADE.blobs[MADE.layers[0]]
     assert server.asked == [("repository:team/app:pull", LOGIN.basic())]
 
 
-def test_a_public_image_is_pulled_with_an_anonymous_token(token_registry):
+async def test_a_public_image_is_pulled_with_an_anonymous_token(token_registry):
     running, server = token_registry
     server.asked.clear()
-    with open_registry(running.host, rest="public/app:1") as registry:
-        manifest_of(registry)
+    async with open_registry(running.host, rest="public/app:1") as registry:
+        await manifest_of(registry)
     assert server.asked == [("repository:public/app:pull", None)]
 
 
-def test_a_token_without_the_needed_access_is_unauthorized(token_registry):
+async def test_a_token_without_the_needed_access_is_unauthorized(token_registry):
     running, _ = token_registry
-    with open_registry(running.host) as registry, pytest.raises(Unauthorized):
-        registry.manifest("1")
+    with pytest.raises(Unauthorized):
+        await read_manifest(running.host)
     wrong = Access(username=USER, password="wrong")
-    with open_registry(running.host, wrong) as registry, pytest.raises(Unauthorized):
-        registry.manifest("1")
+    with pytest.raises(Unauthorized):
+        await read_manifest(running.host, access=wrong)
 
 
-def test_a_configured_token_is_sent_unchanged(token_registry):
+async def test_a_configured_token_is_sent_unchanged(token_registry):
     running, server = token_registry
     token = _bearer(server.realm, "repository:team/app:pull")["Authorization"].split()[1]
     server.asked.clear()
-    with open_registry(running.host, Access(token=token)) as registry:
-        manifest_of(registry)
+    async with open_registry(running.host, Access(token=token)) as registry:
+        await manifest_of(registry)
     assert server.asked == []
 
 
 @pytest.mark.promise("P51")
-def test_a_redirected_blob_is_fetched_without_the_login(
+async def test_a_redirected_blob_is_fetched_without_the_login(
     tls_registry, plain_registry, registry_front
 ):
     """A redirect to another origin drops the login; one to the same origin keeps it."""
@@ -224,26 +229,26 @@ def test_a_redirected_blob_is_fetched_without_the_login(
                 asked.pass_on()
 
         registry_front.rule = redirect
-        with open_registry(registry_front.host, LOGIN) as registry:
-            found = manifest_of(registry)
-            assert registry.blob(found.layers[0]).readall() == MADE.blobs[MADE.layers[0]]
+        async with open_registry(registry_front.host, LOGIN) as registry:
+            found = await manifest_of(registry)
+            assert await registry.blob(found.layers[0]).read_all() == MADE.blobs[MADE.layers[0]]
     assert heard == [None]
     again = [one for one in registry_front.seen if one.path.endswith("again")]
     assert [one.headers.get("Authorization") for one in again] == [LOGIN.basic()]
 
 
 @pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://h/x", "gopher://h"])
-def test_a_redirect_to_another_scheme_is_not_followed(registry_front, target):
+async def test_a_redirect_to_another_scheme_is_not_followed(registry_front, target):
     registry_front.rule = lambda asked: asked.answer(302, {"Location": target})
-    with pytest.raises(InvalidImage) as refused, open_registry(registry_front.host):
-        pass
+    with pytest.raises(InvalidImage) as refused:
+        await reach(registry_front.host)
     assert "is not followed" in refused.value.message
 
 
-def test_circular_redirects_are_an_error(registry_front):
+async def test_circular_redirects_are_an_error(registry_front):
     registry_front.rule = lambda asked: asked.answer(302, {"Location": asked.path})
-    with pytest.raises(InvalidImage) as refused, open_registry(registry_front.host):
-        pass
+    with pytest.raises(InvalidImage) as refused:
+        await reach(registry_front.host)
     assert "redirected more than 5 times" in refused.value.message
 
 
@@ -251,18 +256,15 @@ def test_circular_redirects_are_an_error(registry_front):
 @pytest.mark.parametrize(
     "realm", ["http://tokens.example/t", "file:///t", "https://u:p@h/t", "/t", "http://10.1.2.3/"]
 )
-def test_credentials_are_not_sent_to_a_token_server_over_plain_http(registry_front, realm):
+async def test_credentials_are_not_sent_to_a_token_server_over_plain_http(registry_front, realm):
     challenge = {"WWW-Authenticate": f'Bearer realm="{realm}",service="x"'}
     registry_front.rule = lambda asked: asked.answer(401, challenge)
-    with (
-        open_registry(registry_front.host, LOGIN) as registry,
-        pytest.raises(Unauthorized) as refused,
-    ):
-        registry.manifest("1")
+    with pytest.raises(Unauthorized) as refused:
+        await read_manifest(registry_front.host, access=LOGIN)
     assert "is not safe" in refused.value.message
 
 
-def test_a_token_with_a_line_break_never_becomes_a_header(registry_front):
+async def test_a_token_with_a_line_break_never_becomes_a_header(registry_front):
     def rule(asked: registries.Asked) -> None:
         if asked.path.startswith("/token"):
             asked.answer(200, {}, json.dumps({"token": "x\r\nEvil: 1"}).encode())
@@ -271,12 +273,12 @@ def test_a_token_with_a_line_break_never_becomes_a_header(registry_front):
             asked.answer(401, {"WWW-Authenticate": f'Bearer realm="{realm}"'})
 
     registry_front.rule = rule
-    with open_registry(registry_front.host) as registry, pytest.raises(InvalidImage) as refused:
-        registry.manifest("1")
+    with pytest.raises(InvalidImage) as refused:
+        await read_manifest(registry_front.host)
     assert "is not a token" in refused.value.message
 
 
-def test_an_identity_token_is_exchanged_at_the_token_server(registry_front):
+async def test_an_identity_token_is_exchanged_at_the_token_server(registry_front):
     def rule(asked: registries.Asked) -> None:
         if asked.path.startswith("/token"):
             asked.answer(200, {}, json.dumps({"access_token": "good"}).encode())
@@ -287,10 +289,10 @@ def test_an_identity_token_is_exchanged_at_the_token_server(registry_front):
             asked.answer(401, {"WWW-Authenticate": f'Bearer realm="{realm}",service="s"'})
 
     registry_front.rule = rule
-    with open_registry(
+    async with open_registry(
         registry_front.host, Access(username="u", identity_token="refresh")
     ) as registry:
-        manifest_of(registry)
+        await manifest_of(registry)
     posted = [one.body.decode() for one in registry_front.seen if one.path == "/token"]
     assert [parse_qs(one) for one in posted] == [
         {
@@ -303,26 +305,26 @@ def test_an_identity_token_is_exchanged_at_the_token_server(registry_front):
     ]
 
 
-def test_a_forbidden_image_names_the_registry_and_its_message(registry_front):
+async def test_a_forbidden_image_names_the_registry_and_its_message(registry_front):
     body = json.dumps({"errors": [{"code": "DENIED", "message": "no\x1b[31m"}]}).encode()
 
     def rule(asked: registries.Asked) -> None:
         asked.pass_on() if asked.path == "/v2/" else asked.answer(403, {}, body)
 
     registry_front.rule = rule
-    with open_registry(registry_front.host) as registry, pytest.raises(PolicyDenied) as refused:
-        registry.manifest("1")
+    with pytest.raises(PolicyDenied) as refused:
+        await read_manifest(registry_front.host)
     assert refused.value.message.endswith(r": 'no\x1b[31m'")
 
 
 @pytest.mark.promise("P51")
-def test_no_log_line_contains_a_secret(token_registry, tls_registry, caplog):
+async def test_no_log_line_contains_a_secret(token_registry, tls_registry, caplog):
     caplog.set_level(logging.DEBUG)
-    with open_registry(token_registry[0].host, LOGIN) as registry:
-        manifest_of(registry)
+    async with open_registry(token_registry[0].host, LOGIN) as registry:
+        await manifest_of(registry)
     access = Access(username=USER, password=PASSWORD, ca_file=tls_registry[1])
-    with open_registry(tls_registry[0].host, access) as registry:
-        manifest_of(registry)
+    async with open_registry(tls_registry[0].host, access) as registry:
+        await manifest_of(registry)
     assert "manifests" in caplog.text
     assert PASSWORD not in caplog.text
     assert (LOGIN.basic() or "").split()[1] not in caplog.text

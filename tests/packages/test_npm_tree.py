@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -22,12 +23,12 @@ class Registry:
         about["versions"][version] = {"name": name, "version": version, **more}
         about["dist-tags"][tag] = version
 
-    def look_up(self, names: Any) -> dict[str, Any]:
+    async def look_up(self, names: Any) -> dict[str, Any]:
         self.asked += sorted(names)
         return {name: self.known.get(name) for name in names}
 
     def resolve(self, *specs: str) -> dict[str, str]:
-        placed = resolve(specs, MACHINE, self.look_up)
+        placed = asyncio.run(resolve(specs, MACHINE, self.look_up))
         return {one.path: f"{one.name}@{one.version}" for one in placed}
 
 
@@ -173,5 +174,5 @@ def test_an_endless_dependency_tree_is_cut_off(registry):
 def test_programs_with_invalid_names_are_left_out(registry):
     registry.add("@s/a", bin="./cli.js")
     registry.add("b", bin={"ok": "x.js", "../../evil": "x.js", "y": 5, ".": "z"})
-    a, b = resolve(("@s/a", "b"), MACHINE, registry.look_up)
+    a, b = asyncio.run(resolve(("@s/a", "b"), MACHINE, registry.look_up))
     assert (a.programs, b.programs) == ({"a": "./cli.js"}, {"ok": "x.js"})

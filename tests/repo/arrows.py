@@ -51,10 +51,11 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "pyseccomp": frozenset({"linux"}),
     "typer": frozenset({"cli"}),
     "rich": frozenset({"cli"}),
-    "urllib3": frozenset({"images"}),
     "yaml": frozenset({"daemon", "agents"}),
     "nodesemver": frozenset({"images"}),
-    "aiohttp": frozenset({"client", "backends", "agents"}),
+    "aiohttp": frozenset({"client", "backends", "agents", "images"}),
+    # The addresses of aiohttp.
+    "yarl": frozenset({"images"}),
     "aiodocker": frozenset({"backends"}),
     "cel": frozenset({"agents"}),
     "dotpromptz": frozenset({"agents"}),

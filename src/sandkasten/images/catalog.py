@@ -285,12 +285,7 @@ class Images:
         platform: str | None = None,
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> StoredImage:
-        called_off = threading.Event()
-
-        def work(report: Callable[[ImageProgress], None]) -> StoredImage:
-            return self._sources.pull(name, platform, report, called_off)
-
-        return await in_thread(work, progress, called_off)
+        return await self._sources.pull(name, platform, progress)
 
     async def _base(self, name: str) -> StoredImage:
         """Return the base image of a build; pull it if the operator allows that."""

@@ -13,15 +13,14 @@ import select
 import signal
 import subprocess
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.errors import BuildFailed
+from sandkasten.errors import BuildFailed, Cancelled, RegistryUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from sandkasten.images.registry.registry_http import Errand
 
 _CHUNK: Final = 256 * 1024
 _POLL_S: Final = 0.2
@@ -42,6 +41,23 @@ def child_environment(environ: Mapping[str, str], **more: str) -> dict[str, str]
     return {"PATH": _PATH, "LC_ALL": "C.UTF-8", **kept, **more}
 
 
+class Deadline:
+    """When blocking work must be over, and an event that cancels it earlier."""
+
+    def __init__(self, whole_s: float, called_off: threading.Event | None = None) -> None:
+        self.called_off = threading.Event() if called_off is None else called_off
+        self._whole_s = whole_s
+        self._ends_at = time.monotonic() + whole_s
+
+    def check(self, what: str) -> None:
+        if self.called_off.is_set():
+            raise Cancelled(f"{what} was cancelled")
+        if time.monotonic() >= self._ends_at:
+            raise RegistryUnavailable(
+                f"{what} was not done within {self._whole_s:g} s", hint="try again"
+            )
+
+
 class Child(io.RawIOBase):
     """Use as a context: the program is gone when the block ends."""
 
@@ -50,11 +66,11 @@ class Child(io.RawIOBase):
         command: Sequence[str],
         *,
         env: Mapping[str, str],
-        errand: Errand,
+        deadline: Deadline,
         what: str,
         said: Callable[[str], None] | None = None,
     ) -> None:
-        self._errand = errand
+        self._deadline = deadline
         self._what = what
         self._said = said
         self._talk: deque[str] = deque(maxlen=_MOST_TALK_LINES)
@@ -93,7 +109,7 @@ class Child(io.RawIOBase):
         assert self._process.stdout is not None
         fd = self._process.stdout.fileno()
         while True:
-            self._errand.check(self._what)
+            self._deadline.check(self._what)
             if select.select([fd], [], [], _POLL_S)[0]:
                 break
         data = os.read(fd, most)
@@ -115,7 +131,7 @@ class Child(io.RawIOBase):
                 status = self._process.wait(_POLL_S)
                 break
             except subprocess.TimeoutExpired:
-                self._errand.check(self._what)
+                self._deadline.check(self._what)
         self._listener.join()
         if status != 0:
             talk = "\n".join(self._talk)

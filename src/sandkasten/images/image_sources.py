@@ -1,7 +1,7 @@
 """Sources of images besides archives: registries, Debian packages, recipes of steps.
 
 Keeps their settings, and imports each one only when it is used: most processes never fetch or build
-anything. Blocking; an event cancels it.
+anything. A bootstrap is blocking, and an event cancels it.
 """
 
 from __future__ import annotations
@@ -45,9 +45,7 @@ class Sources:
         self._registries = dict(registries or {})
         self._pull_timeout_s = pull_timeout_s
 
-    def pull(
-        self, name: str, platform: str | None, report: Report, called_off: threading.Event
-    ) -> StoredImage:
+    async def pull(self, name: str, platform: str | None, progress: Report | None) -> StoredImage:
         from sandkasten.images.registry.puller import Puller
         from sandkasten.images.registry.registry_credentials import Keyring
         from sandkasten.images.registry.registry_http import Patience
@@ -55,7 +53,7 @@ class Sources:
         puller = Puller(
             self._store, Keyring(self._registries), patience=Patience(whole_s=self._pull_timeout_s)
         )
-        return puller.pull(name, platform=platform, progress=report, called_off=called_off)
+        return await puller.pull(name, platform=platform, progress=progress)
 
     def debian(
         self,

@@ -25,10 +25,9 @@ from urllib.parse import urlsplit
 from sandkasten.errors import BuildFailed, InvalidRequest
 from sandkasten.images.builder.apt_sources import sources_for
 from sandkasten.images.builder.build_cache import BuildCache, build_key
-from sandkasten.images.child_program import Child, child_environment
+from sandkasten.images.child_program import Child, Deadline, child_environment
 from sandkasten.images.image_config import ImageConfig, machine_architecture
 from sandkasten.images.image_names import new_name
-from sandkasten.images.registry.registry_http import Errand, Patience
 from sandkasten.model.images.image_info import ImageProgress
 from sandkasten.model.sandbox.cell_spec import DEFAULT_PATH
 from sandkasten.model.spelling import did_you_mean, shown
@@ -162,10 +161,8 @@ class Bootstrap:
             known = None if refresh else self._cache.get(key)
             if known is not None and self._store.there(known):
                 return Built(self._store.tag(known, name), cached=True)
-            errand = Errand(Patience(whole_s=self._timeout_s))
-            if called_off is not None:
-                errand.called_off = called_off
-            image = self._make(name, recipe, errand, progress)
+            deadline = Deadline(self._timeout_s, called_off)
+            image = self._make(name, recipe, deadline, progress)
             self._cache.put(key, image.id)
             return Built(image, cached=False)
 
@@ -173,7 +170,7 @@ class Bootstrap:
         self,
         name: str,
         recipe: DebianRecipe,
-        errand: Errand,
+        deadline: Deadline,
         progress: Callable[[ImageProgress], None] | None,
     ) -> StoredImage:
         _require_program()
@@ -200,13 +197,13 @@ class Bootstrap:
                     env=child_environment(
                         self._environ, TMPDIR=str(scratch), SOURCE_DATE_EPOCH=str(epoch)
                     ),
-                    errand=errand,
+                    deadline=deadline,
                     what=f"{_PROGRAM} of {recipe.suite}",
                     said=said,
                 )
             )
             layer = self._store.add_layer(
-                cast("BinaryIO", child), progress=lambda _: errand.check("unpacking a bootstrap")
+                cast("BinaryIO", child), progress=lambda _: deadline.check("unpacking a bootstrap")
             )
         config = ImageConfig(
             architecture=machine_architecture(),

@@ -13,11 +13,9 @@ import hashlib
 import json
 import re
 import shutil
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote, urlsplit
-
-from urllib3.exceptions import HTTPError
 
 from sandkasten.disk.os_errors import translated
 from sandkasten.errors import (
@@ -33,12 +31,21 @@ from sandkasten.images.packages.package_fetch import fetch
 from sandkasten.images.packages.package_rules import address
 from sandkasten.images.packages.package_shelf import settle
 from sandkasten.images.packages.pip_packages import GIVEN, MADE, failed_inside
-from sandkasten.images.packages.thread_work import calling_off
-from sandkasten.images.registry.registry_http import Connections, Errand, Patience, origin
+from sandkasten.images.registry.registry_http import (
+    BROKEN,
+    Connections,
+    Patience,
+    connected,
+    origin,
+    read_body,
+)
+from sandkasten.images.thread_work import all_or_none, to_the_end
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
     from pathlib import Path
+
+    import aiohttp
 
     from sandkasten.images.packages.npm_tree import Json, Placed
     from sandkasten.images.packages.package_rules import PackageRules
@@ -93,8 +100,8 @@ async def install(
 ) -> str:
     """Install the packages; return the sandbox directory that contains them."""
     machine = await _look(site)
-    errand = Errand(Patience(attempts=3, whole_s=timeout_s))
-    await calling_off(errand.called_off.set, _fetch, specs, machine, given, rules, environ, errand)
+    patience = Patience(attempts=3, whole_s=timeout_s)
+    await _fetch(specs, machine, given, rules, environ, patience)
     result = await site.run(
         ("node", "-e", UNPACK, GIVEN, MADE), env={"NODE_OPTIONS": ""}, timeout_s=timeout_s
     )
@@ -126,45 +133,41 @@ async def _look(site: Site) -> Machine:
     return Machine(*words)
 
 
-def _fetch(
+async def _fetch(
     specs: Sequence[str],
     machine: Machine,
     given: Path,
     rules: PackageRules,
     environ: Mapping[str, str],
-    errand: Errand,
+    patience: Patience,
 ) -> None:
-    registry = _Registry(rules.npm_registry or "", errand, environ)
+    url = rules.npm_registry or ""
+    budget = _Budget(rules.max_bytes)
     try:
-        with (
-            translated("keep what was fetched"),
-            ThreadPoolExecutor(_AT_ONCE, "npm") as pool,
-        ):
+        async with connected(
+            urlsplit(address(url)).netloc, patience, environ=environ
+        ) as connections:
+            registry = _Registry(url, connections)
+            placed = await resolve(specs, machine, registry.look_up)
+            await all_or_none(
+                [
+                    asyncio.create_task(registry.tarball(one, given / f"{number}.tgz", budget))
+                    for number, one in enumerate(placed)
+                ]
+            )
+    except RegistryUnavailable as exc:
+        raise _trouble(", ".join(specs), exc.message) from exc
+    await to_the_end(_write_plan, placed, given)
 
-            def look_up(names: Iterable[str]) -> dict[str, Json | None]:
-                wanted = sorted(names)
-                return dict(zip(wanted, pool.map(registry.about, wanted), strict=True))
 
-            placed = resolve(specs, machine, look_up)
-            budget = _Budget(rules.max_bytes)
-            work = [
-                pool.submit(registry.tarball, one, given / f"{number}.tgz", budget)
-                for number, one in enumerate(placed)
-            ]
-            try:
-                for one in work:
-                    one.result()
-            except BaseException:
-                errand.called_off.set()
-                raise
-        plan = [
-            {"path": one.path, "file": f"{number}.tgz", "bin": _programs(one)}
-            for number, one in enumerate(placed)
-        ]
+def _write_plan(placed: Sequence[Placed], given: Path) -> None:
+    plan = [
+        {"path": one.path, "file": f"{number}.tgz", "bin": _programs(one)}
+        for number, one in enumerate(placed)
+    ]
+    with translated("keep what was fetched"):
         (given / "plan.json").write_text(json.dumps(plan))
         settle(given)
-    finally:
-        registry.close()
 
 
 def _programs(one: Placed) -> dict[str, str]:
@@ -180,7 +183,6 @@ class _Budget:
         self.left = most
 
     def take(self, size: int) -> None:
-        # Threads may each take a chunk at the same time: that much overshoot is harmless.
         self.left -= size
         if self.left < 0:
             raise ProvisioningFailed(
@@ -190,28 +192,31 @@ class _Budget:
 
 
 class _Registry:
-    """Blocking; every failure names the package."""
+    """Every failure names the package."""
 
-    def __init__(self, url: str, errand: Errand, environ: Mapping[str, str]) -> None:
+    def __init__(self, url: str, connections: Connections) -> None:
         self._url = address(url).rstrip("/")
         self._login = _authorization(url)
-        self._connections = Connections(urlsplit(self._url).netloc, errand, environ=environ)
+        self._connections = connections
+        self._slots = asyncio.Semaphore(_AT_ONCE)
 
-    def close(self) -> None:
-        self._connections.close()
+    async def look_up(self, names: Iterable[str]) -> dict[str, Json | None]:
+        tasks = {name: asyncio.create_task(self._about(name)) for name in sorted(names)}
+        await all_or_none(tasks.values())
+        return {name: task.result() for name, task in tasks.items()}
 
-    def about(self, name: str) -> Json | None:
+    async def _about(self, name: str) -> Json | None:
         """Return the metadata of a package, in the short form if the registry has one."""
-        data = self._get(f"{self._url}/{quote(name, safe='@')}", name, _MOST_ABOUT)
+        data = await self._get(f"{self._url}/{quote(name, safe='@')}", name, _MOST_ABOUT)
         if data is None:
             return None
         try:
-            found = json.loads(data)
+            found = await asyncio.to_thread(json.loads, data)
         except (ValueError, RecursionError) as exc:
             raise _trouble(name, "the registry's answer is no JSON") from exc
         return found if isinstance(found, dict) else None
 
-    def tarball(self, one: Placed, path: Path, budget: _Budget) -> None:
+    async def tarball(self, one: Placed, path: Path, budget: _Budget) -> None:
         dist = one.manifest.get("dist")
         dist = dist if isinstance(dist, dict) else {}
         algorithm, wanted = _digest(dist)
@@ -219,19 +224,13 @@ class _Registry:
             raise _trouble(one.name, "the registry does not say what its file must be")
         digest = hashlib.new(algorithm, usedforsecurity=False)
         url = self._checked(one.name, str(dist.get("tarball", "")))
-        answer = self._open(url, one.name, "*/*")
-        try:
+        async with self._answer(url, one.name, "*/*") as answer:
             if answer.status != 200:
                 raise _trouble(one.name, f"the registry answered {answer.status} for its file")
-            with path.open("wb") as file:
-                while piece := answer.read(_CHUNK):
-                    budget.take(len(piece))
-                    digest.update(piece)
-                    file.write(piece)
-        except HTTPError as exc:
-            raise _trouble(one.name, "the connection broke") from exc
-        finally:
-            answer.close()
+            while piece := await answer.content.read(_CHUNK):
+                budget.take(len(piece))
+                digest.update(piece)
+                await to_the_end(_append, path, piece)
         if digest.digest() != wanted:
             raise _trouble(one.name, f"its file is not what the registry says ({algorithm})")
 
@@ -248,28 +247,39 @@ class _Registry:
             pass
         raise _trouble(name, "its file has no address that can be asked")
 
-    def _get(self, url: str, name: str, most: int) -> bytes | None:
-        answer = self._open(url, name, _SHORT_FORM)
-        try:
+    async def _get(self, url: str, name: str, most: int) -> bytes | None:
+        async with self._answer(url, name, _SHORT_FORM) as answer:
             if answer.status == 404:
                 return None
             if answer.status != 200:
                 raise _trouble(name, f"the registry answered {answer.status}")
-            data = self._connections.body(answer, most + 1)
-        except HTTPError as exc:
-            raise _trouble(name, "the connection broke") from exc
-        finally:
-            answer.close()
+            data = await read_body(answer, most + 1)
         if len(data) > most:
             raise _trouble(name, f"what the registry says of it is over {most} bytes")
         return data
 
-    def _open(self, url: str, name: str, accept: str) -> Any:
-        try:
-            headers = {"Accept": accept}
-            return self._connections.open(url, headers=headers, authorization=self._login)
-        except (RegistryUnavailable, InvalidImage) as exc:
-            raise _trouble(name, exc.message) from exc
+    @asynccontextmanager
+    async def _answer(
+        self, url: str, name: str, accept: str
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        async with self._slots:
+            try:
+                answer = await self._connections.open(
+                    url, headers={"Accept": accept}, authorization=self._login
+                )
+            except (RegistryUnavailable, InvalidImage) as exc:
+                raise _trouble(name, exc.message) from exc
+            try:
+                yield answer
+            except BROKEN as exc:
+                raise _trouble(name, "the connection broke") from exc
+            finally:
+                answer.close()
+
+
+def _append(path: Path, piece: bytes) -> None:
+    with translated("keep what was fetched"), path.open("ab") as file:
+        file.write(piece)
 
 
 def _authorization(url: str) -> str | None:

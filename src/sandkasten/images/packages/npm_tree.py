@@ -7,6 +7,7 @@ checked.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -17,10 +18,10 @@ from sandkasten.model.sandbox.package_sets import npm_range, package_name
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
     Json = Mapping[str, Any]
-    LookUp = Callable[[Iterable[str]], Mapping[str, Json | None]]
+    LookUp = Callable[[Iterable[str]], Awaitable[Mapping[str, Json | None]]]
     """What the registry has under these names; None for one that it does not know."""
 
 MAX_PLACED: Final = 5000
@@ -79,10 +80,11 @@ class _Need:
         return f"{self.name}@{self.range}" + (f" (for {' > '.join(self.by)})" if self.by else "")
 
 
-def resolve(specs: Sequence[str], machine: Machine, look_up: LookUp) -> list[Placed]:
+async def resolve(specs: Sequence[str], machine: Machine, look_up: LookUp) -> list[Placed]:
     """Resolve level by level, so that a package's own dependencies are placed before theirs.
 
     One version of a package goes to the top; another goes into the directory of its dependent.
+    Each level is decided in a thread: a package may have thousands of versions.
     """
     placed: dict[Location, Placed] = {}
     level = [
@@ -91,19 +93,30 @@ def resolve(specs: Sequence[str], machine: Machine, look_up: LookUp) -> list[Pla
     ]
     known: dict[str, Json | None] = {}
     while level:
-        known |= look_up({need.name for need in level} - known.keys())
-        further: list[_Need] = []
-        for need in level:
-            made = _place(need, placed, known[need.name], machine)
-            if made is not None:
-                placed[made.location] = made
-                further += _needs_of(made)
+        known |= await look_up({need.name for need in level} - known.keys())
+        further = await asyncio.to_thread(_place_level, level, placed, known, machine)
         if len(placed) > MAX_PLACED:
             raise ProvisioningFailed(
                 f"{', '.join(specs)} need more than {MAX_PLACED} packages", hint="ask for less"
             )
         level = further
     return list(placed.values())
+
+
+def _place_level(
+    level: Sequence[_Need],
+    placed: dict[Location, Placed],
+    known: Mapping[str, Json | None],
+    machine: Machine,
+) -> list[_Need]:
+    """Add the packages of one level to `placed`; return what they need."""
+    further: list[_Need] = []
+    for need in level:
+        made = _place(need, placed, known[need.name], machine)
+        if made is not None:
+            placed[made.location] = made
+            further += _needs_of(made)
+    return further
 
 
 def _place(

@@ -23,7 +23,7 @@ from sandkasten.disk.tree_removal import remove_tree_quietly
 from sandkasten.errors import QuotaExceeded
 from sandkasten.images.canonical_json import canonical_json
 from sandkasten.images.layers.store_locks import StoreLocks
-from sandkasten.images.packages.thread_work import to_the_end
+from sandkasten.images.thread_work import to_the_end
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

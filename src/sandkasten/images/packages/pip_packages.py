@@ -23,7 +23,7 @@ from sandkasten.images.builder.build_cache import build_key
 from sandkasten.images.child_program import child_environment
 from sandkasten.images.packages.package_fetch import fetch, last_lines
 from sandkasten.images.packages.package_shelf import settle
-from sandkasten.images.packages.thread_work import to_the_end
+from sandkasten.images.thread_work import to_the_end
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from sandkasten.images.builder.build_cache import build_key
 from sandkasten.images.layers.layer_unpack import Caps, unpack_layer
 from sandkasten.images.packages.package_rules import address
 from sandkasten.images.packages.package_shelf import Shelf
-from sandkasten.images.packages.thread_work import to_the_end
+from sandkasten.images.thread_work import to_the_end
 from sandkasten.model.sandbox.cell_spec import DEFAULT_PATH, HostMount
 from sandkasten.model.sandbox.package_sets import (
     MOUNT_PREFIX,

@@ -1,19 +1,23 @@
 """Pull an image from a registry into the store: verified, in parallel, only what is missing.
 
-Blocking: runs in a thread and starts a few of its own, which end with it. Layers are unpacked while
-they arrive; nothing is held in memory and nothing half-made becomes visible. Raises the errors of
-`registry_client`, and those of the store for an archive that cannot be unpacked.
+Layers are unpacked while they arrive, in a few threads that end with the pull; nothing is held in
+memory and nothing half-made becomes visible. Raises the errors of `registry_client`, and those of
+the store for an archive that cannot be unpacked.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
-from sandkasten.errors import Cancelled, InvalidImage
+from sandkasten.errors import InvalidImage
 from sandkasten.images.image_config import diff_ids_of, parse_config
+from sandkasten.images.registry.blob_stream import ThreadReader
 from sandkasten.images.registry.image_reference import (
     Platform,
     fit,
@@ -21,20 +25,21 @@ from sandkasten.images.registry.image_reference import (
     wanted_platform,
 )
 from sandkasten.images.registry.manifests import Index, Manifest
-from sandkasten.images.registry.registry_client import Registry
+from sandkasten.images.registry.registry_client import opened
 from sandkasten.images.registry.registry_credentials import Keyring
-from sandkasten.images.registry.registry_http import Errand, Patience
+from sandkasten.images.registry.registry_http import Patience
+from sandkasten.images.thread_work import all_or_none, calling_off, to_the_end
 from sandkasten.model.images.image_info import ImageProgress
 
 if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
     from typing import BinaryIO
 
     from sandkasten.images.image_config import ImageConfig
     from sandkasten.images.layers.image_store import LayerStore, StoredImage
     from sandkasten.images.registry.image_reference import Reference
     from sandkasten.images.registry.manifests import Descriptor
+    from sandkasten.images.registry.registry_client import Registry
 
     Report = Callable[[ImageProgress], None]
 
@@ -60,82 +65,88 @@ class Puller:
         self._patience = Patience() if patience is None else patience
         self._environ = environ
 
-    def pull(
-        self,
-        name: str,
-        *,
-        platform: str | None = None,
-        progress: Report | None = None,
-        called_off: threading.Event | None = None,
+    async def pull(
+        self, name: str, *, platform: str | None = None, progress: Report | None = None
     ) -> StoredImage:
-        """Pull and store the image under its name. `progress` is called from several threads."""
+        """Pull and store the image under its name. A cancelled pull has stopped when it raises."""
         reference = parse_reference(name)
         wanted = wanted_platform(platform)
-        errand = Errand(self._patience)
-        if called_off is not None:
-            errand.called_off = called_off
-        access = self._keyring.access(reference.registry)
-        with (
-            self._store.working(),
-            Registry(reference, access, errand, environ=self._environ) as registry,
+        access = await asyncio.to_thread(self._keyring.access, reference.registry)
+        async with (
+            _working(self._store),
+            opened(reference, access, self._patience, environ=self._environ) as registry,
         ):
-            manifest, digest = _chosen(registry, reference, wanted)
-            config, diff_ids = _configured(registry, manifest, reference, wanted)
-            self._fetch(registry, manifest, diff_ids, errand, progress)
-            return self._store.put_image(
+            manifest, digest = await _chosen(registry, reference, wanted)
+            config, diff_ids = await _configured(registry, manifest, reference, wanted)
+            await self._fetch(registry, manifest, diff_ids, progress)
+            return await to_the_end(
+                self._store.put_image,
                 diff_ids,
                 config,
                 [reference.familiar],
                 source=f"{reference.registry}/{reference.repository}@{digest}",
             )
 
-    def _fetch(
+    async def _fetch(
         self,
         registry: Registry,
         manifest: Manifest,
         diff_ids: tuple[str, ...],
-        errand: Errand,
         progress: Report | None,
     ) -> None:
+        here = await asyncio.to_thread(lambda: set(filter(self._store.has_layer, diff_ids)))
         # An image may have one layer twice; it is one download and one tree.
         missing: dict[str, Descriptor] = {}
         for diff_id, blob in zip(diff_ids, manifest.layers, strict=True):
             told = _Told(blob, progress)
-            if self._store.has_layer(diff_id):
+            if diff_id in here:
                 told.here()
             elif diff_id not in missing:
                 told.waiting()
                 missing[diff_id] = blob
-        if not missing:
-            return
-
-        def one(diff_id: str, blob: Descriptor) -> None:
-            told = _Told(blob, progress)
-            with registry.blob(blob) as stream:
-
-                def heed(_: int) -> None:
-                    errand.check("pulling a layer")
-                    told.reached(stream.got)
-
-                self._store.add_layer(
-                    cast("BinaryIO", stream),
-                    expect_digest=blob.digest,
-                    expect_diff_id=diff_id,
-                    progress=heed,
-                )
-            told.finished()
-
+        slots = asyncio.Semaphore(PARALLEL)
+        # Threads of its own: those of the event loop are needed to resolve host names, and an
+        # unpacker waits for what is fetched.
         with ThreadPoolExecutor(PARALLEL, "sandkasten-pull") as pool:
-            work = [pool.submit(one, diff_id, blob) for diff_id, blob in missing.items()]
-            failures = []
-            for future in as_completed(work):
-                failure = future.exception()
-                if failure is not None:
-                    failures.append(failure)
-                    errand.called_off.set()
-        # The first error stopped the others; their cancellation says nothing.
-        for failure in sorted(failures, key=lambda one: isinstance(one, Cancelled)):
-            raise failure
+
+            async def fetch_one(diff_id: str, blob: Descriptor) -> None:
+                async with slots:
+                    await self._fetch_layer(pool, registry, diff_id, blob, _Told(blob, progress))
+
+            await all_or_none([asyncio.create_task(fetch_one(*layer)) for layer in missing.items()])
+
+    async def _fetch_layer(
+        self,
+        pool: ThreadPoolExecutor,
+        registry: Registry,
+        diff_id: str,
+        blob: Descriptor,
+        told: _Told,
+    ) -> None:
+        reader = ThreadReader(registry.blob(blob))
+        unpack = partial(
+            self._store.add_layer,
+            cast("BinaryIO", reader),
+            expect_digest=blob.digest,
+            expect_diff_id=diff_id,
+            progress=reader.check,
+        )
+        feeding = asyncio.create_task(reader.feed(told.reached))
+        try:
+            unpacking = asyncio.get_running_loop().run_in_executor(pool, unpack)
+            await calling_off(reader.abort, unpacking)
+        finally:
+            feeding.cancel()
+            await all_or_none([feeding])
+        told.finished()
+
+
+@asynccontextmanager
+async def _working(store: LayerStore) -> AsyncIterator[None]:
+    """Hold the store's lock against collection; waiting for it must not block the event loop."""
+    with ExitStack() as stack:
+        await to_the_end(stack.enter_context, store.working())
+        yield
 
 
 class _Told:
@@ -166,11 +177,13 @@ class _Told:
             self._progress(ImageProgress(step, done, self._total))
 
 
-def _chosen(registry: Registry, reference: Reference, wanted: Platform) -> tuple[Manifest, str]:
-    found, digest = registry.manifest(reference.wanted)
+async def _chosen(
+    registry: Registry, reference: Reference, wanted: Platform
+) -> tuple[Manifest, str]:
+    found, digest = await registry.manifest(reference.wanted)
     if isinstance(found, Index):
         entry = found.choose(wanted, reference.familiar)
-        found, _ = registry.manifest(entry.digest)
+        found, _ = await registry.manifest(entry.digest)
         if isinstance(found, Index):
             raise InvalidImage(
                 f"image {reference.familiar} is an index of indexes",
@@ -180,12 +193,11 @@ def _chosen(registry: Registry, reference: Reference, wanted: Platform) -> tuple
     return found, digest
 
 
-def _configured(
+async def _configured(
     registry: Registry, manifest: Manifest, reference: Reference, wanted: Platform
 ) -> tuple[ImageConfig, tuple[str, ...]]:
     name = reference.familiar
-    with registry.blob(manifest.config) as stream:
-        data = stream.readall()
+    data = await registry.blob(manifest.config).read_all()
     try:
         raw = json.loads(data)
     except (ValueError, RecursionError) as exc:

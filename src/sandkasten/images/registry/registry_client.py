@@ -1,17 +1,17 @@
 """A client of one registry, by the OCI distribution protocol: manifests and blobs, pull only.
 
-Blocking: runs in threads, several at once. Every document and blob is checked against its digest.
-Raises RegistryUnavailable (down, overloaded), Unauthorized (401), PolicyDenied (403) and
-InvalidImage (404, or content with another digest).
+Every document and blob is checked against its digest. Raises RegistryUnavailable (down,
+overloaded), Unauthorized (401), PolicyDenied (403) and InvalidImage (404, or content with another
+digest).
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
-
-from urllib3.exceptions import HTTPError
 
 from sandkasten.errors import (
     InvalidImage,
@@ -29,20 +29,22 @@ from sandkasten.images.registry.manifests import (
     read_manifest,
 )
 from sandkasten.images.registry.registry_http import (
+    BROKEN,
     TRY_AGAIN,
     Connections,
-    Errand,
     NotTls,
+    Patience,
+    connected,
     loopback,
+    read_body,
 )
 from sandkasten.images.registry.registry_tokens import Tokens
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import TracebackType
+    from collections.abc import AsyncIterator, Mapping
 
-    from urllib3 import BaseHTTPResponse
+    import aiohttp
 
     from sandkasten.images.registry.image_reference import Reference
     from sandkasten.images.registry.manifests import Descriptor
@@ -51,48 +53,43 @@ if TYPE_CHECKING:
 _MOST_REFUSAL: Final = 64 * 1024
 
 
+@asynccontextmanager
+async def opened(
+    reference: Reference,
+    access: Access,
+    patience: Patience | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+) -> AsyncIterator[Registry]:
+    """Yield the registry of a reference, once it has answered; `patience` limits the block."""
+    async with connected(
+        reference.registry,
+        Patience() if patience is None else patience,
+        ca_file=access.ca_file,
+        environ=os.environ if environ is None else environ,
+    ) as connections:
+        registry = Registry(reference, access, connections)
+        await registry.reach()
+        yield registry
+
+
 class Registry:
     """One repository of one registry, for as long as one pull takes."""
 
-    def __init__(
-        self,
-        reference: Reference,
-        access: Access,
-        errand: Errand | None = None,
-        *,
-        environ: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, reference: Reference, access: Access, connections: Connections) -> None:
         self._name = reference.registry
         self._host = reference.api_host
         self._repository = reference.repository
         self._scope = f"repository:{self._repository}:pull"
         self._access = access
-        self._errand = Errand() if errand is None else errand
-        self._connections = Connections(
-            self._name,
-            self._errand,
-            ca_file=access.ca_file,
-            environ=os.environ if environ is None else environ,
-        )
-        self._tokens = Tokens(self._name, access, self._connections)
+        self._connections = connections
+        self._tokens = Tokens(self._name, access, connections)
         self._base = ""
 
-    def __enter__(self) -> Registry:
-        self._base = self._reached()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._connections.close()
-
-    def manifest(self, wanted: str) -> tuple[Index | Manifest, str]:
+    async def manifest(self, wanted: str) -> tuple[Index | Manifest, str]:
         """Return the manifest that a tag or digest names, and its digest, which is verified."""
         name = self._shown(wanted)
-        data, headers = self._document(f"manifests/{wanted}", name)
+        data, headers = await self._document(f"manifests/{wanted}", name)
         if len(data) > MAX_MANIFEST_BYTES:
             raise InvalidImage(f"the manifest of {name} is larger than {MAX_MANIFEST_BYTES} bytes")
         digest = digest_of(data)
@@ -109,36 +106,38 @@ class Registry:
     def blob(self, blob: Descriptor) -> BlobStream:
         """Return a blob as a stream, opened on the first read."""
 
-        def open_at(offset: int) -> BaseHTTPResponse:
+        async def open_at(offset: int) -> aiohttp.ClientResponse:
             headers = {"Range": f"bytes={offset}-"} if offset else {}
-            return self._get(f"blobs/{blob.digest}", headers, self._shown(blob.digest))
+            return await self._get(f"blobs/{blob.digest}", headers, self._shown(blob.digest))
 
         what = f"fetching {blob.digest[7:19]} from {self._name}"
-        return BlobStream(open_at, blob.digest, blob.size, self._errand, what)
+        return BlobStream(open_at, blob.digest, blob.size, self._connections.patience, what)
 
-    def _document(self, path: str, name: str) -> tuple[bytes, Mapping[str, str]]:
+    async def _document(self, path: str, name: str) -> tuple[bytes, Mapping[str, str]]:
+        patience = self._connections.patience
         failures = 0
         while True:
-            answer = self._get(path, {"Accept": ", ".join(SPOKEN)}, name)
+            answer = await self._get(path, {"Accept": ", ".join(SPOKEN)}, name)
             try:
-                return self._connections.body(answer, MAX_MANIFEST_BYTES + 1), answer.headers
-            except (HTTPError, OSError) as exc:
+                return await read_body(answer, MAX_MANIFEST_BYTES + 1), answer.headers
+            except BROKEN as exc:
                 failures += 1
-                if failures >= self._errand.patience.attempts:
+                if failures >= patience.attempts:
                     raise RegistryUnavailable(
                         f"{self._name} broke off while sending the manifest of {name}",
                         hint="try again",
                         registry=self._name,
                     ) from exc
-                self._errand.pause(self._errand.patience.pause_s(failures), f"asking {self._name}")
             finally:
                 answer.close()
+            await asyncio.sleep(patience.pause_s(failures))
 
-    def _reached(self) -> str:
-        """Return the protocol address: TLS, unless plain HTTP is allowed and TLS is not offered."""
+    async def reach(self) -> None:
+        """Connect: by TLS, unless plain HTTP is allowed and TLS is not offered."""
         plain_is_fine = self._access.insecure or loopback(self._host)
+        self._base = f"https://{self._host}/v2/"
         try:
-            self._ping("https")
+            await self._ping()
         except NotTls as exc:
             if not plain_is_fine or self._access.ca_file:
                 raise RegistryUnavailable(
@@ -146,35 +145,36 @@ class Registry:
                     hint=f"plain HTTP needs images.registries.{self._name}.insecure: true",
                     registry=self._name,
                 ) from exc
-            self._ping("http")
-            return f"http://{self._host}/v2/"
-        return f"https://{self._host}/v2/"
+            self._base = f"http://{self._host}/v2/"
+            await self._ping()
 
-    def _ping(self, scheme: str) -> None:
+    async def _ping(self) -> None:
         """Check that a registry answers. Its answer is checked with the manifest."""
-        self._connections.open(f"{scheme}://{self._host}/v2/", headers={}).close()
+        (await self._connections.open(self._base, headers={})).close()
 
-    def _get(self, path: str, headers: Mapping[str, str], name: str) -> BaseHTTPResponse:
+    async def _get(
+        self, path: str, headers: Mapping[str, str], name: str
+    ) -> aiohttp.ClientResponse:
         url = f"{self._base}{self._repository}/{path}"
         authorization = self._tokens.header(self._scope)
-        answer = self._connections.open(url, headers=headers, authorization=authorization)
+        answer = await self._connections.open(url, headers=headers, authorization=authorization)
         # Twice: a kept token may have expired, and then the challenge is a new one.
         for _ in range(2):
             if answer.status != 401:
                 break
             challenge = answer.headers.get("WWW-Authenticate")
             answer.close()
-            authorization = self._tokens.answer(challenge, self._scope, authorization)
-            answer = self._connections.open(url, headers=headers, authorization=authorization)
+            authorization = await self._tokens.answer(challenge, self._scope, authorization)
+            answer = await self._connections.open(url, headers=headers, authorization=authorization)
         if answer.status not in (200, 206):
             try:
-                raise self._refusal(answer, name)
+                raise await self._refusal(answer, name)
             finally:
                 answer.close()
         return answer
 
-    def _refusal(self, answer: BaseHTTPResponse, name: str) -> SandkastenError:
-        said = _reason(answer)
+    async def _refusal(self, answer: aiohttp.ClientResponse, name: str) -> SandkastenError:
+        said = await _reason(answer)
         if answer.status == 401:
             return self._tokens.refused()
         if answer.status == 403:
@@ -203,11 +203,11 @@ class Registry:
         return f"{self._repository}{'@' if wanted.startswith('sha256:') else ':'}{wanted}"
 
 
-def _reason(answer: BaseHTTPResponse) -> str:
+async def _reason(answer: aiohttp.ClientResponse) -> str:
     """Return the registry's own error message as harmless text."""
     try:
-        tree = json.loads(answer.read(_MOST_REFUSAL))
+        tree = json.loads(await read_body(answer, _MOST_REFUSAL))
         first = tree["errors"][0]
         return f": {shown(str(first.get('message') or first.get('code')), 200)}"
-    except (HTTPError, OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
+    except (*BROKEN, ValueError, RecursionError, LookupError, TypeError, AttributeError):
         return ""

@@ -1,49 +1,55 @@
 """HTTP as a registry needs it: TLS, proxies, redirects, retries, and one deadline over all.
 
-Knows nothing of manifests or credentials; an `Authorization` it is given goes to the origin it
-was given for and to no other. Blocking: runs in threads. Fails with RegistryUnavailable when
-nobody answers in time, InvalidConfiguration for a bad ca_file, Cancelled when told to stop.
+Knows nothing of manifests or credentials. An `Authorization` goes to the origin it was given for
+and to no other. Raises RegistryUnavailable if the registry does not answer in time,
+InvalidConfiguration for an invalid ca_file, and InvalidImage for a redirect that is not followed.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
+import re
+import socket
 import ssl
-import threading
 import time
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode, urljoin, urlsplit
 
-import urllib3
-from urllib3.exceptions import HTTPError, LocationParseError, SSLError
+import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
+from yarl import URL
 
-from sandkasten.errors import (
-    Cancelled,
-    InvalidConfiguration,
-    InvalidImage,
-    RegistryUnavailable,
-)
-from sandkasten.images.registry.connection_cutter import Watcher
+from sandkasten.errors import InvalidConfiguration, InvalidImage, RegistryUnavailable
 from sandkasten.model.addresses import is_loopback
-from sandkasten.model.proxies import Proxy, proxies_in, proxy_for
+from sandkasten.model.proxies import proxies_in, proxy_arguments
 from sandkasten.model.retries import Backoff, retry_after_s
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncIterator, Mapping
 
-    from urllib3 import BaseHTTPResponse
+_log = logging.getLogger(__name__)
 
+BROKEN: Final = (aiohttp.ClientError, HttpProcessingError, OSError)
+"""The errors of a connection that failed or broke."""
 _AGENT: Final = "sandkasten"
 _MOST_REDIRECTS: Final = 5
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 # Overloaded, or broken in a way that passes; everything else is an answer.
 TRY_AGAIN: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _MOST_RETRY_AFTER_S: Final = 60.0
-# What OpenSSL says, old and new, when plain text answers a handshake.
+# Signed addresses in redirects are long.
+_MOST_HEADER_LINE: Final = 65536
+_BUFFER: Final = 256 * 1024
+# The reasons of OpenSSL, old and new, when plain text answers a handshake.
 _NOT_TLS: Final = frozenset(
     {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST"}
 )
+_QUOTED: Final = re.compile(r"[!-~]+\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,102 +67,101 @@ class Patience:
         return Backoff(self.first_pause_s, self.longest_pause_s).pause_s(failures)
 
 
-@dataclass(slots=True)
-class Errand:
-    """One pull: its patience, when it must be over, and whether somebody called it off."""
-
-    patience: Patience = field(default_factory=Patience)
-    called_off: threading.Event = field(default_factory=threading.Event)
-    ends_at: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.ends_at = time.monotonic() + self.patience.whole_s
-
-    def check(self, what: str) -> None:
-        if self.called_off.is_set():
-            raise Cancelled(f"{what} was called off")
-        if time.monotonic() >= self.ends_at:
-            raise RegistryUnavailable(
-                f"{what} was not done within {self.patience.whole_s:g} s",
-                hint="try again: layers that arrived are kept (images.pull_timeout_seconds)",
-            )
-
-    def pause(self, seconds: float, what: str) -> None:
-        self.called_off.wait(min(seconds, max(0.0, self.ends_at - time.monotonic())))
-        self.check(what)
-
-    def timeout(self) -> urllib3.Timeout:
-        left = max(0.01, self.ends_at - time.monotonic())
-        return urllib3.Timeout(
-            connect=min(self.patience.connect_s, left), read=min(self.patience.silence_s, left)
-        )
-
-
 class NotTls(RegistryUnavailable):
     """The other side does not speak TLS at all: then plain HTTP may be all there is."""
+
+
+@asynccontextmanager
+async def connected(
+    registry: str, patience: Patience, *, ca_file: str = "", environ: Mapping[str, str]
+) -> AsyncIterator[Connections]:
+    """Yield connections. The block ends with RegistryUnavailable once `patience.whole_s` is over.
+
+    A timeout of a socket starts anew with each byte, so a server that sends one now and then
+    would hold a reader for as long as it likes.
+    """
+    tls = await asyncio.to_thread(_context, ca_file)
+    deadline = asyncio.timeout(patience.whole_s)
+    try:
+        async with (
+            deadline,
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=tls),
+                # Digests are those of what was sent.
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                max_field_size=_MOST_HEADER_LINE,
+                max_line_size=_MOST_HEADER_LINE,
+                read_bufsize=_BUFFER,
+                timeout=aiohttp.ClientTimeout(
+                    total=None, sock_connect=patience.connect_s, sock_read=patience.silence_s
+                ),
+            ) as session,
+        ):
+            yield Connections(registry, patience, session, environ)
+    except TimeoutError as exc:
+        if not deadline.expired():
+            raise
+        raise RegistryUnavailable(
+            f"asking {registry} was not done within {patience.whole_s:g} s",
+            hint="try again: layers that arrived are kept (images.pull_timeout_seconds)",
+        ) from exc
 
 
 class Connections:
     """The connections of one pull to one registry and to where it redirects."""
 
     def __init__(
-        self, registry: str, errand: Errand, *, ca_file: str = "", environ: Mapping[str, str]
+        self,
+        registry: str,
+        patience: Patience,
+        session: aiohttp.ClientSession,
+        environ: Mapping[str, str],
     ) -> None:
+        self.patience = patience
         self._registry = registry
-        self._errand = errand
-        self._environ = environ
-        self._tls = _context(ca_file)
-        self._managers: dict[Proxy | None, urllib3.PoolManager] = {}
-        self._lock = threading.Lock()
-        self._watcher = Watcher(errand)
+        self._session = session
+        self._proxies = proxies_in(environ)
 
-    def close(self) -> None:
-        self._watcher.close()
-        with self._lock:
-            for manager in self._managers.values():
-                manager.clear()
-
-    def open(
+    async def open(
         self,
         url: str,
         *,
         headers: Mapping[str, str],
         authorization: str | None = None,
         form: Mapping[str, str] | None = None,
-    ) -> BaseHTTPResponse:
-        """The answer, its body unread; the caller releases it. `form` makes it a POST.
+    ) -> aiohttp.ClientResponse:
+        """Return the answer, its body unread; the caller closes it. `form` makes it a POST.
 
         An answer that asks to come back later is returned only when the attempts are used up.
         """
-        what = f"asking {self._registry}"
-        most = self._errand.patience.attempts
+        most = self.patience.attempts
         failures = 0
         while True:
-            self._errand.check(what)
-            try:
-                answer = self._follow(url, dict(headers), authorization, form)
-            except (HTTPError, OSError) as exc:
-                failures += 1
-                self._give_up_on(exc, failures >= most)
-                self._errand.pause(self._errand.patience.pause_s(failures), what)
-                continue
             failures += 1
-            if answer.status not in TRY_AGAIN or failures >= most:
-                return answer
-            asked_s = min(retry_after_s(answer.headers, time.time()), _MOST_RETRY_AFTER_S)
-            pause_s = asked_s or self._errand.patience.pause_s(failures)
-            # Not read to its end for the sake of the connection: it may have none.
-            answer.close()
-            self._errand.pause(pause_s, what)
+            pause_s = self.patience.pause_s(failures)
+            try:
+                answer = await self._follow(url, headers, authorization, form)
+            except BROKEN as exc:
+                self._give_up_on(exc, failures >= most)
+            else:
+                if answer.status not in TRY_AGAIN or failures >= most:
+                    return answer
+                # Not read to its end for the sake of the connection: it may have none.
+                answer.close()
+                asked_s = retry_after_s(answer.headers, time.time())
+                pause_s = min(asked_s, _MOST_RETRY_AFTER_S) or pause_s
+            await asyncio.sleep(pause_s)
 
-    def _follow(
+    async def _follow(
         self,
         url: str,
-        headers: dict[str, str],
+        headers: Mapping[str, str],
         authorization: str | None,
         form: Mapping[str, str] | None,
-    ) -> BaseHTTPResponse:
+    ) -> aiohttp.ClientResponse:
         home = origin(url)
+        method = "GET" if form is None else "POST"
         for _ in range(_MOST_REDIRECTS + 1):
             sent = {"User-Agent": _AGENT, "Accept-Encoding": "identity", **headers}
             # A redirect leads to a store of blobs or to an attacker: neither may learn who we are.
@@ -164,17 +169,17 @@ class Connections:
                 sent["Authorization"] = authorization
             if form is not None:
                 sent["Content-Type"] = "application/x-www-form-urlencoded"
-            answer = self._manager(url).request(
-                "GET" if form is None else "POST",
-                url,
+            answer = await self._session.request(
+                method,
+                # A signature covers the address as it was written, so it is not quoted again.
+                URL(url, encoded=_QUOTED.match(url) is not None),
                 headers=sent,
-                body=None if form is None else urlencode(form),
-                redirect=False,
-                retries=False,
-                preload_content=False,
-                decode_content=False,
-                timeout=self._errand.timeout(),
+                data=None if form is None else urlencode(form).encode(),
+                allow_redirects=False,
+                **proxy_arguments(url, self._proxies),
             )
+            # Without the query, which may be a signature.
+            _log.debug("%s %s: %d", method, url.partition("?")[0], answer.status)
             to = answer.headers.get("Location")
             if answer.status not in _REDIRECTS or not to:
                 return answer
@@ -182,50 +187,17 @@ class Connections:
             answer.close()
             if form is not None:
                 raise InvalidImage(f"{self._registry} redirected a request for a token")
-            url = _checked_target(self._registry, url, urljoin(url, to))
+            url = _redirected(self._registry, url, to)
         raise InvalidImage(
             f"{self._registry} redirected more than {_MOST_REDIRECTS} times",
             hint="the registry is set up in a circle; ask its operator",
         )
 
-    def _manager(self, url: str) -> urllib3.PoolManager:
-        proxy = proxy_for(url, proxies_in(self._environ))
-        with self._lock:
-            if proxy not in self._managers:
-                self._managers[proxy] = self._new_manager(proxy)
-            return self._managers[proxy]
-
-    def _new_manager(self, proxy: Proxy | None) -> urllib3.PoolManager:
-        if proxy is None:
-            manager = urllib3.PoolManager(maxsize=4, ssl_context=self._tls)
-        else:
-            login = proxy.authorization
-            manager = urllib3.ProxyManager(
-                proxy.url,
-                maxsize=4,
-                ssl_context=self._tls,
-                proxy_headers={} if login is None else {"Proxy-Authorization": login},
-            )
-        self._watcher.watch(manager)
-        return manager
-
-    def body(self, answer: BaseHTTPResponse, most: int) -> bytes:
-        """Up to `most` bytes of an answer. HTTPError or OSError when the connection breaks."""
-        data = b""
-        try:
-            # A break shows itself only to whoever asks for more.
-            while len(data) < most and (more := answer.read(most - len(data))):
-                data += more
-            return data
-        finally:
-            # One that was cut may look like one that ended, or like one that broke.
-            self._errand.check(f"asking {self._registry}")
-
-    def _give_up_on(self, exc: Exception, last: bool) -> None:
-        """Raises what no further attempt can mend, and everything once it was the last one."""
-        if isinstance(exc, LocationParseError):
-            raise InvalidImage(f"{self._registry} answered with an address that is none") from exc
-        reason = exc.args[0] if isinstance(exc, SSLError) and exc.args else exc
+    def _give_up_on(self, exc: BaseException, last: bool) -> None:
+        """Raise errors that another attempt cannot fix, and every error of the last attempt."""
+        if isinstance(exc, aiohttp.InvalidURL):
+            raise InvalidImage(f"{self._registry} answered with an invalid address") from exc
+        reason = _reason(exc)
         if isinstance(reason, ssl.SSLCertVerificationError):
             raise RegistryUnavailable(
                 f"the certificate of {self._registry} is not trusted: {reason.verify_message}",
@@ -240,10 +212,34 @@ class Connections:
             ) from exc
         if last:
             raise RegistryUnavailable(
-                f"{self._registry} cannot be reached: {_said(exc)}",
+                f"{self._registry} cannot be reached: {_described(reason)}",
                 hint="check the name, the network and any proxy; then try again",
                 registry=self._registry,
             ) from exc
+
+
+async def read_some(answer: aiohttp.ClientResponse, most: int) -> bytes:
+    """Return what has arrived of a body, at most `most` bytes; b"" at its end.
+
+    Raise one of BROKEN if the connection broke and everything that had arrived was returned.
+    """
+    try:
+        return await answer.content.read(most)
+    except BROKEN:
+        # aiohttp raises before it returns what is in its buffer; a download would resume
+        # further back than where it broke, and might never come further.
+        data = answer.content._read_nowait(most)
+        if not data:
+            raise
+        return data
+
+
+async def read_body(answer: aiohttp.ClientResponse, most: int) -> bytes:
+    """Return up to `most` bytes of a body. Raise one of BROKEN if the connection breaks."""
+    data = bytearray()
+    while len(data) < most and (more := await answer.content.read(most - len(data))):
+        data += more
+    return bytes(data)
 
 
 def origin(url: str) -> tuple[str, str, int]:
@@ -256,7 +252,7 @@ def origin(url: str) -> tuple[str, str, int]:
 
 
 def loopback(host: str) -> bool:
-    """Whether a host, maybe with a port, is this machine and cannot be another one."""
+    """Return whether a host, maybe with a port, is this machine and cannot be another one."""
     return is_loopback(urlsplit(f"//{host}").hostname or "")
 
 
@@ -274,8 +270,14 @@ def _context(ca_file: str) -> ssl.SSLContext:
     return context
 
 
-def _checked_target(registry: str, here: str, target: str) -> str:
-    scheme = urlsplit(target).scheme
+def _redirected(registry: str, here: str, location: str) -> str:
+    """Return the address that a redirect leads to, if it may be followed."""
+    try:
+        target = urljoin(here, location)
+        scheme = origin(target)[0]
+        URL(target)
+    except ValueError as exc:
+        raise InvalidImage(f"{registry} redirected to an invalid address") from exc
     # What began in private must not go on in the open.
     if scheme not in ("http", "https") or (scheme == "http" and not here.startswith("http:")):
         raise InvalidImage(
@@ -285,15 +287,17 @@ def _checked_target(registry: str, here: str, target: str) -> str:
     return target
 
 
-def _said(exc: BaseException) -> str:
-    """The reason in the system's words, without the address of an object of ours."""
-    seen: BaseException | None = exc
-    while seen is not None:
-        if isinstance(seen, OSError) and seen.strerror:
-            return seen.strerror
-        seen = seen.__cause__ or seen.__context__
-    name = type(exc).__name__
-    return {
-        "ReadTimeoutError": "no answer in time",
-        "ConnectTimeoutError": "no answer in time",
-    }.get(name, name)
+def _reason(exc: BaseException) -> BaseException:
+    """Return the error of the system or of TLS that aiohttp wrapped."""
+    if isinstance(exc, aiohttp.ClientConnectorCertificateError):
+        return exc.certificate_error
+    return exc.os_error if isinstance(exc, aiohttp.ClientConnectorError) else exc
+
+
+def _described(reason: BaseException) -> str:
+    """Return the reason in the system's words, without the address of an object of ours."""
+    if isinstance(reason, socket.gaierror):
+        return str(reason.strerror)
+    if isinstance(reason, OSError) and reason.errno:
+        return os.strerror(reason.errno)
+    return "no answer in time" if isinstance(reason, TimeoutError) else type(reason).__name__

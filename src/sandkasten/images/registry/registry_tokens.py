@@ -8,18 +8,16 @@ RegistryUnavailable if the token server does not answer.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode, urlsplit
 
-from urllib3.exceptions import HTTPError
-
 from sandkasten.errors import InvalidImage, RegistryUnavailable, Unauthorized
-from sandkasten.images.registry.registry_http import TRY_AGAIN, loopback
+from sandkasten.images.registry.registry_http import BROKEN, TRY_AGAIN, loopback, read_body
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
@@ -61,13 +59,13 @@ def parse_challenge(header: str) -> Challenge:
 
 
 class Tokens:
-    """The Authorization to send to one registry, learnt from its challenges. Thread-safe."""
+    """The Authorization to send to one registry, learnt from its challenges."""
 
     def __init__(self, registry: str, access: Access, connections: Connections) -> None:
         self._registry = registry
         self._access = access
         self._connections = connections
-        self._lock = threading.Lock()
+        self._lock = asyncio.Lock()
         self._kept: dict[str, tuple[str, float]] = {}
         self._basic = False
 
@@ -80,12 +78,12 @@ class Tokens:
         token, until = self._kept.get(scope, ("", 0.0))
         return f"Bearer {token}" if time.monotonic() < until else None
 
-    def answer(self, header: str | None, scope: str, tried: str | None) -> str:
+    async def answer(self, header: str | None, scope: str, tried: str | None) -> str:
         """Return the header that answers a challenge. `tried` is what was sent and refused."""
         challenge = parse_challenge(header or "")
-        with self._lock:
+        async with self._lock:
             known = self.header(scope)
-            # Another thread may have answered the same challenge in the meantime.
+            # Another request may have answered the same challenge in the meantime.
             if known is not None and known != tried:
                 return known
             if self._access.token:
@@ -102,7 +100,7 @@ class Tokens:
                     hint="only Basic and Bearer are spoken",
                     registry=self._registry,
                 )
-            token, lives_s = self._fetch(challenge, scope)
+            token, lives_s = await self._fetch(challenge, scope)
             self._kept[scope] = (token, time.monotonic() + max(0.0, lives_s - _EARLY_S))
             return f"Bearer {token}"
 
@@ -125,13 +123,13 @@ class Tokens:
             registry=self._registry,
         )
 
-    def _fetch(self, challenge: Challenge, scope: str) -> tuple[str, float]:
+    async def _fetch(self, challenge: Challenge, scope: str) -> tuple[str, float]:
         realm = self._checked_realm(challenge.realm)
         asked = {"service": challenge.service, "scope": challenge.scope or scope}
         asked = {name: value for name, value in asked.items() if value}
         headers = {"Accept": "application/json"}
         if self._access.identity_token:
-            answer = self._connections.open(
+            answer = await self._connections.open(
                 realm,
                 headers=headers,
                 form={
@@ -143,12 +141,12 @@ class Tokens:
             )
         else:
             query = f"{'&' if urlsplit(realm).query else '?'}{urlencode(asked)}" if asked else ""
-            answer = self._connections.open(
+            answer = await self._connections.open(
                 realm + query, headers=headers, authorization=self._access.basic()
             )
         try:
-            body = self._connections.body(answer, _MOST_ANSWER + 1)
-        except (HTTPError, OSError) as exc:
+            body = await read_body(answer, _MOST_ANSWER + 1)
+        except BROKEN as exc:
             raise RegistryUnavailable(
                 f"the token server of {self._registry} broke off while it answered",
                 hint="try again",
