@@ -14,9 +14,9 @@ import aiohttp
 import pytest
 
 from sandkasten.api import http_app
+from sandkasten.api.http_limits import HttpLimits
 from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.api.request.rate_limit import Rates
-from sandkasten.api.server_context import HttpRules
 from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import QuotaExceeded
 from sandkasten.model.access.tenancy import SCOPES, Principal, TenantQuota
@@ -40,7 +40,7 @@ async def keyed_daemon(engine):
 @pytest.fixture
 async def impatient_daemon(engine):
     """A daemon with short timeouts."""
-    rules = HttpRules(header_timeout_s=0.5, body_timeout_s=0.5, write_timeout_s=0.5)
+    rules = HttpLimits(header_timeout_s=0.5, body_timeout_s=0.5, write_timeout_s=0.5)
     async with serving(engine, rules=rules) as one:
         yield one
 
@@ -145,7 +145,7 @@ async def test_a_foreign_origin_is_refused_before_the_key_is_checked(keyed_daemo
 
 
 async def test_our_own_origin_and_an_allowed_one_are_accepted(engine):
-    rules = HttpRules(allowed_origins=("https://app.example",), allowed_hosts=("box.example",))
+    rules = HttpLimits(allowed_origins=("https://app.example",), allowed_hosts=("box.example",))
     async with serving(engine, rules=rules) as daemon:
         for origin in (daemon.url, "https://app.example"):
             reply = await daemon.ask("GET", "/v1/sessions", headers={"Origin": origin})
@@ -251,7 +251,7 @@ async def test_a_malformed_id_answers_like_an_unknown_one(daemon, the_id):
 
 @pytest.mark.promise("P40")
 async def test_a_body_too_large_is_refused_without_keeping_it(engine):
-    rules = HttpRules(max_json_bytes=1 << 20)
+    rules = HttpLimits(max_json_bytes=1 << 20)
     async with serving(engine, rules=rules) as daemon:
         head = (
             b"POST /v1/sessions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -335,7 +335,7 @@ async def test_a_client_that_keeps_sending_after_the_answer_is_disconnected(impa
 @pytest.mark.promise("P40")
 async def test_the_real_deadlines_are_ten_seconds(daemon):
     rules = daemon.server.rules
-    assert rules == HttpRules()
+    assert rules == HttpLimits()
     assert rules.header_timeout_s <= 10
     assert rules.body_timeout_s <= 10
 

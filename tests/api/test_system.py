@@ -6,9 +6,9 @@ import re
 
 import pytest
 
+from sandkasten.api.http_limits import HttpLimits
 from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.api.response.docs_page import CSP, page
-from sandkasten.api.server_context import HttpRules
 from sandkasten.client.server.embedded import Place, settings
 from sandkasten.daemon.compose import open_engine
 from sandkasten.engine.clock import SystemClock
@@ -169,7 +169,7 @@ async def test_metrics_need_their_scope_unless_they_are_public(engine):
         assert (await daemon.ask("GET", "/metrics")).status == 401
         key = {"Authorization": "Bearer sk-secret"}
         assert (await daemon.ask("GET", "/metrics", headers=key)).status == 200
-    rules = HttpRules(metrics_open=True)
+    rules = HttpLimits(metrics_open=True)
     async with serving(engine, doorkeeper=closed, metrics=Metrics(), rules=rules) as daemon:
         assert (await daemon.ask("GET", "/metrics")).status == 200
         assert (await daemon.ask("GET", "/v1/sessions")).status == 401

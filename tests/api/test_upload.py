@@ -10,7 +10,7 @@ import tarfile
 import aiohttp
 import pytest
 
-from sandkasten.api.server_context import HttpRules
+from sandkasten.api.http_limits import HttpLimits
 from tests.api.daemon_in_process import serving
 from tests.patience import PATIENCE_S
 
@@ -240,7 +240,7 @@ async def test_a_client_that_disconnects_during_an_upload_leaves_the_old_file(
 
 
 async def test_a_body_that_never_arrives_ends_the_request(engine):
-    async with serving(engine, rules=HttpRules(upload_timeout_s=0.3)) as daemon:
+    async with serving(engine, rules=HttpLimits(upload_timeout_s=0.3)) as daemon:
         box = f"/v1/sessions/{await daemon.session()}/fs"
         reply = await daemon.ask("PUT", f"{box}/file?path=f", data=pieces(b"a", b"b", pause=1.0))
         assert reply.status == 408
@@ -249,7 +249,7 @@ async def test_a_body_that_never_arrives_ends_the_request(engine):
 
 @pytest.mark.promise("P21")
 async def test_a_streamed_body_may_pause_longer_than_json_but_not_forever(engine):
-    rules = HttpRules(body_timeout_s=0.1, upload_timeout_s=PATIENCE_S)
+    rules = HttpLimits(body_timeout_s=0.1, upload_timeout_s=PATIENCE_S)
     async with serving(engine, rules=rules) as daemon:
         box = f"/v1/sessions/{await daemon.session()}/fs"
         slow = await daemon.ask("PUT", f"{box}/file?path=f", data=pieces(*[b"a"] * 5, pause=0.2))
@@ -259,14 +259,14 @@ async def test_a_streamed_body_may_pause_longer_than_json_but_not_forever(engine
             "POST", f"{box}/write", data=pieces(b"{", b"}", pause=0.3), headers=JSON
         )
         assert late.status == 408
-    async with serving(engine, rules=HttpRules(upload_timeout_s=0.4)) as daemon:
+    async with serving(engine, rules=HttpLimits(upload_timeout_s=0.4)) as daemon:
         drips = await daemon.ask("PUT", f"{box}/file?path=f", data=pieces(*[b"b"] * 40, pause=0.2))
         assert drips.status == 408
         assert await read(daemon, box, "f") == b"aaaaa"
 
 
 async def test_a_body_over_the_limit_is_refused_and_leaves_nothing(engine):
-    async with serving(engine, rules=HttpRules(max_upload_bytes=MIB)) as daemon:
+    async with serving(engine, rules=HttpLimits(max_upload_bytes=MIB)) as daemon:
         box = f"/v1/sessions/{await daemon.session()}/fs"
         told = await daemon.ask("PUT", f"{box}/file?path=f", data=io.BytesIO(b"x" * (MIB + 1)))
         assert told.status == 413

@@ -1,4 +1,4 @@
-"""What the routes of one daemon share: the engine, the stores and the rules.
+"""What the routes of one daemon share: the engine, its stores and the limits of requests.
 
 Created by the composition root; opens and closes nothing.
 """
@@ -9,14 +9,14 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from sandkasten.api.http_limits import HttpLimits
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from sandkasten.api.request.authentication import Doorkeeper
     from sandkasten.engine.engine import Engine
     from sandkasten.ports import Clock, EventSink, FileStore, Journal, Keys, TenantAgents
-
-MIB = 1 << 20
 
 
 class Exposition(Protocol):
@@ -27,38 +27,12 @@ class Exposition(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class HttpRules:
-    """The operator's settings for HTTP."""
-
-    allowed_hosts: tuple[str, ...] = ()
-    """Names besides loopback ones that a `Host` header may carry; `*`: any."""
-    allowed_origins: tuple[str, ...] = ()
-    """Origins of pages that may speak to us; none by default."""
-    max_json_bytes: int = 16 * MIB
-    """A file of 10 MB in base64, with room around it."""
-    max_upload_bytes: int = 10 << 30
-    """Of one streamed body; the sandbox's quota stops it earlier."""
-    body_timeout_s: float = 8.0
-    """Between two pieces of a JSON body; and all of it together beyond what its size allows."""
-    upload_timeout_s: float = 60.0
-    """Between two pieces of a streamed body; ten times that in all, beyond what its size allows."""
-    header_timeout_s: float = 8.0
-    """From the connection, or the first byte of a request, to the end of its headers."""
-    write_timeout_s: float = 60.0
-    """How long somebody who reads an answer may take nothing of it."""
-    max_header_bytes: int = 32 * 1024
-    max_headers: int = 100
-    metrics_open: bool = False
-    """`/metrics` without a key; otherwise it takes the scope `metrics`."""
-
-
 @dataclass(slots=True)
 class Server:
     engine: Engine
     doorkeeper: Doorkeeper
     clock: Clock
-    rules: HttpRules = field(default_factory=HttpRules)
+    rules: HttpLimits = field(default_factory=HttpLimits)
     journal: Journal | None = None
     keys: Keys | None = None
     files: FileStore | None = None

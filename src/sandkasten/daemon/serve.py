@@ -18,9 +18,10 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.api.http_app import App
+from sandkasten.api.http_limits import HttpLimits
 from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.api.routes.route_table import ALL
-from sandkasten.api.server_context import HttpRules, Server
+from sandkasten.api.server_context import Server
 from sandkasten.daemon.agent_services import LaterAgents, agency
 from sandkasten.daemon.compose import open_engine, prepare_data_dir
 from sandkasten.daemon.data_dir_lock import only_daemon
@@ -78,7 +79,7 @@ async def serve(settings: Settings, said: Callable[[str], None]) -> None:
                 open_loopback=rules.api_key is None and rules.loopback,
             ),
             clock=clock,
-            rules=HttpRules(
+            rules=HttpLimits(
                 allowed_hosts=rules.allowed_hosts,
                 allowed_origins=rules.allowed_origins,
                 max_json_bytes=rules.max_json_bytes,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from sandkasten.errors import SandkastenError
 from sandkasten.linux.cgroup import cgroups, freezer
-from sandkasten.linux.confinement import seccomp
+from sandkasten.linux.confinement import seccomp_bpf
 from sandkasten.linux.storage import quota_image
 from sandkasten.model.sandbox.limits import Unenforced
 from sandkasten.model.sandbox.readiness import Readiness, Requirement
@@ -109,8 +109,8 @@ def shipped_programs(programs: Programs) -> Requirement:
 
 def system_call_filter() -> Requirement:
     try:
-        seccomp.machine()
-        seccomp.available()
+        seccomp_bpf.machine()
+        seccomp_bpf.available()
     except SandkastenError as exc:
         return Requirement("seccomp", False, exc.message, exc.hint)
     return Requirement("seccomp", True, f"libseccomp, {platform.machine()}")

@@ -12,10 +12,10 @@ import secrets
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from sandkasten.api.http_limits import HttpLimits
 from sandkasten.api.problems import problem
 from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.api.request.request_guard import check_origin, plain_headers
-from sandkasten.api.server_context import HttpRules
 from sandkasten.daemon.http.listeners import listening_abroad
 from sandkasten.daemon.settings.http_settings import require_key
 from sandkasten.engine.clock import SystemClock
@@ -49,7 +49,7 @@ async def mcp_over_http(
 ) -> AsyncIterator[str]:
     """Serves until the block ends; gives the address. No session is left then."""
     require_key(rules)
-    guard = HttpRules(
+    guard = HttpLimits(
         allowed_hosts=rules.allowed_hosts,
         allowed_origins=rules.allowed_origins,
         max_json_bytes=rules.max_json_bytes,
@@ -72,7 +72,7 @@ async def mcp_over_http(
 class _Door:
     """An ASGI application in front of the library's."""
 
-    def __init__(self, sessions: AsgiApp, keeper: Doorkeeper, rules: HttpRules) -> None:
+    def __init__(self, sessions: AsgiApp, keeper: Doorkeeper, rules: HttpLimits) -> None:
         self._sessions = sessions
         self._keeper = keeper
         self._rules = rules

@@ -16,8 +16,8 @@ from sandkasten.errors import InvalidRequest, PolicyDenied
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, MutableMapping
 
+    from sandkasten.api.http_limits import HttpLimits
     from sandkasten.api.route import Route
-    from sandkasten.api.server_context import HttpRules
 
 _NAME = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s@/?#\\:\[\],]+)(:\d{0,5})?\Z")
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -42,7 +42,7 @@ def plain_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 def check_origin(
-    headers: Mapping[str, str], rules: HttpRules, scope: MutableMapping[str, Any]
+    headers: Mapping[str, str], rules: HttpLimits, scope: MutableMapping[str, Any]
 ) -> None:
     host = headers.get("host")
     name = _name(host)
@@ -78,7 +78,7 @@ def check_type(headers: Mapping[str, str], route: Route) -> None:
         )
 
 
-def _known(name: str, rules: HttpRules, scope: MutableMapping[str, Any]) -> bool:
+def _known(name: str, rules: HttpLimits, scope: MutableMapping[str, Any]) -> bool:
     if name in _LOOPBACK or "*" in rules.allowed_hosts or name in rules.allowed_hosts:
         return True
     server = scope.get("server")
@@ -86,7 +86,7 @@ def _known(name: str, rules: HttpRules, scope: MutableMapping[str, Any]) -> bool
     return server is not None and name == server[0]
 
 
-def _same(origin: str, host: str | None, rules: HttpRules) -> bool:
+def _same(origin: str, host: str | None, rules: HttpLimits) -> bool:
     if origin in rules.allowed_origins:
         return True
     try:

@@ -34,7 +34,7 @@ from sandkasten.errors import (
     SandboxLost,
     SandkastenError,
 )
-from sandkasten.linux.confinement import seccomp, seccomp_oci
+from sandkasten.linux.confinement import seccomp_bpf, seccomp_oci
 from sandkasten.linux.programs import Programs
 from sandkasten.linux.state_layout import CellState, write_state
 from sandkasten.model.optional_extras import install_command
@@ -303,7 +303,7 @@ class DockerBackend:
             owner=owner,
             image=image,
             mounts=mounted if archive else (self._injection.mount, *mounted),
-            seccomp=seccomp_oci.profile(seccomp.machine()),
+            seccomp=seccomp_oci.profile(seccomp_bpf.machine()),
             given=place.mode != "volume",
             image_volumes=await self._images.volumes(spec.image, image),
             writable_root=archive,

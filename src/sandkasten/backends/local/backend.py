@@ -27,7 +27,7 @@ from sandkasten.errors import (
 )
 from sandkasten.linux import launch_plan
 from sandkasten.linux.cgroup import cgroups
-from sandkasten.linux.confinement import id_ranges, seccomp
+from sandkasten.linux.confinement import id_ranges, seccomp_bpf
 from sandkasten.linux.host_requirements import make_group
 from sandkasten.linux.launcher import LAUNCH_DEADLINE_MS, binds, launch, listen
 from sandkasten.linux.programs import Programs, find_bwrap
@@ -177,7 +177,7 @@ class LocalBackend:
                     unenforced=lost,
                 ),
             )
-        filters = seccomp.compiled(self._layout.shared("seccomp"))
+        filters = seccomp_bpf.compiled(self._layout.shared("seccomp"))
         platform = BwrapPlatform(self._stage, self._root, self._host_root, len(filters))
         shown = [(self._programs.runner, "runner", False)]
         if spec.image.kind == "host":

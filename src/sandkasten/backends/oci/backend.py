@@ -30,7 +30,7 @@ from sandkasten.errors import (
 )
 from sandkasten.linux import launch_plan
 from sandkasten.linux.cgroup import cgroups
-from sandkasten.linux.confinement import id_ranges, seccomp, seccomp_oci
+from sandkasten.linux.confinement import id_ranges, seccomp_bpf, seccomp_oci
 from sandkasten.linux.host_requirements import make_group
 from sandkasten.linux.launcher import LAUNCH_DEADLINE_MS, binds, launch, listen
 from sandkasten.linux.programs import Programs
@@ -271,7 +271,7 @@ class OciBackend:
             base=base,
             host=self._host_root,
             cgroups_path=f"/{cgroups.GROUP}/{sandbox_id}" if shared_kernel else None,
-            seccomp=seccomp_oci.profile(seccomp.machine()),
+            seccomp=seccomp_oci.profile(seccomp_bpf.machine()),
             files=frozenset(m.source for m in spec.mounts if not os.path.isdir(m.source)),
         )
 

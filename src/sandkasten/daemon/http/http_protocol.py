@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from sandkasten.api.http_limits import HttpLimits
 from sandkasten.api.problems import body_of
 from sandkasten.api.response.json_response import as_json
-from sandkasten.api.server_context import HttpRules
 from sandkasten.errors import InvalidRequest, PayloadTooLarge, SandkastenError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class _Joined:
             self._transport.write(data)
 
 
-def guarded(rules: HttpRules) -> type[HttpToolsProtocol]:
+def guarded(rules: HttpLimits) -> type[HttpToolsProtocol]:
     """The protocol class with these rules, for uvicorn's `http`."""
 
     class Guarded(GuardedProtocol):
@@ -85,7 +85,7 @@ def guarded(rules: HttpRules) -> type[HttpToolsProtocol]:
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    rules_: ClassVar[HttpRules] = HttpRules()
+    rules_: ClassVar[HttpLimits] = HttpLimits()
 
     _heading = False
     """In the midst of a request's headers."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from pathlib import Path
 
-    from sandkasten.api.server_context import HttpRules
+    from sandkasten.api.http_limits import HttpLimits
     from sandkasten.daemon.settings.http_settings import HttpSettings
 
     AsgiApp = Callable[[Any, Any, Any], Awaitable[None]]
@@ -68,7 +68,7 @@ class Listening:
 
 @asynccontextmanager
 async def listening(
-    app: AsgiApp, rules: HttpSettings, guard: HttpRules
+    app: AsgiApp, rules: HttpSettings, guard: HttpLimits
 ) -> AsyncIterator[Listening]:
     """Serves until the block ends; what is then still open is closed."""
     network, local = _network_socket(rules), _local_socket(rules.socket)
@@ -81,7 +81,7 @@ async def listening(
 
 @asynccontextmanager
 async def listening_abroad(
-    app: AsgiApp, rules: HttpSettings, guard: HttpRules
+    app: AsgiApp, rules: HttpSettings, guard: HttpLimits
 ) -> AsyncIterator[Listening]:
     """The same on the network alone."""
     network = _network_socket(rules)
@@ -112,7 +112,7 @@ def _url(network: socket.socket, rules: HttpSettings) -> str:
 
 
 def _http(
-    app: AsgiApp, rules: HttpSettings, guard: HttpRules, *, tls: ssl.SSLContext | None
+    app: AsgiApp, rules: HttpSettings, guard: HttpLimits, *, tls: ssl.SSLContext | None
 ) -> _Http:
     config = uvicorn.Config(
         app,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from sandkasten.api.server_context import HttpRules
+from sandkasten.api.http_limits import HttpLimits
 
 if TYPE_CHECKING:
     import asyncio
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 
 
-def guarded_websocket(rules: HttpRules) -> type[WebSocketsSansIOProtocol]:
+def guarded_websocket(rules: HttpLimits) -> type[WebSocketsSansIOProtocol]:
     """The protocol class with these rules, for uvicorn's `ws`."""
 
     class Guarded(GuardedWebSocket):
@@ -32,7 +32,7 @@ def guarded_websocket(rules: HttpRules) -> type[WebSocketsSansIOProtocol]:
 
 
 class GuardedWebSocket(WebSocketsSansIOProtocol):
-    rules_: ClassVar[HttpRules] = HttpRules()
+    rules_: ClassVar[HttpLimits] = HttpLimits()
     _stalled: asyncio.TimerHandle | None = None
 
     def handle_cont(self, event: Any) -> None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from errno import ENOSYS, EPERM
 from typing import TYPE_CHECKING
 
-from sandkasten.linux.confinement import syscalls
+from sandkasten.linux.confinement import seccomp_rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from sandkasten.linux.confinement.seccomp import Arch
+    from sandkasten.linux.confinement.seccomp_bpf import Arch
 
 _ALLOW, _ERRNO = "SCMP_ACT_ALLOW", "SCMP_ACT_ERRNO"
 _EQUAL, _AT_LEAST, _MASKED = "SCMP_CMP_EQ", "SCMP_CMP_GE", "SCMP_CMP_MASKED_EQ"
@@ -35,32 +35,35 @@ def profile(arch: Arch) -> dict[str, object]:
     filters.
     """
     new_namespaces = 0
-    for flag in syscalls.CLONE_NEW_FLAGS:
+    for flag in seccomp_rules.CLONE_NEW_FLAGS:
         new_namespaces |= flag
     rules: list[dict[str, object]] = [
-        {"names": sorted(syscalls.ALLOWED - _BY_ARGUMENT), "action": _ALLOW},
-        {"names": sorted(syscalls.REFUSED - _BY_ARGUMENT), **_REFUSE},
+        {"names": sorted(seccomp_rules.ALLOWED - _BY_ARGUMENT), "action": _ALLOW},
+        {"names": sorted(seccomp_rules.REFUSED - _BY_ARGUMENT), **_REFUSE},
         {"names": list(_TRIED_FIRST), **_UNKNOWN},
         _rule("clone", _ALLOWED, 0, _MASKED, new_namespaces, 0),
     ]
-    rules += [_rule("clone", _REFUSE, 0, _MASKED, flag, flag) for flag in syscalls.CLONE_NEW_FLAGS]
+    rules += [
+        _rule("clone", _REFUSE, 0, _MASKED, flag, flag) for flag in seccomp_rules.CLONE_NEW_FLAGS
+    ]
     rules += [
         _rule("ioctl", _ALLOWED, 1, _MASKED, mask, value)
-        for mask, value in all_but(syscalls.REFUSED_IOCTLS, bits=32)
+        for mask, value in all_but(seccomp_rules.REFUSED_IOCTLS, bits=32)
     ]
-    rules += [_rule("ioctl", _REFUSE, 1, _MASKED, _LOW_32, r) for r in syscalls.REFUSED_IOCTLS]
+    rules += [_rule("ioctl", _REFUSE, 1, _MASKED, _LOW_32, r) for r in seccomp_rules.REFUSED_IOCTLS]
     rules += [
-        _rule("personality", _ALLOWED, 0, _EQUAL, value) for value in syscalls.ALLOWED_PERSONALITIES
+        _rule("personality", _ALLOWED, 0, _EQUAL, value)
+        for value in seccomp_rules.ALLOWED_PERSONALITIES
     ]
     rules += [
         _rule("personality", _UNKNOWN, 0, _MASKED, mask, value)
-        for mask, value in all_but(syscalls.ALLOWED_PERSONALITIES, bits=32)
+        for mask, value in all_but(seccomp_rules.ALLOWED_PERSONALITIES, bits=32)
     ]
     for name in ("socket", "socketpair"):
-        for family in range(syscalls.FAMILY_END):
-            answer = _ALLOWED if family in syscalls.ALLOWED_FAMILIES else _REFUSE
+        for family in range(seccomp_rules.FAMILY_END):
+            answer = _ALLOWED if family in seccomp_rules.ALLOWED_FAMILIES else _REFUSE
             rules.append(_rule(name, answer, 0, _EQUAL, family))
-        rules.append(_rule(name, _REFUSE, 0, _AT_LEAST, syscalls.FAMILY_END))
+        rules.append(_rule(name, _REFUSE, 0, _AT_LEAST, seccomp_rules.FAMILY_END))
     return {
         "defaultAction": _ERRNO,
         "defaultErrnoRet": ENOSYS,

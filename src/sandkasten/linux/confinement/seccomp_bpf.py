@@ -16,7 +16,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 from sandkasten.errors import BackendUnavailable
-from sandkasten.linux.confinement import syscalls
+from sandkasten.linux.confinement import seccomp_rules
 from sandkasten.model.optional_extras import install_command
 
 if TYPE_CHECKING:
@@ -79,13 +79,13 @@ def _known(lib: ModuleType, arch: Arch, name: str) -> bool:
 
 def _calls(lib: ModuleType, arch: Arch) -> object:
     made = _filter(lib, lib.ERRNO(ENOSYS), arch)
-    for name in sorted(syscalls.ALLOWED):
+    for name in sorted(seccomp_rules.ALLOWED):
         if _known(lib, arch, name):
             made.add_rule(lib.ALLOW, name)  # type: ignore[attr-defined]
-    for name in sorted(syscalls.REFUSED - {"personality"}):
+    for name in sorted(seccomp_rules.REFUSED - {"personality"}):
         if _known(lib, arch, name):
             made.add_rule(lib.ERRNO(EPERM), name)  # type: ignore[attr-defined]
-    for value in syscalls.ALLOWED_PERSONALITIES:
+    for value in seccomp_rules.ALLOWED_PERSONALITIES:
         made.add_rule(lib.ALLOW, "personality", lib.Arg(0, lib.EQ, value))  # type: ignore[attr-defined]
     return made
 
@@ -94,16 +94,16 @@ def _arguments(lib: ModuleType, arch: Arch) -> object:
     made = _filter(lib, lib.ALLOW, arch)
     refuse = lib.ERRNO(EPERM)
     rule = made.add_rule  # type: ignore[attr-defined]
-    for flag in syscalls.CLONE_NEW_FLAGS:
+    for flag in seccomp_rules.CLONE_NEW_FLAGS:
         rule(refuse, "clone", lib.Arg(0, lib.MASKED_EQ, flag, flag))
-    for request in syscalls.REFUSED_IOCTLS:
+    for request in seccomp_rules.REFUSED_IOCTLS:
         rule(refuse, "ioctl", lib.Arg(1, lib.MASKED_EQ, _LOW_32, request))
-    for family in range(syscalls.FAMILY_END):
-        if family not in syscalls.ALLOWED_FAMILIES:
+    for family in range(seccomp_rules.FAMILY_END):
+        if family not in seccomp_rules.ALLOWED_FAMILIES:
             rule(refuse, "socket", lib.Arg(0, lib.EQ, family))
             rule(refuse, "socketpair", lib.Arg(0, lib.EQ, family))
-    rule(refuse, "socket", lib.Arg(0, lib.GE, syscalls.FAMILY_END))
-    rule(refuse, "socketpair", lib.Arg(0, lib.GE, syscalls.FAMILY_END))
+    rule(refuse, "socket", lib.Arg(0, lib.GE, seccomp_rules.FAMILY_END))
+    rule(refuse, "socketpair", lib.Arg(0, lib.GE, seccomp_rules.FAMILY_END))
     return made
 
 
@@ -116,8 +116,14 @@ def _export(made: object) -> bytes:
 
 @cache
 def _fingerprint(arch: Arch) -> str:
-    text = repr((_REVISION, arch, sorted(syscalls.ALLOWED), sorted(syscalls.REFUSED)))
-    text += repr((syscalls.CLONE_NEW_FLAGS, syscalls.REFUSED_IOCTLS, syscalls.ALLOWED_FAMILIES))
+    text = repr((_REVISION, arch, sorted(seccomp_rules.ALLOWED), sorted(seccomp_rules.REFUSED)))
+    text += repr(
+        (
+            seccomp_rules.CLONE_NEW_FLAGS,
+            seccomp_rules.REFUSED_IOCTLS,
+            seccomp_rules.ALLOWED_FAMILIES,
+        )
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
