@@ -72,7 +72,7 @@ class ContainerMount:
     engines_own: bool = False
     """True if the source is among the engine's own files, for which it allows no private bind."""
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         made: dict[str, Any] = {
             "Type": self.kind,
             "Source": self.source,
@@ -206,7 +206,7 @@ def _host_config(
         "ShmSize": limits.tmp_bytes,
         "Tmpfs": _tmpfs(spec, platform),
         "Mounts": [
-            *(mount.told() for mount in platform.mounts),
+            *(mount.to_json() for mount in platform.mounts),
             *(
                 _image_volume(number, path, sandbox_id, platform)
                 for number, path in enumerate(platform.image_volumes)

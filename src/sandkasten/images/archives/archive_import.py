@@ -75,8 +75,10 @@ class Import:
     platform: str | None = None
     progress: Callable[[ImageProgress], None] | None = None
 
-    def told(self, step: str, total: int | None) -> Callable[[int], None]:
-        """Called with the number of bytes done in one step; may raise, which ends the import."""
+    def progress_of(self, step: str, total: int | None) -> Callable[[int], None]:
+        """Return a callback for the number of bytes done in one step; it may raise, which ends
+        the import.
+        """
 
         def so_far(done: int) -> None:
             if self.progress is not None:
@@ -177,7 +179,7 @@ def _laid_out(order: Import, fd: int, copy: Path) -> list[Member] | None:
     with copy.open("xb") as out:
         pieces = uncompressed(whole(fd)).pieces
         with closing(pieces):
-            stream = Keeping(pieces, out, order.told("decompressing", None))
+            stream = Keeping(pieces, out, order.progress_of("decompressing", None))
             index = _index(stream)
             if index is not None:
                 stream.drain()
@@ -228,7 +230,7 @@ def _take(
                 file,
                 expect_digest=layer.digest,
                 expect_diff_id=layer.diff_id,
-                progress=order.told(step, layer.size),
+                progress=order.progress_of(step, layer.size),
             )
     diff_ids = [layer.diff_id for layer in found.layers]
     return store.put_image(diff_ids, found.config, names, source=source)
@@ -237,7 +239,7 @@ def _take(
 def _take_rootfs(store: LayerStore, order: Import, fd: int) -> StoredImage:
     names = _names(order, [()])[0]
     size = os.fstat(fd).st_size
-    layer = store.add_layer(whole(fd), progress=order.told("layer 1/1", size))
+    layer = store.add_layer(whole(fd), progress=order.progress_of("layer 1/1", size))
     config = ImageConfig(architecture=architecture_of([store.tree(layer.diff_id)]))
     return store.put_image([layer.diff_id], config, names, source="rootfs")
 

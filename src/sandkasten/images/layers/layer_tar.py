@@ -1,9 +1,9 @@
-"""A layer's tree as a tar again: the same tree gives the same bytes, wherever it lies.
+"""Write a layer's tree as a tar again: the same tree gives the same bytes, wherever it is.
 
 Entries are sorted, times are whole seconds, owners are numbers; whiteouts and opaque directories
-become the marks that image formats use. Files are opened without following links. The bytes are
-not those the layer once came in, so its digest may be another one. BuildFailed for a name that
-would be a mark and not a file.
+become the marks that image formats use. Files are opened without following links. The bytes differ
+from those of the original layer, so its digest may differ too. Raises BuildFailed for a file whose
+name would be such a mark.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def write_layer(
     first_id: int = 0,
     mtime: int | None = None,
 ) -> None:
-    """Write the tree to `out`; `progress` is told how many bytes of files went by.
+    """Write the tree to `out`; `progress` is called with the number of bytes of files written.
 
-    `first_id` is taken off every owner: a sandbox's changes hold ids of its own range.
-    `mtime` stands in place of every time, where they only say when the tree was made here.
+    `first_id` is subtracted from every owner: a sandbox's changes have ids of its own range.
+    `mtime` replaces every timestamp that only says when the tree was created here.
     """
     linked: dict[tuple[int, int], str] = {}
     root = os.open(tree, _DIRECTORY)

@@ -1,10 +1,10 @@
-"""One layer of an image unpacked into a directory, and what it is by content.
+"""Unpack one layer of an image into a directory and compute its digests.
 
-The reading and hashing is done here, the unpacking by `sandkasten-unpack`, a program of its own
-that gives up what it does not need before the first byte. Blocking: callers use a thread, and stop
-it by raising from `progress`. Fails with InvalidImage (malformed, hostile, over a cap),
-QuotaExceeded (the disk is full) or InternalError; the program is reaped whatever happens, and what
-it made until then is the caller's to remove. Knows nothing of stores, registries or image formats.
+Reading and hashing is done here; a separate program, `sandkasten-unpack`, unpacks after dropping
+all privileges it does not need. Blocking: callers use a thread, and stop it by raising from
+`progress`. Raises InvalidImage (malformed, hostile, over a limit), QuotaExceeded (the disk is full)
+or InternalError. The program is always reaped; the caller removes what it created. Knows nothing of
+stores, registries or image formats.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _PROGRAM = Path(__file__).resolve().parents[2] / "_bin" / "sandkasten-unpack"
-# What an ordinary user may ask for; the default of 64 KiB would halve the pieces' size and double
-# the switches between the two processes.
+# The maximum for an ordinary user; the default of 64 KiB would halve the size of the pieces and
+# double the switches between the two processes.
 _PIPE_BYTES = 1 << 20
 # It has read everything by then and only closes a handful of directories.
 _END_S = 60
@@ -79,8 +79,8 @@ def unpack_layer(
 ) -> Unpacked:
     """Unpack `source` (tar; plain, gzip, bzip2, xz or zstd) into the empty directory `target`.
 
-    `progress` is told how many bytes of the source have been read so far; what it raises ends the
-    work and comes out of here.
+    `progress` is called with the number of bytes of the source read so far; an exception from it
+    stops the work and is raised here.
     """
     with Digest() as blob, Digest() as plain:
         content = compression.uncompressed(_Hashed(source, blob, progress))

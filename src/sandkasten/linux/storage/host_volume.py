@@ -71,10 +71,10 @@ def make(
     templates: Path | None = None,
     programs: Programs | None = None,
 ) -> MountedVolume:
-    """A new one below `directory`, which nobody else may enter; `owner` is an id of the host.
+    """Create a volume below `directory`, which only root may enter; `owner` is a host id.
 
-    `templates`: where images are kept to copy from; without it each is made anew. What fails
-    leaves nothing of it.
+    `templates` is a directory of images to copy from; without it each is created anew. A failure
+    leaves nothing behind.
     """
     with _making(directory, "make a workspace") as real:
         image = real / _IMAGE
@@ -95,10 +95,10 @@ def open_kept(
     first_id: int = 0,
     programs: Programs | None = None,
 ) -> MountedVolume:
-    """One that outlives the sandbox, its home too; several sandboxes may have it at once.
+    """Mount a workspace that outlives the sandbox, and its home; several sandboxes may share it.
 
-    `first_id`: where the ids of the engine's user namespace begin on the host. On disk are the ids
-    inside, so the mount shows them shifted.
+    `first_id`: the host id where the engine's user namespace starts. The ids inside are on disk, so
+    the mount shows them shifted.
     """
     if volume.kind == "image":
         ext4.look(Path(volume.path))
@@ -111,11 +111,12 @@ def open_kept(
 
 
 def release(directory: Path, *, timeout_s: float = _DEADLINE_S) -> None:
-    """Unmount it and remove `directory` with all that is in it. Twice is fine; so is half-made.
+    """Unmount the volume and remove `directory` with its contents. Twice is fine; so is a half-made
+    one.
 
-    Whoever uses it has ended before: what was the sandbox's own refuses everything from here on.
-    Returns when the loop device is gone, unless others have the same kept workspace. What still
-    holds it is named by BackendUnavailable; the next try goes on from there.
+    Its users must have ended: a volume of the sandbox's own rejects all access from here on.
+    Returns when the loop device is gone, unless other sandboxes use the same kept workspace.
+    BackendUnavailable names what still holds it; the next call continues from there.
     """
     real = _real(directory)
     with translated("remove a workspace", BackendUnavailable), _turn(real, timeout_s) as there:
@@ -125,9 +126,9 @@ def release(directory: Path, *, timeout_s: float = _DEADLINE_S) -> None:
 
 
 def supported(directory: Path, programs: Programs | None = None) -> str | None:
-    """Why volumes cannot be mounted below `directory`, or None. It need not exist yet.
+    """Return why volumes cannot be mounted below `directory`, or None. It need not exist yet.
 
-    From inside a container nobody can tell whether an engine outside sees our mounts: ask it.
+    From inside a container it is unknown whether an engine outside sees our mounts: ask it.
     """
     if os.geteuid() != 0:
         return "only root can mount an image"
@@ -176,7 +177,7 @@ def _making(directory: Path, attempt: str) -> Iterator[Path]:
         try:
             yield real
         except BaseException:
-            # What is ours alone: the caller's own files, if it has any there, tell it the rest.
+            # Only our own part: the caller checks its own files there.
             with suppress(SandkastenError, OSError), _turn(real, _DEADLINE_S) as there:
                 if there:
                     _unmount(real, _DEADLINE_S)

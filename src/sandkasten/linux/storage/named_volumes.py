@@ -96,7 +96,7 @@ class NamedVolumes:
     async def clear(self, name: str) -> None:
         await _finished(self._clear, name)
 
-    # ---- blocking, in a thread; `stop` is set when nobody waits any more
+    # ---- blocking, in a thread; `stop` is set when the caller no longer waits
 
     def _names(self) -> list[str]:
         return sorted(name for name in self._entries() if not name.startswith("."))

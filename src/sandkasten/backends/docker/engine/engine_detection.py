@@ -229,7 +229,7 @@ class EngineDetection:
                 "NetworkDisabled": True,
                 "HostConfig": {
                     "NetworkMode": "none",
-                    "Mounts": [mount.told() for mount in mounts],
+                    "Mounts": [mount.to_json() for mount in mounts],
                 },
             },
         )
