@@ -15,6 +15,7 @@ from tests.images.registries import PASSWORD, USER
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from contextlib import AbstractAsyncContextManager
 
 # Three attempts a few milliseconds apart: nobody here does better at a fourth. Silence is that of a
@@ -38,13 +39,14 @@ def open_registry(
     *,
     patience: Patience = QUICK,
     rest: str = "team/app:1",
+    environ: Mapping[str, str] | None = None,
 ) -> AbstractAsyncContextManager[Registry]:
-    return opened(at(host, rest), access or Access(), patience, environ={})
+    return opened(at(host, rest), access or Access(), patience, environ=environ or {})
 
 
-async def reach(host: str, access: Access | None = None, *, patience: Patience = QUICK) -> None:
+async def reach(host: str, access: Access | None = None, **more) -> None:
     """Open a registry and close it again."""
-    async with open_registry(host, access, patience=patience):
+    async with open_registry(host, access, **more):
         pass
 
 

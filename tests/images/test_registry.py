@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import socket
+from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlencode
 
@@ -235,6 +237,74 @@ async def test_a_redirected_blob_is_fetched_without_the_login(
     assert heard == [None]
     again = [one for one in registry_front.seen if one.path.endswith("again")]
     assert [one.headers.get("Authorization") for one in again] == [LOGIN.basic()]
+
+
+@pytest.mark.promise("P51")
+async def test_a_proxy_gets_its_own_login_and_not_that_of_the_registry(plain_registry):
+    asked: list[tuple[str, str | None]] = []
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_CONNECT(self) -> None:
+            asked.append((f"CONNECT {self.path}", self.headers.get("Proxy-Authorization")))
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            # The host behind the tunnel does not speak TLS.
+            assert self.connection.recv(65536).startswith(b"\x16\x03")
+            self.wfile.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        def do_GET(self) -> None:
+            asked.append((self.path, self.headers.get("Proxy-Authorization")))
+            path = self.path.removeprefix("http://registry.example")
+            answer = registries.send("GET", plain_registry.base + path, headers=dict(self.headers))
+            self.send_response(answer.status)
+            for name in ("Content-Type", "Content-Length", "Docker-Content-Digest"):
+                if name in answer.headers:
+                    self.send_header(name, answer.headers[name])
+            self.end_headers()
+            self.wfile.write(answer.body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with registries.served(Proxy) as port:
+        address = f"http://me:pass@127.0.0.1:{port}"
+        environ = {"https_proxy": address, "http_proxy": address}
+        access = Access(insecure=True)
+        async with open_registry("registry.example", access, environ=environ) as registry:
+            await manifest_of(registry)
+    login = "Basic " + base64.b64encode(b"me:pass").decode()
+    assert asked == [
+        ("CONNECT registry.example:443", login),
+        ("http://registry.example/v2/", login),
+        ("http://registry.example/v2/team/app/manifests/1", login),
+    ]
+
+
+async def test_a_signed_address_is_followed_as_it_was_written(registry_front):
+    query = "?signature=a%2fb+c%3D~&of='x'"
+
+    def redirect(asked: registries.Asked) -> None:
+        if "/manifests/" in asked.path and "?" not in asked.path:
+            asked.answer(307, {"Location": asked.path + query})
+        else:
+            asked.pass_on()
+
+    registry_front.rule = redirect
+    async with open_registry(registry_front.host) as registry:
+        await manifest_of(registry)
+    assert registry_front.paths("?") == [f"/v2/team/app/manifests/1{query}"]
+
+
+async def test_a_proxy_that_refuses_is_named_with_its_status():
+    class Proxy(BaseHTTPRequestHandler):
+        def do_CONNECT(self) -> None:
+            self.send_error(407)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with registries.served(Proxy) as port, pytest.raises(RegistryUnavailable) as refused:
+        await reach("registry.example", environ={"https_proxy": f"http://127.0.0.1:{port}"})
+    assert "the proxy answered 407" in refused.value.message
 
 
 @pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://h/x", "gopher://h"])

@@ -296,6 +296,8 @@ def _reason(exc: BaseException) -> BaseException:
 
 def _described(reason: BaseException) -> str:
     """Return the reason in the system's words, without the address of an object of ours."""
+    if isinstance(reason, aiohttp.ClientHttpProxyError):
+        return f"the proxy answered {reason.status}"
     if isinstance(reason, socket.gaierror):
         return str(reason.strerror)
     if isinstance(reason, OSError) and reason.errno:
