@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.errors import InternalError, RunFailed, RunLimitReached, SandkastenError
+from sandkasten.model.optional_extras import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -221,7 +222,7 @@ class Expressions:
         if died.status >= 0:
             return InternalError(
                 f"the process that evaluates expressions ended with status {died.status}",
-                hint="is `sandkasten[agents]` installed?",
+                hint=f"check that the extra is installed: {install_command('agents')}",
             )
         if died.status == -signal.SIGPROF:
             why = f"took more than {self.bounds.cpu_s:g} s of processor time"
