@@ -61,6 +61,8 @@ def test_a_variable_disables_packages(tmp_path):
         ("index_url", "https://s3cret@:99999/"),
         ("npm_registry", "ftp://s3cret@npm.example"),
         ("npm_registry", "https://s3cret@npm.example/ --x"),
+        ("npm_registry", "https://s3cret@npm.example/\0"),
+        ("index_url", "https://s3cret@pypi.example/" + "x" * 5000),
         ("find_links", "s3cret/wheels"),
         ("find_links", "/srv/s3cret wheels"),
         ("timeout_seconds", "0"),

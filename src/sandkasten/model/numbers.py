@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from sandkasten.errors import InvalidRequest
 
 
@@ -15,7 +13,8 @@ def number(name: str, value: object, *, low: float, high: float) -> float:
             hint=f"give a number from {_shown(low)} to {_shown(high)}",
             field=name,
         )
-    if not math.isfinite(value) or not low <= value <= high:
+    # NaN fails every comparison; an int that no float can hold is compared exactly.
+    if not low <= value <= high:
         raise InvalidRequest(
             f"{name} must be from {_shown(low)} to {_shown(high)}, got {value!r:.40}",
             hint=f"choose a {name} between {_shown(low)} and {_shown(high)}",

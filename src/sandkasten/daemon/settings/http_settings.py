@@ -15,8 +15,8 @@ from sandkasten.daemon.settings.setting_parsers import (
     Address,
     address,
     choice,
-    number,
     path,
+    positive_number,
     seconds,
     secret,
     string_list,
@@ -66,7 +66,7 @@ class HttpSettings:
     allowed_origins: tuple[str, ...] = setting(
         "http.allowed_origins", string_list, (), "Origins of web pages that may use the daemon."
     )
-    max_json_mb: float = setting("http.max_json_mb", number, 16, "Largest JSON body.")
+    max_json_mb: float = setting("http.max_json_mb", positive_number, 16, "Largest JSON body.")
     body_timeout_s: float = setting(
         "http.body_timeout_seconds", seconds, 8.0, "How long a client may pause within a JSON body."
     )

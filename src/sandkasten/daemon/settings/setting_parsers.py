@@ -6,12 +6,13 @@ written. It returns the typed value or raises InvalidConfiguration, which names 
 
 from __future__ import annotations
 
-import math
 import re
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from sandkasten.errors import InvalidConfiguration, InvalidImage, InvalidRequest
 from sandkasten.images.image_names import all_aliases, checked_name
@@ -66,7 +67,17 @@ def number(name: str, value: object) -> float | int:
         value = int(parsed) if parsed.is_integer() else parsed
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise invalid(name, "a number", value)
+    # False for NaN too. No setting is larger, and a float could not hold every larger integer.
+    if not abs(value) <= 1 << 60:
+        raise invalid(name, "a number", value)
     return value
+
+
+def positive_number(name: str, value: object) -> float | int:
+    parsed = number(name, value)
+    if parsed <= 0:
+        raise invalid(name, "a number greater than 0", value)
+    return parsed
 
 
 def positive_integer(name: str, value: object) -> int:
@@ -119,7 +130,7 @@ def only_true(name: str, value: object) -> bool:
 def seconds(name: str, value: object) -> float:
     """Accept a number of seconds, or units: `90`, `30m`, `1h30m`, `250ms`."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return _positive_seconds(name, float(value))
+        return _positive_seconds(name, value)
     if not isinstance(value, str) or len(value) > 64:
         raise _not_a_duration(name, value)
     written = value.strip().lower()
@@ -134,9 +145,10 @@ def seconds(name: str, value: object) -> float:
 
 
 def _positive_seconds(name: str, duration_s: float) -> float:
-    if not math.isfinite(duration_s) or duration_s <= 0:
+    # Compared before it is converted: a file may hold an integer that no float can hold.
+    if not 0 < duration_s <= sys.float_info.max:
         raise _not_a_duration(name, duration_s)
-    return duration_s
+    return float(duration_s)
 
 
 def _not_a_duration(name: str, value: object) -> InvalidConfiguration:
@@ -208,32 +220,14 @@ def address(name: str, value: object) -> Address:
 
 
 def package_url(name: str, value: object) -> str:
-    """Accept http and https. The URL may hold credentials, so no message repeats it."""
-    url = string(name, value)
-    try:
-        split = urlsplit(url)
-        sound = split.scheme in ("http", "https") and split.hostname and split.port != 0
-    except ValueError:
-        sound = False
-    if not sound or not url.isprintable() or " " in url:
-        raise InvalidConfiguration(
-            f"{name} must be the http(s) URL of a package index",
-            hint="write https://host/path",
-            setting=name,
-        )
+    url, _ = _http_url(name, value, "the http(s) URL of a package index", "https://host/path")
     return url
 
 
 def model_url(name: str, value: object) -> str:
-    url = string(name, value)
-    try:
-        split = urlsplit(url)
-        usable = split.scheme in ("http", "https") and bool(split.hostname) and split.port != 0
-    except ValueError as exc:
-        raise invalid(name, "a URL", value) from exc
-    if not usable or not url.isprintable() or " " in url:
-        raise invalid(name, "http(s)://host[:port]/path, such as http://127.0.0.1:11434/v1", value)
-    if split.username or split.password or split.query or split.fragment:
+    example = "http://127.0.0.1:11434/v1"
+    url, parts = _http_url(name, value, "the http(s) URL of a model server", example)
+    if parts.username or parts.password or parts.query or parts.fragment:
         # URLs are printed in messages and by `config show`.
         raise InvalidConfiguration(
             f"{name} must not contain a user name, a password, a query or a fragment",
@@ -241,6 +235,16 @@ def model_url(name: str, value: object) -> str:
             setting=name,
         )
     return url.rstrip("/")
+
+
+def _http_url(name: str, value: object, expected: str, example: str) -> tuple[str, SplitResult]:
+    """Return the URL and its parts. It may hold credentials, so no message repeats it."""
+    if isinstance(value, str) and value.isprintable() and " " not in value and len(value) <= 4096:
+        with suppress(ValueError):
+            parts = urlsplit(value)
+            if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+                return value, parts
+    raise InvalidConfiguration(f"{name} must be {expected}", hint=f"write {example}", setting=name)
 
 
 # ---- images, paths and mounts
