@@ -85,6 +85,15 @@ def test_a_terminal_is_a_flag_or_a_size(given, pty):
         ({"cmd": "a", "stdin": "b", "stdin_b64": "Yg=="}, "stdin and stdin_b64 exclude each other"),
         ({"cmd": "a", "stdin_b64": "?"}, "stdin_b64 is not valid base64"),
         ({"cmd": "a", "stdin": 3}, "stdin must be str or bytes, got int"),
+        ({"cmd": "a", "timeout_ms": "5"}, "timeout_ms must be a number, not str"),
+        ({"cmd": "a", "timeout_ms": True}, "timeout_ms must be a number, not bool"),
+        (
+            {"cmd": "a", "timeout_ms": 10**400},
+            f"timeout_ms must be from 0 to 10000000000, not 1{'0' * 39}",
+        ),
+        ({"cmd": "a", "pty": (1, 2, 3)}, "pty must be true, false or a size of rows and columns"),
+        ({"cmd": "a", "pty": 1}, "pty must be true, false or a size of rows and columns"),
+        ({"cmd": "a", "pty": {"row": 1}}, "pty must be true, false or a size of rows and columns"),
     ],
 )
 def test_a_command_that_makes_no_sense_is_refused(given, message):

@@ -16,12 +16,14 @@ from typing import Any, Final
 
 from sandkasten.errors import InvalidRequest
 from sandkasten.model.commands.exec_values import ExecRequest, Pty
+from sandkasten.model.numbers import number
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 
 _OPTIONS: Final = frozenset(one.name for one in fields(SandboxOptions))
 _LISTS: Final = frozenset(one.name for one in fields(SandboxOptions) if one.default == ())
 
 _COMMAND: Final = frozenset(one.name for one in fields(ExecRequest))
+_MAX_TIMEOUT_MS: Final = 10**10
 _DOUBLES: Final = (("cmd", "command"), ("cwd", "workdir"))
 
 
@@ -111,8 +113,10 @@ def command_of(given: Mapping[str, Any]) -> str | tuple[str, ...]:
 
 def timeout_of(given: Mapping[str, Any]) -> float | None:
     """Return the timeout in seconds; milliseconds win where both are given."""
-    milliseconds, seconds = given.get("timeout_ms"), given.get("timeout_seconds")
-    return seconds if milliseconds is None else milliseconds / 1000
+    milliseconds = given.get("timeout_ms")
+    if milliseconds is None:
+        return given.get("timeout_seconds")
+    return number("timeout_ms", milliseconds, low=0, high=_MAX_TIMEOUT_MS) / 1000
 
 
 def input_of(given: Mapping[str, Any], name: str) -> bytes | None:
@@ -160,9 +164,14 @@ def pty_of(given: bool | Sequence[int] | Mapping[str, int] | None) -> Pty | None
     """Return the terminal: from a flag, a (rows, columns) pair or an object with both."""
     if isinstance(given, bool) or given is None:
         return Pty() if given else None
-    if isinstance(given, Mapping):
-        return Pty(**given)
-    return Pty(*given)
+    try:
+        return Pty(**given) if isinstance(given, Mapping) else Pty(*given)
+    except TypeError as exc:
+        raise InvalidRequest(
+            "pty must be true, false or a size of rows and columns",
+            hint="give pty=True or pty=(24, 80)",
+            field="pty",
+        ) from exc
 
 
 def tuple_of(names: object, field: str) -> tuple[str, ...]:

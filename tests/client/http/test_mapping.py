@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -112,6 +113,9 @@ def test_one_shot_files_are_sent_as_text_where_they_are_utf8():
     assert body["files"] == {"a": "x", "b": "y", "c": {"content_base64": "/w=="}}
     with pytest.raises(InvalidRequest, match="UTF-8"):
         session_json.run_body(RunRequest(b"\xff"))
+    wrong: dict[str, Any] = {"a": 1}
+    with pytest.raises(InvalidRequest, match="a must be str or bytes, got int"):
+        session_json.run_body(RunRequest("1", files=wrong))
 
 
 # ---- answered

@@ -20,6 +20,7 @@ from sandkasten.client.http.json_values import (
 )
 from sandkasten.errors import InvalidRequest
 from sandkasten.model.commands.exec_values import Chunk, ExecResult, Pty
+from sandkasten.model.request_spellings import bytes_of
 from sandkasten.model.sandbox.oneshot_values import RunResult
 from sandkasten.model.sandbox.sandbox_options import SESSION_ONLY
 from sandkasten.model.sandbox.sandbox_requests import Info, Process, Stats
@@ -85,7 +86,7 @@ def run_body(request: RunRequest) -> Json:
     body = given(
         runtime=request.runtime,
         args=list(request.args),
-        files={path: _file(content) for path, content in request.files.items()},
+        files={path: _file(path, content) for path, content in request.files.items()},
         timeout_seconds=request.timeout_seconds,
         artifacts=list(request.artifacts),
         **input_fields("stdin", request.stdin),
@@ -105,13 +106,14 @@ def _code(code: str | bytes) -> str:
         ) from None
 
 
-def _file(content: str | bytes) -> object:
+def _file(path: str, content: object) -> object:
     if isinstance(content, str):
         return content
+    data = bytes_of(content, str(path)[:80]) or b""
     try:
-        return content.decode()
+        return data.decode()
     except UnicodeDecodeError:
-        return {"content_base64": encoded(content)}
+        return {"content_base64": encoded(data)}
 
 
 # ---- answered
