@@ -64,8 +64,13 @@ rust() {
     local code=0
     scripts/lint.sh rust || code=1
     # Sizes that grow with the square, or find more the longer they run, are small in `make test`.
-    [ "${SANDKASTEN_LONG:-}" = 1 ] && export SANDKASTEN_DEPTH=5000 SANDKASTEN_FUZZ=100000 \
-        SANDKASTEN_FUZZ_FRAMES=100000 SANDKASTEN_WIDE=20000
+    if [ "${SANDKASTEN_LONG:-}" = 1 ]; then
+        export SANDKASTEN_DEPTH=5000 SANDKASTEN_WIDE=20000 SANDKASTEN_FUZZ=100000 \
+            SANDKASTEN_FUZZ_FRAMES=100000
+    else
+        export SANDKASTEN_DEPTH=1000 SANDKASTEN_WIDE=3000 SANDKASTEN_FUZZ=2000 \
+            SANDKASTEN_FUZZ_FRAMES=5000
+    fi
     scripts/cargo.sh test --quiet --no-fail-fast \
         --config 'source.crates-io.replace-with="debian"' \
         --config 'source.debian.directory="/usr/share/cargo/registry"' || code=1
