@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.daemon.agent_services import agency
+from sandkasten.daemon.agent_services import agent_service
 from sandkasten.daemon.compose import open_engine, prepare_data_dir
 from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.daemon.settings.resolver import load
@@ -184,7 +184,7 @@ async def house(
         try:
             async with (
                 open_books(settings, SystemClock()) as books,
-                agency(settings, engine, books.files, recovers=recovers) as service,
+                agent_service(settings, engine, books.files, recovers=recovers) as service,
             ):
                 runs = RunDirectory(settings.data_dir / "runs")
                 yield House(service, engine, model, runs, settings)

@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 
 from sandkasten.agents.agent_service import PLAIN_IDLE_S, TOUCH_EVERY_S
-from sandkasten.daemon.agent_services import agency
-from sandkasten.daemon.transient_file_store import BriefFiles
+from sandkasten.daemon.agent_services import agent_service
+from sandkasten.daemon.transient_file_store import TransientFileStore
 from sandkasten.errors import (
     AgentNotFound,
     Busy,
@@ -280,8 +280,8 @@ async def test_a_stopping_daemon_leaves_workflow_runs_to_the_next_one(tmp_path):
         # The sandboxes of the workflow are kept for the process that resumes it.
         assert await home.sandboxes() == [f"workflow:{flow.id}:default"]
         hanging = False
-        files = BriefFiles(home.settings)
-        async with agency(home.settings, home.engine, files, recovers=True) as service:
+        files = TransientFileStore(home.settings)
+        async with agent_service(home.settings, home.engine, files, recovers=True) as service:
             next_one = replace(home, service=service)
             done = await next_one.ended(left)
             assert done.status == "completed", done.error

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
 from sandkasten.client.server.embedded import Place, settings
-from sandkasten.daemon.agent_services import agency
+from sandkasten.daemon.agent_services import agent_service
 from sandkasten.daemon.compose import open_engine, prepare_data_dir
 from sandkasten.daemon.persistent_stores import Books, open_books
 from sandkasten.engine.clock import SystemClock
@@ -86,7 +86,7 @@ class Target:
         prepare_data_dir(self._data_dir)
         async with open_books(here, SystemClock()) as books:
             engine = await open_engine(here, journal=books.journal)
-            async with agency(here, engine, books.files, recovers=True) as agents:
+            async with agent_service(here, engine, books.files, recovers=True) as agents:
                 await self._served(engine, books, agents)
             await engine.aclose()
 

@@ -24,7 +24,7 @@ from sandkasten.api.routes.route_table import ALL
 from sandkasten.client.run_once import run_async
 from sandkasten.client.server.agents_transport import agents_of
 from sandkasten.client.server.server_pool import Place, open_transport
-from sandkasten.daemon.agent_services import agency
+from sandkasten.daemon.agent_services import agent_service
 from sandkasten.daemon.compose import open_engine, prepare_data_dir
 from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.daemon.settings.resolver import load
@@ -239,7 +239,7 @@ async def whole_daemon(directory) -> AsyncIterator[Daemon]:
             try:
                 await engine.recover()
                 async with (
-                    agency(settings, engine, books.files, recovers=True) as agents,
+                    agent_service(settings, engine, books.files, recovers=True) as agents,
                     serving(
                         engine,
                         doorkeeper=Doorkeeper(clock=clock, keys=books.keys, api_key=OPERATOR),

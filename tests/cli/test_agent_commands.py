@@ -136,7 +136,7 @@ def test_an_unreadable_file_does_not_prevent_checking_the_others(cli, files):
     (files / "latin.prompt").write_bytes(b"Gr\xfc\xdfe")
     done = cli("agent", "validate", str(files / "latin.prompt"), "nobody", "writer")
     assert (done.status, done.out) == (1, "writer: ok\n")
-    assert "latin.prompt is no UTF-8" in done.err
+    assert "latin.prompt is not valid UTF-8" in done.err
     assert "agent 'nobody' not found" in done.err
 
 
@@ -214,7 +214,7 @@ def test_hints_about_runs_name_the_command(cli):
 def test_a_task_on_stdin_has_to_be_utf_8(process):
     done = process("agent", "run", "writer", "-", stdin=b"\xff\xfe")
     assert (done.returncode, done.stdout) == (125, b"")
-    assert b"stdin is no UTF-8" in done.stderr
+    assert b"stdin is not valid UTF-8" in done.stderr
 
 
 def test_output_that_ends_with_a_newline_gets_no_second_one(cli):

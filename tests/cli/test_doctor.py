@@ -42,7 +42,7 @@ def test_doctor_names_each_backend_and_its_remedy(cli):
     done = cli("doctor")
     assert "ok    tier unisolated (default): ready, image host, create " in done.out
     assert "--    tier gvisor: not ready: " in done.out
-    assert done.out.endswith("ready: sandboxes can be made here\n")
+    assert done.out.endswith("ready: sandboxes work on this machine\n")
     assert done.status == 0
 
 

@@ -77,9 +77,7 @@ def test_standard_input_is_passed_on_when_asked(process):
 def test_nothing_to_run_is_an_error_with_a_hint(cli):
     done = cli("run")
     assert done.status == 125
-    assert done.err == (
-        "error: there is no code to run\nhint: give -c CODE, a FILE, or - for stdin\n"
-    )
+    assert done.err == ("error: no code to run\nhint: pass -c CODE, a FILE, or - for stdin\n")
 
 
 def test_a_missing_file_is_named(cli, tmp_path):

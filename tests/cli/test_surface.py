@@ -151,7 +151,7 @@ def test_create_prints_only_the_id(cli):
 def test_doctor_is_ready_with_the_unisolated_backend(cli):
     done = cli("doctor")
     assert done.status == 0
-    assert "ready: sandboxes can be made here" in done.out
+    assert "ready: sandboxes work on this machine" in done.out
     assert json.loads(cli("doctor", "--json").out)["ready"] is True
 
 
@@ -175,7 +175,11 @@ def test_a_malformed_setting_refuses_to_start(cli, monkeypatch):
 
 def test_help_explains_the_exit_statuses(cli):
     shown = " ".join(cli("--help").out.split())
-    for status in ("124 when its time ran out", "125 for an error of ours", "130 for Ctrl-C"):
+    for status in (
+        "124 if it timed out",
+        "125 for an error of sandkasten itself",
+        "130 for Ctrl-C",
+    ):
         assert status in shown
 
 

@@ -14,15 +14,20 @@ from typing import Any
 import pytest
 import yaml
 
-from sandkasten.daemon.container.install_plan import Found, Plan, Wish, plan_of
+from sandkasten.daemon.container.install_plan import (
+    FoundEngine,
+    InstallPlan,
+    InstallSpec,
+    plan_of,
+)
 from sandkasten.daemon.settings.resolver import Settings, load
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
-WISH = Wish(image="sandkasten:latest", version="1.2.3")
+SPEC = InstallSpec(image="sandkasten:latest", version="1.2.3")
 PLANS = {
-    "socket": plan_of(replace(WISH, workspace="volume"), Found(socket_gid=990)),
-    "shared-volume": plan_of(replace(WISH, workspace="shared"), Found()),
-    "sidecar": plan_of(replace(WISH, mode="sidecar"), Found()),
+    "socket": plan_of(replace(SPEC, workspace="volume"), FoundEngine(socket_gid=990)),
+    "shared-volume": plan_of(replace(SPEC, workspace="shared"), FoundEngine()),
+    "sidecar": plan_of(replace(SPEC, mode="sidecar"), FoundEngine()),
 }
 GIVEN = {"SANDKASTEN_API_KEY": "sk-of-a-test", "DOCKER_GID": "990"}
 DIFFERENCES: dict[tuple[str, str], tuple[object, object]] = {
@@ -76,7 +81,7 @@ def of_service(one: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def of_plan(plan: Plan) -> dict[str, Any]:
+def of_plan(plan: InstallPlan) -> dict[str, Any]:
     body = plan.daemon.body
     host = body["HostConfig"]
     (published,) = host["PortBindings"]["8080/tcp"]

@@ -15,20 +15,27 @@ from typing import Any
 import pytest
 
 from sandkasten.daemon.container.docker_commands import commands_of
-from sandkasten.daemon.container.install_plan import Certificates, Found, Plan, User, Wish, plan_of
-from sandkasten.daemon.container.small_tar import packed
+from sandkasten.daemon.container.install_plan import (
+    Certificates,
+    FoundEngine,
+    InstallPlan,
+    InstallSpec,
+    User,
+    plan_of,
+)
+from sandkasten.daemon.container.installation import packed
 from sandkasten.daemon.settings.resolver import documented
 from sandkasten.errors import InvalidRequest
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
-SOCKET = Wish(image="sandkasten:1.2.3", version="1.2.3")
+SOCKET = InstallSpec(image="sandkasten:1.2.3", version="1.2.3")
 CERTIFICATES = Certificates(b"the authority", b"the certificate", b"the secret key")
 CASES = {
-    "socket": (SOCKET, Found(socket_gid=998)),
-    "socket-volume": (replace(SOCKET, workspace="volume"), Found(socket_gid=998)),
-    "socket-volume-elsewhere": (replace(SOCKET, workspace="volume"), Found()),
-    "socket-remapped": (replace(SOCKET, host="0.0.0.0", port=9000), Found(remapped=True)),
-    "sidecar": (replace(SOCKET, mode="sidecar", host="192.0.2.7"), Found()),
+    "socket": (SOCKET, FoundEngine(socket_gid=998)),
+    "socket-volume": (replace(SOCKET, workspace="volume"), FoundEngine(socket_gid=998)),
+    "socket-volume-elsewhere": (replace(SOCKET, workspace="volume"), FoundEngine()),
+    "socket-remapped": (replace(SOCKET, host="0.0.0.0", port=9000), FoundEngine(remapped=True)),
+    "sidecar": (replace(SOCKET, mode="sidecar", host="192.0.2.7"), FoundEngine()),
     "remote": (
         replace(
             SOCKET,
@@ -38,12 +45,12 @@ CASES = {
             certificates=CERTIFICATES,
             env={"SANDKASTEN_ALLOWED_IMAGES": "python"},
         ),
-        Found(image_user=User(7, 8)),
+        FoundEngine(image_user=User(7, 8)),
     ),
 }
 
 
-def shown(plan: Plan) -> dict[str, Any]:
+def shown(plan: InstallPlan) -> dict[str, Any]:
     return {
         "mode": plan.mode,
         "url": plan.url,
@@ -96,35 +103,35 @@ def test_no_secret_is_visible_through_the_engine():
 
 
 def test_the_plans_mark_changes_only_with_the_request():
-    wish, found = CASES["socket"]
-    mark = plan_of(wish, found).mark
-    assert plan_of(wish, found).mark == mark
+    spec, found = CASES["socket"]
+    mark = plan_of(spec, found).mark
+    assert plan_of(spec, found).mark == mark
     others = (
-        replace(wish, image="other"),
-        replace(wish, port=9),
-        replace(wish, env={"A": "b"}),
-        replace(wish, workspace="shared"),
-        replace(wish, mode="sidecar"),
+        replace(spec, image="other"),
+        replace(spec, port=9),
+        replace(spec, env={"A": "b"}),
+        replace(spec, workspace="shared"),
+        replace(spec, mode="sidecar"),
     )
     assert len({mark, *(plan_of(one, found).mark for one in others)}) == 1 + len(others)
 
 
 @pytest.mark.parametrize(
-    ("wish", "said", "hint"),
+    ("spec", "said", "hint"),
     [
-        (replace(SOCKET, mode="sidcar"), "no mode 'sidcar'", "sidecar"),
-        (replace(SOCKET, mode="remote"), "--engine says nothing", "--engine tcp://HOST:2376"),
+        (replace(SOCKET, mode="sidcar"), "'sidcar' is not a valid mode", "sidecar"),
+        (replace(SOCKET, mode="remote"), "--engine is not set", "--engine tcp://HOST:2376"),
         (replace(SOCKET, mode="remote", engine_host="ssh://box"), "ssh://box", "DOCKER_HOST"),
         (
             replace(SOCKET, mode="remote", engine_host="tcp://box:2376"),
-            "no client certificate for tcp://box:2376",
+            "tcp://box:2376 requires a client certificate",
             "--engine-certs",
         ),
     ],
 )
-def test_a_mode_without_its_requirements_is_refused(wish, said, hint):
+def test_a_mode_without_its_requirements_is_refused(spec, said, hint):
     with pytest.raises(InvalidRequest) as refused:
-        plan_of(wish, Found())
+        plan_of(spec, FoundEngine())
     assert said in refused.value.message
     assert hint in refused.value.hint
 

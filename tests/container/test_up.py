@@ -49,7 +49,7 @@ def test_a_missing_image_is_reported_with_a_remedy(host):
 def test_an_unknown_mode_is_refused_before_the_engine_is_contacted(host):
     spoken = host.up("--mode", "docker", DOCKER_HOST="unix:///nonexistent/docker.sock")
     assert spoken.status == 125
-    assert "there is no mode 'docker'" in spoken.err
+    assert "'docker' is not a valid mode" in spoken.err
     assert "hint: " in spoken.err
 
 
@@ -58,7 +58,7 @@ def test_a_foreign_container_with_our_name_is_not_touched(host):
     host.docker("create", "--name", "sandkasten", BUSYBOX, "true")
     for words in (("up", "--image", BUSYBOX), ("down",), ("up", "--status")):
         told = failed(host.cli(*words, "--json"), "CONFLICT")
-        assert "not ours" in told["message"]
+        assert "was not created by up" in told["message"]
     assert host.mine() == (["sandkasten"], [])
 
 
@@ -118,7 +118,7 @@ def test_a_daemon_that_exits_at_once_is_reported_with_its_last_output(host):
     spoken = host.up(image=image)
     assert spoken.status == 125
     assert "  I cannot go on" in spoken.err
-    assert "did not become ready: it ended" in spoken.err
+    assert "did not become ready: it exited" in spoken.err
     standing = host.cli("up", "--status", "--json")
     assert (standing.status, standing.document["state"]) == (1, "exited")
     assert host.cli("down", "--volumes", "--yes").status == 0
@@ -129,7 +129,7 @@ def test_a_dry_run_needs_no_engine_and_creates_nothing(host):
     spoken = host.up("--dry-run", "--json", DOCKER_HOST="unix:///nonexistent/docker.sock")
     assert spoken.status == 0, spoken.err
     assert [one["name"] for one in spoken.document["containers"]] == ["sandkasten"]
-    assert spoken.document["engine"].startswith("not asked: ")
+    assert spoken.document["engine"].startswith("not reachable: ")
     there = host.up("--dry-run")
     assert json.loads(there.out)["engine"].endswith("Docker 20.10.24+dfsg1")
     assert "docker run --detach --name sandkasten " in there.err

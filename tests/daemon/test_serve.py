@@ -57,7 +57,7 @@ async def test_an_address_others_can_reach_needs_a_key(tmp_path):
     words = ("--data-dir", str(tmp_path / "data"), "serve", "--listen", "0.0.0.0:0")
     status, complaint = await told(*words)
     assert status == 125
-    assert "there is no key" in complaint
+    assert "requires a key" in complaint
     environ = {"SANDKASTEN_API_KEY": "sk-0123456789abcdef"}
     async with (
         running(tmp_path / "data", "--listen", "0.0.0.0:0", environ=environ) as daemon,

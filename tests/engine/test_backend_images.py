@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.daemon.lazy_backends import LaterBackend, LaterImages
+from sandkasten.daemon.lazy_backends import LazyBackend, LazyImageBackend
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import Engine
 from sandkasten.errors import (
@@ -274,8 +274,8 @@ async def test_a_backend_added_later_has_its_own_images_only_if_declared(tmp_pat
         opened.append(Keeper("alpine"))
         return opened[-1]
 
-    plain = LaterBackend("docker", tmp_path / "docker", opener)
-    later = LaterImages("docker", tmp_path / "docker", opener)
+    plain = LazyBackend("docker", tmp_path / "docker", opener)
+    later = LazyImageBackend("docker", tmp_path / "docker", opener)
     assert not isinstance(plain, KeepsImages)
     assert isinstance(later, KeepsImages)
     assert opened == []
@@ -283,6 +283,6 @@ async def test_a_backend_added_later_has_its_own_images_only_if_declared(tmp_pat
     assert found is not None
     assert found.name == "alpine:latest"
     assert len(opened) == 1
-    wrong = LaterImages("unisolated", tmp_path / "unisolated", UnisolatedBackend)
+    wrong = LazyImageBackend("unisolated", tmp_path / "unisolated", UnisolatedBackend)
     with pytest.raises(InternalError):
         await wrong.find_image(["alpine"])

@@ -503,4 +503,4 @@ async def test_pause_and_resume_work_from_the_command_line(site, box):
     assert (await asyncio.to_thread(cli, site, "exec", box, "echo ok")).stdout == "ok\n"
     said = await asyncio.to_thread(cli, site, "pause", box, "--reclaim")
     assert (said.returncode, said.stdout) == (0, f"{box}\n")
-    assert said.stderr.endswith("given back\n")
+    assert said.stderr.endswith("released\n")

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from sandkasten.daemon.compose import open_engine
-from sandkasten.daemon.lazy_backends import LaterBackend, LaterImages
+from sandkasten.daemon.lazy_backends import LazyBackend, LazyImageBackend
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import BackendUnavailable, SandboxLost
 from sandkasten.model.ids import new_sandbox_id
@@ -76,7 +76,7 @@ async def test_a_backend_that_was_never_used_is_neither_opened_nor_closed(tmp_pa
     def opener():
         raise AssertionError
 
-    later = LaterBackend("x", tmp_path / "none", opener)
+    later = LazyBackend("x", tmp_path / "none", opener)
     assert await later.owned() == ()
     await later.discard(new_sandbox_id())
     await later.aclose()
@@ -87,7 +87,7 @@ async def test_a_backend_that_was_never_used_is_neither_opened_nor_closed(tmp_pa
 
 async def test_a_used_backend_is_closed_and_lists_its_images(tmp_path):
     real = Keeper()
-    later = LaterImages("x", tmp_path, lambda: real)
+    later = LazyImageBackend("x", tmp_path, lambda: real)
     assert isinstance(later, KeepsImages)
     assert await later.find_image(["a"]) == Image("a", kind="engine")
     with pytest.raises(SandboxLost):

@@ -268,7 +268,7 @@ async def test_without_linux_the_engine_gives_the_reason_in_one_sentence(tmp_pat
     monkeypatch.setattr("sys.platform", "darwin")
     with pytest.raises(BackendUnavailable) as refused:
         await open_engine(load({"backend": "unisolated"}, {}, tmp_path))
-    assert "needs Linux" in refused.value.message
+    assert "requires Linux" in refused.value.message
 
 
 def test_aliases_are_a_mapping_in_a_file_and_pairs_in_the_environment(file):

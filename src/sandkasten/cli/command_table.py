@@ -1,7 +1,7 @@
-"""Every command with its options, as typer reads them; what a command does lies in its module.
+"""The table of commands with their options. The modules in `commands/` do the work.
 
-The bodies import what they need when they run: `--help`, completion and `run` must not wait
-for code that only another command uses.
+Function bodies import what they need when they run, so that `--help` and completion do not wait for
+code of other commands.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from sandkasten.cli.options import (
 from sandkasten.cli.sandbox_names import complete
 from sandkasten.cli.state import State, go
 
-# Options after the first word belong to what runs inside, not to us.
+# Options after the first word belong to the program inside the sandbox.
 _PASSES_ON: Final = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 
 _STATUSES: Final = (
-    "Exit status: that of what ran inside; 124 when its time ran out; 125 for an error of ours; "
-    "126 or 127 when the program cannot be executed or is not there; 128 + N when signal N ended "
-    "it; 130 for Ctrl-C; 2 for a command line that makes no sense; 1 when doctor finds something "
-    "missing. With --json, stdout holds one document: the answer, or the error.\n\n"
-    "Environment: SANDKASTEN_URL and SANDKASTEN_API_KEY (which daemon), SANDKASTEN_TENANT (whom an "
-    "operator acts for), SANDKASTEN_DATA_DIR, SANDKASTEN_CONFIG; each setting has one of its own "
-    "(sandkasten config show)."
+    "Exit status: the status of the command inside; 124 if it timed out; 125 for an error of "
+    "sandkasten itself; 126 or 127 if the program cannot be executed or does not exist; 128 + N if "
+    "signal N ended it; 130 for Ctrl-C; 2 for an invalid command line; 1 if doctor finds something "
+    "missing. With --json, stdout holds one document: the result or the error.\n\n"
+    "Environment: SANDKASTEN_URL and SANDKASTEN_API_KEY (the daemon), SANDKASTEN_TENANT (an "
+    "operator acts for this tenant), SANDKASTEN_DATA_DIR, SANDKASTEN_CONFIG; each setting has its "
+    "own variable (sandkasten config show)."
 )
 
 
 def build() -> typer.Typer:
-    """The whole application."""
+    """Build the application."""
     app = typer.Typer(
         name="sandkasten",
-        help="Sandboxes that start in milliseconds, remember, and cannot be wedged. A daemon that "
-        "serves the data directory does the work; without one, this process does.",
+        help="Sandboxes that start in milliseconds and keep their state. Commands use a daemon "
+        "that serves the data directory; without one they run in this process.",
         epilog=_STATUSES,
         no_args_is_help=True,
         rich_markup_mode=None,
@@ -96,23 +96,23 @@ def _nothing() -> None:
 def _before(
     context: typer.Context,
     data_dir: Annotated[
-        str | None, typer.Option("--data-dir", metavar="DIR", help="Where sandboxes are kept.")
+        str | None, typer.Option("--data-dir", metavar="DIR", help="The data directory.")
     ] = None,
     backend: Annotated[
-        str | None, typer.Option("--backend", metavar="B", help="What isolates them.")
+        str | None, typer.Option("--backend", metavar="B", help="The backend.")
     ] = None,
     url: Annotated[
         str | None,
         typer.Option(
-            "--url", metavar="URL", help="The daemon to ask; also SANDKASTEN_URL. Else one here."
+            "--url", metavar="URL", help="The daemon; also SANDKASTEN_URL. Default: a local one."
         ),
     ] = None,
     api_key: Annotated[
         str | None,
-        typer.Option("--api-key", metavar="KEY", help="Its key; better in SANDKASTEN_API_KEY."),
+        typer.Option("--api-key", metavar="KEY", help="Its key; better set SANDKASTEN_API_KEY."),
     ] = None,
     embedded: Annotated[
-        bool, typer.Option("--embedded", help="Ask no daemon: do it in this process.")
+        bool, typer.Option("--embedded", help="Use no daemon: run in this process.")
     ] = False,
 ) -> None:
     context.ensure_object(State)
@@ -127,10 +127,10 @@ def _run(
     options: dict[str, Any],
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FILE|-] [ARGS]...", help="The code's file, then its arguments."),
+        typer.Argument(metavar="[FILE|-] [ARGS]...", help="A file of code, then its arguments."),
     ] = None,
     code: Annotated[
-        str | None, typer.Option("-c", metavar="CODE", help="The code itself, instead of a file.")
+        str | None, typer.Option("-c", metavar="CODE", help="The code, instead of a file.")
     ] = None,
     runtime: Annotated[
         str | None,
@@ -140,23 +140,23 @@ def _run(
     file: Annotated[
         list[str],
         typer.Option(
-            "--file", "-f", metavar="LOCAL[:DEST]", help="Put a file there first; repeatable."
+            "--file", "-f", metavar="LOCAL[:DEST]", help="Upload a file first; repeatable."
         ),
     ] = [],  # noqa: B006  (typer reads it, nothing writes to it)
     artifact: Annotated[
         list[str],
         typer.Option(
-            "--artifact", "-a", metavar="GLOB", help="Bring these files back; repeatable."
+            "--artifact", "-a", metavar="GLOB", help="Download these files afterwards; repeatable."
         ),
     ] = [],  # noqa: B006
     out: Annotated[
-        str, typer.Option("--out", "-o", metavar="DIR", help="Where artifacts go.")
+        str, typer.Option("--out", "-o", metavar="DIR", help="Directory of artifacts.")
     ] = ".",
-    stdin: Annotated[bool, typer.Option("--stdin", help="Give it our standard input.")] = False,
+    stdin: Annotated[bool, typer.Option("--stdin", help="Pass on standard input.")] = False,
     backend: Backend = None,
     json: Json = False,
 ) -> None:
-    """Run code once in a sandbox of its own. The exit status is the code's; 124: out of time."""
+    """Run code once in a new sandbox. The exit status is that of the code; 124 if it timed out."""
     from sandkasten.cli.commands import run
 
     job = run.Job(
@@ -180,20 +180,20 @@ def _exec(
         list[str],
         typer.Argument(
             metavar="CMD...",
-            help="One word: given to the persistent shell. Several: a program and its arguments.",
+            help="One word: run by the persistent shell. Several: a program and its arguments.",
         ),
     ],
     timeout: Timeout = None,
     cwd: Annotated[
-        str | None, typer.Option("--cwd", "-w", metavar="DIR", help="The directory inside.")
+        str | None, typer.Option("--cwd", "-w", metavar="DIR", help="Working directory.")
     ] = None,
     env: Environment = [],  # noqa: B006
     shell: Annotated[
-        str, typer.Option("--shell", metavar="NAME", help="Which persistent shell.")
+        str, typer.Option("--shell", metavar="NAME", help="Name of the persistent shell.")
     ] = "default",
     json: Json = False,
 ) -> None:
-    """Run a command in a sandbox. Output as it comes, exit status of the command."""
+    """Run a command in a sandbox and stream its output. The exit status is the command's."""
     from sandkasten.cli.commands import exec
 
     if command[0] == "--":
@@ -214,13 +214,13 @@ def _shell(
         str | None,
         typer.Argument(
             metavar="[ID]",
-            help="A sandbox; without one, a new one for as long as the shell.",
+            help="A sandbox; default: a new one that ends with the shell.",
             autocompletion=complete,
         ),
     ] = None,
     options: dict[str, Any] = {},  # noqa: B006
 ) -> None:
-    """An interactive terminal in a sandbox."""
+    """Open an interactive terminal in a sandbox."""
     from sandkasten.cli.commands import shell as interactive
 
     raise SystemExit(go(interactive.shell(state_of(context), id, options)))
@@ -244,11 +244,11 @@ def _doctor(
     context: typer.Context,
     measure: Annotated[
         bool,
-        typer.Option(help="Make a few sandboxes of each kind and say how long that takes."),
+        typer.Option(help="Create a few sandboxes per tier and measure the time."),
     ] = True,
     json: Json = False,
 ) -> None:
-    """Say what sandboxes need here. Whether it is there, and what to do where it is not."""
+    """Check what this machine needs for sandboxes. Each missing part has a remedy."""
     from sandkasten.cli.commands import doctor
 
     raise SystemExit(go(doctor.examine(state_of(context, json=json), measure=measure)))
@@ -257,7 +257,7 @@ def _doctor(
 def _config_show(
     context: typer.Context,
     origin: Annotated[
-        bool, typer.Option("--origin", help="Also say where each comes from.")
+        bool, typer.Option("--origin", help="Also print where each value comes from.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -275,7 +275,7 @@ def _version(context: typer.Context, json: Json = False) -> None:
 
 
 def command_names() -> list[str]:
-    """Every command a user can type, for the documentation's own test."""
+    """Return every command, for the test of the documentation."""
     app: Any = build()
     names = [info.name for info in app.registered_commands]
     for group in app.registered_groups:

@@ -1,9 +1,9 @@
-"""The entry point of `sandkasten`: parses, runs one command, and tells failures in one shape.
+"""The entry point of `sandkasten`: parse, run one command, report failures in one format.
 
-Exit status: 0, or the status of what ran inside; 124 when its time ran out; 125 for an error
-of ours; 126 and 127 when the program could not be executed or was not found; 128 + N when
-signal N ended it; 130 for Ctrl-C; 2 for a command line that makes no sense; 1 from `doctor`
-when something required is missing.
+Exit status: 0, or the status of the command inside; 124 if it timed out; 125 for an error of
+sandkasten itself; 126 and 127 if the program could not be executed or was not found; 128 + N if
+signal N ended it; 130 for Ctrl-C; 2 for an invalid command line; 1 from `doctor` if something
+required is missing.
 """
 
 from __future__ import annotations
@@ -54,5 +54,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _discard_stdout() -> None:
-    """The reader has left; what is still buffered must not raise again at exit."""
+    """Discard buffered output: the reader has left, and flushing at exit would raise again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

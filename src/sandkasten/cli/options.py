@@ -1,4 +1,4 @@
-"""Options and arguments that several commands share, and the state they all begin with.
+"""Options and arguments that several commands share.
 
 The flags that describe a sandbox are one table: a new option is one line of it.
 """
@@ -25,26 +25,27 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Id = Annotated[
     str,
     typer.Argument(
-        metavar="ID", help="A sandbox, or a unique beginning of its id.", autocompletion=complete
+        metavar="ID", help="Id of a sandbox, or a unique prefix.", autocompletion=complete
     ),
 ]
 Environment = Annotated[
-    list[str], typer.Option("--env", "-e", metavar="K=V", help="A variable inside; repeatable.")
+    list[str],
+    typer.Option("--env", "-e", metavar="K=V", help="An environment variable; repeatable."),
 ]
 Backend = Annotated[
     str | None,
     typer.Option("--backend", metavar="B", help="local, oci, gvisor or docker."),
 ]
 Timeout = Annotated[
-    float | None, typer.Option("--timeout", metavar="S", help="Seconds until it is ended.")
+    float | None, typer.Option("--timeout", metavar="S", help="Seconds until it is killed.")
 ]
 
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="run_…")]
 Follow = Annotated[
-    bool, typer.Option("--follow", "-f", help="Say on stderr what happens, as it happens.")
+    bool, typer.Option("--follow", "-f", help="Print events on stderr as they happen.")
 ]
 Detach = Annotated[
-    bool, typer.Option("--detach", "-d", help="Print the run's id and leave it to the daemon.")
+    bool, typer.Option("--detach", "-d", help="Print the run's id and return; the daemon goes on.")
 ]
 Most = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000)]
 RunStatus = Annotated[
@@ -54,7 +55,7 @@ RunStatus = Annotated[
 
 
 def state_of(context: typer.Context, *, json: bool = False, backend: str | None = None) -> State:
-    """`backend` given after the command counts more than the one before it."""
+    """Return the state; a `backend` after the command overrides the one before it."""
     state = cast("State", context.obj)
     state.json = json
     state.backend = backend or state.backend
@@ -67,7 +68,9 @@ def pairs(words: Sequence[str], option: str) -> dict[str, str]:
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not name:
-            raise InvalidRequest(f"{option} takes NAME=VALUE, not {word[:80]!r}", hint="add the =")
+            raise InvalidRequest(
+                f"{option} must be NAME=VALUE, got {word[:80]!r}", hint="add the ="
+            )
         found[name] = value
     return found
 
@@ -80,7 +83,7 @@ def numbers(words: Sequence[str]) -> dict[str, float]:
             found[name] = int(text) if text.lstrip("-").isdigit() else float(text)
         except ValueError:
             raise InvalidRequest(
-                f"--limit {name} takes a number, not {text[:80]!r}", hint=f"say --limit {name}=256"
+                f"--limit {name} must be a number, got {text[:80]!r}", hint=f"--limit {name}=256"
             ) from None
     return found
 
@@ -126,7 +129,7 @@ _FLAGS: Final = (
     _Flag(
         "ttl_seconds",
         "--ttl",
-        "Seconds it lives without activity.",
+        "Lifetime in seconds without activity.",
         _CREATE,
         "S",
         kind=float | None,
@@ -134,7 +137,7 @@ _FLAGS: Final = (
     _Flag(
         "env",
         "--env",
-        "A variable inside; repeatable.",
+        "An environment variable; repeatable.",
         _RUN,
         "K=V",
         "-e",
@@ -161,14 +164,20 @@ _FLAGS: Final = (
         read=numbers,
     ),
     _Flag("profile", "--profile", "", _CREATE, "P"),
-    _Flag("hostname", "--hostname", "The host name inside.", _ALL, "H"),
+    _Flag("hostname", "--hostname", "Host name of the sandbox.", _ALL, "H"),
     _Flag("isolation", "--isolation", "standard, gvisor or strongest.", _RUN, "I"),
-    _Flag("session_key", "--session-key", "Take the one with this key if it lives.", _CREATE, "K"),
-    _Flag("workspace", "--workspace", "A workspace that stays; made at first use.", _RUN, "NAME"),
+    _Flag(
+        "session_key",
+        "--session-key",
+        "Use the living sandbox with this key, if any.",
+        _CREATE,
+        "K",
+    ),
+    _Flag("workspace", "--workspace", "A named workspace; created on first use.", _RUN, "NAME"),
     _Flag(
         "workspace_mode",
         "--shared",
-        "Share that workspace with others that share it.",
+        "Share the workspace with other --shared sandboxes.",
         _RUN,
         kind=bool,
         read=lambda shared: "shared" if shared else None,
@@ -179,7 +188,7 @@ _FLAGS: Final = (
     _Flag(
         "pip_packages",
         "--pip",
-        "A package of Python to have; repeatable.",
+        "A Python package to install; repeatable.",
         _RUN,
         "PACKAGE",
         kind=_WORDS,
@@ -187,7 +196,7 @@ _FLAGS: Final = (
     _Flag(
         "npm_packages",
         "--npm",
-        "A package of npm to have; repeatable.",
+        "An npm package to install; repeatable.",
         _RUN,
         "PACKAGE",
         kind=_WORDS,

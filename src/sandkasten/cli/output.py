@@ -1,7 +1,7 @@
-"""How the command line speaks: data to stdout, talk to stderr, one shape for every failure.
+"""Output of the command line: data to stdout, messages to stderr, one format for failures.
 
-Whatever a sandbox chose (names, command lines, labels) is shown with its control characters
-made visible: text from inside must not be able to drive the terminal it is shown on.
+Strings that a sandbox chose (names, command lines, labels) are printed with their control
+characters escaped, so that they cannot control the terminal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
 def visible(text: str) -> str:
-    """The text with everything a terminal might act upon written out as an escape."""
+    """Escape every character that a terminal might act upon."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(
@@ -33,29 +33,29 @@ def visible(text: str) -> str:
 def _escape(one: str) -> str:
     point = ord(one)
     if 0xDC80 <= point <= 0xDCFF:
-        return f"\\x{point - 0xDC00:02x}"  # A byte that was no UTF-8.
+        return f"\\x{point - 0xDC00:02x}"  # A byte that was not valid UTF-8.
     if point <= 0xFF:
         return f"\\x{point:02x}"
     return f"\\u{point:04x}" if point <= 0xFFFF else f"\\U{point:08x}"
 
 
 def say(text: str) -> None:
-    """Talk: to people, on stderr."""
+    """Print a message on stderr."""
     sys.stderr.write(text + "\n")
 
 
 def put(text: str) -> None:
-    """Data: one line on stdout."""
+    """Print a line of data on stdout."""
     sys.stdout.write(text + "\n")
 
 
 def put_json(value: Any) -> None:
-    # ASCII only: names from inside a sandbox may hold bytes that are no text at all.
+    # ASCII only: names from inside a sandbox may contain bytes that are not valid UTF-8.
     put(json.dumps(value, indent=2 if sys.stdout.isatty() else None))
 
 
 def put_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Columns as wide as they need to be; readable without colour, splittable by two blanks."""
+    """Print columns separated by at least two spaces."""
     cells = [list(head), *([visible(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     for row in cells:
@@ -63,7 +63,7 @@ def put_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def error_body(error: SandkastenError) -> dict[str, Any]:
-    """The one body of every failure in the public contract."""
+    """Return the error body of the public contract."""
     return {
         "error_code": error.code,
         "error": error.message,
@@ -77,7 +77,7 @@ def error_body(error: SandkastenError) -> dict[str, Any]:
 
 
 def report(error: SandkastenError, *, as_json: bool) -> None:
-    """With --json, stdout holds exactly one document either way: the answer or this."""
+    """Print an error; with --json as the one document on stdout."""
     if as_json:
         put_json(error_body(error))
         return
@@ -87,12 +87,12 @@ def report(error: SandkastenError, *, as_json: bool) -> None:
 
 
 def colour() -> bool:
-    """Whether stderr is a terminal that should get colour and progress bars."""
+    """Return whether stderr is a terminal for colour and progress bars."""
     return sys.stderr.isatty() and not os.environ.get("NO_COLOR")
 
 
 def age(seconds: float) -> str:
-    """A duration for people: 42s, 12m, 3h 5m, 2d 4h."""
+    """Format a duration: 42s, 12m, 3h 5m, 2d 4h."""
     whole = max(0, int(seconds))
     if whole < 60:
         return f"{whole}s"
@@ -104,7 +104,7 @@ def age(seconds: float) -> str:
 
 
 def size(amount: int | None) -> str:
-    """A number of bytes for people; a dash where the kernel does not count it."""
+    """Format a number of bytes; a dash for None."""
     if amount is None:
         return "-"
     figure = float(amount)

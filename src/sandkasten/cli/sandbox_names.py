@@ -1,4 +1,4 @@
-"""Which sandbox is meant: whole ids, unique beginnings of ids, and `ID:path` in `cp`."""
+"""Names of sandboxes on the command line: ids, unique prefixes of ids, and `ID:path` in `cp`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _START: Final = re.compile(r"(?:sbx_)?[0-9a-f]{1,64}\Z|sbx_\Z")
 
 
 def pick(start: str, ids: Iterable[str]) -> str:
-    """The one id that begins so (`sbx_` may be left out); SessionNotFound or InvalidRequest."""
+    """Return the id with this prefix (`sbx_` is optional); SessionNotFound or InvalidRequest."""
     known = list(ids)
     if start in known:
         return start
@@ -30,13 +30,14 @@ def pick(start: str, ids: Iterable[str]) -> str:
         )
     if len(found) > 1:
         raise InvalidRequest(
-            f"{len(found)} sandboxes begin with {start!r}", hint=f"say more: {', '.join(found[:5])}"
+            f"{start!r} is the prefix of {len(found)} sandboxes",
+            hint=f"one of {', '.join(found[:5])}",
         )
     return found[0]
 
 
 async def resolve(state: State, start: str) -> str:
-    """A whole id is taken as it is; only a beginning costs a listing."""
+    """Resolve a prefix by listing the sandboxes; a whole id needs no listing."""
     if _WHOLE.match(start):
         return start
     return (await resolve_all(state, [start]))[0]
@@ -51,7 +52,7 @@ async def resolve_all(state: State, starts: Sequence[str]) -> list[str]:
 
 
 def complete(incomplete: str) -> list[str]:
-    """Ids for the shell's completion; silence is better there than any error."""
+    """Return ids for the shell's completion; errors are ignored there."""
     import asyncio
 
     from sandkasten.cli.state import State
@@ -71,12 +72,13 @@ class Remote:
 
 
 def side(text: str) -> Remote | str:
-    """One side of `cp`: `ID:path`, or a local path. A local name with a colon is `./a:b`."""
+    """Parse one side of `cp`: `ID:path`, or a local path; a local name with a colon is `./a:b`."""
     start, colon, path = text.partition(":")
     if not colon or not start or "/" in start or start.startswith("."):
         return text
     if not _START.match(start):
         raise InvalidRequest(
-            f"{start[:80]!r} is no id of a sandbox", hint=f"for a local file write ./{text[:80]}"
+            f"{start[:80]!r} is not a valid sandbox id",
+            hint=f"for a local file write ./{text[:80]}",
         )
     return Remote(start, path or ".")

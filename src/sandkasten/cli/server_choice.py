@@ -1,7 +1,7 @@
-"""Who does what the command line asks: a daemon, or this process.
+"""The choice between a daemon and this process.
 
-A daemon that was named (--url, SANDKASTEN_URL) is asked and nobody else. Otherwise one that serves
-the same data directory is, by its socket there; without one, this process does the work itself.
+A named daemon (--url, SANDKASTEN_URL) is always used. Otherwise the daemon that serves the same
+data directory is, by its socket there; without one the command runs in this process.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from sandkasten.errors import InvalidRequest
 if TYPE_CHECKING:
     from sandkasten.cli.state import State
 
-# A listening socket takes a connection at once, busy or not.
+# A listening socket accepts a connection at once, even if the daemon is busy.
 ANSWER_S: Final = 0.5
 
 
 def whom(state: State) -> Place:
     if state.embedded:
         if state.url is not None:
-            raise InvalidRequest("--url and --embedded exclude each other", hint="say one of them")
-        # Named, so that SANDKASTEN_URL does not count.
+            raise InvalidRequest("--url and --embedded exclude each other", hint="pass one of them")
+        # Explicit, so that SANDKASTEN_URL is ignored.
         tenant = os.environ.get("SANDKASTEN_TENANT") or None
         return Place(str(_settings(state).data_dir), state.backend, tenant=tenant)
     named = place_of(state.data_dir, state.backend, state.url, state.api_key)
@@ -35,7 +35,7 @@ def whom(state: State) -> Place:
 
 
 def answers(path: str) -> bool:
-    """Whether a daemon listens there, for us."""
+    """Return whether a daemon listens there and this user may connect."""
     if not os.path.exists(path):
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -43,7 +43,7 @@ def answers(path: str) -> bool:
         try:
             probe.connect(path)
         except OSError:
-            # Nobody there (a daemon was killed), or not for us (another user's).
+            # The daemon was killed, or the socket belongs to another user.
             return False
         return True
 

@@ -1,4 +1,4 @@
-"""What every command shares: the options before the command, and how a coroutine is run.
+"""State that every command shares: the global options, and running a coroutine.
 
 Nothing heavy is imported here, so that a short command starts quickly.
 """
@@ -30,16 +30,16 @@ class State:
     data_dir: str | None = None
     backend: str | None = None
     json: bool = False
-    """Whether the command was asked for JSON; a failure is then told in JSON too."""
+    """Whether to print JSON, errors included."""
     url: str | None = None
     api_key: str | None = None
     embedded: bool = False
-    """Do it in this process, whoever else could."""
+    """Whether to use this process even if a daemon is available."""
     _found: Place | None = None
 
     @property
     def place(self) -> Place:
-        """Whom to ask: the daemon that was named, one that serves our data, or this process."""
+        """The named daemon, one that serves the data directory, or this process."""
         if self._found is None:
             from sandkasten.cli.server_choice import whom
 
@@ -48,14 +48,14 @@ class State:
 
     @property
     def here(self) -> Place:
-        """This process, for what only the machine itself can be asked."""
+        """This process, for questions about this machine."""
         from sandkasten.client.server.server_pool import Place
 
         return Place(self.data_dir, self.backend)
 
     @property
     def where(self) -> dict[str, Any]:
-        """The same as the SDK's arguments."""
+        """The place as keyword arguments of the SDK."""
         place = self.place
         if place.url is not None:
             return {"url": place.url, "api_key": place.api_key, "backend": self.backend}
@@ -63,7 +63,7 @@ class State:
 
 
 def go(work: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine; Ctrl-C cancels it, lets it clean up, and ends with 130."""
+    """Run a coroutine; Ctrl-C cancels it, waits for its clean-up and exits with 130."""
     import asyncio
 
     try:
@@ -82,7 +82,7 @@ async def _orderly(work: Coroutine[Any, Any, T]) -> T:
 
 
 def status_of(exit_code: int | None, signal: int | None, *, timed_out: bool) -> int:
-    """The exit status that stands for how something inside a sandbox ended."""
+    """Return the exit status for how a command inside a sandbox ended."""
     if timed_out:
         return EXIT_TIMED_OUT
     if exit_code is not None:

@@ -1,4 +1,4 @@
-"""Our own standard input, read so that nothing waits for it that should not.
+"""Standard input, read without blocking the process.
 
 A thread that blocks in read() cannot be cancelled and would keep the process alive after
 Ctrl-C; so input is waited for on the event loop.
@@ -19,7 +19,7 @@ STDIN: Final = 0
 
 
 def is_prepared() -> bool:
-    """Whether somebody prepared input; a terminal, /dev/null and a closed stdin are none."""
+    """Return whether stdin is a pipe or a file: not a terminal, /dev/null or closed."""
     if sys.stdin is None:
         return False
     try:
@@ -31,7 +31,7 @@ def is_prepared() -> bool:
 
 
 async def blocks() -> AsyncGenerator[bytes]:
-    """What comes, as it comes, until its end."""
+    """Yield blocks of stdin until its end."""
     loop = asyncio.get_running_loop()
     while data := await _read(loop):
         yield data

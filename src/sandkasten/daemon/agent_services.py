@@ -1,7 +1,7 @@
-"""Agents put together: the tools on an engine, the library, the models, and the service over all.
+"""The agent service, built from an engine, the definitions and the models.
 
-For a daemon, which goes on after a crash, and for a plain process, which does not. The libraries
-of agents are an extra: without them UnsupportedByBackend names the missing one.
+For a daemon, which resumes runs after a crash, and for a plain process, which does not. The
+libraries of agents are an extra: UnsupportedByBackend names a missing one.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from sandkasten.ports import EventSink, FileStore
 
 log = logging.getLogger("sandkasten.daemon")
-# What a killed process left is gone within a minute: found in half of one, settled in the other.
+# Runs of a killed process are settled within a minute: half of it to find them, half to act.
 _LOOK_EVERY_S: Final = 25.0
 Definitions: TypeAlias = "Sequence[Definition]"
 
 
 @asynccontextmanager
-async def agency(
+async def agent_service(
     settings: Settings,
     engine: Engine,
     files: FileStore,
@@ -49,12 +49,12 @@ async def agency(
     recovers: bool,
     events: EventSink | None = None,
 ) -> AsyncIterator[AgentService]:
-    """UnsupportedByBackend where the libraries are not installed.
+    """Open the service; UnsupportedByBackend if the libraries are not installed.
 
     With `recovers` (a daemon), settle the runs of dead processes, and leave workflow runs for the
     next daemon at shutdown.
     """
-    # In a thread: the libraries take as long as a hundred requests, and a daemon answers others.
+    # In a thread: importing the libraries takes as long as a hundred requests.
     await asyncio.to_thread(_load)
     from sandkasten.agents.agent_service import AgentService, ServiceRules
     from sandkasten.agents.chat.model_settings import Models, ModelSettings
@@ -98,30 +98,30 @@ async def agency(
 def _load() -> None:
     try:
         import sandkasten.agents.agent_service
-        import sandkasten.agents.workflows.workflow_runner  # noqa: F401  (only to have them loaded)
+        import sandkasten.agents.workflows.workflow_runner  # noqa: F401  (imported to have them loaded)
 
         if find_spec("cel") is None:
-            # Loaded with the first workflow; that it is not there is better known before.
+            # Imported with the first workflow; report a missing library before that.
             raise ModuleNotFoundError("No module named 'cel'", name="cel")
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] == "sandkasten":
             raise
         raise UnsupportedByBackend(
-            f"agents need the library {exc.name}, which is not installed",
+            f"agents require the library {exc.name}, which is not installed",
             hint=install_command("agents"),
         ) from exc
 
 
 def any_runs(data_dir: Path) -> bool:
-    """Whether there is any run to look after; most daemons never see one."""
+    """Return whether the data directory has any run; most daemons never have one."""
     try:
         return bool(os.listdir(data_dir / "runs"))
     except OSError:
         return False
 
 
-class LaterAgents:
-    """The agents of a daemon, put together when they are first needed: they are dear to load."""
+class LazyAgents:
+    """The agents of a daemon, opened on first use because importing them is slow."""
 
     def __init__(self, opened: Callable[[], AbstractAsyncContextManager[AgentService]]) -> None:
         self._opened = opened
@@ -131,7 +131,7 @@ class LaterAgents:
         self._soon: asyncio.Task[None] | None = None
         self._closed = False
 
-    async def __aenter__(self) -> LaterAgents:
+    async def __aenter__(self) -> LazyAgents:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -141,15 +141,15 @@ class LaterAgents:
         async with self._opening:
             if self._service is None:
                 if self._closed:
-                    raise Busy("the daemon is going down and begins nothing new", hint="try again")
+                    raise Busy("the daemon is shutting down", hint="try again")
                 held = self._opened()
                 self._service = await held.__aenter__()
                 self._held = held
             return self._service
 
-    def look_after(self, data_dir: Path) -> None:
-        """Open as soon as there is a run: a process that died may have left it."""
-        self._soon = asyncio.get_running_loop().create_task(self._quietly(data_dir))
+    def open_for_runs(self, data_dir: Path) -> None:
+        """Open as soon as there is a run, which a dead process may have left."""
+        self._soon = asyncio.get_running_loop().create_task(self._wait_for_runs(data_dir))
 
     async def drain(self, deadline_s: float) -> None:
         if self._service is not None:
@@ -166,8 +166,8 @@ class LaterAgents:
             if held is not None:
                 await held.__aexit__(None, None, None)
 
-    async def _quietly(self, data_dir: Path) -> None:
-        # Another process makes them, so there is nothing to wait on.
+    async def _wait_for_runs(self, data_dir: Path) -> None:
+        # Runs are created by other processes, so there is no event to wait for.
         while not any_runs(data_dir):  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_EVERY_S)
         try:
@@ -177,7 +177,7 @@ class LaterAgents:
 
 
 def _limits(rules: AgentSettings, plain: Any) -> Any:
-    """The operator's figures are ceilings; a file that says nothing gets no more than those."""
+    """Apply the operator's settings, which are ceilings and also bound the defaults."""
     from dataclasses import replace
 
     return replace(
@@ -194,13 +194,14 @@ def _limits(rules: AgentSettings, plain: Any) -> Any:
 
 @asynccontextmanager
 async def local_agents(settings: Settings) -> AsyncIterator[AgentService]:
-    """Agents of this process, as its operator; beside a daemon, if there is one."""
-    from sandkasten.daemon.transient_file_store import BriefFiles
+    """Open agents of this process as the operator, also beside a running daemon."""
+    from sandkasten.daemon.transient_file_store import TransientFileStore
 
     prepare_data_dir(settings.data_dir)
     engine = await open_engine(settings)
     try:
-        async with agency(settings, engine, BriefFiles(settings), recovers=False) as service:
+        files = TransientFileStore(settings)
+        async with agent_service(settings, engine, files, recovers=False) as service:
             yield service
     finally:
         await engine.aclose()

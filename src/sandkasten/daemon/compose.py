@@ -1,4 +1,4 @@
-"""The composition root: settings in, a working engine out. Nothing else wires rooms together."""
+"""The composition root: build an engine from the settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Backing:
-    """What an engine stands on: its backends, the ledger of their sandboxes, named workspaces."""
+    """The parts below an engine: backends, the ledger of their sandboxes, named workspaces."""
 
     backends: Mapping[str, Backend]
     store: Store
@@ -44,11 +44,11 @@ async def open_engine(
     journal: Journal | None = None,
     stored_files: FileStore | None = None,
 ) -> Engine:
-    """An engine that sweeps once in the background. BackendUnavailable where there is no Linux."""
+    """Open an engine, which sweeps once in the background. Requires Linux."""
     if sys.platform != "linux":
         raise BackendUnavailable(
-            "the embedded engine needs Linux, because sandboxes are made of its namespaces",
-            hint="run the daemon on a Linux machine and give its address as url",
+            "the embedded engine requires Linux",
+            hint="run the daemon on a Linux machine and pass its address as url",
         )
     layers = LayerStore(settings.data_dir.absolute() / "images")
     backing = open_backing(settings, layers)
@@ -90,7 +90,7 @@ async def open_engine(
 def open_backing(settings: Settings, layers: LayerStore) -> Backing:
     """Open the default backend; import the others when a request names them."""
     from sandkasten.backends.local import LocalBackend
-    from sandkasten.daemon.lazy_backends import LaterBackend, LaterImages
+    from sandkasten.daemon.lazy_backends import LazyBackend, LazyImageBackend
     from sandkasten.linux.storage.named_volumes import NamedVolumes
     from sandkasten.store.ledger_directory import DirectoryStore
 
@@ -111,9 +111,9 @@ def open_backing(settings: Settings, layers: LayerStore) -> Backing:
 
     backends: dict[str, Backend] = {
         "local": LocalBackend(data_dir),
-        "oci": LaterBackend("oci", data_dir / "oci", oci),
-        "gvisor": LaterBackend("gvisor", data_dir / "gvisor", gvisor),
-        "docker": LaterImages("docker", data_dir / "docker", docker),
+        "oci": LazyBackend("oci", data_dir / "oci", oci),
+        "gvisor": LazyBackend("gvisor", data_dir / "gvisor", gvisor),
+        "docker": LazyImageBackend("docker", data_dir / "docker", docker),
     }
     return Backing(
         backends, DirectoryStore(data_dir / "ledger"), NamedVolumes(data_dir / "workspaces")
@@ -121,7 +121,7 @@ def open_backing(settings: Settings, layers: LayerStore) -> Backing:
 
 
 def _docker(settings: Settings, data_dir: Path, layers: LayerStore) -> Backend:
-    """BackendUnavailable where it cannot be had; which engine is there, the backend itself says."""
+    """Raise BackendUnavailable if the settings contradict each other or the library is missing."""
     trouble = settings.docker.trouble
     if trouble is not None:
         raise BackendUnavailable(trouble.message, hint=trouble.hint, backend="docker")
@@ -131,7 +131,7 @@ def _docker(settings: Settings, data_dir: Path, layers: LayerStore) -> Backend:
         if (exc.name or "").partition(".")[0] == "sandkasten":
             raise
         raise BackendUnavailable(
-            f"backend docker needs the library {exc.name}, which is not installed",
+            f"backend docker requires the library {exc.name}, which is not installed",
             hint=install_command("docker"),
             backend="docker",
         ) from exc
@@ -141,7 +141,7 @@ def _docker(settings: Settings, data_dir: Path, layers: LayerStore) -> Backend:
 
 
 def prepare_data_dir(path: Path) -> Path:
-    """The directory, ours and closed to others: what lies in it can open every sandbox."""
+    """Create the directory with mode 0700: its files give access to every sandbox."""
     try:
         path = path.absolute()
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -149,7 +149,7 @@ def prepare_data_dir(path: Path) -> Path:
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
             raise InvalidConfiguration(
                 f"data_dir {path} belongs to another user",
-                hint="choose a directory of your own with SANDKASTEN_DATA_DIR",
+                hint="set SANDKASTEN_DATA_DIR to a directory that you own",
                 setting="data_dir",
             )
         if stat.S_IMODE(found.st_mode) != 0o700:
@@ -157,7 +157,7 @@ def prepare_data_dir(path: Path) -> Path:
     except OSError as exc:
         raise InvalidConfiguration(
             f"data_dir {path} cannot be used: {exc.strerror or type(exc).__name__}",
-            hint="choose a directory you can write with SANDKASTEN_DATA_DIR",
+            hint="set SANDKASTEN_DATA_DIR to a directory that you can write",
             setting="data_dir",
         ) from exc
     return path

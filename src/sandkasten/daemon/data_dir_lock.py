@@ -1,6 +1,7 @@
-"""One daemon for one data directory: a lock that the kernel lets go when its holder dies.
+"""The lock that lets one daemon at a time use a data directory.
 
-The file says who holds it, for people; only the lock counts. Conflict names the other one.
+The kernel releases it when the holder dies. The file contains the holder's pid for operators; only
+the lock counts.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ LOCK_NAME = "daemon.lock"
 
 @contextmanager
 def only_daemon(data_dir: Path) -> Iterator[None]:
+    """Hold the lock while the block lasts; Conflict names the other daemon."""
     path = data_dir / LOCK_NAME
     try:
         fd = open_lock(path)
     except OSError as exc:
         raise InvalidConfiguration(
             f"{path} cannot be opened: {exc.strerror}",
-            hint="choose a data directory of your own",
+            hint="set SANDKASTEN_DATA_DIR to a directory that you own",
             setting="data_dir",
         ) from exc
     try:
@@ -35,7 +37,7 @@ def only_daemon(data_dir: Path) -> Iterator[None]:
             holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
             raise Conflict(
                 f"another daemon (pid {holder or 'unknown'}) serves {data_dir}",
-                hint="stop it first, or give this one a data directory of its own",
+                hint="stop it first, or set another data_dir for this one",
             )
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)

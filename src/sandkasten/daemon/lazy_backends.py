@@ -1,7 +1,7 @@
-"""A backend that is imported when it is first used: most processes never need the other tiers.
+"""Backends that are imported on first use: most processes need only one of them.
 
-It owns nothing as long as its directory is not there, so a sweep need not import it either. One
-that cannot be opened here says so when it is probed, and raises BackendUnavailable otherwise.
+A backend whose directory does not exist owns nothing, so a sweep need not import it either. One
+that cannot be opened reports the reason in `probe`; other calls raise BackendUnavailable.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from sandkasten.ports import Backend, Cell
 
 
-class LaterBackend:
-    """See `ports.Backend`; `directory` holds all that the backend may own."""
+class LazyBackend:
+    """A `ports.Backend`; `directory` holds everything that the backend may own."""
 
     def __init__(self, name: str, directory: Path, opener: Callable[[], Backend]) -> None:
         self._name = name
@@ -62,21 +62,21 @@ class LaterBackend:
             await self._backend.discard(sandbox_id)
 
     async def aclose(self) -> None:
-        """What was never opened is not opened for this."""
+        """Close the backend if it was opened."""
         backend = self.__dict__.get("_backend")
         if isinstance(backend, Closes):
             await backend.aclose()
 
 
-class LaterImages(LaterBackend):
-    """One whose backend is a `ports.KeepsImages`: the engine tells by looking at this class."""
+class LazyImageBackend(LazyBackend):
+    """A lazy backend that is a `ports.KeepsImages`; the engine tests for this class."""
 
     @property
     def _keeper(self) -> KeepsImages:
         backend = self._backend
         if not isinstance(backend, KeepsImages):
             raise InternalError(
-                f"backend {self._name} keeps no images", hint="open it as a LaterBackend"
+                f"backend {self._name} does not keep images", hint="open it as a LazyBackend"
             )
         return backend
 

@@ -1,7 +1,7 @@
-"""The books of a data directory that no daemon serves, for the command line of its operator.
+"""Keys, stored files and audit log of a data directory that no daemon serves.
 
-Takes the daemon's lock for as long as it looks: Conflict when a daemon has it. What is changed
-here is audited like what is changed through a daemon.
+For the operator's command line. Holds the daemon's lock while it is open: Conflict when a daemon
+has it. Changes are audited as through a daemon.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def offline_books(settings: Settings) -> AsyncIterator[OfflineBooks]:
 
 
 class OfflineBooks:
-    """As the operator's own tenant."""
+    """The stores, used as the operator's own tenant."""
 
     def __init__(self, books: Books, clock: Clock) -> None:
         self._books = books
@@ -128,7 +128,7 @@ class _Files:
         return self._books.files.read(DEFAULT_TENANT, key)
 
     async def list(self, prefix: str = "") -> Files:
-        # SQLite takes a negative limit for none.
+        # A negative limit means no limit in SQLite.
         return await self._books.files.list(DEFAULT_TENANT, prefix=prefix, limit=-1)
 
     async def delete(self, key: str) -> None:

@@ -1,5 +1,6 @@
-"""What a data directory remembers, opened together and closed together: one database, the journal,
-the keys and the stored files. Whoever opens holds the lock of the data directory.
+"""The persistent stores of a data directory: one database with journal, keys and stored files.
+
+They are opened and closed together. The caller holds the lock of the data directory.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ class Books:
     files: BlobStore
 
     async def prune(self, now: float) -> int:
-        """Drop what is past its retention; how many rows went."""
+        """Delete rows past their retention; return how many."""
         return await self.journal.prune(now) + await self.files.prune(now)
 
     @asynccontextmanager
-    async def kept_short(self, clock: Clock, every_s: float) -> AsyncIterator[None]:
-        """Prunes now and then, for as long as the block lasts."""
+    async def pruned_regularly(self, clock: Clock, every_s: float) -> AsyncIterator[None]:
+        """Prune every `every_s` seconds while the block lasts."""
 
         async def prune() -> None:
             while True:
@@ -62,7 +63,7 @@ class Books:
 async def open_books(
     settings: Settings, clock: Clock, db_path: Path | None = None
 ) -> AsyncIterator[Books]:
-    """`db_path`: the database, where it does not lie in the data directory."""
+    """`db_path`: the database, if it is outside the data directory."""
     data_dir = settings.data_dir.absolute()
     database = await Database.open(db_path if db_path is not None else data_dir / "sandkasten.db")
     try:

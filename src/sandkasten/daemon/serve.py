@@ -1,8 +1,8 @@
-"""The daemon: locks its data directory, recovers what a crash left, serves, and drains.
+"""The daemon process: lock the data directory, recover from a crash, serve, and drain.
 
-A first SIGTERM or SIGINT stops accepting, lets what was begun be answered and leaves sandboxes
-and their commands running; a second one ends at once. Whatever cannot be served safely is an
-error before the first request.
+The first SIGTERM or SIGINT stops accepting connections and lets running requests finish; sandboxes
+and their commands keep running. The second one exits at once. An unsafe configuration is an error
+before the first request.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sandkasten.api.http_limits import HttpLimits
 from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.api.routes.route_table import ALL
 from sandkasten.api.server_context import Server
-from sandkasten.daemon.agent_services import LaterAgents, agency
+from sandkasten.daemon.agent_services import LazyAgents, agent_service
 from sandkasten.daemon.compose import open_engine, prepare_data_dir
 from sandkasten.daemon.data_dir_lock import only_daemon
 from sandkasten.daemon.http.listeners import listening
@@ -42,19 +42,19 @@ log = logging.getLogger("sandkasten.daemon")
 UPKEEP_EVERY_S: Final = 300.0
 
 
-def run(settings: Settings, said: Callable[[str], None]) -> None:
-    """Serve until told to stop. `said` gets one line when the daemon is ready."""
+def run(settings: Settings, announce: Callable[[str], None]) -> None:
+    """Serve until a signal arrives. `announce` receives one line when the daemon is ready."""
     json_log.configure(settings.http.log_level)
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(settings, said))
+        runner.run(serve(settings, announce))
 
 
-async def serve(settings: Settings, said: Callable[[str], None]) -> None:
+async def serve(settings: Settings, announce: Callable[[str], None]) -> None:
     rules = settings.http
     data_dir = prepare_data_dir(settings.data_dir)
-    stop = _signalled()
+    stop = _stop_event()
     began = time.monotonic()
     async with AsyncExitStack() as stack:
         stack.enter_context(only_daemon(data_dir))
@@ -67,8 +67,8 @@ async def serve(settings: Settings, said: Callable[[str], None]) -> None:
         )
         stack.push_async_callback(engine.aclose)
         _check_exposure(settings, keyed=books.keys.any_living(clock.now()))
-        agents = LaterAgents(
-            lambda: agency(settings, engine, books.files, recovers=True, events=events)
+        agents = LazyAgents(
+            lambda: agent_service(settings, engine, books.files, recovers=True, events=events)
         )
         server = Server(
             engine=engine,
@@ -97,14 +97,14 @@ async def serve(settings: Settings, said: Callable[[str], None]) -> None:
         )
         await engine.recover()
         await stack.enter_async_context(agents)
-        await stack.enter_async_context(books.kept_short(clock, UPKEEP_EVERY_S))
+        await stack.enter_async_context(books.pruned_regularly(clock, UPKEEP_EVERY_S))
         app = App(server, ALL)
         http = await stack.enter_async_context(listening(app, rules, server.rules))
         ms = round((time.monotonic() - began) * 1000)
-        told = {"url": http.url, "ms": ms, "pid": os.getpid()}
-        log.info("daemon.ready", extra={"sandkasten": told})
-        said(f"sandkasten serves {http.url} and {rules.socket}")
-        agents.look_after(data_dir)
+        ready = {"url": http.url, "ms": ms, "pid": os.getpid()}
+        log.info("daemon.ready", extra={"sandkasten": ready})
+        announce(f"sandkasten serves {http.url} and {rules.socket}")
+        agents.open_for_runs(data_dir)
         _notify("READY=1")
         await stop.wait()
         server.draining = True
@@ -115,7 +115,7 @@ async def serve(settings: Settings, said: Callable[[str], None]) -> None:
             async with asyncio.timeout(rules.drain_s):
                 await app.answered()
                 await agents.drain(rules.drain_s)
-        # While sandboxes can still be destroyed, and nothing asks for new ones.
+        # Before the engine drains: ending runs destroys their sandboxes.
         await agents.aclose()
         await engine.drain(rules.drain_s)
     log.info("daemon.stopped", extra={"sandkasten": {}})
@@ -131,25 +131,25 @@ def _check_exposure(settings: Settings, *, keyed: bool) -> None:
         )
 
 
-def _signalled() -> asyncio.Event:
+def _stop_event() -> asyncio.Event:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def told() -> None:
+    def handle() -> None:
         if stop.is_set():
-            # Asked twice: sandboxes, commands and rows do not need a farewell.
+            # The second signal: sandboxes, commands and rows survive an exit without clean-up.
             os._exit(1)
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told)
+        loop.add_signal_handler(number, handle)
     return stop
 
 
-def _notify(text: str) -> None:
-    """Tell systemd, where it started us and wants to know."""
+def _notify(state: str) -> None:
+    """Report to systemd, if it started this process with `Type=notify`."""
     address = os.environ.get("NOTIFY_SOCKET")
     if address:
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
             sock.connect("\0" + address[1:] if address.startswith("@") else address)
-            sock.sendall(text.encode())
+            sock.sendall(state.encode())

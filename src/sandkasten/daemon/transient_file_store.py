@@ -1,7 +1,7 @@
 """The file store of a data directory, opened for one call at a time.
 
-For a process that is no daemon and lives long: to hold the store open would keep a daemon, or
-another process like it, from ever opening it. Conflict when a daemon has it.
+For a long-lived process that is not a daemon: holding the store open would prevent a daemon or
+another such process from opening it. Raises Conflict while a daemon has it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 Files: TypeAlias = "Sequence[StoredFile]"
 
-# Another process like this one has it for as long as one file takes; a daemon has it for good.
+# Another such process holds the lock for one transfer; a daemon holds it for its lifetime.
 _PATIENCE_S: Final = 5.0
-_AGAIN_S: Final = 0.05
+_RETRY_S: Final = 0.05
 
 
-class BriefFiles:
+class TransientFileStore:
     """A `FileStore`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        # The lock is the process's, so it does not keep our own calls apart.
+        # The lock belongs to the process, so it does not serialise our own calls.
         self._turn = asyncio.Lock()
 
     @asynccontextmanager
@@ -52,10 +52,10 @@ class BriefFiles:
                 except Conflict as exc:
                     if loop.time() > until:
                         raise Conflict(
-                            f"the file store is a daemon's: {exc.message}",
-                            hint="let the daemon do the work: name it with --url",
+                            f"a daemon has the file store: {exc.message}",
+                            hint="use the daemon: pass its address with --url",
                         ) from exc
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(_RETRY_S)
             try:
                 async with open_books(
                     self._settings, SystemClock(), self._settings.http.db_path

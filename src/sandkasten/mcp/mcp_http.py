@@ -1,8 +1,8 @@
-"""MCP over HTTP (`/mcp`), for clients on this machine, and for others that have the key.
+"""MCP over HTTP (`/mcp`), for local clients, and for other machines with the key.
 
-Each request is looked at as the daemon looks at its own: where it says it goes and comes from, and
-who asks. A session's id is 122 random bits and tells nothing about others; sandboxes belong to the
-session that opened them and go with it, at the latest when its client has been silent for long.
+Host, Origin and key of each request are checked as the daemon checks its own. A session's id is 122
+random bits. Sandboxes belong to the session that opened them and are destroyed with it, at the
+latest when its client has sent nothing for IDLE_S.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sandkasten.api.http_limits import HttpLimits
 from sandkasten.api.problems import problem
 from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.api.request.request_guard import check_origin, plain_headers
-from sandkasten.daemon.http.listeners import listening_abroad
+from sandkasten.daemon.http.listeners import listening_on_network
 from sandkasten.daemon.settings.http_settings import require_key
 from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import InvalidRequest, NotFound, SandkastenError
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Send = Callable[[Message], Awaitable[None]]
 
 PATH: Final = "/mcp"
-# What a sandbox may rest by default; a client that vanished cannot be told from one that thinks.
+# The default idle timeout of a sandbox; a client that vanished looks like one that is thinking.
 IDLE_S: Final = 1800.0
 
 
@@ -47,7 +47,7 @@ async def mcp_over_http(
     version: str = "",
     idle_s: float = IDLE_S,
 ) -> AsyncIterator[str]:
-    """Serves until the block ends; gives the address. No session is left then."""
+    """Serve until the block ends and yield the URL. No session is left afterwards."""
     require_key(rules)
     guard = HttpLimits(
         allowed_hosts=rules.allowed_hosts,
@@ -64,13 +64,13 @@ async def mcp_over_http(
         mcp_sessions(
             tools, open_caller, version=version, idle_s=idle_s, max_body_bytes=rules.max_json_bytes
         ) as sessions,
-        listening_abroad(_Door(sessions, keeper, guard), rules, guard) as there,
+        listening_on_network(_GuardedApp(sessions, keeper, guard), rules, guard) as listening,
     ):
-        yield there.url + PATH
+        yield listening.url + PATH
 
 
-class _Door:
-    """An ASGI application in front of the library's."""
+class _GuardedApp:
+    """An ASGI application that checks each request before the library sees it."""
 
     def __init__(self, sessions: AsgiApp, keeper: Doorkeeper, rules: HttpLimits) -> None:
         self._sessions = sessions
@@ -79,25 +79,25 @@ class _Door:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            # Closed before it is open: refused.
+            # Closing before the handshake refuses it.
             await send({"type": "websocket.close", "code": 1008})
             return
-        answering = _Answering(send)
+        response = _Response(send)
         try:
             headers = plain_headers(scope["headers"])
             check_origin(headers, self._rules, scope)
             self._keeper.admit(headers, local=False)
             if scope["path"].rstrip("/") != PATH:
-                raise NotFound("there is nothing here", hint=f"the tools are at {PATH}")
-            await self._sessions(scope, self._hasty(receive), answering)
+                raise NotFound("unknown path", hint=f"the MCP endpoint is {PATH}")
+            await self._sessions(scope, self._with_deadline(receive), response)
         except SandkastenError as exc:
-            if answering.begun:
+            if response.begun:
                 raise
             refusal: AsgiApp = problem(exc, "req_" + secrets.token_hex(8))
             await refusal(scope, receive, send)
 
-    def _hasty(self, receive: Receive) -> Receive:
-        """A body comes without long pauses, or it is refused."""
+    def _with_deadline(self, receive: Receive) -> Receive:
+        """Refuse a body that pauses for too long."""
         whole = False
 
         async def take() -> Message:
@@ -110,7 +110,7 @@ class _Door:
             except TimeoutError as exc:
                 raise InvalidRequest(
                     f"the body paused for {self._rules.body_timeout_s:g} s",
-                    hint="send it without pauses",
+                    hint="send the body without pauses",
                     http_status=408,
                 ) from exc
             whole = message["type"] != "http.request" or not message.get("more_body", False)
@@ -119,8 +119,8 @@ class _Door:
         return take
 
 
-class _Answering:
-    """Knows whether an answer has begun."""
+class _Response:
+    """Records whether the response has begun."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

@@ -1,8 +1,8 @@
-"""The tools as an MCP server: lists them, calls them, and tells a waiting client that it works.
+"""The MCP server: list tools, call them, and report progress to a waiting client.
 
-An answer is structured content and the same as a JSON text; one of a tool that failed is marked as
-an error. A call of an unknown tool is an error of the protocol, and so is what nobody foresaw. A
-client's cancellation ends the command it waits for. Knows no transport.
+A result is structured content and the same as JSON text; that of a failed tool is marked as an
+error. An unknown tool and an unexpected exception are protocol errors. Cancelling a request ends
+its command. Knows no transport.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sandkasten.mcp")
 
-# Clients give up on a silent call after 30 to 60 s; several signs fit into that.
+# Clients time out after 30 to 60 s without progress; several reports fit into that.
 PROGRESS_EVERY_S: Final = 5.0
 _INSTRUCTIONS: Final = (
-    "A Linux sandbox of your own. What you write below /workspace and what your shell remembers "
-    "stays until you close it or leave; nothing in it can reach the machine it stands on."
+    "A Linux sandbox of your own. Files below /workspace and the state of your shell persist until "
+    "you close it or disconnect; nothing in it can reach the host machine."
 )
 
 
 class Callers(Protocol):
-    """Whose tools a connection uses."""
+    """Chooses the caller for a connection."""
 
     @property
     def versions(self) -> Sequence[str]:
-        """Of the protocol, those that can be served so."""
+        """The protocol versions that can be served."""
         ...
 
     def of(self, connection: Connection) -> ToolCaller: ...
 
 
 class OneCaller:
-    """For a transport with one client, whatever connections the protocol makes of it."""
+    """One caller for all connections: a transport with one client."""
 
     versions: Final = MODERN_PROTOCOL_VERSIONS
 
@@ -80,7 +80,7 @@ def mcp_server(
     version: str = "",
     progress_every_s: float = PROGRESS_EVERY_S,
 ) -> Server[Any]:
-    """For one transport; who carries the calls out is `callers`'s to say."""
+    """Return a server for one transport; `callers` executes the calls."""
     listed = [
         Tool(name=one.name, description=one.description, input_schema=schema_of(one))
         for one in tools
@@ -96,15 +96,15 @@ def mcp_server(
         context: ServerRequestContext[Any], params: CallToolRequestParams
     ) -> CallToolResult:
         if params.name not in known:
-            raise MCPError(INVALID_PARAMS, f"there is no tool {params.name[:100]!r}")
-        # The library says to hang per-connection state here, and offers no other way to it.
+            raise MCPError(INVALID_PARAMS, f"unknown tool {params.name[:100]!r}")
+        # The library keeps per-connection state here and offers no public way to it.
         caller = callers.of(context.session._connection)
-        async with _signs_of_life(context, progress_every_s):
+        async with _progress(context, progress_every_s):
             try:
                 answer = await caller.call(params.name, params.arguments or {})
             except Exception as exc:
                 log.exception("mcp.unforeseen", extra={"sandkasten": {"tool": params.name}})
-                raise MCPError(INTERNAL_ERROR, "the server failed; its log says how") from exc
+                raise MCPError(INTERNAL_ERROR, "internal error; see the log of the server") from exc
         return result_of(answer)
 
     async def discover(
@@ -129,7 +129,7 @@ def mcp_server(
 
 
 def result_of(answer: Mapping[str, Any]) -> CallToolResult:
-    """Both ways a client may read it; one that shows text alone shows all of it."""
+    """Return the result as structured content and, for clients without that, as JSON text."""
     body = dict(answer)
     return CallToolResult(
         content=[TextContent(text=json.dumps(body, ensure_ascii=False))],
@@ -139,15 +139,15 @@ def result_of(answer: Mapping[str, Any]) -> CallToolResult:
 
 
 @asynccontextmanager
-async def _signs_of_life(context: ServerRequestContext[Any], every_s: float) -> AsyncIterator[None]:
-    """Progress for a client that asked for it, while the block lasts; for others nothing."""
+async def _progress(context: ServerRequestContext[Any], every_s: float) -> AsyncIterator[None]:
+    """Report progress while the block lasts, if the client asked for it."""
 
     async def tick() -> None:
         count = 0
         while True:
             await asyncio.sleep(every_s)
             count += 1
-            await context.session.report_progress(count * every_s, message="still at work")
+            await context.session.report_progress(count * every_s, message="still running")
 
     task = asyncio.create_task(tick())
     try:

@@ -1,7 +1,7 @@
-"""MCP's sessions over HTTP, as an ASGI application: each has a caller of its own, until it ends.
+"""MCP sessions over HTTP, as an ASGI application: one caller per session.
 
-Who may ask is not its business: it belongs behind a door that looks at Host, Origin and key.
-Clients that ask for a version of the protocol without sessions are told which ones have them.
+Does not authenticate: `mcp_http` checks Host, Origin and key first. A client that requests a
+protocol version without sessions gets the list of versions that have them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("sandkasten.mcp")
 
 _CALLER: Final = "sandkasten.caller"
-# Far above what one machine has sandboxes for.
+# Far more than one machine has sandboxes for.
 _MAX_SESSIONS: Final = 256
 
 
@@ -43,7 +43,7 @@ async def mcp_sessions(
     idle_s: float,
     max_body_bytes: int,
 ) -> AsyncIterator[AsgiApp]:
-    """`idle_s`: a session without a request for that long ends. None is left after the block."""
+    """Yield the application. A session ends after `idle_s` without a request, or with the block."""
     callers = CallerPerSession(open_caller)
     manager = StreamableHTTPSessionManager(
         mcp_server(tools, callers, version=version),
@@ -59,10 +59,10 @@ async def mcp_sessions(
 
 
 class CallerPerSession:
-    """For a transport with many clients: one for each session, closed when the session ends.
+    """One caller per session, closed when the session ends: a transport with many clients.
 
-    Versions of the protocol that know no sessions are not served: a sandbox would be gone with
-    the request that opened it. Clients that speak others too are told so, and go back to those.
+    Protocol versions without sessions are refused: a sandbox would end with the request that
+    opened it. Clients that support other versions fall back to those.
     """
 
     versions: Final = HANDSHAKE_PROTOCOL_VERSIONS
@@ -75,7 +75,7 @@ class CallerPerSession:
         if connection.session_id is None:
             raise MCPError(
                 UNSUPPORTED_PROTOCOL_VERSION,
-                "these tools need a session, which this version of the protocol does not have",
+                "these tools require a session, which this protocol version does not have",
                 {"supported": list(self.versions), "requested": connection.protocol_version},
             )
         caller: ToolCaller | None = connection.state.get(_CALLER)
@@ -85,13 +85,13 @@ class CallerPerSession:
         return caller
 
     def _leave(self, caller: ToolCaller) -> None:
-        # The library gives the end of a connection five seconds, and sandboxes may take longer.
+        # The library allows five seconds to close a connection; sandboxes may take longer.
         task = asyncio.create_task(_close(caller))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
     async def aclose(self) -> None:
-        """When what the sessions left is gone."""
+        """Wait until the callers of ended sessions are closed."""
         while self._closing:
             await asyncio.wait(self._closing)
 
@@ -100,5 +100,5 @@ async def _close(caller: ToolCaller) -> None:
     try:
         await caller.aclose()
     except Exception:
-        # The reaper finds what is left; the others must still be closed.
+        # The reaper removes what is left; the other callers must still be closed.
         log.exception("mcp.unclosed")

@@ -1,7 +1,7 @@
-"""MCP over this process's own stdin and stdout, for the one client that started it.
+"""MCP over stdin and stdout, for the client that started this process.
 
-While it serves, file descriptor 1 is stderr and 0 is empty, so nothing but the protocol reaches
-the client and nobody else takes its lines. Ends when the client closes its side.
+While it serves, file descriptor 1 is stderr and 0 is empty: only the protocol reaches the client,
+and no other code reads its lines. Ends when the client closes its side.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ if TYPE_CHECKING:
 
 
 async def serve_stdio(server: Server[Any]) -> None:
-    with _our_own(0, os.devnull, os.O_RDONLY) as stdin, _our_own(1) as stdout:
+    with _private_copy(0, os.devnull, os.O_RDONLY) as stdin, _private_copy(1) as stdout:
         reading = os.fdopen(stdin, encoding="utf-8", errors="replace", closefd=False)
         writing = os.fdopen(stdout, "w", encoding="utf-8", closefd=False)
-        # The library asks no more of its files than these have.
+        # The library uses only the methods that these have.
         lines, answers = cast("Any", _Lines(reading)), cast("Any", _Answers(writing))
         try:
             async with stdio_server(lines, answers) as (read, write):
                 await server.run(read, write, server.create_initialization_options())
         except* (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            # A message that comes while the library ends has nobody to go to, which is its end too.
+            # A message arrived while the library was closing its streams.
             pass
 
 
 class _Lines:
-    """Lines from a thread of its own that nobody waits for: the library's would keep a process
-    that was told to end until its client says something.
+    """Lines of stdin, read by a daemon thread.
+
+    The library's own thread would keep a stopping process alive until the client sends a line.
     """
 
     def __init__(self, file: IO[str]) -> None:
@@ -49,7 +50,7 @@ class _Lines:
         threading.Thread(target=self._read, name="mcp-stdin", daemon=True).start()
 
     def _read(self) -> None:
-        # A loop that ends or was closed meanwhile wants no more lines.
+        # The loop may end or be closed meanwhile.
         with suppress(CancelledError, RuntimeError, ValueError, OSError):
             for line in self._file:
                 self._put(line)
@@ -70,8 +71,10 @@ class _Lines:
 
 
 class _Answers:
-    """Written by a thread of its own too. A client that reads nothing holds up its own answers
-    and nothing else; to one that is gone nothing can be said, and stdin's end will tell.
+    """Responses, written by a daemon thread.
+
+    A client that does not read delays only its own responses. After a client has gone, writes fail
+    silently and the end of stdin ends the server.
     """
 
     def __init__(self, file: IO[str]) -> None:
@@ -95,7 +98,7 @@ class _Answers:
         await done
 
     async def flush(self) -> None:
-        """Each text is on its way when `write` returns."""
+        """Do nothing: `write` returns after the flush."""
 
 
 def _settle(done: asyncio.Future[None]) -> None:
@@ -104,8 +107,8 @@ def _settle(done: asyncio.Future[None]) -> None:
 
 
 @contextmanager
-def _our_own(fd: int, instead: str | None = None, flags: int = 0) -> Iterator[int]:
-    """A copy of a standard stream that nobody else knows; `instead` (or stderr) takes its place."""
+def _private_copy(fd: int, instead: str | None = None, flags: int = 0) -> Iterator[int]:
+    """Yield a private copy of a standard stream, and put `instead` (or stderr) in its place."""
     mine = os.dup(fd)
     other = os.dup(2) if instead is None else os.open(instead, flags)
     os.dup2(other, fd)

@@ -16,7 +16,7 @@ from sandkasten.agents.tools.toolbox import Toolbox
 from sandkasten.client.server.agents_transport import agents_of
 from sandkasten.client.server.server_pool import open_transport
 from sandkasten.daemon.compose import open_engine
-from sandkasten.daemon.transient_file_store import BriefFiles
+from sandkasten.daemon.transient_file_store import TransientFileStore
 from sandkasten.engine.storage.stage_publish import StagePublish
 from sandkasten.errors import InvalidRequest
 from sandkasten.mcp.remote_caller import RemoteCaller, remote_shapes
@@ -95,7 +95,7 @@ async def _remote_tools(place: Place, offer: ToolOffer) -> AsyncIterator[Provide
 async def _local_tools(settings: Settings, offer: ToolOffer) -> AsyncIterator[ProvidedTools]:
     engine = await open_engine(settings)
     try:
-        toolbox = Toolbox(engine, StagePublish(engine.files, BriefFiles(settings)))
+        toolbox = Toolbox(engine, StagePublish(engine.files, TransientFileStore(settings)))
         request = AgentSandbox(runtime=offer.runtime, options=SandboxOptions(image=offer.image))
 
         def caller() -> ToolCaller:

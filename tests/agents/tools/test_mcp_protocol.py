@@ -72,7 +72,7 @@ async def test_a_tool_that_failed_is_an_error_with_its_body():
 
 async def test_an_unknown_tool_and_an_unexpected_failure_are_protocol_errors():
     async with Client(quick(Log()), mode="legacy") as client:
-        with pytest.raises(MCPError, match="there is no tool 'rm'"):
+        with pytest.raises(MCPError, match="unknown tool 'rm'"):
             await client.call_tool("rm", {})
         with pytest.raises(MCPError) as caught:
             await client.call_tool("break", {})

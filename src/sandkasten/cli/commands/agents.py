@@ -1,4 +1,4 @@
-"""`agent …`: agents in prompt files, run by a daemon or, where none serves, by this process."""
+"""`agent …`: agents in prompt files, run by a daemon or by this process."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _list(context: typer.Context, json: Json = False) -> None:
 
 
 def _show(context: typer.Context, agent: Which, json: Json = False) -> None:
-    """Show what an agent is made of."""
+    """Show the definition of an agent."""
     go(shown(state_of(context, json=json), "agent", agent))
 
 
@@ -61,7 +61,7 @@ def _validate(
     agents: Annotated[list[str], typer.Argument(metavar="AGENT...", help="Names or files.")],
     json: Json = False,
 ) -> None:
-    """Look whether prompt files can be used. Exit status 1 when one cannot."""
+    """Check prompt files. Exit status 1 if one is invalid."""
     raise SystemExit(go(checked(state_of(context, json=json), "agent", agents)))
 
 
@@ -69,28 +69,32 @@ def _run(
     context: typer.Context,
     agent: Which,
     task: Annotated[
-        str, typer.Argument(metavar="[TASK|-]", help="What it is to do; - reads it from stdin.")
+        str, typer.Argument(metavar="[TASK|-]", help="The task; - reads it from stdin.")
     ] = "",
     var: Annotated[
         list[str],
-        typer.Option("--var", metavar="K=V", help="A text for its template; repeatable."),
+        typer.Option("--var", metavar="K=V", help="A variable of its template; repeatable."),
     ] = [],  # noqa: B006
     variables: Annotated[
         str | None,
-        typer.Option("--variables", metavar="JSON|@FILE", help="Values for its template."),
+        typer.Option(
+            "--variables", metavar="JSON|@FILE", help="Variables of its template, as JSON."
+        ),
     ] = None,
     follow: Follow = False,
     detach: Detach = False,
     json: Json = False,
 ) -> None:
-    """Have an agent do something; print what came of it."""
+    """Run an agent and print its result."""
     from sandkasten.cli.options import pairs
 
     values: dict[str, Any] = {}
     if variables is not None:
         given = runs.json_of(variables, "--variables")
         if not isinstance(given, dict):
-            raise InvalidRequest("--variables is no JSON object", hint='say {"name": "value"}')
+            raise InvalidRequest(
+                "--variables must be a JSON object", hint='--variables {"name": "value"}'
+            )
         values |= given
     values |= pairs(var, "--var")
     text = runs.stdin() if task == "-" else task
@@ -103,7 +107,7 @@ def _run(
 
 
 def _as_values(refused: InvalidRequest, texts: dict[str, str]) -> InvalidRequest:
-    """The same; where it is about a text that was to be a number, with the option for it."""
+    """Return the error, with a hint for a variable that should have been a number."""
     problems = refused.details.get("problems")
     for name in texts:
         if isinstance(problems, list) and any(
@@ -122,12 +126,12 @@ def _runs(
 
 
 def inspect(context: typer.Context, run: RunId, json: Json = False) -> None:
-    """Show a run and what happened in it."""
+    """Show a run and its events."""
     go(_inspected(state_of(context, json=json), run))
 
 
 def cancel(context: typer.Context, run: RunId, json: Json = False) -> None:
-    """End a run and its sandboxes."""
+    """Cancel a run and destroy its sandboxes."""
     go(_cancelled(state_of(context, json=json), run))
 
 
@@ -155,15 +159,20 @@ async def checked(state: State, kind: RunKind, words: list[str]) -> int:
 
 
 async def _looked_at(transport: AgentsPort, kind: RunKind, word: str) -> Definition:
-    """One that cannot be read or found is as wrong as one that cannot be parsed."""
+    """Check a definition; a file that cannot be read is invalid too."""
     try:
         name, source = runs.named(word)
         if source is None:
             source = (await transport.definition(kind, name)).source
         return await transport.check(kind, source, name)
     except (FileTrouble, AgentNotFound, WorkflowNotFound) as exc:
-        told = {"code": exc.code, "message": exc.message, "hint": exc.hint, "details": exc.details}
-        return Definition(kind, runs.stem(word), path=word, error=told)
+        problem = {
+            "code": exc.code,
+            "message": exc.message,
+            "hint": exc.hint,
+            "details": exc.details,
+        }
+        return Definition(kind, runs.stem(word), path=word, error=problem)
 
 
 async def _execute(
@@ -182,7 +191,7 @@ async def _execute(
 def check_detach(state: State, detach: bool) -> None:
     if detach and state.place.url is None:
         raise InvalidRequest(
-            "there is no daemon to leave the run to",
+            "--detach requires a daemon",
             hint="start one (sandkasten serve), or leave --detach out",
         )
 

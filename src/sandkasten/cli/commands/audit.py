@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from sandkasten.model.journal_rows import AuditRow
 
-# A person who looks on does not mind, and the daemon neither.
+# Quick enough for a reader, and no load for the daemon.
 _EVERY_S = 1.0
 
 
@@ -27,8 +27,8 @@ Examples:
   sandkasten audit ls --action key.create --json
   sandkasten audit ls --follow
 
-Takes the operator, or a key with scope admin. Commands and files inside a session
-are not in it. How long it is kept: retention.audit_seconds."""
+Requires the operator, or a key with scope admin. Commands and files inside a session
+are not recorded. Retention: retention.audit_seconds."""
 
 
 def commands() -> typer.Typer:
@@ -55,28 +55,28 @@ def _nothing() -> None:
 def _ls(
     context: typer.Context,
     tenant: Annotated[
-        str | None, typer.Option("--tenant", "-t", metavar="T", help="Only this one.")
+        str | None, typer.Option("--tenant", "-t", metavar="T", help="Only this tenant.")
     ] = None,
     action: Annotated[
         str | None, typer.Option("--action", "-a", metavar="A", help="session.create, key.revoke…")
     ] = None,
     target: Annotated[
-        str | None, typer.Option("--target", metavar="ID", help="What was changed.")
+        str | None, typer.Option("--target", metavar="ID", help="Only this object.")
     ] = None,
     since_seq: Annotated[
-        int | None, typer.Option("--since-seq", metavar="N", help="Only those after number N.")
+        int | None, typer.Option("--since-seq", metavar="N", help="Only entries after number N.")
     ] = None,
     limit: Annotated[
-        int, typer.Option("--limit", metavar="N", min=1, max=1000, help="At most so many.")
+        int, typer.Option("--limit", metavar="N", min=1, max=1000, help="At most N entries.")
     ] = 100,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with new ones until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Wait for new entries until Ctrl-C.")
     ] = False,
     json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document; with --follow, one a line.")
+        bool, typer.Option("--json", help="Print one JSON document; with --follow, one per line.")
     ] = False,
 ) -> None:
-    """List changes, oldest first: the newest, or those after a number."""
+    """List changes, oldest first."""
     state = cast("State", context.obj)
     state.json = json
     wanted = {"tenant": tenant, "action": action, "target": target, "limit": limit}
@@ -98,7 +98,7 @@ async def _follow(state: State, since_seq: int | None, wanted: dict[str, Any]) -
     from sandkasten.client.server.admin_transport import books_of
 
     while True:
-        # Opened anew each time: without a daemon the books must be free for one in between.
+        # Opened anew each time, so that a daemon can start in between.
         async with books_of(state.place) as books:
             rows = await books.audited(since_seq=since_seq, **wanted)
         if state.json:

@@ -1,4 +1,4 @@
-"""`cp`: files and trees between this machine and a sandbox, in the manner of cp -r."""
+"""`cp`: copy files and trees between this machine and a sandbox, like cp -r."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ STREAM: Final = "-"
 
 
 async def copy(state: State, source: str, destination: str) -> None:
-    """One side is in a sandbox, the other is here (a path, or `-` for a stream)."""
+    """Copy; one side is in a sandbox, the other is a local path or `-` for a stream."""
     origin, target = side(source), side(destination)
     if isinstance(origin, Remote) == isinstance(target, Remote):
         raise InvalidRequest(
-            "one side must be in a sandbox and the other here",
+            "one side must be in a sandbox and the other local",
             hint="write it as ID:path, for example: sandkasten cp report.csv sbx_0123:/workspace",
         )
     if isinstance(target, Remote):
@@ -74,14 +74,14 @@ class Local:
 
 
 def _here(text: str) -> Local:
-    # Absolute, because `.` and `..` have no name of their own to arrive under.
+    # Absolute, because `.` and `..` have no name for the target.
     path = Path(os.path.abspath(text))
     is_dir = path.is_dir()
     return Local(path, is_dir, path.stat().st_size if path.is_file() else None)
 
 
 async def _destination(box: AsyncSandbox, path: str, name: str) -> str:
-    """Into a directory that is there (or is meant to be, by its slash), else to that name."""
+    """Return the target: inside an existing directory (or one with a slash), else the name."""
     try:
         into = (await box.stat(path)).is_dir
     except FileNotFound:
@@ -95,7 +95,7 @@ async def _outwards(state: State, origin: Remote, target: str) -> Transfer:
     if target == STREAM:
         if entry.is_dir:
             raise IsADirectory(
-                f"{visible(origin.path)} is a directory", hint="copy it to a directory here"
+                f"{visible(origin.path)} is a directory", hint="copy it to a local directory"
             )
         return await _print(box, origin.path)
     local = _here(target)
@@ -118,7 +118,7 @@ async def _print(box: AsyncSandbox, path: str) -> Transfer:
 
 @contextmanager
 def _progress(what: str, total: int | None) -> Iterator[Progress | None]:
-    """A bar on a terminal's stderr; nothing anywhere else."""
+    """Show a progress bar if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -1,4 +1,4 @@
-"""`doctor`: what sandboxes need on this machine, what is there, and the remedy for the rest."""
+"""`doctor`: requirements of sandboxes on this machine, and a remedy for each missing one."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Findings:
 
     @property
     def good(self) -> bool:
-        """Whether a request that asks for nothing gets a sandbox; other tiers may be missing."""
+        """Whether a request without options gets a sandbox; other tiers may be missing."""
         return self.machine.ready and all(one.ready for one in self.tiers if one.default)
 
 
 async def examine(state: State, *, measure: bool) -> int:
-    """0 when sandboxes can be made here, 1 when not."""
+    """Return 0 if sandboxes can be created on this machine, else 1."""
     found = await _findings(state, measure=measure)
     if state.json:
         put_json({**asdict(found.machine), "tiers": [asdict(one) for one in found.tiers]})
@@ -43,7 +43,7 @@ async def _findings(state: State, *, measure: bool) -> Findings:
         machine = await transport.probe(state.backend)
         return Findings(machine, tuple(await transport.tiers(measure=measure)))
     except BackendUnavailable as exc:
-        # The engine cannot even be opened here: that is the finding.
+        # The engine cannot be opened: that is the finding.
         return Findings(Readiness(ready=False, reason=exc.message, remedy=exc.hint))
 
 
@@ -61,7 +61,7 @@ def _show(found: Findings) -> None:
     for tier in found.tiers:
         _show_tier(tier)
     if found.good:
-        put("ready: sandboxes can be made here")
+        put("ready: sandboxes work on this machine")
         return
     reason = machine.reason or next((one.reason for one in found.tiers if one.default), "")
     put(f"not ready: {visible(reason or 'something required is missing')}")

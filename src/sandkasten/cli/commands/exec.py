@@ -1,7 +1,7 @@
-"""`exec`: one command in a sandbox, its streams joined to ours as they flow.
+"""`exec`: one command in a sandbox, with its streams connected to ours.
 
-Ctrl-C goes to the command, not to us: it ends as it sees fit, and its status is ours. Input
-that is not a terminal is passed on; a terminal is not (that is what `shell` is for).
+Ctrl-C is sent to the command, whose status becomes ours. Input is passed on unless it is a
+terminal (`shell` is for terminals).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from sandkasten.model.commands.exec_values import CommandKeywords
 
 
-# The most a sandbox keeps for a reader that lags behind: output never waits for us.
+# The most that a sandbox keeps for a slow reader: output never blocks a command.
 KEPT_BYTES: Final = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """What was typed after `exec ID`."""
+    """The arguments after `exec ID`."""
 
     command: str | tuple[str, ...]
     options: CommandKeywords
@@ -53,7 +53,7 @@ async def execute(state: State, start: str, line: CommandLine) -> int:
 
 
 async def _accompany(process: AsyncProcess, *, piped: bool, quiet: bool) -> Result:
-    """Carry output, input and Ctrl-C until the command has ended."""
+    """Forward output, input and Ctrl-C until the command ends."""
     loop = asyncio.get_running_loop()
     errands: set[asyncio.Task[None]] = set()
 
@@ -70,7 +70,7 @@ async def _accompany(process: AsyncProcess, *, piped: bool, quiet: bool) -> Resu
                     _pass_on(piece)
             return stream.result
     except BrokenPipeError:
-        # Nobody reads any more, as with `yes | head`: the command would only run for itself.
+        # The reader has left, as with `yes | head`: the output would go nowhere.
         await process.signal(signal.SIGPIPE)
         raise
     finally:
@@ -94,7 +94,7 @@ async def _interrupt(process: AsyncProcess) -> None:
 
 
 async def _feed(process: AsyncProcess) -> None:
-    """Our stdin to the command's, until either ends."""
+    """Copy stdin to the command until either ends."""
     with suppress(SandkastenError):
         async for data in blocks():
             await process.write_stdin(data)
@@ -102,7 +102,7 @@ async def _feed(process: AsyncProcess) -> None:
 
 
 def _explain(result: Result) -> None:
-    """What a status alone does not say; the command's own failure needs no words of ours."""
+    """Print why the command ended, if its exit status does not tell."""
     ours = result.why is not None and result.why.code != "SHELL_EXIT"
     if result.shell_reset:
         say("warning: the persistent shell was replaced; its variables and jobs are gone")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sandkasten.client.sandbox import AsyncSandbox
     from sandkasten.model.journal_rows import StoredFile
 
-Key = Annotated[str, typer.Argument(metavar="KEY", help="f_…, or the key it was given.")]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="Key of a stored file.")]
 _PIECE = 1 << 18
 
 
@@ -45,7 +45,7 @@ def commands() -> typer.Typer:
     group.callback(help="Files that outlive sandboxes.")(_nothing)
     group.command("put")(_put)
     group.command("get")(_get)
-    # As older documents and scripts have them.
+    # Names from older documents and scripts.
     group.command("upload", hidden=True)(_put)
     group.command("download", hidden=True)(_get)
     group.command("ls")(_ls)
@@ -76,18 +76,18 @@ def _nothing() -> None:
 
 def _put(
     context: typer.Context,
-    source: Annotated[str, typer.Argument(metavar="FILE", help="A file here, or - (stdin).")],
+    source: Annotated[str, typer.Argument(metavar="FILE", help="A local file, or - (stdin).")],
     key: Annotated[
-        str | None, typer.Option("--key", "-k", metavar="KEY", help="f_<id> when left out.")
+        str | None, typer.Option("--key", "-k", metavar="KEY", help="Default: f_<id>.")
     ] = None,
     type_: Annotated[
-        str | None, typer.Option("--type", metavar="T", help="Its content type; else by its name.")
+        str | None, typer.Option("--type", metavar="T", help="Content type; default: by its name.")
     ] = None,
     ttl: Annotated[
         str | None, typer.Option("--ttl", metavar="D", help="Deleted after 90 (seconds), 12h, 30d.")
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace what the key leads to.")
+        bool, typer.Option("--overwrite", help="Replace an existing file.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -103,7 +103,7 @@ def _get(
     context: typer.Context,
     key: Key,
     target: Annotated[
-        str, typer.Argument(metavar="[FILE]", help="Where to put it, or - (stdout).")
+        str, typer.Argument(metavar="[FILE]", help="Local path, or - (stdout).")
     ] = "-",
     json: Json = False,
 ) -> None:
@@ -113,7 +113,9 @@ def _get(
 
 def _ls(
     context: typer.Context,
-    prefix: Annotated[str, typer.Argument(metavar="[PREFIX]", help="Only these keys.")] = "",
+    prefix: Annotated[
+        str, typer.Argument(metavar="[PREFIX]", help="Only keys with this prefix.")
+    ] = "",
     json: Json = False,
 ) -> None:
     """List stored files."""
@@ -121,7 +123,7 @@ def _ls(
 
 
 def _info(context: typer.Context, key: Key, json: Json = False) -> None:
-    """Show what is known of a stored file."""
+    """Show the metadata of a stored file."""
     go(_describe(state_of(context, json=json), key))
 
 
@@ -137,10 +139,10 @@ def _rm(
 def _stage(
     context: typer.Context,
     key: Key,
-    target: Annotated[str, typer.Argument(metavar="ID:PATH", help="Where in which sandbox.")],
+    target: Annotated[str, typer.Argument(metavar="ID:PATH", help="Target in a sandbox.")],
     json: Json = False,
 ) -> None:
-    """Put a stored file into a sandbox."""
+    """Copy a stored file into a sandbox."""
     go(_into(state_of(context, json=json), key, target))
 
 
@@ -148,14 +150,14 @@ def _publish(
     context: typer.Context,
     source: Annotated[str, typer.Argument(metavar="ID:PATH", help="A file of a sandbox.")],
     key: Annotated[
-        str | None, typer.Option("--key", "-k", metavar="KEY", help="f_<id> when left out.")
+        str | None, typer.Option("--key", "-k", metavar="KEY", help="Default: f_<id>.")
     ] = None,
     ttl: Annotated[
         str | None, typer.Option("--ttl", metavar="D", help="Deleted after 90 (seconds), 12h, 30d.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Keep a file of a sandbox; print its key. Replaces what the key leads to."""
+    """Store a file of a sandbox and print its key. An existing key is replaced."""
     from sandkasten.cli.commands.keys import seconds
 
     ttl_s = None if ttl is None else seconds(ttl)
@@ -230,24 +232,24 @@ async def _inside(state: State, text: str) -> tuple[AsyncSandbox, str]:
     where = side(text)
     if not isinstance(where, Remote):
         raise InvalidRequest(
-            f"{text} names no file of a sandbox", hint="write it as ID:path, as in sandkasten cp"
+            f"{text} is not a file of a sandbox", hint="write it as ID:path, as in sandkasten cp"
         )
     found = await resolve(state, where.sandbox)
     return await AsyncSandbox.attach(found, **state.where), where.path
 
 
 async def _save(path: str, pieces: AsyncIterator[bytes]) -> None:
-    """Write all of it or nothing."""
+    """Write the file atomically."""
     try:
         with replacing(Path(path), mode=0o666, durable=False) as file:
             async for piece in pieces:
                 file.write(piece)
     except OSError as exc:
-        raise FileTrouble(f"cannot write {path}: {exc.strerror}", hint="name another") from exc
+        raise FileTrouble(f"cannot write {path}: {exc.strerror}", hint="use another path") from exc
 
 
 def _path(target: str, key: str) -> str:
-    """In a directory it is called like the last name of its key."""
+    """Return the local path; in a directory, the file gets the last part of its key."""
     return os.path.join(target, os.path.basename(key)) if os.path.isdir(target) else target
 
 
@@ -275,7 +277,7 @@ async def _describe(state: State, key: str) -> None:
 
 
 async def _remove(state: State, keys: Sequence[str]) -> int:
-    """Each one named. One that fails does not stop the others."""
+    """Remove each of them; a failure does not stop the others."""
     from sandkasten.client.server.admin_transport import books_of
 
     removed: list[str] = []
@@ -293,8 +295,8 @@ async def _remove(state: State, keys: Sequence[str]) -> int:
                 if not state.json:
                     put(key)
     if state.json:
-        told = [{"code": one.code, "message": one.message} for one in failed]
-        put_json({"removed": removed, "failed": told})
+        problems = [{"code": one.code, "message": one.message} for one in failed]
+        put_json({"removed": removed, "failed": problems})
     return EXIT_OURS if failed else 0
 
 

@@ -1,4 +1,4 @@
-"""`image pull` and `image build`: images from registries, from Debian's packages, from steps."""
+"""`image pull` and `image build`: images from registries, Debian packages and recipes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_sources(app: typer.Typer) -> None:
-    """Adds the commands to those below `image`."""
+    """Add the commands to the group `image`."""
     app.command("pull")(_pull)
     app.command("build")(_build)
 
@@ -33,46 +33,48 @@ def _pull(
     ],
     platform: Annotated[
         str | None,
-        typer.Option("--platform", metavar="P", help="Not this machine's: linux/arm64/v8."),
+        typer.Option(
+            "--platform",
+            metavar="P",
+            help="Platform, e.g. linux/arm64/v8; default: this machine's.",
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Bring an image from its registry into the store; print its name."""
+    """Pull an image from its registry and print its name."""
     go(pulled(state_of(context, json=json), name, platform))
 
 
 def _build(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What to call it.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new image.")],
     file: Annotated[
         str | None,
-        typer.Option("--file", "-f", metavar="FILE", help="By the steps of this recipe (YAML)."),
+        typer.Option("--file", "-f", metavar="FILE", help="Recipe of build steps (YAML)."),
     ] = None,
     debian: Annotated[
         str | None,
-        typer.Option("--debian", metavar="SUITE", help="Of Debian's packages, e.g. bookworm."),
+        typer.Option("--debian", metavar="SUITE", help="Debian suite, e.g. bookworm."),
     ] = None,
     include: Annotated[
         list[str],
         typer.Option("--include", metavar="A,B", help="Packages to install; repeatable."),
-    ] = [],  # noqa: B006  (typer reads it, nobody writes to it)
+    ] = [],  # noqa: B006  (typer reads it, nothing writes to it)
     variant: Annotated[
-        str, typer.Option("--variant", metavar="V", help="How much besides; see mmdebstrap.")
+        str, typer.Option("--variant", metavar="V", help="Variant of mmdebstrap.")
     ] = "minbase",
     mirror: Annotated[
         str | None,
         typer.Option(
             "--mirror",
             metavar="URL",
-            help="http, https or file, or a line of sources.list; else what apt uses here.",
+            help="Mirror URL, or a line of sources.list; default: as apt here.",
         ),
     ] = None,
-    refresh: Annotated[
-        bool, typer.Option("--refresh", help="Build again, whatever is in the cache.")
-    ] = False,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Ignore the build cache.")] = False,
     json: Json = False,
 ) -> None:
-    """Build an image by a recipe of steps, or of Debian's packages; print its name."""
+    """Build an image from a recipe or from Debian packages, and print its name."""
     if (debian is None) == (file is None):
         raise typer.BadParameter("say of what: -f RECIPE, or --debian SUITE")
     if file is not None:
@@ -123,8 +125,8 @@ async def stepped(state: State, name: str, file: str, *, refresh: bool) -> None:
     from sandkasten.cli.commands.images import images_here
     from sandkasten.cli.output import say, visible
 
-    def show(told: ImageProgress) -> None:
-        say(f"  {visible(told.text)}" if told.text else visible(told.step))
+    def show(update: ImageProgress) -> None:
+        say(f"  {visible(update.text)}" if update.text else visible(update.step))
 
     built = await images_here(state).build_steps(
         name, file, refresh=refresh, progress=None if state.json else show
@@ -140,13 +142,13 @@ def tell_built(state: State, built: BuiltImage) -> None:
         put_json({**described(built.image), "cached": built.cached})
         return
     if built.cached:
-        say("cached: nothing had to be built (--refresh builds it again)")
+        say("cached: nothing was built (--refresh builds it again)")
     tell_new(state, [built.image])
 
 
 @contextmanager
 def last_line() -> Iterator[Callable[[ImageProgress], None] | None]:
-    """On a terminal's stderr, what a program said last; nothing anywhere else."""
+    """Show the last line of output if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -158,7 +160,7 @@ def last_line() -> Iterator[Callable[[ImageProgress], None] | None]:
     console = Console(stderr=True, no_color=not colour())
     with console.status("") as status:
 
-        def show(told: ImageProgress) -> None:
-            status.update(escape(visible(told.text or told.step))[: console.width - 4])
+        def show(update: ImageProgress) -> None:
+            status.update(escape(visible(update.text or update.step))[: console.width - 4])
 
         yield show

@@ -1,4 +1,4 @@
-"""`image …`: what is in the store of images, and how it comes and goes."""
+"""`image …`: the image store."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 _SHORT: Final = 12
 
 Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="An image: its name, its id or a beginning of it.")
+    str, typer.Argument(metavar="NAME", help="Name or id of an image, or a prefix of its id.")
 ]
 
 
 def image_app() -> typer.Typer:
-    """The commands below `image`."""
+    """Build the group of commands."""
     app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
     app.callback(help="The images of this machine.")(_nothing)
     app.command("ls")(_ls)
@@ -65,16 +65,18 @@ def _import(
     ],
     name: Annotated[
         str | None,
-        typer.Option("--name", metavar="N", help="What to call it; instead of its own names."),
+        typer.Option(
+            "--name", metavar="N", help="Name of the image, instead of those in the archive."
+        ),
     ] = None,
     platform: Annotated[
         str | None,
-        typer.Option("--platform", metavar="P", help="Which of several, e.g. linux/arm64."),
+        typer.Option("--platform", metavar="P", help="Platform to import, e.g. linux/arm64."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Bring the images of a file into the store; print their names."""
-    # A directory (an OCI layout) cannot be sent to a daemon as it is.
+    """Import the images of a file and print their names."""
+    # A directory (an OCI layout) cannot be uploaded to a daemon.
     state = state_of(context, json=json)
     images = images_here(state) if os.path.isdir(file) else images_of(state)
     go(imported(state, images, file, name, platform))
@@ -83,10 +85,10 @@ def _import(
 def _export(
     context: typer.Context,
     name: Name,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Where to write it.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="File to write.")],
     format: Annotated[
         Literal["docker", "oci"],
-        typer.Option("--format", help="As docker save does, or a tar of an OCI layout."),
+        typer.Option("--format", help="Format: docker archive or OCI layout."),
     ] = "docker",
     json: Json = False,
 ) -> None:
@@ -99,12 +101,12 @@ def _rm(
     names: Annotated[list[str], typer.Argument(metavar="NAME...")],
     json: Json = False,
 ) -> None:
-    """Take names away; an image goes with its last name, unless a sandbox uses it."""
+    """Remove names; an image is removed with its last name, unless a sandbox uses it."""
     raise SystemExit(go(removed(state_of(context, json=json), names)))
 
 
 def _inspect(context: typer.Context, name: Name, json: Json = False) -> None:
-    """Show an image: layers, configuration, who uses it."""
+    """Show the layers, the configuration and the users of an image."""
     go(inspected(state_of(context, json=json), name))
 
 
@@ -114,17 +116,17 @@ def _tag(
     new: Annotated[str, typer.Argument(metavar="NEW", help="The name to add.")],
     json: Json = False,
 ) -> None:
-    """Give an image another name."""
+    """Add a name to an image."""
     go(tagged(state_of(context, json=json), name, new))
 
 
 def _gc(context: typer.Context, json: Json = False) -> None:
-    """Remove what no name leads to and no sandbox uses."""
+    """Remove images without a name that no sandbox uses."""
     go(collected(state_of(context, json=json)))
 
 
 def _du(context: typer.Context, json: Json = False) -> None:
-    """Show what the images take on disk."""
+    """Show the disk usage of images."""
     go(measured(state_of(context, json=json)))
 
 
@@ -138,7 +140,7 @@ def images_of(state: State) -> AsyncImages:
 
 
 def images_here(state: State) -> AsyncImages:
-    """For what a daemon has no route for: on its own machine, its images can be had without it."""
+    """Return the images of this machine, for operations that the HTTP API does not have."""
     from sandkasten.client.images import AsyncImages
 
     url = state.place.url
@@ -184,7 +186,7 @@ async def imported(
 
 
 def tell_new(state: State, found: Sequence[ImageInfo]) -> None:
-    """What has come into the store: names on stdout, the rest is talk."""
+    """Print imported images: names on stdout, details on stderr."""
     from sandkasten.cli.output import put, put_json, say, size
 
     if state.json:
@@ -210,7 +212,7 @@ async def exported(state: State, name: str, file: str, format: Literal["docker",
 
 
 async def removed(state: State, names: Sequence[str]) -> int:
-    """Each one named; one that fails does not stop the others."""
+    """Remove each of them; a failure does not stop the others."""
     from sandkasten.cli.output import put, put_json, report
     from sandkasten.errors import SandkastenError
 
@@ -344,7 +346,7 @@ def _platform(image: ImageInfo) -> str:
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[ImageProgress], None] | None]:
-    """One bar a step on a terminal's stderr; nothing anywhere else."""
+    """Show one progress bar per step if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -371,9 +373,9 @@ def progress_bar() -> Iterator[Callable[[ImageProgress], None] | None]:
         transient=True,
     ) as progress:
 
-        def show(told: ImageProgress) -> None:
-            if told.step not in bars:
-                bars[told.step] = progress.add_task(visible(told.step), total=told.total)
-            progress.update(bars[told.step], completed=told.done, total=told.total)
+        def show(update: ImageProgress) -> None:
+            if update.step not in bars:
+                bars[update.step] = progress.add_task(visible(update.step), total=update.total)
+            progress.update(bars[update.step], completed=update.done, total=update.total)
 
         yield show

@@ -1,4 +1,4 @@
-"""`key …`: API keys made, listed and revoked, by a daemon or, where none serves, by ourselves."""
+"""`key …`: create, list and revoke API keys."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ Examples:
     --max-sessions 20 --max-memory 8G --max-disk 50G --rate 100
   sandkasten key revoke key_4f0c1d2e3a5b
 
-Through the running daemon, as its operator (Unix socket) or with a key of scope
-admin; without a daemon in its data directory, before the first start for instance.
-A tenant begins with the first key that names it."""
+Uses the running daemon, as its operator (Unix socket) or with a key of scope admin;
+without a daemon the data directory, for instance before the first start.
+A tenant exists as soon as a key names it."""
 
 
 def commands() -> typer.Typer:
@@ -45,13 +45,13 @@ def commands() -> typer.Typer:
 
 
 def seconds(text: str) -> float:
-    """`90`, `30m`, `12h`, `30d`."""
+    """Parse `90`, `30m`, `12h` or `30d`."""
     unit = _UNITS.get(text[-1:].lower())
     try:
         return float(text) if unit is None else float(text[:-1]) * unit
     except ValueError:
         raise InvalidRequest(
-            f"{text[:40]!r} is not a duration", hint="say 90 (seconds), 30m, 12h or 30d"
+            f"{text[:40]!r} is not a duration", hint="write 90 (seconds), 30m, 12h or 30d"
         ) from None
 
 
@@ -70,9 +70,9 @@ def _nothing() -> None:
 def _create(
     context: typer.Context,
     tenant: Annotated[
-        str | None, typer.Option("--tenant", "-t", metavar="T", help="Whose it is (default).")
+        str | None, typer.Option("--tenant", "-t", metavar="T", help="The tenant (default).")
     ] = None,
-    name: Annotated[str, typer.Option("--name", "-n", metavar="N", help="A remark.")] = "",
+    name: Annotated[str, typer.Option("--name", "-n", metavar="N", help="A comment.")] = "",
     scope: Annotated[
         list[str],
         typer.Option(
@@ -87,20 +87,24 @@ def _create(
         typer.Option("--expires", metavar="D", help="Ends after 90 (seconds), 12h, 30d."),
     ] = None,
     max_sessions: Annotated[
-        int | None, typer.Option("--max-sessions", metavar="N", help="Sessions at a time.")
+        int | None, typer.Option("--max-sessions", metavar="N", help="Concurrent sessions.")
     ] = None,
     max_memory: Annotated[
-        str | None, typer.Option("--max-memory", metavar="SIZE", help="Of its sandboxes together.")
+        str | None,
+        typer.Option("--max-memory", metavar="SIZE", help="Memory of its sandboxes in total."),
     ] = None,
     max_disk: Annotated[
-        str | None, typer.Option("--max-disk", metavar="SIZE", help="Workspaces and stored files.")
+        str | None,
+        typer.Option(
+            "--max-disk", metavar="SIZE", help="Disk space of workspaces and stored files."
+        ),
     ] = None,
     rate: Annotated[
-        float | None, typer.Option("--rate", metavar="N", help="Requests a second.")
+        float | None, typer.Option("--rate", metavar="N", help="Requests per second.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Make a key and print it: the only time it is shown."""
+    """Create a key and print it. It is not shown again."""
     request = KeyRequest(
         tenant=tenant,
         name=name,
@@ -121,7 +125,7 @@ def _ls(
     tenant: Annotated[str | None, typer.Option("--tenant", "-t", metavar="T")] = None,
     json: Json = False,
 ) -> None:
-    """List keys. Revoked and expired ones among them; never the keys themselves."""
+    """List keys, including revoked and expired ones, without their secrets."""
     go(_list(state_of(context, json=json), tenant))
 
 
@@ -130,7 +134,7 @@ def _revoke(
     ids: Annotated[list[str], typer.Argument(metavar="ID...", help="key_…")],
     json: Json = False,
 ) -> None:
-    """Revoke keys: they open nothing from then on."""
+    """Revoke keys."""
     raise SystemExit(go(_end(state_of(context, json=json), ids)))
 
 
@@ -185,7 +189,7 @@ def _standing(row: KeyRow, now: float) -> str:
 
 
 async def _end(state: State, ids: Sequence[str]) -> int:
-    """Each one named. One that fails does not stop the others."""
+    """Remove each of them; a failure does not stop the others."""
     from sandkasten.client.server.admin_transport import books_of
 
     done: list[KeyRow] = []

@@ -1,4 +1,4 @@
-"""What lists and shows: `ls`, `ps`, `stats`, `config show`, `version`."""
+"""Output of `ls`, `ps`, `stats`, `config show` and `version`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sandkasten.client.server.transport import Transport
     from sandkasten.model.sandbox.sandbox_requests import Info, Process, Stats
 
-# One sandbox that does not answer must not hold up the list of the others.
+# A sandbox that does not respond must not delay the list.
 STATS_TIMEOUT_S: Final = 2.0
 
 
@@ -27,7 +27,7 @@ def moment(unix: float) -> str:
 
 
 def described(info: Info) -> dict[str, Any]:
-    """The create answer of the public contract, and what else is known of a sandbox."""
+    """Return the create response of the public contract, with further fields."""
     from sandkasten.model.sandbox.policy import public_limits
     from sandkasten.model.sandbox.sandbox_requests import public_fields
 
@@ -89,7 +89,7 @@ async def _memory(transport: Transport, info: Info) -> int | None:
         return None
     try:
         async with asyncio.timeout(STATS_TIMEOUT_S):
-            # The kernel's count, and not the sandbox's word: to be listed is no activity.
+            # Counted by the kernel: asking the sandbox would count as activity.
             return (await transport.usage(info.id)).memory_bytes
     except (SandkastenError, TimeoutError):
         return None

@@ -1,4 +1,4 @@
-"""`mcp`: the sandbox as tools of an MCP client, over stdio or HTTP."""
+"""`mcp`: an MCP server over stdio or HTTP."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 # The first character keeps click from joining the lines.
 _EPILOG: Final = """\b
 Examples:
-  sandkasten mcp                              for a client that starts it
+  sandkasten mcp                              started by the client
   sandkasten mcp --mode code --image python
   sandkasten mcp --transport http             at http://127.0.0.1:8090/mcp
   SANDKASTEN_API_KEY=sk-... sandkasten mcp --transport http --listen 0.0.0.0:8090
 
-Over stdio there is one client: its sandboxes go when it leaves, unless --session
-names them. Over HTTP each client has its own; other machines need the key.
-Stdout holds nothing but the protocol; stderr, one JSON object for each event."""
+Over stdio there is one client; its sandboxes are destroyed when it leaves, unless
+--session names them. Over HTTP each client has its own sandboxes, and other machines
+need the key. Stdout carries only the protocol; stderr has one JSON object per event."""
 
 
 class Mode(StrEnum):
@@ -42,11 +42,13 @@ def _mcp(
     context: typer.Context,
     mode: Annotated[
         Mode,
-        typer.Option(help="compute: run code once; code: a sandbox that remembers; all: both."),
+        typer.Option(help="compute: one-shot runs; code: a persistent sandbox; all: both."),
     ] = Mode.ALL,
-    transport: Annotated[Transport, typer.Option(help="How the client speaks.")] = Transport.STDIO,
+    transport: Annotated[
+        Transport, typer.Option(help="Transport of the client.")
+    ] = Transport.STDIO,
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where to listen for HTTP.")
+        str, typer.Option(metavar="HOST:PORT", help="Address for HTTP.")
     ] = "127.0.0.1:8090",
     image: Annotated[
         str | None, typer.Option("--image", "-i", metavar="I", help="The image.")
@@ -57,10 +59,10 @@ def _mcp(
     ] = None,
     session: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Keep its sandboxes for who names them again (stdio)."),
+        typer.Option(metavar="NAME", help="Keep the sandboxes under this name (stdio)."),
     ] = None,
 ) -> None:
-    """Offer sandboxes as tools of an MCP client, until it leaves."""
+    """Serve sandboxes as tools to an MCP client until it leaves."""
     from sandkasten.mcp.tool_access import serve_mcp
 
     state = cast("State", context.obj)

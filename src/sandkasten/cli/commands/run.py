@@ -1,4 +1,4 @@
-"""`run`: a piece of code, once, in a sandbox of its own."""
+"""`run`: run code once in a new sandbox."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BY_SUFFIX: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What was typed after `run`."""
+    """The arguments of `run`."""
 
     code: str | None
     words: tuple[str, ...]
@@ -51,9 +51,9 @@ class Program:
 
 
 def run(state: State, job: Job) -> int:
-    """Run it, show what came of it, and answer the exit status."""
+    """Run the job, print its result and return the exit status."""
     try:
-        # Before any loop: these reads block, and Ctrl-C must end them.
+        # Before the event loop starts: these reads block, and Ctrl-C must end them.
         program = program_of(job)
         files = dict(_file(word) for word in job.files)
         stdin = sys.stdin.buffer.read() if job.stdin else None
@@ -83,11 +83,11 @@ async def _run(
 
 
 def program_of(job: Job) -> Program:
-    """The code and its arguments: from -c, from a file, or from stdin for `-`."""
+    """Return the code and its arguments: from -c, from a file, or from stdin for `-`."""
     if job.code is not None:
         return Program(job.code, job.words, job.runtime or "python")
     if not job.words:
-        raise InvalidRequest("there is no code to run", hint="give -c CODE, a FILE, or - for stdin")
+        raise InvalidRequest("no code to run", hint="pass -c CODE, a FILE, or - for stdin")
     name, *args = job.words
     if name == "-":
         return Program(sys.stdin.buffer.read(), tuple(args), job.runtime or "python")
@@ -106,7 +106,7 @@ def _bytes_of(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as exc:
         raise FileTrouble(
-            f"reading {path} failed: {exc.strerror or exc}", hint="look at the path"
+            f"reading {path} failed: {exc.strerror or exc}", hint="check the path"
         ) from exc
 
 
@@ -121,7 +121,7 @@ def _show(result: RunResult, job: Job, *, as_json: bool) -> None:
     for warning in result.warnings:
         say(f"warning: {visible(warning)}")
     if result.truncated and not as_json:
-        say("warning: the output was cut; see --limit max_stdout_bytes")
+        say("warning: the output was truncated; see --limit max_stdout_bytes")
     if result.why is not None and not as_json:
         say(f"error: {visible(result.why.message)}")
         say(f"hint: {visible(result.why.hint)}")
@@ -131,13 +131,13 @@ def _show(result: RunResult, job: Job, *, as_json: bool) -> None:
 
 
 def _save(artifact: Artifact, out: Path, *, quiet: bool) -> None:
-    """Artifacts have names the code chose: they land below `out` or nowhere."""
+    """Write artifacts. The code chose their names, so paths outside `out` are skipped."""
     parts = PurePosixPath(artifact.path).parts
     if artifact.data is None:
         say(f"warning: {visible(artifact.path)} was left out: {artifact.omitted_reason}")
         return
     if not parts or artifact.path.startswith("/") or ".." in parts:
-        say(f"warning: {visible(artifact.path)} was left out: its name leads outside")
+        say(f"warning: {visible(artifact.path)} was left out: its path is outside the directory")
         return
     from sandkasten.client.transfer.tar_archive import write_below
 
@@ -147,7 +147,7 @@ def _save(artifact: Artifact, out: Path, *, quiet: bool) -> None:
     except OSError as exc:
         raise FileTrouble(
             f"writing {visible(artifact.path)} below {out} failed: {exc.strerror or exc}",
-            hint="look at the free space and the permissions there",
+            hint="check free space and permissions",
         ) from exc
     if not quiet:
         say(f"wrote {out / visible(artifact.path)} ({artifact.size_bytes} bytes)")

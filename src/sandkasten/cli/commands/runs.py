@@ -1,7 +1,7 @@
-"""Runs on the command line: followed, shown, listed, and the exit status each end has.
+"""Runs of agents and workflows: follow, show and list them, and map their ends to exit statuses.
 
-What a run says goes to stderr while it works, its result to stdout. Ctrl-C and SIGTERM cancel it,
-with its sandboxes, before the command ends.
+Events of a run go to stderr, its result to stdout. Ctrl-C and SIGTERM cancel it and destroy its
+sandboxes before the command exits.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def agents(state: State) -> AsyncAgents:
 
 
 def named(word: str) -> tuple[str, str | None]:
-    """A name of the library, or a file: its name and its text."""
+    """Return name and content of a definition; the content only for a file."""
     if "/" not in word and not word.endswith(_FILES):
         return word, None
     return stem(word), text_of(Path(word))
@@ -63,25 +63,25 @@ def text_of(path: Path) -> str:
         with path.open("rb") as file:
             data = file.read(_MAX_FILE + 1)
         if len(data) > _MAX_FILE:
-            raise FileTrouble(f"{path} is larger than {_MAX_FILE} bytes", hint="name another")
+            raise FileTrouble(f"{path} is larger than {_MAX_FILE} bytes", hint="use another path")
         return data.decode()
     except OSError as exc:
         raise FileTrouble(
-            f"reading {path} failed: {exc.strerror or exc}", hint="look at the path"
+            f"reading {path} failed: {exc.strerror or exc}", hint="check the path"
         ) from exc
     except UnicodeDecodeError as exc:
-        raise FileTrouble(f"{path} is no UTF-8", hint="save it as UTF-8") from exc
+        raise FileTrouble(f"{path} is not valid UTF-8", hint="save it as UTF-8") from exc
 
 
 def stdin() -> str:
     try:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as exc:
-        raise FileTrouble("what came on stdin is no UTF-8", hint="send UTF-8") from exc
+        raise FileTrouble("stdin is not valid UTF-8", hint="send UTF-8") from exc
 
 
 def json_of(word: str, option: str) -> Any:
-    """JSON itself, `@file`, or `-` for stdin."""
+    """Parse JSON from the argument, from `@file`, or from stdin for `-`."""
     text = stdin() if word == "-" else word
     if word.startswith("@"):
         text = text_of(Path(word[1:]))
@@ -89,17 +89,17 @@ def json_of(word: str, option: str) -> Any:
         return json.loads(text)
     except ValueError as exc:
         raise InvalidRequest(
-            f"{option} is no JSON: {exc}", hint=f"{option} '{{\"n\": 1}}', or @file.json"
+            f"{option} is not valid JSON: {exc}", hint=f"{option} '{{\"n\": 1}}', or @file.json"
         ) from None
 
 
 async def follow(state: State, service: AsyncAgents, row: RunRow, *, talk: bool) -> RunRow:
-    """The run at its end. Whoever ends this command ends the run."""
+    """Return the ended run; ending this command cancels the run."""
     if not state.json:
         say(f"run {row.id}")
-    told = _Told()
+    signalled = _Signalled()
     try:
-        with _ended_by_signal(told):
+        with _ended_by_signal(signalled):
             async with service.run_events(row.id) as events:
                 async for event in events:
                     if talk:
@@ -114,7 +114,7 @@ async def follow(state: State, service: AsyncAgents, row: RunRow, *, talk: bool)
                 ended = await service.cancel_run(row.id)
                 if state.json:
                     put_json(described(ended))
-        if told.terminated:
+        if signalled.terminated:
             raise SystemExit(EXIT_SIGNAL_BASE + signal.SIGTERM) from None
         raise
 
@@ -125,25 +125,25 @@ def _warn(warnings: object, whose: str = "") -> None:
 
 
 @dataclass(slots=True)
-class _Told:
+class _Signalled:
     terminated: bool = False
 
 
 @contextmanager
-def _ended_by_signal(told: _Told) -> Iterator[None]:
-    """SIGTERM is as good a reason to leave as Ctrl-C, and leaves nothing behind either."""
+def _ended_by_signal(signalled: _Signalled) -> Iterator[None]:
+    """Treat SIGTERM like Ctrl-C while the block lasts."""
     task = asyncio.current_task()
     loop = asyncio.get_running_loop()
     assert task is not None
 
     def end() -> None:
-        told.terminated = True
+        signalled.terminated = True
         task.cancel()
 
     try:
         loop.add_signal_handler(signal.SIGTERM, end)
     except (RuntimeError, ValueError):
-        # Not the main thread: somebody else minds the signals.
+        # Signal handlers can be set only in the main thread.
         yield
         return
     try:
@@ -153,7 +153,7 @@ def _ended_by_signal(told: _Told) -> Iterator[None]:
 
 
 def finish(state: State, row: RunRow) -> int:
-    """Show the end of a run; the exit status."""
+    """Print the result of a run and return the exit status."""
     if state.json:
         put_json(described(row))
     elif row.status == "completed":
@@ -191,11 +191,11 @@ def described(row: RunRow) -> dict[str, Any]:
 
 
 def line(event: RunEvent) -> str:
-    """One event in one line, for people."""
-    told = " ".join(
+    """Format an event as one line."""
+    details = " ".join(
         f"{name}={_brief(value)}" for name, value in event.data.items() if value not in (None, "")
     )
-    return visible(f"{event.seq:>4}  {event.type}  {told}")[:_WIDTH]
+    return visible(f"{event.seq:>4}  {event.type}  {details}")[:_WIDTH]
 
 
 def _brief(value: Any) -> str:
@@ -208,7 +208,7 @@ def _shown(output: Any) -> str:
         return ""
     if not isinstance(output, str):
         return json.dumps(output, indent=2 if sys.stdout.isatty() else None)
-    # What a model wrote must not drive a terminal; a file or a pipe gets it as it is.
+    # Output of a model must not control a terminal; a file or a pipe gets it unchanged.
     return "\n".join(map(visible, output.split("\n"))) if sys.stdout.isatty() else output
 
 
@@ -238,8 +238,8 @@ def table(state: State, rows: Sequence[RunRow]) -> None:
 
 def inspected(state: State, row: RunRow, events: Sequence[RunEvent]) -> None:
     if state.json:
-        told = [{"seq": e.seq, "at": e.at, "type": e.type, "data": dict(e.data)} for e in events]
-        put_json({**described(row), "state": dict(row.state), "events": told})
+        listed = [{"seq": e.seq, "at": e.at, "type": e.type, "data": dict(e.data)} for e in events]
+        put_json({**described(row), "state": dict(row.state), "events": listed})
         return
     shown = {name: value for name, value in described(row).items() if name != "id"}
     put_table(("FIELD", "VALUE"), [(name, _brief(value)) for name, value in shown.items()])
@@ -276,10 +276,10 @@ def definition(state: State, one: Definition) -> None:
 
 
 def checked(state: State, found: Sequence[Definition]) -> int:
-    """Say what is wrong with files; 1 when one cannot be used. JSON of several is a list."""
+    """Print the errors of files; return 1 if one is invalid. JSON of several files is a list."""
     if state.json:
-        told = [definition_fields(one) for one in found]
-        put_json(told if len(told) > 1 else told[0])
+        documents = [definition_fields(one) for one in found]
+        put_json(documents if len(documents) > 1 else documents[0])
     else:
         for one in found:
             complaints(one, f"{one.name}: " if len(found) > 1 else "")

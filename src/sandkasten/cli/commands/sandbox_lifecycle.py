@@ -1,4 +1,4 @@
-"""`create`, `pause`, `resume` and `rm`: sandboxes that stay, and their end."""
+"""`create`, `pause`, `resume` and `rm`: the lifecycle of persistent sandboxes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def update(state: State, start: str, request: UpdateRequest) -> None:
 
 
 async def pause(state: State, start: str, *, reclaim: bool) -> None:
-    """Stopped, and with `reclaim` also relieved of the memory it can spare."""
+    """Pause a sandbox; with `reclaim`, also release memory."""
     from sandkasten.client.server.server_pool import connect
 
     transport = await connect(state.place)
@@ -54,7 +54,7 @@ async def pause(state: State, start: str, *, reclaim: bool) -> None:
         put_json({**described(info), "reclaimed_bytes": freed})
         return
     if freed is not None:
-        say(f"{size(freed)} given back")
+        say(f"{size(freed)} released")
     put(info.id)
 
 
@@ -70,7 +70,7 @@ async def resume(state: State, start: str) -> None:
 
 
 async def remove(state: State, starts: Sequence[str], *, everything: bool) -> int:
-    """Each one named, or all. One that fails does not stop the others."""
+    """Remove the named sandboxes or all; a failure does not stop the others."""
     from sandkasten.client.server.server_pool import connect
 
     transport = await connect(state.place)

@@ -1,7 +1,4 @@
-"""The commands of one sandbox, from `create` to `rm`, as typer reads them.
-
-As in `app.py`, the bodies import what they need when they run.
-"""
+"""The commands of one sandbox, from `create` to `rm`, with their options."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from sandkasten.cli.state import go
 def create(
     context: typer.Context, options: dict[str, Any], backend: Backend = None, json: Json = False
 ) -> None:
-    """Make a sandbox that stays; print its id."""
+    """Create a persistent sandbox and print its id."""
     from sandkasten.cli.commands import sandbox_lifecycle
 
     go(sandbox_lifecycle.create(state_of(context, json=json, backend=backend), options))
@@ -27,7 +24,7 @@ def create(
 def ls(
     context: typer.Context,
     all_: Annotated[
-        bool, typer.Option("--all", help="Also what is kept ready for the next one-shot.")
+        bool, typer.Option("--all", help="Include sandboxes of the warm pool.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -45,7 +42,7 @@ def ps(context: typer.Context, id: Id, json: Json = False) -> None:
 
 
 def stats(context: typer.Context, id: Id, json: Json = False) -> None:
-    """Show what a sandbox uses. Memory, cpu, processes, disk, network."""
+    """Show memory, CPU, processes, disk and network usage of a sandbox."""
     from sandkasten.cli.commands import listings
 
     go(listings.stats(state_of(context, json=json), id))
@@ -55,16 +52,20 @@ def update(
     context: typer.Context,
     id: Id,
     ttl: Annotated[
-        float | None, typer.Option("--ttl", metavar="S", help="Seconds it lives without activity.")
+        float | None,
+        typer.Option("--ttl", metavar="S", help="Lifetime in seconds without activity."),
     ] = None,
     lifetime: Annotated[
-        float | None, typer.Option("--lifetime", metavar="S", help="Seconds since its creation.")
+        float | None,
+        typer.Option("--lifetime", metavar="S", help="Lifetime in seconds since its creation."),
     ] = None,
     label: Annotated[
         list[str],
-        typer.Option("--label", "-l", metavar="K=V", help="A label; these replace all it has."),
+        typer.Option(
+            "--label", "-l", metavar="K=V", help="A label; replaces all labels; repeatable."
+        ),
     ] = [],  # noqa: B006
-    no_labels: Annotated[bool, typer.Option("--no-labels", help="Take its labels away.")] = False,
+    no_labels: Annotated[bool, typer.Option("--no-labels", help="Remove all labels.")] = False,
     json: Json = False,
 ) -> None:
     """Change how long a sandbox lives, or its labels."""
@@ -82,7 +83,7 @@ def pause(
     context: typer.Context,
     id: Id,
     reclaim: Annotated[
-        bool, typer.Option("--reclaim", help="Also give back the memory it can spare.")
+        bool, typer.Option("--reclaim", help="Also release memory to the host.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -93,7 +94,7 @@ def pause(
 
 
 def resume(context: typer.Context, id: Id, json: Json = False) -> None:
-    """Let a paused sandbox go on where it stopped."""
+    """Resume a paused sandbox."""
     from sandkasten.cli.commands import sandbox_lifecycle
 
     go(sandbox_lifecycle.resume(state_of(context, json=json), id))
@@ -104,7 +105,7 @@ def rm(
     ids: Annotated[
         list[str] | None, typer.Argument(metavar="ID...", autocompletion=complete)
     ] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Every sandbox.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="All sandboxes.")] = False,
     json: Json = False,
 ) -> None:
     """Destroy sandboxes."""

@@ -1,16 +1,20 @@
-"""`serve` and `init`: being a daemon, and writing down how to be one."""
+"""`serve` and `init`: run a daemon, and write its settings."""
 
 from __future__ import annotations
 
+import os
+import secrets
 from typing import TYPE_CHECKING, Annotated, Final, cast
 
 import typer
+
+from sandkasten.errors import Conflict, FileTrouble
 
 if TYPE_CHECKING:
     from sandkasten.cli.state import State
 
 _CONFIG: Final = """\
-# How `sandkasten serve` runs here. Every key and its default: sandkasten config show
+# Settings of `sandkasten serve`. Every key and its default: sandkasten config show
 listen: "{listen}"
 data_dir: {data_dir}
 api_key_file: {key_file}
@@ -24,14 +28,14 @@ _SERVE: Final = """\b
 Examples:
   sandkasten serve                            loopback, ./sandkasten.yaml
   sandkasten serve --listen 0.0.0.0:8443 \\
-    --tls-cert chain.pem --tls-key key.pem    other machines; takes a key
+    --tls-cert chain.pem --tls-key key.pem    for other machines; requires a key
   sandkasten --data-dir /srv/box serve --config /etc/box.yaml
 
-It also listens on daemon.sock in the data directory: whoever can open that file
-is the operator and needs no key. On loopback it takes requests without one until
-the first key exists (sandkasten key create); any other address needs one.
-SIGTERM lets answers finish (drain_seconds), a second one ends at once. One line
-says when it is ready; then stderr has one JSON object for each event.
+It also listens on daemon.sock in the data directory: a client that can open that
+file is the operator and needs no key. On loopback, requests need no key until the
+first one exists (sandkasten key create); any other address requires a key.
+SIGTERM lets responses finish (drain_seconds); a second one exits at once. One line
+tells when it is ready; then stderr has one JSON object per event.
 Every setting: sandkasten config show --origin"""
 _INIT: Final = """\b
 Example:
@@ -46,7 +50,7 @@ def add_to(app: typer.Typer) -> None:
 def _serve(
     context: typer.Context,
     listen: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Where to listen (127.0.0.1:8080).")
+        str | None, typer.Option(metavar="HOST:PORT", help="Address to listen on (127.0.0.1:8080).")
     ] = None,
     config: Annotated[
         str | None, typer.Option(metavar="FILE", help="The settings file to read.")
@@ -55,14 +59,16 @@ def _serve(
         str | None, typer.Option(metavar="FILE", help="A file that holds the operator's key.")
     ] = None,
     tls_cert: Annotated[
-        str | None, typer.Option(metavar="PEM", help="A certificate chain: HTTPS.")
+        str | None, typer.Option(metavar="PEM", help="Certificate chain for HTTPS.")
     ] = None,
-    tls_key: Annotated[str | None, typer.Option(metavar="PEM", help="Its key.")] = None,
+    tls_key: Annotated[
+        str | None, typer.Option(metavar="PEM", help="Key of the certificate.")
+    ] = None,
     log_level: Annotated[
         str | None, typer.Option(metavar="L", help="debug, info, warning or error.")
     ] = None,
 ) -> None:
-    """Serve sandboxes over HTTP, until SIGTERM or Ctrl-C. Sandboxes outlive the daemon."""
+    """Serve sandboxes over HTTP until SIGTERM or Ctrl-C. Sandboxes outlive the daemon."""
     from sandkasten.client.server.embedded import serve
 
     state = cast("State", context.obj)
@@ -86,28 +92,38 @@ def _init(
         str, typer.Option(metavar="FILE", help="The settings file to write.")
     ] = "sandkasten.yaml",
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where the daemon will listen.")
+        str, typer.Option(metavar="HOST:PORT", help="Address of the daemon.")
     ] = "127.0.0.1:8080",
     default_image: Annotated[
-        str, typer.Option(metavar="I", help="What sandboxes run on that name no image.")
+        str, typer.Option(metavar="I", help="Image of sandboxes that name none.")
     ] = "host",
-    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
 ) -> None:
     """Write a settings file and a key for a daemon."""
-    from sandkasten.cli.new_file import write_new
     from sandkasten.client.server.embedded import settings
 
     state = cast("State", context.obj)
-    import os
-    import secrets
-
     data_dir = os.path.abspath(state.data_dir or str(settings(state.here).data_dir))
     path = os.path.abspath(config)
     key_file = os.path.join(os.path.dirname(path), "sandkasten.key")
     filled = _CONFIG.format(
         listen=listen, data_dir=data_dir, key_file=key_file, default_image=default_image
     )
-    write_new(key_file, f"sk-{secrets.token_urlsafe(32)}\n", mode=0o600, replace=force)
-    write_new(path, filled, mode=0o644, replace=force)
+    _write_new(key_file, f"sk-{secrets.token_urlsafe(32)}\n", mode=0o600, replace=force)
+    _write_new(path, filled, mode=0o644, replace=force)
     typer.echo(f"wrote {path} and {key_file}", err=True)
     typer.echo(f"start with: sandkasten serve --config {path}", err=True)
+
+
+def _write_new(path: str, content: str, *, mode: int, replace: bool) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    flags |= os.O_TRUNC if replace else os.O_EXCL
+    try:
+        fd = os.open(path, flags, mode)
+    except FileExistsError as exc:
+        raise Conflict(f"{path} already exists", hint="pass --force to replace it") from exc
+    except OSError as exc:
+        raise FileTrouble(f"cannot write {path}: {exc.strerror}", hint="check the path") from exc
+    with os.fdopen(fd, "w", encoding="utf-8") as file:
+        os.fchmod(file.fileno(), mode)
+        file.write(content)

@@ -1,8 +1,8 @@
-"""`shell`: a real terminal inside a sandbox, joined to the one we are on.
+"""`shell`: a terminal inside a sandbox, connected to the local one.
 
-Every key goes inside, Ctrl-C too, and the size follows ours. What the sandbox prints reaches
-this terminal unfiltered, as with any remote login. Our own terminal is put back as it was,
-however the shell ends.
+All keys are sent, Ctrl-C too, and the size follows the local terminal. Output of the sandbox
+reaches the terminal unfiltered, as with any remote login. The local terminal is restored at the
+end.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ async def shell(state: State, start: str | None, options: dict[str, Any]) -> int
 
 @contextmanager
 def _raw(descriptor: int) -> Iterator[None]:
-    """The terminal hands us every key at once; not for input that is no terminal."""
+    """Put the terminal into raw mode; no effect if input is not a terminal."""
     if not os.isatty(descriptor):
         yield
         return
@@ -57,7 +57,7 @@ def _raw(descriptor: int) -> Iterator[None]:
 
     before = termios.tcgetattr(descriptor)
     try:
-        # Drain, not flush: what was typed while the sandbox was made is not to be lost.
+        # Drain, not flush: keep what was typed while the sandbox was created.
         tty.setraw(descriptor, termios.TCSADRAIN)
         yield
     finally:
@@ -73,7 +73,7 @@ async def _join(terminal: AsyncTerminal) -> Result:
         errands.add(asyncio.create_task(_resize(terminal)))
 
     def ended() -> None:
-        # A hang-up or a kill must still put the terminal back, so it unwinds from here.
+        # A hang-up or a kill must also restore the terminal.
         if this is not None:
             this.cancel()
 
@@ -106,7 +106,7 @@ async def _keys(terminal: AsyncTerminal) -> None:
 
 
 def _size() -> os.terminal_size:
-    """What the terminal itself says; LINES and COLUMNS of the environment go stale."""
+    """Return the size of the terminal; LINES and COLUMNS of the environment go stale."""
     with suppress(OSError):
         size = os.get_terminal_size(STDIN)
         if size.lines and size.columns:

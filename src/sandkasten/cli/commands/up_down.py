@@ -1,4 +1,4 @@
-"""`up` and `down`: a daemon as a container, on the engine that DOCKER_HOST or the settings name."""
+"""`up` and `down`: a daemon as a container on the engine of DOCKER_HOST or the settings."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 # The first character keeps click from joining the lines.
 _UP: Final = """\b
 Examples:
-  sandkasten up                                   on the engine of this machine
+  sandkasten up                                   on the local engine
   sandkasten up --listen 0.0.0.0:8080             for other machines as well
   DOCKER_HOST=ssh://me@build sandkasten up        on another machine
-  sandkasten up --mode sidecar                    an engine of its own beside it
+  sandkasten up --mode sidecar                    with its own engine beside it
   sandkasten up --mode remote --engine tcp://box:2376 --engine-certs ./certs
   sandkasten up --env SANDKASTEN_ALLOWED_IMAGES=python --recreate
-  sandkasten up --dry-run                         what it would make
+  sandkasten up --dry-run                         print what it would create
 
-Once it runs, a second `up` says so. Settings of the daemon go in by --env; whatever it keeps lies
-in the volume sandkasten-data. Mode docker_socket hands it the engine's socket, and with it root of
-that machine: see the guide to Docker."""
+A second `up` reports the running daemon. Pass settings of the daemon with --env. Its data is in
+the volume sandkasten-data. Mode docker_socket gives the daemon the engine's socket, which is root
+access to that machine: see the guide to Docker."""
 _DOWN: Final = """\b
 Examples:
   sandkasten down                        the daemon and its sandboxes; its data stays
-  sandkasten down --keep-sessions        the daemon alone; the next `up` finds them
+  sandkasten down --keep-sessions        only the daemon; the next `up` finds the sandboxes
   sandkasten down --volumes --yes        everything"""
 
 
@@ -52,18 +52,20 @@ def _up(
     ] = "",
     listen: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Where it is published (127.0.0.1:8080)."),
+        typer.Option(metavar="HOST:PORT", help="Published address (127.0.0.1:8080)."),
     ] = None,
     api_key: Annotated[
         str | None,
-        typer.Option(metavar="KEY", help="Its key; better in SANDKASTEN_API_KEY; else made."),
+        typer.Option(
+            metavar="KEY", help="Its key; better set SANDKASTEN_API_KEY; default: generated."
+        ),
     ] = None,
     mode: Annotated[
         str, typer.Option(metavar="M", help="docker_socket, sidecar or remote.")
     ] = "docker_socket",
     workspace: Annotated[
         str | None,
-        typer.Option(metavar="W", help="Where sandboxes' files lie: auto, bind, shared, volume…"),
+        typer.Option(metavar="W", help="Storage of workspaces: auto, bind, shared, volume…"),
     ] = None,
     socket: Annotated[
         str, typer.Option(metavar="PATH", help="The engine's socket, on the engine's machine.")
@@ -79,23 +81,25 @@ def _up(
     ] = "",
     env: Annotated[
         list[str],
-        typer.Option("--env", "-e", metavar="K=V", help="A variable of the daemon; repeatable."),
-    ] = [],  # noqa: B006  (typer reads it, nobody writes to it)
+        typer.Option(
+            "--env", "-e", metavar="K=V", help="An environment variable of the daemon; repeatable."
+        ),
+    ] = [],  # noqa: B006  (typer reads it, nothing writes to it)
     timeout: Annotated[
-        float, typer.Option(metavar="S", help="Seconds until it must be ready.")
+        float, typer.Option(metavar="S", help="Seconds to wait until it is ready.")
     ] = 60.0,
     recreate: Annotated[
-        bool, typer.Option("--recreate", help="Replace one that runs; sandboxes live on.")
+        bool, typer.Option("--recreate", help="Replace a running daemon; sandboxes keep running.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be made, and make nothing.")
+        bool, typer.Option("--dry-run", help="Print the plan and create nothing.")
     ] = False,
     status: Annotated[
-        bool, typer.Option("--status", help="Say how it stands; 1 when it is not ready.")
+        bool, typer.Option("--status", help="Print the status; exit 1 if it is not ready.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Start the daemon as a container. It is ready when this ends."""
+    """Start the daemon as a container and wait until it is ready."""
     from sandkasten.cli.options import pairs
     from sandkasten.cli.state import go
     from sandkasten.model.installation_values import InstallationRequest
@@ -147,17 +151,17 @@ def _tell(done: Installed) -> None:
     from sandkasten.cli.output import put, say, visible
 
     if done.begun == "running":
-        say(f"a daemon runs already: {visible(done.image)}, {done.mode}")
+        say(f"a daemon is already running: {visible(done.image)}, {done.mode}")
         if done.changed:
-            say("it was asked for otherwise; replace it: sandkasten up --recreate …")
+            say("these options differ from its own; to apply them: sandkasten up --recreate …")
     else:
         say(f"{done.begun}: {visible(done.image)}, {done.mode}; ready")
     if done.machine:
-        say(f"it is published on the machine of {visible(done.machine)}, not on this one")
+        say(f"it is published on {visible(done.machine)}, not on this machine")
     put(f"export SANDKASTEN_URL={done.url}")
     if done.api_key is not None:
         put(f"export SANDKASTEN_API_KEY={done.api_key}")
-        say("that key is shown this once")
+        say("the key is not shown again")
 
 
 async def _draw(state: State, asked: InstallationRequest, flags: dict[str, str]) -> None:
@@ -172,7 +176,7 @@ async def _draw(state: State, asked: InstallationRequest, flags: dict[str, str])
     import json
 
     put(json.dumps(drawn.document, indent=2))
-    say("by hand, with a key in SANDKASTEN_API_KEY:")
+    say("the same with docker, with a key in SANDKASTEN_API_KEY:")
     for line in drawn.commands:
         say(f"  {line}")
 
@@ -203,30 +207,30 @@ def _show(standing: Standing) -> None:
 def _down(
     context: typer.Context,
     keep_sessions: Annotated[
-        bool, typer.Option("--keep-sessions", help="Leave sandboxes to the next daemon.")
+        bool, typer.Option("--keep-sessions", help="Keep the sandboxes for the next daemon.")
     ] = False,
     volumes: Annotated[
-        bool, typer.Option("--volumes", help="Remove its data as well: files, keys, books.")
+        bool, typer.Option("--volumes", help="Also delete its data: files, keys, journal.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     json: Json = False,
 ) -> None:
-    """Take the daemon away, and its sandboxes with it. Twice is fine."""
+    """Remove the daemon and its sandboxes. Twice is fine."""
     from sandkasten.cli.state import go
     from sandkasten.errors import InvalidRequest
 
     state = state_of(context, json=json)
     if keep_sessions and volumes:
         raise InvalidRequest(
-            "--keep-sessions and --volumes exclude each other: without its data nobody finds a "
-            "sandbox again",
-            hint="say one of them",
+            "--keep-sessions and --volumes exclude each other: without the data no daemon finds "
+            "the sandboxes",
+            hint="pass one of them",
         )
     if volumes and not yes:
         if not sys.stdin.isatty():
-            raise InvalidRequest("--volumes removes data, and nobody can be asked", hint="--yes")
+            raise InvalidRequest("--volumes deletes data", hint="pass --yes when not on a terminal")
         typer.confirm(
-            "Remove everything this daemon keeps: stored files, keys, books?", abort=True, err=True
+            "Delete all data of this daemon (stored files, keys, journal)?", abort=True, err=True
         )
     go(_end(state, keep_sessions=keep_sessions, volumes=volumes))
 
@@ -251,6 +255,6 @@ def _list(removed: Removed) -> None:
         for name in names:
             put(f"removed {kind} {visible(name)}")
     if not any((removed.containers, removed.volumes, removed.networks)):
-        say("there is nothing to take down")
+        say("nothing to remove")
     for name in removed.kept:
         say(f"kept volume {visible(name)}")

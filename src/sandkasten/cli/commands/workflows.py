@@ -1,4 +1,4 @@
-"""`workflow …`: workflows of agents, run by a daemon or, where none serves, by this process."""
+"""`workflow …`: workflows of agents, run by a daemon or by this process."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _list(context: typer.Context, json: Json = False) -> None:
 
 
 def _show(context: typer.Context, workflow: Which, json: Json = False) -> None:
-    """Show what a workflow is made of."""
+    """Show the definition of a workflow."""
     go(agents.shown(state_of(context, json=json), "workflow", workflow))
 
 
@@ -61,12 +61,12 @@ def _validate(
     workflows: Annotated[list[str], typer.Argument(metavar="WORKFLOW...", help="Ids or files.")],
     json: Json = False,
 ) -> None:
-    """Look whether workflow files can be used. Exit status 1 when one cannot."""
+    """Check workflow files. Exit status 1 if one is invalid."""
     raise SystemExit(go(agents.checked(state_of(context, json=json), "workflow", workflows)))
 
 
 def _graph(context: typer.Context, workflow: Which, json: Json = False) -> None:
-    """Print the steps of a workflow and where each leads, as a Mermaid flowchart."""
+    """Print the steps of a workflow as a Mermaid flowchart."""
     go(_drawn(state_of(context, json=json), workflow))
 
 
@@ -75,13 +75,13 @@ def _run(
     workflow: Which,
     input: Annotated[
         str | None,
-        typer.Option("--input", "-i", metavar="JSON|@FILE|-", help="What it begins with."),
+        typer.Option("--input", "-i", metavar="JSON|@FILE|-", help="Input of the workflow."),
     ] = None,
     follow: Follow = False,
     detach: Detach = False,
     json: Json = False,
 ) -> None:
-    """Run a workflow; print what came of it."""
+    """Run a workflow and print its result."""
     given = None if input is None else runs.json_of(input, "--input")
     state = state_of(context, json=json)
     raise SystemExit(go(_execute(state, workflow, given, follow=follow, detach=detach)))
@@ -101,7 +101,7 @@ def _resume(
     detach: Detach = False,
     json: Json = False,
 ) -> None:
-    """Go on with a run whose process died. A daemon does so by itself."""
+    """Resume a run whose process died. A daemon does so by itself."""
     raise SystemExit(go(_resumed(state_of(context, json=json), run, follow=follow, detach=detach)))
 
 

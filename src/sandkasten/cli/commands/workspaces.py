@@ -1,4 +1,4 @@
-"""`workspace …`: named workspaces listed, made, measured, copied, enlarged and deleted."""
+"""`workspace …`: list, create, measure, copy, enlarge and delete named workspaces."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...")]
 
 def commands() -> typer.Typer:
     group = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
-    group.callback(help="Workspaces that have a name and outlive their sandboxes.")(_nothing)
+    group.callback(help="Named workspaces, which outlive their sandboxes.")(_nothing)
     group.command("ls")(_ls)
     group.command("create")(_create)
     group.command("du")(_du)
@@ -40,10 +40,12 @@ def commands() -> typer.Typer:
 
 
 def megabytes(text: str) -> float:
-    """`500`, `500M`, `2G`: megabytes when nothing else is said."""
+    """Parse `500`, `500M` or `2G`; the default unit is megabytes."""
     found = _SIZE.match(text)
     if found is None:
-        raise InvalidRequest(f"{text[:40]!r} is not a size", hint="say 500 (megabytes), 500M or 2G")
+        raise InvalidRequest(
+            f"{text[:40]!r} is not a size", hint="write 500 (megabytes), 500M or 2G"
+        )
     return float(found[1]) * _IN_MB[found[2].lower()]
 
 
@@ -56,7 +58,7 @@ def described(one: Workspace) -> dict[str, Any]:
 
 
 def _nothing() -> None:
-    """Workspaces that have a name and outlive their sandboxes."""
+    """Named workspaces, which outlive their sandboxes."""
 
 
 def _ls(context: typer.Context, json: Json = False) -> None:
@@ -65,7 +67,7 @@ def _ls(context: typer.Context, json: Json = False) -> None:
 
 
 def _du(context: typer.Context, names: Names = None, json: Json = False) -> None:
-    """Show what workspaces take: their size, what is used, what that costs on the host's disk."""
+    """Show size, usage and disk space of workspaces."""
     go(_list(state_of(context, json=json), measured=names or []))
 
 
@@ -77,7 +79,7 @@ def _create(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Make an empty workspace."""
+    """Create an empty workspace."""
     state = state_of(context, json=json)
     size_mb = None if size is None else megabytes(size)
 
@@ -89,8 +91,10 @@ def _create(
 
 def _cp(
     context: typer.Context,
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A workspace nobody has.")],
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="A name that is free.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A workspace that is not in use.")
+    ],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="Name of the copy.")],
     json: Json = False,
 ) -> None:
     """Copy a workspace to a new name."""
@@ -108,7 +112,7 @@ def _resize(
     size: Annotated[str, typer.Argument(metavar="SIZE", help="500 (megabytes), 500M, 2G.")],
     json: Json = False,
 ) -> None:
-    """Make a workspace larger; never smaller."""
+    """Enlarge a workspace; it cannot shrink."""
     state = state_of(context, json=json)
     size_mb = megabytes(size)
 
@@ -123,7 +127,7 @@ def _rm(
     names: Annotated[list[str], typer.Argument(metavar="NAME...")],
     json: Json = False,
 ) -> None:
-    """Delete workspaces with everything in them."""
+    """Delete workspaces and their files."""
     raise SystemExit(go(_remove(state_of(context, json=json), names)))
 
 
@@ -142,7 +146,7 @@ async def _one(state: State, act: Any) -> None:
 
 
 async def _list(state: State, *, measured: Sequence[str] | None) -> None:
-    """`measured` None: all, cheaply; empty: all, measured; else those."""
+    """Print workspaces. `measured`: None for all without usage, empty for all, else those."""
     door = _door(state)
     if measured is None:
         found = await door.list()
@@ -192,7 +196,7 @@ def _table_of_sizes(found: Sequence[Workspace]) -> None:
 
 
 async def _remove(state: State, names: Sequence[str]) -> int:
-    """Each one named. One that fails does not stop the others."""
+    """Remove each of them; a failure does not stop the others."""
     door = _door(state)
     removed: list[str] = []
     failures: list[SandkastenError] = []

@@ -1,5 +1,5 @@
 """The daemon as a container: `sandkasten up` and `sandkasten down`.
 
-`plan` decides what there is to be, `commandline` writes it as a person would type it, `checks`
-looks before anything is made, `standing` makes it, `removal` takes it away.
+`install_plan` decides what to create, `docker_commands` prints it, `up_checks` checks the engine
+first, `installation` creates it, `container_removal` removes it.
 """

@@ -1,7 +1,7 @@
-"""Takes a daemon away, and with it the sandboxes of its installation. Twice is fine.
+"""Removal of an installed daemon and the sandboxes of its installation. Twice is fine.
 
-Sandboxes are asked to end through the daemon first, so that its books say they were closed; what is
-left then is removed by its owner's label. An installation that is not this one is not touched.
+Sandboxes are first destroyed through the daemon, so that its journal records it; what is left is
+removed by the owner label. Other installations are not touched.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ async def take_down(host: EngineHost, *, keep_sessions: bool, volumes: bool) -> 
     for name in (DATA_VOLUME, ENGINE_VOLUME):
         await _volume(host, name, gone, remove=volumes)
     if volumes:
-        # Copies of what the data held, under names that only we give.
+        # Copies of images of the data directory, under names that only the daemon gives.
         for repository in (STORE_REPOSITORY, PROBE_IMAGE):
             for name in await host.images(repository):
                 await host.remove_image(name)
@@ -86,7 +86,7 @@ async def _remove_sessions(host: EngineHost, owner: str, gone: _Gone) -> None:
         for name in await host.volumes(f"{LABEL_OWNER}={owner}"):
             await _volume(host, name, gone, remove=True)
     for name in await host.volumes(f"{LABEL}={RUNNER}"):
-        # Another installation's sandboxes may stand on the same runner: theirs is in use.
+        # A runner volume that another installation uses is not removed: the engine refuses.
         await _volume(host, name, gone, remove=True)
     await _volume(host, SHARED_VOLUME, gone, remove=True)
 
@@ -111,10 +111,10 @@ async def _volume(host: EngineHost, name: str, gone: _Gone, *, remove: bool) -> 
 
 
 async def owner_of(host: EngineHost, seen: HostedContainer | None) -> str:
-    """The id of this installation, from its data; empty when it never made a sandbox."""
+    """Return the id of this installation from its data; empty if it never created a sandbox."""
     if seen is not None:
         return _text(await host.read(NAME, OWNER_FILE))
-    # The daemon is gone already. A container that is never started shows what is in its volume;
+    # The daemon is already removed. A container that is never started gives access to its volume;
     # any image will do, and where there are sandboxes there is one.
     cells = await host.labelled(f"{LABEL}={CELL}")
     if not cells or await host.volume(DATA_VOLUME) is None:

@@ -1,4 +1,4 @@
-"""A plan as commands that a person could type instead. Pure; never holds a secret."""
+"""An install plan as docker commands to type. Pure; never contains a secret."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sandkasten.daemon.container.install_plan import KEY_FILE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sandkasten.daemon.container.install_plan import Body, Container, Plan
+    from sandkasten.daemon.container.install_plan import Body, InstallPlan, PlannedContainer
 
 _KEY = "SANDKASTEN_API_KEY"
 
 
-def commands_of(plan: Plan) -> tuple[str, ...]:
-    """`docker run` takes the key from the caller's environment, where `up` puts a file."""
+def commands_of(plan: InstallPlan) -> tuple[str, ...]:
+    """Return the commands. `docker run` takes the key from the environment, `up` from a file."""
     lines = [
         ["docker", "volume", "create", "--label", f"{LABEL}={one.kind}", one.name]
         for one in plan.volumes
@@ -29,7 +29,7 @@ def commands_of(plan: Plan) -> tuple[str, ...]:
     return tuple(shlex.join(line) for line in lines)
 
 
-def _options(container: Container) -> Iterator[str]:
+def _options(container: PlannedContainer) -> Iterator[str]:
     body, host = container.body, container.body["HostConfig"]
     yield from ("--name", container.name)
     for label, value in body["Labels"].items():
@@ -77,7 +77,7 @@ def _confinement(host: Body) -> Iterator[str]:
 
 
 def _mount(mount: Body) -> str:
-    said = f"type={mount['Type']},source={mount['Source']},target={mount['Target']}"
+    spec = f"type={mount['Type']},source={mount['Source']},target={mount['Target']}"
     if mount["ReadOnly"]:
-        said += ",readonly"
-    return said + (",volume-nocopy" if mount.get("VolumeOptions", {}).get("NoCopy") else "")
+        spec += ",readonly"
+    return spec + (",volume-nocopy" if mount.get("VolumeOptions", {}).get("NoCopy") else "")

@@ -1,7 +1,7 @@
-"""What `up` makes on an engine, as a value: volumes, networks and containers. Pure.
+"""The plan of `up` as a value: volumes, networks and containers on an engine. Pure.
 
-Knows the bodies of the engine's API, and asks nobody anything: what has to be found out first comes
-in as `Found`. Refuses with InvalidRequest what cannot be.
+Uses the request bodies of the Docker Engine API. Facts about the engine come in as `FoundEngine`.
+Raises InvalidRequest for an impossible request.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DATA_VOLUME: Final = "sandkasten-data"
 ENGINE_VOLUME: Final = "sandkasten-engine"
 CERTIFICATES_VOLUME: Final = "sandkasten-certificates"
 CLIENT_VOLUME: Final = "sandkasten-client-certificate"
-"""Only what a client needs: the daemon never sees the keys of its engine's authority."""
+"""Only the client's files: the daemon never sees the key of the engine's authority."""
 
 DATA_DIR: Final = "/var/lib/sandkasten"
 SHARED_DIR: Final = "/shared-sandboxes"
@@ -45,7 +45,7 @@ _PORT: Final = 8080
 _ANYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
-# The kinds of thing, values of names.LABEL.
+# Values of the label `resource_names.LABEL`.
 DAEMON: Final = "daemon"
 ENGINE: Final = "engine"
 DATA: Final = "data"
@@ -54,12 +54,12 @@ LABEL_MODE: Final = "sandkasten.mode"
 LABEL_PLAN: Final = "sandkasten.plan"
 
 WITHOUT_FILES: Final = ("volume", "archive")
-"""Workspace modes in which no file of a sandbox is ours to touch."""
+"""Workspace modes in which the daemon does not access files of sandboxes itself."""
 
-# The directories of a session are made for its user and its runner, dialled into, and removed with
-# whatever they wrote: give away (CHOWN, then FOWNER), enter and remove (DAC_OVERRIDE).
+# The daemon creates directories for a session's user and runner (CHOWN, FOWNER), enters them and
+# removes them with everything that was written (DAC_OVERRIDE).
 _CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER")
-# `drain_seconds` is 20; what comes after it takes moments.
+# Longer than `drain_seconds` (20), so that running requests can finish.
 STOP_S: Final = 30
 
 
@@ -74,12 +74,12 @@ class User:
 
 ROOT: Final = User(0, 0)
 IMAGE_USER: Final = User(10001, 10001)
-"""Of the image that `make image` builds."""
+"""The user of the image that `make image` builds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """Of a client, in PEM."""
+    """A client's certificate files, in PEM."""
 
     ca: bytes = field(repr=False)
     cert: bytes = field(repr=False)
@@ -87,8 +87,8 @@ class Certificates:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What was asked for."""
+class InstallSpec:
+    """The options of `up`."""
 
     image: str
     version: str
@@ -96,58 +96,58 @@ class Wish:
     host: str = "127.0.0.1"
     port: int = 8080
     socket: str = SOCKET_INSIDE
-    """Of the engine, on the engine's machine."""
+    """Path of the engine's socket on the engine's machine."""
     workspace: str = "auto"
     engine_image: str = ENGINE_IMAGE
     engine_host: str = ""
-    """The engine that a daemon in mode remote uses."""
+    """Address of the engine that a daemon in mode remote uses."""
     certificates: Certificates | None = field(default=None, repr=False)
     env: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What an engine was found to be."""
+class FoundEngine:
+    """Facts about the engine and the image."""
 
     remapped: bool = False
-    """Root in its containers is not root of its machine."""
+    """Whether root in its containers is another user on its machine."""
     socket_gid: int | None = None
-    """Unknown where the engine is not of this machine."""
+    """None if the engine is on another machine."""
     image_user: User = IMAGE_USER
 
 
 @dataclass(frozen=True, slots=True)
-class Volume:
+class PlannedVolume:
     name: str
     kind: str
     keep: bool = False
-    """Whether it outlives `down` that is not told otherwise."""
+    """Whether it outlives a `down` without --volumes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Container:
+class PlannedContainer:
     name: str
     body: Body
-    """As the engine's API takes it."""
+    """The request body of the Docker Engine API."""
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    """Put into its volumes before it starts: secrets have no place in an environment that
-    everybody who may inspect a container can read."""
+    """Written into its volumes before it starts. Secrets are files, because the environment of a
+    container is visible to every client of the engine."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class InstallPlan:
     mode: Mode
     url: str
     image: str
-    volumes: tuple[Volume, ...]
+    volumes: tuple[PlannedVolume, ...]
     networks: tuple[str, ...]
     user: User
-    """Whom the daemon is inside, and to whom the data belongs."""
-    containers: tuple[Container, ...]
-    """In the order of their start; the daemon is the last."""
+    """The daemon's user in its container, which owns the data."""
+    containers: tuple[PlannedContainer, ...]
+    """In start order; the daemon is the last."""
 
     @property
-    def daemon(self) -> Container:
+    def daemon(self) -> PlannedContainer:
         return self.containers[-1]
 
     @property
@@ -155,28 +155,28 @@ class Plan:
         return str(self.daemon.body["Labels"][LABEL_PLAN])
 
 
-def plan_of(wish: Wish, found: Found) -> Plan:
-    """InvalidRequest for a mode that is none, or that lacks what it needs."""
-    if wish.mode not in MODES:
+def plan_of(spec: InstallSpec, found: FoundEngine) -> InstallPlan:
+    """Raise InvalidRequest for an unknown mode, or one without its requirements."""
+    if spec.mode not in MODES:
         raise InvalidRequest(
-            f"there is no mode {wish.mode[:40]!r}", hint=did_you_mean(wish.mode, MODES)
+            f"{spec.mode[:40]!r} is not a valid mode", hint=did_you_mean(spec.mode, MODES)
         )
-    mode = cast("Mode", wish.mode)
+    mode = cast("Mode", spec.mode)
     if mode == "docker_socket":
-        return _on_the_socket(wish, found)
+        return _socket_plan(spec, found)
     if mode == "sidecar":
-        return _beside_an_engine(wish)
-    return _far_from_an_engine(wish, found)
+        return _sidecar_plan(spec)
+    return _remote_plan(spec, found)
 
 
-def _on_the_socket(wish: Wish, found: Found) -> Plan:
-    touches = wish.workspace not in WITHOUT_FILES
+def _socket_plan(spec: InstallSpec, found: FoundEngine) -> InstallPlan:
+    touches = spec.workspace not in WITHOUT_FILES
     mounts = [_volume(DATA_VOLUME, DATA_DIR)]
-    volumes = [Volume(DATA_VOLUME, DATA, keep=True)]
+    volumes = [PlannedVolume(DATA_VOLUME, DATA, keep=True)]
     if touches:
         mounts.append(_volume(SHARED_VOLUME, SHARED_DIR))
-        volumes.append(Volume(SHARED_VOLUME, SHARED))
-    mounts.append(_bind(wish.socket, SOCKET_INSIDE))
+        volumes.append(PlannedVolume(SHARED_VOLUME, SHARED))
+    mounts.append(_bind(spec.socket, SOCKET_INSIDE))
     host: Body = {"Mounts": mounts}
     user = ROOT
     if touches:
@@ -185,25 +185,25 @@ def _on_the_socket(wish: Wish, found: Found) -> Plan:
         host["GroupAdd"] = [str(found.socket_gid)]
         user = found.image_user
     if found.remapped:
-        # Root of a shifted range may not open the socket of the engine that shifted it.
+        # Root of a remapped range cannot open the socket of the engine.
         host["UsernsMode"] = "host"
     env = {
         "DOCKER_HOST": f"unix://{SOCKET_INSIDE}",
-        "SANDKASTEN_DOCKER_WORKSPACE_MODE": wish.workspace,
+        "SANDKASTEN_DOCKER_WORKSPACE_MODE": spec.workspace,
     }
-    daemon = _daemon(wish, env, host, user)
-    return _plan(wish, "docker_socket", user, volumes, daemon)
+    daemon = _daemon(spec, env, host, user)
+    return _plan(spec, "docker_socket", user, volumes, daemon)
 
 
-def _beside_an_engine(wish: Wish) -> Plan:
+def _sidecar_plan(spec: InstallSpec) -> InstallPlan:
     engine: Body = {
-        "Image": wish.engine_image,
-        # The name that stands in the certificate it makes for itself.
+        "Image": spec.engine_image,
+        # The name in the certificate that the engine generates for itself.
         "Hostname": ENGINE_NAME,
         "Env": ["DOCKER_TLS_CERTDIR=/certs", f"DOCKER_TLS_SAN=DNS:{ENGINE_NAME}"],
-        "Labels": _labels(ENGINE, wish.version),
+        "Labels": _labels(ENGINE, spec.version),
         "HostConfig": {
-            # An engine makes namespaces, mounts and groups: that is what privileged means.
+            # An engine creates namespaces, mounts and cgroups, which requires privileged.
             "Privileged": True,
             "Mounts": [
                 _volume(ENGINE_VOLUME, "/var/lib/docker"),
@@ -225,104 +225,104 @@ def _beside_an_engine(wish: Wish) -> Plan:
         "DOCKER_HOST": f"tcp://{ENGINE_NAME}:2376",
         **_tls(_SIDECAR_CERTIFICATES),
         "SANDKASTEN_DOCKER_ENGINE_MODE": "sidecar",
-        "SANDKASTEN_DOCKER_WORKSPACE_MODE": wish.workspace,
+        "SANDKASTEN_DOCKER_WORKSPACE_MODE": spec.workspace,
     }
     volumes = [
-        Volume(DATA_VOLUME, DATA, keep=True),
-        # Its sessions live in it; images too, which take long to fetch again.
-        Volume(ENGINE_VOLUME, ENGINE, keep=True),
-        Volume(CERTIFICATES_VOLUME, ENGINE),
-        Volume(CLIENT_VOLUME, ENGINE),
+        PlannedVolume(DATA_VOLUME, DATA, keep=True),
+        # Holds its sessions and images, which take long to pull again.
+        PlannedVolume(ENGINE_VOLUME, ENGINE, keep=True),
+        PlannedVolume(CERTIFICATES_VOLUME, ENGINE),
+        PlannedVolume(CLIENT_VOLUME, ENGINE),
     ]
-    # The key that such an engine makes for its client can be read by root alone.
-    daemon = _daemon(wish, env, host, ROOT)
-    before = (Container(ENGINE_NAME, engine),)
-    return _plan(wish, "sidecar", ROOT, volumes, daemon, before, (NETWORK,))
+    # Only root can read the key that such an engine generates for its client.
+    daemon = _daemon(spec, env, host, ROOT)
+    before = (PlannedContainer(ENGINE_NAME, engine),)
+    return _plan(spec, "sidecar", ROOT, volumes, daemon, before, (NETWORK,))
 
 
-def _far_from_an_engine(wish: Wish, found: Found) -> Plan:
-    scheme = wish.engine_host.partition("://")[0]
+def _remote_plan(spec: InstallSpec, found: FoundEngine) -> InstallPlan:
+    scheme = spec.engine_host.partition("://")[0]
     if scheme != "tcp":
-        named = wish.engine_host[:80] or "nothing"
+        named = spec.engine_host[:80] or "not set"
         raise InvalidRequest(
-            f"mode remote needs the tcp address of the engine to use, and --engine says {named}",
-            hint="--engine tcp://HOST:2376 --engine-certs DIRECTORY; to stand on that machine "
-            "itself, leave --mode out and name it in DOCKER_HOST (ssh:// is understood)",
+            f"mode remote requires the tcp address of an engine, and --engine is {named}",
+            hint="--engine tcp://HOST:2376 --engine-certs DIRECTORY; to install on that machine "
+            "itself, leave --mode out and set DOCKER_HOST (ssh:// works too)",
         )
-    if wish.certificates is None:
+    if spec.certificates is None:
         raise InvalidRequest(
-            f"there is no client certificate for {wish.engine_host[:80]}",
-            hint="name a directory with ca.pem, cert.pem and key.pem: --engine-certs DIRECTORY",
+            f"{spec.engine_host[:80]} requires a client certificate",
+            hint="--engine-certs DIRECTORY, with ca.pem, cert.pem and key.pem",
         )
     env = {
-        "DOCKER_HOST": wish.engine_host,
+        "DOCKER_HOST": spec.engine_host,
         **_tls(REMOTE_CERTIFICATES),
         "SANDKASTEN_DOCKER_ENGINE_MODE": "remote",
-        "SANDKASTEN_DOCKER_WORKSPACE_MODE": wish.workspace,
+        "SANDKASTEN_DOCKER_WORKSPACE_MODE": spec.workspace,
     }
     files = {
-        f"{REMOTE_CERTIFICATES}/ca.pem": wish.certificates.ca,
-        f"{REMOTE_CERTIFICATES}/cert.pem": wish.certificates.cert,
-        f"{REMOTE_CERTIFICATES}/key.pem": wish.certificates.key,
+        f"{REMOTE_CERTIFICATES}/ca.pem": spec.certificates.ca,
+        f"{REMOTE_CERTIFICATES}/cert.pem": spec.certificates.cert,
+        f"{REMOTE_CERTIFICATES}/key.pem": spec.certificates.key,
     }
     host: Body = {"Mounts": [_volume(DATA_VOLUME, DATA_DIR)]}
-    volumes = [Volume(DATA_VOLUME, DATA, keep=True)]
-    daemon = _daemon(wish, env, host, found.image_user, files)
-    return _plan(wish, "remote", found.image_user, volumes, daemon)
+    volumes = [PlannedVolume(DATA_VOLUME, DATA, keep=True)]
+    daemon = _daemon(spec, env, host, found.image_user, files)
+    return _plan(spec, "remote", found.image_user, volumes, daemon)
 
 
 def url_of(host: str, port: int | str) -> str:
-    """By which it is reached from its own machine."""
+    """Return the URL for clients on the same machine."""
     host = "127.0.0.1" if host in ("", *_ANYWHERE) else host
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _plan(
-    wish: Wish,
+    spec: InstallSpec,
     mode: Mode,
     user: User,
-    volumes: list[Volume],
-    daemon: Container,
-    before: tuple[Container, ...] = (),
+    volumes: list[PlannedVolume],
+    daemon: PlannedContainer,
+    before: tuple[PlannedContainer, ...] = (),
     networks: tuple[str, ...] = (),
-) -> Plan:
+) -> InstallPlan:
     containers = (*before, daemon)
-    # What a second `up` compares: a daemon that stands as it was asked for needs no other.
-    said = json.dumps([one.body for one in containers], sort_keys=True)
+    # A second `up` compares this: an equal plan needs no new container.
+    bodies = json.dumps([one.body for one in containers], sort_keys=True)
     daemon.body["Labels"] |= {
         LABEL_MODE: mode,
-        LABEL_PLAN: hashlib.sha256(said.encode()).hexdigest()[:16],
+        LABEL_PLAN: hashlib.sha256(bodies.encode()).hexdigest()[:16],
     }
-    url = url_of(wish.host, wish.port)
-    return Plan(mode, url, wish.image, tuple(volumes), networks, user, containers)
+    url = url_of(spec.host, spec.port)
+    return InstallPlan(mode, url, spec.image, tuple(volumes), networks, user, containers)
 
 
 def _daemon(
-    wish: Wish,
+    spec: InstallSpec,
     engine: Mapping[str, str],
     host: Body,
     user: User,
     files: Mapping[str, bytes] | None = None,
-) -> Container:
+) -> PlannedContainer:
     env = {
         "SANDKASTEN_BACKEND": "docker",
         "SANDKASTEN_DATA_DIR": DATA_DIR,
         "SANDKASTEN_LISTEN": f"0.0.0.0:{_PORT}",
         "SANDKASTEN_API_KEY_FILE": KEY_FILE,
         **engine,
-        **_names(wish.host),
-        **wish.env,
+        **_names(spec.host),
+        **spec.env,
     }
     body: Body = {
-        "Image": wish.image,
+        "Image": spec.image,
         "Env": [f"{name}={value}" for name, value in env.items()],
-        "Labels": _labels(DAEMON, wish.version),
+        "Labels": _labels(DAEMON, spec.version),
         "ExposedPorts": {f"{_PORT}/tcp": {}},
         "StopSignal": "SIGTERM",
         "StopTimeout": STOP_S,
         "HostConfig": {
             "PortBindings": {
-                f"{_PORT}/tcp": [{"HostIp": wish.host, "HostPort": str(wish.port)}],
+                f"{_PORT}/tcp": [{"HostIp": spec.host, "HostPort": str(spec.port)}],
             },
             "RestartPolicy": {"Name": "unless-stopped"},
             "ReadonlyRootfs": True,
@@ -338,15 +338,15 @@ def _daemon(
     }
     if user == ROOT:
         body["User"] = str(ROOT)
-        # An empty volume takes the owner of the image's directory, unless it is told not to.
+        # Without this an empty volume takes the owner of the image's directory.
         host["Mounts"][0]["VolumeOptions"] = {"NoCopy": True}
-    return Container(NAME, body, dict(files or {}))
+    return PlannedContainer(NAME, body, dict(files or {}))
 
 
 def _names(host: str) -> dict[str, str]:
-    """By which names it is reached: inside, the daemon sees an address that nobody uses."""
+    """Allow the published host name, which the daemon in its container does not know."""
     if host in _ANYWHERE:
-        # A page that rebinds its name still has no key, and without one nobody comes in.
+        # A web page that rebinds its name still has no key, and every request needs one.
         return {"SANDKASTEN_HTTP_ALLOWED_HOSTS": "*"}
     return {} if host in _LOOPBACK else {"SANDKASTEN_HTTP_ALLOWED_HOSTS": host}
 

@@ -1,25 +1,31 @@
-"""Stands a daemon on an engine, says how it stands, and takes it away.
+"""The daemon as a container on an engine: install it, report its status, remove it.
 
-Everything about it lies in volumes, so that a container can be replaced at any time: sandboxes are
-containers of their own, and the next daemon finds them. Fails with the errors of `checks` before
-anything is made, and with BackendUnavailable and the daemon's last words when it does not come up.
+All its state is in volumes, so the container can be replaced at any time; sandboxes are containers
+of their own, and the next daemon finds them. `up` fails with the errors of `up_checks` before it
+creates anything, and with BackendUnavailable and the last log lines if the daemon does not start.
 """
 
 from __future__ import annotations
 
 import asyncio
+import io
+import json
+import posixpath
 import secrets
+import tarfile
 import time
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.backends.docker.engine.engine_host import EngineHost
 from sandkasten.backends.docker.resource_names import CELL, LABEL, LABEL_OWNER, LABEL_VERSION
-from sandkasten.daemon.container import container_readiness, up_checks
+from sandkasten.daemon.container import up_checks
 from sandkasten.daemon.container.container_removal import owner_of, take_down
 from sandkasten.daemon.container.docker_commands import commands_of
 from sandkasten.daemon.container.install_plan import (
+    DAEMON_SOCKET,
     DATA_DIR,
     ENGINE_IMAGE,
     KEY_FILE,
@@ -29,12 +35,11 @@ from sandkasten.daemon.container.install_plan import (
     REPOSITORY,
     SOCKET_INSIDE,
     STOP_S,
-    Found,
-    Wish,
+    FoundEngine,
+    InstallSpec,
     plan_of,
     url_of,
 )
-from sandkasten.daemon.container.small_tar import packed
 from sandkasten.errors import BackendUnavailable
 from sandkasten.model.installation_values import Drawn, Installed, Standing
 
@@ -42,16 +47,41 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from sandkasten.backends.docker.engine.engine_host import EngineFacts, HostedContainer
-    from sandkasten.daemon.container.install_plan import Plan
+    from sandkasten.daemon.container.install_plan import InstallPlan, User
     from sandkasten.daemon.settings.resolver import Settings
     from sandkasten.model.installation_values import Begun, InstallationRequest, Removed
 
 _POLL_S: Final = 0.3
+_ASK_S: Final = 15.0
+_PROBE: Final = """\
+import http.client, socket, sys
+class Connection(http.client.HTTPConnection):
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(10)
+        self.sock.connect(sys.argv[1])
+connection = Connection("localhost")
+try:
+    connection.request("GET", "/readyz")
+    answer = connection.getresponse()
+    print(answer.read(65536).decode(errors="replace"))
+except OSError:
+    sys.exit(2)
+sys.exit(answer.status != 200)
+"""
+_COMMAND: Final = ("python3", "-I", "-S", "-c", _PROBE, DAEMON_SOCKET.removeprefix("unix://"))
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerReadiness:
+    ready: bool
+    reason: str = ""
+    remedy: str = ""
 
 
 @asynccontextmanager
 async def installation(settings: Settings) -> AsyncIterator[Installation]:
-    """On the engine that the settings (and so DOCKER_HOST) name."""
+    """Open the installation on the engine of the settings (and so of DOCKER_HOST)."""
     if settings.docker.trouble is not None:
         raise settings.docker.trouble
     made = Installation(settings)
@@ -68,7 +98,7 @@ class Installation:
 
     @property
     def _host(self) -> EngineHost:
-        """BackendUnavailable when no engine was named and none is there."""
+        """Raise BackendUnavailable if no engine is set and none is found."""
         if self._opened is None:
             self._opened = EngineHost(self._settings.docker.options)
         return self._opened
@@ -78,46 +108,46 @@ class Installation:
             await self._opened.aclose()
 
     async def up(self, asked: InstallationRequest) -> Installed:
-        plan_of(self._wish(asked, SOCKET_INSIDE), Found())
+        plan_of(self._spec(asked, SOCKET_INSIDE), FoundEngine())
         host = self._host
         facts = await up_checks.check_engine(host)
-        wish = self._wish(asked, host.socket)
+        spec = self._spec(asked, host.socket)
         seen = await host.container(NAME)
         up_checks.check_name(seen)
         if seen is not None and seen.state == "running" and not asked.recreate:
-            plan = plan_of(wish, up_checks.found_of(facts, host, wish.socket))
+            plan = plan_of(spec, up_checks.found_of(facts, host, spec.socket))
             await self._ready(asked.timeout_s)
             changed = seen.labels.get(LABEL_PLAN) != plan.mark
             return Installed(
                 "running", _url(seen), seen.image, _mode(seen), host.machine, changed=changed
             )
-        plan = await self._checked(wish, facts, seen)
+        plan = await self._checked(spec, facts, seen)
         if seen is not None:
-            # One that does not run has nothing that lies in no volume.
+            # A stopped container holds no state outside its volumes.
             await host.stop(NAME, STOP_S)
             await host.remove(NAME)
         key = await self._make(plan)
         try:
             await self._ready(asked.timeout_s)
         except BaseException:
-            await asyncio.shield(self._give_up(plan, told=key is None))
+            await asyncio.shield(self._give_up(plan, key_shown=key is None))
             raise
         begun: Begun = "created" if seen is None else "replaced"
         return Installed(begun, plan.url, plan.image, plan.mode, host.machine, key)
 
     async def drawn(self, asked: InstallationRequest) -> Drawn:
-        """What `up` would make. An engine that does not answer is taken for an ordinary one."""
-        wish, found = self._wish(asked, SOCKET_INSIDE), Found()
-        plan_of(wish, found)
+        """Return what `up` would create, also if the engine cannot be reached."""
+        spec, found = self._spec(asked, SOCKET_INSIDE), FoundEngine()
+        plan_of(spec, found)
         try:
             facts = await up_checks.check_engine(self._host)
-            wish = self._wish(asked, self._host.socket)
-            found = up_checks.found_of(facts, self._host, wish.socket)
+            spec = self._spec(asked, self._host.socket)
+            found = up_checks.found_of(facts, self._host, spec.socket)
         except BackendUnavailable as exc:
-            engine = f"not asked: {exc.message}"
+            engine = f"not reachable: {exc.message}"
         else:
             engine = f"{self._host.address.shown}, Docker {facts.version}"
-        plan = plan_of(wish, found)
+        plan = plan_of(spec, found)
         document = {
             "engine": engine,
             "mode": plan.mode,
@@ -135,19 +165,19 @@ class Installation:
         await up_checks.check_engine(self._host)
         seen = await self._host.container(NAME)
         if seen is None:
-            return Standing("absent", reason="there is no daemon", remedy="sandkasten up")
+            return Standing("absent", reason="no daemon is installed", remedy="sandkasten up")
         up_checks.check_name(seen)
-        told = container_readiness.Answer(False, f"the container is {seen.state}", "sandkasten up")
+        readiness = ContainerReadiness(False, f"the container is {seen.state}", "sandkasten up")
         if seen.state == "running":
-            told = await container_readiness.ask(self._host)
+            readiness = await _readiness(self._host)
         owner = await owner_of(self._host, seen)
         cells = (f"{LABEL}={CELL}", f"{LABEL_OWNER}={owner}")
         sandboxes = await self._host.labelled(*cells) if owner else ()
         return Standing(
             seen.state,
-            ready=told.ready,
-            reason=told.reason,
-            remedy=told.remedy,
+            ready=readiness.ready,
+            reason=readiness.reason,
+            remedy=readiness.remedy,
             url=_url(seen),
             image=seen.image,
             mode=_mode(seen),
@@ -163,10 +193,10 @@ class Installation:
 
     # ---- the steps of up
 
-    def _wish(self, asked: InstallationRequest, socket: str) -> Wish:
+    def _spec(self, asked: InstallationRequest, socket: str) -> InstallSpec:
         options, http = self._settings.docker.options, self._settings.http
         here = version("sandkasten")
-        return Wish(
+        return InstallSpec(
             image=asked.image or f"{REPOSITORY}:{here}",
             version=here,
             mode=asked.mode,
@@ -180,30 +210,32 @@ class Installation:
             env=asked.env,
         )
 
-    async def _checked(self, wish: Wish, facts: EngineFacts, seen: HostedContainer | None) -> Plan:
+    async def _checked(
+        self, spec: InstallSpec, facts: EngineFacts, seen: HostedContainer | None
+    ) -> InstallPlan:
         host = self._host
         user = await up_checks.check_image(
             host,
-            wish.image,
-            f"build it (make image) or fetch it (docker pull {wish.image}) on that engine, or "
-            "name another with --image",
+            spec.image,
+            f"build it (make image) or pull it (docker pull {spec.image}) on that engine, or "
+            "pass another with --image",
         )
-        if wish.mode == "sidecar":
+        if spec.mode == "sidecar":
             await up_checks.check_image(
                 host,
-                wish.engine_image,
-                f"docker pull {wish.engine_image} on that engine, or name another with "
+                spec.engine_image,
+                f"docker pull {spec.engine_image} on that engine, or pass another with "
                 "--engine-image",
             )
-        elif wish.mode == "docker_socket":
-            up_checks.check_socket(host, wish.socket)
-        await up_checks.check_port(host, wish, seen)
-        plan = plan_of(wish, up_checks.found_of(facts, host, wish.socket, user))
+        elif spec.mode == "docker_socket":
+            up_checks.check_socket(host, spec.socket)
+        await up_checks.check_port(host, spec, seen)
+        plan = plan_of(spec, up_checks.found_of(facts, host, spec.socket, user))
         await up_checks.check_data(host, plan.user)
         return plan
 
-    async def _make(self, plan: Plan) -> str | None:
-        """The key, if one was made."""
+    async def _make(self, plan: InstallPlan) -> str | None:
+        """Create everything and start it; return the key if one was generated."""
         host, here = self._host, version("sandkasten")
         for volume in plan.volumes:
             labels = {LABEL: volume.kind, LABEL_VERSION: here, up_checks.LABEL_USER: str(plan.user)}
@@ -219,13 +251,13 @@ class Installation:
             made = await self._give_files(plan)
             await host.start(NAME)
         except BaseException:
-            # Half made it would be taken for one that stands.
+            # A half-created container would be taken for an installed one.
             for one in plan.containers:
                 await asyncio.shield(host.remove(one.name))
             raise
         return made
 
-    async def _give_files(self, plan: Plan) -> str | None:
+    async def _give_files(self, plan: InstallPlan) -> str | None:
         files, made = dict(plan.daemon.files), None
         given = self._settings.http.api_key
         if given is None and not await self._host.read(NAME, KEY_FILE):
@@ -236,37 +268,37 @@ class Installation:
             await self._put(plan, files)
         return made
 
-    async def _put(self, plan: Plan, files: Mapping[str, bytes]) -> None:
+    async def _put(self, plan: InstallPlan, files: Mapping[str, bytes]) -> None:
         await self._host.put(NAME, DATA_DIR, packed(files, DATA_DIR, plan.user))
 
-    async def _give_up(self, plan: Plan, *, told: bool) -> None:
-        # It would start again and again; what it wrote stays to be read.
+    async def _give_up(self, plan: InstallPlan, *, key_shown: bool) -> None:
+        # Stop it, or the engine restarts it again and again; its log stays.
         await self._host.stop(NAME, STOP_S)
-        if not told:
-            # A key that nobody knows: the next `up` makes another.
+        if not key_shown:
+            # The key was never printed: let the next `up` generate another.
             await self._put(plan, {KEY_FILE: b""})
 
     async def _ready(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        told = container_readiness.Answer(False)
+        readiness = ContainerReadiness(False)
         while time.monotonic() < deadline:
             seen = await self._host.container(NAME)
             if seen is None:
                 raise BackendUnavailable(
-                    "the daemon's container was taken away while it started",
-                    hint="start it again: sandkasten up",
+                    "the daemon's container was removed while it started",
+                    hint="run sandkasten up again",
                 )
             if seen.state in ("exited", "dead", "restarting"):
-                told = container_readiness.Answer(False, "it ended")
+                readiness = ContainerReadiness(False, "it exited")
                 break
-            told = await container_readiness.ask(self._host)
-            if told.ready:
+            readiness = await _readiness(self._host)
+            if readiness.ready:
                 return
             await asyncio.sleep(_POLL_S)
         logs = await self._host.logs(NAME)
         raise BackendUnavailable(
-            f"the daemon did not become ready: {told.reason}",
-            hint=told.remedy or f"all it wrote: docker logs {NAME}; then sandkasten up again",
+            f"the daemon did not become ready: {readiness.reason}",
+            hint=readiness.remedy or f"read docker logs {NAME}, then run sandkasten up again",
             log=logs.splitlines(),
         )
 
@@ -277,3 +309,44 @@ def _url(seen: HostedContainer) -> str:
 
 def _mode(seen: HostedContainer) -> str:
     return seen.labels.get(LABEL_MODE, "")
+
+
+async def _readiness(host: EngineHost) -> ContainerReadiness:
+    """Ask the daemon from inside its container, by its Unix socket.
+
+    The published address may belong to another machine. Needs only `python3` in the image.
+    """
+    output = await host.ask(NAME, _COMMAND, _ASK_S)
+    if output is not None and output.status == 0:
+        return ContainerReadiness(True)
+    try:
+        problem = json.loads(output.text) if output is not None else {}
+    except ValueError:
+        problem = {}
+    if not isinstance(problem, dict) or "message" not in problem:
+        return ContainerReadiness(False, "it does not respond")
+    return ContainerReadiness(False, str(problem["message"])[:600], str(problem.get("hint") or ""))
+
+
+def packed(files: Mapping[str, bytes], below: str, user: User) -> bytes:
+    """Pack `files`, given by absolute path, as a tar for `below`; only `user` can read them."""
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w") as archive:
+        made: set[str] = set()
+        for path, content in sorted(files.items()):
+            name = posixpath.relpath(path, below)
+            directory = posixpath.dirname(name)
+            if directory and directory not in made:
+                made.add(directory)
+                archive.addfile(_member(directory, user, tarfile.DIRTYPE, 0o700))
+            member = _member(name, user, tarfile.REGTYPE, 0o600)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return written.getvalue()
+
+
+def _member(name: str, user: User, kind: bytes, mode: int) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type, member.mode = kind, mode
+    member.uid, member.gid = user.uid, user.gid
+    return member

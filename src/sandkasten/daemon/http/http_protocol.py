@@ -1,8 +1,8 @@
-"""HTTP connections that nobody can hold open by doing nothing.
+"""HTTP and WebSocket connections with deadlines, so that an idle client cannot hold one open.
 
-uvicorn's protocol with what it lacks: a time for the headers, a bound for their size and number,
-a time for a reader who reads nothing, and an end for whoever still sends after the answer. Knows
-no route and no key; what it refuses itself is answered in the one error body and closed.
+Adds to uvicorn's protocols: a deadline and bounds for the headers, a deadline for a client that
+does not read, and an end for a client that still sends after the response. Knows no route and no
+key; a refused request gets the common error body, and the connection is closed.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import secrets
 import socket
 import struct
 from contextlib import suppress
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from sandkasten.api.http_limits import HttpLimits
 from sandkasten.api.problems import body_of
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 
     from sandkasten.errors import Detail
 
-# After the answer, for what was on its way already; it is read and thrown away.
+# After the response, for bytes that were already on their way; they are read and dropped.
 LINGER_S: Final = 2.0
-# Up to here copying costs less than a second system call.
+# Up to this size copying costs less than a second system call.
 _JOINED_BYTES: Final = 64 * 1024
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 _PHRASES: Final = {
@@ -38,7 +39,7 @@ _PHRASES: Final = {
 
 
 class _Joined:
-    """What one answer is written to: its headers go out with the first piece of its body."""
+    """A transport for one response that sends its headers with the first piece of its body."""
 
     __slots__ = ("_held", "_loop", "_transport")
 
@@ -49,11 +50,11 @@ class _Joined:
 
     def write(self, data: bytes) -> None:
         if self._transport.is_closing():
-            # Whoever asked has left; uvloop would take it for a mistake of ours.
+            # The client has left; uvloop would log a write as a mistake of the application.
             self._held = b""
         elif self._held is None:
             self._held = data
-            # An answer whose body is not there yet must not keep its headers waiting.
+            # Headers must not wait for a body that comes later.
             self._loop.call_soon(self._flush)
         elif self._held and len(data) <= _JOINED_BYTES:
             data, self._held = self._held + data, b""
@@ -76,7 +77,7 @@ class _Joined:
 
 
 def guarded(rules: HttpLimits) -> type[HttpToolsProtocol]:
-    """The protocol class with these rules, for uvicorn's `http`."""
+    """Return the protocol class with these rules, for uvicorn's `http`."""
 
     class Guarded(GuardedProtocol):
         rules_ = rules
@@ -88,9 +89,9 @@ class GuardedProtocol(HttpToolsProtocol):
     rules_: ClassVar[HttpLimits] = HttpLimits()
 
     _heading = False
-    """In the midst of a request's headers."""
+    """Whether the headers of a request are being read."""
     _whole = True
-    """The request at hand has come to its end."""
+    """Whether the current request was read to its end."""
     _refused = False
     _upgraded = False
     _head_bytes = 0
@@ -101,7 +102,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # Its lines hold whole URLs, and what people put there by mistake.
+        # Its lines contain whole URLs, which may hold secrets by mistake.
         self.access_log = False
         self._wait_for_headers()
 
@@ -115,18 +116,18 @@ class GuardedProtocol(HttpToolsProtocol):
         heading = self._heading
         super().data_received(data)
         if heading and self._heading:
-            # The parser keeps a half-read header; nobody else counts what that takes.
+            # The parser keeps a half-read header without counting its size.
             self._head_bytes += len(data)
             if self._head_bytes > self.rules_.max_header_bytes:
                 self._refuse_head()
         elif self._idle and self._patience is None and self.timeout_keep_alive_task is None:
-            # Empty lines between two requests: they end the one wait, so they begin the other.
+            # Empty lines between two requests ended the keep-alive wait, so start this one.
             self._wait_for_headers()
 
     def handle_websocket_upgrade(self) -> None:
         self._cancel()
         if not self._refused:
-            # From here on the connection is another protocol's.
+            # From here on the WebSocket protocol owns the connection.
             self._upgraded = True
             super().handle_websocket_upgrade()
 
@@ -159,7 +160,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if not self._refused:
             super().on_headers_complete()
             if self.cycle is not None:
-                # Its task has not begun to run.
+                # The cycle's task has not started yet.
                 self.cycle.transport = _Joined(self.transport, self.loop)  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
@@ -194,20 +195,17 @@ class GuardedProtocol(HttpToolsProtocol):
             self._stalled = None
 
     def _reset(self) -> None:
-        """At once, and without the rest: the kernel would keep it for somebody who never reads."""
-        sock = self.transport.get_extra_info("socket")
-        if sock is not None:
-            with suppress(OSError):
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
-        self.transport.abort()
+        _reset(self.transport)
 
     # ---- refusals
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, InvalidRequest("this is no HTTP request", hint="speak HTTP/1.1"))
+        self._refuse(
+            400, InvalidRequest("malformed HTTP request", hint="send a valid HTTP/1.1 request")
+        )
 
     def _unsupported_upgrade_warning(self) -> None:
-        # A client's odd wish is not worth a warning in our log.
+        # An upgrade that a client asks for is not worth a warning in the log.
         pass
 
     def _wait_for_headers(self) -> None:
@@ -221,7 +219,10 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         seconds = f"{self.rules_.header_timeout_s:g}"
         self._refuse(
-            408, InvalidRequest(f"the headers did not come within {seconds} s", hint="send them")
+            408,
+            InvalidRequest(
+                f"the headers were not complete within {seconds} s", hint="send them without pauses"
+            ),
         )
 
     def _refuse_head(self) -> None:
@@ -229,9 +230,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self._refuse(
             431,
             PayloadTooLarge(
-                f"the headers are over {self.rules_.max_header_bytes} bytes "
-                f"or more than {self.rules_.max_headers}",
-                hint="send fewer or shorter ones",
+                f"the headers exceed {self.rules_.max_header_bytes} bytes "
+                f"or {self.rules_.max_headers} lines",
+                hint="send fewer or shorter headers",
                 **details,
             ),
         )
@@ -244,7 +245,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self.cycle is not None and not self.cycle.response_complete:
-            # An answer to an earlier request is under way; nothing may come in between.
+            # The response to an earlier request is under way, so no error can be sent.
             self.transport.abort()
             return
         body = as_json(body_of(error, "req_" + secrets.token_hex(8)))
@@ -252,8 +253,8 @@ class GuardedProtocol(HttpToolsProtocol):
             b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
             b"connection: close\r\n\r\n%s" % (status, _PHRASES[status], len(body), body)
         )
-        # What still comes is read and dropped for a moment: closing at once would reset the
-        # connection, and the client would never read why.
+        # Read and drop for a moment: closing at once would reset the connection, and the client
+        # could not read the error.
         self._patience = self.loop.call_later(LINGER_S, self.transport.abort)
         if self.transport.can_write_eof():
             self.transport.write_eof()
@@ -272,3 +273,66 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
+
+
+def _reset(transport: asyncio.Transport) -> None:
+    """Close at once and drop unsent bytes: a client that never reads would keep them."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        with suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+    transport.abort()
+
+
+def guarded_websocket(rules: HttpLimits) -> type[WebSocketsSansIOProtocol]:
+    """Return the protocol class with these rules, for uvicorn's `ws`."""
+
+    class Guarded(GuardedWebSocket):
+        rules_ = rules
+
+    return Guarded
+
+
+class GuardedWebSocket(WebSocketsSansIOProtocol):
+    """uvicorn's pings detect a dead client, but its closing handshake waits for a reader.
+
+    Also marks a refusal before the handshake as complete, so that it is not logged as an error.
+    """
+
+    rules_: ClassVar[HttpLimits] = HttpLimits()
+    _stalled: asyncio.TimerHandle | None = None
+
+    def handle_cont(self, event: Any) -> None:
+        # One buffer: a message can consist of any number of empty frames.
+        if not isinstance(self.frames[0], bytearray):
+            self.frames = [bytearray(self.frames[0])]  # type: ignore[list-item]
+        self.frames[0] += event.data
+        if event.fin:
+            self.frames = [bytes(self.frames[0])]
+            self.send_receive_event_to_app()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._stalled is None:
+            self._stalled = self.loop.call_later(self.rules_.write_timeout_s, self._reset)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._rest()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._rest()
+        super().connection_lost(exc)
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
+            self.handshake_complete = True
+
+    def _rest(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    def _reset(self) -> None:
+        _reset(self.transport)

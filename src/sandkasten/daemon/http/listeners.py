@@ -1,7 +1,7 @@
-"""The sockets a daemon is reached by, and the HTTP servers behind them.
+"""The listening sockets of a daemon and the HTTP servers behind them.
 
-One on the network (with TLS when there is a certificate), one in the data directory: whoever can
-open that file is the operator. Fails with InvalidConfiguration before anything is served.
+One is on the network (with TLS if a certificate is set), one in the data directory: a client that
+can open that file is the operator. Raises InvalidConfiguration before anything is served.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from sandkasten.daemon.http.http_protocol import guarded
-from sandkasten.daemon.http.websocket_protocol import guarded_websocket
+from sandkasten.daemon.http.http_protocol import guarded, guarded_websocket
 from sandkasten.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
@@ -35,15 +34,15 @@ _MAX_SOCKET_PATH = 107
 
 
 class _Http(uvicorn.Server):
-    """Leaves signals to the daemon, and says when it is there."""
+    """A server that leaves signals to the daemon and sets `ready` when it listens."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self.there = asyncio.Event()
+        self.ready = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self.there.set()
+        self.ready.set()
 
     def stop_accepting(self) -> None:
         for server in self.servers:
@@ -55,7 +54,7 @@ class _Http(uvicorn.Server):
 
 
 class Listening:
-    """Both servers while they serve."""
+    """The servers while they serve."""
 
     def __init__(self, servers: list[_Http], url: str) -> None:
         self.url = url
@@ -70,7 +69,7 @@ class Listening:
 async def listening(
     app: AsgiApp, rules: HttpSettings, guard: HttpLimits
 ) -> AsyncIterator[Listening]:
-    """Serves until the block ends; what is then still open is closed."""
+    """Serve until the block ends; connections that are still open are then closed."""
     network, local = _network_socket(rules), _local_socket(rules.socket)
     servers = [_http(app, rules, guard, tls=_tls(rules)), _http(app, rules, guard, tls=None)]
     async with _served(servers, [network, local]):
@@ -80,10 +79,10 @@ async def listening(
 
 
 @asynccontextmanager
-async def listening_abroad(
+async def listening_on_network(
     app: AsgiApp, rules: HttpSettings, guard: HttpLimits
 ) -> AsyncIterator[Listening]:
-    """The same on the network alone."""
+    """Serve on the network alone, until the block ends."""
     network = _network_socket(rules)
     servers = [_http(app, rules, guard, tls=_tls(rules))]
     async with _served(servers, [network]):
@@ -96,7 +95,7 @@ async def _served(servers: list[_Http], sockets: list[socket.socket]) -> AsyncIt
         for one, sock in zip(servers, sockets, strict=True):
             group.create_task(one.serve(sockets=[sock]))
         for one in servers:
-            await one.there.wait()
+            await one.ready.wait()
         try:
             yield
         finally:
@@ -121,12 +120,12 @@ def _http(
         access_log=False,
         lifespan="off",
         ws=guarded_websocket(guard),
-        # A frame of a terminal or a proxied page; larger messages come in several.
+        # A frame of a terminal or of a proxied page; larger messages use several frames.
         ws_max_size=16 << 20,
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=int(rules.keep_alive_s),
-        # Answers were waited for before; what is left by then are streams.
+        # Responses were waited for before; only streams are left by then.
         timeout_graceful_shutdown=1,
         backlog=_BACKLOG,
     )
@@ -154,7 +153,7 @@ def _network_socket(rules: HttpSettings) -> socket.socket:
     except OSError as exc:
         raise InvalidConfiguration(
             f"cannot listen on {rules.host}:{rules.port}: {exc.strerror or exc}",
-            hint="another program may have the port; choose one with --listen",
+            hint="another program may use the port; choose another with --listen",
             setting="listen",
         ) from exc
     return sock
@@ -164,17 +163,17 @@ def _local_socket(path: Path) -> socket.socket:
     if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
         raise InvalidConfiguration(
             f"the path of the daemon's socket is too long: {path}",
-            hint="set socket to a shorter one, in a directory that only you can enter",
+            hint="set socket to a shorter path, in a directory that only you can enter",
             setting="socket",
         )
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # We hold the lock of the data directory: what stands there is a dead daemon's.
+        # This process holds the lock of the data directory: the file is a dead daemon's.
         with suppress(FileNotFoundError):
             if not stat.S_ISSOCK(path.lstat().st_mode):
                 raise InvalidConfiguration(
-                    f"{path} is there and is no socket",
-                    hint="name another path, or remove it",
+                    f"{path} exists and is not a socket",
+                    hint="set socket to another path, or remove the file",
                     setting="socket",
                 )
             path.unlink()
@@ -187,7 +186,9 @@ def _local_socket(path: Path) -> socket.socket:
     except OSError as exc:
         sock.close()
         raise InvalidConfiguration(
-            f"cannot listen on {path}: {exc.strerror}", hint="check the directory", setting="socket"
+            f"cannot listen on {path}: {exc.strerror}",
+            hint="check owner and mode of the directory",
+            setting="socket",
         ) from exc
     return sock
 
@@ -203,7 +204,7 @@ def _tls(rules: HttpSettings) -> ssl.SSLContext | None:
         reason: Any = getattr(exc, "strerror", None) or exc
         raise InvalidConfiguration(
             f"the certificate {rules.tls_cert} and its key cannot be used: {reason}",
-            hint="both in PEM, the chain in the first, readable by the daemon's user",
+            hint="use PEM files, the chain in tls.cert, readable by the daemon's user",
             setting="tls.cert",
         ) from exc
     return context
