@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.client.server.embedded import Place, settings
+from sandkasten.client.server.embedded import ServerAddress, settings
 from sandkasten.daemon.compose import open_engine
 from sandkasten.errors import SessionNotFound
 from tests.api.daemon_in_process import serving
@@ -27,7 +27,7 @@ async def _emptied(engine: Engine) -> None:
 
 @pytest.fixture
 async def engine(tmp_path):
-    one = await open_engine(settings(Place(str(tmp_path / "data"), "unisolated")))
+    one = await open_engine(settings(ServerAddress(str(tmp_path / "data"), "unisolated")))
     yield one
     await _emptied(one)
 
@@ -40,7 +40,7 @@ async def daemon(engine):
 
 @pytest.fixture
 async def real_engine(tmp_path):
-    one = await open_engine(settings(Place(str(tmp_path / "data"), "local")))
+    one = await open_engine(settings(ServerAddress(str(tmp_path / "data"), "local")))
     yield one
     await _emptied(one)
 

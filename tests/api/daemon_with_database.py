@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.api.request.authentication import Doorkeeper
-from sandkasten.client.server.embedded import Place, settings
+from sandkasten.client.server.embedded import ServerAddress, settings
 from sandkasten.daemon.compose import prepare_data_dir
 from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.engine.clock import SystemClock
@@ -28,7 +28,7 @@ async def booked(engine: Engine, data_dir: Path, **parts: Any) -> AsyncIterator[
     """Serve a daemon that requires a key: the operator's, or one created with it."""
     clock = SystemClock()
     prepare_data_dir(data_dir)
-    async with open_books(settings(Place(str(data_dir), "unisolated")), clock) as books:
+    async with open_books(settings(ServerAddress(str(data_dir), "unisolated")), clock) as books:
         doorkeeper = Doorkeeper(clock=clock, keys=books.keys, api_key=OPERATOR)
         parts = {"doorkeeper": doorkeeper, "files": books.files, **parts}
         async with serving(engine, journal=books.journal, keys=books.keys, **parts) as one:

@@ -12,7 +12,13 @@ import time
 import pytest
 
 from sandkasten.api.response import streamed_response
-from sandkasten.api.response.byte_ranges import Span, Unsatisfiable, Version, disposition, wanted
+from sandkasten.api.response.byte_ranges import (
+    FileVersion,
+    Span,
+    Unsatisfiable,
+    disposition,
+    wanted,
+)
 from tests.patience import FAR_TOO_LATE_S, PATIENCE_S
 
 MIB = 1 << 20
@@ -114,12 +120,12 @@ async def test_a_download_is_resumed_only_of_the_same_file(real):
 
 
 def test_ranges_at_the_edges_are_exact():
-    version = Version.of(0, 5, now=100)
+    version = FileVersion.of(0, 5, now=100)
     with pytest.raises(Unsatisfiable):
         wanted({"range": "bytes=0-"}, version)
     assert wanted({}, version) is None
-    assert wanted({"range": "bytes= 1-2 "}, Version.of(9, 5, now=100)) == Span(1, 2)
-    assert Version.of(1, -5, now=100).headers.keys() == {"ETag", "Accept-Ranges"}
+    assert wanted({"range": "bytes= 1-2 "}, FileVersion.of(9, 5, now=100)) == Span(1, 2)
+    assert FileVersion.of(1, -5, now=100).headers.keys() == {"ETag", "Accept-Ranges"}
 
 
 ODD_NAMES = [

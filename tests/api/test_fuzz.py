@@ -20,7 +20,7 @@ import schemathesis
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
-from sandkasten.client.server.embedded import Place, settings
+from sandkasten.client.server.embedded import ServerAddress, settings
 from sandkasten.daemon.agent_services import agent_service
 from sandkasten.daemon.compose import open_engine, prepare_data_dir
 from sandkasten.daemon.persistent_stores import Books, open_books
@@ -82,7 +82,7 @@ class Target:
 
     async def _serve(self) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        here = settings(Place(str(self._data_dir), "unisolated"))
+        here = settings(ServerAddress(str(self._data_dir), "unisolated"))
         prepare_data_dir(self._data_dir)
         async with open_books(here, SystemClock()) as books:
             engine = await open_engine(here, journal=books.journal)

@@ -23,7 +23,7 @@ from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.api.routes.route_table import ALL
 from sandkasten.client.run_once import run_async
 from sandkasten.client.server.agents_transport import agents_of
-from sandkasten.client.server.server_pool import Place, open_transport
+from sandkasten.client.server.server_pool import ServerAddress, open_transport
 from sandkasten.daemon.agent_services import agent_service
 from sandkasten.daemon.compose import open_engine, prepare_data_dir
 from sandkasten.daemon.persistent_stores import open_books
@@ -458,7 +458,7 @@ async def tool_caller(daemon: Daemon, key: dict[str, str], through: str) -> Asyn
 
         yield by_http
         return
-    place = Place(url=daemon.url, api_key=key["Authorization"].removeprefix("Bearer "))
+    place = ServerAddress(url=daemon.url, api_key=key["Authorization"].removeprefix("Bearer "))
     async with agents_of(place) as agents:
         sandboxes = await open_transport(place)
         try:

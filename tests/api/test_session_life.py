@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from sandkasten.api.request.authentication import Doorkeeper
-from sandkasten.client.server.embedded import Place, settings
+from sandkasten.client.server.embedded import ServerAddress, settings
 from sandkasten.daemon.compose import open_engine
 from sandkasten.engine.clock import SystemClock
 from sandkasten.model.access.tenancy import TenantQuota
@@ -34,7 +34,7 @@ async def journal():
 @pytest.fixture
 async def journaled_daemon(tmp_path, journal):
     """A daemon with a journal."""
-    place = settings(Place(str(tmp_path / "data"), "unisolated"))
+    place = settings(ServerAddress(str(tmp_path / "data"), "unisolated"))
     engine = await open_engine(place, journal=journal)
     await engine.recover()
     quota = TenantQuota(max_sessions=4, max_memory_bytes=4000 * MIB, max_disk_bytes=4000 * MIB)

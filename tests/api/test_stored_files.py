@@ -10,7 +10,7 @@ import time
 import aiohttp
 import pytest
 
-from sandkasten.client.server.embedded import Place, settings
+from sandkasten.client.server.embedded import ServerAddress, settings
 from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.engine.clock import SystemClock
 from sandkasten.model.files.file_keys import FileRules
@@ -25,7 +25,7 @@ SHA256 = "sha256:" + hashlib.sha256(DATA).hexdigest()
 @pytest.fixture
 async def daemon(engine, tmp_path):
     """A daemon on loopback without keys, used as the operator."""
-    plain = settings(Place(str(tmp_path / "data"), "unisolated"))
+    plain = settings(ServerAddress(str(tmp_path / "data"), "unisolated"))
     (tmp_path / "data").mkdir(exist_ok=True)
     async with (
         open_books(plain, SystemClock()) as books,
@@ -273,7 +273,7 @@ async def test_a_file_is_staged_into_a_session_and_published(daemon):
 
 
 async def test_a_file_is_staged_into_a_real_sandbox_and_published(real_engine, tmp_path):
-    plain = settings(Place(str(tmp_path / "data"), "local"))
+    plain = settings(ServerAddress(str(tmp_path / "data"), "local"))
     async with (
         open_books(plain, SystemClock()) as books,
         serving(real_engine, journal=books.journal, files=books.files) as daemon,

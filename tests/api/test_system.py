@@ -9,7 +9,7 @@ import pytest
 from sandkasten.api.http_limits import HttpLimits
 from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.api.response.docs_page import CSP, page
-from sandkasten.client.server.embedded import Place, settings
+from sandkasten.client.server.embedded import ServerAddress, settings
 from sandkasten.daemon.compose import open_engine
 from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import BackendUnavailable
@@ -116,7 +116,9 @@ def test_the_docs_page_escapes_its_content():
 async def metered_daemon(tmp_path):
     metrics = Metrics("1.0")
     events = FanOut(LogEvents(), metrics)
-    engine = await open_engine(settings(Place(str(tmp_path / "data"), "unisolated")), events=events)
+    engine = await open_engine(
+        settings(ServerAddress(str(tmp_path / "data"), "unisolated")), events=events
+    )
     async with serving(engine, metrics=metrics, events=events) as one:
         yield one
     for info in await engine.list(all=True):

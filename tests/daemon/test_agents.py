@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from sandkasten.agents.agent_service import PLAIN_IDLE_S, TOUCH_EVERY_S
-from sandkasten.client.server.embedded import Place, open_engine
+from sandkasten.client.server.embedded import ServerAddress, open_engine
 from sandkasten.model.optional_extras import install_command
 from sandkasten.store.run_directory import RunDirectory
 from tests.agents.agency import environ_for, files_in, played, until
@@ -167,7 +167,7 @@ async def test_a_killed_command_leaves_a_sandbox_that_ends_by_itself_within_a_mi
     run_id = await only_run(data_dir)
     process.kill()
     await process.communicate()
-    engine = await open_engine(Place(str(data_dir), "local"))
+    engine = await open_engine(ServerAddress(str(data_dir), "local"))
     try:
         [info] = await engine.list()
         assert info.session_key == f"agent:{run_id}:default"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.client.server.embedded import Place, settings
+from sandkasten.client.server.embedded import ServerAddress, settings
 from sandkasten.daemon.compose import open_engine
 from sandkasten.errors import SessionExpired
 from sandkasten.model.commands.exec_values import ExecRequest
@@ -33,7 +33,7 @@ RACES = 200 if os.environ.get("SANDKASTEN_LONG") == "1" else 20
 @asynccontextmanager
 async def daemon(path: Path, journal: MemoryJournal):
     """An engine as in a daemon. Leaving the block keeps its sandboxes."""
-    engine = await open_engine(settings(Place(str(path), "local")), journal=journal)
+    engine = await open_engine(settings(ServerAddress(str(path), "local")), journal=journal)
     try:
         yield engine, await engine.recover()
     finally:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandkasten.model.commands.kept_output import Output, gap_marker
+from sandkasten.model.commands.kept_output import KeptOutput, gap_marker
 
 
-def _fed(cap: int, chunks: list[bytes]) -> Output:
-    output, offset = Output(cap, cap), 0
+def _fed(cap: int, chunks: list[bytes]) -> KeptOutput:
+    output, offset = KeptOutput(cap, cap), 0
     for seq, chunk in enumerate(chunks, 1):
         output.add(seq, "stdout", offset, chunk)
         offset += len(chunk)
@@ -35,7 +35,7 @@ def test_head_and_tail_are_exact_for_any_chunking(chunks, cap):
 
 
 def test_a_gap_is_counted_for_the_chunk_after_it():
-    output = Output(100, 100)
+    output = KeptOutput(100, 100)
     assert output.add(1, "stdout", 0, b"abc") == 0
     assert output.add(9, "stdout", 1003, b"xyz") == 1000
     assert output.kept("stdout", totals={}) == b"abc" + gap_marker(1000) + b"xyz"
@@ -43,7 +43,7 @@ def test_a_gap_is_counted_for_the_chunk_after_it():
 
 
 def test_both_streams_keep_their_order_of_arrival():
-    output = Output(100, 100)
+    output = KeptOutput(100, 100)
     output.add(1, "stdout", 0, b"one ")
     output.add(2, "stderr", 0, b"two ")
     output.add(3, "stdout", 4, b"three")
@@ -53,7 +53,7 @@ def test_both_streams_keep_their_order_of_arrival():
 
 
 def test_a_chunk_that_comes_twice_or_overlaps_is_kept_once():
-    output = Output(100, 100)
+    output = KeptOutput(100, 100)
     output.add(1, "stdout", 0, b"abcdef")
     output.add(1, "stdout", 0, b"abcdef")
     output.add(2, "stdout", 4, b"efgh")
@@ -61,13 +61,13 @@ def test_a_chunk_that_comes_twice_or_overlaps_is_kept_once():
 
 
 def test_bytes_lost_at_the_end_are_not_hidden():
-    output = Output(100, 100)
+    output = KeptOutput(100, 100)
     output.add(1, "stdout", 0, b"abc")
     assert output.kept("stdout", totals={"stdout": 10}) == b"abc" + gap_marker(7)
 
 
 def test_a_million_small_writes_cost_their_bytes_and_not_a_million_objects():
-    output = Output(200_000, 200_000)
+    output = KeptOutput(200_000, 200_000)
     for seq in range(1, 300_001):
         output.add(seq, "stdout", seq - 1, b"x")
     stream = output._streams["stdout"]
@@ -76,7 +76,7 @@ def test_a_million_small_writes_cost_their_bytes_and_not_a_million_objects():
 
 
 def test_a_flood_leaves_no_more_than_the_caps():
-    output, block, offset = Output(1000, 1000), b"y" * 65_536, 0
+    output, block, offset = KeptOutput(1000, 1000), b"y" * 65_536, 0
     for seq in range(1, 2000):
         output.add(seq, "stdout", offset, block)
         offset += len(block)

@@ -15,13 +15,13 @@ from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from sandkasten.model.sandbox.workspace import (
     StoredWorkspace,
+    WorkspaceRequest,
     WorkspaceRules,
-    WorkspaceWish,
     admit,
     check_count,
     check_size,
     checked_workspace_name,
-    workspace_wish,
+    workspace_request,
 )
 
 ROW = Record(
@@ -89,27 +89,29 @@ def test_any_other_claim_is_refused_and_names_the_holder(shared, holders):
 
 def test_a_request_has_a_workspace_name_mode_and_size():
     rules = WorkspaceRules(max_bytes=100 * MIB)
-    assert workspace_wish(CreateRequest(), rules) is None
-    plain = workspace_wish(CreateRequest(SandboxOptions(workspace_id="w")), rules)
-    assert plain == WorkspaceWish("w", shared=False, asked_bytes=None)
+    assert workspace_request(CreateRequest(), rules) is None
+    plain = workspace_request(CreateRequest(SandboxOptions(workspace_id="w")), rules)
+    assert plain == WorkspaceRequest("w", shared=False, asked_bytes=None)
     asked = CreateRequest(
         SandboxOptions(workspace_id="w", workspace_mode="shared", limits={"workspace_mb": 64})
     )
-    assert workspace_wish(asked, rules) == WorkspaceWish("w", shared=True, asked_bytes=64 * MIB)
+    assert workspace_request(asked, rules) == WorkspaceRequest(
+        "w", shared=True, asked_bytes=64 * MIB
+    )
     too_large = CreateRequest(SandboxOptions(workspace_id="w", limits={"workspace_mb": 101}))
     with pytest.raises(InvalidRequest, match="workspace_mb must be from 1 to 100"):
-        workspace_wish(too_large, rules)
+        workspace_request(too_large, rules)
 
 
 @pytest.mark.parametrize("mode", ["exclusive", "shared"])
 def test_a_mode_without_a_name_is_refused(mode):
     with pytest.raises(InvalidRequest, match="requires a named workspace"):
-        workspace_wish(CreateRequest(SandboxOptions(workspace_mode=mode)), WorkspaceRules())
+        workspace_request(CreateRequest(SandboxOptions(workspace_mode=mode)), WorkspaceRules())
 
 
 def test_an_unknown_mode_is_refused():
     with pytest.raises(InvalidRequest, match="'both' is not a valid workspace mode"):
-        workspace_wish(
+        workspace_request(
             CreateRequest(SandboxOptions(workspace_id="w", workspace_mode="both")), WorkspaceRules()
         )
 

@@ -10,7 +10,7 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.client.server.server_pool import Place, place_of
+from sandkasten.client.server.server_pool import ServerAddress, place_of
 from sandkasten.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 ANSWER_S: Final = 0.5
 
 
-def whom(state: State) -> Place:
+def whom(state: State) -> ServerAddress:
     if state.embedded:
         if state.url is not None:
             raise InvalidRequest("--url and --embedded exclude each other", hint="pass one of them")
         # Explicit, so that SANDKASTEN_URL is ignored.
         tenant = os.environ.get("SANDKASTEN_TENANT") or None
-        return Place(str(_settings(state).data_dir), state.backend, tenant=tenant)
+        return ServerAddress(str(_settings(state).data_dir), state.backend, tenant=tenant)
     named = place_of(state.data_dir, state.backend, state.url, state.api_key)
     if named.url is not None:
         return named
     path = str(_settings(state).http.socket)
-    return Place(url=f"unix://{path}", tenant=named.tenant) if answers(path) else named
+    return ServerAddress(url=f"unix://{path}", tenant=named.tenant) if answers(path) else named
 
 
 def answers(path: str) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from sandkasten.client.server.server_pool import Place
+    from sandkasten.client.server.server_pool import ServerAddress
 
 T = TypeVar("T")
 
@@ -35,10 +35,10 @@ class State:
     api_key: str | None = None
     embedded: bool = False
     """Whether to use this process even if a daemon is available."""
-    _found: Place | None = None
+    _found: ServerAddress | None = None
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ServerAddress:
         """The named daemon, one that serves the data directory, or this process."""
         if self._found is None:
             from sandkasten.cli.server_choice import whom
@@ -47,11 +47,11 @@ class State:
         return self._found
 
     @property
-    def here(self) -> Place:
+    def here(self) -> ServerAddress:
         """This process, for questions about this machine."""
-        from sandkasten.client.server.server_pool import Place
+        from sandkasten.client.server.server_pool import ServerAddress
 
-        return Place(self.data_dir, self.backend)
+        return ServerAddress(self.data_dir, self.backend)
 
     @property
     def where(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from os import PathLike
     from types import TracebackType
 
-    from sandkasten.client.server.server_pool import Place
+    from sandkasten.client.server.server_pool import ServerAddress
     from sandkasten.client.server.transport import Transport
     from sandkasten.model.sandbox.sandbox_requests import Info
     from sandkasten.model.sandbox.workspace import Workspace
@@ -100,7 +100,7 @@ class SandboxClient:
     def __init__(self, *, base_url: str | None = None, api_key: str | None = None) -> None:
         """Sends nothing yet. Without arguments SANDKASTEN_URL and SANDKASTEN_API_KEY are used."""
         self._url = base_url or os.environ.get("SANDKASTEN_URL") or DEFAULT_URL
-        self._place: Place = place_of(url=self._url, api_key=api_key)
+        self._place: ServerAddress = place_of(url=self._url, api_key=api_key)
         self._agents = AsyncAgents._at(self._place)
         self._transport: Transport | None = None
         self._holder: AsyncGenerator[None] | None = None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from contextlib import AbstractAsyncContextManager
 
-    from sandkasten.client.server.server_pool import Place
+    from sandkasten.client.server.server_pool import ServerAddress
     from sandkasten.daemon.settings.http_settings import HttpSettings
     from sandkasten.daemon.settings.resolver import Settings
     from sandkasten.mcp.tool_provider import ProvidedTools, ToolOffer
@@ -32,7 +32,7 @@ def serve(
     offer: ToolOffer,
     transport: Literal["stdio", "http"],
     announce: Callable[[str], None],
-    place: Place | None = None,
+    place: ServerAddress | None = None,
 ) -> None:
     """Serve until the client leaves (stdio) or a signal arrives.
 

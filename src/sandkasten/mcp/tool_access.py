@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from sandkasten.client.server.embedded import require_installed, require_linux
-from sandkasten.client.server.server_pool import Place, no_tenant, place_of
+from sandkasten.client.server.server_pool import ServerAddress, no_tenant, place_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def serve_mcp(
-    place: Place,
+    place: ServerAddress,
     *,
     mode: Literal["compute", "code", "all"],
     transport: Literal["stdio", "http"],
@@ -49,7 +49,7 @@ def serve_mcp(
 
 @asynccontextmanager
 async def open_tools(
-    place: Place | None = None,
+    place: ServerAddress | None = None,
     *,
     mode: Literal["compute", "code", "all"] = "all",
     image: str | None = None,
@@ -76,7 +76,7 @@ async def open_tools(
             await caller.aclose()
 
 
-def _load(place: Place) -> Settings:
+def _load(place: ServerAddress) -> Settings:
     with require_installed("the toolbox of agents", "agents"):
         from sandkasten.mcp import tool_provider  # noqa: F401  (imported to have it loaded)
     return _settings(place.flags())

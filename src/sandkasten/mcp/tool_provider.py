@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from sandkasten.agents.tools.adapter_protocols import ToolCaller, ToolInfo
     from sandkasten.agents.tools.client_caller import ToolMode
-    from sandkasten.client.server.server_pool import Place
+    from sandkasten.client.server.server_pool import ServerAddress
     from sandkasten.daemon.settings.resolver import Settings
 
 
@@ -53,7 +53,7 @@ class ProvidedTools:
 
 
 def provide_tools(
-    settings: Settings, offer: ToolOffer, place: Place | None = None
+    settings: Settings, offer: ToolOffer, place: ServerAddress | None = None
 ) -> AbstractAsyncContextManager[ProvidedTools]:
     if offer.session is not None:
         _check_session(offer.session)
@@ -74,7 +74,7 @@ def _check_session(name: str) -> None:
 
 
 @asynccontextmanager
-async def _remote_tools(place: Place, offer: ToolOffer) -> AsyncIterator[ProvidedTools]:
+async def _remote_tools(place: ServerAddress, offer: ToolOffer) -> AsyncIterator[ProvidedTools]:
     async with agents_of(place) as agents, aclosing(await open_transport(place)) as sandboxes:
         shapes = await remote_shapes(agents, offer.mode)
 

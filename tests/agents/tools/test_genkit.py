@@ -12,7 +12,7 @@ from mcp import Client
 from sandkasten.agents.tools.adapter_protocols import openai_functions
 from sandkasten.agents.tools.genkit_tools import define_tools
 from sandkasten.agents.tools.tool_schemas import TOOLS
-from sandkasten.client.server.server_pool import Place
+from sandkasten.client.server.server_pool import ServerAddress
 from sandkasten.mcp.mcp_server import OneCaller, mcp_server
 from sandkasten.mcp.tool_access import open_tools
 
@@ -64,7 +64,7 @@ async def asked(caller: Any, script: Sequence[tuple[str, Any]]) -> Model:
 
 
 async def test_a_model_sees_every_tool_and_works_with_a_sandbox(tmp_path):
-    async with open_tools(Place(str(tmp_path / "d"), "local"), mode="code") as tools:
+    async with open_tools(ServerAddress(str(tmp_path / "d"), "local"), mode="code") as tools:
         model = await asked(
             tools,
             [
@@ -94,7 +94,7 @@ def same(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def test_every_interface_answers_like_a_direct_call(tmp_path):
-    async with open_tools(Place(str(tmp_path / "d"), "local")) as tools:
+    async with open_tools(ServerAddress(str(tmp_path / "d"), "local")) as tools:
         direct = await tools.call("sandbox_run", RUN)
         model = await asked(tools, [("sandbox_run", RUN)])
         async with Client(mcp_server(tools.tools(), OneCaller(tools))) as client:

@@ -18,7 +18,7 @@ from sandkasten.agents.run_sandboxes import RunSandboxes
 from sandkasten.agents.tools.adapter_protocols import openai_functions
 from sandkasten.agents.tools.tool_schemas import TOOLS
 from sandkasten.cli.main import main
-from sandkasten.client.server.server_pool import Place
+from sandkasten.client.server.server_pool import ServerAddress
 from sandkasten.daemon.compose import open_engine
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import InvalidRequest
@@ -120,7 +120,7 @@ async def test_a_client_over_stdio_has_its_own_sandbox(tmp_path):
             {"name": t.name, "description": t.description, "parameters": t.input_schema}
             for t in listed
         ] == [one["function"] for one in openai_functions(TOOLS.values())]
-        async with open_tools(Place(str(data_dir), "local")) as direct:
+        async with open_tools(ServerAddress(str(data_dir), "local")) as direct:
             expected = same(await direct.call("sandbox_run", RUN))
         assert same(await call(client, "sandbox_run", **RUN)) == expected
         opened = await call(client, "sandbox_open")
@@ -285,7 +285,7 @@ async def test_the_command_serves_http_and_ends_with_its_sandboxes(tmp_path):
     async with Client(url) as client:
         opened = await call(client, "sandbox_open")
         assert await sandboxes(data_dir) == [opened["sandbox_id"]]
-        async with open_tools(Place(str(data_dir), "local")) as direct:
+        async with open_tools(ServerAddress(str(data_dir), "local")) as direct:
             expected = same(await direct.call("sandbox_run", RUN))
         assert same(await call(client, "sandbox_run", **RUN)) == expected
         assert expected["stdout"] == "42\n"
@@ -298,7 +298,7 @@ async def test_the_command_serves_http_and_ends_with_its_sandboxes(tmp_path):
 
 @pytest.mark.parametrize("mode", ["compute", "code", "all"])
 async def test_a_mode_offers_only_its_own_tools(tmp_path, mode):
-    async with open_tools(Place(str(tmp_path / "d"), "unisolated"), mode=mode) as tools:
+    async with open_tools(ServerAddress(str(tmp_path / "d"), "unisolated"), mode=mode) as tools:
         assert [one.name for one in tools.tools()] == [
             one.name for one in TOOLS.values() if mode in (one.mode, "all")
         ]
@@ -306,7 +306,7 @@ async def test_a_mode_offers_only_its_own_tools(tmp_path, mode):
 
 async def test_a_clients_sandbox_is_not_mistaken_for_a_leftover_of_a_run(tmp_path):
     data_dir = tmp_path / "d"
-    async with open_tools(Place(str(data_dir), "local")) as tools:
+    async with open_tools(ServerAddress(str(data_dir), "local")) as tools:
         opened = await tools.call("sandbox_open", {})
         engine = await open_engine(settings(data_dir))
         try:
@@ -318,7 +318,7 @@ async def test_a_clients_sandbox_is_not_mistaken_for_a_leftover_of_a_run(tmp_pat
 
 
 async def test_a_named_session_persists_for_the_next_client(tmp_path):
-    place = Place(str(tmp_path / "d"), "local")
+    place = ServerAddress(str(tmp_path / "d"), "local")
     async with open_tools(place, session="mine") as tools:
         await tools.call("sandbox_fs_write", {"path": "kept", "text": "k"})
     async with open_tools(place) as tools:

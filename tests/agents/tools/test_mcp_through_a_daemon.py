@@ -12,7 +12,7 @@ from mcp import Client, StdioServerParameters
 
 from sandkasten import SandboxClient
 from sandkasten.agents.tools.tool_schemas import TOOLS
-from sandkasten.client.server.server_pool import Place
+from sandkasten.client.server.server_pool import ServerAddress
 from sandkasten.errors import BackendUnavailable, Unauthorized
 from sandkasten.mcp.tool_access import open_tools
 from tests.client.http.served import KEY, Served, served
@@ -66,7 +66,7 @@ async def test_the_daemon_of_the_data_directory_runs_the_tools(daemon):
 
 
 async def test_a_clients_sandboxes_in_the_daemon_are_its_own_and_named_ones_persist(daemon):
-    place = Place(url=daemon.url, api_key=KEY)
+    place = ServerAddress(url=daemon.url, api_key=KEY)
     async with open_tools(place) as one, open_tools(place, session="kept") as other:
         mine = await one.call("sandbox_open", {})
         theirs = await other.call("sandbox_open", {})
@@ -81,7 +81,7 @@ async def test_a_clients_sandboxes_in_the_daemon_are_its_own_and_named_ones_pers
 
 
 async def test_image_and_runtime_options_reach_the_daemon(daemon):
-    place = Place(url=daemon.url, api_key=KEY)
+    place = ServerAddress(url=daemon.url, api_key=KEY)
     async with open_tools(place, image="nonsense:1", runtime="bash") as tools:
         assert (await tools.call("sandbox_open", {}))["code"] == "INVALID_IMAGE"
     async with open_tools(place, runtime="bash") as tools:
@@ -90,7 +90,7 @@ async def test_image_and_runtime_options_reach_the_daemon(daemon):
 
 
 async def test_a_cancelled_call_ends_its_command_in_the_daemon(daemon):
-    async with open_tools(Place(url=daemon.url, api_key=KEY)) as tools:
+    async with open_tools(ServerAddress(url=daemon.url, api_key=KEY)) as tools:
         await tools.call("sandbox_open", {})
         running = asyncio.create_task(tools.call("sandbox_exec", {"cmd": "sleep 77"}))
 
@@ -109,8 +109,8 @@ async def test_a_cancelled_call_ends_its_command_in_the_daemon(daemon):
 
 async def test_a_daemon_that_rejects_the_key_is_an_error_before_the_first_call(daemon):
     with pytest.raises(Unauthorized):
-        async with open_tools(Place(url=daemon.url, api_key="sk-wrong")):
+        async with open_tools(ServerAddress(url=daemon.url, api_key="sk-wrong")):
             pass
     with pytest.raises(BackendUnavailable):
-        async with open_tools(Place(url="http://127.0.0.1:1")):
+        async with open_tools(ServerAddress(url="http://127.0.0.1:1")):
             pass

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from sandkasten.client.http import connection as connecting
-from sandkasten.client.http.connection import Connection, Order
+from sandkasten.client.http.connection import Connection, HttpRequest
 from sandkasten.client.http.http_transport import HttpTransport
 from sandkasten.errors import (
     BackendUnavailable,
@@ -25,8 +25,8 @@ from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_requests import CreateRequest
 from tests.client.http.scripted import CUT, SILENCE, problem, reply, scripted
 
-READ = Order("GET", "/x", repeatable=True)
-ONCE = Order("POST", "/x", {"a": 1})
+READ = HttpRequest("GET", "/x", repeatable=True)
+ONCE = HttpRequest("POST", "/x", {"a": 1})
 EXEC = {"exec_id": "exe_1", "status": "completed", "exit_code": 0}
 
 
@@ -35,7 +35,7 @@ def no_retry_delay(monkeypatch):
     monkeypatch.setattr(connecting, "FIRST_PAUSE_S", 0.005)
 
 
-async def ask(url: str, order: Order, key: str | None = None) -> object:
+async def ask(url: str, order: HttpRequest, key: str | None = None) -> object:
     one = Connection(url, key)
     try:
         return await one.ask(order)
@@ -175,7 +175,7 @@ async def test_a_permanent_error_is_not_retried():
 async def test_a_silent_daemon_times_out():
     async with scripted(SILENCE) as server:
         with pytest.raises(BackendUnavailable, match=r"within 0\.1 s"):
-            await ask(server.url, Order("GET", "/x", repeatable=True, answer_s=0.1))
+            await ask(server.url, HttpRequest("GET", "/x", repeatable=True, answer_s=0.1))
 
 
 @pytest.mark.promise("P44")
@@ -210,7 +210,7 @@ async def test_an_exception_of_the_callers_stream_is_raised():
 
     async with scripted(reply({})) as server:
         with pytest.raises(FileTrouble, match="the disk is gone"):
-            await ask(server.url, Order("PUT", "/x", data=source(), repeatable=True))
+            await ask(server.url, HttpRequest("PUT", "/x", data=source(), repeatable=True))
 
 
 async def test_a_stream_is_never_sent_twice():
@@ -219,16 +219,16 @@ async def test_a_stream_is_never_sent_twice():
 
     async with scripted(CUT, reply({})) as server:
         with pytest.raises(BackendUnavailable):
-            await ask(server.url, Order("PUT", "/x", data=source(), repeatable=True))
+            await ask(server.url, HttpRequest("PUT", "/x", data=source(), repeatable=True))
     assert len(server.asked) == 1
 
 
 async def test_text_that_is_not_utf8_is_refused_before_sending():
     async with scripted() as server:
         with pytest.raises(InvalidRequest, match="UTF-8"):
-            await ask(server.url, Order("POST", "/x", {"cmd": ["\udcff"]}))
+            await ask(server.url, HttpRequest("POST", "/x", {"cmd": ["\udcff"]}))
         with pytest.raises(InvalidRequest):
-            await ask(server.url, Order("POST", "/x", {"timeout_seconds": float("nan")}))
+            await ask(server.url, HttpRequest("POST", "/x", {"timeout_seconds": float("nan")}))
 
 
 @pytest.mark.promise("P16")

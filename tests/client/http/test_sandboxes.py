@@ -24,7 +24,7 @@ from sandkasten import (
     Unauthorized,
     UnsupportedByBackend,
 )
-from sandkasten.client.server.server_pool import Place, connect, place_of
+from sandkasten.client.server.server_pool import ServerAddress, connect, place_of
 from sandkasten.errors import BackendUnavailable, InvalidRequest
 from tests.patience import PATIENCE_S
 
@@ -311,7 +311,7 @@ async def test_host_only_operations_are_refused_by_name(served, tmp_path):
 
 async def test_a_stopped_daemon_is_reported(tmp_path):
     with pytest.raises(BackendUnavailable, match="no daemon answers"):
-        await (await connect(Place(url=f"unix://{tmp_path}/none"))).list()
+        await (await connect(ServerAddress(url=f"unix://{tmp_path}/none"))).list()
 
 
 @pytest.mark.promise("P30")

@@ -129,7 +129,7 @@ class WatchQuery(PathQuery):
     recursive: bool = True
 
 
-class Entry(Answer):
+class FileEntryAnswer(Answer):
     path: str
     name: str
     type: Literal["file", "directory", "symlink", "fifo", "socket", "char", "block"]
@@ -144,7 +144,7 @@ class Entry(Answer):
     path_b64: str | None = Field(None, description="Only where the path is no UTF-8; exact.")
 
 
-class Written(Entry):
+class Written(FileEntryAnswer):
     ok: Literal[True]
 
 
@@ -163,12 +163,12 @@ class Content(Answer):
 
 class Entries(Answer):
     path: str
-    entries: list[Entry]
+    entries: list[FileEntryAnswer]
     next_cursor: str | None
     truncated: bool
 
 
-class Deleted(Answer):
+class DeletedFiles(Answer):
     ok: Literal[True]
     path: str
     deleted: str
@@ -179,7 +179,7 @@ class Uploaded(Answer):
     ok: Literal[True]
     path: str
     paths: list[str]
-    files: list[Entry]
+    files: list[FileEntryAnswer]
     entries: int
     size_bytes: int
 

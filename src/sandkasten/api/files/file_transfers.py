@@ -17,7 +17,13 @@ from starlette.responses import Response
 from sandkasten.api.files.file_names import given_name
 from sandkasten.api.files.multipart_form import Form
 from sandkasten.api.problems import problem
-from sandkasten.api.response.byte_ranges import Span, Unsatisfiable, Version, disposition, wanted
+from sandkasten.api.response.byte_ranges import (
+    FileVersion,
+    Span,
+    Unsatisfiable,
+    disposition,
+    wanted,
+)
 from sandkasten.api.response.streamed_response import Streamed
 from sandkasten.errors import (
     Busy,
@@ -172,7 +178,7 @@ async def _file(call: Call, held: AsyncExitStack, spot: Spot, path: str) -> Resp
     for _ in range(_TRIES):
         span: Span | None = None
         if known is not None:
-            version = Version.of(known.size, known.mtime_unix, call.server.clock.now())
+            version = FileVersion.of(known.size, known.mtime_unix, call.server.clock.now())
             if version.unchanged(headers):
                 return Response(status_code=304, headers=version.headers)
             try:
@@ -205,7 +211,7 @@ def _one(
     span: Span | None,
     data: AsyncIterator[bytes],
 ) -> Response:
-    version = Version.of(entry.size, entry.mtime_unix, call.server.clock.now())
+    version = FileVersion.of(entry.size, entry.mtime_unix, call.server.clock.now())
     length = entry.size if span is None else span.length
     headers = {
         **version.headers,
@@ -269,7 +275,7 @@ async def _nothing() -> AsyncIterator[bytes]:
     yield b""
 
 
-def _unsatisfiable(call: Call, version: Version) -> Response:
+def _unsatisfiable(call: Call, version: FileVersion) -> Response:
     refusal = problem(
         InvalidRequest(
             f"the file has {version.size} bytes, and the range starts after its end",

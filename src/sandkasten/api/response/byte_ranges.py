@@ -29,7 +29,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class FileVersion:
     """One state of a file."""
 
     size: int
@@ -37,7 +37,7 @@ class Version:
     strong: bool
 
     @classmethod
-    def of(cls, size: int, mtime: int, now: float) -> Version:
+    def of(cls, size: int, mtime: int, now: float) -> FileVersion:
         return cls(size, mtime, strong=now - mtime > _SETTLED_S)
 
     @property
@@ -66,7 +66,7 @@ class Unsatisfiable(Exception):
     """The range starts after the end of the file (416)."""
 
 
-def wanted(headers: Mapping[str, str], version: Version) -> Span | None:
+def wanted(headers: Mapping[str, str], version: FileVersion) -> Span | None:
     """Return the requested range; None for the whole file, also for an unknown kind of range."""
     asked = headers.get("range")
     if asked is None or not _still(headers.get("if-range"), version):
@@ -104,7 +104,7 @@ def disposition(name: str) -> str:
     return f"{said}; filename*=UTF-8''{exact}"
 
 
-def _still(condition: str | None, version: Version) -> bool:
+def _still(condition: str | None, version: FileVersion) -> bool:
     if condition is None:
         return True
     if not version.strong:

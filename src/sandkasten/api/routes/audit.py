@@ -27,7 +27,7 @@ class AuditQuery(Query):
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
 
 
-class Entry(Answer):
+class AuditEntry(Answer):
     seq: int
     at: str
     at_unix: float
@@ -41,7 +41,7 @@ class Entry(Answer):
 
 
 class EntryList(Answer):
-    entries: list[Entry]
+    entries: list[AuditEntry]
     count: int
     next_seq: int = Field(description="Pass it as since_seq to go on from here.")
 

@@ -82,7 +82,7 @@ class HistoryQuery(Query):
     limit: Annotated[int, Field(ge=1, le=1000)] = 256
 
 
-class Usage(Answer):
+class ExecUsageAnswer(Answer):
     cpu_ms: int
     peak_memory_bytes: int
     io_read_bytes: int
@@ -112,7 +112,7 @@ class Exec(Answer):
     oom_killed: bool
     shell_reset: bool
     duration_ms: int
-    usage: Usage
+    usage: ExecUsageAnswer
     why: WhyAnswer | None = Field(description="The limit or rule that ended it.")
     stdout_bytes: int = Field(description="All that was written, kept or not.")
     stderr_bytes: int

@@ -21,7 +21,13 @@ from sandkasten.api.files.stored_file import (
     store_of,
 )
 from sandkasten.api.request.http_call import checked
-from sandkasten.api.response.byte_ranges import Span, Unsatisfiable, Version, disposition, wanted
+from sandkasten.api.response.byte_ranges import (
+    FileVersion,
+    Span,
+    Unsatisfiable,
+    disposition,
+    wanted,
+)
 from sandkasten.api.response.json_response import answer
 from sandkasten.api.route import Answer, Query, Route
 from sandkasten.errors import (
@@ -75,7 +81,7 @@ class FileList(Answer):
     next: str | None
 
 
-class Deleted(Answer):
+class DeletedStoredFile(Answer):
     ok: bool
     key: str
 
@@ -164,7 +170,7 @@ async def delete(call: Call) -> Response:
 
 
 @dataclass(frozen=True, slots=True)
-class _StoredVersion(Version):
+class _StoredVersion(FileVersion):
     """A version identified by its content, which never changes unseen."""
 
     checksum: str = ""
@@ -327,7 +333,7 @@ ROUTES = (
         "Delete a stored file",
         "files",
         scope="files",
-        answer=Deleted,
+        answer=DeletedStoredFile,
         errors=(FileNotFound, QuotaExceeded, UnsupportedByBackend),
     ),
 )

@@ -13,11 +13,11 @@ from sandkasten.api.files.file_locations import of_session
 from sandkasten.api.files.file_schemas import (
     Content,
     DeleteBody,
-    Deleted,
+    DeletedFiles,
     DeleteQuery,
     DownloadQuery,
     Entries,
-    Entry,
+    FileEntryAnswer,
     FileQuery,
     ListQuery,
     MkdirBody,
@@ -99,7 +99,7 @@ def file_routes(
         ),
         Route(
             "GET", f"{files}/stat", verbs.stat, "Describe a file", tag, scope,
-            query=StatQuery, answer=Entry, errors=look,
+            query=StatQuery, answer=FileEntryAnswer, errors=look,
         ),
         Route(
             "POST", f"{files}/mkdir", verbs.mkdir, "Make a directory", tag, scope,
@@ -111,11 +111,11 @@ def file_routes(
         ),
         Route(
             "POST", f"{files}/delete", verbs.delete, "Delete a file or a tree", tag, scope,
-            body=DeleteBody, answer=Deleted, errors=(*look, IsADirectory, DirectoryNotEmpty),
+            body=DeleteBody, answer=DeletedFiles, errors=(*look, IsADirectory, DirectoryNotEmpty),
         ),
         Route(
             "DELETE", files, verbs.delete_by_query, "Delete a file or a tree", tag, scope,
-            query=DeleteQuery, answer=Deleted, errors=(*look, IsADirectory, DirectoryNotEmpty),
+            query=DeleteQuery, answer=DeletedFiles, errors=(*look, IsADirectory, DirectoryNotEmpty),
         ),
         Route(
             "POST", f"{files}/upload", verbs.upload, "Upload files, or a tar", tag, scope,

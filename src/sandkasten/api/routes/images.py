@@ -95,7 +95,7 @@ class Collected(Answer):
     freed_bytes: int
 
 
-class Usage(Answer):
+class ImageUsageAnswer(Answer):
     images: int
     layers: int
     bytes: int
@@ -210,7 +210,7 @@ ROUTES = (
     Route("GET", "/v1/images", listed, "List images", _TAG, answer=AllImages, errors=_NONE),
     Route(
         "GET", "/v1/images/usage", usage, "What the store of images takes", _TAG,
-        answer=Usage, errors=_NONE,
+        answer=ImageUsageAnswer, errors=_NONE,
     ),
     Route(
         "POST", "/v1/images/pull", pull, "Pull an image from its registry", _TAG, "images",

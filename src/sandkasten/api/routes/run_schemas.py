@@ -59,7 +59,7 @@ class EventsQuery(Query):
     limit: Annotated[int, Field(ge=1, le=1000)] = 1000
 
 
-class Usage(Answer):
+class RunUsageAnswer(Answer):
     steps: int
     tool_calls: int
     prompt_tokens: int
@@ -79,7 +79,7 @@ class Run(Answer):
     error: dict[str, Any] | None
     parent_id: str | None = Field(description="The run that asked for this one.")
     workflow_run_id: str | None
-    usage: Usage
+    usage: RunUsageAnswer
     created_at: str
     created_at_unix: float
     started_at: str

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import quote
 
-from sandkasten.client.http.connection import Order, pieces
+from sandkasten.client.http.connection import HttpRequest, pieces
 from sandkasten.client.http.json_values import (
     given,
     maybe_text,
@@ -58,7 +58,9 @@ class HttpBooks:
             target=target,
             limit=str(limit),
         )
-        told = await self._connection.ask(Order("GET", "/v1/audit", query=query, repeatable=True))
+        told = await self._connection.ask(
+            HttpRequest("GET", "/v1/audit", query=query, repeatable=True)
+        )
         return values_of(AuditRow, record(told), "entries")
 
 
@@ -75,16 +77,16 @@ class HttpKeys:
         )
         if request.scopes is not None:
             body["scopes"] = list(request.scopes)
-        told = record(await self._connection.ask(Order("POST", _KEYS, body)))
+        told = record(await self._connection.ask(HttpRequest("POST", _KEYS, body)))
         return MadeKey(_key(told), text(told, "key"))
 
     async def list(self, tenant: str | None = None) -> KeyRows:
-        order = Order("GET", _KEYS, query=given(tenant=tenant), repeatable=True)
+        order = HttpRequest("GET", _KEYS, query=given(tenant=tenant), repeatable=True)
         told = record(await self._connection.ask(order))
         return [_key(one) for one in records(told.get("keys"), "keys")]
 
     async def revoke(self, key_id: str) -> KeyRow:
-        order = Order("DELETE", f"{_KEYS}/{quote(key_id, safe='')}", repeatable=True)
+        order = HttpRequest("DELETE", f"{_KEYS}/{quote(key_id, safe='')}", repeatable=True)
         return _key(record(await self._connection.ask(order)))
 
 
@@ -108,7 +110,7 @@ class HttpStored:
             metadata=json.dumps(dict(metadata)) if metadata else None,
             overwrite="true" if overwrite else None,
         )
-        order = Order(
+        order = HttpRequest(
             "POST",
             _FILES,
             query=query,
@@ -123,7 +125,7 @@ class HttpStored:
         # is the first.
         wanted = known_file_key(key)
         query = {"prefix": wanted, "limit": "1"}
-        told = await self._connection.ask(Order("GET", _FILES, query=query, repeatable=True))
+        told = await self._connection.ask(HttpRequest("GET", _FILES, query=query, repeatable=True))
         found = [_file(one) for one in records(record(told).get("files"), "files")]
         if not found or found[0].key != wanted:
             raise no_such_file(key)
@@ -132,7 +134,7 @@ class HttpStored:
     @asynccontextmanager
     async def read(self, key: str) -> AsyncGenerator[tuple[StoredFile, AsyncIterator[bytes]]]:
         row = await self.get(key)
-        order = Order("GET", _path(key), repeatable=True, answer_s=None)
+        order = HttpRequest("GET", _path(key), repeatable=True, answer_s=None)
         async with self._connection.stream(order) as answer:
             yield row, pieces(self._connection, answer, f"{key} was read", _STALL_S)
 
@@ -142,7 +144,7 @@ class HttpStored:
         while True:
             query = given(prefix=prefix or None, cursor=cursor)
             told = record(
-                await self._connection.ask(Order("GET", _FILES, query=query, repeatable=True))
+                await self._connection.ask(HttpRequest("GET", _FILES, query=query, repeatable=True))
             )
             found += [_file(one) for one in records(told.get("files"), "files")]
             cursor = maybe_text(told, "next")
@@ -150,7 +152,7 @@ class HttpStored:
                 return found
 
     async def delete(self, key: str) -> None:
-        await self._connection.ask(Order("DELETE", _path(key)))
+        await self._connection.ask(HttpRequest("DELETE", _path(key)))
 
     async def stage(
         self,
@@ -164,7 +166,7 @@ class HttpStored:
         """Copy inside the daemon; the file is not sent to the client."""
         body = {"file_key": key, "destination": destination, "overwrite": overwrite}
         path = f"/v1/sessions/{quote(sandbox_id, safe='')}/files/stage"
-        order = Order("POST", path, body, repeatable=overwrite, answer_s=None)
+        order = HttpRequest("POST", path, body, repeatable=overwrite, answer_s=None)
         return value_of(StagedFile, await self._connection.ask(order), "staged file")
 
     async def publish(
@@ -188,7 +190,7 @@ class HttpStored:
         path = f"/v1/sessions/{quote(sandbox_id, safe='')}/files/publish"
         # Without a key each request makes one of its own.
         again = overwrite and key is not None
-        order = Order("POST", path, body, repeatable=again, answer_s=None)
+        order = HttpRequest("POST", path, body, repeatable=again, answer_s=None)
         return _file(record(await self._connection.ask(order)))
 
 

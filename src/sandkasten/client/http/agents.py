@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import quote
 
-from sandkasten.client.http.connection import ANSWER_S, Order
+from sandkasten.client.http.connection import ANSWER_S, HttpRequest
 from sandkasten.client.http.event_streams import Followed, follow
 from sandkasten.client.http.json_values import given, maybe_text, record, records, value_of
 from sandkasten.model.runs.run_values import Definition, RunEvent, RunRow
@@ -43,7 +43,7 @@ class HttpAgents:
 
     async def check(self, kind: RunKind, source: str, name: str = "") -> Definition:
         body = {"source": source, **given(name=name or None)}
-        order = Order("POST", f"/{_LISTS[kind]}/validate", body, repeatable=True)
+        order = HttpRequest("POST", f"/{_LISTS[kind]}/validate", body, repeatable=True)
         return _definition(record(await self._connection.ask(order)))
 
     async def start_agent(self, request: AgentRunRequest) -> RunRow:
@@ -53,13 +53,13 @@ class HttpAgents:
             variables=dict(request.variables),
             source=request.source,
         )
-        return _row(record(await self._connection.ask(Order("POST", "/execute", body))))
+        return _row(record(await self._connection.ask(HttpRequest("POST", "/execute", body))))
 
     async def start_workflow(self, request: WorkflowRunRequest) -> RunRow:
         body = given(workflow_id=request.workflow or None, source=request.source)
         if request.input is not None:
             body["input"] = request.input
-        return _row(record(await self._connection.ask(Order("POST", "/workflow-runs", body))))
+        return _row(record(await self._connection.ask(HttpRequest("POST", "/workflow-runs", body))))
 
     async def run(self, run_id: str) -> RunRow:
         return _row(await self._get(_path(run_id)))
@@ -85,12 +85,14 @@ class HttpAgents:
         return found
 
     async def cancel(self, run_id: str) -> RunRow:
-        order = Order("POST", _path(run_id, "cancel"), {}, repeatable=True, answer_s=_CANCEL_S)
+        order = HttpRequest(
+            "POST", _path(run_id, "cancel"), {}, repeatable=True, answer_s=_CANCEL_S
+        )
         return _row(record(await self._connection.ask(order)))
 
     async def resume(self, run_id: str) -> RunRow:
         path = f"/workflow-runs/{quote(run_id, safe='')}/resume"
-        return _row(record(await self._connection.ask(Order("POST", path, {}))))
+        return _row(record(await self._connection.ask(HttpRequest("POST", path, {}))))
 
     def events(
         self, run_id: str, *, since_seq: int = 0, follow: bool = False
@@ -114,7 +116,7 @@ class HttpAgents:
     ) -> Mapping[str, Any]:
         body = {"arguments": dict(arguments), "session": session}
         body |= given(image=image, runtime=runtime)
-        order = Order("POST", f"/v1/tools/{quote(name, safe='')}", body, answer_s=_TOOL_S)
+        order = HttpRequest("POST", f"/v1/tools/{quote(name, safe='')}", body, answer_s=_TOOL_S)
         return record(await self._connection.ask(order))
 
     async def _kept(self, run_id: str, since_seq: int) -> AsyncIterator[RunEvent | RunRow]:
@@ -131,8 +133,8 @@ class HttpAgents:
             since_seq = page[-1].seq
 
     def _followed(self, run_id: str, since_seq: int) -> AsyncIterator[RunEvent | RunRow]:
-        def order_after(seq: int) -> Order:
-            return Order(
+        def order_after(seq: int) -> HttpRequest:
+            return HttpRequest(
                 "GET",
                 _path(run_id, "events"),
                 query={"since_seq": str(seq)},
@@ -146,7 +148,7 @@ class HttpAgents:
         return follow(self._connection, order_after, run, since_seq)
 
     async def _get(self, path: str, query: Mapping[str, str] | None = None) -> Json:
-        order = Order("GET", path, query=query or {}, repeatable=True)
+        order = HttpRequest("GET", path, query=query or {}, repeatable=True)
         return record(await self._connection.ask(order))
 
 

@@ -49,7 +49,7 @@ _PIECE: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class HttpRequest:
     """One request. `repeatable`: doing it twice is the same as doing it once."""
 
     method: str
@@ -74,11 +74,11 @@ class Connection:
         self._http: aiohttp.ClientSession | None = None
         self._reached = False
 
-    async def ask(self, order: Order) -> Any:
+    async def ask(self, order: HttpRequest) -> Any:
         """Return the JSON answer."""
         return (await self.ask_page(order))[0]
 
-    async def ask_page(self, order: Order) -> tuple[Any, Mapping[str, str]]:
+    async def ask_page(self, order: HttpRequest) -> tuple[Any, Mapping[str, str]]:
         """Return the JSON answer and its headers."""
         raw, headers = await self._fetch(order)
         try:
@@ -89,7 +89,7 @@ class Connection:
                 hint=f"check that {self.address.shown} is a Sandkasten daemon",
             ) from None
 
-    async def _fetch(self, order: Order) -> tuple[bytes, Mapping[str, str]]:
+    async def _fetch(self, order: HttpRequest) -> tuple[bytes, Mapping[str, str]]:
         """Return the whole body of the answer and its headers."""
         turn = 0
         while True:
@@ -109,7 +109,7 @@ class Connection:
             await asyncio.sleep(pause_s)
 
     @asynccontextmanager
-    async def stream(self, order: Order) -> AsyncGenerator[aiohttp.ClientResponse]:
+    async def stream(self, order: HttpRequest) -> AsyncGenerator[aiohttp.ClientResponse]:
         """Return the answer while it arrives; its reader sees aiohttp's errors (see `reading`)."""
         turn = 0
         while True:
@@ -136,7 +136,7 @@ class Connection:
     async def websocket(
         self, path: str, query: Mapping[str, str]
     ) -> aiohttp.ClientWebSocketResponse:
-        order = Order("GET", path)
+        order = HttpRequest("GET", path)
         turn = 0
         while True:
             turn += 1
@@ -165,7 +165,7 @@ class Connection:
     # ---- below
 
     @asynccontextmanager
-    async def _request(self, order: Order) -> AsyncGenerator[aiohttp.ClientResponse]:
+    async def _request(self, order: HttpRequest) -> AsyncGenerator[aiohttp.ClientResponse]:
         headers = dict(order.headers)
         data: Any = order.data
         if order.body is not None:
@@ -228,7 +228,11 @@ class Connection:
         return self._http
 
     def _after(
-        self, order: Order, answer: aiohttp.ClientResponse, failure: SandkastenError, turn: int
+        self,
+        order: HttpRequest,
+        answer: aiohttp.ClientResponse,
+        failure: SandkastenError,
+        turn: int,
     ) -> float | None:
         """Return the seconds to wait before the next attempt; None if this is the answer."""
         if turn >= TRIES or not _may_pass(answer.status, failure, order) or _is_spent(order):
@@ -236,7 +240,7 @@ class Connection:
         wanted = retry_after_s(answer.headers, time.time())
         return None if wanted > MOST_PAUSE_S else max(wanted, _BACKOFF.pause_s(turn))
 
-    def _again(self, order: Order, exc: Exception, turn: int) -> float | None:
+    def _again(self, order: HttpRequest, exc: Exception, turn: int) -> float | None:
         unsent = isinstance(exc, aiohttp.ClientConnectorError)
         hopeless = isinstance(exc, aiohttp.InvalidURL | aiohttp.ClientSSLError | TimeoutError)
         tries = PATIENT_TRIES if self._reached else TRIES
@@ -244,7 +248,7 @@ class Connection:
             return None
         return _BACKOFF.pause_s(turn)
 
-    def _trouble(self, order: Order, exc: Exception) -> SandkastenError:
+    def _trouble(self, order: HttpRequest, exc: Exception) -> SandkastenError:
         if isinstance(exc, aiohttp.ClientSSLError):
             return BackendUnavailable(
                 f"the daemon at {self.address.shown} cannot be trusted: {exc}",
@@ -277,7 +281,9 @@ class Connection:
         self, path: str, query: Mapping[str, str], exc: aiohttp.WSServerHandshakeError
     ) -> SandkastenError:
         try:
-            async with self._request(Order("GET", path, query=query, headers=_UPGRADE)) as answer:
+            async with self._request(
+                HttpRequest("GET", path, query=query, headers=_UPGRADE)
+            ) as answer:
                 if answer.status >= 400:
                     return error_of(answer.status, await answer.content.read(_MAX_ERROR_BYTES))
         except (aiohttp.ClientError, TimeoutError, OSError):
@@ -327,7 +333,7 @@ class _Source:
             raise
 
 
-def _may_pass(status: int, failure: SandkastenError, order: Order) -> bool:
+def _may_pass(status: int, failure: SandkastenError, order: HttpRequest) -> bool:
     """Return whether the daemon was busy and did nothing."""
     if status == 429:
         # Asked too often; having too much of something does not pass by waiting.
@@ -335,7 +341,7 @@ def _may_pass(status: int, failure: SandkastenError, order: Order) -> bool:
     return status == 503 and order.repeatable and failure.retryable
 
 
-def _is_spent(order: Order) -> bool:
+def _is_spent(order: HttpRequest) -> bool:
     """Return whether the body is a stream that was started: it cannot be sent again."""
     return order.data is not None and not isinstance(order.data, bytes)
 

@@ -22,7 +22,7 @@ from sandkasten.errors import BackendUnavailable, ProtocolViolation
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from sandkasten.client.http.connection import Connection, Order
+    from sandkasten.client.http.connection import Connection, HttpRequest
 
 # The last event holds all kept output, in base64 where it is no text.
 MAX_EVENT_BYTES: Final = 128 << 20
@@ -121,7 +121,7 @@ COMMAND: Final = Followed(
 
 async def follow(
     connection: Connection,
-    order_after: Callable[[int], Order],
+    order_after: Callable[[int], HttpRequest],
     followed: Followed[P, E],
     seen: int = 0,
 ) -> AsyncIterator[P | E]:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import aiohttp
 
 from sandkasten.client.http import file_json as mapping
-from sandkasten.client.http.connection import Order, pieces, reading
+from sandkasten.client.http.connection import HttpRequest, pieces, reading
 from sandkasten.client.http.error_responses import body_error
 from sandkasten.client.http.event_streams import events, parsed
 from sandkasten.client.http.reconnect import Patience
@@ -116,7 +116,7 @@ class HttpFiles:
             query["mode"] = f"{whole('mode', mode, low=0, high=0o7777):04o}"
         if not overwrite:
             query["overwrite"] = "false"
-        order = Order(
+        order = HttpRequest(
             "PUT",
             _path(sandbox_id, "file"),
             query=query,
@@ -181,7 +181,7 @@ class HttpFiles:
         self, sandbox_id: str, path: str, *, recursive: bool = True
     ) -> AsyncGenerator[Change]:
         query = {**mapping.name_fields("path", path), "recursive": str(recursive).lower()}
-        order = Order(
+        order = HttpRequest(
             "GET",
             _path(sandbox_id, "watch"),
             query=query,
@@ -215,7 +215,7 @@ class HttpFiles:
             )
 
     async def tar_in(self, sandbox_id: str, path: str, data: AsyncIterable[bytes]) -> TarSummary:
-        order = Order(
+        order = HttpRequest(
             "POST",
             _path(sandbox_id, "upload"),
             query=mapping.name_fields("path", path),
@@ -226,7 +226,7 @@ class HttpFiles:
         return mapping.summary_of(await self._connection.ask(order))
 
     async def tar_out(self, sandbox_id: str, path: str) -> AsyncGenerator[bytes]:
-        order = Order(
+        order = HttpRequest(
             "GET",
             _path(sandbox_id, "download"),
             query={**mapping.name_fields("path", path), "format": "tar"},
@@ -239,8 +239,8 @@ class HttpFiles:
 
     # ---- below
 
-    def _part(self, sandbox_id: str, path: str, offset: int, most: int | None) -> Order:
-        return Order(
+    def _part(self, sandbox_id: str, path: str, offset: int, most: int | None) -> HttpRequest:
+        return HttpRequest(
             "GET",
             _path(sandbox_id, "download"),
             query=mapping.name_fields("path", path),
@@ -250,13 +250,13 @@ class HttpFiles:
         )
 
     async def _get(self, sandbox_id: str, verb: str, query: Mapping[str, str]) -> Any:
-        order = Order("GET", _path(sandbox_id, verb), query=query, repeatable=True)
+        order = HttpRequest("GET", _path(sandbox_id, verb), query=query, repeatable=True)
         return await self._connection.ask(order)
 
     async def _post(
         self, sandbox_id: str, verb: str, body: object, *, repeatable: bool = False
     ) -> Any:
-        order = Order("POST", _path(sandbox_id, verb), body, repeatable=repeatable)
+        order = HttpRequest("POST", _path(sandbox_id, verb), body, repeatable=repeatable)
         return await self._connection.ask(order)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from sandkasten.client.http import session_json
-from sandkasten.client.http.connection import ANSWER_S, Connection, Order
+from sandkasten.client.http.connection import ANSWER_S, Connection, HttpRequest
 from sandkasten.client.http.event_streams import COMMAND, follow
 from sandkasten.client.http.files import HttpFiles
 from sandkasten.client.http.images import HttpImages
@@ -59,7 +59,7 @@ class HttpTransport:
     # ---- sandboxes
 
     async def create(self, request: CreateRequest) -> Info:
-        order = Order(
+        order = HttpRequest(
             "POST",
             "/v1/sessions",
             session_json.create_body(request),
@@ -77,7 +77,7 @@ class HttpTransport:
         found: list[Info] = []
         query: dict[str, str] = {}
         while True:
-            order = Order("GET", "/v1/sessions", query=query, repeatable=True)
+            order = HttpRequest("GET", "/v1/sessions", query=query, repeatable=True)
             page, headers = await self.connection.ask_page(order)
             found += [session_json.info_of(one) for one in records(page, "sessions")]
             cursor = headers.get(NEXT_CURSOR)
@@ -86,12 +86,14 @@ class HttpTransport:
             query = {"cursor": cursor}
 
     async def destroy(self, sandbox_id: str) -> None:
-        order = Order("DELETE", session_path(sandbox_id), repeatable=True, answer_s=ANSWER_S * 2)
+        order = HttpRequest(
+            "DELETE", session_path(sandbox_id), repeatable=True, answer_s=ANSWER_S * 2
+        )
         await self.connection.ask(order)
 
     async def update(self, sandbox_id: str, request: UpdateRequest) -> Info:
         # The same values again change nothing.
-        order = Order(
+        order = HttpRequest(
             "PATCH", session_path(sandbox_id), session_json.update_body(request), repeatable=True
         )
         return session_json.info_of(await self.connection.ask(order))
@@ -133,7 +135,7 @@ class HttpTransport:
         return session_json.exec_result_of(await self.connection.ask(order))
 
     async def exec_get(self, sandbox_id: str, exec_id: str, *, wait_s: float = 0) -> ExecResult:
-        order = Order(
+        order = HttpRequest(
             "GET",
             _exec_path(sandbox_id, exec_id),
             query={"wait_seconds": f"{wait_s:g}"} if wait_s else {},
@@ -154,9 +156,11 @@ class HttpTransport:
     ) -> AsyncIterator[Chunk | ExecResult]:
         path = _exec_path(sandbox_id, exec_id, "output")
 
-        def after(seen: int) -> Order:
+        def after(seen: int) -> HttpRequest:
             query = {"since_seq": str(max(since_seq, seen))}
-            return Order("GET", path, query=query, headers=_EVENTS, repeatable=True, answer_s=None)
+            return HttpRequest(
+                "GET", path, query=query, headers=_EVENTS, repeatable=True, answer_s=None
+            )
 
         return follow(self.connection, after, COMMAND)
 
@@ -184,7 +188,7 @@ class HttpTransport:
     ) -> None:
         body = {**session_json.input_fields("data", data), "close": close}
         # A program reads its stdin when it likes.
-        order = Order(
+        order = HttpRequest(
             "POST", _exec_path(sandbox_id, exec_id, "stdin"), body, answer_s=LONGEST_EXEC_S
         )
         await self.connection.ask(order)
@@ -213,7 +217,7 @@ class HttpTransport:
         )
 
     async def run(self, request: RunRequest) -> RunResult:
-        order = Order(
+        order = HttpRequest(
             "POST", "/v1/run", session_json.run_body(request), answer_s=_run_time_of(request)
         )
         return session_json.run_result_of(await self.connection.ask(order))
@@ -235,10 +239,12 @@ class HttpTransport:
     # ---- below
 
     async def _get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
-        return await self.connection.ask(Order("GET", path, query=query or {}, repeatable=True))
+        return await self.connection.ask(
+            HttpRequest("GET", path, query=query or {}, repeatable=True)
+        )
 
     async def _post(self, path: str, body: object = None) -> Any:
-        return await self.connection.ask(Order("POST", path, {} if body is None else body))
+        return await self.connection.ask(HttpRequest("POST", path, {} if body is None else body))
 
     def _exec(
         self,
@@ -248,14 +254,14 @@ class HttpTransport:
         answer_s: float | None,
         *,
         background: bool = False,
-    ) -> Order:
+    ) -> HttpRequest:
         # One for every command, so that a broken connection can be asked again and runs nothing
         # twice.
         key = request.idempotency_key or f"auto-{os.urandom(12).hex()}"
         body = session_json.exec_body(request, key)
         if background:
             body["background"] = True
-        return Order(
+        return HttpRequest(
             "POST", session_path(sandbox_id, verb), body, repeatable=True, answer_s=answer_s
         )
 

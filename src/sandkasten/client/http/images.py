@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from sandkasten.client.http import image_json as mapping
-from sandkasten.client.http.connection import Order, reading
+from sandkasten.client.http.connection import HttpRequest, reading
 from sandkasten.client.http.error_responses import body_error
 from sandkasten.client.http.event_streams import events, parsed
 from sandkasten.client.http.json_values import given
@@ -61,7 +61,7 @@ class HttpImages:
         try:
             with await asyncio.to_thread(Path(path).open, "rb") as file:
                 total = os.fstat(file.fileno()).st_size
-                order = Order(
+                order = HttpRequest(
                     "POST",
                     f"{_ALL}/import",
                     query=query,
@@ -89,7 +89,7 @@ class HttpImages:
     async def pull(
         self, name: str, *, platform: str | None = None, progress: Progress | None = None
     ) -> ImageInfo:
-        order = Order(
+        order = HttpRequest(
             "POST",
             f"{_ALL}/pull",
             given(name=name, platform=platform),
@@ -132,21 +132,21 @@ class HttpImages:
         raise _only_there("build images", "sandkasten --embedded image build")
 
     async def tag(self, name: str, new: str) -> ImageInfo:
-        order = Order("POST", f"{_ALL}/tag", {"name": name, "new": new}, repeatable=True)
+        order = HttpRequest("POST", f"{_ALL}/tag", {"name": name, "new": new}, repeatable=True)
         return mapping.image_of(await self._connection.ask(order))
 
     async def remove(self, name: str) -> RemovedImage:
-        return mapping.removed_of(await self._connection.ask(Order("DELETE", _path(name))))
+        return mapping.removed_of(await self._connection.ask(HttpRequest("DELETE", _path(name))))
 
     async def collect(self) -> CollectedImages:
-        order = Order("POST", f"{_ALL}/collect", {}, answer_s=600.0)
+        order = HttpRequest("POST", f"{_ALL}/collect", {}, answer_s=600.0)
         return mapping.collected_of(await self._connection.ask(order))
 
     async def usage(self) -> ImageUsage:
         return mapping.usage_of(await self._get(f"{_ALL}/usage"))
 
     async def _get(self, path: str) -> Any:
-        return await self._connection.ask(Order("GET", path, repeatable=True))
+        return await self._connection.ask(HttpRequest("GET", path, repeatable=True))
 
 
 def _path(name: str) -> str:

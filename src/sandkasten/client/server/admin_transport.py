@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from sandkasten.client.server.server_pool import Place
+    from sandkasten.client.server.server_pool import ServerAddress
     from sandkasten.client.server.transport import FilesTransport
     from sandkasten.model.access.api_keys import KeyRequest, MadeKey
     from sandkasten.model.journal_rows import AuditRow, KeyRow, StagedFile, StoredFile
@@ -95,7 +95,7 @@ class BooksTransport(Protocol):
 
 
 @asynccontextmanager
-async def books_of(place: Place) -> AsyncIterator[BooksTransport]:
+async def books_of(place: ServerAddress) -> AsyncIterator[BooksTransport]:
     """Open the records of a daemon, or of a data directory that no daemon serves."""
     if place.url is None:
         no_tenant(place)

@@ -15,12 +15,12 @@ from sandkasten.client.server.server_pool import no_tenant
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from sandkasten.client.server.server_pool import Place
+    from sandkasten.client.server.server_pool import ServerAddress
     from sandkasten.ports import Agents
 
 
 @asynccontextmanager
-async def agents_of(place: Place) -> AsyncIterator[Agents]:
+async def agents_of(place: ServerAddress) -> AsyncIterator[Agents]:
     """Open the agents of a daemon, or of this process if none is named."""
     if place.url is None:
         no_tenant(place)

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sandkasten.client.server.server_pool import Place, aclose, connect
+from sandkasten.client.server.server_pool import ServerAddress, aclose, connect
 from sandkasten.errors import BackendUnavailable
 from sandkasten.model.optional_extras import install_command
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sandkasten.ports import Agents as AgentsPort
 
 
-async def open_engine(place: Place) -> Transport:
+async def open_engine(place: ServerAddress) -> Transport:
     require_linux()
     # In a thread, because the first import takes as long as a hundred commands and the loop
     # may be somebody's server.
@@ -39,13 +39,13 @@ async def open_engine(place: Place) -> Transport:
         return await compose.open_engine(loaded)
 
 
-def _load(place: Place) -> Settings:
+def _load(place: ServerAddress) -> Settings:
     with require_installed():
         from sandkasten.daemon import compose  # noqa: F401  (only to have it loaded)
     return settings(place)
 
 
-def settings(place: Place) -> Settings:
+def settings(place: ServerAddress) -> Settings:
     """Return the settings in force for a server, with the origin of each."""
     require_linux()
     with require_installed():
@@ -63,7 +63,7 @@ def serve(flags: Mapping[str, str], said: Callable[[str], None]) -> None:
     run(load(flags, os.environ, Path.cwd()), said)
 
 
-def open_books(place: Place) -> AbstractAsyncContextManager[BooksTransport]:
+def open_books(place: ServerAddress) -> AbstractAsyncContextManager[BooksTransport]:
     """Open the records of a data directory; Conflict while a daemon serves it."""
     loaded = settings(place)
     with require_installed():
@@ -73,7 +73,7 @@ def open_books(place: Place) -> AbstractAsyncContextManager[BooksTransport]:
 
 
 @asynccontextmanager
-async def open_agents(place: Place) -> AsyncIterator[AgentsPort]:
+async def open_agents(place: ServerAddress) -> AsyncIterator[AgentsPort]:
     """Open agents that this process runs; what still runs at the end is cancelled."""
     require_linux()
     loaded = await asyncio.to_thread(_load_agents, place)
@@ -83,7 +83,7 @@ async def open_agents(place: Place) -> AsyncIterator[AgentsPort]:
         yield opened
 
 
-def _load_agents(place: Place) -> Settings:
+def _load_agents(place: ServerAddress) -> Settings:
     with require_installed():
         from sandkasten.daemon import agent_services  # noqa: F401  (only to have it loaded)
     return settings(place)
@@ -118,7 +118,7 @@ def require_linux() -> None:
 
 
 __all__ = [
-    "Place",
+    "ServerAddress",
     "aclose",
     "connect",
     "open_agents",

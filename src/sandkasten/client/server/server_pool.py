@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ServerAddress:
     """A server: a daemon's address, or the data directory of an engine in this process.
 
     None leaves it to environment, file and default.
@@ -45,7 +45,7 @@ def place_of(
     backend: str | None = None,
     url: str | None = None,
     api_key: str | None = None,
-) -> Place:
+) -> ServerAddress:
     """Return the server that arguments or the environment name; arguments win."""
     if url is not None and data_dir is not None:
         raise InvalidRequest(
@@ -63,11 +63,11 @@ def place_of(
                 hint="give the daemon's address as url, or in SANDKASTEN_URL",
                 field="api_key",
             )
-        return Place(None if data_dir is None else fspath(data_dir), backend, tenant=tenant)
+        return ServerAddress(None if data_dir is None else fspath(data_dir), backend, tenant=tenant)
     if api_key is None and not url.startswith("unix:"):
         # Whoever can open the socket is the operator already; a key could only make him less.
         api_key = os.environ.get("SANDKASTEN_API_KEY") or None
-    return Place(url=url, api_key=api_key, tenant=tenant)
+    return ServerAddress(url=url, api_key=api_key, tenant=tenant)
 
 
 class _Servers:
@@ -75,7 +75,7 @@ class _Servers:
 
     def __init__(self) -> None:
         self.opening = asyncio.Lock()
-        self.open: dict[Place, Transport] = {}
+        self.open: dict[ServerAddress, Transport] = {}
         self.holders: list[AsyncGenerator[None]] = []
 
 
@@ -85,7 +85,7 @@ _by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Servers] = (
 _abandoned: Final[list[_Servers]] = []
 
 
-async def connect(place: Place) -> Transport:
+async def connect(place: ServerAddress) -> Transport:
     """Return the server on this loop, opened on first use."""
     loop = asyncio.get_running_loop()
     servers = _by_loop.get(loop)
@@ -112,7 +112,9 @@ async def aclose() -> None:
 
 
 async def held(
-    server: Transport, among: dict[Place, Transport] | None = None, place: Place | None = None
+    server: Transport,
+    among: dict[ServerAddress, Transport] | None = None,
+    place: ServerAddress | None = None,
 ) -> AsyncGenerator[None]:
     """Return a generator that closes the server when it is closed, dropped, or its loop ends.
 
@@ -133,7 +135,7 @@ async def held(
     return holder
 
 
-async def open_transport(place: Place) -> Transport:
+async def open_transport(place: ServerAddress) -> Transport:
     """Open a connection that the caller closes."""
     if place.url is None:
         no_tenant(place)
@@ -144,7 +146,7 @@ async def open_transport(place: Place) -> Transport:
     return await asyncio.to_thread(_http, place.url, place)
 
 
-def no_tenant(place: Place) -> None:
+def no_tenant(place: ServerAddress) -> None:
     """Refuse SANDKASTEN_TENANT without a daemon: there is only one tenant here."""
     if place.tenant is not None:
         raise InvalidRequest(
@@ -154,7 +156,7 @@ def no_tenant(place: Place) -> None:
         )
 
 
-def _http(url: str, place: Place) -> Transport:
+def _http(url: str, place: ServerAddress) -> Transport:
     try:
         from sandkasten.client.http.http_transport import HttpTransport
     except ModuleNotFoundError as exc:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import builtins
     from os import PathLike
 
-    from sandkasten.client.server.server_pool import Place
+    from sandkasten.client.server.server_pool import ServerAddress
     from sandkasten.client.server.transport import FilesTransport, Transport
     from sandkasten.model.files.file_entries import FileEntry
     from sandkasten.model.journal_rows import StagedFile, StoredFile
@@ -30,7 +30,7 @@ class SandboxFiles:
     """The base class of `AsyncSandbox`."""
 
     if TYPE_CHECKING:
-        _place: Place
+        _place: ServerAddress
 
         @property
         def id(self) -> str: ...

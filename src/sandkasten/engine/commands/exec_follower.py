@@ -25,7 +25,7 @@ from sandkasten.errors import (
     SessionNotFound,
 )
 from sandkasten.model.commands.exec_values import Chunk
-from sandkasten.model.commands.kept_output import Output
+from sandkasten.model.commands.kept_output import KeptOutput
 from sandkasten.wire.call import Call, CallEvent, OutputChunk
 from sandkasten.wire.messages import ExecReply, decode_exec
 
@@ -53,7 +53,7 @@ class ExecFollower:
         self._real_id = exec_id
         self.handle = handle
         self.command = command
-        self.output = Output(command.stdout_cap, command.stderr_cap)
+        self.output = KeptOutput(command.stdout_cap, command.stderr_cap)
         self.began = ExecStart(handle.counters, command.timeout_s)
         self.reply: ExecReply | None = None
         self.asked = False

@@ -22,7 +22,7 @@ from sandkasten.errors import (
     NotFound,
     SandkastenError,
 )
-from sandkasten.model.commands.kept_output import Output
+from sandkasten.model.commands.kept_output import KeptOutput
 from sandkasten.model.journal_rows import ExecRow
 from sandkasten.wire.messages import ExecReply, decode_exec, decode_execs
 
@@ -102,7 +102,7 @@ class ExecHistory:
                 self.follow(row)
                 count += 1
             elif row.status == "running" and reply is not None:
-                self.ended(row, result_of(reply, Output(0, 0)))
+                self.ended(row, result_of(reply, KeptOutput(0, 0)))
         return count
 
     async def aclose(self) -> None:
@@ -164,7 +164,7 @@ class ExecHistory:
             if reply.ended and reply.exec_id in followed.rows:
                 why = await explain_end(self._handles, handle, reply)
                 row = followed.rows.pop(reply.exec_id)
-                self.ended(row, result_of(reply, Output(0, 0), why=why))
+                self.ended(row, result_of(reply, KeptOutput(0, 0), why=why))
 
 
 def _found(record: Record, reply: ExecReply | None, exec_id: str) -> ExecRow:

@@ -14,7 +14,7 @@ from sandkasten.wire.json_bodies import to_bytes_json
 
 if TYPE_CHECKING:
     from sandkasten.model.commands.command import Command
-    from sandkasten.model.commands.kept_output import Output
+    from sandkasten.model.commands.kept_output import KeptOutput
     from sandkasten.wire.messages import ExecReply
 
 SOURCES: tuple[Source, Source, Source] = ("pty", "stdout", "stderr")
@@ -65,7 +65,7 @@ def ending_of(reply: ExecReply) -> Ending:
 
 
 def result_of(
-    reply: ExecReply, output: Output, *, raw: bool = False, why: Why | None = None
+    reply: ExecReply, output: KeptOutput, *, raw: bool = False, why: Why | None = None
 ) -> ExecResult:
     # A terminal has one stream, which the runner counts as stdout.
     terminal = output.has("pty")
@@ -106,7 +106,7 @@ def result_of(
     )
 
 
-def lost_result(exec_id: str, output: Output, *, raw: bool, why: Why | None) -> ExecResult:
+def lost_result(exec_id: str, output: KeptOutput, *, raw: bool, why: Why | None) -> ExecResult:
     """Return the result of a command that started and whose end will never be reported."""
     out: Source = "pty" if output.has("pty") else "stdout"
     return ExecResult(

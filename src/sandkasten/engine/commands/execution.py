@@ -21,7 +21,7 @@ from sandkasten.engine.handles import ExecStart, Handle, Handles
 from sandkasten.errors import InvalidRequest, ProtocolViolation, SandkastenError
 from sandkasten.model.commands.command import Command, checked_command
 from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult
-from sandkasten.model.commands.kept_output import Output
+from sandkasten.model.commands.kept_output import KeptOutput
 from sandkasten.model.commands.verdict import Ending, verdict
 from sandkasten.model.ids import exec_id as checked_exec_id
 from sandkasten.model.ids import new_exec_id
@@ -87,14 +87,14 @@ class Execution:
             await self.stdin(
                 sandbox_id, reply.exec_id, command.stdin, close=not command.keep_stdin_open
             )
-        return result_of(reply, Output(0, 0))
+        return result_of(reply, KeptOutput(0, 0))
 
     async def get(self, sandbox_id: str, exec_id: str, *, wait_s: float = 0) -> ExecResult:
         """Return what is kept of a command; wait up to `wait_s` for its end."""
         exec_id = checked_exec_id(exec_id)
         wait_s = number("wait_seconds", wait_s, low=0, high=MAX_WAIT_S)
         handle, channel = await self._handles.connect(sandbox_id)
-        output = Output(MAX_KEPT_BYTES, MAX_KEPT_BYTES)
+        output = KeptOutput(MAX_KEPT_BYTES, MAX_KEPT_BYTES)
         async with self._handles.explaining(handle):
             if wait_s > 0:
                 await channel.call(
@@ -119,7 +119,7 @@ class Execution:
         exec_id = checked_exec_id(exec_id)
         since_seq = whole("since_seq", since_seq, low=0, high=2**63 - 1)
         handle, channel = await self._handles.connect(sandbox_id)
-        output = Output(MAX_KEPT_BYTES, MAX_KEPT_BYTES)
+        output = KeptOutput(MAX_KEPT_BYTES, MAX_KEPT_BYTES)
         fields: dict[str, object] = {"exec_id": exec_id, "follow": follow}
         async with (
             self._handles.explaining(handle),
@@ -151,7 +151,7 @@ class Execution:
     async def list(self, sandbox_id: str) -> tuple[ExecResult, ...]:
         """Return the newest 256 commands, without their output."""
         replies = decode_execs(await self._call(sandbox_id, "exec.list", {}))
-        return tuple(result_of(reply, Output(0, 0), raw=True) for reply in replies)
+        return tuple(result_of(reply, KeptOutput(0, 0), raw=True) for reply in replies)
 
     def _told(self, sandbox_id: str, result: ExecResult) -> ExecResult:
         if self._events is not None:
@@ -241,7 +241,7 @@ def _command(request: ExecRequest, handle: Handle, channel: Channel) -> Command:
     return checked_command(request, handle.record.limits, channel.hello.shell or "sh")
 
 
-def _add(output: Output, piece: OutputChunk) -> Chunk:
+def _add(output: KeptOutput, piece: OutputChunk) -> Chunk:
     if not 0 <= piece.source < len(SOURCES):
         raise ProtocolViolation("an output chunk has an unknown source")
     source = SOURCES[piece.source]

@@ -15,7 +15,7 @@ from sandkasten.engine.commands.execution import CALL_TIMEOUT_S
 from sandkasten.errors import InvalidRequest, ProtocolViolation, SandkastenError, ShellNotFound
 from sandkasten.model.commands.command import checked_pty
 from sandkasten.model.commands.exec_values import ExecResult, Pty
-from sandkasten.model.commands.kept_output import Output
+from sandkasten.model.commands.kept_output import KeptOutput
 from sandkasten.model.commands.verdict import verdict
 from sandkasten.model.environment import checked_environment, text_bytes
 from sandkasten.model.files.sandbox_paths import working_directory
@@ -74,7 +74,7 @@ class Terminal:
         reply = decode_exec(await self._call.result())
         self.ended = True
         why = verdict(ending_of(reply), self._limits)
-        return result_of(reply, Output(0, 0), raw=True, why=why)
+        return result_of(reply, KeptOutput(0, 0), raw=True, why=why)
 
 
 @asynccontextmanager

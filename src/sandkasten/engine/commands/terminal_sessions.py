@@ -20,7 +20,7 @@ from sandkasten.engine.commands.terminal import hang_up, terminal_fields
 from sandkasten.errors import SandkastenError
 from sandkasten.model.commands.command import checked_pty
 from sandkasten.model.commands.exec_values import ExecRequest, ExecResult, Pty
-from sandkasten.model.commands.kept_output import Output
+from sandkasten.model.commands.kept_output import KeptOutput
 from sandkasten.model.ids import exec_id as checked_exec_id
 from sandkasten.wire.call import Call, OutputChunk
 from sandkasten.wire.messages import decode_exec
@@ -77,7 +77,7 @@ class AttachedTerminal:
         reply = decode_exec(await self._call.result())
         self.ended = True
         why = await explain_end(self._handles, self._handle, reply)
-        return result_of(reply, Output(0, 0), raw=True, why=why)
+        return result_of(reply, KeptOutput(0, 0), raw=True, why=why)
 
 
 class TerminalSessions:

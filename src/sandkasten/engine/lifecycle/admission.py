@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sandkasten.engine.session_journal import SessionJournal
     from sandkasten.model.access.tenancy import TenantQuota
     from sandkasten.model.sandbox.ledger_record import Record
-    from sandkasten.model.sandbox.workspace import WorkspaceWish
+    from sandkasten.model.sandbox.workspace import WorkspaceRequest
     from sandkasten.ports import Store
 
 
@@ -73,7 +73,7 @@ class Admission:
         self,
         record: Record,
         plan: SandboxPlan,
-        wish: WorkspaceWish,
+        wish: WorkspaceRequest,
         remover: Remover,
         *,
         make: bool,

@@ -26,7 +26,7 @@ from sandkasten.model.sandbox.policy import (
     lease_for,
     parse_limits,
 )
-from sandkasten.model.sandbox.workspace import WorkspaceWish, plain_name, workspace_wish
+from sandkasten.model.sandbox.workspace import WorkspaceRequest, plain_name, workspace_request
 from sandkasten.ports import KeepsImages, Watchful
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class SandboxPlan:
     env_names: tuple[str, ...]
     session_key: str | None
     warnings: tuple[str, ...]
-    workspace: WorkspaceWish | None = None
+    workspace: WorkspaceRequest | None = None
     mounts: tuple[Mounted, ...] = ()
     tenant: str = DEFAULT_TENANT
     key_id: str | None = None
@@ -100,7 +100,7 @@ class Planner:
         lease = lease_for(options, self._policy)
         labels = checked_labels(options.labels)
         key = checked_session_key(request.session_key)
-        workspace = workspace_wish(request, self._policy.workspaces)
+        workspace = workspace_request(request, self._policy.workspaces)
         rules = choose_mounts(options.mounts, self._policy.mounts)
         packages = checked_packages(options.pip_packages, options.npm_packages)
         backend = await self._tiers.choose(options.backend, options.isolation)

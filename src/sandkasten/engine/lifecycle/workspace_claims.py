@@ -17,8 +17,8 @@ from sandkasten.errors import BackendUnavailable, Busy, UnsupportedByBackend, Wo
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.limits import Unenforced
 from sandkasten.model.sandbox.workspace import (
+    WorkspaceRequest,
     WorkspaceRules,
-    WorkspaceWish,
     admit,
     check_count,
     check_size,
@@ -90,7 +90,7 @@ class WorkspaceClaims:
 
     @asynccontextmanager
     async def claimed(
-        self, wish: WorkspaceWish, remover: Remover, *, make: bool = True
+        self, wish: WorkspaceRequest, remover: Remover, *, make: bool = True
     ) -> AsyncIterator[WorkspaceClaim]:
         """The workspace, made if it is not there. The caller writes its row inside the block.
 

@@ -40,7 +40,7 @@ def gap_marker(missing: int) -> bytes:
     return f"\n… {missing} bytes not kept …\n".encode()
 
 
-class Output:
+class KeptOutput:
     """Collects the chunks of one command in order of arrival."""
 
     __slots__ = ("_last", "_streams", "last_seq")

@@ -41,7 +41,7 @@ class WorkspaceRules:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkspaceWish:
+class WorkspaceRequest:
     """A workspace that a request names."""
 
     name: str
@@ -137,14 +137,14 @@ def checked_mode(mode: object, name: str | None) -> bool:
     return mode == "shared"
 
 
-def workspace_wish(request: CreateRequest, rules: WorkspaceRules) -> WorkspaceWish | None:
+def workspace_request(request: CreateRequest, rules: WorkspaceRules) -> WorkspaceRequest | None:
     """Return the workspace a request asks for; None when it names none."""
     options = request.options
     shared = checked_mode(options.workspace_mode, options.workspace_id)
     if options.workspace_id is None:
         return None
     asked = options.limits.get("workspace_mb")
-    return WorkspaceWish(
+    return WorkspaceRequest(
         scoped(request.tenant, checked_workspace_name(options.workspace_id)),
         shared,
         None if asked is None else checked_size(asked, rules),
