@@ -147,6 +147,7 @@ def test_a_date_counts_where_there_is_no_number():
         ("count", float("inf"), "a number"),
         ("name", 10**400, "a string"),
         ("ratio", float("nan"), "a number"),
+        ("ratio", 10**400, "a number"),
         ("flag", 1, "true or false"),
         ("color", "green", "one of red"),
         ("color", [], "one of red"),

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-import math
 import os
+import sys
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -278,7 +278,8 @@ def _flag(value: object, key: str) -> bool:
 def _number(value: object, key: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ShapeError(key, "a number")
-    if isinstance(value, float) and not math.isfinite(value):
+    # False for NaN, infinity and an integer that no float can hold.
+    if not abs(value) <= sys.float_info.max:
         raise ShapeError(key, "a number")
     return value
 
