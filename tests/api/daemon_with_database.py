@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.client.server.embedded import ServerAddress, settings
-from sandkasten.daemon.compose import prepare_data_dir
+from sandkasten.daemon.backend_registry import prepare_data_dir
 from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.engine.clock import SystemClock
 from tests.api.daemon_in_process import serving

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.daemon.lazy_backends import LazyBackend, LazyImageBackend
+from sandkasten.daemon.backend_registry import LazyBackend, LazyImageBackend
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import Engine
 from sandkasten.errors import (

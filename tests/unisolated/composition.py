@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.daemon import compose
+from sandkasten.daemon import backend_registry
 from sandkasten.daemon.settings import core_settings
 from tests.store.memory_store import MemoryStore
 from tests.unisolated.backend import UnisolatedBackend
@@ -28,16 +28,16 @@ def install() -> None:
     if NAME in core_settings.BACKENDS:
         return
     core_settings.BACKENDS = (*core_settings.BACKENDS, NAME)
-    open_others = compose.open_backing
+    open_others = backend_registry.open_backing
 
-    def open_backing(settings: Settings, layers: LayerStore) -> compose.Backing:
+    def open_backing(settings: Settings, layers: LayerStore) -> backend_registry.Backing:
         if settings.backend != NAME:
             return open_others(settings, layers)
         # Sandboxes of one process: a ledger that other processes read would be wrong.
         backend = UnisolatedBackend(settings.data_dir / NAME)
-        return compose.Backing({NAME: backend}, MemoryStore(), backend.workspaces)
+        return backend_registry.Backing({NAME: backend}, MemoryStore(), backend.workspaces)
 
-    compose.open_backing = open_backing
+    backend_registry.open_backing = open_backing
 
 
 def environ(**more: str) -> dict[str, str]:

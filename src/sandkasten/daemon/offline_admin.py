@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
-from sandkasten.daemon.compose import prepare_data_dir
+from sandkasten.daemon.backend_registry import prepare_data_dir
 from sandkasten.daemon.data_dir_lock import only_daemon
 from sandkasten.daemon.persistent_stores import Books, open_books
 from sandkasten.engine.clock import SystemClock

@@ -23,7 +23,8 @@ from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.api.routes.route_table import ALL
 from sandkasten.api.server_context import Server
 from sandkasten.daemon.agent_services import LazyAgents, agent_service
-from sandkasten.daemon.compose import open_engine, prepare_data_dir
+from sandkasten.daemon.backend_registry import prepare_data_dir
+from sandkasten.daemon.composition_root import open_engine
 from sandkasten.daemon.data_dir_lock import only_daemon
 from sandkasten.daemon.http.listeners import listening
 from sandkasten.daemon.persistent_stores import open_books

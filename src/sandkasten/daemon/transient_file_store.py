@@ -10,7 +10,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from sandkasten.daemon.compose import prepare_data_dir
+from sandkasten.daemon.backend_registry import prepare_data_dir
 from sandkasten.daemon.data_dir_lock import only_daemon
 from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.engine.clock import SystemClock

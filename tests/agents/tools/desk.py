@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from sandkasten.agents.definitions.sandbox_request import AgentSandbox
 from sandkasten.agents.run_context import RunContext
 from sandkasten.agents.tools.toolbox import Toolbox
-from sandkasten.daemon.compose import open_engine, prepare_data_dir
+from sandkasten.daemon.backend_registry import prepare_data_dir
+from sandkasten.daemon.composition_root import open_engine
 from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.engine.clock import SystemClock

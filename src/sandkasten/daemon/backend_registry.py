@@ -1,31 +1,98 @@
-"""The composition root: build an engine from the settings."""
+"""The registry of backends: add a backend here, and it can be named in settings and requests.
+
+Its strength is listed in `model.sandbox.isolation_levels`, its name in `daemon.settings`. Most
+processes need one backend, so the others are imported on first use. A backend whose directory does
+not exist owns nothing, so a sweep need not import it either. One that cannot be opened reports the
+reason in `probe`; other calls raise BackendUnavailable.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
-import sys
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from sandkasten.daemon.settings.settings_file import read_tree
-from sandkasten.engine.clock import SystemClock
-from sandkasten.engine.engine import Engine
-from sandkasten.errors import BackendUnavailable, InvalidConfiguration
-from sandkasten.images.catalog import Images
-from sandkasten.images.image_sources import Sources
-from sandkasten.images.layers.image_store import LayerStore
-from sandkasten.images.packages.provisioner import Provisioner
-from sandkasten.linux.storage.host_mount_check import HostMountCheck
+from sandkasten.errors import BackendUnavailable, InternalError, InvalidConfiguration
 from sandkasten.model.optional_extras import install_command
-from sandkasten.telemetry.log_events import LogEvents
+from sandkasten.model.sandbox.readiness import Readiness
+from sandkasten.ports import Closes, Discards, KeepsImages
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from sandkasten.daemon.settings.resolver import Settings
-    from sandkasten.ports import Backend, EventSink, FileStore, Journal, Store, Workspaces
+    from sandkasten.images.layers.image_store import LayerStore
+    from sandkasten.model.ids import SandboxId
+    from sandkasten.model.images.resolved_image import Image
+    from sandkasten.model.sandbox.cell_spec import CellSpec
+    from sandkasten.ports import Backend, Cell, Store, Workspaces
+
+
+class LazyBackend:
+    """A `ports.Backend`; `directory` holds everything that the backend may own."""
+
+    def __init__(self, name: str, directory: Path, opener: Callable[[], Backend]) -> None:
+        self._name = name
+        self._directory = directory
+        self._opener = opener
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @cached_property
+    def _backend(self) -> Backend:
+        return self._opener()
+
+    async def probe(self) -> Readiness:
+        try:
+            backend = self._backend
+        except BackendUnavailable as exc:
+            return Readiness(ready=False, reason=exc.message, remedy=exc.hint)
+        return await backend.probe()
+
+    async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> Cell:
+        return await self._backend.create(sandbox_id, spec)
+
+    async def attach(self, sandbox_id: SandboxId) -> Cell:
+        return await self._backend.attach(sandbox_id)
+
+    async def owned(self) -> Sequence[SandboxId]:
+        if not self._directory.exists():
+            return ()
+        return await self._backend.owned()
+
+    async def discard(self, sandbox_id: SandboxId) -> None:
+        if self._directory.exists() and isinstance(self._backend, Discards):
+            await self._backend.discard(sandbox_id)
+
+    async def aclose(self) -> None:
+        """Close the backend if it was opened."""
+        backend = self.__dict__.get("_backend")
+        if isinstance(backend, Closes):
+            await backend.aclose()
+
+
+class LazyImageBackend(LazyBackend):
+    """A lazy backend that is a `ports.KeepsImages`; the engine tests for this class."""
+
+    @property
+    def _keeper(self) -> KeepsImages:
+        backend = self._backend
+        if not isinstance(backend, KeepsImages):
+            raise InternalError(
+                f"backend {self._name} does not keep images", hint="open it as a LazyBackend"
+            )
+        return backend
+
+    async def find_image(self, names: Sequence[str]) -> Image | None:
+        return await self._keeper.find_image(names)
+
+    async def bring_image(self, image: Image) -> None:
+        await self._keeper.bring_image(image)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,60 +104,10 @@ class Backing:
     workspaces: Workspaces
 
 
-async def open_engine(
-    settings: Settings,
-    *,
-    events: EventSink | None = None,
-    journal: Journal | None = None,
-    stored_files: FileStore | None = None,
-) -> Engine:
-    """Open an engine, which sweeps once in the background. Requires Linux."""
-    if sys.platform != "linux":
-        raise BackendUnavailable(
-            "the embedded engine requires Linux",
-            hint="run the daemon on a Linux machine and pass its address as url",
-        )
-    layers = LayerStore(settings.data_dir.absolute() / "images")
-    backing = open_backing(settings, layers)
-    sources = Sources(
-        layers,
-        registries=settings.registries,
-        pull_timeout_s=settings.pull_timeout_s,
-        read_recipe=read_tree,
-    )
-    images = Images(
-        layers,
-        allowed=settings.allowed_images,
-        strict=settings.images_strict,
-        aliases=settings.image_aliases,
-        pull=settings.images_pull,
-        sources=sources,
-    )
-    packages = Provisioner(settings.data_dir.absolute() / "packages", settings.packages, os.environ)
-    engine = Engine(
-        backends=backing.backends,
-        default_backend=settings.backend,
-        store=backing.store,
-        images=images,
-        library=images,
-        policy=settings.policy,
-        clock=SystemClock(),
-        events=events if events is not None else LogEvents(),
-        oneshot_spares=settings.oneshot_spares,
-        workspaces=backing.workspaces,
-        host_mounts=HostMountCheck(settings.data_dir),
-        journal=journal,
-        packages=packages,
-        stored_files=stored_files,
-    )
-    engine.sweep_soon()
-    return engine
-
-
 def open_backing(settings: Settings, layers: LayerStore) -> Backing:
     """Open the default backend; import the others when a request names them."""
     from sandkasten.backends.local import LocalBackend
-    from sandkasten.daemon.lazy_backends import LazyBackend, LazyImageBackend
+    from sandkasten.daemon.backend_registry import LazyBackend, LazyImageBackend
     from sandkasten.linux.storage.named_volumes import NamedVolumes
     from sandkasten.store.ledger_directory import DirectoryStore
 

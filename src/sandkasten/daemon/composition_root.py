@@ -1,0 +1,73 @@
+"""The composition root: build an engine from the settings."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from sandkasten.daemon import backend_registry
+from sandkasten.daemon.settings.settings_file import read_tree
+from sandkasten.engine.clock import SystemClock
+from sandkasten.engine.engine import Engine
+from sandkasten.errors import BackendUnavailable
+from sandkasten.images.catalog import Images
+from sandkasten.images.image_sources import Sources
+from sandkasten.images.layers.image_store import LayerStore
+from sandkasten.images.packages.provisioner import Provisioner
+from sandkasten.linux.storage.host_mount_check import HostMountCheck
+from sandkasten.telemetry.log_events import LogEvents
+
+if TYPE_CHECKING:
+    from sandkasten.daemon.settings.resolver import Settings
+    from sandkasten.ports import EventSink, FileStore, Journal
+
+
+async def open_engine(
+    settings: Settings,
+    *,
+    events: EventSink | None = None,
+    journal: Journal | None = None,
+    stored_files: FileStore | None = None,
+) -> Engine:
+    """Open an engine, which sweeps once in the background. Requires Linux."""
+    if sys.platform != "linux":
+        raise BackendUnavailable(
+            "the embedded engine requires Linux",
+            hint="run the daemon on a Linux machine and pass its address as url",
+        )
+    layers = LayerStore(settings.data_dir.absolute() / "images")
+    backing = backend_registry.open_backing(settings, layers)
+    sources = Sources(
+        layers,
+        registries=settings.registries,
+        pull_timeout_s=settings.pull_timeout_s,
+        read_recipe=read_tree,
+    )
+    images = Images(
+        layers,
+        allowed=settings.allowed_images,
+        strict=settings.images_strict,
+        aliases=settings.image_aliases,
+        pull=settings.images_pull,
+        sources=sources,
+    )
+    packages = Provisioner(settings.data_dir.absolute() / "packages", settings.packages, os.environ)
+    engine = Engine(
+        backends=backing.backends,
+        default_backend=settings.backend,
+        store=backing.store,
+        images=images,
+        library=images,
+        policy=settings.policy,
+        clock=SystemClock(),
+        events=events if events is not None else LogEvents(),
+        oneshot_spares=settings.oneshot_spares,
+        workspaces=backing.workspaces,
+        host_mounts=HostMountCheck(settings.data_dir),
+        journal=journal,
+        packages=packages,
+        stored_files=stored_files,
+    )
+    engine.sweep_soon()
+    return engine
