@@ -7,11 +7,17 @@ import subprocess
 import sys
 import textwrap
 import threading
+from typing import TYPE_CHECKING
 
 import pytest
 
 import sandkasten
 from sandkasten import AsyncSandbox, Sandbox
+from sandkasten.client.blocking import loop_thread
+from sandkasten.client.server import server_pool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 pytestmark = [
     pytest.mark.slow,
@@ -21,8 +27,12 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def local_only(monkeypatch: pytest.MonkeyPatch, unisolated_only: None) -> None:
+def local_only(monkeypatch: pytest.MonkeyPatch, unisolated_only: None) -> Iterator[None]:
+    """Open the embedded engine of this test: one of an earlier test has another environment."""
     monkeypatch.delenv("SANDKASTEN_BACKEND")
+    loop_thread.run(server_pool.aclose())
+    yield
+    loop_thread.run(server_pool.aclose())
 
 
 @pytest.fixture
