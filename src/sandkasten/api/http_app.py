@@ -60,7 +60,7 @@ class App:
 
         Streams do not count: their clients reconnect to the next daemon and continue there.
         """
-        await self._at_work.nobody.wait()
+        await self._at_work.idle.wait()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -81,7 +81,7 @@ class App:
             call = self._admitted(connection, scope, headers, request_id, websocket=websocket)
             route: Route = scope["sandkasten.route"]
             if route.method in ("WS", "ANY"):
-                # Lasts as long as somebody wants it to.
+                # Has no deadline.
                 work.end()
                 held = self._held(call, headers)
             response = await route.run(call)
@@ -209,13 +209,13 @@ class _AtWork:
     """Counts requests in progress, and signals when there are none."""
 
     def __init__(self) -> None:
-        self.nobody = asyncio.Event()
-        self.nobody.set()
+        self.idle = asyncio.Event()
+        self.idle.set()
         self.count = 0
 
     def begin(self) -> _Work:
         self.count += 1
-        self.nobody.clear()
+        self.idle.clear()
         return _Work(self)
 
 
@@ -233,7 +233,7 @@ class _Work:
             self._ended = True
             self._all.count -= 1
             if not self._all.count:
-                self._all.nobody.set()
+                self._all.idle.set()
 
 
 class _CutShort(Exception):
@@ -248,7 +248,7 @@ class _Answering:
         self.request_id = request_id
         self.began = False
         self.status = 0
-        """0: nobody was there to hear it."""
+        """0 if the client had left."""
 
     async def __call__(self, message: Any) -> None:
         if message["type"] == "http.response.start":

@@ -50,7 +50,7 @@ class Route:
     summary: str
     tag: str
     scope: Scope | None = "sessions"
-    """None: anybody who reaches us."""
+    """None: any client."""
     body: type[Body] | None = None
     query: type[Query] | None = None
     takes: tuple[str, ...] = (JSON,)

@@ -1,1 +1,1 @@
-"""The command line: it speaks to sandboxes through the client, like everybody else."""
+"""The command line: it reaches sandboxes through the client only."""

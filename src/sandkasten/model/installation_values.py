@@ -38,7 +38,7 @@ class Installed:
     machine: str = ""
     """The engine's address, where its machine is another."""
     api_key: str | None = field(default=None, repr=False)
-    """Only when it was made just now: nobody is told it twice."""
+    """Only if it was just created: it is never shown twice."""
     changed: bool = False
     """It was running already, and not as it was asked for now."""
 

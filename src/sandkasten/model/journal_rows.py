@@ -15,7 +15,7 @@ from sandkasten.model.access.tenancy import Scope, TenantQuota  # noqa: TC001
 from sandkasten.model.json_codec import Timestamp  # noqa: TC001
 
 SessionEnd = Literal["destroyed", "expired", "crashed", "lost"]
-"""Somebody destroyed it; its lease ran out; it died; the machine or its backend lost it."""
+"""Destroyed by a request; lease expired; died; lost by the machine or its backend."""
 ExecStatus = Literal["running", "completed", "timed_out", "killed", "lost"]
 
 

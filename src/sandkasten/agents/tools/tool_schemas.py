@@ -165,7 +165,7 @@ RUN: Final = _tool(
         "files": {
             "type": "object",
             "description": "Files to write before the code runs: path below /workspace to text, or "
-            "to an object with content_base64 for bytes that are no text.",
+            "to an object with content_base64 for bytes that are not UTF-8.",
             "maxProperties": 1000,
             "additionalProperties": {
                 "anyOf": [
@@ -285,7 +285,7 @@ FS_WRITE: Final = _tool(
         **_WHICH,
         "path": _string(_PATH, most=4095),
         "contents": _string("The text of the file.", least=0),
-        "contents_b64": _string("Its bytes in base64, for what is no text.", least=0),
+        "contents_b64": _string("Its bytes in base64, for content that is not UTF-8.", least=0),
         "content": _string("As contents, or with encoding base64 as contents_b64.", least=0),
         "encoding": {
             "type": "string",
@@ -317,7 +317,7 @@ FS_READ: Final = _tool(
         },
         "encoding": {
             "type": "string",
-            "description": "base64, or text and an error when it is none. Default: what it is.",
+            "description": "base64, or text (an error if it is not UTF-8). Default: what it is.",
             "enum": ["utf-8", "utf8", "text", "base64"],
         },
     },

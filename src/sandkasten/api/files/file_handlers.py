@@ -244,7 +244,7 @@ def _content(data: bytes, query: ReadQuery, *, truncated: bool) -> dict[str, obj
     text = None if query.encoding == "base64" else _as_text(data, truncated=truncated)
     if text is None:
         if query.encoding not in (None, "base64"):
-            raise unclear("the file is no UTF-8", "read it with encoding=base64", "encoding")
+            raise unclear("the file is not UTF-8", "read it with encoding=base64", "encoding")
         b64 = base64.b64encode(data).decode()
         return {
             "encoding": "base64",

@@ -59,7 +59,9 @@ def decoded(b64: str, field: str) -> bytes:
     try:
         return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
     except (binascii.Error, ValueError) as exc:
-        raise _refused(f"{field} is no base64", "encode the bytes as RFC 4648 says", field) from exc
+        raise _refused(
+            f"{field} is not valid base64", "encode the bytes as RFC 4648 says", field
+        ) from exc
 
 
 def encoded_cursor(cursor: str | None) -> str | None:

@@ -12,7 +12,7 @@ from sandkasten.api.route import Answer, Body, Query
 from sandkasten.errors import InvalidRequest
 
 _OCTAL = re.compile(r"0?o?[0-7]{1,4}\Z")
-_B64 = "The bytes of the name in base64, in place of the text: for names that are no UTF-8."
+_B64 = "The bytes of the name in base64, for names that are not UTF-8."
 
 Mode = Annotated[
     StrictInt | str | None,
@@ -96,7 +96,7 @@ class StatQuery(PathQuery):
 
 class ReadQuery(PathQuery):
     max_bytes: Annotated[int, Field(ge=0, le=2**62)] | None = Field(
-        None, description="At most so many; without it, all of the file or 413."
+        None, description="Maximum number of bytes; without it, the whole file or 413."
     )
     offset: Offset = 0
     encoding: Literal["utf-8", "utf8", "text", "base64"] | None = Field(
@@ -107,7 +107,7 @@ class ReadQuery(PathQuery):
 class ListQuery(PathQuery):
     recursive: bool = False
     limit: int = Field(1000, ge=1, le=5000)
-    cursor: str | None = Field(None, description="`next_cursor` of the page before.")
+    cursor: str | None = Field(None, description="`next_cursor` of the previous page.")
 
 
 class FileQuery(PathQuery):
@@ -116,7 +116,7 @@ class FileQuery(PathQuery):
 
 
 class UploadQuery(PathQuery):
-    overwrite: bool = Field(True, description="Of a form. A tar always replaces.")
+    overwrite: bool = Field(True, description="Applies to forms. A tar always replaces.")
 
 
 class DownloadQuery(PathQuery):
@@ -141,7 +141,7 @@ class FileEntryAnswer(Answer):
     uid: int
     gid: int
     target: str | None = Field(None, description="Where a symlink points, as written in it.")
-    path_b64: str | None = Field(None, description="Only where the path is no UTF-8; exact.")
+    path_b64: str | None = Field(None, description="Only if the path is not UTF-8; exact.")
 
 
 class Written(FileEntryAnswer):
@@ -150,7 +150,7 @@ class Written(FileEntryAnswer):
 
 class Content(Answer):
     path: str
-    size_bytes: int = Field(description="Of the file, however much of it is here.")
+    size_bytes: int = Field(description="Size of the whole file, however much of it is returned.")
     truncated: bool
     encoding: Literal["utf-8", "base64"]
     offset: int
@@ -188,7 +188,7 @@ def permissions(mode: int | str | None) -> int | None:
     if not isinstance(mode, str):
         return mode
     if not _OCTAL.match(mode):
-        raise unclear("mode is no octal number", "write it as 0644", "mode")
+        raise unclear("mode is not an octal number", "write it as 0644", "mode")
     return int(mode.replace("o", ""), 8)
 
 

@@ -93,7 +93,7 @@ class Call:
                 errors="strict",
             )
         except ValueError as exc:
-            # What is no UTF-8 would become another text, and name another file.
+            # Invalid UTF-8 would become another string, and name another file.
             raise InvalidRequest(
                 "the query is not valid UTF-8",
                 hint="send bytes as base64 where the route accepts it",

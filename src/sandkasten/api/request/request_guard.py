@@ -97,7 +97,7 @@ def _same(origin: str, host: str | None, rules: HttpLimits) -> bool:
 
 
 def _name(host: str | None) -> str | None:
-    # Nothing but a name and a port: what else an address can have is nobody's Host.
+    # Nothing but a name and a port: a Host header has no other part of an address.
     if not host or not _NAME.match(host):
         return None
     try:

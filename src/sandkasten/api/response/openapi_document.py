@@ -31,15 +31,15 @@ _NOTES: Final = {
 }
 # Statuses beside the one of a class: where and how a request is malformed decides.
 _INVALID: Final = {
-    400: "INVALID_REQUEST: it cannot be read, or asks for what cannot be",
-    408: "INVALID_REQUEST: it came too slowly",
-    415: "INVALID_REQUEST: the body is of another type",
-    422: "INVALID_REQUEST: the field it names is not what the route takes",
+    400: "INVALID_REQUEST: malformed, or not possible",
+    408: "INVALID_REQUEST: the request arrived too slowly",
+    415: "INVALID_REQUEST: wrong content type",
+    422: "INVALID_REQUEST: a field is invalid; the message names it",
     431: "PAYLOAD_TOO_LARGE: its headers",
 }
 _EVERYWHERE: Final = {
     400: _INVALID[400],
-    403: "FORBIDDEN: the key has not the scope, or a rule forbids it",
+    403: "FORBIDDEN: the key lacks the scope, or a rule forbids it",
     421: "FORBIDDEN: the Host header names another server",
     422: _INVALID[422],
     429: "QUOTA_EXCEEDED: too many requests, or sessions, or too much memory",
@@ -222,7 +222,7 @@ def _good(
 ) -> dict[str, Any]:
     found: dict[str, Any] = {"description": route.summary, "headers": _HEADERS}
     if status == 304:
-        found["description"] = "What the client has is what there is."
+        found["description"] = "The client's copy is current."
         return found
     if route.method == "WS":
         found["description"] = "The connection is a WebSocket now."

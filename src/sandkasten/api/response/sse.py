@@ -98,7 +98,7 @@ class EventStream(Response):
         except SandkastenError as exc:
             await send(_body(event("error", body_of(exc, self._request_id))))
         except Exception as exc:
-            # The status line is out; whoever reads must still hear that it failed.
+            # The status line is already sent; the reader must still learn of the failure.
             error = body_of(unforeseen(exc), self._request_id)
             await send(_body(event("error", error)))
             raise

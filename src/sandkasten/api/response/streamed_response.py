@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
-# A connection that takes nothing for so long has nobody at its end.
+# A connection that takes nothing for this long has no reader.
 STALL_S = 60.0
 
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class AuditQuery(Query):
-    tenant: str | None = Field(None, description="All tenants when left out.")
+    tenant: str | None = Field(None, description="All tenants if omitted.")
     since_seq: Annotated[int, Field(ge=0, le=1 << 62)] | None = Field(
-        None, description="The oldest rows after this one; the newest rows when left out."
+        None, description="The oldest rows after this one; the newest rows if omitted."
     )
     action: str | None = None
     target: str | None = None

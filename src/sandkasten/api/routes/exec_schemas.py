@@ -25,7 +25,7 @@ ExecBody = body_of(
     ExecRequest,
     cmd=(
         _Words,
-        Field(None, description="A list is a fresh process, a text goes to the session's shell."),
+        Field(None, description="A list runs as a new process, a string in the session's shell."),
     ),
     command=(_Words, Field(None, description="Another name for `cmd`.")),
     workdir=(str | None, Field(None, description="Another name for `cwd`; `cwd` wins.")),
@@ -53,7 +53,7 @@ ExecBody = body_of(
 class StdinBody(Body):
     data: str | None = None
     data_b64: str | None = None
-    close: bool = Field(False, description="Nothing more will come.")
+    close: bool = Field(False, description="No more data follows.")
 
 
 class SignalBody(Body):
@@ -103,7 +103,7 @@ class Exec(Answer):
     stdout: str
     stderr: str
     output: str = Field(description="Both streams in order of arrival.")
-    stdout_b64: str | None = Field(None, description="The bytes, where they are no UTF-8.")
+    stdout_b64: str | None = Field(None, description="The bytes, if they are not UTF-8.")
     stderr_b64: str | None = None
     output_b64: str | None = None
     cwd: str | None
@@ -114,7 +114,7 @@ class Exec(Answer):
     duration_ms: int
     usage: ExecUsageAnswer
     why: WhyAnswer | None = Field(description="The limit or rule that ended it.")
-    stdout_bytes: int = Field(description="All that was written, kept or not.")
+    stdout_bytes: int = Field(description="Number of bytes written, kept or not.")
     stderr_bytes: int
     last_seq: int
     pid: int | None
@@ -126,13 +126,15 @@ class ChunkAnswer(Answer):
     seq: int
     stream: str
     text: str | None = None
-    data_b64: str | None = Field(None, description="In place of `text`: no UTF-8.")
-    gap_bytes: int | None = Field(None, description="Written right before it and not kept.")
+    data_b64: str | None = Field(None, description="Instead of `text`, if the bytes are not UTF-8.")
+    gap_bytes: int | None = Field(
+        None, description="Written just before the code runs and not kept."
+    )
 
 
 class OutputAnswer(Exec):
     chunks: list[ChunkAnswer]
-    done: bool = Field(description="It has ended and this was the last of it.")
+    done: bool = Field(description="The command has ended and this was its last output.")
     next_seq: int = Field(description="The `since_seq` of the next request.")
 
 

@@ -293,7 +293,7 @@ ROUTES = (
         "GET",
         "/v1/sessions/{id}/execs",
         listed,
-        "What ran here, the newest first",
+        "Commands of a session, newest first",
         query=HistoryQuery,
         answer=ExecPast,
         array=True,

@@ -59,12 +59,14 @@ Seconds = Annotated[float, Field(gt=0, le=10**10)]
 
 
 class PutQuery(Query):
-    key: str | None = Field(None, description="`f_<id>` when left out.")
-    content_type: str | None = Field(None, description="That of the body when left out.")
-    ttl_seconds: Seconds | None = Field(None, description="Deleted after so long.")
-    metadata: str | None = Field(None, description="A JSON object of texts.")
+    key: str | None = Field(None, description="`f_<id>` if omitted.")
+    content_type: str | None = Field(None, description="The body's content type if omitted.")
+    ttl_seconds: Seconds | None = Field(None, description="Deleted after this many seconds.")
+    metadata: str | None = Field(None, description="A JSON object with string values.")
     checksum: str | None = Field(
-        None, pattern=r"^(sha256:)?[0-9a-fA-F]{64}$", description="Refused when it is another."
+        None,
+        pattern=r"^(sha256:)?[0-9a-fA-F]{64}$",
+        description="The request fails if the content has another digest.",
     )
     overwrite: bool = False
 
@@ -72,7 +74,7 @@ class PutQuery(Query):
 class ListQuery(Query):
     prefix: str = ""
     limit: Annotated[int, Field(ge=1, le=1000)] = 1000
-    cursor: str | None = Field(None, description="`next` of the page before.")
+    cursor: str | None = Field(None, description="`next` of the previous page.")
 
 
 class FileList(Answer):
@@ -226,7 +228,7 @@ async def _file_of(
         try:
             given[part.name] = raw.decode()
         except UnicodeDecodeError as exc:
-            raise _form(f"the field {part.name[:40]!r} is no UTF-8") from exc
+            raise _form(f"the field {part.name[:40]!r} is not UTF-8") from exc
     raise _form("there is no part named file")
 
 
@@ -265,8 +267,8 @@ def _form(why: str) -> InvalidRequest:
 
 _HEADERS = {
     "Range": "One range of bytes.",
-    "If-Range": "With Range: only when it is still this one.",
-    "If-None-Match": "Nothing (304) when it is still this one.",
+    "If-Range": "With Range: send the range only if the file still has this ETag.",
+    "If-None-Match": "Answer 304 if the file still has this ETag.",
 }
 
 ROUTES = (

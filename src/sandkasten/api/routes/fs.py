@@ -56,8 +56,8 @@ if TYPE_CHECKING:
 
 _CONDITIONS = {
     "Range": "One range of bytes.",
-    "If-Range": "With Range: only when it is still this one.",
-    "If-None-Match": "Only when it is none of these.",
+    "If-Range": "With Range: send the range only if the file still has this ETag.",
+    "If-None-Match": "Answer only if the file has none of these ETags.",
 }
 _FOUND = (FileNotFound, NotADirectory, FilePermission, PolicyDenied, FileTrouble, Conflict)
 _MADE = (*_FOUND, FileExists, IsADirectory, NotRegular, QuotaExceeded, PayloadTooLarge)
@@ -86,7 +86,7 @@ def file_routes(
             "PUT", f"{files}/file", verbs.put, "Write a file of any size", tag, scope,
             query=FileQuery, takes=("*/*",), reads_body=True, body_required=False,
             answer=Written, errors=make,
-            description="The body is the file, streamed; the workspace's quota is its bound.",
+            description="The body is the file, streamed; the workspace's quota limits its size.",
         ),
         Route(
             "GET", f"{files}/read", verbs.read, "Read a file", tag, scope,
@@ -102,7 +102,7 @@ def file_routes(
             query=StatQuery, answer=FileEntryAnswer, errors=look,
         ),
         Route(
-            "POST", f"{files}/mkdir", verbs.mkdir, "Make a directory", tag, scope,
+            "POST", f"{files}/mkdir", verbs.mkdir, "Create a directory", tag, scope,
             body=MkdirBody, answer=Written, errors=make,
         ),
         Route(

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sandkasten.api.request.http_call import Call
     from sandkasten.model.images.image_info import ImageInfo, ImageProgress
 
-# Reports that nobody has read yet; the newest say everything.
+# Unread reports; the newest contain everything.
 _KEPT_REPORTS = 64
 
 
@@ -209,7 +209,7 @@ _ADDED = (*_NONE, QuotaExceeded, PolicyDenied)
 ROUTES = (
     Route("GET", "/v1/images", listed, "List images", _TAG, answer=AllImages, errors=_NONE),
     Route(
-        "GET", "/v1/images/usage", usage, "What the store of images takes", _TAG,
+        "GET", "/v1/images/usage", usage, "Disk usage of the image store", _TAG,
         answer=ImageUsageAnswer, errors=_NONE,
     ),
     Route(
@@ -227,11 +227,11 @@ ROUTES = (
         "file system; tars may be compressed. `name` is what it is to be called.",
     ),
     Route(
-        "POST", "/v1/images/tag", tag, "Give an image another name", _TAG, "images",
+        "POST", "/v1/images/tag", tag, "Add a name to an image", _TAG, "images",
         body=TagBody, answer=OneImage, errors=_NONE,
     ),
     Route(
-        "POST", "/v1/images/collect", collect, "Remove what no name leads to", _TAG, "images",
+        "POST", "/v1/images/collect", collect, "Remove unused images and layers", _TAG, "images",
         answer=Collected, errors=(*_NONE, Busy),
     ),
     Route(
@@ -240,7 +240,7 @@ ROUTES = (
         description="By name or id. One named `usage` is found as `docker.io/library/usage`.",
     ),
     Route(
-        "DELETE", "/v1/images/{name:path}", remove, "Take a name away, and the image with its last",
+        "DELETE", "/v1/images/{name:path}", remove, "Remove a name of an image",
         _TAG, "images", answer=RemovedOne, errors=(*_NONE, Conflict),
     ),
 )  # fmt: skip

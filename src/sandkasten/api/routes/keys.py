@@ -29,11 +29,9 @@ class Quota(Body):
 
 
 class KeyBody(Body):
-    tenant: str | None = Field(None, description="Whose it is; the asker's when left out.")
-    name: str = Field("", description="A remark for people.")
-    scopes: list[str] | None = Field(
-        None, description="sessions, files and workspaces when left out."
-    )
+    tenant: str | None = Field(None, description="Its tenant; the caller's if omitted.")
+    name: str = Field("", description="A free-form comment.")
+    scopes: list[str] | None = Field(None, description="sessions, files and workspaces if omitted.")
     expires_in_seconds: Annotated[StrictFloat, Field(gt=0, le=10**10)] | None = None
     quota: Quota | None = None
 
@@ -109,7 +107,7 @@ ROUTES = (
         "POST",
         "/v1/keys",
         create,
-        "Make an API key",
+        "Create an API key",
         "keys",
         scope="admin",
         body=KeyBody,
@@ -117,7 +115,7 @@ ROUTES = (
         answer=NewKey,
         status=201,
         errors=(InvalidRequest, QuotaExceeded, UnsupportedByBackend),
-        description="The answer is the only place where the key itself is ever shown.",
+        description="Only this answer contains the key itself.",
     ),
     Route(
         "GET",
@@ -129,7 +127,7 @@ ROUTES = (
         query=KeysQuery,
         answer=KeyList,
         errors=(UnsupportedByBackend,),
-        description="Also revoked and expired ones; of all tenants unless one is named.",
+        description="Includes revoked and expired keys; all tenants unless one is named.",
     ),
     Route(
         "DELETE",
@@ -140,6 +138,6 @@ ROUTES = (
         scope="admin",
         answer=Key,
         errors=(NotFound, QuotaExceeded, UnsupportedByBackend),
-        description="From this answer on it opens nothing. Twice is fine; the first time counts.",
+        description="The key is invalid from this answer on. Twice is fine; the first time counts.",
     ),
 )

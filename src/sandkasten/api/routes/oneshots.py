@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 class FileBody(Body):
     content: str | None = None
-    content_base64: str | None = Field(None, description="For bytes that are no text.")
+    content_base64: str | None = Field(None, description="For bytes that are not UTF-8.")
 
 
 RunBody = body_of(
@@ -149,7 +149,7 @@ ROUTES = (
         "POST",
         "/v1/run",
         run,
-        "Run one piece of code in a sandbox of its own",
+        "Run code once in a new sandbox",
         "run",
         body=RunBody,
         answer=RunAnswer,

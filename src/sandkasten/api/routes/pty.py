@@ -43,13 +43,13 @@ _POLICY_VIOLATION = 1008
 class PtyQuery(Query):
     rows: int = Field(24, ge=1, le=10_000)
     cols: int = Field(80, ge=1, le=10_000)
-    exec_id: str | None = Field(None, description="A terminal to go back to.")
-    offset: int = Field(0, ge=0, le=2**62, description="Bytes of it that were seen already.")
+    exec_id: str | None = Field(None, description="Id of an existing terminal to attach to.")
+    offset: int = Field(0, ge=0, le=2**62, description="Number of bytes already received.")
     command: str | None = Field(None, description="A JSON list; the image's shell by default.")
     cwd: str | None = None
     env: str | None = Field(None, description="A JSON object of variables.")
     keep_seconds: float = Field(
-        60.0, ge=0, le=86_400, description="How long it lives without anybody attached."
+        60.0, ge=0, le=86_400, description="How long the terminal lives without an attached client."
     )
 
 
@@ -102,7 +102,7 @@ async def _show(websocket: WebSocket, attached: AttachedTerminal, request_id: st
     except SandkastenError as exc:
         await _say(websocket, {"type": "error", **body_of(exc, request_id)})
     except (WebSocketDisconnect, RuntimeError):
-        # Gone in the midst of a message; the terminal waits for whoever comes back.
+        # The client left in the middle of a message; the terminal waits for it to return.
         return
     else:
         ended = to_json(result)

@@ -19,9 +19,9 @@ Seq = Annotated[int, Field(ge=0, le=1 << 62)]
 
 
 class ExecuteBody(Body):
-    agent_name: str | None = Field(None, description="Which agent; `agent_id` is the same.")
+    agent_name: str | None = Field(None, description="Name of the agent; `agent_id` is the same.")
     agent_id: str | None = None
-    task: str = Field("", description="What it is to do.")
+    task: str = Field("", description="The task.")
     variables: dict[str, Any] = Field(
         default_factory=dict,
         description="Values for its template. None of them can name a run or a sandbox.",
@@ -47,7 +47,7 @@ class SourceBody(Body):
 class RunsQuery(Query):
     status: Literal["running", "completed", "failed", "cancelled", "lost"] | None = None
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
-    before: str | None = Field(None, description="`next` of the page before.")
+    before: str | None = Field(None, description="`next` of the previous page.")
 
 
 class AgentRunsQuery(RunsQuery):
@@ -77,7 +77,7 @@ class Run(Answer):
     input: Any
     output: Any
     error: dict[str, Any] | None
-    parent_id: str | None = Field(description="The run that asked for this one.")
+    parent_id: str | None = Field(description="The run that started this one.")
     workflow_run_id: str | None
     usage: RunUsageAnswer
     created_at: str
@@ -89,7 +89,7 @@ class Run(Answer):
 
 
 class RunDetail(Run):
-    run: Run = Field(description="The same fields once more.")
+    run: Run = Field(description="The same fields again.")
 
 
 class Accepted(Run):
@@ -99,7 +99,7 @@ class Accepted(Run):
 class RunList(Answer):
     runs: list[Run]
     count: int
-    next: str | None = Field(description="Give it as `before` for the next page.")
+    next: str | None = Field(description="Pass it as `before` for the next page.")
 
 
 class Event(Answer):

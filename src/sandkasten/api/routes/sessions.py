@@ -62,7 +62,7 @@ class ListQuery(Query):
     )
     limit: int = Field(1000, ge=1, le=1000)
     cursor: str | None = Field(
-        None, max_length=200, description=f"What the page before gave in `{NEXT_CURSOR}`."
+        None, max_length=200, description=f"`{NEXT_CURSOR}` of the previous page."
     )
 
 
@@ -239,7 +239,7 @@ ROUTES = (
         query=ListQuery,
         answer=Session,
         array=True,
-        description="The living ones, oldest first. Where there are more than `limit`, the header "
+        description="Live sessions, oldest first. Where there are more than `limit`, the header "
         f"`{NEXT_CURSOR}` holds the cursor of the next page.",
     ),
     Route(

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class StatsQuery(Query):
     quiet: bool = Field(
         False,
-        description="Only what the kernel counts, without asking the session: that is no activity, "
-        "and extends nothing.",
+        description="Only the kernel's counters, without asking the session: not an activity, "
+        "extends nothing.",
     )
 
 
@@ -147,7 +147,7 @@ ROUTES = (
         "GET",
         "/v1/sessions/{id}/stats",
         stats,
-        "What a session uses now",
+        "Resource usage of a session",
         "sessions",
         query=StatsQuery,
         answer=StatsAnswer,
@@ -157,7 +157,7 @@ ROUTES = (
         "GET",
         "/v1/sessions/{id}/processes",
         processes,
-        "What runs in a session",
+        "Processes of a session",
         "sessions",
         answer=ProcessAnswer,
         array=True,
@@ -176,7 +176,7 @@ ROUTES = (
         "POST",
         "/v1/sessions/{id}/resume",
         resume,
-        "Let a paused session go on",
+        "Resume a paused session",
         "sessions",
         answer=Session,
         errors=_PAUSE,
@@ -185,7 +185,7 @@ ROUTES = (
         "POST",
         "/v1/sessions/{id}/reclaim",
         reclaim,
-        "Give the host back what memory a session can spare",
+        "Reclaim memory of a session",
         "sessions",
         answer=Reclaimed,
         errors=_PAUSE,

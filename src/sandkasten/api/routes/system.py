@@ -137,13 +137,19 @@ async def _probed(server: Server) -> str | None:
 
 ROUTES = (
     Route(
-        "GET", "/healthz", healthz, "Whether the daemon lives", "system", scope=None, answer=Health
+        "GET",
+        "/healthz",
+        healthz,
+        "Whether the daemon is alive",
+        "system",
+        scope=None,
+        answer=Health,
     ),
     Route(
         "GET",
         "/readyz",
         readyz,
-        "Whether the daemon can make sandboxes",
+        "Whether the daemon can create sandboxes",
         "system",
         scope=None,
         answer=Ready,
@@ -153,7 +159,7 @@ ROUTES = (
         "GET",
         "/metrics",
         metrics,
-        "Figures for Prometheus",
+        "Metrics for Prometheus",
         "system",
         scope="metrics",
         gives=("text/plain",),
@@ -163,5 +169,7 @@ ROUTES = (
     Route(
         "GET", "/docs", docs, "This document as a page", "system", scope=None, gives=("text/html",)
     ),
-    Route("GET", "/v1/version", version, "What serves here", "system", scope=None, answer=Version),
+    Route(
+        "GET", "/v1/version", version, "Version of the daemon", "system", scope=None, answer=Version
+    ),
 )

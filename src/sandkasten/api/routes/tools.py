@@ -33,8 +33,10 @@ class ToolsQuery(Query):
 
 class ToolBody(Body):
     arguments: dict[str, Any] = Field(default_factory=dict)
-    session: str = Field("default", description="Which sandbox of the caller; made at first use.")
-    image: str | None = Field(None, description="What it is made of; wins over the runtime's own.")
+    session: str = Field(
+        "default", description="Names one of the caller's sandboxes; created on first use."
+    )
+    image: str | None = Field(None, description="The image; wins over the runtime's own.")
     runtime: str | None = Field(None, description="python, node, bash or linux.")
 
 
@@ -74,7 +76,7 @@ async def call_tool(call: Call) -> Response:
         image=body.image,
         runtime=body.runtime,
     )
-    # Nobody else knows the command by its id, so nobody else could end it.
+    # No other client knows the command's id, so no other could end it.
     return answer(dict(await call.while_there(work)))
 
 
@@ -99,7 +101,7 @@ ROUTES = (
         body_required=False,
         answer=ToolAnswer,
         errors=(InvalidRequest, UnsupportedByBackend),
-        description="A tool that fails is an answer too, with `ok` false. Those that stage and "
+        description="A tool that fails also answers 200, with `ok` false. Those that stage and "
         "publish files take the scope files as well.",
     ),
 )

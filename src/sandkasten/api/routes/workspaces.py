@@ -47,7 +47,7 @@ class NewBody(Body):
 
 
 class CopyBody(Body):
-    name: str = Field(description="Of the copy.")
+    name: str = Field(description="Name of the copy.")
 
 
 class ResizeBody(Body):
@@ -62,7 +62,7 @@ class ShortListQuery(Query):
 class OneWorkspace(Answer):
     id: str
     name: str
-    kind: str | None = Field(description="image: the kernel holds it to its size; or directory.")
+    kind: str | None = Field(description="`image`: the kernel enforces its size; or `directory`.")
     size: int | None
     size_bytes: int | None
     used_bytes: int | None
@@ -173,12 +173,12 @@ ROUTES = (
     Route(
         "GET", "/v1/workspaces", listed, "List workspaces", _TAG, _TAG,
         answer=AllWorkspaces, errors=(UnsupportedByBackend,),
-        description="Without what they take: one of them, asked for alone, is measured.",
+        description="Without usage: request one workspace to measure it.",
     ),
     Route(
-        "POST", "/v1/workspaces", create, "Make an empty workspace", _TAG, _TAG,
+        "POST", "/v1/workspaces", create, "Create an empty workspace", _TAG, _TAG,
         body=NewBody, answer=OneWorkspace, status=201, errors=_MADE,
-        description="A session that names a workspace which is not there makes it by itself.",
+        description="A session that names a missing workspace creates it.",
     ),
     Route(
         "GET", _HERE, described, "Describe and measure a workspace", _TAG, _TAG,
@@ -187,7 +187,7 @@ ROUTES = (
     Route(
         "DELETE", _HERE, delete, "Delete a workspace with everything in it", _TAG, _TAG,
         answer=Done, errors=(*_GONE, Conflict),
-        description="Conflict while a session has it.",
+        description="CONFLICT while a session uses it.",
     ),
     Route(
         "POST", f"{_HERE}/copy", copy, "Copy a workspace", _TAG, _TAG,

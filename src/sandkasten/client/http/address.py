@@ -35,7 +35,7 @@ def address_of(url: str) -> Address:
             field="url",
         )
     if parts.scheme == "unix" and parts.path.startswith("/") and not parts.netloc:
-        # The name is only there because HTTP wants one: whoever listens on a socket is local.
+        # The name is only there because HTTP wants one: a listener on a socket is local.
         return Address("http://localhost", socket=unquote(parts.path), shown=url)
     if parts.scheme not in ("http", "https") or not parts.hostname or not port_ok:
         raise InvalidRequest(f"{url[:200]!r} is not a valid daemon URL", hint=_HINT, field="url")

@@ -37,7 +37,7 @@ _BY_STATUS: Final[dict[int, type[SandkastenError]]] = {
     504: errors.BackendUnavailable,
     507: errors.QuotaExceeded,
 }
-# More of a foreign page than this helps nobody.
+# More of a foreign error page than this is useless.
 _SHOWN: Final = 200
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from sandkasten.client.http.connection import Connection, HttpRequest
 
-# The last event holds all kept output, in base64 where it is no text.
+# The last event holds all kept output, in base64 if it is not UTF-8.
 MAX_EVENT_BYTES: Final = 128 << 20
 # A daemon says something every 15 s, if only that it lives.
 SILENCE_S: Final = 60.0
@@ -91,7 +91,7 @@ def parsed(event: Event) -> dict[str, Any]:
     try:
         return record(json.loads(event.data), event.name)
     except ValueError:
-        raise ProtocolViolation("an event of the daemon is no JSON") from None
+        raise ProtocolViolation("an event of the daemon is not JSON") from None
 
 
 class _Numbered(Protocol):

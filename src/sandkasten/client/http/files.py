@@ -84,7 +84,7 @@ class HttpFiles:
             behind = exc.details.get("size")
             if not isinstance(behind, int):
                 raise
-            # A part behind the end is empty here, as it is for whoever reads the file itself.
+            # A part behind the end is empty here, as in the file itself.
             return FileContent(full, b"", behind, truncated=False)
         return FileContent(full, data, size, offset + len(data) < size)
 
@@ -200,7 +200,7 @@ class HttpFiles:
                         if event.name == "change":
                             yield mapping.change_of(parsed(event))
                         elif event.name == "overflow" or (event.name == "ready" and lost):
-                            # What happened while nobody watched is not known either.
+                            # Changes during the interruption are unknown too.
                             yield Change("overflow", "", is_dir=False)
                         elif event.name == "error":
                             raise body_error(parsed(event))

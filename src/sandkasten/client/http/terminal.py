@@ -185,7 +185,7 @@ def _told(message: aiohttp.WSMessage) -> dict[str, Any] | None:
     try:
         told = record(json.loads(message.data), "message")
     except ValueError:
-        raise ProtocolViolation("a message of the daemon is no JSON") from None
+        raise ProtocolViolation("a message of the daemon is not JSON") from None
     if told.get("type") == "error":
         raise body_error(told)
     return told

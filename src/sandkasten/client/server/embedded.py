@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 async def open_engine(place: ServerAddress) -> Transport:
     require_linux()
     # In a thread, because the first import takes as long as a hundred commands and the loop
-    # may be somebody's server.
+    # may serve other requests.
     loaded = await asyncio.to_thread(_load, place)
     with require_installed():
         from sandkasten.daemon import composition_root

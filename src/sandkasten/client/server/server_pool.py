@@ -65,7 +65,7 @@ def place_of(
             )
         return ServerAddress(None if data_dir is None else fspath(data_dir), backend, tenant=tenant)
     if api_key is None and not url.startswith("unix:"):
-        # Whoever can open the socket is the operator already; a key could only make him less.
+        # A process that can open the socket has the operator's rights; a key only reduces them.
         api_key = os.environ.get("SANDKASTEN_API_KEY") or None
     return ServerAddress(url=url, api_key=api_key, tenant=tenant)
 
@@ -142,7 +142,7 @@ async def open_transport(place: ServerAddress) -> Transport:
         from sandkasten.client.server.embedded import open_engine
 
         return await open_engine(place)
-    # In a thread, because the first import takes a while and the loop may be somebody's server.
+    # In a thread, because the first import takes a while and the loop may serve other requests.
     return await asyncio.to_thread(_http, place.url, place)
 
 

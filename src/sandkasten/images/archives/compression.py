@@ -207,5 +207,5 @@ class _Feeder(threading.Thread):
                 while piece:
                     self._into.write(piece)
                     piece = self._source.read(PIECE)
-        except BaseException as exc:  # noqa: BLE001  (raised again by whoever joins)
+        except BaseException as exc:  # noqa: BLE001  (raised again by the joining thread)
             self.failure = exc

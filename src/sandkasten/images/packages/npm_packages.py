@@ -213,7 +213,7 @@ class _Registry:
         try:
             found = await asyncio.to_thread(json.loads, data)
         except (ValueError, RecursionError) as exc:
-            raise _trouble(name, "the registry's answer is no JSON") from exc
+            raise _trouble(name, "the registry's answer is not JSON") from exc
         return found if isinstance(found, dict) else None
 
     async def tarball(self, one: Placed, path: Path, budget: _Budget) -> None:

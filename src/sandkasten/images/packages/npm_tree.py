@@ -236,7 +236,7 @@ def _need(
     need = _Need(made.location, directory, name, text or "*", optional, peer)
     for one in (directory, name):
         if len(one) > 214 or not _NAME.match(one):
-            raise _failed(need, f"{shown(one)} is no name of a package")
+            raise _failed(need, f"{shown(one)} is not a valid package name")
     return need
 
 

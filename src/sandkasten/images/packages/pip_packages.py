@@ -76,7 +76,7 @@ import ctypes, json, os, resource, sys
 where, markers, most, parent = sys.argv[1:5]
 ctypes.CDLL(None).prctl(1, 9)
 if os.getppid() != int(parent):
-    sys.exit("whoever began this is gone")
+    sys.exit("the parent process is gone")
 if where:
     sys.path.insert(0, where)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(most), int(most)))

@@ -105,7 +105,7 @@ class Provisioner:
         except TimeoutError as exc:
             raise Busy(
                 f"packages {', '.join(specs)} were not there within {2 * limit_s:g} s",
-                hint="somebody else is installing; try again",
+                hint="another process is installing the same packages; retry",
             ) from exc
         return found
 

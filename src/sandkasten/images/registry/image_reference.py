@@ -83,7 +83,7 @@ def parse_reference(name: object) -> Reference:
     port = registry.partition(":")[2]
     if port and not 1 <= int(port) <= 65535:
         raise InvalidImage(
-            f"{shown(text)} names port {port}, which is no port",
+            f"{shown(text)} names port {port}, which is not a valid port",
             hint="a registry is written host:port/repository:tag",
         )
     return Reference(registry, repository, tag or (None if digest else "latest"), digest or None)

@@ -111,7 +111,7 @@ def read_manifest(data: bytes, media_type: str, name: str) -> Index | Manifest:
     if kind in (OCI_MANIFEST, DOCKER_MANIFEST) and "manifests" not in tree:
         return _manifest(tree, name)
     raise InvalidImage(
-        f"{name} is no image: its manifest is of type {shown(str(kind))}",
+        f"{name} is not an image: its manifest is of type {shown(str(kind))}",
         hint="name an image; other artifacts of a registry cannot be run",
         image=name,
     )
@@ -139,7 +139,7 @@ def _manifest(tree: dict[str, object], name: str) -> Manifest:
     config = _descriptor(tree.get("config"), name)
     if config.media_type not in _CONFIGS:
         raise InvalidImage(
-            f"{name} is no image: its configuration is of type {shown(config.media_type)}",
+            f"{name} is not an image: its configuration is of type {shown(config.media_type)}",
             hint="name an image; other artifacts of a registry cannot be run",
             image=name,
         )

@@ -22,7 +22,7 @@ from sandkasten.model.spelling import did_you_mean, shown
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-# What somebody who runs agents needs. Images are everybody's, so changing them is not among it.
+# What running agents requires. Images are shared by all tenants, so changing them is not included.
 DEFAULT_SCOPES: Final[frozenset[Scope]] = frozenset({"sessions", "files", "workspaces"})
 _ID_BYTES: Final = 6
 _SECRET_BYTES: Final = 32
@@ -36,7 +36,7 @@ _MOST: Final = 1 << 60
 class NewKey:
     id: str
     text: str = field(repr=False)
-    """Shown to whoever asked for it, and then forgotten."""
+    """Shown to the caller once, and then forgotten."""
     hashed: bytes = field(repr=False)
 
 

@@ -39,7 +39,7 @@ class ExecRequest:
     """A tuple is a fresh process, a string goes to the session's persistent shell."""
     stateful: bool | None = field(
         default=None,
-        metadata=_about("true: in the session's shell; false: in a process of its own."),
+        metadata=_about("true: in the session's shell; false: in a new process."),
     )
     """None: a string is, a tuple is not. A string with False runs in a fresh `sh -c`."""
     cwd: str | None = None
@@ -53,13 +53,13 @@ class ExecRequest:
         metadata=_about("A second request with this key finds the first one's command."),
     )
     max_output_bytes: int | None = field(
-        default=None, metadata=_about("Kept of each stream.", ge=0, le=2**40)
+        default=None, metadata=_about("Bytes kept of each stream.", ge=0, le=2**40)
     )
     """Bytes kept of each stream, first half and last half; None: the sandbox's limits."""
     keep_stdin_open: bool = False
     """Leave stdin open after `stdin`, for `exec_stdin` later."""
     raw_output: bool = field(
-        default=False, metadata=_about("No line that marks where bytes were left out.")
+        default=False, metadata=_about("Omit the line that marks omitted bytes.")
     )
 
 
@@ -120,7 +120,7 @@ class ExecResult:
     shell_reset: bool = False
     duration_ms: int = 0
     stdout_bytes: int = 0
-    """All that was written, kept or not."""
+    """Number of bytes written, kept or not."""
     stderr_bytes: int = 0
     last_seq: int = 0
     usage: ExecUsage = field(default_factory=ExecUsage)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MAX_KEY_BYTES: Final = 512
-# Of a file whose content type nobody told.
+# Content type of a file without a declared one.
 UNKNOWN_TYPE: Final = "application/octet-stream"
 _ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 # Older programs write the keys we give as `files/f_…`.

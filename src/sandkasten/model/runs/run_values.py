@@ -56,13 +56,13 @@ class RunRow:
     """code, message, hint; None unless it failed."""
     ended_at: Timestamp | None = None
     parent_id: str | None = None
-    """The run that asked for this one."""
+    """The run that started this one."""
     workflow_run_id: str | None = None
     key_id: str | None = None
     quota: TenantQuota | None = None
     """What its tenant might have when it began; also for what is gone on with after a crash."""
     files: bool = True
-    """Whether whoever began it may use its tenant's stored files, and it too."""
+    """Whether its creator may use its tenant's stored files, and so may the run."""
     usage: RunUsage = field(default_factory=RunUsage)
     source: str = ""
     """The file it was begun with, so that a change of the file does not change a run."""
@@ -98,7 +98,7 @@ class AgentRunRequest:
     source: str | None = None
     """The text of a prompt file, in place of one in the library."""
     files: bool = True
-    """Whether whoever asks may use the stored files of the tenant."""
+    """Whether the caller may use the stored files of the tenant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class WorkflowRunRequest:
     source: str | None = None
     """The text of a workflow file, in place of one in the library."""
     files: bool = True
-    """Whether whoever asks may use the stored files of the tenant."""
+    """Whether the caller may use the stored files of the tenant."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}\Z")
 MAX_MOUNTS = 64
 _PATH_MAX = 4096
 
-# What opens the host to whoever reads it, or to whoever can connect to a socket in it.
+# Paths that give control of the host to a reader, or to a client of a socket in them.
 _SECRETS = (
     "/proc", "/sys", "/dev", "/run", "/var/run", "/root", "/boot",
     "/etc/shadow", "/etc/shadow-", "/etc/gshadow", "/etc/gshadow-", "/etc/sudoers",

@@ -46,8 +46,8 @@ class Record:
     workspace_id: str | None = None
     workspace_shared: bool = False
     acquired: Acquired = "cold"
-    """Made for whoever asked; or kept ready and claimed; or kept ready and nobody's yet;
-    or made to reach the files of a named workspace, and in nobody's list."""
+    """Created for a request; or claimed from the warm pool; or unclaimed in the warm pool;
+    or created to serve the files of a named workspace, and in no list."""
     mounts: tuple[Mounted, ...] = ()
     tenant: str = DEFAULT_TENANT
 

@@ -9,7 +9,7 @@ class State(StrEnum):
     CREATING = "creating"
     RUNNING = "running"
     PAUSED = "paused"
-    """Its processes are stopped, and stay so until somebody resumes or destroys it."""
+    """Its processes are stopped until it is resumed or destroyed."""
     DESTROYING = "destroying"
     LOST = "lost"
 

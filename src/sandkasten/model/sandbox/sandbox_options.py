@@ -73,11 +73,11 @@ class SandboxOptions:
     )
     pip_packages: tuple[str, ...] = field(
         default=(),
-        metadata=described("Installed before it starts, without a network inside."),
+        metadata=described("Installed before the sandbox starts; no network inside."),
     )
     npm_packages: tuple[str, ...] = field(
         default=(),
-        metadata=described("Installed before it starts, without a network inside."),
+        metadata=described("Installed before the sandbox starts; no network inside."),
     )
 
 

@@ -49,10 +49,10 @@ class UpdateRequest:
     )
     idle_timeout_seconds: float | None = field(default=None, metadata=SECONDS)
     lifetime_seconds: float | None = field(
-        default=None, metadata=described("Counted from the creation.", **SECONDS)
+        default=None, metadata=described("Counted from creation.", **SECONDS)
     )
     labels: Mapping[str, str] | None = field(
-        default=None, metadata=described("All of them, in place of the old.")
+        default=None, metadata=described("Replaces all labels.")
     )
     network: str | None = field(default=None, metadata=described("Only `none` is available."))
 
@@ -187,7 +187,7 @@ class Recovered:
     finished: int = 0
     """Half-made or half-destroyed by a process that died; gone now."""
     removed: int = 0
-    """Held by a backend, or by a row that could not be read, for nobody."""
+    """Held by a backend or by an unreadable row, without an owner."""
     expired: int = 0
     crashed: int = 0
     lost: int = 0

@@ -126,7 +126,7 @@ class Database:
     def _serve(self) -> None:
         try:
             self._open()
-        except BaseException as exc:  # noqa: BLE001  (told to whoever opens)
+        except BaseException as exc:  # noqa: BLE001  (raised to the opener)
             self._tell(self._refuse, exc)
             return
         self._tell(self._opened.set_result, None)
