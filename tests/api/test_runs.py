@@ -304,10 +304,10 @@ async def test_a_key_without_the_files_scope_has_no_file_store_tools(tmp_path):
             begun = await daemon.ask("POST", path, body, headers=one)
             assert begun.status == 202, begun.raw
             row = await home.ended(await home.service.run(begun.json["run_id"], "a"))
-            assert "may not use stored files" in json.dumps(row.output), path
+            assert "does not allow stored files" in json.dumps(row.output), path
             begun = await daemon.ask("POST", path, body, headers=both)
             row = await home.ended(await home.service.run(begun.json["run_id"], "a"))
-            assert "may not use stored files" not in json.dumps(row.output), path
+            assert "does not allow stored files" not in json.dumps(row.output), path
 
 
 THEFT = """id: t

@@ -126,7 +126,7 @@ def test_host_commands_are_refused_for_a_remote_daemon(daemon, cli):
 def test_contradictory_options_are_refused():
     with pytest.raises(InvalidRequest, match="exclude"):
         whom(State(url="http://x", embedded=True))
-    with pytest.raises(InvalidRequest, match="two servers"):
+    with pytest.raises(InvalidRequest, match="exclude each other"):
         whom(State(url="http://x", data_dir="/x"))
 
 
