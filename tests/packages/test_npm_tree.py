@@ -135,7 +135,7 @@ def test_an_address_or_a_path_is_never_followed(registry, range_):
 def test_an_invalid_package_name_never_becomes_a_path(registry, name):
     registry.add("a", dependencies={name: "1"})
     registry.add(name)
-    with pytest.raises(ProvisioningFailed, match="no name of a package"):
+    with pytest.raises(ProvisioningFailed, match="not a valid package name"):
         registry.resolve("a")
 
 
