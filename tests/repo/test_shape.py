@@ -23,7 +23,7 @@ MOST_MODULES = 20
 RIM = ("api/routes/", "cli/", "client/", "sync.py")
 # Every backend has these, and a reader looks for them by name.
 CONVENTIONS = {"backend.py", "cell.py", "probe.py", "selftest.py"}
-NOUNS = {"spelling", "whole_listing"}
+NOUNS = {"spelling"}
 
 _REGISTRIES = (
     "py" + "pi.org",

@@ -6,15 +6,14 @@ Every failure is a class of `errors`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sandkasten.client.process import AsyncWatch
 from sandkasten.client.results import FileBytes, Transfer
 from sandkasten.client.server.admin_transport import books_of
 from sandkasten.client.stream_close import closing
 from sandkasten.client.transfer import transfer
-from sandkasten.client.transfer.whole_listing import listed
-from sandkasten.errors import FileNotFound
+from sandkasten.errors import FileNotFound, PayloadTooLarge
 
 if TYPE_CHECKING:
     import builtins
@@ -24,6 +23,10 @@ if TYPE_CHECKING:
     from sandkasten.client.server.transport import FilesTransport, Transport
     from sandkasten.model.files.file_entries import FileEntry
     from sandkasten.model.journal_rows import StagedFile, StoredFile
+
+# A listing is as long as the sandbox says; this keeps a hostile one out of our memory.
+MAX_LISTED: Final = 200_000
+PAGE: Final = 5_000
 
 
 class SandboxFiles:
@@ -79,7 +82,7 @@ class SandboxFiles:
     ) -> builtins.list[FileEntry]:
         """Return the entries of a directory by name: all, or the first `limit`."""
         files = await self._files()
-        return await listed(files, self.id, path, recursive=recursive, limit=limit)
+        return await _list_all(files, self.id, path, recursive=recursive, limit=limit)
 
     async def stat(self, path: str, *, follow: bool = True) -> FileEntry:
         return await (await self._files()).stat(self.id, path, follow=follow)
@@ -169,3 +172,25 @@ class SandboxFiles:
         return AsyncWatch(
             self, lambda transport: transport.files.watch(self.id, path, recursive=recursive)
         )
+
+
+async def _list_all(
+    files: FilesTransport, sandbox_id: str, path: str, *, recursive: bool, limit: int | None
+) -> list[FileEntry]:
+    """Return all entries (PayloadTooLarge over MAX_LISTED), or the first `limit`."""
+    found: list[FileEntry] = []
+    cursor: str | None = None
+    while limit is None or len(found) < limit:
+        size = PAGE if limit is None else min(PAGE, limit - len(found))
+        page = await files.list(sandbox_id, path, recursive=recursive, limit=size, cursor=cursor)
+        found.extend(page.entries)
+        cursor = page.next
+        # An empty page that promises more would keep us asking for ever.
+        if cursor is None or not page.entries:
+            break
+        if limit is None and len(found) > MAX_LISTED:
+            raise PayloadTooLarge(
+                f"{path} has more than {MAX_LISTED} entries",
+                hint="list a directory below it, or give a limit",
+            )
+    return found
