@@ -242,7 +242,9 @@ class RunTasks:
         if answer.result is not None:
             return answer.result
         raise answer.error or Cancelled(
-            f"the run {row.id} of agent {row.name} was cancelled", hint="look at it", run_id=row.id
+            f"the run {row.id} of agent {row.name} was cancelled",
+            hint=f"see its events: sandkasten agent inspect {row.id}",
+            run_id=row.id,
         )
 
     # ---- workflows

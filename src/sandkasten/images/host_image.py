@@ -93,7 +93,7 @@ class HostImages:
         if len(meant) == 1:
             raise InvalidImage(
                 f"image {name} is not in the store",
-                hint="import it (sandkasten image import), or use one of: "
+                hint="get it with sandkasten image pull or image import, or use one of: "
                 + ", ".join((HOST, *self._aliases)),
                 image=name,
             )

@@ -68,8 +68,8 @@ class Metrics:
             registry=registry,
             buckets=_QUICK,
         )
-        self._hits = counter("sandkasten_pool_hits_total", "Sandboxes that stood ready")
-        self._misses = counter("sandkasten_pool_misses_total", "Wanted ready, and none stood there")
+        self._hits = counter("sandkasten_pool_hits_total", "One-shots that used the warm pool")
+        self._misses = counter("sandkasten_pool_misses_total", "One-shots that the pool missed")
         self._reaped = counter("sandkasten_reaped_total", "Removed by the reaper", "reason")
         self._bytes = counter("sandkasten_output_bytes_total", "Written by commands", "stream")
         self._errors = counter("sandkasten_errors_total", "Errors answered over HTTP", "code")

@@ -75,17 +75,21 @@ def to_bytes_json(value: str | bytes) -> str | dict[str, str]:
     """Encode a path, argument or value for the protocol. Raise InvalidRequest for a NUL."""
     if isinstance(value, str):
         if "\0" in value:
-            raise InvalidRequest("a path, argument or value holds a NUL character")
+            raise InvalidRequest(
+                "a path, argument or value contains a NUL character", hint="remove it"
+            )
         if value.isascii():
             return value
         try:
             raw = value.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError as exc:
-            raise InvalidRequest("a path, argument or value is not valid Unicode") from exc
+            raise InvalidRequest(
+                "a path, argument or value is not valid Unicode", hint="pass bytes instead"
+            ) from exc
     else:
         raw = value
         if b"\0" in raw:
-            raise InvalidRequest("a path, argument or value holds a NUL byte")
+            raise InvalidRequest("a path, argument or value contains a NUL byte", hint="remove it")
     try:
         return raw.decode()
     except UnicodeDecodeError:

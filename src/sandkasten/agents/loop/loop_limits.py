@@ -53,8 +53,10 @@ class LoopLimits:
         ):
             if asked is not None and most is not None and asked > most:
                 raise PolicyDenied(
-                    f"agent {agent.name!r} requests {name} {asked:g}, but the maximum is {most:g}",
-                    hint="lower the value in the agent's file, or raise the operator's maximum",
+                    f"agent {agent.name!r} requests {name} {asked:g}, "
+                    f"but agents.{name} allows {most:g}",
+                    hint=f"lower {name} in the agent's file, or have the operator raise "
+                    f"agents.{name}",
                     rule=name,
                 )
         tokens = agent.max_tokens if agent.max_tokens is not None else self.max_tokens

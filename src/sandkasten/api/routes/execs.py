@@ -164,7 +164,9 @@ async def _kept(call: Call, the_id: str, eid: str, since: int) -> tuple[list[Chu
         if isinstance(item, ExecResult):
             return chunks, item
         chunks.append(item)
-    raise SandboxLost("the sandbox ended before it said what became of the command")
+    raise SandboxLost(
+        "the sandbox ended before the result of the command was known", hint="create a new one"
+    )
 
 
 async def _something_new(call: Call, the_id: str, eid: str, since: int, wait_s: float) -> None:

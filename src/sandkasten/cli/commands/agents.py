@@ -93,7 +93,7 @@ def _run(
         given = runs.json_of(variables, "--variables")
         if not isinstance(given, dict):
             raise InvalidRequest(
-                "--variables must be a JSON object", hint='--variables {"name": "value"}'
+                "--variables must be a JSON object", hint="""--variables '{"name": "value"}'"""
             )
         values |= given
     values |= pairs(var, "--var")

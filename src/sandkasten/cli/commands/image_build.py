@@ -76,7 +76,7 @@ def _build(
 ) -> None:
     """Build an image from a recipe or from Debian packages, and print its name."""
     if (debian is None) == (file is None):
-        raise typer.BadParameter("say of what: -f RECIPE, or --debian SUITE")
+        raise typer.BadParameter("pass either -f RECIPE or --debian SUITE")
     if file is not None:
         if include or mirror is not None or variant != "minbase":
             raise typer.BadParameter("--include, --variant and --mirror go with --debian")

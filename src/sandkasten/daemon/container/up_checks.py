@@ -39,7 +39,7 @@ async def check_engine(host: EngineHost) -> EngineFacts:
         asked, spoken = (".".join(map(str, one)) for one in (OLDEST_API, facts.api))
         raise BackendUnavailable(
             f"the engine at {host.address.shown} has API {spoken}, and {asked} is required",
-            hint="update it: Docker Engine 19.03 or newer",
+            hint="update it to Docker Engine 20.10 or newer",
         )
     return facts
 

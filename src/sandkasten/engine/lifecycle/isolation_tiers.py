@@ -258,7 +258,7 @@ class TierSurvey:
             return Readiness(
                 ready=False,
                 reason=f"it did not answer within {_PROBE_TIMEOUT_S:g} s",
-                remedy="see whether what it needs hangs, and run doctor again",
+                remedy="check whether its runtime or Docker Engine hangs, then run doctor again",
             )
 
     async def _create_ms(self, wanted: CreateRequest) -> float:

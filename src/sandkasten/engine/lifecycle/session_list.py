@@ -129,6 +129,6 @@ def _read(cursor: str) -> tuple[float, str]:
     except (ValueError, SessionNotFound) as exc:
         raise InvalidRequest(
             "the cursor is not valid",
-            hint="pass `next` of the previous page unchanged, or omit the cursor",
+            hint="pass the X-Next-Cursor header of the previous page unchanged, or omit cursor",
             field="cursor",
         ) from exc

@@ -133,7 +133,8 @@ class NamedWorkspaces:
         source, target = _kept(source, tenant), _kept(target, tenant)
         if source == target:
             raise Conflict(
-                f"workspace {plain_name(source)} cannot be copied to itself", hint="another name"
+                f"workspace {plain_name(source)} cannot be copied to itself",
+                hint="choose another name for the copy",
             )
         need = Need(disk_bytes=(await self._claims.port.get(source)).size_bytes)
         async with AsyncExitStack() as locks:

@@ -92,7 +92,10 @@ def export_file(
             raise QuotaExceeded(
                 f"writing {path} failed: {reason}", hint="free space there and try again"
             ) from exc
-        raise FileTrouble(f"writing {path} failed: {reason}", hint="look at the path") from exc
+        raise FileTrouble(
+            f"writing {path} failed: {reason}",
+            hint="check that its directory exists and is writable",
+        ) from exc
     return Exported(str(path), size, f"sha256:{digest}")
 
 

@@ -131,7 +131,9 @@ def _opened(path: Path) -> Iterator[int]:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as exc:
         reason = getattr(exc, "strerror", None) or exc
-        raise FileTrouble(f"reading {path} failed: {reason}", hint="look at the path") from exc
+        raise FileTrouble(
+            f"reading {path} failed: {reason}", hint="check that the file exists and is readable"
+        ) from exc
     try:
         yield fd
     finally:

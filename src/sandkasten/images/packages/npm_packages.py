@@ -128,7 +128,7 @@ async def _look(site: Site) -> Machine:
             raise ValueError("not a plain word")
     except (ValueError, KeyError, TypeError, RecursionError) as exc:
         raise ProvisioningFailed(
-            "the image's node says of itself what makes no sense", hint="use another image"
+            "node of the image reported an invalid platform or version", hint="use another image"
         ) from exc
     return Machine(*words)
 

@@ -166,7 +166,7 @@ async def _look(site: Site, inside: str) -> _Python:
         return _told(json.loads(result.stdout))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise ProvisioningFailed(
-            "the image's python3 says of itself what makes no sense",
+            "python3 of the image reported an invalid version or platform",
             hint="use another image",
         ) from exc
 

@@ -68,7 +68,7 @@ class Provisioner:
         if not self._rules.enabled:
             raise PolicyDenied(
                 "packages are not installed here",
-                hint="use an image that has them; packages.enabled says so",
+                hint="packages.enabled is false here; use an image that has the packages",
                 rule="packages.enabled",
             )
         check_allowed(packages, self._rules.allow)
@@ -218,7 +218,8 @@ def _unpack(archive: Path, tree: Path, max_bytes: int) -> None:
             unpack_layer(file, tree, caps=Caps(bytes=max_bytes, entries=1_000_000))
     except InvalidImage as exc:
         raise ProvisioningFailed(
-            f"what was installed cannot be kept: {exc.message}", hint="ask for other packages"
+            f"the installed packages cannot be stored: {exc.message}",
+            hint="request other packages, or build an image with them",
         ) from exc
 
 

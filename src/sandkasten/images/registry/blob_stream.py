@@ -101,7 +101,7 @@ class BlobStream:
         if self._got + len(data) > self._size:
             raise InvalidImage(
                 f"{self._what}: more came than the {self._size} bytes its manifest names",
-                hint="the registry is damaged or lies; ask its operator",
+                hint="report it to the operator of the registry; nothing was stored",
             )
         return data
 
@@ -120,7 +120,7 @@ class BlobStream:
             raise InvalidImage(
                 f"{self._what}: the registry has another size for it than its manifest, "
                 f"{self._size} bytes",
-                hint="the registry is damaged or lies; ask its operator",
+                hint="report it to the operator of the registry; nothing was stored",
             )
         if self._got and answer.status == 206:
             header = answer.headers.get("Content-Range", "")
@@ -141,7 +141,7 @@ class BlobStream:
             self.close()
             raise InvalidImage(
                 f"{self._what}: the content has digest {digest}, not {self._digest}",
-                hint="the registry is damaged or lies; nothing of it was kept",
+                hint="the registry sent damaged or changed content; nothing was stored",
             )
         self._verified = True
         self.close()

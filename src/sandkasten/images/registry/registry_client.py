@@ -98,7 +98,7 @@ class Registry:
         if promised.startswith("sha256:") and promised != digest:
             raise InvalidImage(
                 f"the manifest of {name} has digest {digest}, not {promised[:80]}",
-                hint="the registry is damaged or lies; nothing of it was kept",
+                hint="the registry sent damaged or changed content; nothing was stored",
                 image=name,
             )
         return read_manifest(data, headers.get("Content-Type", ""), name), digest
@@ -179,7 +179,7 @@ class Registry:
             return self._tokens.refused()
         if answer.status == 403:
             return PolicyDenied(
-                f"{self._name} does not let us have {name}{said}",
+                f"{self._name} denies access to {name}{said}",
                 hint=f"ask for access, or use other credentials: images.registries.{self._name}",
                 registry=self._name,
             )
@@ -195,7 +195,7 @@ class Registry:
             )
         return InvalidImage(
             f"{self._name} answered {answer.status} for {name}{said}",
-            hint="is it a registry of images?",
+            hint=f"check that {self._name} is an image registry",
             image=name,
         )
 

@@ -81,7 +81,11 @@ def verdict(
             "create a new sandbox; what the command did before is gone with it",
         )
     if ending.killed:
-        return Why("SIGNAL", f"a signal was sent to it ({_name(ending)})", "it was asked to stop")
+        return Why(
+            "SIGNAL",
+            f"a request sent it a signal ({_name(ending)})",
+            "start it again if it should not have been stopped",
+        )
     if ending.died_of_kill and _rose(before, after, "oom_kills"):
         return Why(
             "OOM",

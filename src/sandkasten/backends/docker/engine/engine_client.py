@@ -416,8 +416,8 @@ class EngineClient:
         return BackendUnavailable(
             f"the Docker Engine at {self.address.shown} does not answer: "
             f"{response_checks.printable(why, 300)}",
-            hint="see that dockerd runs there and that we may speak to it; what lives in it is "
-            "found again when it is back",
+            hint="check that dockerd runs there and that this user may connect to it; its "
+            "sandboxes are available again when it answers",
             backend="docker",
         )
 
