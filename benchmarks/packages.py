@@ -10,7 +10,7 @@ from benchmarks.agents import opened
 from benchmarks.turns import in_turns
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 
 if TYPE_CHECKING:
     from pathlib import Path

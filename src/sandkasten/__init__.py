@@ -106,7 +106,7 @@ if TYPE_CHECKING:
     from sandkasten.model.journal_rows import StagedFile, StoredFile
     from sandkasten.model.runs.run_values import Definition, RunEvent, RunRow, RunUsage
     from sandkasten.model.sandbox.oneshot_values import Artifact
-    from sandkasten.model.sandbox.sandbox_requests import Info, Stats
+    from sandkasten.model.sandbox.sandbox_values import Info, Stats
     from sandkasten.model.sandbox.usage import ExecUsage, Usage
     from sandkasten.model.sandbox.workspace import Workspace
 
@@ -204,7 +204,7 @@ _HOME = {
     "sandkasten.model.journal_rows": ("StagedFile", "StoredFile"),
     "sandkasten.model.runs.run_values": ("Definition", "RunEvent", "RunRow", "RunUsage"),
     "sandkasten.model.sandbox.oneshot_values": ("Artifact",),
-    "sandkasten.model.sandbox.sandbox_requests": ("Info", "Stats"),
+    "sandkasten.model.sandbox.sandbox_values": ("Info", "Stats"),
     "sandkasten.model.sandbox.usage": ("ExecUsage", "Usage"),
     "sandkasten.model.sandbox.workspace": ("Workspace",),
 }

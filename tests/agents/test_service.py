@@ -30,7 +30,7 @@ from sandkasten.errors import (
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.runs.run_values import AgentRunRequest, RunRow, WorkflowRunRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests.agents.agency import (
     DEFAULT_TENANT,
     FLOW,

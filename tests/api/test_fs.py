@@ -280,7 +280,7 @@ async def test_a_write_outside_the_writable_directories_is_refused(daemon, box):
 
 
 async def test_files_of_an_unknown_or_a_foreign_session_are_not_found(daemon, engine):
-    from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+    from sandkasten.model.sandbox.sandbox_values import CreateRequest
 
     foreign = await engine.create(CreateRequest(tenant="other"))
     for the_id in ("sbx_0123456789abcdef", foreign.id):

@@ -13,7 +13,7 @@ from sandkasten.engine.clock import SystemClock
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.journal_rows import KeyRow
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests.api.daemon_in_process import serving
 from tests.imagekit import docker_members, layer, members_tar, sketch
 from tests.images import registries

@@ -15,7 +15,7 @@ from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.journal_rows import KeyRow
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests.api.daemon_in_process import serving
 from tests.patience import PATIENCE_S
 

@@ -18,7 +18,7 @@ from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import SandkastenError
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests.hostwatch import loopwatch
 from tests.patience import PATIENCE_S
 

@@ -23,7 +23,7 @@ from sandkasten.errors import (
     UnsupportedByBackend,
 )
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests import imagekit
 from tests.docker.site import FAR, IMAGE, nothing_left, opened, sh
 from tests.images.registries import HTPASSWD

@@ -9,7 +9,7 @@ import pytest
 
 from sandkasten.errors import UnsupportedByBackend
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests.docker.site import nothing_left, opened, sh
 from tests.engines import lent, stock
 from tests.packages.wheels import wheel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests.engine.injections import World
 from tests.store.memory_store import MemoryJournal
 

@@ -18,7 +18,7 @@ from sandkasten.errors import SandboxLost
 from sandkasten.images.host_image import HostImages
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.sandbox.policy import Policy
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.store.ledger_directory import DirectoryStore
 from tests.unisolated.backend import UnisolatedBackend
 

@@ -28,7 +28,7 @@ from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.ports import KeepsImages
 from tests.imagekit import docker_members, sketch, write_tar
 from tests.store.memory_store import MemoryStore

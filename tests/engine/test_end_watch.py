@@ -11,7 +11,7 @@ from sandkasten.errors import BackendUnavailable, Conflict, SessionExpired
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest, UpdateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest, UpdateRequest
 from tests.engine.injections import GO, UNTIL_GO
 from tests.engine.test_journal import until
 from tests.patience import PATIENCE_S

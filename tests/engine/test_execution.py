@@ -21,7 +21,7 @@ from sandkasten.errors import (
 from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult, Pty
 from sandkasten.model.commands.kept_output import gap_marker
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.model.sandbox.usage import Usage
 from tests.engine.injections import GO, UNTIL_GO
 from tests.patience import PATIENCE_S

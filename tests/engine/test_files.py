@@ -24,7 +24,7 @@ from sandkasten.errors import (
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.files.file_entries import FileContent
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio

@@ -21,7 +21,7 @@ from sandkasten.images.layers.image_store import LayerStore
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests.imagekit import docker_members, layer, sketch, write_tar
 from tests.store.memory_store import MemoryStore
 from tests.unisolated.backend import UnisolatedBackend

@@ -19,7 +19,7 @@ from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests.engine.injections import GO, UNTIL_GO, World
 from tests.patience import PATIENCE_S
 from tests.store.memory_store import MemoryJournal

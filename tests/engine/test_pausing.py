@@ -15,7 +15,7 @@ from sandkasten.errors import Conflict, SessionNotFound, UnsupportedByBackend
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.lifecycle import State, is_there, may_move
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest, Swept
+from sandkasten.model.sandbox.sandbox_values import CreateRequest, Swept
 
 pytestmark = pytest.mark.anyio
 

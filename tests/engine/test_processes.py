@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sandkasten.model.sandbox.lifecycle import State
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest, Swept
+from sandkasten.model.sandbox.sandbox_values import CreateRequest, Swept
 from sandkasten.store.ledger_directory import DirectoryStore
 from tests.engine.folder_backend import folder_engine
 

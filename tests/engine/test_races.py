@@ -11,7 +11,7 @@ import pytest
 
 from sandkasten.errors import SandboxLost, SessionExpired
 from sandkasten.model.commands.exec_values import ExecRequest
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.store.ledger_directory import DirectoryStore
 from tests.engine.injections import GO, UNTIL_GO, World
 from tests.engine.test_journal import until

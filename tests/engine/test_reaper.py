@@ -16,7 +16,7 @@ from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest, Swept
+from sandkasten.model.sandbox.sandbox_values import CreateRequest, Swept
 from sandkasten.store.ledger_directory import DirectoryStore
 from tests.engine.injections import World
 from tests.patience import PATIENCE_S

@@ -14,7 +14,7 @@ from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest, Recovered
+from sandkasten.model.sandbox.sandbox_values import CreateRequest, Recovered
 from tests.engine.injections import GO, UNTIL_GO
 from tests.engine.test_journal import until
 from tests.patience import PATIENCE_S

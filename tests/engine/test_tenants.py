@@ -12,7 +12,7 @@ from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.limits import MIB
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests.engine.injections import World
 
 pytestmark = pytest.mark.anyio

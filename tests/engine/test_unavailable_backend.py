@@ -17,7 +17,7 @@ from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest, Recovered
+from sandkasten.model.sandbox.sandbox_values import CreateRequest, Recovered
 from tests.engine.injections import GO, UNTIL_GO
 from tests.engine.test_journal import until
 from tests.engine.unavailable_backend import HINT, FarWorld

@@ -15,7 +15,7 @@ from sandkasten.errors import (
 )
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest, UpdateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest, UpdateRequest
 
 pytestmark = pytest.mark.anyio
 

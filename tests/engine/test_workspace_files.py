@@ -9,7 +9,7 @@ import pytest
 from sandkasten.engine.lifecycle import workspace_loans
 from sandkasten.errors import Busy, Conflict, WorkspaceNotFound
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 
 pytestmark = pytest.mark.anyio
 

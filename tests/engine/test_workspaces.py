@@ -29,7 +29,7 @@ from sandkasten.model.sandbox.limits import MIB
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.model.sandbox.workspace import WorkspaceRules
 from sandkasten.store.ledger_directory import DirectoryStore
 from tests.engine.injections import World

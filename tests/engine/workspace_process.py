@@ -19,7 +19,7 @@ from sandkasten.images.host_image import HostImages
 from sandkasten.linux.storage.named_volumes import NamedVolumes
 from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.store.ledger_directory import DirectoryStore
 from tests.engine.folder_backend import FolderBackend, FolderCell
 

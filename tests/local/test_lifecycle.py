@@ -17,7 +17,7 @@ from sandkasten.daemon.composition_root import open_engine
 from sandkasten.errors import SessionExpired
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest, Recovered, UpdateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest, Recovered, UpdateRequest
 from tests.patience import PATIENCE_S
 from tests.store.memory_store import MemoryJournal
 

@@ -25,7 +25,7 @@ from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest, Swept, UpdateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest, Swept, UpdateRequest
 from sandkasten.store.ledger_directory import DirectoryStore
 from tests.patience import PATIENCE_S
 

@@ -12,7 +12,7 @@ from sandkasten.model.sandbox.ledger_record import Record
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.limits import MIB, Limits
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.model.sandbox.workspace import (
     StoredWorkspace,
     WorkspaceRequest,

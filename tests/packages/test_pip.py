@@ -22,7 +22,7 @@ from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.package_sets import PYTHON_DIR
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests import grounds, imagekit
 from tests.packages.processes import fetchers
 from tests.packages.wheels import sdist, serving, wheel

@@ -14,7 +14,7 @@ from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.optional_extras import install_command
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.ports import Closes, Discards, KeepsImages
 from tests.unisolated.backend import UnisolatedBackend
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import InvalidRequest, NotFound, SandkastenError
 from sandkasten.model.runs.session_key import parse_session_key
-from sandkasten.model.sandbox.sandbox_requests import UpdateRequest
+from sandkasten.model.sandbox.sandbox_values import UpdateRequest
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from sandkasten.engine.engine import Engine
-    from sandkasten.model.sandbox.sandbox_requests import Info
+    from sandkasten.model.sandbox.sandbox_values import Info
     from sandkasten.ports.agent_ports import Runs
 
 _RUN: Final = re.compile(r"run_[0-9a-f]{16}\Z")

@@ -21,7 +21,7 @@ from sandkasten.errors import InvalidRequest, NotFound, SessionNotFound
 from sandkasten.model.commands.exec_values import CommandKeywords, ExecRequest
 from sandkasten.model.request_spellings import command_of, exec_request, sandbox_options
 from sandkasten.model.sandbox.sandbox_options import SessionKeywords
-from sandkasten.model.sandbox.sandbox_requests import (
+from sandkasten.model.sandbox.sandbox_values import (
     CreateRequest,
     Info,
     Process,

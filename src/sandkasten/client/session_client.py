@@ -21,7 +21,7 @@ from sandkasten.client.transfer.transfer import blocks_of
 from sandkasten.errors import FileTrouble, InvalidRequest
 from sandkasten.model.request_spellings import sandbox_options
 from sandkasten.model.sandbox.sandbox_options import SessionKeywords
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from sandkasten.client.server.server_pool import ServerAddress
     from sandkasten.client.server.transport import Transport
-    from sandkasten.model.sandbox.sandbox_requests import Info
+    from sandkasten.model.sandbox.sandbox_values import Info
     from sandkasten.model.sandbox.workspace import Workspace
 
 DEFAULT_URL = "http://localhost:8080"

@@ -43,7 +43,7 @@ from sandkasten.engine.storage.workspace_files import WorkspaceFiles
 from sandkasten.errors import BackendUnavailable, Conflict, SandkastenError
 from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult
 from sandkasten.model.sandbox.readiness import Tier
-from sandkasten.model.sandbox.sandbox_requests import (
+from sandkasten.model.sandbox.sandbox_values import (
     CreateRequest,
     DiskUsage,
     Info,

@@ -9,7 +9,7 @@ import pytest
 from sandkasten.agents.definitions.sandbox_request import AgentSandbox
 from sandkasten.agents.tools.run_sessions import MOST_SANDBOXES
 from sandkasten.errors import BackendUnavailable
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 
 
 async def ids(desk) -> list[str]:

@@ -22,7 +22,7 @@ from sandkasten.errors import (
     QuotaExceeded,
 )
 from sandkasten.model.commands.exec_values import ExecRequest
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests.client.http.scripted import CUT, SILENCE, problem, reply, scripted
 
 READ = HttpRequest("GET", "/x", repeatable=True)

@@ -21,7 +21,7 @@ from sandkasten.model.files.file_entries import FileEntry
 from sandkasten.model.sandbox.limits import MIB
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 
 CODES = json.loads((Path(__file__).parents[3] / "spec" / "errors.json").read_text())
 SESSION = {

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sandkasten.agents.run_context import RunContext
     from sandkasten.engine.engine import Engine
     from sandkasten.model.runs.session_key import Namespace
-    from sandkasten.model.sandbox.sandbox_requests import CreateRequest, Info
+    from sandkasten.model.sandbox.sandbox_values import CreateRequest, Info
 
 _Kind: TypeAlias = tuple[str | None, str | None, tuple[str, ...], tuple[str, ...]]
 """What a sandbox of a key must match: image, profile and packages."""

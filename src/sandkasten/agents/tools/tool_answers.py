@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sandkasten.model.commands.exec_values import Chunk, ExecResult, Why
     from sandkasten.model.files.file_entries import FileEntry
     from sandkasten.model.sandbox.oneshot_values import RunResult
-    from sandkasten.model.sandbox.sandbox_requests import Info
+    from sandkasten.model.sandbox.sandbox_values import Info
 
 Answer = dict[str, Any]
 _MOST_MESSAGE: Final = 4000

@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 
 if TYPE_CHECKING:
     from sandkasten.agents.definitions.sandbox_request import AgentSandbox

@@ -24,7 +24,7 @@ from sandkasten.errors import (
 from sandkasten.model.json_codec import iso, to_json
 from sandkasten.model.request_spellings import sandbox_options
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import (
+from sandkasten.model.sandbox.sandbox_values import (
     CreateRequest,
     Info,
     UpdateRequest,

@@ -12,13 +12,13 @@ from sandkasten.api.routes.execs import GONE
 from sandkasten.api.routes.sessions import Session, session_fields
 from sandkasten.errors import Busy, Conflict, UnsupportedByBackend
 from sandkasten.model.json_codec import to_json
-from sandkasten.model.sandbox.sandbox_requests import NetworkUsage
+from sandkasten.model.sandbox.sandbox_values import NetworkUsage
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
     from sandkasten.api.request.http_call import Call
-    from sandkasten.model.sandbox.sandbox_requests import Process, Stats
+    from sandkasten.model.sandbox.sandbox_values import Process, Stats
     from sandkasten.model.sandbox.usage import Usage
 
 

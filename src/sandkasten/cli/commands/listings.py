@@ -16,7 +16,7 @@ from sandkasten.errors import SandkastenError
 if TYPE_CHECKING:
     from sandkasten.cli.state import State
     from sandkasten.client.server.transport import Transport
-    from sandkasten.model.sandbox.sandbox_requests import Info, Process, Stats
+    from sandkasten.model.sandbox.sandbox_values import Info, Process, Stats
 
 # A sandbox that does not respond must not delay the list.
 STATS_TIMEOUT_S: Final = 2.0
@@ -29,7 +29,7 @@ def moment(unix: float) -> str:
 def described(info: Info) -> dict[str, Any]:
     """Return the create response of the public contract, with further fields."""
     from sandkasten.model.sandbox.policy import public_limits
-    from sandkasten.model.sandbox.sandbox_requests import public_fields
+    from sandkasten.model.sandbox.sandbox_values import public_fields
 
     return {
         **public_fields(info),

@@ -13,7 +13,7 @@ from sandkasten.errors import SandkastenError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sandkasten.model.sandbox.sandbox_requests import UpdateRequest
+    from sandkasten.model.sandbox.sandbox_values import UpdateRequest
 
 
 async def create(state: State, options: dict[str, Any]) -> None:

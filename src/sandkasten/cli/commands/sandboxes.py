@@ -70,7 +70,7 @@ def update(
 ) -> None:
     """Change how long a sandbox lives, or its labels."""
     from sandkasten.cli.commands import sandbox_lifecycle
-    from sandkasten.model.sandbox.sandbox_requests import UpdateRequest
+    from sandkasten.model.sandbox.sandbox_values import UpdateRequest
 
     if ttl is None and lifetime is None and not label and not no_labels:
         raise typer.BadParameter("say what to change: --ttl, --lifetime, --label or --no-labels")

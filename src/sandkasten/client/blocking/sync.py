@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from sandkasten.client.results import Output, Result
     from sandkasten.model.files.file_entries import Change
-    from sandkasten.model.sandbox.sandbox_requests import Info
+    from sandkasten.model.sandbox.sandbox_values import Info
 
 
 class ExecStream:

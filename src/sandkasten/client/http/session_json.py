@@ -23,14 +23,14 @@ from sandkasten.model.commands.exec_values import Chunk, ExecResult, Pty
 from sandkasten.model.request_spellings import bytes_of
 from sandkasten.model.sandbox.oneshot_values import RunResult
 from sandkasten.model.sandbox.sandbox_options import SESSION_ONLY
-from sandkasten.model.sandbox.sandbox_requests import Info, Process, Stats
+from sandkasten.model.sandbox.sandbox_values import Info, Process, Stats
 from sandkasten.model.sandbox.usage import Usage
 
 if TYPE_CHECKING:
     from sandkasten.model.commands.exec_values import ExecRequest
     from sandkasten.model.json_codec import Json
     from sandkasten.model.sandbox.oneshot_values import RunRequest
-    from sandkasten.model.sandbox.sandbox_requests import CreateRequest, UpdateRequest
+    from sandkasten.model.sandbox.sandbox_values import CreateRequest, UpdateRequest
 
 
 # ---- asked

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     )
     from sandkasten.model.sandbox.oneshot_values import RunRequest, RunResult
     from sandkasten.model.sandbox.readiness import Readiness, Tier
-    from sandkasten.model.sandbox.sandbox_requests import (
+    from sandkasten.model.sandbox.sandbox_values import (
         CreateRequest,
         Info,
         Process,

@@ -22,7 +22,7 @@ from sandkasten.errors import (
 from sandkasten.model.sandbox.isolation_levels import ISOLATIONS, has_engine, strength, weakest_of
 from sandkasten.model.sandbox.readiness import Readiness, Tier
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:

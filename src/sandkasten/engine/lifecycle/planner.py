@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.package_sets import Packages, PackageSet
     from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-    from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+    from sandkasten.model.sandbox.sandbox_values import CreateRequest
     from sandkasten.ports import Backend, HostMounts, ImageSource, Provisioner, Sites
 
 

@@ -20,7 +20,7 @@ from sandkasten.engine.owner import owner_gone
 from sandkasten.errors import Busy, SandkastenError
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.sandbox.lifecycle import State, is_there
-from sandkasten.model.sandbox.sandbox_requests import Swept
+from sandkasten.model.sandbox.sandbox_values import Swept
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

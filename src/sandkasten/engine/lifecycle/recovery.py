@@ -16,7 +16,7 @@ from sandkasten.engine.lifecycle.sandboxes import rebooted
 from sandkasten.engine.owner import owner_gone
 from sandkasten.errors import SandkastenError
 from sandkasten.model.sandbox.lifecycle import State, is_there
-from sandkasten.model.sandbox.sandbox_requests import Recovered
+from sandkasten.model.sandbox.sandbox_values import Recovered
 
 if TYPE_CHECKING:
     from sandkasten.engine.commands.exec_history import ExecHistory

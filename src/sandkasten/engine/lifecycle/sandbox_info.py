@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sandkasten.model.access.tenancy import unscoped
 from sandkasten.model.sandbox.lifecycle import State
-from sandkasten.model.sandbox.sandbox_requests import Info, Process
+from sandkasten.model.sandbox.sandbox_values import Info, Process
 from sandkasten.model.sandbox.workspace import plain_name
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sandkasten.engine.session_journal import SessionJournal
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.policy import Policy
-    from sandkasten.model.sandbox.sandbox_requests import UpdateRequest
+    from sandkasten.model.sandbox.sandbox_values import UpdateRequest
     from sandkasten.ports import Clock, EventSink, Store
     from sandkasten.wire.channel import Channel
 

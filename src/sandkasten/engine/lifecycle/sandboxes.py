@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from sandkasten.engine.session_journal import SessionJournal
     from sandkasten.model.access.tenancy import TenantQuota
     from sandkasten.model.journal_rows import SessionEnd
-    from sandkasten.model.sandbox.sandbox_requests import CreateRequest, Info
+    from sandkasten.model.sandbox.sandbox_values import CreateRequest, Info
 
 # Creating takes milliseconds; a host that needs this long is overloaded.
 CREATE_TIMEOUT_S = 30.0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, get_args
 from sandkasten.errors import InvalidRequest, SessionNotFound
 from sandkasten.model.ids import sandbox_id
 from sandkasten.model.journal_rows import SessionEnd
-from sandkasten.model.sandbox.sandbox_requests import SandboxStatus
+from sandkasten.model.sandbox.sandbox_values import SandboxStatus
 from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sandkasten.engine.lifecycle.sandboxes import Sandboxes
     from sandkasten.engine.session_journal import SessionJournal
     from sandkasten.model.journal_rows import SessionRow
-    from sandkasten.model.sandbox.sandbox_requests import Info
+    from sandkasten.model.sandbox.sandbox_values import Info
 
 ENDED: frozenset[str] = frozenset(get_args(SessionEnd))
 STATUSES: tuple[str, ...] = tuple(dict.fromkeys((*get_args(SandboxStatus), *get_args(SessionEnd))))

@@ -17,7 +17,7 @@ from sandkasten.engine.cleanup import finish
 from sandkasten.errors import BuildFailed, SandkastenError, UnsupportedByBackend
 from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.ports import KeepsImages, Pausable, Readable
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from sandkasten.model.sandbox.cell_spec import WORKSPACE
 from sandkasten.model.sandbox.limits import MIB, Limits
 from sandkasten.model.sandbox.oneshot_values import Artifact, RunRequest, RunResult
 from sandkasten.model.sandbox.policy import public_limits
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from sandkasten.errors import SandkastenError
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.limits import MIB
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

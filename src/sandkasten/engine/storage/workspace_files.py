@@ -20,7 +20,7 @@ from sandkasten.model.access.tenancy import DEFAULT_TENANT, scoped
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.policy import Lease
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.model.sandbox.workspace import checked_workspace_name
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sandkasten.model.sandbox.ledger_record import Record
-    from sandkasten.model.sandbox.sandbox_requests import CreateRequest
+    from sandkasten.model.sandbox.sandbox_values import CreateRequest
 
 # Neither a path nor an option, and the same on a file system that ignores case.
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}\Z")
