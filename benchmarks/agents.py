@@ -23,8 +23,8 @@ from benchmarks.samples import Samples
 from benchmarks.turns import in_turns
 from examples.agents.scripted_model import Answer, Asked, Call, ScriptedModel
 from sandkasten.agents.chat.model_settings import Models, ModelSettings
+from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
 from sandkasten.agents.definitions.prompt_file import parse_agent
-from sandkasten.agents.definitions.sandbox_request import AgentSandbox
 from sandkasten.agents.loop.agent_loop import AgentLoop
 from sandkasten.agents.run_context import RunContext
 from sandkasten.agents.tools.toolbox import Toolbox

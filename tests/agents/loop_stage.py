@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.agents.chat.model_settings import Models
+from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
 from sandkasten.agents.definitions.prompt_file import parse_agent
-from sandkasten.agents.definitions.sandbox_request import AgentSandbox
 from sandkasten.agents.loop.agent_loop import AgentLoop
 from sandkasten.errors import AgentNotFound
 from tests.models.server import ScriptedModel, settings_of

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
 from sandkasten.agents.definitions.prompt_file import Agent, parse_agent, slug
-from sandkasten.agents.definitions.sandbox_request import AgentSandbox
 from sandkasten.errors import InvalidAgent
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 

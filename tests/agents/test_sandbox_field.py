@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
 from sandkasten.agents.definitions.sandbox_field import parse_sandbox
-from sandkasten.agents.definitions.sandbox_request import AgentSandbox
 from sandkasten.agents.run_context import RunContext
 from sandkasten.errors import InvalidAgent
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions

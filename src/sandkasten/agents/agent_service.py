@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Self, get_args
 
 from sandkasten.agents.definition_info import described_agent, described_workflow
-from sandkasten.agents.definitions.sandbox_request import AgentSandbox
+from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
 from sandkasten.agents.run_context import RunContext
 from sandkasten.agents.run_lifecycle import RunLifecycle
 from sandkasten.agents.run_preparation import RunPreparation

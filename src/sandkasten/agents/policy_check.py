@@ -12,7 +12,7 @@ from sandkasten.errors import PolicyDenied
 from sandkasten.model.sandbox.policy import check_network, parse_limits
 
 if TYPE_CHECKING:
-    from sandkasten.agents.definitions.sandbox_request import AgentSandbox
+    from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
     from sandkasten.model.sandbox.policy import Policy
 
 

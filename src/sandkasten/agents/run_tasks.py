@@ -11,7 +11,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.agents.definitions.sandbox_request import AgentSandbox
+from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
 from sandkasten.agents.loop.agent_loop import AgentLoop
 from sandkasten.agents.loop.loop_limits import UsageMeter
 from sandkasten.agents.run_context import RunContext

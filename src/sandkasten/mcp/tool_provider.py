@@ -10,7 +10,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sandkasten.agents.definitions.sandbox_request import AgentSandbox
+from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
 from sandkasten.agents.tools.client_caller import ClientCaller, specs
 from sandkasten.agents.tools.toolbox import Toolbox
 from sandkasten.client.server.agents_transport import agents_of

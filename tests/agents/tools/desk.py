@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.agents.definitions.sandbox_request import AgentSandbox
+from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
 from sandkasten.agents.run_context import RunContext
 from sandkasten.agents.tools.toolbox import Toolbox
 from sandkasten.daemon.backend_registry import prepare_data_dir

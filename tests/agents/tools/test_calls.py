@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from sandkasten.agents.definitions.sandbox_request import AgentSandbox
+from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
 from sandkasten.agents.tools.tool_answers import failed
 from sandkasten.agents.tools.tool_schemas import TOOLS
 from tests.patience import PATIENCE_S

@@ -7,7 +7,7 @@ import base64
 
 import pytest
 
-from sandkasten.agents.definitions.sandbox_request import AgentSandbox
+from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 
 EXEC_ANSWER = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 
-from sandkasten.agents.definitions.sandbox_request import AgentSandbox
+from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
 from sandkasten.model.access.tenancy import TenantQuota
 
 

@@ -35,7 +35,7 @@ from sandkasten.model.spelling import did_you_mean, shown
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from sandkasten.agents.definitions.sandbox_request import AgentSandbox
+    from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
     from sandkasten.model.runs.run_values import RunKind
 
 MAX_FILES: Final = 10_000

@@ -25,7 +25,7 @@ from sandkasten.model.spelling import shown
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
-    from sandkasten.agents.definitions.sandbox_request import AgentSandbox
+    from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
 
 MAX_FILE_BYTES: Final = 1024 * 1024
 MAX_FRONTMATTER_BYTES: Final = 64 * 1024

@@ -12,8 +12,8 @@ import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
 from sandkasten.agents.definitions.definition_fields import DefinitionFields
-from sandkasten.agents.definitions.sandbox_request import AgentSandbox
 from sandkasten.errors import InvalidAgent, InvalidImage, InvalidRequest
 from sandkasten.model.images.image_name import checked_name
 from sandkasten.model.runs.session_key import SessionKey
@@ -30,7 +30,7 @@ from sandkasten.model.spelling import shown
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sandkasten.agents.definitions.sandbox_request import Mode
+    from sandkasten.agents.definitions.agent_sandbox import Mode
     from sandkasten.model.sandbox.sandbox_options import Number
 
 SANDBOX_FIELDS: Final = (

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sandkasten.agents.chat.chat_client import ChatModel, ChatRequest, ToolCall
+from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
 from sandkasten.agents.definitions.json_schemas import check, is_deeper_than
 from sandkasten.agents.definitions.prompt_render import render
-from sandkasten.agents.definitions.sandbox_request import AgentSandbox
 from sandkasten.agents.loop.agent_functions import AgentFunctions, build_functions
 from sandkasten.agents.loop.loop_limits import LoopLimits, UsageMeter
 from sandkasten.agents.loop.tool_messages import (

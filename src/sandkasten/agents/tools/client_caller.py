@@ -11,13 +11,13 @@ import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from sandkasten.agents.definitions.sandbox_request import AgentSandbox
+from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
 from sandkasten.agents.run_context import RunContext
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sandkasten.agents.definitions.sandbox_request import Mode
+    from sandkasten.agents.definitions.agent_sandbox import Mode
     from sandkasten.agents.tools.tool_schemas import ToolSpec
     from sandkasten.agents.tools.toolbox import Toolbox
 

@@ -30,7 +30,7 @@ from sandkasten.model.runs.session_key import SessionKey, is_legacy, parse_sessi
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from sandkasten.agents.definitions.sandbox_request import AgentSandbox
+    from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
     from sandkasten.agents.run_context import RunContext
     from sandkasten.engine.engine import Engine
     from sandkasten.model.runs.session_key import Namespace

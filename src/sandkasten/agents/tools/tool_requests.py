@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 
 if TYPE_CHECKING:
-    from sandkasten.agents.definitions.sandbox_request import AgentSandbox
+    from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
     from sandkasten.agents.run_context import RunContext
     from sandkasten.model.runs.session_key import SessionKey
 

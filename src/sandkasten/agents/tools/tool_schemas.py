@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sandkasten.agents.definitions.sandbox_request import Mode
+    from sandkasten.agents.definitions.agent_sandbox import Mode
 
 DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
 # The engine's limit for the code of one run.

@@ -25,7 +25,7 @@ from sandkasten.model.spelling import did_you_mean, shown
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from sandkasten.agents.definitions.sandbox_request import AgentSandbox
+    from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
     from sandkasten.agents.run_context import RunContext
     from sandkasten.agents.tools.run_sessions import CallSandbox
     from sandkasten.agents.tools.tool_answers import Answer
