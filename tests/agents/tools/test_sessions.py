@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
-from sandkasten.agents.tools.run_sessions import MOST_SANDBOXES
+from sandkasten.agents.tools.call_sandboxes import MOST_SANDBOXES
 from sandkasten.errors import BackendUnavailable
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sandkasten.agents.run_context import RunContext
-    from sandkasten.agents.tools.run_sessions import CallSandbox
+    from sandkasten.agents.tools.call_sandboxes import CallSandbox
     from sandkasten.agents.tools.tool_answers import Answer
     from sandkasten.engine.engine import Engine
 

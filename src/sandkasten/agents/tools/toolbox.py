@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.agents.policy_check import check_sandbox
 from sandkasten.agents.tools import tool_answers
+from sandkasten.agents.tools.call_sandboxes import CallSandboxes, FinishResult
 from sandkasten.agents.tools.exec_tools import ExecTools
 from sandkasten.agents.tools.file_tools import FileTools
-from sandkasten.agents.tools.run_sessions import FinishResult, RunSessions
-from sandkasten.agents.tools.run_tool import RunTool
+from sandkasten.agents.tools.oneshot_tool import OneshotTool
 from sandkasten.agents.tools.tool_arguments import checked
 from sandkasten.agents.tools.tool_schemas import TOOLS
 from sandkasten.errors import InvalidRequest, NotFound, PolicyDenied, SandkastenError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
     from sandkasten.agents.run_context import RunContext
-    from sandkasten.agents.tools.run_sessions import CallSandbox
+    from sandkasten.agents.tools.call_sandboxes import CallSandbox
     from sandkasten.agents.tools.tool_answers import Answer
     from sandkasten.agents.tools.tool_schemas import ToolSpec
     from sandkasten.engine.engine import Engine
@@ -49,8 +49,8 @@ class Toolbox:
         """Without `filing` there is no file store, and its two tools are not offered."""
         self._engine = engine
         self._has_store = filing is not None
-        self._sessions = RunSessions(engine)
-        self._running = RunTool(engine)
+        self._sessions = CallSandboxes(engine)
+        self._running = OneshotTool(engine)
         self._files = FileTools(engine, filing)
         shells = ExecTools(engine)
         self._verbs: Mapping[str, Verb] = {

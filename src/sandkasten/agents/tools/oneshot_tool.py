@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sandkasten.engine.engine import Engine
 
 
-class RunTool:
+class OneshotTool:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 

@@ -73,7 +73,7 @@ class _CachedSandbox:
     """Requests already answered by this sandbox, so that the engine need not check them again."""
 
 
-class RunSessions:
+class CallSandboxes:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._known: dict[tuple[str, str], _CachedSandbox] = {}
