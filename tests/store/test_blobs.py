@@ -15,7 +15,7 @@ from sandkasten.errors import (
     QuotaExceeded,
 )
 from sandkasten.model.files.file_keys import FileRules, file_key, new_file_key
-from sandkasten.store.blob_store import BlobStore
+from sandkasten.store.file_store import DiskFileStore
 from sandkasten.store.sqlite.database import Database
 
 
@@ -43,7 +43,7 @@ def clock():
 
 @pytest.fixture
 async def store(tmp_path, database, clock):
-    return await BlobStore.open(tmp_path / "files", database, clock)
+    return await DiskFileStore.open(tmp_path / "files", database, clock)
 
 
 async def pieces(*parts: bytes):
@@ -51,7 +51,7 @@ async def pieces(*parts: bytes):
         yield part
 
 
-async def whole(store: BlobStore, tenant: str, key: str, **how) -> bytes:
+async def whole(store: DiskFileStore, tenant: str, key: str, **how) -> bytes:
     async with store.read(tenant, key, **how) as (_, data):
         return b"".join([piece async for piece in data])
 
@@ -180,7 +180,7 @@ async def test_leftovers_of_a_crash_are_removed_at_opening(
     (tmp_path / "files" / orphan[:2] / orphan).write_bytes(b"orphan")
     gone = lost.checksum.removeprefix("sha256:")
     (tmp_path / "files" / gone[:2] / gone).unlink()
-    again = await BlobStore.open(tmp_path / "files", database, clock)
+    again = await DiskFileStore.open(tmp_path / "files", database, clock)
     assert [one.key for one in await again.list("t")] == [kept.key]
     assert on_disk(tmp_path) == [digest(b"kept")]
     assert [record.message for record in caplog.records] == ["files.lost"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import SandkastenError
-from sandkasten.store.blob_store import BlobStore
+from sandkasten.store.file_store import DiskFileStore
 from sandkasten.store.sqlite.database import Database
 from sandkasten.store.sqlite.sqlite_journal import SqliteJournal
 from sandkasten.store.sqlite.sqlite_keys import SqliteKeys
@@ -32,7 +32,7 @@ log = logging.getLogger("sandkasten.store")
 class Books:
     journal: SqliteJournal
     keys: SqliteKeys
-    files: BlobStore
+    files: DiskFileStore
 
     async def prune(self, now: float) -> int:
         """Delete rows past their retention; return how many."""
@@ -69,7 +69,7 @@ async def open_books(
     try:
         journal = SqliteJournal(database, settings.retention)
         keys = await SqliteKeys.open(database)
-        files = await BlobStore.open(data_dir / "files", database, clock, settings.file_rules)
+        files = await DiskFileStore.open(data_dir / "files", database, clock, settings.file_rules)
         try:
             yield Books(journal, keys, files)
         finally:

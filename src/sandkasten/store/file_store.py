@@ -55,7 +55,7 @@ _COLUMNS: Final = "key, tenant, size_bytes, content_type, sha256, created_at, ex
 _PRUNE_AT_ONCE: Final = 500
 
 
-class BlobStore:
+class DiskFileStore:
     """Stored files. Create with `open`."""
 
     def __init__(self, root: Path, database: Database, clock: Clock, rules: FileRules) -> None:
@@ -67,7 +67,7 @@ class BlobStore:
     @classmethod
     async def open(
         cls, root: Path, database: Database, clock: Clock, rules: FileRules | None = None
-    ) -> BlobStore:
+    ) -> DiskFileStore:
         """Open the store and remove what a crash left. The caller holds the lock of the data
         directory.
         """
