@@ -13,7 +13,7 @@ import pytest
 from sandkasten.client.server.embedded import ServerAddress, settings
 from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.engine.clock import SystemClock
-from sandkasten.model.files.file_keys import FileRules
+from sandkasten.model.files.file_store_rules import FileRules
 from tests.api.daemon_in_process import serving
 from tests.api.daemon_with_database import AS_OPERATOR, booked, new_key
 from tests.patience import PATIENCE_S

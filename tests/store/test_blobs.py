@@ -14,7 +14,7 @@ from sandkasten.errors import (
     PayloadTooLarge,
     QuotaExceeded,
 )
-from sandkasten.model.files.file_keys import FileRules, file_key, new_file_key
+from sandkasten.model.files.file_store_rules import FileRules, file_key, new_file_key
 from sandkasten.store.file_store import DiskFileStore
 from sandkasten.store.sqlite.database import Database
 

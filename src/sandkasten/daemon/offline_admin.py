@@ -16,7 +16,7 @@ from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.storage.stage_publish import StagePublish
 from sandkasten.model.access.api_keys import MadeKey, make_key, new_row, no_such_key
 from sandkasten.model.access.tenancy import DEFAULT_TENANT
-from sandkasten.model.files.file_keys import UNKNOWN_TYPE
+from sandkasten.model.files.file_store_rules import UNKNOWN_TYPE
 from sandkasten.model.journal_rows import AuditRow
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from sandkasten.errors import (
     QuotaExceeded,
     SandkastenError,
 )
-from sandkasten.model.files.file_keys import (
+from sandkasten.model.files.file_store_rules import (
     UNKNOWN_TYPE,
     FileRules,
     checked_content_type,

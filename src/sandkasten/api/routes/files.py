@@ -39,7 +39,7 @@ from sandkasten.errors import (
     QuotaExceeded,
     UnsupportedByBackend,
 )
-from sandkasten.model.files.file_keys import UNKNOWN_TYPE
+from sandkasten.model.files.file_store_rules import UNKNOWN_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -18,7 +18,7 @@ from sandkasten.client.http.json_values import (
     values_of,
 )
 from sandkasten.model.access.api_keys import MadeKey
-from sandkasten.model.files.file_keys import UNKNOWN_TYPE, known_file_key, no_such_file
+from sandkasten.model.files.file_store_rules import UNKNOWN_TYPE, known_file_key, no_such_file
 from sandkasten.model.journal_rows import AuditRow, KeyRow, StagedFile, StoredFile
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from sandkasten.daemon.settings.setting_parsers import (
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.images.packages.package_rules import PackageRules
 from sandkasten.images.packages.package_rules import address as without_credentials
-from sandkasten.model.files.file_keys import FileRules
+from sandkasten.model.files.file_store_rules import FileRules
 from sandkasten.model.journal_rows import Retention
 from sandkasten.model.sandbox.isolation_levels import ISOLATIONS, MINIMA
 from sandkasten.model.sandbox.policy import DEFAULT_BLOCKED_PATHS

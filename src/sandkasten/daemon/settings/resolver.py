@@ -40,7 +40,7 @@ from sandkasten.daemon.settings.setting_fields import (
 )
 from sandkasten.daemon.settings.settings_file import find_file, read_file
 from sandkasten.errors import InvalidConfiguration, InvalidRequest
-from sandkasten.model.files.file_keys import FileRules
+from sandkasten.model.files.file_store_rules import FileRules
 from sandkasten.model.journal_rows import Retention
 from sandkasten.model.sandbox.host_mounts import MountRule, parse_mounts
 from sandkasten.model.sandbox.policy import Policy, public_limits

@@ -12,7 +12,7 @@ import mimetypes
 from typing import TYPE_CHECKING, Protocol
 
 from sandkasten.errors import Conflict, InternalError, NotRegular
-from sandkasten.model.files.file_keys import UNKNOWN_TYPE
+from sandkasten.model.files.file_store_rules import UNKNOWN_TYPE
 from sandkasten.model.journal_rows import StagedFile
 
 if TYPE_CHECKING:
