@@ -26,7 +26,7 @@ from sandkasten.backends.docker import (
     unsupported,
 )
 from sandkasten.backends.docker.engine.engine_client import asked
-from sandkasten.backends.docker.engine.engine_detection import PROBE_PREFIX, EngineDetection
+from sandkasten.backends.docker.engine.workspace_mode import PROBE_PREFIX, WorkspaceModes
 from sandkasten.backends.docker.session_volumes import SessionVolumes
 from sandkasten.disk.file_lock import locked
 from sandkasten.disk.process_identity import boot_id
@@ -88,8 +88,8 @@ class EngineSetup:
             self._owner = await asyncio.to_thread(self._home.prepare)
         return self._owner
 
-    async def detection(self) -> EngineDetection:
-        return EngineDetection(self._engine, self._options, self._home.cells, await self.owner())
+    async def detection(self) -> WorkspaceModes:
+        return WorkspaceModes(self._engine, self._options, self._home.cells, await self.owner())
 
     async def look(self) -> Readiness:
         engine = self._engine

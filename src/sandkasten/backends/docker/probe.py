@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.backends.docker.engine.engine_detection import user_namespaces
+from sandkasten.backends.docker.engine.workspace_mode import user_namespaces
 from sandkasten.model.sandbox.limits import Unenforced
 from sandkasten.model.sandbox.readiness import Requirement
 

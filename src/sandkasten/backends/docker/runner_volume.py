@@ -20,7 +20,7 @@ from sandkasten.errors import BackendUnavailable
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sandkasten.backends.docker.engine.engine_detection import EngineDetection
+    from sandkasten.backends.docker.engine.workspace_mode import WorkspaceModes
 
 
 class RunnerVolume:
@@ -51,7 +51,7 @@ class RunnerVolume:
     def mount(self) -> ContainerMount:
         return ContainerMount("volume", self.volume, resource_names.BIN_DIR, read_only=True)
 
-    async def ensure(self, detection: EngineDetection) -> bool:
+    async def ensure(self, detection: WorkspaceModes) -> bool:
         """Make sure that the volume holds the complete runner; return whether it had to be
         filled.
         """

@@ -2,7 +2,7 @@
 
 `bind` and `shared` are directories that both see, perhaps by different paths; `volume` is visible
 to the engine only; `archive` means no volume at all, so the container's own layer holds the files.
-This module creates and removes them; `engine_detection` finds out which mode is supported. Blocking
+This module creates and removes them; `workspace_mode` finds out which mode is supported. Blocking
 parts run in a thread. Raises BackendUnavailable, QuotaExceeded, Conflict.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.backends.docker.engine.engine_client import Refused, translated
-from sandkasten.backends.docker.engine.engine_detection import user_namespaces
+from sandkasten.backends.docker.engine.workspace_mode import user_namespaces
 from sandkasten.errors import InvalidImage, SandkastenError, UnsupportedByBackend
 
 if TYPE_CHECKING:

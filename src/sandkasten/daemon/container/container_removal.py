@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.backends.docker.docker_options import SHARED_VOLUME
-from sandkasten.backends.docker.engine.engine_detection import PROBE_IMAGE
+from sandkasten.backends.docker.engine.workspace_mode import PROBE_IMAGE
 from sandkasten.backends.docker.resource_names import (
     CELL,
     LABEL,

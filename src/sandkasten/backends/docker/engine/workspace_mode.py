@@ -67,7 +67,7 @@ class OwnContainer:
         return None
 
 
-class EngineDetection:
+class WorkspaceModes:
     """Detects the workspace mode. `cells` is the directory of the sessions' files, if we can
     have one.
     """
