@@ -8,7 +8,7 @@ import re
 import pytest
 from jsonschema_rs import Draft202012Validator, meta
 
-from sandkasten.api.problems import STATUS
+from sandkasten.api.error_responses import STATUS
 from sandkasten.api.response.openapi_document import document
 from sandkasten.api.routes.route_table import ALL
 from sandkasten.errors import SandkastenError

@@ -1,8 +1,8 @@
 """The ASGI application: every route of the table, and what precedes each handler.
 
 For each request, in this order: an id, Host and Origin, the principal, its scope and its rate, and
-only then the handler. An error becomes the one body of `problems`; after a response has started,
-nothing is added to it.
+only then the handler. An error becomes the one body of `error_responses`; after a response has
+started, nothing is added to it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import HTTPConnection, Request
 from starlette.websockets import WebSocket, WebSocketState
 
-from sandkasten.api.problems import body_of, problem, status_of, unforeseen
+from sandkasten.api.error_responses import body_of, problem, status_of, unforeseen
 from sandkasten.api.request.authentication import require
 from sandkasten.api.request.http_call import Call, ClientLeft
 from sandkasten.api.request.key_recheck import Held

@@ -12,8 +12,8 @@ import secrets
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from sandkasten.api.error_responses import problem
 from sandkasten.api.http_limits import HttpLimits
-from sandkasten.api.problems import problem
 from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.api.request.request_guard import check_origin, plain_headers
 from sandkasten.daemon.http.listeners import listening_on_network

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.responses import Response
 
+from sandkasten.api.error_responses import problem
 from sandkasten.api.files.file_names import given_name
 from sandkasten.api.files.multipart_form import Form
-from sandkasten.api.problems import problem
 from sandkasten.api.response.byte_ranges import (
     FileVersion,
     Span,

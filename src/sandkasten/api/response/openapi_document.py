@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic.json_schema import models_json_schema
 
 from sandkasten import errors
-from sandkasten.api.problems import STATUS
+from sandkasten.api.error_responses import STATUS
 from sandkasten.api.route import EVENTS, JSON, Answer, Route
 
 if TYPE_CHECKING:

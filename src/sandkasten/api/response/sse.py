@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from sandkasten.api.problems import body_of, unforeseen
+from sandkasten.api.error_responses import body_of, unforeseen
 from sandkasten.api.response.json_response import as_json
 from sandkasten.errors import SandkastenError
 

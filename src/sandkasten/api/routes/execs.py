@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.api.problems import body_of
+from sandkasten.api.error_responses import body_of
 from sandkasten.api.request.body_models import given
 from sandkasten.api.response.exec_json import ChunkPrinter, chunk_fields
 from sandkasten.api.response.exec_rows import exec_row, history

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from sandkasten.api.problems import body_of
+from sandkasten.api.error_responses import body_of
 from sandkasten.api.response.json_response import as_json
 from sandkasten.api.route import Query, Route
 from sandkasten.errors import (

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from sandkasten.api.error_responses import body_of
 from sandkasten.api.http_limits import HttpLimits
-from sandkasten.api.problems import body_of
 from sandkasten.api.response.json_response import as_json
 from sandkasten.errors import InvalidRequest, PayloadTooLarge, SandkastenError
 
