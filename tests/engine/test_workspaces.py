@@ -424,10 +424,10 @@ async def test_a_held_lock_is_busy_and_not_a_hang(tmp_path, monkeypatch):
 
 
 async def test_a_directory_workspace_reports_its_size_as_unenforced(tmp_path):
-    from sandkasten.linux.storage.named_volumes import NamedVolumes
+    from sandkasten.linux.storage.workspace_directory import WorkspaceDirectory
 
     engine = engine_at(tmp_path)
-    engine.workspaces._claims._port = NamedVolumes(tmp_path / "workspaces", images=False)
+    engine.workspaces._claims._port = WorkspaceDirectory(tmp_path / "workspaces", images=False)
     info = await engine.create(REQUEST)
     assert [one.limit for one in info.unenforced] == ["workspace"]
     assert "is a directory" in info.unenforced[0].reason

@@ -16,7 +16,7 @@ from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import Engine
 from sandkasten.errors import SandkastenError
 from sandkasten.images.host_image import HostImages
-from sandkasten.linux.storage.named_volumes import NamedVolumes
+from sandkasten.linux.storage.workspace_directory import WorkspaceDirectory
 from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
@@ -45,7 +45,7 @@ def engine_at(root: Path, die: str = "") -> Engine:
         images=HostImages(),
         policy=Policy(),
         clock=SystemClock(),
-        workspaces=NamedVolumes(root / "workspaces"),
+        workspaces=WorkspaceDirectory(root / "workspaces"),
     )
 
 

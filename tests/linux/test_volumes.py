@@ -24,8 +24,8 @@ from sandkasten.errors import (
     WorkspaceDamaged,
     WorkspaceNotFound,
 )
-from sandkasten.linux.storage import ext4, named_volumes, quota_image
-from sandkasten.linux.storage.named_volumes import NamedVolumes
+from sandkasten.linux.storage import ext4, quota_image, workspace_directory
+from sandkasten.linux.storage.workspace_directory import WorkspaceDirectory
 from sandkasten.model.sandbox.workspace import StoredWorkspace
 from tests.patience import FAR_TOO_LATE_S
 
@@ -38,17 +38,17 @@ NOT_SET = threading.Event()
 @pytest.fixture(params=["image", "directory"])
 def workspaces(request, tmp_path):
     """Every kind of workspace storage; one contract."""
-    return NamedVolumes(tmp_path / "workspaces", images=request.param == "image")
+    return WorkspaceDirectory(tmp_path / "workspaces", images=request.param == "image")
 
 
 @pytest.fixture
-def images(tmp_path) -> NamedVolumes:
-    return NamedVolumes(tmp_path / "workspaces", images=True)
+def images(tmp_path) -> WorkspaceDirectory:
+    return WorkspaceDirectory(tmp_path / "workspaces", images=True)
 
 
 @pytest.fixture
-def directories(tmp_path) -> NamedVolumes:
-    return NamedVolumes(tmp_path / "workspaces", images=False)
+def directories(tmp_path) -> WorkspaceDirectory:
+    return WorkspaceDirectory(tmp_path / "workspaces", images=False)
 
 
 @contextlib.contextmanager
@@ -224,7 +224,7 @@ async def test_a_volume_in_use_is_not_checked(images, tmp_path):
 async def test_a_volume_that_is_still_mounted_is_neither_checked_nor_copied(
     images, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(named_volumes, "_SETTLE_S", 0.1)
+    monkeypatch.setattr(workspace_directory, "_SETTLE_S", 0.1)
     await images.create("w", 16 * MB, 1.0)
     volume = Path((await images.open("w", in_use=False)).path)
     assert not quota_image.attached(str(volume))
@@ -297,7 +297,7 @@ def small_disk(at: Path, size: str):
 @pytest.mark.promise("P23")
 async def test_creating_a_volume_on_a_full_disk_is_an_error_and_leaves_nothing(tmp_path):
     with small_disk(tmp_path / "small", "32k") as small:
-        kept = NamedVolumes(small / "workspaces", images=True)
+        kept = WorkspaceDirectory(small / "workspaces", images=True)
         with pytest.raises(QuotaExceeded, match="the disk is full"):
             await kept.create("w", 64 * MB, 1.0)
         assert await kept.names() == []
@@ -306,7 +306,7 @@ async def test_creating_a_volume_on_a_full_disk_is_an_error_and_leaves_nothing(t
 
 async def test_a_copy_to_a_full_disk_leaves_the_source_and_nothing_else(tmp_path):
     with small_disk(tmp_path / "small", "6m") as small:
-        kept = NamedVolumes(small / "workspaces", images=True)
+        kept = WorkspaceDirectory(small / "workspaces", images=True)
         await kept.create("w", 64 * MB, 1.0)
         with mounted(Path((await kept.open("w", in_use=False)).path), tmp_path / "at") as at:
             (at / "a").write_bytes(os.urandom(4 * MB))
@@ -491,8 +491,8 @@ def _shut_and_remove(root: Path) -> subprocess.CompletedProcess[str]:
             folder.chmod(0o711)
     code = (
         "import asyncio, sys; from pathlib import Path\n"
-        "from sandkasten.linux.storage.named_volumes import NamedVolumes\n"
-        "asyncio.run(NamedVolumes(Path(sys.argv[1])).remove('w'))"
+        "from sandkasten.linux.storage.workspace_directory import WorkspaceDirectory\n"
+        "asyncio.run(WorkspaceDirectory(Path(sys.argv[1])).remove('w'))"
     )
     return subprocess.run(
         [sys.executable, "-c", code, root],

@@ -26,7 +26,7 @@ from sandkasten.errors import BackendUnavailable, Conflict, InvalidImage, Sandbo
 from sandkasten.linux.launcher import listen
 from sandkasten.linux.programs import Programs, find_bwrap
 from sandkasten.linux.storage import host_root
-from sandkasten.linux.storage.named_volumes import NamedVolumes
+from sandkasten.linux.storage.workspace_directory import WorkspaceDirectory
 from sandkasten.linux.undoable_work import whole_or_nothing
 from sandkasten.model.sandbox.cell_spec import TMP, WORKSPACE, base_environment, home, user_id
 from sandkasten.model.sandbox.readiness import Readiness, Requirement
@@ -77,7 +77,7 @@ class UnisolatedBackend:
         self._directory = directory or Path(tempfile.mkdtemp(dir=_scratch()))
         self._places: dict[SandboxId, _Place] = {}
         # Directories, because only root could mount an image.
-        self.workspaces = NamedVolumes(self._directory / "workspaces", images=False)
+        self.workspaces = WorkspaceDirectory(self._directory / "workspaces", images=False)
 
     async def probe(self) -> Readiness:
         lacking = [*Programs.found(None, None).missing(), *(() if find_bwrap() else ["bwrap"])]

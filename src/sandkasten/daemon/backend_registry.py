@@ -108,7 +108,7 @@ def open_backing(settings: Settings, layers: LayerStore) -> Backing:
     """Open the default backend; import the others when a request names them."""
     from sandkasten.backends.local import LocalBackend
     from sandkasten.daemon.backend_registry import LazyBackend, LazyImageBackend
-    from sandkasten.linux.storage.named_volumes import NamedVolumes
+    from sandkasten.linux.storage.workspace_directory import WorkspaceDirectory
     from sandkasten.store.ledger_directory import DirectoryStore
 
     data_dir = prepare_data_dir(settings.data_dir)
@@ -133,7 +133,7 @@ def open_backing(settings: Settings, layers: LayerStore) -> Backing:
         "docker": LazyImageBackend("docker", data_dir / "docker", docker),
     }
     return Backing(
-        backends, DirectoryStore(data_dir / "ledger"), NamedVolumes(data_dir / "workspaces")
+        backends, DirectoryStore(data_dir / "ledger"), WorkspaceDirectory(data_dir / "workspaces")
     )
 
 

@@ -59,7 +59,7 @@ _MAX_META: Final = 64 * 1024
 _SETTLE_S: Final = 20.0
 
 
-class NamedVolumes:
+class WorkspaceDirectory:
     """Implements `ports.Workspaces`. Safe for several threads and processes, one per name."""
 
     def __init__(self, root: Path, *, images: bool | None = None) -> None:
