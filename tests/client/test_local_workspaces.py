@@ -24,7 +24,7 @@ from sandkasten import (
     Workspaces,
     run,
 )
-from sandkasten.linux.storage import quota_image
+from sandkasten.linux.storage import workspace_image
 from tests.ordinary_user import OrdinaryUser
 from tests.patience import PATIENCE_S
 
@@ -168,7 +168,7 @@ def test_a_killed_sandbox_leaves_its_workspace_intact(local_data, tmp_path):
     with local_data.sandbox(workspace="w") as heir:
         assert heir.exec("ls | wc -l; cat f200").output == "200\n200\n"
     volume = tmp_path / "data" / "workspaces" / "w" / "volume"
-    _until(lambda: not quota_image.attached(str(volume)))
+    _until(lambda: not workspace_image.attached(str(volume)))
     subprocess.run(["e2fsck", "-fn", volume], check=True, capture_output=True, timeout=60)
 
 

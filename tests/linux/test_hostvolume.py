@@ -21,7 +21,7 @@ from sandkasten.errors import (
     WorkspaceDamaged,
 )
 from sandkasten.linux.programs import Programs
-from sandkasten.linux.storage import ext4, host_volume, mountinfo, quota_image
+from sandkasten.linux.storage import ext4, host_volume, mountinfo, workspace_image
 from sandkasten.model.sandbox.cell_spec import Volume
 from sandkasten.model.sandbox.limits import MIB
 from tests.linux.hostvolumes import devices, eventually, mounts, nothing_of
@@ -153,7 +153,7 @@ def test_a_release_blocked_by_an_open_file_can_be_repeated(base: Path) -> None:
 @pytest.mark.promise("P29")
 def test_copies_in_other_mount_namespaces_do_not_keep_the_device(base: Path) -> None:
     host_volume.make(base / "v", 8 * MIB, owner=USER)
-    device = quota_image.device_of(str(base / "v/volume.img"))
+    device = workspace_image.device_of(str(base / "v/volume.img"))
     assert device is not None
     other = private_namespace()
     try:
@@ -275,7 +275,7 @@ def test_a_host_volume_on_a_full_disk_is_a_typed_error(base: Path) -> None:
     small.mkdir(mode=0o700)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "x", small], check=True)
     try:
-        quota_image.template(small, 64 * MIB)
+        workspace_image.template(small, 64 * MIB)
         fill(small / "rest")
         with pytest.raises(QuotaExceeded):
             host_volume.make(small / "v", 64 * MIB, owner=USER, templates=small)
@@ -372,7 +372,7 @@ def test_missing_host_volume_requirements_are_named(
     nowhere = Programs(base / "runner", base / "launcher")
     assert host_volume.supported(base, nowhere) == "sandkasten-launch is not there"
     with monkeypatch.context() as patch:
-        patch.setattr(quota_image, "mkfs_program", lambda: None)
+        patch.setattr(workspace_image, "mkfs_program", lambda: None)
         assert host_volume.supported(base) == "mkfs.ext4 is not installed"
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: USER)

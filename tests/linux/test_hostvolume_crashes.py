@@ -18,7 +18,7 @@ import pytest
 
 from sandkasten.errors import BackendUnavailable, SandkastenError
 from sandkasten.linux import launcher
-from sandkasten.linux.storage import ext4, host_volume, quota_image
+from sandkasten.linux.storage import ext4, host_volume, workspace_image
 from sandkasten.model.sandbox.cell_spec import Volume
 from sandkasten.model.sandbox.limits import MIB
 from tests.linux.hostvolumes import (
@@ -53,7 +53,7 @@ def kept_volume(tmp_path: Path) -> Volume:
 
 
 def test_create_can_be_killed_before_any_of_its_steps(tmp_path: Path) -> None:
-    quota_image.template(tmp_path, 8 * MIB)
+    workspace_image.template(tmp_path, 8 * MIB)
 
     def work() -> None:
         host_volume.make(tmp_path / "v", 8 * MIB, owner=USER, templates=tmp_path)
@@ -98,7 +98,7 @@ def test_release_can_be_killed_before_any_of_its_steps(tmp_path: Path) -> None:
 def test_the_launcher_can_be_killed_at_any_system_call(
     tmp_path: Path, kept_volume: Volume, kind: str
 ) -> None:
-    template = quota_image.template(tmp_path, 8 * MIB)
+    template = workspace_image.template(tmp_path, 8 * MIB)
     directory = tmp_path / "v"
     first = 200000 if kind == "shifted" else 0
 
@@ -107,7 +107,7 @@ def test_the_launcher_can_be_killed_at_any_system_call(
         volume = {"kind": "image", "path": kept_volume.path, "keep": True}
         if kind == "own":
             volume = {"kind": "image", "path": str(directory / "volume.img"), "keep": False}
-            quota_image.copy_sparse(template, directory / "volume.img")
+            workspace_image.copy_template(template, directory / "volume.img")
         else:
             (directory / "kept").write_text(f'{{"path": "{kept_volume.path}", "kind": "image"}}')
         (directory / "mnt").mkdir()
@@ -134,7 +134,7 @@ def test_the_launcher_can_be_killed_at_any_system_call(
 
 def test_a_launcher_that_outlives_its_caller_leaves_nothing(tmp_path: Path) -> None:
     """The caller dies at once and its launcher continues; in any order, nothing is left."""
-    quota_image.template(tmp_path, 8 * MIB)
+    workspace_image.template(tmp_path, 8 * MIB)
     script = f"""
 from pathlib import Path
 from sandkasten.linux.storage import host_volume

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.linux.state_layout import Layout, read_pid
-from sandkasten.linux.storage import host_volume, mountinfo, quota_image
+from sandkasten.linux.storage import host_volume, mountinfo, workspace_image
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import Volume
 from sandkasten.model.sandbox.limits import MIB
@@ -36,7 +36,9 @@ def test_a_sandbox_started_meanwhile_has_no_copy_of_the_mount(make_box, data_dir
         known = read_pid(Layout(data_dir).cell(box.id))
         assert known is not None
         inside = mountinfo.parse(Path(f"/proc/{known[0]}/mountinfo").read_bytes())
-        assert [m for m in inside if m.device == quota_image.device_of(f"{place}/volume.img")] == []
+        assert [
+            m for m in inside if m.device == workspace_image.device_of(f"{place}/volume.img")
+        ] == []
         host_volume.release(place)
         nothing_of(place)
         assert box.exec("echo alive").text == "alive\n"
@@ -45,16 +47,16 @@ def test_a_sandbox_started_meanwhile_has_no_copy_of_the_mount(make_box, data_dir
 @pytest.mark.promise("P22")
 def test_a_local_and_an_engine_sandbox_share_a_kept_workspace(make_box, place, tmp_path):
     image = tmp_path / "kept"
-    quota_image.copy_sparse(quota_image.template(tmp_path, 64 * MIB), image)
+    workspace_image.copy_template(workspace_image.template(tmp_path, 64 * MIB), image)
     volume = Volume(os.fspath(image), "image")
     with make_box(HOST, workspace=volume) as box:
         box.exec("echo from here > /workspace/x")
-        device = quota_image.device_of(volume.path)
+        device = workspace_image.device_of(volume.path)
         shown = host_volume.open_kept(place, volume, owner=USER)
-        assert quota_image.device_of(volume.path) == device
+        assert workspace_image.device_of(volume.path) == device
         assert (shown.workspace / "x").read_text() == "from here\n"
         (shown.workspace / "y").write_text("from there\n")
         # Does not wait for the sandbox that still has it.
         host_volume.release(place, timeout_s=0.0)
         assert box.exec("cat /workspace/y").text == "from there\n"
-    assert quota_image.device_of(volume.path) is None
+    assert workspace_image.device_of(volume.path) is None

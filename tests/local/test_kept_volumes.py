@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sandkasten.linux.storage import quota_image
+from sandkasten.linux.storage import workspace_image
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import Volume
 from sandkasten.model.sandbox.limits import MIB
@@ -20,7 +20,7 @@ HOST = Image("host")
 @pytest.fixture
 def volume(tmp_path: Path) -> Volume:
     path = tmp_path / "volume"
-    quota_image.copy_sparse(quota_image.template(tmp_path, 64 * MIB), path)
+    workspace_image.copy_template(workspace_image.template(tmp_path, 64 * MIB), path)
     return Volume(str(path), "image")
 
 
@@ -66,7 +66,7 @@ def test_a_kept_volume_is_unmounted_when_destroy_returns(make_box, volume):
         box.exec("head -c 20M /dev/urandom > /workspace/big")
         box.destroy()
         assert devices(volume) == []
-        assert not quota_image.attached(volume.path)
+        assert not workspace_image.attached(volume.path)
         assert sound(volume)
     with make_box(HOST, workspace=volume) as box:
         assert box.exec(["stat", "-c", "%s", "/workspace/big"]).text == "20971520\n"

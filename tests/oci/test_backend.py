@@ -17,7 +17,7 @@ from sandkasten.errors import BackendUnavailable, SandboxLost
 from sandkasten.linux import sandbox_removal
 from sandkasten.linux.confinement import id_ranges, posture
 from sandkasten.linux.state_layout import Layout, read_pid, read_state
-from sandkasten.linux.storage import quota_image
+from sandkasten.linux.storage import workspace_image
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount, Volume
@@ -294,7 +294,7 @@ async def test_destroy_does_not_wait_for_another_backends_sandbox_in_the_same_wo
     # Whoever does wait for the other does so for longer than we have patience.
     monkeypatch.setattr(sandbox_removal, "_DEATH_DEADLINE_S", 2 * PATIENCE_S)
     path = scratch / f"kept-{backend.name}"
-    quota_image.copy_sparse(quota_image.template(scratch, 64 * MIB), path)
+    workspace_image.copy_template(workspace_image.template(scratch, 64 * MIB), path)
     spec = CellSpec(image=Image("host"), workspace=Volume(str(path), "image"))
     local = LocalBackend(scratch)
     mine = await backend.create(new_sandbox_id(), spec)
@@ -302,14 +302,14 @@ async def test_destroy_does_not_wait_for_another_backends_sandbox_in_the_same_wo
     try:
         async with asyncio.timeout(PATIENCE_S):
             await mine.destroy()
-        assert quota_image.attached(str(path))
+        assert workspace_image.attached(str(path))
         again = await backend.create(new_sandbox_id(), spec)
         async with asyncio.timeout(PATIENCE_S):
             await other.destroy()
-        assert quota_image.attached(str(path))
+        assert workspace_image.attached(str(path))
         await again.destroy()
         # The last one does wait: whoever comes next finds it unmounted.
-        assert not quota_image.attached(str(path))
+        assert not workspace_image.attached(str(path))
     finally:
         for left in await local.owned():
             await local.discard(left)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from sandkasten.errors import SandkastenError
 from sandkasten.linux.cgroup import cgroups, freezer
 from sandkasten.linux.confinement import seccomp_bpf
-from sandkasten.linux.storage import quota_image
+from sandkasten.linux.storage import workspace_image
 from sandkasten.model.sandbox.limits import Unenforced
 from sandkasten.model.sandbox.readiness import Readiness, Requirement
 
@@ -134,7 +134,7 @@ def workspace_quota(root: bool) -> list[Requirement]:
                 "run as root for workspaces on disk", required=False,
             )
         ]  # fmt: skip
-    mkfs = quota_image.mkfs_program()
+    mkfs = workspace_image.mkfs_program()
     usable = loop_usable(root=root)
     return [
         Requirement(

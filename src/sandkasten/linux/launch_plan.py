@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sandkasten.errors import BackendUnavailable, InvalidImage, UnsupportedByBackend
 from sandkasten.linux.host_requirements import loop_usable
-from sandkasten.linux.storage import quota_image
+from sandkasten.linux.storage import workspace_image
 from sandkasten.model.sandbox.cell_spec import TMP, WORKSPACE, CellSpec, home
 from sandkasten.model.sandbox.policy import check_profile_on
 
@@ -92,7 +92,9 @@ def scratch(layout: Layout, cell: Path, spec: CellSpec) -> dict[str, object]:
     size = spec.limits.workspace_bytes
     if not loop_usable(root=os.geteuid() == 0):
         return {"kind": "tmpfs", "bytes": size}
-    quota_image.copy_sparse(quota_image.template(layout.shared("templates"), size), cell / "volume")
+    workspace_image.copy_template(
+        workspace_image.template(layout.shared("templates"), size), cell / "volume"
+    )
     return {"kind": "image", "path": os.fspath(cell / "volume")}
 
 

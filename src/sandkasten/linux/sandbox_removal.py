@@ -22,7 +22,7 @@ from sandkasten.linux import processes
 from sandkasten.linux.cgroup import cgroups, freezer
 from sandkasten.linux.confinement import id_ranges
 from sandkasten.linux.state_layout import CellState, Layout, read_pid, read_state
-from sandkasten.linux.storage import quota_image
+from sandkasten.linux.storage import workspace_image
 from sandkasten.model.sandbox.limits import Limits
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def remove(layout: Layout, sandbox_id: SandboxId) -> None:
     state = read_state(cell) or _guess(sandbox_id)
     _end(cell, sandbox_id, state)
     if state.volume is not None and not _lived_in(layout, sandbox_id, state.volume):
-        quota_image.await_detached(state.volume, _DEATH_DEADLINE_S)
+        workspace_image.await_detached(state.volume, _DEATH_DEADLINE_S)
     with contextlib.suppress(OSError):
         cgroups.remove(_group(state))
     if not _clear(cell):
@@ -109,7 +109,7 @@ def _end(cell: Path, sandbox_id: SandboxId, state: CellState) -> None:
         if pinned is not None:
             # Before the kill, because this path disappears with the first process. Holding the
             # mounts means that its death need not wait for some thirty unmounts.
-            volume = quota_image.pin_volume(pinned.pid)
+            volume = workspace_image.pin_volume(pinned.pid)
             mounts = processes.hold_mounts(pinned.pid)
         # Both: the group also contains an interrupted launcher, and the pid works without cgroups.
         killed = cgroups.kill(group)
@@ -129,7 +129,7 @@ def _end(cell: Path, sandbox_id: SandboxId, state: CellState) -> None:
     finally:
         if state.volume is None:
             # No process will read what it wrote, so it is not written back.
-            close_later(volume, after=quota_image.abandon)
+            close_later(volume, after=workspace_image.abandon)
             close_later(mounts)
         else:
             # The next user must find the workspace unmounted, so unmount it here.

@@ -1,8 +1,8 @@
 """ext4 file systems in a file that outlive sandboxes: create, inspect, check, grow.
 
-They have a journal, unlike the throw-away ones of `quota_image`: these must survive a power cut.
-Nothing is mounted here. Raises WorkspaceDamaged for a file system that cannot be repaired without a
-decision, QuotaExceeded for a full disk, BackendUnavailable for a missing program.
+They have a journal, unlike the throw-away ones of `workspace_image`: these must survive a power
+cut. Nothing is mounted here. Raises WorkspaceDamaged for a file system that cannot be repaired
+without a decision, QuotaExceeded for a full disk, BackendUnavailable for a missing program.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MIN_JOURNALLED: Final = 16 * MIB
 _JOURNAL_MB: Final = 4
 _LARGE_JOURNAL_MB: Final = 32
 _LARGE: Final = 1024 * MIB
-# Same as for throw-away images: see `quota_image`.
+# Same as for throw-away images: see `workspace_image`.
 _BYTES_PER_INODE: Final = 16384
 _MIN_INODES: Final = 4096
 

@@ -34,7 +34,7 @@ from sandkasten.errors import (
 from sandkasten.linux import launcher
 from sandkasten.linux.host_requirements import loop_usable
 from sandkasten.linux.programs import Programs
-from sandkasten.linux.storage import ext4, mountinfo, quota_image
+from sandkasten.linux.storage import ext4, mountinfo, workspace_image
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,9 +79,9 @@ def make(
     with _making(directory, "make a workspace") as real:
         image = real / _IMAGE
         if templates is None:
-            quota_image.template(real, size_bytes).rename(image)
+            workspace_image.template(real, size_bytes).rename(image)
         else:
-            quota_image.copy_sparse(quota_image.template(templates, size_bytes), image)
+            workspace_image.copy_template(workspace_image.template(templates, size_bytes), image)
         (real / POINT).mkdir(mode=0o700)
         volume = {"kind": "image", "path": os.fspath(image), "keep": False}
         return _mount(real, volume, owner, 0, programs)
@@ -138,7 +138,7 @@ def supported(directory: Path, programs: Programs | None = None) -> str | None:
         return "this process may not mount (CAP_SYS_ADMIN)"
     if not loop_usable(root=True):
         return "no loop device can be used (/dev/loop-control)"
-    if quota_image.mkfs_program() is None:
+    if workspace_image.mkfs_program() is None:
         return "mkfs.ext4 is not installed"
     if not os.access(_launcher(programs), os.X_OK):
         return "sandkasten-launch is not there"
@@ -255,16 +255,16 @@ def _abandon(point: Path) -> None:
     with suppress(OSError):
         root = os.open(point, _DIRECTORY)
         try:
-            quota_image.abandon(root)
+            workspace_image.abandon(root)
         finally:
             os.close(root)
 
 
 def _await_device(image: str, timeout_s: float, *, shared: bool) -> None:
-    device = quota_image.device_of(image)
+    device = workspace_image.device_of(image)
     if device is None or (shared and mountinfo.holders(device)):
         return
-    if quota_image.await_detached(image, timeout_s):
+    if workspace_image.await_detached(image, timeout_s):
         return
     pids = ", ".join(str(pid) for pid in mountinfo.holders(device))
     raise BackendUnavailable(

@@ -16,7 +16,7 @@ from sandkasten.errors import SandboxLost, UnsupportedByBackend
 from sandkasten.linux import processes
 from sandkasten.linux.confinement import id_ranges
 from sandkasten.linux.state_layout import Layout, read_pid, read_state
-from sandkasten.linux.storage import quota_image
+from sandkasten.linux.storage import workspace_image
 from sandkasten.model.sandbox.cell_spec import RootChanges
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def changes_of(layout: Layout, sandbox_id: SandboxId) -> Iterator[RootChanges]:
     if state is None or pinned is None:
         raise SandboxLost(f"sandbox {sandbox_id} is gone", hint="create a new one")
     try:
-        volume = quota_image.pin_volume(pinned.pid)
+        volume = workspace_image.pin_volume(pinned.pid)
     finally:
         pinned.close()
     if volume is None or state.slot is None or state.volume is not None:

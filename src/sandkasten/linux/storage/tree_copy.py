@@ -28,25 +28,30 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def copy_sparse(source: Path, target: Path, stop: threading.Event) -> None:
+    """Copy only the data, and sync it; holes stay holes."""
     with source.open("rb") as src, target.open("xb") as dst:
-        size = os.fstat(src.fileno()).st_size
-        dst.truncate(size)
-        at = 0
-        while at < size:
-            try:
-                at = os.lseek(src.fileno(), at, os.SEEK_DATA)
-            except OSError:
-                break  # ENXIO: only a hole is left
-            end = os.lseek(src.fileno(), at, os.SEEK_HOLE)
-            while at < end:
-                if stop.is_set():
-                    raise Cancelled("the copy was stopped before it finished", hint="try again")
-                part = min(end - at, _CHUNK)
-                moved = os.copy_file_range(src.fileno(), dst.fileno(), part, at, at)
-                if moved == 0:
-                    raise OSError(errno.EIO, "the file became shorter while it was copied")
-                at += moved
+        copy_extents(src.fileno(), dst.fileno(), stop)
         os.fsync(dst.fileno())
+
+
+def copy_extents(src: int, dst: int, stop: threading.Event | None = None) -> None:
+    """Give an empty file the size and the data of another one; holes stay holes."""
+    size = os.fstat(src).st_size
+    os.ftruncate(dst, size)
+    at = 0
+    while at < size:
+        try:
+            at = os.lseek(src, at, os.SEEK_DATA)
+        except OSError:
+            break  # ENXIO: only a hole is left
+        end = os.lseek(src, at, os.SEEK_HOLE)
+        while at < end:
+            if stop is not None and stop.is_set():
+                raise Cancelled("the copy was stopped before it finished", hint="try again")
+            moved = os.copy_file_range(src, dst, min(end - at, _CHUNK), at, at)
+            if moved == 0:
+                raise OSError(errno.EIO, "the file became shorter while it was copied")
+            at += moved
 
 
 def copy_tree(source: Path, target: Path, stop: threading.Event) -> None:

@@ -32,7 +32,7 @@ from sandkasten.errors import (
     WorkspaceDamaged,
     WorkspaceNotFound,
 )
-from sandkasten.linux.storage import ext4, quota_image, tree_copy
+from sandkasten.linux.storage import ext4, tree_copy, workspace_image
 from sandkasten.model.sandbox.cell_spec import Volume
 from sandkasten.model.sandbox.workspace import (
     Measure,
@@ -250,7 +250,7 @@ class WorkspaceDirectory:
     def _settle(self, name: str, volume: Path, stop: threading.Event) -> None:
         """Wait for the last unmount: a mounted image must be neither checked nor copied."""
         deadline = time.monotonic() + _SETTLE_S
-        while quota_image.attached(os.fspath(volume)):
+        while workspace_image.attached(os.fspath(volume)):
             if time.monotonic() > deadline:
                 raise Busy(
                     f"workspace {plain_name(name)} is still attached to a loop device",

@@ -9,49 +9,49 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.errors import BackendUnavailable
-from sandkasten.linux.storage import quota_image
+from sandkasten.linux.storage import workspace_image
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 def test_a_file_system_template_is_created_once(tmp_path: Path) -> None:
-    first = quota_image.template(tmp_path, 64 << 20)
-    again = quota_image.template(tmp_path, 64 << 20)
+    first = workspace_image.template(tmp_path, 64 << 20)
+    again = workspace_image.template(tmp_path, 64 << 20)
     assert first == again
     assert [p.name for p in tmp_path.iterdir()] == [first.name]
     assert first.stat().st_size == 64 << 20
 
 
 def test_a_copy_has_the_same_bytes_and_stays_sparse(tmp_path: Path) -> None:
-    source = quota_image.template(tmp_path, 64 << 20)
+    source = workspace_image.template(tmp_path, 64 << 20)
     target = tmp_path / "copy"
-    quota_image.copy_sparse(source, target)
+    workspace_image.copy_template(source, target)
     assert target.read_bytes() == source.read_bytes()
     assert target.stat().st_blocks * 512 < 2 << 20
 
 
 def test_an_existing_target_is_not_overwritten(tmp_path: Path) -> None:
-    source = quota_image.template(tmp_path, 8 << 20)
+    source = workspace_image.template(tmp_path, 8 << 20)
     target = tmp_path / "copy"
     target.write_bytes(b"mine")
     with pytest.raises(FileExistsError):
-        quota_image.copy_sparse(source, target)
+        workspace_image.copy_template(source, target)
     assert target.read_bytes() == b"mine"
 
 
 def test_without_mkfs_the_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quota_image, "mkfs_program", lambda: None)
+    monkeypatch.setattr(workspace_image, "mkfs_program", lambda: None)
     with pytest.raises(BackendUnavailable) as caught:
-        quota_image.template(tmp_path, 8 << 20)
+        workspace_image.template(tmp_path, 8 << 20)
     assert caught.value.hint == "apt-get install e2fsprogs"
     assert os.listdir(tmp_path) == []
 
 
 def test_a_failing_mkfs_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quota_image, "mkfs_program", lambda: "/bin/false")
+    monkeypatch.setattr(workspace_image, "mkfs_program", lambda: "/bin/false")
     with pytest.raises(BackendUnavailable):
-        quota_image.template(tmp_path, 8 << 20)
+        workspace_image.template(tmp_path, 8 << 20)
     assert os.listdir(tmp_path) == []
 
 
@@ -62,7 +62,7 @@ def test_only_a_loop_device_is_ever_shut_down(
     monkeypatch.setattr(fcntl, "ioctl", lambda fd, *_: asked.append(fd))
     fd = os.open(tmp_path, os.O_RDONLY)
     try:
-        quota_image.abandon(fd)
+        workspace_image.abandon(fd)
     finally:
         os.close(fd)
     assert asked == []

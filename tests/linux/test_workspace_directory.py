@@ -24,7 +24,7 @@ from sandkasten.errors import (
     WorkspaceDamaged,
     WorkspaceNotFound,
 )
-from sandkasten.linux.storage import ext4, quota_image, workspace_directory
+from sandkasten.linux.storage import ext4, workspace_directory, workspace_image
 from sandkasten.linux.storage.workspace_directory import WorkspaceDirectory
 from sandkasten.model.sandbox.workspace import StoredWorkspace
 from tests.patience import FAR_TOO_LATE_S
@@ -227,9 +227,9 @@ async def test_a_volume_that_is_still_mounted_is_neither_checked_nor_copied(
     monkeypatch.setattr(workspace_directory, "_SETTLE_S", 0.1)
     await images.create("w", 16 * MB, 1.0)
     volume = Path((await images.open("w", in_use=False)).path)
-    assert not quota_image.attached(str(volume))
+    assert not workspace_image.attached(str(volume))
     with mounted(volume, tmp_path / "at"):
-        assert quota_image.attached(str(volume))
+        assert workspace_image.attached(str(volume))
         for attempt in (
             images.open("w", in_use=False),
             images.copy("w", "x", 1.0),

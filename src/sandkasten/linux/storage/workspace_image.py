@@ -17,6 +17,7 @@ import time
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import BackendUnavailable
+from sandkasten.linux.storage.tree_copy import copy_extents
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
 
 if TYPE_CHECKING:
@@ -75,15 +76,16 @@ def template(directory: Path, size: int) -> Path:
     return path
 
 
-def copy_sparse(source: Path, target: Path) -> None:
-    """Copy only the data; holes stay holes. An OSError (ENOSPC…) leaves no target."""
+def copy_template(source: Path, target: Path) -> None:
+    """Copy only the data; holes stay holes. An OSError (ENOSPC…) leaves no target.
+
+    Not synced, because a crash loses the sandbox anyway.
+    """
     src = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     try:
         dst = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            size = os.fstat(src).st_size
-            os.ftruncate(dst, size)
-            _copy_extents(src, dst, size)
+            copy_extents(src, dst)
         except OSError:
             os.unlink(target)
             raise
@@ -168,19 +170,3 @@ def await_detached(path: str, timeout_s: float) -> bool:
             return False
         time.sleep(_LOOK_AGAIN_S)
     return True
-
-
-def _copy_extents(src: int, dst: int, size: int) -> None:
-    at = 0
-    while at < size:
-        try:
-            begin = os.lseek(src, at, os.SEEK_DATA)
-        except OSError:
-            return  # ENXIO: only a hole is left
-        end = os.lseek(src, begin, os.SEEK_HOLE)
-        while begin < end:
-            moved = os.copy_file_range(src, dst, end - begin, begin, begin)
-            if moved == 0:
-                return
-            begin += moved
-        at = end
