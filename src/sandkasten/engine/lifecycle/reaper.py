@@ -3,7 +3,8 @@
 Other processes use the same ledger at the same time, so the reaper touches an id only while it
 holds that id's lock and after reading its row again. A locked id is in use and is skipped. What
 cannot be removed stays marked and is reported; the next pass tries again. A backend that does not
-answer delays only its own sandboxes.
+answer delays only its own sandboxes. Idle time is not enforced here but by the runner
+(`runner/src/runner/lease.rs`), which ends a sandbox that was idle for too long.
 """
 
 from __future__ import annotations
