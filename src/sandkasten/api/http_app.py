@@ -19,10 +19,11 @@ from starlette.websockets import WebSocket, WebSocketState
 
 from sandkasten.api.error_responses import body_of, problem, status_of, unforeseen
 from sandkasten.api.request.authentication import require
-from sandkasten.api.request.http_call import Call, ClientLeft
+from sandkasten.api.request.http_call import Call
 from sandkasten.api.request.key_recheck import Held
 from sandkasten.api.request.rate_limit import Rates
 from sandkasten.api.request.request_audit import Auditor
+from sandkasten.api.request.request_body import ClientLeft
 from sandkasten.api.request.request_guard import check_origin, check_type, plain_headers
 from sandkasten.api.request.route_matcher import Paths
 from sandkasten.api.response.json_response import as_json

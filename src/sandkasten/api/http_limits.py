@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-MIB = 1 << 20
+MIB: Final = 1 << 20
+MAX_JSON_MB: Final = 16
+"""Default limit of a JSON body: a file of 10 MB in base64, with some room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +18,8 @@ class HttpLimits:
     """Host names, besides loopback, that a `Host` header may name; `*`: any."""
     allowed_origins: tuple[str, ...] = ()
     """Origins of web pages that may send requests; none by default."""
-    max_json_bytes: int = 16 * MIB
-    """Maximum size of a JSON body: a file of 10 MB in base64, with some room."""
+    max_json_bytes: int = MAX_JSON_MB * MIB
+    """Maximum size of a JSON body."""
     max_upload_bytes: int = 10 << 30
     """Maximum size of a streamed body; the sandbox's quota usually ends it earlier."""
     body_timeout_s: float = 8.0

@@ -16,7 +16,7 @@ import h11
 from starlette.responses import Response
 
 from sandkasten.api.proxy.proxy_redirects import kept_inside
-from sandkasten.api.request.http_call import ClientLeft
+from sandkasten.api.request.request_body import ClientLeft
 from sandkasten.errors import CommandTimeout, ProtocolViolation, SandkastenError
 
 if TYPE_CHECKING:

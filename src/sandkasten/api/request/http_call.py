@@ -1,21 +1,21 @@
-"""One request: its principal, and its body and query once they are read.
+"""One request: its principal, and its body and query once they are checked.
 
-A malformed body is InvalidRequest (400 if it is not JSON, 422 if it does not match the route), a
-large one is PayloadTooLarge before it is in memory.
+A malformed body is InvalidRequest: 400 if it is not JSON, 422 if it does not match the route.
+`request_body` reads it, with a limit.
 """
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
-from sandkasten.errors import InvalidRequest, PayloadTooLarge
+from sandkasten.api.request.request_body import ClientLeft, read_body, stream_body
+from sandkasten.errors import InvalidRequest
 from sandkasten.model.ids import SandboxId, sandbox_id
 
 if TYPE_CHECKING:
@@ -29,14 +29,6 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
-# Bytes a second that the slowest client still manages.
-_SLOWEST = 4096
-# How many whole pauses a streamed body may take in all, beyond what its size allows.
-_PAUSES = 10
-
-
-class ClientLeft(Exception):
-    """The client disconnected during its request: no response can be sent."""
 
 
 @dataclass(slots=True)
@@ -123,44 +115,10 @@ class Call:
             pass
 
     async def raw(self, most: int) -> bytes:
-        patience_s = self.server.rules.body_timeout_s
-        pieces = [piece async for piece in self._pieces(most, patience_s, patience_s)]
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return await read_body(self.request, most, self.server.rules.body_timeout_s)
 
     def pieces(self, most: int) -> AsyncIterator[bytes]:
-        """Iterate over a streamed body, with a limit on pauses and on the total time."""
-        patience_s = self.server.rules.upload_timeout_s
-        return self._pieces(most, patience_s, _PAUSES * patience_s)
-
-    async def _pieces(self, most: int, pause_s: float, in_all_s: float) -> AsyncIterator[bytes]:
-        """Iterate: each piece within `pause_s`, all within `in_all_s` plus time for their size."""
-        told = self.connection.headers.get("content-length", "")
-        if told.isascii() and told.isdigit() and (len(told) > 18 or int(told) > most):
-            raise _too_large(most)
-        receive = self.request.receive
-        count, waited_s, more = 0, 0.0, True
-        while more:
-            left_s = min(pause_s, in_all_s + count / _SLOWEST - waited_s)
-            began = monotonic()
-            try:
-                async with asyncio.timeout(left_s):
-                    message = await receive()
-            except TimeoutError as exc:
-                raise InvalidRequest(
-                    "the body did not arrive in time",
-                    hint="send it without pauses",
-                    http_status=408,
-                ) from exc
-            # Only the client's time: what the reader of the pieces takes is ours.
-            waited_s += monotonic() - began
-            if message["type"] == "http.disconnect":
-                raise ClientLeft
-            piece, more = message.get("body", b""), message.get("more_body", False)
-            count += len(piece)
-            if count > most:
-                raise _too_large(most)
-            if piece:
-                yield piece
+        return stream_body(self.request, most, self.server.rules.upload_timeout_s)
 
 
 def checked(model: type[M], value: dict[str, object]) -> M:
@@ -175,9 +133,3 @@ def checked(model: type[M], value: dict[str, object]) -> M:
             field=where,
             http_status=422,
         ) from exc
-
-
-def _too_large(most: int) -> PayloadTooLarge:
-    return PayloadTooLarge(
-        f"the body is larger than {most} bytes", hint="stream it to fs/upload", limit=most
-    )

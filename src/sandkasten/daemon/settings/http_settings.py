@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from sandkasten.api.http_limits import MAX_JSON_MB, MIB
 from sandkasten.daemon.settings.setting_fields import masked, setting
 from sandkasten.daemon.settings.setting_parsers import (
     Address,
@@ -66,7 +67,9 @@ class HttpSettings:
     allowed_origins: tuple[str, ...] = setting(
         "http.allowed_origins", string_list, (), "Origins of web pages that may use the daemon."
     )
-    max_json_mb: float = setting("http.max_json_mb", positive_number, 16, "Largest JSON body.")
+    max_json_mb: float = setting(
+        "http.max_json_mb", positive_number, MAX_JSON_MB, "Largest JSON body."
+    )
     body_timeout_s: float = setting(
         "http.body_timeout_seconds", seconds, 8.0, "How long a client may pause within a JSON body."
     )
@@ -114,7 +117,7 @@ class HttpSettings:
 
     @property
     def max_json_bytes(self) -> int:
-        return int(self.max_json_mb * (1 << 20))
+        return int(self.max_json_mb * MIB)
 
     @property
     def metrics_open(self) -> bool:
