@@ -1,4 +1,4 @@
-"""Usage and processes of a session; pause, resume and reclaim."""
+"""Usage and processes of a session."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pydantic import Field
 from sandkasten.api.response.json_response import answer
 from sandkasten.api.route import Answer, Query, Route
 from sandkasten.api.routes.execs import GONE
-from sandkasten.api.routes.sessions import Session, session_fields
-from sandkasten.errors import Busy, Conflict, UnsupportedByBackend
+from sandkasten.errors import Busy, Conflict
 from sandkasten.model.json_codec import to_json
 from sandkasten.model.sandbox.sandbox_values import NetworkUsage
 
@@ -83,11 +82,6 @@ class ProcessAnswer(Answer):
     exec_id: str | None
 
 
-class Reclaimed(Answer):
-    ok: bool
-    bytes: int
-
-
 async def stats(call: Call) -> Response:
     query = call.query(StatsQuery)
     the_id = await call.session()
@@ -101,18 +95,6 @@ async def stats(call: Call) -> Response:
 async def processes(call: Call) -> Response:
     found = await call.engine.processes(await call.session())
     return answer([_process(one) for one in found])
-
-
-async def pause(call: Call) -> Response:
-    return answer(session_fields(await call.engine.pause(await call.session())))
-
-
-async def resume(call: Call) -> Response:
-    return answer(session_fields(await call.engine.resume(await call.session())))
-
-
-async def reclaim(call: Call) -> Response:
-    return answer({"ok": True, "bytes": await call.engine.reclaim(await call.session())})
 
 
 def usage_fields(usage: Usage) -> dict[str, object]:
@@ -139,8 +121,7 @@ def _text(name: str) -> str:
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-_BUSY = (*GONE, Conflict, Busy)
-_PAUSE = (*_BUSY, UnsupportedByBackend)
+BUSY = (*GONE, Conflict, Busy)
 
 ROUTES = (
     Route(
@@ -151,7 +132,7 @@ ROUTES = (
         "sessions",
         query=StatsQuery,
         answer=StatsAnswer,
-        errors=_BUSY,
+        errors=BUSY,
     ),
     Route(
         "GET",
@@ -161,33 +142,6 @@ ROUTES = (
         "sessions",
         answer=ProcessAnswer,
         array=True,
-        errors=_BUSY,
-    ),
-    Route(
-        "POST",
-        "/v1/sessions/{id}/pause",
-        pause,
-        "Stop everything in a session until it is resumed",
-        "sessions",
-        answer=Session,
-        errors=_PAUSE,
-    ),
-    Route(
-        "POST",
-        "/v1/sessions/{id}/resume",
-        resume,
-        "Resume a paused session",
-        "sessions",
-        answer=Session,
-        errors=_PAUSE,
-    ),
-    Route(
-        "POST",
-        "/v1/sessions/{id}/reclaim",
-        reclaim,
-        "Reclaim memory of a session",
-        "sessions",
-        answer=Reclaimed,
-        errors=_PAUSE,
+        errors=BUSY,
     ),
 )
