@@ -28,7 +28,7 @@ from sandkasten.agents.definitions.prompt_file import parse_agent
 from sandkasten.agents.loop.agent_loop import AgentLoop
 from sandkasten.agents.run_context import RunContext
 from sandkasten.agents.tools.toolbox import Toolbox
-from sandkasten.daemon.composition_root import open_engine
+from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.oneshot_values import RunRequest

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.client.server.embedded import ServerAddress, settings
-from sandkasten.daemon.composition_root import open_engine
+from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.errors import SessionNotFound
 from tests.api.daemon_in_process import serving
 from tests.store.memory_store import MemoryJournal

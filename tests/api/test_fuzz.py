@@ -23,7 +23,7 @@ from schemathesis import GenerationMode
 from sandkasten.client.server.embedded import ServerAddress, settings
 from sandkasten.daemon.agent_services import agent_service
 from sandkasten.daemon.backend_registry import prepare_data_dir
-from sandkasten.daemon.composition_root import open_engine
+from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.persistent_stores import Books, open_books
 from sandkasten.engine.clock import SystemClock
 from tests.api.daemon_in_process import serving

@@ -26,7 +26,7 @@ from sandkasten.client.server.agents_transport import agents_of
 from sandkasten.client.server.server_pool import ServerAddress, open_transport
 from sandkasten.daemon.agent_services import agent_service
 from sandkasten.daemon.backend_registry import prepare_data_dir
-from sandkasten.daemon.composition_root import open_engine
+from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.engine.clock import SystemClock

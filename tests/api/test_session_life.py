@@ -9,7 +9,7 @@ import pytest
 
 from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.client.server.embedded import ServerAddress, settings
-from sandkasten.daemon.composition_root import open_engine
+from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.engine.clock import SystemClock
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.sandbox.limits import MIB

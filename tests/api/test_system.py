@@ -10,7 +10,7 @@ from sandkasten.api.http_limits import HttpLimits
 from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.api.response.docs_page import CSP, page
 from sandkasten.client.server.embedded import ServerAddress, settings
-from sandkasten.daemon.composition_root import open_engine
+from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import BackendUnavailable
 from sandkasten.model.sandbox.readiness import Readiness

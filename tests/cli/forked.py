@@ -112,7 +112,7 @@ def _read() -> None:
     import sandkasten.cli.commands.sandbox_lifecycle
     import sandkasten.client.http.http_transport
     import sandkasten.client.server.embedded
-    import sandkasten.daemon.composition_root  # noqa: F401
+    import sandkasten.daemon.engine_assembly  # noqa: F401
 
 
 if __name__ == "__main__":

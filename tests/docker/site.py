@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.daemon.composition_root import open_engine
+from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import SandkastenError
 from sandkasten.model.commands.exec_values import ExecRequest

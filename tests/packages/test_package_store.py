@@ -98,7 +98,7 @@ def test_a_directory_is_measured_with_its_contents(tmp_path):
 _DYING = """
 import asyncio, sys
 from pathlib import Path
-from sandkasten.daemon.composition_root import open_engine
+from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions

@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "telemetry": PORTS,
     "agents": PORTS | {"engine"},
     "api": PORTS | {"engine"},
-    # The composition root: everything below it, and nothing above.
+    # It puts the parts together: everything below it, and nothing above.
     "daemon": PORTS
     | {"engine", "backends", "images", "store", "telemetry", "linux", "agents", "api"},
     "client": PORTS,

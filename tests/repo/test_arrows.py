@@ -46,7 +46,7 @@ def test_the_table_of_the_architecture_is_the_table_of_arrows():
         ("wire.x", "from ..model import ids", "(wire) imports sandkasten.model"),
         ("engine.x", "def f():\n    from sandkasten.backends import local", "(engine) imports"),
         ("cli.x", "from sandkasten import engine", "(cli) imports sandkasten.engine"),
-        ("client.sandbox", "import sandkasten.daemon.composition_root", "(client) imports"),
+        ("client.sandbox", "import sandkasten.daemon.engine_assembly", "(client) imports"),
         (
             "store.x",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"
@@ -79,10 +79,10 @@ def test_a_forbidden_import_is_reported(module, source, complaint):
         ("model.x", "from sandkasten.model import ids"),
         (
             "client.server.embedded",
-            "def f():\n    from sandkasten.daemon.composition_root import open_engine",
+            "def f():\n    from sandkasten.daemon.engine_assembly import open_engine",
         ),
         (
-            "daemon.composition_root",
+            "daemon.engine_assembly",
             "import sandkasten.backends.local, sandkasten.store.ledger_directory, yaml",
         ),
         ("backends.local.cell", "from sandkasten.backends.local import bwrap_arguments"),

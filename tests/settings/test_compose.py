@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from sandkasten.daemon.backend_registry import LazyBackend, LazyImageBackend
-from sandkasten.daemon.composition_root import open_engine
+from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import BackendUnavailable, SandboxLost
 from sandkasten.model.ids import new_sandbox_id

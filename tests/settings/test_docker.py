@@ -221,7 +221,7 @@ def test_the_docker_client_is_imported_only_when_docker_is_used(tmp_path):
     program = """
 import asyncio, sys
 from sandkasten.daemon.settings.resolver import load
-from sandkasten.daemon.composition_root import open_engine
+from sandkasten.daemon.engine_assembly import open_engine
 
 async def main():
     engine = await open_engine(load({"data_dir": sys.argv[1]}, {}))

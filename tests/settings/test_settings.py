@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from sandkasten.daemon.backend_registry import prepare_data_dir
-from sandkasten.daemon.composition_root import open_engine
+from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.daemon.settings.setting_fields import Origin
 from sandkasten.daemon.settings.setting_parsers import seconds

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sandkasten.daemon.composition_root import open_engine
+from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.persistent_stores import Books, open_books
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.engine.clock import SystemClock

@@ -1,6 +1,6 @@
 """The unisolated backend as a choice of the setting `backend`, in this process alone.
 
-The product knows nothing of it: `install` adds its name to the choices and has the composition root
+The product knows nothing of it: `install` adds its name to the choices and has the engine assembly
 open it. `python -m tests.unisolated` is the command line of a process where that was done.
 """
 

@@ -1,6 +1,6 @@
 """What the routes of one daemon share: the engine, its stores and the limits of requests.
 
-Created by the composition root; opens and closes nothing.
+Created by `daemon.daemon_assembly`; opens and closes nothing.
 """
 
 from __future__ import annotations

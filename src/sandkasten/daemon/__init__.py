@@ -1,1 +1,1 @@
-"""Settings and the composition root: the one place that imports everything."""
+"""Settings, the assembly of an engine and of a daemon from all packages, and the process."""

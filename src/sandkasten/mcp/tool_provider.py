@@ -15,7 +15,7 @@ from sandkasten.agents.tools.client_caller import ClientCaller, specs
 from sandkasten.agents.tools.toolbox import Toolbox
 from sandkasten.client.server.agents_transport import agents_of
 from sandkasten.client.server.server_pool import open_transport
-from sandkasten.daemon.composition_root import open_engine
+from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.transient_file_store import TransientFileStore
 from sandkasten.engine.storage.stage_publish import StagePublish
 from sandkasten.errors import InvalidRequest

@@ -10,7 +10,7 @@ from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
 from sandkasten.agents.run_context import RunContext
 from sandkasten.agents.tools.toolbox import Toolbox
 from sandkasten.daemon.backend_registry import prepare_data_dir
-from sandkasten.daemon.composition_root import open_engine
+from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.engine.clock import SystemClock

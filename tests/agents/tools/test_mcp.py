@@ -19,7 +19,7 @@ from sandkasten.agents.tools.adapter_protocols import openai_functions
 from sandkasten.agents.tools.tool_schemas import TOOLS
 from sandkasten.cli.main import main
 from sandkasten.client.server.server_pool import ServerAddress
-from sandkasten.daemon.composition_root import open_engine
+from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import InvalidRequest
 from sandkasten.mcp.mcp_http import mcp_over_http

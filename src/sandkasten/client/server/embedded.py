@@ -34,14 +34,14 @@ async def open_engine(place: ServerAddress) -> Transport:
     # may serve other requests.
     loaded = await asyncio.to_thread(_load, place)
     with require_installed():
-        from sandkasten.daemon import composition_root
+        from sandkasten.daemon import engine_assembly
 
-        return await composition_root.open_engine(loaded)
+        return await engine_assembly.open_engine(loaded)
 
 
 def _load(place: ServerAddress) -> Settings:
     with require_installed():
-        from sandkasten.daemon import composition_root  # noqa: F401  (only to have it loaded)
+        from sandkasten.daemon import engine_assembly  # noqa: F401  (only to have it loaded)
     return settings(place)
 
 

@@ -1,4 +1,7 @@
-"""The composition root: build an engine from the settings."""
+"""Build an engine from the settings: backends, images, packages, ledger.
+
+For a daemon (`daemon_assembly`) and for an engine in another process, without HTTP.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,112 @@
+"""Build a daemon from the settings: stores, engine, agents, authentication, routes, listeners.
+
+`serve` runs what is built here. An unsafe configuration is an error before the first request.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.api.http_app import App
+from sandkasten.api.http_limits import HttpLimits
+from sandkasten.api.request.authentication import Doorkeeper
+from sandkasten.api.routes.route_table import ALL
+from sandkasten.api.server_context import Server
+from sandkasten.daemon.agent_services import LazyAgents, agent_service
+from sandkasten.daemon.backend_registry import prepare_data_dir
+from sandkasten.daemon.data_dir_lock import only_daemon
+from sandkasten.daemon.engine_assembly import open_engine
+from sandkasten.daemon.http.listeners import listening
+from sandkasten.daemon.persistent_stores import open_books
+from sandkasten.daemon.settings.http_settings import key_required
+from sandkasten.engine.clock import SystemClock
+from sandkasten.telemetry.log_events import FanOut, LogEvents
+from sandkasten.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from sandkasten.daemon.http.listeners import Listening
+    from sandkasten.daemon.settings.resolver import Settings
+    from sandkasten.engine.engine import Engine
+
+UPKEEP_EVERY_S: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Daemon:
+    """The parts of a daemon that serves."""
+
+    data_dir: Path
+    engine: Engine
+    agents: LazyAgents
+    server: Server
+    app: App
+    http: Listening
+
+
+@asynccontextmanager
+async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
+    """Lock the data directory, recover from a crash, and serve until the block ends."""
+    rules = settings.http
+    data_dir = prepare_data_dir(settings.data_dir)
+    async with AsyncExitStack() as stack:
+        stack.enter_context(only_daemon(data_dir))
+        clock = SystemClock()
+        metrics = Metrics(version("sandkasten"))
+        events = FanOut(LogEvents(routine=logging.INFO), metrics)
+        books = await stack.enter_async_context(open_books(settings, clock, rules.db_path))
+        engine = await open_engine(
+            settings, events=events, journal=books.journal, stored_files=books.files
+        )
+        stack.push_async_callback(engine.aclose)
+        _check_exposure(settings, keyed=books.keys.any_living(clock.now()))
+        agents = LazyAgents(
+            lambda: agent_service(settings, engine, books.files, recovers=True, events=events)
+        )
+        server = Server(
+            engine=engine,
+            doorkeeper=Doorkeeper(
+                clock=clock,
+                keys=books.keys,
+                api_key=rules.api_key,
+                open_loopback=rules.api_key is None and rules.loopback,
+            ),
+            clock=clock,
+            rules=HttpLimits(
+                allowed_hosts=rules.allowed_hosts,
+                allowed_origins=rules.allowed_origins,
+                max_json_bytes=rules.max_json_bytes,
+                body_timeout_s=rules.body_timeout_s,
+                upload_timeout_s=rules.upload_timeout_s,
+                metrics_open=rules.metrics_open,
+            ),
+            journal=books.journal,
+            keys=books.keys,
+            files=books.files,
+            open_agents=agents.open,
+            events=metrics,
+            metrics=metrics,
+            version=version("sandkasten"),
+        )
+        await engine.recover()
+        await stack.enter_async_context(agents)
+        await stack.enter_async_context(books.pruned_regularly(clock, UPKEEP_EVERY_S))
+        app = App(server, ALL)
+        http = await stack.enter_async_context(listening(app, rules, server.rules))
+        yield Daemon(data_dir, engine, agents, server, app, http)
+
+
+def _check_exposure(settings: Settings, *, keyed: bool) -> None:
+    rules = settings.http
+    if not (rules.loopback or rules.api_key is not None or keyed):
+        raise key_required(
+            rules,
+            "set api_key (SANDKASTEN_API_KEY), make one with sandkasten key create, or listen "
+            "on 127.0.0.1",
+        )
