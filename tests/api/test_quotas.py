@@ -23,7 +23,8 @@ from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.api.routes.route_table import ALL
 from sandkasten.client.run_once import run_async
 from sandkasten.client.server.agents_transport import agents_of
-from sandkasten.client.server.server_pool import ServerAddress, open_transport
+from sandkasten.client.server.daemon_or_embedded import ServerAddress
+from sandkasten.client.server.server_pool import open_transport
 from sandkasten.daemon.agent_services import agent_service
 from sandkasten.daemon.backend_registry import prepare_data_dir
 from sandkasten.daemon.engine_assembly import open_engine

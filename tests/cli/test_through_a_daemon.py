@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.cli.server_choice import answers, whom
+from sandkasten.cli.server_choice import whom
 from sandkasten.cli.state import State
+from sandkasten.client.server.daemon_or_embedded import answers
 from sandkasten.errors import InvalidRequest
 from tests.client.http.served import KEY, Served, served
 

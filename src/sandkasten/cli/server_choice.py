@@ -7,17 +7,13 @@ data directory is, by its socket there; without one the command runs in this pro
 from __future__ import annotations
 
 import os
-import socket
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from sandkasten.client.server.server_pool import ServerAddress, place_of
+from sandkasten.client.server.daemon_or_embedded import ServerAddress, daemon_of, place_of
 from sandkasten.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from sandkasten.cli.state import State
-
-# A listening socket accepts a connection at once, even if the daemon is busy.
-ANSWER_S: Final = 0.5
 
 
 def whom(state: State) -> ServerAddress:
@@ -30,22 +26,7 @@ def whom(state: State) -> ServerAddress:
     named = place_of(state.data_dir, state.backend, state.url, state.api_key)
     if named.url is not None:
         return named
-    path = str(_settings(state).http.socket)
-    return ServerAddress(url=f"unix://{path}", tenant=named.tenant) if answers(path) else named
-
-
-def answers(path: str) -> bool:
-    """Return whether a daemon listens there and this user may connect."""
-    if not os.path.exists(path):
-        return False
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(ANSWER_S)
-        try:
-            probe.connect(path)
-        except OSError:
-            # The daemon was killed, or the socket belongs to another user.
-            return False
-        return True
+    return daemon_of(named, str(_settings(state).http.socket))
 
 
 def _settings(state: State) -> Any:

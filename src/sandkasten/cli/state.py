@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from sandkasten.client.server.server_pool import ServerAddress
+    from sandkasten.client.server.daemon_or_embedded import ServerAddress
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class State:
     @property
     def here(self) -> ServerAddress:
         """This process, for questions about this machine."""
-        from sandkasten.client.server.server_pool import ServerAddress
+        from sandkasten.client.server.daemon_or_embedded import ServerAddress
 
         return ServerAddress(self.data_dir, self.backend)
 

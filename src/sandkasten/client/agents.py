@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from sandkasten.client.blocking.stream_pump import Pump
 from sandkasten.client.blocking.twins import arguments_of, giving, waiting
 from sandkasten.client.server.agents_transport import agents_of
-from sandkasten.client.server.server_pool import ServerAddress, place_of
+from sandkasten.client.server.daemon_or_embedded import ServerAddress, place_of
 from sandkasten.client.stream_close import closing
 from sandkasten.errors import InvalidRequest
 from sandkasten.model.runs.run_values import AgentRunRequest, RunRow, WorkflowRunRequest

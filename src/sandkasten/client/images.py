@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from sandkasten.client.server.server_pool import connect, place_of
+from sandkasten.client.server.daemon_or_embedded import place_of
+from sandkasten.client.server.server_pool import connect
 
 if TYPE_CHECKING:
     import builtins

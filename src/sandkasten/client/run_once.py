@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Unpack
 from sandkasten.client.blocking.twins import waiting_alone
 from sandkasten.client.caller_input import check_keywords, takes
 from sandkasten.client.results import RunResult, run_result_of
-from sandkasten.client.server.server_pool import connect, place_of
+from sandkasten.client.server.daemon_or_embedded import place_of
+from sandkasten.client.server.server_pool import connect
 from sandkasten.model.request_spellings import bytes_of, sandbox_options, timeout_of
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxKeywords

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final, Self, Unpack
 from sandkasten.client.caller_input import Command, check_keywords, takes
 from sandkasten.client.process import AsyncExecStream, AsyncProcess, AsyncTerminal
 from sandkasten.client.results import Result, RunResult, result_of
-from sandkasten.client.server.server_pool import connect, place_of
+from sandkasten.client.server.daemon_or_embedded import place_of
+from sandkasten.client.server.server_pool import connect
 from sandkasten.client.transfer.file_methods import SandboxFiles
 from sandkasten.errors import InvalidRequest, NotFound, SessionNotFound
 from sandkasten.model.commands.exec_values import CommandKeywords, ExecRequest

@@ -16,7 +16,8 @@ from sandkasten.client.agents import AsyncAgents, AsyncRunEvents
 from sandkasten.client.blocking.twins import handing
 from sandkasten.client.caller_input import check_keywords, takes
 from sandkasten.client.sandbox import AsyncSandbox
-from sandkasten.client.server.server_pool import held, open_transport, place_of
+from sandkasten.client.server.daemon_or_embedded import place_of
+from sandkasten.client.server.server_pool import held, open_transport
 from sandkasten.client.transfer.transfer import blocks_of
 from sandkasten.errors import FileTrouble, InvalidRequest
 from sandkasten.model.request_spellings import sandbox_options
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from os import PathLike
     from types import TracebackType
 
-    from sandkasten.client.server.server_pool import ServerAddress
+    from sandkasten.client.server.daemon_or_embedded import ServerAddress
     from sandkasten.client.server.transport import Transport
     from sandkasten.model.sandbox.sandbox_values import Info
     from sandkasten.model.sandbox.workspace import Workspace

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.client.blocking.twins import arguments_of, waiting
 from sandkasten.client.server.admin_transport import books_of
-from sandkasten.client.server.server_pool import place_of
+from sandkasten.client.server.daemon_or_embedded import place_of
 from sandkasten.errors import FileNotFound, InvalidRequest
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ import builtins
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.client.blocking.twins import arguments_of, waiting
-from sandkasten.client.server.server_pool import connect, place_of
+from sandkasten.client.server.daemon_or_embedded import place_of
+from sandkasten.client.server.server_pool import connect
 
 if TYPE_CHECKING:
     from os import PathLike

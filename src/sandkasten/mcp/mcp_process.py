@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from contextlib import AbstractAsyncContextManager
 
-    from sandkasten.client.server.server_pool import ServerAddress
+    from sandkasten.client.server.daemon_or_embedded import ServerAddress
     from sandkasten.daemon.settings.http_settings import HttpSettings
     from sandkasten.daemon.settings.resolver import Settings
     from sandkasten.mcp.tool_provider import ProvidedTools, ToolOffer

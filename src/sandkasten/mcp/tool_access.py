@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from sandkasten.client.server.daemon_or_embedded import ServerAddress, no_tenant, place_of
 from sandkasten.client.server.embedded import require_installed, require_linux
-from sandkasten.client.server.server_pool import ServerAddress, no_tenant, place_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping

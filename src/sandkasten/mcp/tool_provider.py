@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from sandkasten.agents.tools.adapter_protocols import ToolCaller, ToolInfo
     from sandkasten.agents.tools.client_caller import ToolMode
-    from sandkasten.client.server.server_pool import ServerAddress
+    from sandkasten.client.server.daemon_or_embedded import ServerAddress
     from sandkasten.daemon.settings.resolver import Settings
 
 

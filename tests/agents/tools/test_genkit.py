@@ -12,7 +12,7 @@ from mcp import Client
 from sandkasten.agents.tools.adapter_protocols import openai_functions
 from sandkasten.agents.tools.genkit_tools import define_tools
 from sandkasten.agents.tools.tool_schemas import TOOLS
-from sandkasten.client.server.server_pool import ServerAddress
+from sandkasten.client.server.daemon_or_embedded import ServerAddress
 from sandkasten.mcp.mcp_server import OneCaller, mcp_server
 from sandkasten.mcp.tool_access import open_tools
 

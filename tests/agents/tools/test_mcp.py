@@ -18,7 +18,7 @@ from sandkasten.agents.run_sandboxes import RunSandboxes
 from sandkasten.agents.tools.adapter_protocols import openai_functions
 from sandkasten.agents.tools.tool_schemas import TOOLS
 from sandkasten.cli.main import main
-from sandkasten.client.server.server_pool import ServerAddress
+from sandkasten.client.server.daemon_or_embedded import ServerAddress
 from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import InvalidRequest

@@ -12,7 +12,7 @@ from mcp import Client, StdioServerParameters
 
 from sandkasten import SandboxClient
 from sandkasten.agents.tools.tool_schemas import TOOLS
-from sandkasten.client.server.server_pool import ServerAddress
+from sandkasten.client.server.daemon_or_embedded import ServerAddress
 from sandkasten.errors import BackendUnavailable, Unauthorized
 from sandkasten.mcp.tool_access import open_tools
 from tests.client.http.served import KEY, Served, served

@@ -24,7 +24,8 @@ from sandkasten import (
     Unauthorized,
     UnsupportedByBackend,
 )
-from sandkasten.client.server.server_pool import ServerAddress, connect, place_of
+from sandkasten.client.server.daemon_or_embedded import ServerAddress, place_of
+from sandkasten.client.server.server_pool import connect
 from sandkasten.errors import BackendUnavailable, InvalidRequest
 from tests.patience import PATIENCE_S
 

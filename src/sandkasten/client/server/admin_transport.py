@@ -9,13 +9,13 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from sandkasten.client.server.server_pool import no_tenant
+from sandkasten.client.server.daemon_or_embedded import no_tenant
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from sandkasten.client.server.server_pool import ServerAddress
+    from sandkasten.client.server.daemon_or_embedded import ServerAddress
     from sandkasten.client.server.transport import FilesTransport
     from sandkasten.model.access.api_keys import KeyRequest, MadeKey
     from sandkasten.model.journal_rows import AuditRow, KeyRow, StagedFile, StoredFile

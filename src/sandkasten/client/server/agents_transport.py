@@ -10,12 +10,12 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from sandkasten.client.server.server_pool import no_tenant
+from sandkasten.client.server.daemon_or_embedded import no_tenant
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from sandkasten.client.server.server_pool import ServerAddress
+    from sandkasten.client.server.daemon_or_embedded import ServerAddress
     from sandkasten.ports import Agents
 
 

@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sandkasten.client.server.server_pool import ServerAddress, aclose, connect
+from sandkasten.client.server.daemon_or_embedded import ServerAddress
+from sandkasten.client.server.server_pool import aclose, connect
 from sandkasten.errors import BackendUnavailable
 from sandkasten.model.optional_extras import install_command
 

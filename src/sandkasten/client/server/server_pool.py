@@ -1,4 +1,4 @@
-"""The servers of this process: one for each event loop and address.
+"""The servers that this process uses: one for each event loop and address.
 
 Neither the engine nor an HTTP library is imported before it is needed. A server is opened on first
 use and closed with its loop; its errors are classes of `errors`.
@@ -9,65 +9,16 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from dataclasses import dataclass, field
-from os import PathLike, fspath
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.errors import BackendUnavailable, InvalidRequest
+from sandkasten.client.server.daemon_or_embedded import no_tenant
+from sandkasten.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from sandkasten.client.server.daemon_or_embedded import ServerAddress
     from sandkasten.client.server.transport import Transport
-
-
-@dataclass(frozen=True, slots=True)
-class ServerAddress:
-    """A server: a daemon's address, or the data directory of an engine in this process.
-
-    None leaves it to environment, file and default.
-    """
-
-    data_dir: str | None = None
-    backend: str | None = None
-    url: str | None = None
-    api_key: str | None = field(default=None, repr=False)
-    tenant: str | None = None
-    """Whom an operator acts for; a key's own tenant by default."""
-
-    def flags(self) -> dict[str, str]:
-        given = {"data_dir": self.data_dir, "backend": self.backend}
-        return {name: value for name, value in given.items() if value is not None}
-
-
-def place_of(
-    data_dir: str | PathLike[str] | None = None,
-    backend: str | None = None,
-    url: str | None = None,
-    api_key: str | None = None,
-) -> ServerAddress:
-    """Return the server that arguments or the environment name; arguments win."""
-    if url is not None and data_dir is not None:
-        raise InvalidRequest(
-            "url and data_dir exclude each other",
-            hint="url is for a daemon, data_dir for sandboxes of this process; give one of them",
-            field="url",
-        )
-    tenant = os.environ.get("SANDKASTEN_TENANT") or None
-    if url is None and data_dir is None:
-        url = os.environ.get("SANDKASTEN_URL") or None
-    if url is None:
-        if api_key is not None:
-            raise InvalidRequest(
-                "api_key requires url",
-                hint="give the daemon's address as url, or in SANDKASTEN_URL",
-                field="api_key",
-            )
-        return ServerAddress(None if data_dir is None else fspath(data_dir), backend, tenant=tenant)
-    if api_key is None and not url.startswith("unix:"):
-        # A process that can open the socket has the operator's rights; a key only reduces them.
-        api_key = os.environ.get("SANDKASTEN_API_KEY") or None
-    return ServerAddress(url=url, api_key=api_key, tenant=tenant)
 
 
 class _Servers:
@@ -144,16 +95,6 @@ async def open_transport(place: ServerAddress) -> Transport:
         return await open_engine(place)
     # In a thread, because the first import takes a while and the loop may serve other requests.
     return await asyncio.to_thread(_http, place.url, place)
-
-
-def no_tenant(place: ServerAddress) -> None:
-    """Refuse SANDKASTEN_TENANT without a daemon: there is only one tenant here."""
-    if place.tenant is not None:
-        raise InvalidRequest(
-            "SANDKASTEN_TENANT requires a daemon",
-            hint="give its address with --url or SANDKASTEN_URL, or unset the variable",
-            field="tenant",
-        )
 
 
 def _http(url: str, place: ServerAddress) -> Transport:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import builtins
     from os import PathLike
 
-    from sandkasten.client.server.server_pool import ServerAddress
+    from sandkasten.client.server.daemon_or_embedded import ServerAddress
     from sandkasten.client.server.transport import FilesTransport, Transport
     from sandkasten.model.files.file_entries import FileEntry
     from sandkasten.model.journal_rows import StagedFile, StoredFile

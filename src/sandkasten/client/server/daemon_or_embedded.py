@@ -1,0 +1,97 @@
+"""The choice of a server: a daemon, or an engine in this process.
+
+`place_of` decides by arguments and environment alone: a named daemon (url, SANDKASTEN_URL) is used,
+otherwise an engine in this process. The command line then calls `daemon_of`, which prefers the
+daemon that serves the same data directory. The SDK does not: without a name it never uses a daemon.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass, field
+from os import PathLike, fspath
+from typing import Final
+
+from sandkasten.errors import InvalidRequest
+
+# A listening socket accepts a connection at once, even if the daemon is busy.
+ANSWER_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """A server: a daemon's address, or the data directory of an engine in this process.
+
+    None leaves it to environment, file and default.
+    """
+
+    data_dir: str | None = None
+    backend: str | None = None
+    url: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    tenant: str | None = None
+    """Whom an operator acts for; a key's own tenant by default."""
+
+    def flags(self) -> dict[str, str]:
+        given = {"data_dir": self.data_dir, "backend": self.backend}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def place_of(
+    data_dir: str | PathLike[str] | None = None,
+    backend: str | None = None,
+    url: str | None = None,
+    api_key: str | None = None,
+) -> ServerAddress:
+    """Return the server that arguments or the environment name; arguments win."""
+    if url is not None and data_dir is not None:
+        raise InvalidRequest(
+            "url and data_dir exclude each other",
+            hint="url is for a daemon, data_dir for sandboxes of this process; give one of them",
+            field="url",
+        )
+    tenant = os.environ.get("SANDKASTEN_TENANT") or None
+    if url is None and data_dir is None:
+        url = os.environ.get("SANDKASTEN_URL") or None
+    if url is None:
+        if api_key is not None:
+            raise InvalidRequest(
+                "api_key requires url",
+                hint="give the daemon's address as url, or in SANDKASTEN_URL",
+                field="api_key",
+            )
+        return ServerAddress(None if data_dir is None else fspath(data_dir), backend, tenant=tenant)
+    if api_key is None and not url.startswith("unix:"):
+        # A process that can open the socket has the operator's rights; a key only reduces them.
+        api_key = os.environ.get("SANDKASTEN_API_KEY") or None
+    return ServerAddress(url=url, api_key=api_key, tenant=tenant)
+
+
+def daemon_of(place: ServerAddress, path: str) -> ServerAddress:
+    """Return the daemon with the socket `path` if it answers, otherwise `place`."""
+    return ServerAddress(url=f"unix://{path}", tenant=place.tenant) if answers(path) else place
+
+
+def answers(path: str) -> bool:
+    """Return whether a daemon listens there and this user may connect."""
+    if not os.path.exists(path):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(ANSWER_S)
+        try:
+            probe.connect(path)
+        except OSError:
+            # The daemon was killed, or the socket belongs to another user.
+            return False
+        return True
+
+
+def no_tenant(place: ServerAddress) -> None:
+    """Refuse SANDKASTEN_TENANT without a daemon: there is only one tenant here."""
+    if place.tenant is not None:
+        raise InvalidRequest(
+            "SANDKASTEN_TENANT requires a daemon",
+            hint="give its address with --url or SANDKASTEN_URL, or unset the variable",
+            field="tenant",
+        )
