@@ -62,12 +62,13 @@ trap interrupt INT TERM
 
 rust() {
     local code=0
-    scripts/lint.sh rust || code=1
     # Sizes that grow with the square, or find more the longer they run, are small in `make test`.
     if [ "${SANDKASTEN_LONG:-}" = 1 ]; then
+        scripts/lint.sh rust || code=1
         export SANDKASTEN_DEPTH=5000 SANDKASTEN_WIDE=20000 SANDKASTEN_FUZZ=100000 \
             SANDKASTEN_FUZZ_FRAMES=100000
     else
+        scripts/lint.sh programs || code=1
         export SANDKASTEN_DEPTH=1000 SANDKASTEN_WIDE=3000 SANDKASTEN_FUZZ=2000 \
             SANDKASTEN_FUZZ_FRAMES=5000
     fi
@@ -117,7 +118,7 @@ case ${1:-all} in
         phase docs scripts/docs.sh
         finish prepare
         finish rust
-        phase tests python -n "${WORKERS:-5}" --hostwatch --platform=all \
+        phase tests python -n "${WORKERS:-6}" --hostwatch --platform=all \
             --outcome=build/platforms/main.json "${limit[@]}" tests
         phase platforms .venv/bin/python -m tests.matrix.page
         ;;

@@ -146,8 +146,11 @@ _ENTRY = Part(("port", "commands"), _LARGE)
 _CLOSED = ("posture", "network", "kernel_surface")
 # What the way to the files and the way into a container can change.
 _WAYS = Part(("posture", "network", "lifecycle"))
+# Where the way to the files is another one again.
+_FILES = Part(("posture", "lifecycle"))
 PARTS: dict[tuple[Suite, str], Part] = {
     ("security", "oci"): Part((*_CLOSED, "lifecycle")),
+    ("contract", "gvisor"): Part((), _LARGE),
     ("security", "gvisor"): Part((*_CLOSED, "archives")),
     ("contract", "local/debian"): _ENGINE,
     ("security", "local/debian"): Part((*_CLOSED, "processes")),
@@ -155,22 +158,21 @@ PARTS: dict[tuple[Suite, str], Part] = {
     ("security", "local/dev"): Part((*_CLOSED, "lifecycle", "archives")),
     ("contract", "local/busybox"): _ENGINE,
     ("security", "local/busybox"): Part((*_CLOSED, "archives", "shell")),
-    # All but `shell_shadowing`: what a shell does with names is done by the runner.
-    ("security", "docker/volume"): Part(
-        (*_CLOSED, "archives", "files", "lifecycle", "output", "processes", "resources", "shell")
-    ),
+    ("contract", "docker/volume"): Part((), _LARGE),
+    # Paths, archives, output and shells are the runner's work, which is attacked on `local`.
+    ("security", "docker/volume"): Part((*_CLOSED, "lifecycle", "processes", "resources")),
     ("contract", "docker/bind"): _ENGINE,
     ("security", "docker/bind"): _WAYS,
-    ("contract", "docker/shared"): _ENGINE,
-    ("security", "docker/shared"): _WAYS,
+    ("contract", "docker/shared"): _ENTRY,
+    ("security", "docker/shared"): _FILES,
     ("contract", "docker/inside"): _ENGINE,
     ("security", "docker/inside"): _WAYS,
-    ("contract", "docker/remote"): _ENGINE,
-    ("security", "docker/remote"): _WAYS,
+    ("contract", "docker/remote"): _ENTRY,
+    ("security", "docker/remote"): _FILES,
     ("contract", "docker/busybox"): _ENTRY,
     ("security", "docker/busybox"): Part(("posture",)),
     ("contract", "user local"): Part((*_ENGINE.files, "files"), _LARGE),
-    ("security", "user local"): Part((*_CLOSED, "files", "shell", "processes", "archives")),
+    ("security", "user local"): Part((*_CLOSED, "files", "processes")),
     ("contract", "user local/debian"): _ENTRY,
     ("security", "user local/debian"): Part(_CLOSED),
 }
