@@ -7,6 +7,7 @@ SandkastenError
 ├── RequestError                the request cannot be fulfilled
 │   ├── InvalidRequest          INVALID_REQUEST
 │   ├── InvalidImage            INVALID_IMAGE
+│   │   └── ImageNotFound       IMAGE_NOT_FOUND
 │   ├── PayloadTooLarge         PAYLOAD_TOO_LARGE
 │   ├── PolicyDenied            FORBIDDEN
 │   ├── Unauthorized            UNAUTHORIZED
@@ -89,6 +90,12 @@ class InvalidRequest(RequestError):
 
 class InvalidImage(RequestError):
     code = "INVALID_IMAGE"
+
+
+class ImageNotFound(InvalidImage):
+    """The name is valid, and neither the store nor the registry that was asked has the image."""
+
+    code = "IMAGE_NOT_FOUND"
 
 
 class PayloadTooLarge(RequestError):

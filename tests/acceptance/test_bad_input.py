@@ -159,7 +159,8 @@ def test_a_missing_interpreter_is_a_typed_error(data_dir, make):
 @pytest.mark.parametrize("image", ["--privileged", "-v", "no/such:image", "", "a b", "../x", "x\0"])
 def test_a_missing_image_is_a_typed_error(image, data_dir, make):
     _refused(
-        lambda: make(image=image), "INVALID_IMAGE", "INVALID_REQUEST", "UNSUPPORTED_BY_BACKEND"
+        lambda: make(image=image),
+        *("INVALID_IMAGE", "IMAGE_NOT_FOUND", "INVALID_REQUEST", "UNSUPPORTED_BY_BACKEND"),
     )
 
 

@@ -64,7 +64,9 @@ async def test_an_uploaded_archive_becomes_an_image_that_can_be_tagged_and_remov
     first = (await daemon.ask("DELETE", f"{I}/mine:1")).json
     assert (first["ok"], first["deleted"]) == (True, False)
     assert (await daemon.ask("DELETE", f"{I}/some/where:2")).json["deleted"] is True
-    assert (await daemon.ask("GET", f"{I}/mine:1")).json["code"] == "INVALID_IMAGE"
+    for verb in ("GET", "DELETE"):
+        missing = await daemon.ask(verb, f"{I}/mine:1")
+        assert (missing.status, missing.json["code"]) == (404, "IMAGE_NOT_FOUND")
     assert (await daemon.ask("POST", f"{I}/collect")).json["ok"] is True
     assert (await daemon.ask("GET", I)).json["images"] == []
 

@@ -54,6 +54,7 @@ async def test_failing_code_is_a_result_and_its_bytes_survive(real_daemon):
         ({"code": "1", "files": {"../a": "x"}}, 400),
         ({"code": "1", "stdin": "a", "stdin_b64": "YQ=="}, 422),
         ({"code": "1", "image": "--privileged"}, 400),
+        ({"code": "1", "image": "no/such"}, 404),
         ({"code": "1", "limits": {"mem_limit_mb": 1e12}}, 400),
         ({"code": "1", "nonsense": 1}, 422),
     ],

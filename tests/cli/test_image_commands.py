@@ -71,7 +71,7 @@ def test_one_name_that_fails_does_not_stop_the_others(cli, archive):
     assert (done.status, done.out) == (125, "sketch:1\n")
     assert "nothing is not in the store" in done.err
     told = json.loads(cli("image", "rm", "nothing", "--json").out)
-    assert told["failed"][0]["code"] == "INVALID_IMAGE"
+    assert told["failed"][0]["code"] == "IMAGE_NOT_FOUND"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from sandkasten import (
     AsyncSandbox,
     Conflict,
     FileTrouble,
+    ImageNotFound,
     ImageProgress,
     Images,
     InvalidImage,
@@ -80,7 +81,7 @@ def test_image_failures_are_typed_errors(tmp_path):
     with pytest.raises(InvalidImage):
         images.import_archive(busybox_tar())
     for operation in (images.inspect, images.remove, lambda n: images.tag(n, "x")):
-        with pytest.raises(InvalidImage):
+        with pytest.raises(ImageNotFound):
             operation("nothing")
         with pytest.raises(InvalidImage):
             operation("--privileged")

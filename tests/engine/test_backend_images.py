@@ -14,6 +14,7 @@ from sandkasten.daemon.backend_registry import LazyBackend, LazyImageBackend
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import Engine
 from sandkasten.errors import (
+    ImageNotFound,
     InternalError,
     InvalidImage,
     PolicyDenied,
@@ -143,7 +144,7 @@ async def test_an_image_missing_from_the_store_is_searched_in_the_backend_under_
 @pytest.mark.promise("P50")
 async def test_an_image_that_exists_nowhere_names_both_places_and_a_remedy(opened):
     world = opened()
-    with pytest.raises(InvalidImage) as refused:
+    with pytest.raises(ImageNotFound) as refused:
         await world.shown("python")
     assert "neither in the store nor in the engine of backend docker" in refused.value.message
     assert "looked for python:latest or python:3.11-slim" in refused.value.message

@@ -11,6 +11,7 @@ from sandkasten.errors import (
     BackendUnavailable,
     Busy,
     Conflict,
+    ImageNotFound,
     InvalidImage,
     InvalidRequest,
     IsolationRefused,
@@ -96,14 +97,30 @@ async def test_an_alias_causes_a_warning_and_the_default_does_not(engine):
     await world.engine.aclose()
 
 
-async def test_an_allow_list_with_one_image_makes_it_the_default():
+@pytest.mark.promise("P50")
+async def test_an_allow_list_without_host_never_runs_on_the_host_image():
     world = World(allowed=["python:3.11-slim", "ubuntu:22.04"])
+    for image in (None, "bash"):
+        with pytest.raises(ImageNotFound) as refused:
+            await world.engine.create(CreateRequest(SandboxOptions(image=image)))
+        assert "sandkasten image pull ubuntu:22.04" in refused.value.hint
+    with pytest.raises(ImageNotFound):
+        await world.engine.run(RunRequest("print()", runtime="python"))
+    assert await world.engine.list() == []
+    await world.engine.aclose()
+
+
+async def test_an_allow_list_with_one_image_makes_it_the_default():
+    world = World(
+        allowed=["python:3.11-slim", "ubuntu:22.04", "host"],
+        policy=Policy(default_image="debian:12"),
+    )
     info = await world.engine.create(CreateRequest())
     assert (info.image, info.warnings) == ("host", ())
     result = await world.engine.run(RunRequest("echo ok", runtime="bash"))
     assert result.stdout == b"ok\n"
     with pytest.raises(PolicyDenied) as refused:
-        await world.engine.create(CreateRequest(SandboxOptions(image="host")))
+        await world.engine.create(CreateRequest(SandboxOptions(image="debian:12")))
     assert "ubuntu:22.04" in refused.value.hint
     with pytest.raises(PolicyDenied):
         await world.engine.run(RunRequest("echo ok", runtime="node"))

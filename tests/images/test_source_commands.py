@@ -267,13 +267,13 @@ def test_pull_answers_in_json(capfd, plain_registry):
 @pytest.mark.parametrize(
     ("words", "code", "hint"),
     [
-        (["{plain}/team/none:1"], "INVALID_IMAGE", "check the name"),
+        (["{plain}/team/none:1"], "IMAGE_NOT_FOUND", "check the name"),
         (["{closed}/team/app:1"], "UNAUTHORIZED", "images.registries"),
         (["localhost:1/a/b"], "REGISTRY_UNAVAILABLE", "try again"),
         (["--platform", "x", "{plain}/team/app:1"], "INVALID_REQUEST", "linux/amd64"),
-        (["../x"], "INVALID_IMAGE", "names look like"),
+        (["../x"], "INVALID_IMAGE", "lower case"),
         (["host"], "INVALID_IMAGE", "name an image"),
-        (["x" * 10_000], "INVALID_IMAGE", "names look like"),
+        (["x" * 10_000], "INVALID_IMAGE", "lower case"),
     ],
 )
 def test_a_failed_pull_is_a_typed_error_with_a_hint(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.errors import InvalidImage, PolicyDenied
+from sandkasten.errors import ImageNotFound, InvalidImage, PolicyDenied
 from sandkasten.images.host_image import HostImages
 from sandkasten.model.images.resolved_image import Image
 
@@ -43,7 +43,8 @@ async def test_an_alias_whose_program_is_missing_names_the_package_to_install(us
     with pytest.raises(InvalidImage) as refused:
         await HostImages(usr=usr).resolve("node")
     assert "no node" in refused.value.message
-    assert "nodejs" in refused.value.hint
+    assert "apt-get install nodejs" in refused.value.hint
+    assert "sandkasten image pull node:20-slim" in refused.value.hint
 
 
 async def test_a_program_outside_usr_does_not_count(usr, tmp_path):
@@ -92,17 +93,48 @@ async def test_an_invalid_image_name_is_refused(usr, name):
 
 async def test_the_allow_list_is_named_when_it_refuses(usr):
     images = HostImages(usr=usr, allowed=["python"])
-    assert (await images.resolve("python")).name == "host"
-    with pytest.raises(PolicyDenied) as refused:
-        await images.resolve("bash")
-    assert refused.value.hint == "allowed_images: python"
-    with pytest.raises(PolicyDenied):
-        await images.resolve("host")
+    for name in ("bash", "host"):
+        with pytest.raises(PolicyDenied) as refused:
+            await images.resolve(name)
+        assert refused.value.hint == "allowed_images: python"
 
 
-async def test_an_alias_is_allowed_by_its_target(usr):
-    images = HostImages(usr=usr, allowed=["python:3.11-slim"])
-    assert (await images.resolve("python")).name == "host"
+@pytest.mark.promise("P50")
+@pytest.mark.parametrize("allowed", ["python", "python:3.11-slim"])
+async def test_an_alias_falls_back_only_to_an_allowed_host_image(usr, allowed):
+    with pytest.raises(ImageNotFound) as refused:
+        await HostImages(usr=usr, allowed=[allowed]).resolve("python")
+    assert refused.value.message == (
+        "image python is an alias of python:3.11-slim, which is not in the store, "
+        "and allowed_images does not list host"
+    )
+    assert refused.value.hint == (
+        "get it with sandkasten image pull python:3.11-slim or sandkasten image import; "
+        f"allowed_images: {allowed}"
+    )
+    image = await HostImages(usr=usr, allowed=[allowed, "host"]).resolve("python")
+    assert (image.kind, bool(image.warning)) == ("host", True)
+
+
+async def test_the_hint_about_a_missing_image_names_only_images_that_can_be_used(usr):
+    asked = ("python:3.12", "node", "sha256:" + "0" * 64)
+    for images, usable in (
+        (HostImages(usr=usr), "or use one of: host, python, linux, bash, shell, base"),
+        (HostImages(usr=usr, strict=True), "or use one of: host"),
+        (HostImages(usr=usr, allowed=asked), f"allowed_images: {', '.join(asked)}"),
+    ):
+        for name in asked:
+            with pytest.raises(ImageNotFound) as refused:
+                await images.resolve(name)
+            assert refused.value.hint.endswith(usable)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "UPPER"])
+async def test_the_hint_about_an_invalid_name_suggests_no_image(usr, name):
+    with pytest.raises(InvalidImage) as refused:
+        await HostImages(usr=usr, allowed=["debian"]).resolve(name)
+    assert "host" not in refused.value.hint
+    assert "python" not in refused.value.hint
 
 
 async def test_strict_forbids_the_fallback_to_the_host_image(usr):
@@ -110,4 +142,4 @@ async def test_strict_forbids_the_fallback_to_the_host_image(usr):
     assert await images.resolve("host") == Image("host")
     with pytest.raises(InvalidImage) as refused:
         await images.resolve("python")
-    assert "images.strict" in refused.value.hint
+    assert "images.strict" in refused.value.message

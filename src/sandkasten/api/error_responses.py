@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 STATUS: Final[dict[type[SandkastenError], int]] = {
     errors.InvalidRequest: 400,
     errors.InvalidImage: 400,
+    errors.ImageNotFound: 404,
     errors.RequestError: 400,
     errors.PayloadTooLarge: 413,
     errors.PolicyDenied: 403,

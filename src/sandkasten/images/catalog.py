@@ -10,7 +10,6 @@ themselves.
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -24,7 +23,7 @@ from sandkasten.errors import (
 )
 from sandkasten.images.host_image import HostImages
 from sandkasten.images.image_config import machine_architecture
-from sandkasten.images.image_names import HOST, all_aliases, canonical_name
+from sandkasten.images.image_names import HOST, all_aliases, canonical_name, is_id
 from sandkasten.images.image_sources import Sources
 from sandkasten.images.layers.image_store import LayerStore, StoredImage, not_in_store
 from sandkasten.model.images.resolved_image import Image, Lookup
@@ -46,8 +45,6 @@ if TYPE_CHECKING:
     from sandkasten.ports import Workbench
 
 T = TypeVar("T")
-# An image named by its content is in the store or nowhere.
-_ID = re.compile(r"(?:sha256:)?[0-9a-f]{8,64}\Z")
 
 
 class Images:
@@ -106,7 +103,7 @@ class Images:
         """Pull the image. An alias that cannot be pulled may fall back to the host; a full name
         may not.
         """
-        if _ID.match(meant[-1]):
+        if is_id(meant[-1]):
             return
         try:
             await self._pulled(meant[-1])
@@ -368,7 +365,7 @@ def _spelled(name: str) -> str:
     """Return the spelling that the allow-list compared: to an engine, another spelling can be
     another image. With its tag it cannot be taken for a prefix of an id either.
     """
-    return name if _ID.match(name) else canonical_name(name)
+    return name if is_id(name) else canonical_name(name)
 
 
 def _counted(images: Sequence[StoredImage]) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """The host image: the machine's own /usr, read-only, as the root of a sandbox.
 
-Serves `host` and the aliases for which this machine has the program; it never replaces an image
-requested by its full name. The allow-list is checked first.
+Serves `host` and the aliases for which this machine has the program, if the allow-list has `host`;
+it never replaces an image requested by its full name. The allow-list is checked first.
 """
 
 from __future__ import annotations
@@ -10,8 +10,15 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sandkasten.errors import InvalidImage, PolicyDenied
-from sandkasten.images.image_names import ALIASES, HOST, canonical_name, chain, checked_name
+from sandkasten.errors import ImageNotFound, PolicyDenied
+from sandkasten.images.image_names import (
+    ALIASES,
+    HOST,
+    canonical_name,
+    chain,
+    checked_name,
+    is_id,
+)
 from sandkasten.model.images.resolved_image import Image, Lookup
 from sandkasten.model.sandbox.cell_spec import DEFAULT_PATH
 
@@ -70,7 +77,7 @@ class HostImages:
         if self._allowed is not None and not any(self.listed(one) for one in meant):
             raise PolicyDenied(
                 f"image {name} is not on the allow-list",
-                hint=f"allowed_images: {', '.join(self._allowed) or '(empty)'}",
+                hint=self.usable(),
                 image=str(name),
             )
         return meant
@@ -91,34 +98,46 @@ class HostImages:
         if target == HOST:
             return Image(HOST)
         if len(meant) == 1:
-            raise InvalidImage(
-                f"image {name} is not in the store",
-                hint="get it with sandkasten image pull or image import, or use one of: "
-                + ", ".join((HOST, *self._aliases)),
-                image=name,
-            )
-        if self._strict:
-            raise InvalidImage(
-                f"image {name} is an alias of {target}, which is not in the store",
-                hint="images.strict does not allow the host image instead; to use it, name host",
-                image=name,
-            )
-        known = next((one for one in reversed(meant) if one in _PROGRAMS), None)
+            raise self.missing(meant)
+        known = _program_of(meant)
         if known is None:
-            raise InvalidImage(
-                f"image {name} is an alias of {target}, which is not in the store",
-                hint="import it (sandkasten image import)",
-                image=name,
-            )
-        program, package = _PROGRAMS[known]
+            raise self.missing(meant)
+        if self._strict:
+            raise self.missing(meant, ", and images.strict forbids the host image instead")
+        if not self.listed(HOST):
+            raise self.missing(meant, ", and allowed_images does not list host")
+        program, package = known
         if not self._has(program):
-            raise InvalidImage(
-                f"image {name} is an alias of {target}, which is not in the store, "
-                f"and this machine has no {program} under {self._usr}",
-                hint=f"install {package} on the host (apt-get install {package})",
-                image=name,
+            raise self.missing(
+                meant,
+                f", and this machine has no {program} under {self._usr}",
+                f"install {package} on the host (apt-get install {package})",
             )
         return Image(HOST, warning=f"alias {name} ({target}) resolved to the host image")
+
+    def missing(self, meant: Sequence[str], why: str = "", *remedies: str) -> ImageNotFound:
+        """Return the error for an image that is not there; the hint names what can be used."""
+        name, target = meant[0], meant[-1]
+        stands_for = f"is an alias of {target}, which is " if len(meant) > 1 else "is "
+        if is_id(target):
+            how = "see what is there with sandkasten image ls"
+        else:
+            how = f"get it with sandkasten image pull {target} or sandkasten image import"
+        return ImageNotFound(
+            f"image {name} {stands_for}not in the store{why}",
+            hint="; ".join((*remedies, how, self.usable())),
+            image=name,
+        )
+
+    def usable(self) -> str:
+        """Return the names that a hint may suggest, as its last clause."""
+        if self._allowed is not None:
+            return f"allowed_images: {', '.join(self._allowed) or '(empty)'}"
+        return "or use one of: " + ", ".join((HOST, *filter(self._falls_back, self._aliases)))
+
+    def _falls_back(self, alias: str) -> bool:
+        known = _program_of(chain(alias, self._aliases))
+        return known is not None and not self._strict and self._has(known[0])
 
     def _has(self, program: str) -> bool:
         for directory in DEFAULT_PATH.split(":"):
@@ -129,3 +148,8 @@ class HostImages:
             if os.access(path, os.X_OK) and path.resolve().is_relative_to(self._usr.resolve()):
                 return True
         return False
+
+
+def _program_of(meant: Sequence[str]) -> tuple[str, str] | None:
+    """Return the program that the host needs to stand in for an alias, and its package."""
+    return next((_PROGRAMS[one] for one in reversed(meant) if one in _PROGRAMS), None)

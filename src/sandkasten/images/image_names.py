@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _WHOLE_ID = re.compile(r"[0-9a-f]{64}\Z")
+# An image named by its content is in the store or nowhere.
+_ID = re.compile(r"(?:sha256:)?[0-9a-f]{8,64}\Z")
 _HUB = re.compile(r"^(?:index\.|registry-1\.)?docker\.io/")
 
 HOST = "host"
@@ -45,6 +47,11 @@ def canonical_name(name: object) -> str:
         # A digest is more specific than any tag.
         return f"{head}{slash}{repository}@{digest}"
     return f"{head}{slash}{repository}:{tag or DEFAULT_TAG}"
+
+
+def is_id(name: str) -> bool:
+    """Return whether the name is an image id or a prefix of one."""
+    return _ID.match(name) is not None
 
 
 def new_name(name: object) -> str:

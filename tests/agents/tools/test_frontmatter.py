@@ -108,7 +108,7 @@ async def test_a_runtime_can_be_an_image(busybox):
 
 async def test_an_unknown_image_and_one_that_is_an_option_are_refused(tools):
     missing = await asks(tools, "{mode: code, image: 'nowhere:1'}").call("open")
-    assert missing["code"] == "INVALID_IMAGE"
+    assert missing["code"] == "IMAGE_NOT_FOUND"
     assert (await tools.call("open", image="--privileged"))["code"] == "INVALID_IMAGE"
 
 

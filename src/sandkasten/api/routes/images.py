@@ -16,6 +16,7 @@ from sandkasten.api.route import EVENTS, JSON, Answer, Body, Query, Route
 from sandkasten.errors import (
     Busy,
     Conflict,
+    ImageNotFound,
     InvalidImage,
     PolicyDenied,
     QuotaExceeded,
@@ -203,7 +204,7 @@ async def _mine(call: Call, ids: Sequence[str]) -> list[str]:
 
 
 _TAG = "images"
-_NONE = (InvalidImage, UnsupportedByBackend)
+_NONE = (InvalidImage, ImageNotFound, UnsupportedByBackend)
 _ADDED = (*_NONE, QuotaExceeded, PolicyDenied)
 
 ROUTES = (

@@ -18,6 +18,7 @@ from sandkasten.errors import (
     Busy,
     CommandNotFound,
     Conflict,
+    ImageNotFound,
     InvalidImage,
     InvalidRequest,
     IsolationRefused,
@@ -155,6 +156,7 @@ ROUTES = (
         answer=RunAnswer,
         errors=(
             InvalidImage,
+            ImageNotFound,
             CommandNotFound,
             Conflict,
             PayloadTooLarge,

@@ -13,6 +13,7 @@ from sandkasten.api.route import Answer, Query, Route
 from sandkasten.errors import (
     BackendUnavailable,
     Conflict,
+    ImageNotFound,
     InvalidImage,
     InvalidRequest,
     IsolationRefused,
@@ -223,6 +224,7 @@ ROUTES = (
         status=201,
         errors=(
             InvalidImage,
+            ImageNotFound,
             Conflict,
             QuotaExceeded,
             BackendUnavailable,

@@ -19,7 +19,13 @@ from sandkasten.daemon.container.install_plan import (
     FoundEngine,
     User,
 )
-from sandkasten.errors import BackendUnavailable, Conflict, InvalidImage, InvalidRequest
+from sandkasten.errors import (
+    BackendUnavailable,
+    Conflict,
+    ImageNotFound,
+    InvalidImage,
+    InvalidRequest,
+)
 
 if TYPE_CHECKING:
     from sandkasten.backends.docker.engine.engine_host import (
@@ -56,7 +62,7 @@ async def check_image(host: EngineHost, name: str, remedy: str) -> User:
     """Return the user that the image runs as."""
     user = await host.image_user(name)
     if user is None:
-        raise InvalidImage(
+        raise ImageNotFound(
             f"the engine at {host.address.shown} has no image {name}", hint=remedy, image=name
         )
     uid, _, gid = user.partition(":")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sandkasten.errors import Busy, Conflict, InvalidImage, PolicyDenied, UnsupportedByBackend
+from sandkasten.errors import Busy, Conflict, ImageNotFound, PolicyDenied, UnsupportedByBackend
 from sandkasten.model.access.tenancy import DEFAULT_TENANT, checked_tenant, scoped, unscoped
 from sandkasten.model.environment import checked_environment, checked_labels
 from sandkasten.model.sandbox.cell_spec import CellSpec, base_environment
@@ -137,10 +137,10 @@ class Planner:
         )
 
     async def check_present(self, plan: SandboxPlan) -> None:
-        """Raise InvalidImage if the image was removed since it was resolved."""
+        """Raise ImageNotFound if the image was removed since it was resolved."""
         image = plan.spec.image
         if isinstance(self._images, Watchful) and not await self._images.present(image):
-            raise InvalidImage(
+            raise ImageNotFound(
                 f"image {image.name} was removed while a sandbox was being made of it",
                 hint="import it again, or use another one",
                 image=image.name,
@@ -224,7 +224,7 @@ class Planner:
             return found
         sought = " or ".join(there.names)
         last = there.names[-1]
-        raise InvalidImage(
+        raise ImageNotFound(
             f"image {name} is neither in the store nor in the engine of backend {backend} "
             f"(looked for {sought})",
             hint=f"bring it into the store (sandkasten image build, import or pull) or into the "

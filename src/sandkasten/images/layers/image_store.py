@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from sandkasten.disk.os_errors import translated
-from sandkasten.errors import Busy, Conflict, InvalidImage
+from sandkasten.errors import Busy, Conflict, ImageNotFound, InvalidImage
 from sandkasten.images.image_config import DIGEST, MAX_LAYERS, ImageConfig, machine_architecture
 from sandkasten.images.image_names import canonical_name, new_name
 from sandkasten.images.layers.garbage import set_aside
@@ -299,8 +299,8 @@ class LayerStore:
             self._locks.sweep()
 
 
-def not_in_store(name: str) -> InvalidImage:
-    return InvalidImage(
+def not_in_store(name: str) -> ImageNotFound:
+    return ImageNotFound(
         f"image {name} is not in the store",
         hint="see what is there with: sandkasten image ls",
         image=name,

@@ -1,8 +1,8 @@
 """A client of one registry, by the OCI distribution protocol: manifests and blobs, pull only.
 
 Every document and blob is checked against its digest. Raises RegistryUnavailable (down,
-overloaded), Unauthorized (401), PolicyDenied (403) and InvalidImage (404, or content with another
-digest).
+overloaded), Unauthorized (401), PolicyDenied (403), ImageNotFound (404) and InvalidImage (content
+with another digest).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import (
+    ImageNotFound,
     InvalidImage,
     PolicyDenied,
     RegistryUnavailable,
@@ -184,7 +185,7 @@ class Registry:
                 registry=self._name,
             )
         if answer.status == 404:
-            return InvalidImage(
+            return ImageNotFound(
                 f"{self._name} has no {name}{said}", hint="check the name and the tag", image=name
             )
         if answer.status in TRY_AGAIN:

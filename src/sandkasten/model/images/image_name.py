@@ -24,6 +24,6 @@ def checked_name(name: object) -> str:
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or not _NAME.match(name):
         raise InvalidImage(
             f"{shown(str(name))} is not a valid image name",
-            hint="names look like python, python:3.11-slim or host",
+            hint="a name is [registry/]repository[:tag][@sha256:digest], in lower case",
         )
     return name

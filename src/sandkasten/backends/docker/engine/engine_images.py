@@ -15,6 +15,7 @@ from sandkasten.backends.docker import container_config, resource_names
 from sandkasten.backends.docker.engine.engine_client import EngineClient, Refused, translated
 from sandkasten.errors import (
     BackendUnavailable,
+    ImageNotFound,
     InvalidImage,
     RegistryUnavailable,
     SandkastenError,
@@ -182,7 +183,7 @@ class EngineImages:
                     hint="log the engine in to that registry, or check the name",
                 ) from exc
             if any(words in told for words in _UNKNOWN):
-                raise InvalidImage(
+                raise ImageNotFound(
                     f"no registry has {name}: {exc.message}", hint="check its name", image=name
                 ) from exc
             raise RegistryUnavailable(
@@ -191,8 +192,8 @@ class EngineImages:
             ) from exc
 
 
-def gone(image: Image, why: str) -> InvalidImage:
-    return InvalidImage(
+def gone(image: Image, why: str) -> ImageNotFound:
+    return ImageNotFound(
         f"the engine has no image {image.name}: {why}",
         hint="it was removed meanwhile; import or pull it again",
         image=image.name,
