@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.client.transfer.tar_archive import Tally, pack, stays_inside, unpack
+from sandkasten.disk.tree_removal import remove_tree
 from sandkasten.errors import FileTrouble, PayloadTooLarge, ProtocolViolation
 from tests.patience import PATIENCE_S
 
@@ -150,6 +151,67 @@ def test_a_read_only_directory_can_still_be_filled(tmp_path):
     data = _archive((_member("d", tarfile.DIRTYPE, mode=0o555), b""), (_member("d/f"), b"x"))
     _unpack(data, tmp_path / "out")
     assert (tmp_path / "out/d/f").read_bytes() == b"x"
+
+
+def _deep(levels: int) -> bytes:
+    """An archive as the runner writes it: each directory before its contents, then the way back."""
+    down = ["/".join(["d"] * depth) for depth in range(1, levels + 1)]
+    return _archive(
+        *((_member(f"./{name}/", tarfile.DIRTYPE, mode=0o750), b"") for name in down),
+        *((_member(f"./{name}/file"), b"x") for name in reversed(down)),
+        (_member(f"./{down[-1]}/link", tarfile.SYMTYPE, "file"), b""),
+    )
+
+
+def test_a_deep_tree_is_unpacked_with_a_few_calls_for_each_member(tmp_path, monkeypatch):
+    levels = 1000
+    opened: list[object] = []
+    open_at = os.open
+
+    def counted(path, flags, mode=0o777, *, dir_fd=None):
+        if dir_fd is not None:
+            opened.append(path)
+        return open_at(path, flags, mode, dir_fd=dir_fd)
+
+    data = _deep(levels)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, "open", counted)
+    monkeypatch.setattr(os, "supports_dir_fd", {*os.supports_dir_fd, counted})
+    tally = _unpack(data, tmp_path / "out")
+    monkeypatch.undo()
+    assert (tally.files, tally.skipped) == (levels, [])
+    # Down, up, and down again for the link: one call a level each, and one for each file.
+    assert len(opened) <= 4 * levels + 10
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    at = os.open(tmp_path / "out", os.O_RDONLY)
+    for _ in range(levels):
+        below = os.open("d", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    mode = stat.S_IMODE(os.fstat(at).st_mode)
+    assert (sorted(os.listdir(at)), mode) == (["file", "link"], 0o750)
+    os.close(at)
+    remove_tree(tmp_path / "out")
+
+
+def test_a_directory_that_was_moved_away_meanwhile_is_not_left_upwards(tmp_path):
+    """The way up is checked: `..` of a moved directory leads to another place."""
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+
+    data = _archive((_member("a/b/one"), b"1" * 50_000), (_member("a/two"), b"2"))
+
+    async def chunks():
+        yield data[:20_480]
+        async with asyncio.timeout(PATIENCE_S):
+            while not (out / "a/b/one").exists():  # noqa: ASYNC110  (another thread creates it)
+                await asyncio.sleep(0.01)
+        (out / "a/b").rename(elsewhere / "b")
+        yield data[20_480:]
+
+    asyncio.run(unpack(chunks(), out, Tally(), max_bytes=LARGE))
+    assert _names(elsewhere) == ["b", "b/one"]
+    assert (out / "a/two").read_bytes() == b"2"
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ BLOCK: Final = 256 * 1024
 MAX_ENTRIES: Final = 1_000_000
 # Enough to see what kind of thing is left out; the rest is a number.
 MAX_SKIPPED: Final = 1_000
+_FLAGS: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 
 
 @dataclass(slots=True)
@@ -169,49 +170,53 @@ def _unpack_from(end: socket.socket, destination: Path, tally: Tally, max_bytes:
 
 
 class _Unpacker:
-    """Writes members one by one, each opened from the destination downwards, never by a link."""
+    """Writes members one by one, each in a directory that was reached without following a link."""
 
     def __init__(self, destination: Path, tally: Tally, max_bytes: int) -> None:
-        self._root = destination
+        self._destination = destination
         self._tally = tally
         self._max_bytes = max_bytes
-        self._links: list[tuple[list[str], str]] = []
-        self._modes: list[tuple[list[str], int]] = []
+        self._links: list[tuple[str, str]] = []
 
     def take(self, tar: tarfile.TarFile) -> None:
-        while (member := tar.next()) is not None:
-            self._tally.entries += 1
-            if self._tally.entries > MAX_ENTRIES:
-                raise PayloadTooLarge(
-                    f"the download has more than {MAX_ENTRIES} entries",
-                    hint="download a part of the tree",
-                )
-            self._member(tar, member)
-            # A stream is read once; keeping every header would be the sandbox's way to our memory.
-            tar.members.clear()  # type: ignore[attr-defined]
-        for parts, target in self._links:
-            self._link(parts, target)
-        for parts, mode in reversed(self._modes):
-            self._set_mode(parts, mode)
+        with _Directory(self._destination) as directory:
+            while (member := tar.next()) is not None:
+                self._tally.entries += 1
+                if self._tally.entries > MAX_ENTRIES:
+                    raise PayloadTooLarge(
+                        f"the download has more than {MAX_ENTRIES} entries",
+                        hint="download a part of the tree",
+                    )
+                self._member(tar, member, directory)
+                # A stream is read once; keeping every header would be the sandbox's way to our
+                # memory.
+                tar.members.clear()  # type: ignore[attr-defined]
+            for name, target in self._links:
+                parts = _parts(name)
+                directory.enter(parts[:-1])
+                directory.link(parts[-1], target)
 
-    def _member(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
-        parts = [part for part in member.name.split("/") if part not in ("", ".")]
-        if member.name.startswith("/") or ".." in parts or any("\0" in part for part in parts):
+    def _member(self, tar: tarfile.TarFile, member: tarfile.TarInfo, directory: _Directory) -> None:
+        parts = _parts(member.name)
+        if member.name.startswith("/") or ".." in parts or "\0" in member.name:
             self._tally.skip(member.name, "a name that leads outside")
         elif member.isdir():
-            with _Directory(self._root, parts):
-                self._modes.append((parts, member.mode))
+            directory.enter(parts)
+            directory.set_mode(member.mode)
         elif member.issym():
-            if stays_inside(member.name, member.linkname):
-                self._links.append((parts, member.linkname))
+            if parts and stays_inside(member.name, member.linkname):
+                self._links.append((member.name, member.linkname))
             else:
                 self._tally.skip(member.name, "a link that leads outside")
         elif member.isreg() and parts:
-            self._file(tar, member, parts)
+            directory.enter(parts[:-1])
+            self._file(tar, member, directory, parts[-1])
         else:
             self._tally.skip(member.name, "neither a file, a directory nor a link")
 
-    def _file(self, tar: tarfile.TarFile, member: tarfile.TarInfo, parts: list[str]) -> None:
+    def _file(
+        self, tar: tarfile.TarFile, member: tarfile.TarInfo, directory: _Directory, name: str
+    ) -> None:
         self._tally.bytes += member.size
         if self._tally.bytes > self._max_bytes:
             raise PayloadTooLarge(
@@ -222,72 +227,105 @@ class _Unpacker:
         if content is None:
             self._tally.skip(member.name, "no content")
             return
-        with (
-            content,
-            _Directory(self._root, parts[:-1]) as parent,
-            parent.create(parts[-1], member.mode) as file,
-        ):
+        with content, directory.create(name, member.mode) as file:
             shutil.copyfileobj(content, file, BLOCK)
         self._tally.files += 1
 
-    def _link(self, parts: list[str], target: str) -> None:
-        with _Directory(self._root, parts[:-1]) as parent:
-            parent.clear(parts[-1])
-            os.symlink(target, parent.path(parts[-1]), dir_fd=parent.fd)
 
-    def _set_mode(self, parts: list[str], mode: int) -> None:
-        # Last of all: a directory without write permission could not have been filled.
-        with _Directory(self._root, parts) as directory:
-            if directory.fd is not None:
-                os.fchmod(directory.fd, mode & 0o777 | stat.S_IRWXU)
+def _parts(name: str) -> list[str]:
+    return [part for part in name.split("/") if part not in ("", ".")]
 
 
 def write_below(root: Path, parts: list[str], data: bytes) -> None:
     """Write one file at a path that a sandbox named, below a given directory. OSError."""
-    with _Directory(root, parts[:-1]) as parent, parent.create(parts[-1], 0o644) as file:
-        file.write(data)
+    with _Directory(root) as directory:
+        directory.enter(parts[:-1])
+        with directory.create(parts[-1], 0o644) as file:
+            file.write(data)
 
 
 class _Directory:
-    """A directory below the root, created if missing, reached without following a link."""
+    """The current directory of a tree, entered without following a link.
 
-    def __init__(self, root: Path, parts: list[str]) -> None:
-        self._path = root.joinpath(*parts)
-        self.fd: int | None = None
-        if os.open not in os.supports_dir_fd:
-            self._path.mkdir(parents=True, exist_ok=True)
-            return
-        flags = os.O_RDONLY | os.O_DIRECTORY
-        self.fd = os.open(root, flags)
-        for part in parts:
-            with suppress(FileExistsError):
-                os.mkdir(part, 0o755, dir_fd=self.fd)
-            try:
-                below = os.open(part, flags | os.O_NOFOLLOW, dir_fd=self.fd)
-            finally:
-                os.close(self.fd)
-            self.fd = below
+    A member is mostly near the one before it, so the way between them is short, and a tree of any
+    depth costs a few calls for each member. Only the root and the current directory are open.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._names: list[str] = []
+        self._above: list[tuple[int, int]] = []
+        self._fd = os.open(root, _FLAGS) if os.open in os.supports_dir_fd else None
 
     def __enter__(self) -> _Directory:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.fd is not None:
-            os.close(self.fd)
+        if self._fd is not None:
+            os.close(self._fd)
 
-    def path(self, name: str) -> str:
-        return name if self.fd is not None else str(self._path / name)
+    def enter(self, parts: list[str]) -> None:
+        """Go to the directory at `parts` below the root, created if missing."""
+        if self._fd is None:
+            self._root.joinpath(*parts).mkdir(parents=True, exist_ok=True)
+            self._names = parts
+            return
+        shared = _shared(self._names, parts)
+        while len(self._names) > shared:
+            self._up(self._fd)
+        for part in parts[len(self._names) :]:
+            self._down(self._fd, part)
+
+    def _down(self, fd: int, name: str) -> None:
+        with suppress(FileExistsError):
+            os.mkdir(name, 0o755, dir_fd=fd)
+        here = os.fstat(fd)
+        self._fd = os.open(name, _FLAGS | os.O_NOFOLLOW, dir_fd=fd)
+        os.close(fd)
+        self._names.append(name)
+        self._above.append((here.st_dev, here.st_ino))
+
+    def _up(self, fd: int) -> None:
+        """Go to the parent, or back to the root if `..` is not the parent that we came from."""
+        self._fd = os.open("..", _FLAGS, dir_fd=fd)
+        os.close(fd)
+        self._names.pop()
+        here = os.fstat(self._fd)
+        if self._above.pop() != (here.st_dev, here.st_ino):
+            os.close(self._fd)
+            self._fd = os.open(self._root, _FLAGS)
+            self._names, self._above = [], []
+
+    def set_mode(self, mode: int) -> None:
+        # Always open to its owner: otherwise it could not be filled.
+        if self._fd is not None:
+            os.fchmod(self._fd, mode & 0o777 | stat.S_IRWXU)
 
     def create(self, name: str, mode: int) -> IO[bytes]:
         """Create a file in place of whatever had the name."""
-        self.clear(name)
+        self._clear(name)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-        fd = os.open(self.path(name), flags, 0o600, dir_fd=self.fd)
+        fd = os.open(self._path(name), flags, 0o600, dir_fd=self._fd)
         if hasattr(os, "fchmod"):
             os.fchmod(fd, mode & 0o777)
         return os.fdopen(fd, "wb")
 
-    def clear(self, name: str) -> None:
+    def link(self, name: str, target: str) -> None:
+        self._clear(name)
+        os.symlink(target, self._path(name), dir_fd=self._fd)
+
+    def _clear(self, name: str) -> None:
         """Remove an old file or link; an old directory is an error."""
         with suppress(FileNotFoundError):
-            os.unlink(self.path(name), dir_fd=self.fd)
+            os.unlink(self._path(name), dir_fd=self._fd)
+
+    def _path(self, name: str) -> str:
+        return name if self._fd is not None else str(self._root.joinpath(*self._names, name))
+
+
+def _shared(one: list[str], other: list[str]) -> int:
+    """Return how many names both begin with."""
+    least = min(len(one), len(other))
+    if one[:least] == other[:least]:
+        return least
+    return next(at for at in range(least) if one[at] != other[at])
