@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import ExitStack
+import subprocess
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from tests.client.http.served import served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 
@@ -25,6 +27,21 @@ def run(request, tmp_path, cli) -> Iterator[object]:
         if request.param != "alone":
             stack.enter_context(served(tmp_path / "data"))
         yield cli
+
+
+@pytest.fixture
+def full_disk(tmp_path) -> Iterator[Path]:
+    """A data directory on a disk without a free byte."""
+    data = tmp_path / "data"
+    data.mkdir(mode=0o700)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "full", data], check=True)
+    try:
+        with open(data / "fill", "wb", buffering=0) as fill, suppress(OSError):
+            while fill.write(bytes(4096)):
+                pass
+        yield data
+    finally:
+        subprocess.run(["umount", "-l", data], check=True)
 
 
 def told(done):
@@ -112,3 +129,22 @@ def test_a_database_in_use_is_not_opened_twice(tmp_path, cli):
         done = cli("--embedded", "key", "ls")
     assert done.status == 125
     assert "another daemon" in done.err
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("files", "put", "/etc/passwd"),
+        ("files", "ls"),
+        ("key", "create"),
+        ("key", "ls"),
+        ("serve",),
+    ],
+    ids=" ".join,
+)
+def test_a_full_data_directory_is_a_named_error(full_disk, cli, words):
+    done = cli(*words)
+    assert (done.status, done.out) == (125, "")
+    assert done.err.startswith("error: the disk of the daemon's database is full")
+    assert "hint: free space" in done.err

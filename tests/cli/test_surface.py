@@ -13,6 +13,7 @@ from sandkasten.cli.command_table import command_names
 from sandkasten.cli.output import age, size, visible
 from sandkasten.cli.sandbox_names import Remote, pick, side
 from sandkasten.errors import InvalidRequest, SessionNotFound
+from tests.cli.conftest import COMMAND
 
 
 def test_every_command_of_the_contract_exists():
@@ -91,6 +92,18 @@ def test_every_command_has_help_without_colour(cli, name):
     assert done.status == 0
     assert done.out.startswith(f"Usage: sandkasten {name}")
     assert "\x1b" not in done.out
+
+
+def test_output_to_a_full_disk_is_a_named_error():
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*COMMAND, "version"], stdout=full, stderr=subprocess.PIPE, check=False, timeout=60
+        )
+    assert done.returncode == 125
+    assert done.stderr.decode() == (
+        "error: could not write the output: No space left on device\n"
+        "hint: free space on that disk and try again\n"
+    )
 
 
 def test_version_prints_the_version(cli):

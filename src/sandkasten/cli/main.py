@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with its status."""
     from sandkasten.cli.state import EXIT_OURS, State
-    from sandkasten.errors import CommandNotExecutable, CommandNotFound, SandkastenError
+    from sandkasten.errors import (
+        CommandNotExecutable,
+        CommandNotFound,
+        QuotaExceeded,
+        SandkastenError,
+    )
     from sandkasten.model.optional_extras import install_command
 
     try:
@@ -36,7 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     state = State()
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        build()(args=words, prog_name="sandkasten", obj=state)
+        try:
+            build()(args=words, prog_name="sandkasten", obj=state)
+        finally:
+            sys.stdout.flush()
     except SandkastenError as exc:
         from sandkasten.cli.output import report
         from sandkasten.cli.state import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND
@@ -50,6 +58,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(status) from None
     except BrokenPipeError:
         _discard_stdout()
+        raise SystemExit(EXIT_OURS) from None
+    except OSError as exc:
+        from sandkasten.cli.output import report
+        from sandkasten.disk.os_errors import is_full
+
+        if not is_full(exc):
+            raise
+        _discard_stdout()
+        place = exc.filename or "the output"
+        message = f"could not write {place}: {exc.strerror}"
+        # On stderr with --json too: stdout is what may be full.
+        report(QuotaExceeded(message, hint="free space on that disk and try again"), as_json=False)
         raise SystemExit(EXIT_OURS) from None
 
 

@@ -7,10 +7,11 @@ the lock counts.
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from sandkasten.disk.file_lock import open_lock, try_lock
+from sandkasten.disk.os_errors import disk_error, is_full
 from sandkasten.errors import Conflict, InvalidConfiguration
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ def only_daemon(data_dir: Path) -> Iterator[None]:
     try:
         fd = open_lock(path)
     except OSError as exc:
+        if is_full(exc):
+            raise disk_error(f"create {path}", exc) from exc
         raise InvalidConfiguration(
             f"{path} cannot be opened: {exc.strerror}",
             hint="set SANDKASTEN_DATA_DIR to a directory that you own",
@@ -39,8 +42,10 @@ def only_daemon(data_dir: Path) -> Iterator[None]:
                 f"another daemon (pid {holder or 'unknown'}) serves {data_dir}",
                 hint="stop it first, or set another data_dir for this one",
             )
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        with suppress(OSError):
+            # On a full disk the pid is missing; the lock counts, and what needs space says so.
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         os.close(fd)
