@@ -49,11 +49,12 @@ $(VENV)/.made: | packages
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.server: requirements/server.txt requirements/docker.txt requirements/agents.txt requirements/mcp.txt \
+$(VENV)/.server: requirements/server.txt requirements/docker.txt requirements/agents.txt requirements/jwt.txt \
+		requirements/mcp.txt \
 		requirements/build.txt pyproject.toml scripts/wheel_hook.py $(VENV)/.made
 	@echo "installing the locked requirements and sandkasten itself"
 	@$(PIP) install --require-hashes -r requirements/server.txt -r requirements/docker.txt \
-		-r requirements/agents.txt -r requirements/mcp.txt \
+		-r requirements/agents.txt -r requirements/jwt.txt -r requirements/mcp.txt \
 		-r requirements/build.txt
 	@$(PIP) install --no-deps --no-build-isolation --no-index --editable .
 	@touch $@

@@ -53,7 +53,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "rich": frozenset({"cli"}),
     "yaml": frozenset({"daemon", "agents"}),
     "nodesemver": frozenset({"images"}),
-    "aiohttp": frozenset({"client", "backends", "agents", "images"}),
+    "aiohttp": frozenset({"client", "backends", "agents", "images", "daemon"}),
     # The addresses of aiohttp.
     "yarl": frozenset({"images"}),
     "aiodocker": frozenset({"backends"}),
@@ -63,6 +63,8 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "genkit": frozenset({"agents"}),
     "jsonschema": frozenset({"agents"}),
     "referencing": frozenset({"agents"}),
+    "jwt": frozenset({"api", "daemon"}),
+    "cryptography": frozenset({"daemon"}),
     "mcp": frozenset({"mcp"}),
     # A dependency of the library mcp, whose errors it raises.
     "anyio": frozenset({"mcp"}),

@@ -28,7 +28,7 @@ from sandkasten.api.request.request_guard import check_origin, check_type, plain
 from sandkasten.api.request.route_matcher import Paths
 from sandkasten.api.response.json_response import as_json
 from sandkasten.api.response.sse import EventStream
-from sandkasten.errors import Busy, InvalidRequest, NotFound, SandkastenError
+from sandkasten.errors import Busy, InvalidRequest, NotFound, SandkastenError, Unauthorized
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +79,12 @@ class App:
         work = self._at_work.begin()
         held: Held | None = None
         try:
-            call = self._admitted(connection, scope, headers, request_id, websocket=websocket)
+            try:
+                call = self._admitted(connection, scope, headers, request_id, websocket=websocket)
+            except Unauthorized:
+                if not await self.server.doorkeeper.renew(headers):
+                    raise
+                call = self._admitted(connection, scope, headers, request_id, websocket=websocket)
             route: Route = scope["sandkasten.route"]
             if route.method in ("WS", "ANY"):
                 # Has no deadline.

@@ -24,6 +24,8 @@ from sandkasten.daemon.http.listeners import listening
 from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.daemon.settings.http_settings import key_required
 from sandkasten.engine.clock import SystemClock
+from sandkasten.errors import InvalidConfiguration
+from sandkasten.model.optional_extras import install_command
 from sandkasten.telemetry.log_events import FanOut, LogEvents
 from sandkasten.telemetry.metrics import Metrics
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from sandkasten.api.request.token_verifier import TokenVerifier
     from sandkasten.daemon.http.listeners import Listening
     from sandkasten.daemon.settings.resolver import Settings
     from sandkasten.engine.engine import Engine
@@ -65,7 +68,8 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
             settings, events=events, journal=books.journal, stored_files=books.files
         )
         stack.push_async_callback(engine.aclose)
-        _check_exposure(settings, keyed=books.keys.any_living(clock.now()))
+        tokens = await _open_tokens(settings, stack)
+        _check_exposure(settings, keyed=bool(tokens) or books.keys.any_living(clock.now()))
         agents = LazyAgents(
             lambda: agent_service(settings, engine, books.files, recovers=True, events=events)
         )
@@ -75,7 +79,8 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
                 clock=clock,
                 keys=books.keys,
                 api_key=rules.api_key,
-                open_loopback=rules.api_key is None and rules.loopback,
+                tokens=tokens,
+                open_loopback=rules.api_key is None and tokens is None and rules.loopback,
             ),
             clock=clock,
             rules=HttpLimits(
@@ -100,6 +105,33 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
         app = App(server, ALL)
         http = await stack.enter_async_context(listening(app, rules, server.rules))
         yield Daemon(data_dir, engine, agents, server, app, http)
+
+
+async def _open_tokens(settings: Settings, stack: AsyncExitStack) -> TokenVerifier | None:
+    """Return what verifies tokens, or None where none are accepted."""
+    rules = settings.jwt
+    if rules.issuer is None or rules.audience is None:
+        return None
+    try:
+        from sandkasten.api.request.token_verifier import TokenRules, TokenVerifier
+        from sandkasten.daemon.token_keys import TokenKeys
+    except ModuleNotFoundError as exc:
+        raise InvalidConfiguration(
+            f"tokens need a library that is not installed: {exc.name}",
+            hint=install_command("jwt"),
+            setting="jwt.issuer",
+        ) from exc
+    keys = TokenKeys(rules)
+    await stack.enter_async_context(keys.refreshed_regularly())
+    claims = TokenRules(
+        issuer=rules.issuer,
+        audience=rules.audience,
+        tenant_claim=rules.tenant_claim,
+        scope_claim=rules.scope_claim,
+        quota_claim=rules.quota_claim,
+        leeway_s=rules.leeway_s,
+    )
+    return TokenVerifier(claims, keys)
 
 
 def _check_exposure(settings: Settings, *, keyed: bool) -> None:

@@ -1,7 +1,8 @@
 """Authentication: the principal of a request, decided before its content is read.
 
 Keys are compared as hashes in constant time and appear in no message and no log. Anything but one
-well-formed live key is Unauthorized, whatever is wrong with it.
+well-formed live key, or a valid token of the configured issuer, is Unauthorized, whatever is wrong
+with it.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from sandkasten.model.access.tenancy import Principal, Scope, checked_tenant
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from sandkasten.api.request.token_verifier import TokenVerifier
     from sandkasten.model.access.tenancy import TenantQuota
     from sandkasten.ports import Clock, Keys
 
 # Far above any key of ours; a longer one is not worth hashing.
 _MAX_KEY: Final = 512
+# Identity providers put groups and profiles into tokens.
+_MAX_TOKEN: Final = 8192
 _TENANT_HEADER: Final = "x-sandkasten-tenant"
 _STRANGER: Final = Principal(tenant="", scopes=frozenset())
 
@@ -34,12 +38,14 @@ class Doorkeeper:
         clock: Clock,
         keys: Keys | None = None,
         api_key: str | None = None,
+        tokens: TokenVerifier | None = None,
         open_loopback: bool = False,
         default_quota: TenantQuota | None = None,
     ) -> None:
         self._clock = clock
         self._keys = keys
         self._configured = None if api_key is None else hash_key(api_key)
+        self._tokens = tokens
         self._open_loopback = open_loopback
         self._operator = Principal() if default_quota is None else Principal(quota=default_quota)
 
@@ -62,6 +68,13 @@ class Doorkeeper:
             tenant=checked_tenant(wanted), scopes=principal.scopes, key_id=principal.key_id
         )
 
+    async def renew(self, headers: Mapping[str, str]) -> bool:
+        """Read the issuer's keys again for a refused token; return whether to ask once more."""
+        token = _bearer(headers.get("authorization"))
+        if self._tokens is None or token is None or not _is_token(token):
+            return False
+        return await self._tokens.refresh()
+
     def _is_open(self) -> bool:
         """Return whether a loopback request may come without a key.
 
@@ -76,9 +89,12 @@ class Doorkeeper:
             if local or self._is_open():
                 return self._operator
             raise _refused()
-        scheme, _, key = authorization.partition(" ")
-        key = key.strip()
-        if scheme.lower() != "bearer" or not key or len(key) > _MAX_KEY or not key.isascii():
+        key = _bearer(authorization)
+        if key is None:
+            raise _refused()
+        if self._tokens is not None and _is_token(key):
+            return self._tokens.principal(key)
+        if len(key) > _MAX_KEY:
             raise _refused()
         hashed = hash_key(key)
         if self._configured is not None and hmac.compare_digest(hashed, self._configured):
@@ -87,6 +103,19 @@ class Doorkeeper:
         if row is None:
             raise _refused()
         return Principal(tenant=row.tenant, scopes=row.scopes, key_id=row.id, quota=row.quota)
+
+
+def _bearer(authorization: str | None) -> str | None:
+    scheme, _, credential = (authorization or "").partition(" ")
+    credential = credential.strip()
+    if scheme.lower() != "bearer" or not credential.isascii():
+        return None
+    return credential if 0 < len(credential) <= _MAX_TOKEN else None
+
+
+def _is_token(credential: str) -> bool:
+    """Return whether it has the form of a JSON Web Token. A key of ours has no dot."""
+    return credential.count(".") == 2
 
 
 def require(principal: Principal, scope: Scope) -> None:

@@ -25,6 +25,7 @@ from sandkasten.daemon.settings.docker_settings import (
     docker_settings,
 )
 from sandkasten.daemon.settings.http_settings import HttpSettings
+from sandkasten.daemon.settings.jwt_settings import JwtSettings
 from sandkasten.daemon.settings.limit_settings import (
     FixedDefaults,
     LimitCeilings,
@@ -64,6 +65,7 @@ SECTIONS = (
     EngineSettings,
     PackageSettings,
     HttpSettings,
+    JwtSettings,
     RecordSettings,
     AgentSettings,
 )
@@ -90,6 +92,8 @@ class Settings:
     file_rules: FileRules
     http: HttpSettings = field(repr=False)
     """Settings of the HTTP server. Holds the key: never printed."""
+    jwt: JwtSettings = field(repr=False)
+    """Whose tokens are accepted. May hold a secret: never printed."""
     docker: DockerSettings
     agents: AgentSettings
     packages: PackageRules
@@ -204,6 +208,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
             ttl_s=records.file_ttl_s,
         ),
         http=http.completed(data_dir),
+        jwt=source.read(JwtSettings).checked(),
         docker=docker_settings(
             engine, source.origins, environ, default=general.backend == "docker"
         ),

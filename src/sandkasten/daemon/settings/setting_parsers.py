@@ -16,6 +16,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from sandkasten.errors import InvalidConfiguration, InvalidImage, InvalidRequest
 from sandkasten.images.image_names import all_aliases, checked_name
+from sandkasten.model.addresses import is_loopback
 from sandkasten.model.files.sandbox_paths import sandbox_path
 from sandkasten.model.sandbox.host_mounts import mount_text, parse_mounts
 from sandkasten.model.spelling import did_you_mean
@@ -235,6 +236,22 @@ def model_url(name: str, value: object) -> str:
             setting=name,
         )
     return url.rstrip("/")
+
+
+def token_url(name: str, value: object) -> str:
+    """Accept HTTPS, and plain HTTP on this machine: who changes the keys can sign any token."""
+    url, parts = _http_url(name, value, "the https URL of a key set", "https://host/jwks.json")
+    if (
+        parts.username
+        or parts.password
+        or not (parts.scheme == "https" or is_loopback(parts.hostname or ""))
+    ):
+        raise InvalidConfiguration(
+            f"{name} must be an https URL without a password",
+            hint="write https://host/jwks.json",
+            setting=name,
+        )
+    return url
 
 
 def _http_url(name: str, value: object, expected: str, example: str) -> tuple[str, SplitResult]:

@@ -1,0 +1,144 @@
+"""JSON Web Tokens of an identity provider: the principal that a signed token stands for.
+
+A token is accepted only with the algorithm that belongs to the key that verifies it, so neither
+`alg: none` nor a public key used as a shared secret can pass. Issuer, audience and expiry are
+always required. Whatever is wrong with a token, the client learns only Unauthorized. Reads no file
+and no network: the keys come from a `KeySource`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import jwt
+
+from sandkasten.errors import SandkastenError, Unauthorized
+from sandkasten.model.access.api_keys import DEFAULT_SCOPES, parse_quota
+from sandkasten.model.access.tenancy import SCOPES, Principal, checked_tenant
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sandkasten.model.access.tenancy import Scope
+
+_MAX_SUBJECT: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class TokenKey:
+    """A key and the only algorithm it may be used with."""
+
+    algorithm: str
+    key: Any = field(repr=False)
+    kid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRules:
+    """What a token must say, and the names of the claims that are read."""
+
+    issuer: str
+    audience: str
+    tenant_claim: str = "tenant"
+    scope_claim: str = "scope"
+    quota_claim: str = "quota"
+    leeway_s: float = 30.0
+
+
+class KeySource(Protocol):
+    """The keys that may verify a token."""
+
+    def current(self) -> Sequence[TokenKey]: ...
+
+    async def refresh(self) -> bool:
+        """Read the keys again unless that was done just now; return whether they were read."""
+        ...
+
+
+class TokenVerifier:
+    """Turns a token into a principal."""
+
+    def __init__(self, rules: TokenRules, source: KeySource) -> None:
+        self._rules = rules
+        self._source = source
+
+    def principal(self, token: str) -> Principal:
+        """Return the principal of a valid token; Unauthorized for any other."""
+        claims = self._verified(token)
+        try:
+            return Principal(
+                tenant=checked_tenant(claims.get(self._rules.tenant_claim)),  # type: ignore[arg-type]
+                scopes=_scopes(claims.get(self._rules.scope_claim)),
+                key_id=_subject(claims.get("sub")),
+                quota=parse_quota(_quota(claims.get(self._rules.quota_claim))),
+            )
+        except SandkastenError as exc:
+            raise Unauthorized(
+                f"the token's claims are not valid: {exc.message}",
+                hint=f"the operator's settings jwt.* name the claims: "
+                f"{self._rules.tenant_claim}, {self._rules.scope_claim}, {self._rules.quota_claim}",
+            ) from exc
+
+    async def refresh(self) -> bool:
+        """Read the keys again, after a token that none of them verified."""
+        return await self._source.refresh()
+
+    def _verified(self, token: str) -> dict[str, Any]:
+        try:
+            header = jwt.get_unverified_header(token)
+        except jwt.PyJWTError as exc:
+            raise refused() from exc
+        kid, algorithm = header.get("kid"), header.get("alg")
+        for key in self._source.current():
+            if key.algorithm != algorithm or (kid and key.kid and key.kid != kid):
+                continue
+            try:
+                claims: dict[str, Any] = jwt.decode(
+                    token,
+                    key.key,
+                    algorithms=[key.algorithm],
+                    issuer=self._rules.issuer,
+                    audience=self._rules.audience,
+                    leeway=self._rules.leeway_s,
+                    options={"require": ["exp", "iss", "aud", "sub"]},
+                )
+            except jwt.InvalidSignatureError:
+                continue
+            except (jwt.PyJWTError, ValueError, TypeError, OverflowError) as exc:
+                raise refused() from exc
+            return claims
+        raise refused()
+
+
+def refused() -> Unauthorized:
+    return Unauthorized(
+        "the token is not valid here",
+        hint="get a new one; its signature, issuer, audience or expiry does not match this daemon",
+    )
+
+
+def _scopes(claim: object) -> frozenset[Scope]:
+    """Return our scopes in the claim. Others, such as `openid`, are ignored."""
+    if claim is None:
+        return DEFAULT_SCOPES
+    names = claim.split() if isinstance(claim, str) else claim
+    if not isinstance(names, list):
+        raise refused()
+    return frozenset(scope for scope in SCOPES if scope in names)
+
+
+def _quota(claim: object) -> dict[str, Any]:
+    if claim is None:
+        return {}
+    if not isinstance(claim, dict):
+        raise refused()
+    return claim
+
+
+def _subject(claim: object) -> str:
+    """Return what lists and the audit show for this principal."""
+    text = str(claim)
+    return (
+        "jwt:" + "".join(c if c.isascii() and c.isprintable() else "?" for c in text)[:_MAX_SUBJECT]
+    )

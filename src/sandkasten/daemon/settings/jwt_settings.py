@@ -1,0 +1,80 @@
+"""Settings of tokens: whose JSON Web Tokens the daemon accepts, and what their claims mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sandkasten.daemon.settings.setting_fields import masked, setting
+from sandkasten.daemon.settings.setting_parsers import path, seconds, secret, string, token_url
+from sandkasten.errors import InvalidConfiguration
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# RFC 7518 requires as many bits as the hash has.
+_MIN_SECRET = 32
+
+
+@dataclass(frozen=True, slots=True)
+class JwtSettings:
+    issuer: str | None = setting(
+        "jwt.issuer", string, None, "The `iss` of accepted tokens; required to accept any."
+    )
+    audience: str | None = setting(
+        "jwt.audience", string, None, "The `aud` of accepted tokens; required to accept any."
+    )
+    jwks_url: str | None = setting(
+        "jwt.jwks_url", token_url, None, "Where the issuer publishes its keys (JWKS)."
+    )
+    jwks_file: Path | None = setting("jwt.jwks_file", path, None, "A file with a JSON Web Key Set.")
+    key_file: Path | None = setting(
+        "jwt.key_file", path, None, "Public keys in PEM: RSA (RS256), P-256 (ES256) or Ed25519."
+    )
+    shared_secret: str | None = setting(
+        "jwt.secret",
+        secret,
+        None,
+        "A shared secret of at least 32 characters, for HS256.",
+        show=masked,
+    )
+    tenant_claim: str = setting("jwt.tenant_claim", string, "tenant", "The claim with the tenant.")
+    scope_claim: str = setting(
+        "jwt.scope_claim",
+        string,
+        "scope",
+        "The claim with the scopes, a string or a list; without it a token has the default ones.",
+    )
+    quota_claim: str = setting(
+        "jwt.quota_claim", string, "quota", "The claim with quotas, an object."
+    )
+    leeway_s: float = setting(
+        "jwt.leeway_seconds", seconds, 30.0, "How much the issuer's clock may differ."
+    )
+    refresh_s: float = setting(
+        "jwt.refresh_seconds", seconds, 300.0, "How often keys are read again."
+    )
+
+    @property
+    def enabled(self) -> bool:
+        return self.issuer is not None
+
+    def checked(self) -> JwtSettings:
+        """Return the settings; InvalidConfiguration if tokens could not be verified safely."""
+        sources = (self.jwks_url, self.jwks_file, self.key_file, self.shared_secret)
+        given = any(one is not None for one in sources)
+        if not self.enabled and self.audience is None and not given:
+            return self
+        if self.issuer is None or self.audience is None or not given:
+            raise InvalidConfiguration(
+                "tokens need jwt.issuer, jwt.audience and keys, and one of them is missing",
+                hint="set jwt.jwks_url, jwt.jwks_file, jwt.key_file or jwt.secret, with both names",
+                setting="jwt.issuer",
+            )
+        if self.shared_secret is not None and len(self.shared_secret) < _MIN_SECRET:
+            raise InvalidConfiguration(
+                f"jwt.secret is shorter than {_MIN_SECRET} characters",
+                hint="make one with: openssl rand -hex 32",
+                setting="jwt.secret",
+            )
+        return self

@@ -1,0 +1,175 @@
+"""Keys that verify tokens: a shared secret, a PEM file, or a key set in a file or at a URL.
+
+Keys are read when the daemon starts, every `refresh_s`, and when a token comes that none of them
+verifies, at most every few seconds. A failed read keeps the keys that are known and is logged. A
+symmetric key in a key set is ignored, because key sets are public.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import jwt
+
+from sandkasten.api.request.token_verifier import TokenKey
+from sandkasten.errors import InvalidConfiguration
+from sandkasten.model.proxies import proxies_in, proxy_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from pathlib import Path
+
+    from sandkasten.daemon.settings.jwt_settings import JwtSettings
+
+MAX_BYTES: Final = 1 << 20
+_TIMEOUT_S: Final = 10.0
+# Between two reads that tokens cause: an attacker's tokens must not become requests of ours.
+_PAUSE_S: Final = 5.0
+_log = logging.getLogger("sandkasten.jwt")
+
+
+class TokenKeys:
+    """The keys of one daemon. `clock` is monotonic."""
+
+    def __init__(self, settings: JwtSettings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._keys: tuple[TokenKey, ...] = ()
+        self._read_at: float | None = None
+        self._lock = asyncio.Lock()
+
+    def current(self) -> Sequence[TokenKey]:
+        return self._keys
+
+    async def refresh(self) -> bool:
+        async with self._lock:
+            if self._read_at is not None and self._clock() - self._read_at < _PAUSE_S:
+                return False
+            self._read_at = self._clock()
+            try:
+                self._keys = await self._read()
+            except (OSError, ValueError, TimeoutError, InvalidConfiguration) as exc:
+                _log.warning("the keys of tokens cannot be read: %s", exc)
+                return False
+            return True
+
+    @asynccontextmanager
+    async def refreshed_regularly(self) -> AsyncIterator[None]:
+        """Read the keys now, and again while the block runs. A bad file fails at once."""
+        self._read_at = self._clock()
+        try:
+            self._keys = await self._read()
+        except (OSError, ValueError, TimeoutError) as exc:
+            if self._settings.jwks_url is None:
+                raise InvalidConfiguration(
+                    f"the keys of tokens cannot be read: {exc}",
+                    hint="check the file that jwt.key_file or jwt.jwks_file names",
+                    setting="jwt.jwks_file",
+                ) from exc
+            _log.warning("%s cannot be read: %s", self._settings.jwks_url, exc)
+        task = asyncio.create_task(self._refresh_forever())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _refresh_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.refresh_s)
+            await self.refresh()
+
+    async def _read(self) -> tuple[TokenKey, ...]:
+        settings = self._settings
+        found: list[TokenKey] = []
+        if settings.shared_secret is not None:
+            found.append(TokenKey("HS256", settings.shared_secret.encode()))
+        if settings.key_file is not None:
+            found += pem_keys(await asyncio.to_thread(_bounded, settings.key_file))
+        if settings.jwks_file is not None:
+            found += jwks_keys(await asyncio.to_thread(_bounded, settings.jwks_file))
+        if settings.jwks_url is not None:
+            found += jwks_keys(await _fetched(settings.jwks_url))
+        return tuple(found)
+
+
+def pem_keys(data: bytes) -> list[TokenKey]:
+    """Return the public keys of a PEM file; each algorithm follows from the kind of key."""
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    end = b"-----END PUBLIC KEY-----"
+    blocks = [part + end for part in data.split(end) if b"-----BEGIN PUBLIC KEY-----" in part]
+    if not blocks:
+        raise ValueError("there is no public key in PEM")
+    return [TokenKey(_algorithm(key), key) for key in map(load_pem_public_key, blocks)]
+
+
+def jwks_keys(data: bytes) -> list[TokenKey]:
+    """Return the usable public keys of a JSON Web Key Set."""
+    found = json.loads(data)
+    if not isinstance(found, dict) or not isinstance(found.get("keys"), list):
+        raise ValueError("it is not a JSON Web Key Set")
+    keys = []
+    for one in found["keys"]:
+        if not isinstance(one, dict) or one.get("use", "sig") != "sig" or one.get("kty") == "oct":
+            continue
+        try:
+            key = jwt.PyJWK.from_dict(one).key
+            algorithm = _algorithm(key.public_key() if hasattr(key, "private_numbers") else key)
+        except (jwt.PyJWTError, ValueError, TypeError):
+            continue  # a kind of key that we do not use
+        if one.get("alg", algorithm) == algorithm:
+            kid = one.get("kid")
+            keys.append(TokenKey(algorithm, key, kid if isinstance(kid, str) else None))
+    if not keys:
+        raise ValueError("the key set has no key for RS256, ES256 or EdDSA")
+    return keys
+
+
+def _algorithm(key: Any) -> str:
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+
+    if isinstance(key, rsa.RSAPublicKey) and key.key_size >= 2048:
+        return "RS256"
+    if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1):
+        return "ES256"
+    if isinstance(key, ed25519.Ed25519PublicKey):
+        return "EdDSA"
+    raise ValueError("a key must be RSA of at least 2048 bits, P-256 or Ed25519")
+
+
+def _bounded(file: Path) -> bytes:
+    with file.open("rb") as stream:
+        data = stream.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"{file} is larger than {MAX_BYTES} bytes")
+    return data
+
+
+async def _fetched(url: str) -> bytes:
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.get(
+                url, allow_redirects=False, **proxy_arguments(url, proxies_in(os.environ))
+            ) as answer,
+        ):
+            if answer.status != 200:
+                raise ValueError(f"status {answer.status}")
+            data = b""
+            async for chunk in answer.content.iter_chunked(1 << 16):
+                data += chunk
+                if len(data) > MAX_BYTES:
+                    raise ValueError(f"the answer is larger than {MAX_BYTES} bytes")
+            return data
+    except aiohttp.ClientError as exc:
+        raise ValueError(str(exc)) from exc
