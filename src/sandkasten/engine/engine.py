@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from sandkasten.engine.commands.exec_history import ExecHistory
 from sandkasten.engine.commands.execution import CALL_TIMEOUT_S, Execution
 from sandkasten.engine.commands.port_stream import PortStream, connect_port
-from sandkasten.engine.commands.terminal import Terminal, open_terminal
-from sandkasten.engine.commands.terminal_sessions import TerminalSessions
+from sandkasten.engine.commands.terminals import Terminal, TerminalSessions, open_terminal
 from sandkasten.engine.drain import Drain
 from sandkasten.engine.handles import Handles, is_paused
 from sandkasten.engine.lifecycle.admission import Admission

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sandkasten.api.request.http_call import Call
-    from sandkasten.engine.commands.terminal_sessions import AttachedTerminal
+    from sandkasten.engine.commands.terminals import AttachedTerminal
 
 _MAX_CONTROL = 64 * 1024
 _POLICY_VIOLATION = 1008

@@ -27,7 +27,7 @@ from sandkasten.model.files.sandbox_paths import workspace_member
 from sandkasten.model.numbers import number
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
 from sandkasten.model.sandbox.limits import MIB, Limits
-from sandkasten.model.sandbox.oneshot_values import Artifact, RunRequest, RunResult
+from sandkasten.model.sandbox.oneshot_values import Artifact, RunRequest, RunResult, oneshot_timeout
 from sandkasten.model.sandbox.policy import public_limits
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.model.spelling import did_you_mean, shown
@@ -140,12 +140,7 @@ class OneShot:
         )
         limits = plan.spec.limits
         checked_command(job.exec, limits, "sh")
-        timeout_s = (
-            job.exec.timeout_seconds
-            if job.exec.timeout_seconds is not None
-            else limits.exec_timeout_s
-        )
-        lifetime_s = timeout_s + LEASE_MARGIN_S
+        lifetime_s = oneshot_timeout(job.exec.timeout_seconds, limits) + LEASE_MARGIN_S
         return replace(
             plan,
             lease=replace(
@@ -341,9 +336,7 @@ def _answer(
 
 def _caps(limits: Limits, job: _Job) -> dict[str, int | float]:
     caps = public_limits(limits)
-    timeout_s = (
-        job.exec.timeout_seconds if job.exec.timeout_seconds is not None else limits.exec_timeout_s
-    )
+    timeout_s = oneshot_timeout(job.exec.timeout_seconds, limits)
     return {"timeout_seconds": timeout_s, "max_artifacts_count": MAX_ARTIFACTS, **caps}
 
 

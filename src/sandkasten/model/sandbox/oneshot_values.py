@@ -1,16 +1,19 @@
-"""One-shot compute: code in, answer and artifacts out. Values only."""
+"""One-shot compute: code in, answer and artifacts out; and its default timeout. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping  # noqa: TC003  (the codec reads the annotations)
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from sandkasten.model.access.tenancy import DEFAULT_TENANT
 from sandkasten.model.commands.exec_values import Why  # noqa: TC001
 from sandkasten.model.json_codec import BASE64
 from sandkasten.model.sandbox.sandbox_options import Number, SandboxOptions
+
+if TYPE_CHECKING:
+    from sandkasten.model.sandbox.limits import Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,11 @@ class RunRequest:
     """Of the sandbox the code runs in. With a named workspace, what the code writes there stays."""
     tenant: str = DEFAULT_TENANT
     key_id: str | None = None
+
+
+def oneshot_timeout(requested: float | None, limits: Limits) -> float:
+    """Return the timeout of a one-shot in seconds: the requested one, or the operator's default."""
+    return limits.exec_timeout_s if requested is None else requested
 
 
 @dataclass(frozen=True, slots=True)
