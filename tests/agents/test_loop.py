@@ -534,7 +534,7 @@ async def test_without_an_endpoint_no_run_starts(unisolated_tools):
 
     loop = AgentLoop(Models(), unisolated_tools.toolbox, lambda name: PLAIN)
     with pytest.raises(InvalidConfiguration, match="no model endpoint"):
-        loop.check(PLAIN)
+        loop.check_model(PLAIN)
 
 
 # ---- failures of the endpoint

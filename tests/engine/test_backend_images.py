@@ -57,7 +57,10 @@ class Keeper(UnisolatedBackend):
         self.shown: list[Image] = []
         self.brought: list[str] = []
 
-    async def find_image(self, names: Sequence[str]) -> Image | None:
+    def may_fetch(self) -> bool:
+        return False
+
+    async def find_image(self, names: Sequence[str], *, fetch: bool = True) -> Image | None:
         self.sought.append(tuple(names))
         for one in map(canonical_name, names):
             if one in self.images:

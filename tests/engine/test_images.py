@@ -132,8 +132,8 @@ async def test_a_sandbox_whose_image_is_removed_during_create_is_refused_and_lea
     await world.bring("a")
     resolve = world.library.resolve
 
-    async def resolve_then_lose(name):
-        image = await resolve(name)
+    async def resolve_then_lose(name, *, fetch=True):
+        image = await resolve(name, fetch=fetch)
         await world.engine.images.remove("a")
         return image
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -18,6 +19,7 @@ from sandkasten.errors import (
     PolicyDenied,
     QuotaExceeded,
     SandboxLost,
+    SandkastenError,
     SessionExpired,
     SessionNotFound,
     UnsupportedByBackend,
@@ -370,12 +372,32 @@ async def test_a_different_request_under_a_used_key_is_a_conflict(world, monkeyp
     await world.engine.create(CreateRequest(session_key="k"))
     await world.engine.create(CreateRequest(SandboxOptions(image="bash"), session_key="k"))
     (row,) = await world.store.list()
-    from dataclasses import replace
-
     await world.store.put(replace(row, image="other"))
     with pytest.raises(Conflict) as refused:
         await world.engine.create(CreateRequest(SandboxOptions(image="host"), session_key="k"))
     assert "image other" in refused.value.message
+
+
+async def test_joining_a_session_does_not_need_the_default_image(world):
+    first = await world.engine.create(CreateRequest(SandboxOptions(image="host"), session_key="k"))
+    world.policy = replace(world.policy, default_image="nowhere:1")
+    other = world.another()
+    joined = await other.create(CreateRequest(session_key="k"))
+    named = CreateRequest(SandboxOptions(image="nowhere:2"), session_key="k")
+    again = await other.create(named, any_image=True)
+    await other.preflight.session(named, any_image=True)
+    assert [first.id] * 2 == [joined.id, again.id]
+    for refused in (other.create(named), other.preflight.session(named)):
+        with pytest.raises(SandkastenError) as caught:
+            await refused
+        assert "nowhere:2" in caught.value.message
+    # A session that ended is made anew, and that needs an image.
+    await other.destroy(first.id)
+    with pytest.raises(SandkastenError) as caught:
+        await other.create(CreateRequest(session_key="k"))
+    assert "nowhere:1" in caught.value.message
+    assert await world.left() == ([], [])
+    await other.aclose()
 
 
 async def test_another_engine_continues_in_the_same_shell(world, box):

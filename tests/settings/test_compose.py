@@ -35,7 +35,10 @@ class Keeper(UnisolatedBackend):
     async def aclose(self) -> None:
         self.closed += 1
 
-    async def find_image(self, names):
+    def may_fetch(self) -> bool:
+        return False
+
+    async def find_image(self, names, *, fetch=True):
         return Image(names[0], kind="engine")
 
     async def bring_image(self, image) -> None:

@@ -116,7 +116,7 @@ class AgentService:
             limits=limits,
             idle_timeout_s=None if self._rules.recovers else PLAIN_IDLE_S,
         )
-        self._preparation = RunPreparation(library, self._tasks.loop, engine.policy)
+        self._preparation = RunPreparation(library, self._tasks.loop, toolbox, engine.policy)
         self._run_sandboxes = RunSandboxes(engine, runs)
         self._upkeep: asyncio.Task[None] | None = None
         self._starting = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sandkasten.errors import PolicyDenied
+from sandkasten.errors import PolicyDenied, UnsupportedByBackend
 from sandkasten.model.sandbox.policy import check_network, parse_limits
 
 if TYPE_CHECKING:
@@ -22,9 +22,7 @@ def check_sandbox(sandbox: AgentSandbox, policy: Policy) -> None:
     """
     options = sandbox.options
     if options.network is not None:
-        if not policy.allow_network:
-            raise _denied("sandbox.allow_network", "true", "policy.allow_network", "false")
-        check_network("full")
+        _check_network(sandbox.network_field, options.network, policy)
     most = policy.limits.max_exec_timeout_s
     longest = "max_exec_timeout_seconds"
     for field, asked in (
@@ -44,6 +42,20 @@ def check_sandbox(sandbox: AgentSandbox, policy: Policy) -> None:
             f"{policy.lifetime_s:g}",
         )
     parse_limits(options.limits, policy.limits, policy.ceiling)
+
+
+def _check_network(field: str, network: str, policy: Policy) -> None:
+    if not policy.allow_network:
+        asked = network.removeprefix("allow:") if field.endswith(".allow") else "true"
+        raise _denied(field, asked, "policy.allow_network", "false")
+    try:
+        check_network("full")
+    except UnsupportedByBackend as exc:
+        raise UnsupportedByBackend(
+            f"{field} requests a network, which is not available on this backend",
+            hint="sandboxes have no network; leave the field out",
+            field=field,
+        ) from exc
 
 
 def _denied(field: str, asked: str, rule: str, allowed: str) -> PolicyDenied:

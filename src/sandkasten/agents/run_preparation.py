@@ -8,9 +8,9 @@ that does not match its schema. Nothing is created, and no model is called.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sandkasten.agents.definition_info import described_workflow
 from sandkasten.agents.definitions import json_schemas
@@ -18,15 +18,24 @@ from sandkasten.agents.definitions.prompt_file import parse_agent, slug
 from sandkasten.agents.definitions.prompt_render import render
 from sandkasten.agents.policy_check import check_sandbox
 from sandkasten.agents.transcript_bounds import error_fields
+from sandkasten.agents.workflows.issues import Issue
 from sandkasten.agents.workflows.workflow_file import inspect, parse_workflow
-from sandkasten.agents.workflows.workflow_plan import agents_of
-from sandkasten.errors import AgentNotFound, InvalidRequest, SandkastenError, WorkflowNotFound
+from sandkasten.agents.workflows.workflow_plan import agents_of, every_step
+from sandkasten.errors import (
+    AgentNotFound,
+    InvalidRequest,
+    NotFound,
+    RequestError,
+    SandkastenError,
+    WorkflowNotFound,
+)
 from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:
     from sandkasten.agents.definitions.library import Library
     from sandkasten.agents.definitions.prompt_file import Agent
     from sandkasten.agents.loop.agent_loop import AgentLoop
+    from sandkasten.agents.tools.toolbox import Toolbox
     from sandkasten.agents.workflows.workflow_plan import Workflow
     from sandkasten.model.runs.run_values import (
         AgentRunRequest,
@@ -36,6 +45,9 @@ if TYPE_CHECKING:
     )
     from sandkasten.model.sandbox.policy import Policy
 
+# Steps named in the message about an agent.
+_MOST_STEPS: Final = 10
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedWorkflow:
@@ -44,10 +56,53 @@ class PreparedWorkflow:
     warnings: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """One reason why a definition cannot be run here."""
+
+    where: str
+    """The agent or the steps that it concerns; empty: the definition itself."""
+    error: SandkastenError
+
+    @property
+    def issue(self) -> Issue:
+        return Issue(self.error.code, self.where, self.error.message, self.error.hint)
+
+
+@dataclass(slots=True)
+class _Findings:
+    """What a check found: the agents that a definition leads to, and the problems."""
+
+    agents: dict[str, Agent] = field(default_factory=dict)
+    problems: list[_Problem] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def add(self, where: str, error: SandkastenError) -> None:
+        known = {(one.error.code, one.error.message) for one in self.problems}
+        if (error.code, error.message) not in known:
+            self.problems.append(_Problem(where, error))
+
+    def applied(self, found: Definition) -> Definition:
+        """Return the definition with all problems; the first one is its error."""
+        warnings = (*found.warnings, *self.warnings)
+        if not self.problems:
+            return replace(found, warnings=warnings)
+        first, more = self.problems[0].error, len(self.problems) - 1
+        error = error_fields(first)
+        if more:
+            error["message"] += f" (and {more} more)"
+            error["details"]["issues"] = [str(one.issue) for one in self.problems]
+        fields = dict(found.fields)
+        if "issues" in fields:
+            fields["issues"] = [*(one.issue.as_json() for one in self.problems), *fields["issues"]]
+        return replace(found, fields=fields, warnings=warnings, error=error)
+
+
 class RunPreparation:
-    def __init__(self, library: Library, loop: AgentLoop, policy: Policy) -> None:
+    def __init__(self, library: Library, loop: AgentLoop, toolbox: Toolbox, policy: Policy) -> None:
         self._library = library
         self._loop = loop
+        self._toolbox = toolbox
         self._policy = policy
 
     async def agent(self, request: AgentRunRequest) -> Agent:
@@ -63,8 +118,13 @@ class RunPreparation:
         return await asyncio.to_thread(self._definition, kind, name)
 
     async def checked(self, found: Definition) -> Definition:
-        """Return the definition, with an error if it could not be run on this machine."""
-        return await asyncio.to_thread(self._checked, found)
+        """Return the definition with every reason why it could not be run on this machine.
+
+        A missing model endpoint is a warning: it is no fault of the file. Nothing is fetched.
+        """
+        findings = await asyncio.to_thread(self._checked, found)
+        await self._check_images(findings, workflow=found.kind == "workflow")
+        return findings.applied(found)
 
     def _agent(self, request: AgentRunRequest) -> Agent:
         if request.source is not None:
@@ -79,18 +139,36 @@ class RunPreparation:
         """Check the agent and all agents it may call: a failure in the middle of a run costs
         more.
         """
-        # Visit each agent once: agents may all name one another.
-        seen, waiting = {agent.name}, [agent]
+        findings = _Findings()
+        self._visit(agent, "", findings)
+        for problem in findings.problems:
+            raise problem.error
+        for one in findings.agents.values():
+            self._loop.check_model(one)
+
+    def _visit(self, agent: Agent, where: str, findings: _Findings) -> None:
+        waiting = [(agent, where)]
         while waiting:
-            one = waiting.pop()
-            if one.sandbox is not None:
-                check_sandbox(one.sandbox, self._policy)
-            self._loop.check(one)
+            one, place = waiting.pop(0)
+            # Visit each agent once: agents may all name one another.
+            if one.name in findings.agents:
+                continue
+            findings.agents[one.name] = one
+            try:
+                if one.sandbox is not None:
+                    check_sandbox(one.sandbox, self._policy)
+            except SandkastenError as exc:
+                findings.add(place, exc)
+            below = f"agent {one.name}"
             for name in one.agents:
-                other = self._library.agent(name)
-                if other.name not in seen:
-                    seen.add(other.name)
-                    waiting.append(other)
+                try:
+                    waiting.append((self._library.agent(name), f"agent {name}"))
+                except SandkastenError as exc:
+                    findings.add(below, exc)
+            try:
+                self._loop.check(one)
+            except SandkastenError as exc:
+                findings.add(place, exc)
 
     def _workflow(self, request: WorkflowRunRequest) -> PreparedWorkflow:
         source = request.source
@@ -147,13 +225,65 @@ class RunPreparation:
             name=name[:200],
         )
 
-    def _checked(self, found: Definition) -> Definition:
-        try:
-            if found.kind == "agent":
-                self._check_allowed(parse_agent(found.source, found.name))
-            else:
-                for name in agents_of(parse_workflow(found.source)):
-                    self._check_allowed(self._library.agent(name))
-        except SandkastenError as exc:
-            return replace(found, error=error_fields(exc))
-        return found
+    def _checked(self, found: Definition) -> _Findings:
+        findings = _Findings()
+        if found.kind == "agent":
+            self._visit(parse_agent(found.source, found.name), "", findings)
+        else:
+            workflow = parse_workflow(found.source)
+            for name in agents_of(workflow):
+                where = _steps_of(workflow, name)
+                try:
+                    self._visit(self._library.agent(name), where, findings)
+                except SandkastenError as exc:
+                    findings.add(where, exc)
+        lacking: dict[str, SandkastenError] = {}
+        for one in findings.agents.values():
+            try:
+                self._loop.check_model(one)
+            except SandkastenError as exc:
+                lacking[exc.message] = exc
+        findings.warnings += [f"{one.message} ({one.hint})" for one in lacking.values()]
+        return findings
+
+    async def _check_images(self, findings: _Findings, *, workflow: bool) -> None:
+        """Check the image of each agent.
+
+        An agent that can join the session of another agent of its workflow needs no image.
+        """
+        refused: list[tuple[Agent, SandkastenError]] = []
+        opened: set[str] = set()
+        for agent in findings.agents.values():
+            if agent.sandbox is None:
+                continue
+            named = f"the image of agent {agent.name}"
+            try:
+                if not await self._toolbox.find_image(agent.sandbox):
+                    findings.warnings.append(f"{named} is not here; a run fetches it first")
+            except (RequestError, NotFound) as exc:
+                refused.append((agent, exc))
+                continue
+            except SandkastenError as exc:
+                findings.warnings.append(f"{named} could not be checked: {exc.message}")
+            opened.add(_shared_session(agent))
+        for agent, error in refused:
+            any_image = agent.sandbox is not None and agent.sandbox.options.image is None
+            if workflow and any_image and _shared_session(agent) in opened - {""}:
+                findings.warnings.append(
+                    f"agent {agent.name} can only join a session, not open one: {error.message}"
+                )
+                continue
+            findings.add(f"agent {agent.name}" if len(findings.agents) > 1 else "", error)
+
+
+def _shared_session(agent: Agent) -> str:
+    """Return the name of the workflow's session that the agent uses; empty: one of its own."""
+    sandbox = agent.sandbox
+    if sandbox is None or sandbox.mode != "code" or sandbox.session in ("isolated", "agent"):
+        return ""
+    return "default" if sandbox.session == "workflow" else sandbox.session
+
+
+def _steps_of(workflow: Workflow, agent: str) -> str:
+    steps = [one.id for one in every_step(workflow.body) if one.agent == agent]
+    return ("step " if len(steps) == 1 else "steps ") + ", ".join(steps[:_MOST_STEPS])

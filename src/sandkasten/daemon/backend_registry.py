@@ -89,8 +89,11 @@ class LazyImageBackend(LazyBackend):
             )
         return backend
 
-    async def find_image(self, names: Sequence[str]) -> Image | None:
-        return await self._keeper.find_image(names)
+    def may_fetch(self) -> bool:
+        return self._keeper.may_fetch()
+
+    async def find_image(self, names: Sequence[str], *, fetch: bool = True) -> Image | None:
+        return await self._keeper.find_image(names, fetch=fetch)
 
     async def bring_image(self, image: Image) -> None:
         await self._keeper.bring_image(image)

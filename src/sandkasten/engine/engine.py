@@ -34,6 +34,7 @@ from sandkasten.engine.oneshot.build_sandbox import BuildSandbox
 from sandkasten.engine.oneshot.oneshot import OneShot
 from sandkasten.engine.oneshot.package_sandbox import PackageSandboxes
 from sandkasten.engine.oneshot.warm_pool import WarmPool
+from sandkasten.engine.preflight import Preflight
 from sandkasten.engine.session_journal import SessionJournal
 from sandkasten.engine.storage.image_operations import EngineImages
 from sandkasten.engine.storage.named_workspaces import NamedWorkspaces
@@ -235,6 +236,7 @@ class Engine:
             self._sites,
             events,
         )
+        self.preflight = Preflight(planner, self._sandboxes, self._oneshot, self._sites)
         self.bench = BuildSandbox(planner, self._sandboxes, self._execution, self._handles)
         self.images = EngineImages(library, store, self.bench)
         self._sweeping: asyncio.Task[None] | None = None
@@ -243,13 +245,16 @@ class Engine:
     # ---- sandboxes
 
     async def create(
-        self,
-        request: CreateRequest,
-        quota: TenantQuota | None = None,
+        self, request: CreateRequest, quota: TenantQuota | None = None, *, any_image: bool = False
     ) -> Info:
-        """Create a sandbox; `quota` bounds what the request's tenant has in all."""
+        """Create a sandbox; `quota` bounds what the request's tenant has in all.
+
+        With `any_image` the image is that of a new session: an existing one keeps its own.
+        """
         with self._in_flight.within():
-            return await self._sandboxes.create(request, quota, sites=self._sites)
+            return await self._sandboxes.create(
+                request, quota, sites=self._sites, any_image=any_image
+            )
 
     async def update(self, sandbox_id: str, request: UpdateRequest) -> Info:
         """Update a living sandbox: timeouts count from now on, its lifetime from its creation."""
@@ -427,11 +432,7 @@ class Engine:
     def connect(self, sandbox_id: str, port: int) -> AbstractAsyncContextManager[PortStream]:
         return connect_port(self._handles, sandbox_id, port)
 
-    async def run(
-        self,
-        request: RunRequest,
-        quota: TenantQuota | None = None,
-    ) -> RunResult:
+    async def run(self, request: RunRequest, quota: TenantQuota | None = None) -> RunResult:
         with self._in_flight.within():
             return await self._oneshot.run(request, quota)
 

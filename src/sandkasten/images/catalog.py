@@ -74,8 +74,8 @@ class Images:
 
     # ---- ports.ImageSource
 
-    async def resolve(self, name: str) -> Image:
-        found = (await self.look_up(name, fetch=True)).image
+    async def resolve(self, name: str, *, fetch: bool = True) -> Image:
+        found = (await self.look_up(name, fetch=fetch)).image
         return self._host.instead_of(self._host.meaning(name)) if found is None else found
 
     async def look_up(self, name: str, *, fetch: bool = False) -> Lookup:
@@ -89,7 +89,8 @@ class Images:
         if found is None and fetch and self._pull == "missing":
             await self._pull_or_fall_back(meant)
             found = self._found(names)
-        return Lookup(tuple(_spelled(one) for one in names), found)
+        fetchable = self._pull != "never" and not is_id(meant[-1])
+        return Lookup(tuple(_spelled(one) for one in names), found, fetchable)
 
     def _found(self, names: Sequence[str]) -> Image | None:
         # A handful of small files that the kernel has cached: a thread would cost more.

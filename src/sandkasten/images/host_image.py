@@ -51,7 +51,7 @@ class HostImages:
         self._usr = usr
         self._aliases = aliases
 
-    async def resolve(self, name: str) -> Image:
+    async def resolve(self, name: str, *, fetch: bool = True) -> Image:
         meant = self.check(name)
         return Image(HOST) if name == HOST else self.instead_of(meant)
 

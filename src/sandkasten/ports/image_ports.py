@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 class ImageSource(Protocol):
     """Resolves the name from a request to an image that a backend can use as a root file system."""
 
-    async def resolve(self, name: str) -> Image:
+    async def resolve(self, name: str, *, fetch: bool = True) -> Image:
         """Resolve a name. The host image may stand in for an alias. Raise InvalidImage or
         PolicyDenied.
+
+        Without `fetch` a missing image is not fetched, whatever the operator allows.
         """
         ...
 
@@ -43,11 +45,15 @@ class ImageSource(Protocol):
 class KeepsImages(Protocol):
     """A backend with its own images besides those of the store; it cannot use the host image."""
 
-    async def find_image(self, names: Sequence[str]) -> Image | None:
+    def may_fetch(self) -> bool:
+        """Return whether `find_image` may fetch a missing image."""
+        ...
+
+    async def find_image(self, names: Sequence[str], *, fetch: bool = True) -> Image | None:
         """Return the first of these that it has (kind `engine`, with its id), or None.
 
-        If the operator allows it, the last one is fetched; raises RegistryUnavailable if that
-        fails.
+        With `fetch`, and if the operator allows it, the last one is fetched; raises
+        RegistryUnavailable if that fails.
         """
         ...
 

@@ -176,7 +176,12 @@ async def test_a_shared_session_keeps_its_image_and_another_image_is_refused(bus
     made = await asks(busybox, "{mode: code, image: busybox}", **flow).call("open")
     # With the cached state of this process, and without it.
     for desk in (busybox, fresh(busybox.engine, busybox.store)):
-        for text in ("{mode: code}", "{mode: code, image: busybox}"):
+        for text in (
+            "{mode: code}",
+            "{mode: code, image: busybox}",
+            "{mode: code, runtime: linux}",
+            "{mode: code, runtime: 'nowhere:1'}",
+        ):
             found = await asks(desk, text, **flow).call("fs_list")
             assert found["sandbox_id"] == made["sandbox_id"]
         for text in ("{mode: code, image: host}", "{mode: code, image: busybox, profile: dev}"):
@@ -185,6 +190,7 @@ async def test_a_shared_session_keeps_its_image_and_another_image_is_refused(bus
                 "CONFLICT",
                 {"sandbox_id": made["sandbox_id"]},
             )
+            assert "session: isolated" in refused["hint"]
 
 
 # ---- timeouts

@@ -26,6 +26,8 @@ class AgentSandbox:
     """
     timeout_seconds: float | None = None
     """Timeout of one run or one command."""
+    network_field: str = field(default="sandbox.allow_network", compare=False)
+    """The field of the file that requests a network, for messages."""
     options: SandboxOptions = field(default_factory=SandboxOptions)
     """`image` takes precedence over the runtime's image; `network` is None, `full` or
     `allow:host,…`.

@@ -103,7 +103,7 @@ def parse_sandbox(value: object) -> tuple[AgentSandbox, tuple[str, ...]]:
         warnings.append(
             "sandbox.session has no effect in compute mode: every run gets a new sandbox"
         )
-    network = _network(fields, warnings)
+    network, network_field = _network(fields, warnings)
     numbers = _limits(fields, limits)
     sandbox = AgentSandbox(
         mode=mode,
@@ -115,6 +115,7 @@ def parse_sandbox(value: object) -> tuple[AgentSandbox, tuple[str, ...]]:
             limits.path("exec_timeout_seconds"),
             numbers.get("exec_timeout_seconds"),
         ),
+        network_field=network_field,
         options=SandboxOptions(
             image=_image_of(fields, "image"),
             network=network,
@@ -182,8 +183,8 @@ def _checked(fields: DefinitionFields, name: str, check: Callable[[str], str]) -
         raise InvalidAgent(f"{path}: {exc.message}", hint=exc.hint, field=path) from exc
 
 
-def _network(fields: DefinitionFields, warnings: list[str]) -> str | None:
-    """Return `full`, `allow:host,…`, or None for no network."""
+def _network(fields: DefinitionFields, warnings: list[str]) -> tuple[str | None, str]:
+    """Return `full`, `allow:host,…`, or None for no network, and the field that says so."""
     said = fields.flag("allow_network")
     if fields.values.get("network") == "none":
         inner = DefinitionFields({"enabled": False}, fields.path("network"))
@@ -204,8 +205,10 @@ def _network(fields: DefinitionFields, warnings: list[str]) -> str | None:
         if value != requested[0][1]:
             raise _contradiction(requested[0][0], path)
     if hosts:
-        return "allow:" + ",".join(hosts)
-    return "full" if requested and requested[0][1] else None
+        return "allow:" + ",".join(hosts), inner.path("allow")
+    if not requested or not requested[0][1]:
+        return None, fields.path("allow_network")
+    return "full", requested[0][0]
 
 
 def _limits(fields: DefinitionFields, limits: DefinitionFields) -> dict[str, Number]:

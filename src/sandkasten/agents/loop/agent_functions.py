@@ -1,7 +1,7 @@
 """Functions that one agent can call: the tools of its sandbox, and other agents.
 
 Everything about an agent that can be rejected is rejected here, before it starts: PolicyDenied,
-InvalidAgent, AgentNotFound, InvalidConfiguration.
+InvalidAgent, AgentNotFound.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from sandkasten.model.spelling import did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from sandkasten.agents.chat.model_settings import Models, ModelSettings
     from sandkasten.agents.definitions.prompt_file import Agent
     from sandkasten.agents.loop.loop_limits import AgentLimits, LoopLimits
     from sandkasten.agents.tools.toolbox import Toolbox
@@ -31,7 +30,6 @@ _TASK: Final = "userInput"
 
 @dataclass(frozen=True, slots=True)
 class AgentFunctions:
-    settings: ModelSettings
     limits: AgentLimits
     functions: Sequence[Mapping[str, Any]]
     """In wire format."""
@@ -49,7 +47,6 @@ class AgentFunctions:
 
 def build_functions(
     agent: Agent,
-    models: Models,
     toolbox: Toolbox,
     lookup: Callable[[str], Agent],
     limits: LoopLimits,
@@ -62,7 +59,6 @@ def build_functions(
     # At the maximum depth, the agents it could have called are not offered.
     below = _named(agent, lookup) if depth < limits.max_depth else {}
     return AgentFunctions(
-        settings=models.for_name(agent.model),
         limits=limits.for_agent(agent),
         functions=[
             *openai_functions(specs),

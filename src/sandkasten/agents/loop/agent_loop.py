@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from types import TracebackType
 
-    from sandkasten.agents.chat.chat_client import Models, Reply
+    from sandkasten.agents.chat.chat_client import Models, ModelSettings, Reply
     from sandkasten.agents.definitions.prompt_file import Agent
     from sandkasten.agents.loop.transcript import Note
     from sandkasten.agents.run_context import RunContext
@@ -101,6 +101,7 @@ class _Conversation:
     """One conversation. Only its messages grow; the rest is constant."""
 
     agent: Agent
+    settings: ModelSettings
     offer: AgentFunctions
     context: RunContext
     transcript: Transcript
@@ -163,13 +164,15 @@ class AgentLoop:
         await self._chat.aclose()
 
     def check(self, agent: Agent, depth: int = 0) -> None:
-        """Raise the errors that `run` would raise before its first request to the model."""
+        """Raise the errors of the agent's file that `run` would raise before it asks the model."""
         self._offer(agent, depth)
 
+    def check_model(self, agent: Agent) -> None:
+        """Raise InvalidConfiguration when no endpoint serves the agent's model."""
+        self._models.for_name(agent.model)
+
     def _offer(self, agent: Agent, depth: int) -> AgentFunctions:
-        return build_functions(
-            agent, self._models, self._toolbox, self._agents, self._limits, depth
-        )
+        return build_functions(agent, self._toolbox, self._agents, self._limits, depth)
 
     async def run(
         self,
@@ -182,6 +185,7 @@ class AgentLoop:
     ) -> AgentResult:
         """Run the agent. Pass `spent` to read the usage of a run that fails."""
         spent = spent or UsageMeter()
+        settings = self._models.for_name(agent.model)
         # Finding agents reads files.
         offered = await asyncio.to_thread(self._offer, agent, context.depth)
         spent.max_tokens = offered.limits.max_tokens
@@ -194,7 +198,7 @@ class AgentLoop:
             await transcript.add_message(str(one.get("role")), one.get("content"))
         most = self._limits.conversation_chars
         conversation = _Conversation(
-            agent, offered, context, transcript, note, spent, messages, most
+            agent, settings, offered, context, transcript, note, spent, messages, most
         )
         timer = asyncio.timeout(offered.limits.timeout_s)
         try:
@@ -257,14 +261,14 @@ class AgentLoop:
         )
 
     async def _ask(self, conversation: _Conversation, step: int) -> Reply:
-        offered = conversation.offer
+        offered, settings = conversation.offer, conversation.settings
         request = ChatRequest(
             tuple(conversation.messages), offered.functions, offered.response_format, offered.config
         )
         began = time.monotonic()
-        reply = await self._chat.ask(offered.settings, request, conversation.transcript.add_retry)
+        reply = await self._chat.ask(settings, request, conversation.transcript.add_retry)
         conversation.spent.count_answer(reply)
-        await conversation.transcript.add_answer(offered.settings.model, reply, step, _ms(began))
+        await conversation.transcript.add_answer(settings.model, reply, step, _ms(began))
         return reply
 
     async def _correct(self, conversation: _Conversation, text: str, problems: list[str]) -> None:

@@ -8,12 +8,12 @@ the ledger and needs no state of this process.
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from sandkasten.agents.tools.tool_answers import unforeseen
-from sandkasten.agents.tools.tool_requests import image_for, request_for
+from sandkasten.agents.tools.tool_requests import request_for
 from sandkasten.errors import (
     Conflict,
     InvalidRequest,
@@ -28,7 +28,7 @@ from sandkasten.model.ids import sandbox_id
 from sandkasten.model.runs.session_key import SessionKey, is_legacy, parse_session_key
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
     from sandkasten.agents.run_context import RunContext
@@ -218,29 +218,32 @@ class CallSandboxes:
             if not making:
                 self._making.pop((tenant, *run), None)
 
+    async def check(self, context: RunContext) -> None:
+        """Raise what `open` would raise for the default sandbox before it makes anything."""
+        with _explained(None):
+            await self._engine.preflight.session(
+                self._request(context, context.session_key(), None),
+                any_image=_image_of(context.sandbox, None) is None,
+            )
+
     async def _made(self, context: RunContext, key: SessionKey, image: str | None) -> Info:
-        sandbox, policy = context.sandbox, self._engine.policy
-        request = request_for(
-            sandbox,
+        with _explained(image):
+            return await self._engine.create(
+                self._request(context, key, image),
+                context.quota,
+                any_image=_image_of(context.sandbox, image) is None,
+            )
+
+    def _request(self, context: RunContext, key: SessionKey, image: str | None) -> CreateRequest:
+        policy = self._engine.policy
+        return request_for(
+            context.sandbox,
             context,
             key=key,
             image=image,
             default_idle_s=min(policy.ttl_s, policy.idle_timeout_s),
             most_life_s=policy.lifetime_s,
         )
-        try:
-            return await self._create(request, context)
-        except Conflict as exc:
-            there = exc.details.get("sandbox_id")
-            if image is not None or image_for(sandbox) is not None or not isinstance(there, str):
-                raise
-            # Without a requested image the session keeps its own; everything else is checked again.
-            has = (await self._engine.get(there)).image
-            again = replace(request, options=replace(request.options, image=has))
-            return await self._create(again, context)
-
-    async def _create(self, request: CreateRequest, context: RunContext) -> Info:
-        return await self._engine.create(request, context.quota)
 
     def _remember(self, info: Info, kind: _Kind | None = None) -> None:
         if info.session_key is None:
@@ -262,10 +265,31 @@ class CallSandboxes:
         )
 
 
+def _image_of(sandbox: AgentSandbox, image: str | None) -> str | None:
+    """Return the image that a session must have. A runtime only chooses that of a new one."""
+    return image or sandbox.options.image
+
+
+@contextmanager
+def _explained(image: str | None) -> Iterator[None]:
+    """Give a Conflict a hint in terms of an agent's file, or of the call that named the image."""
+    try:
+        yield
+    except Conflict as exc:
+        if "sandbox_id" not in exc.details:
+            raise
+        hint = (
+            "set `session: isolated` in the agent's file, or the same value as the other agent"
+            if image is None
+            else "leave image out, or pass another session_key"
+        )
+        raise Conflict(exc.message, hint=hint, **exc.details) from exc
+
+
 def _kind(sandbox: AgentSandbox, image: str | None) -> _Kind:
     options = sandbox.options
     return (
-        image or image_for(sandbox),
+        _image_of(sandbox, image),
         options.profile,
         options.pip_packages,
         options.npm_packages,

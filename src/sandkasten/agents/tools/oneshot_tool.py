@@ -29,6 +29,15 @@ class OneshotTool:
         self._engine = engine
 
     async def run(self, given: Mapping[str, Any], context: RunContext) -> Answer:
+        request = self._request(given, context)
+        return tool_answers.run(await self._engine.run(request, context.quota))
+
+    async def check(self, context: RunContext) -> None:
+        """Raise what every run of this agent would raise before it makes anything."""
+        # An empty program in every language.
+        await self._engine.preflight.run(self._request({"code": "\n"}, context))
+
+    def _request(self, given: Mapping[str, Any], context: RunContext) -> RunRequest:
         sandbox = context.sandbox
         files = {path: _content(path, data) for path, data in given.get("files", {}).items()}
         limits = parse_limits(sandbox.options.limits, self._engine.policy.limits)
@@ -36,7 +45,7 @@ class OneshotTool:
             check_tool_write(
                 len(data), count, max_bytes=limits.tool_file_bytes, max_files=limits.tool_files
             )
-        request = RunRequest(
+        return RunRequest(
             code=encoded("code", given["code"]),
             runtime=given.get("runtime") or runtime_for(sandbox),
             args=tuple(given.get("args", ())),
@@ -52,7 +61,6 @@ class OneshotTool:
             tenant=context.tenant,
             key_id=context.key_id,
         )
-        return tool_answers.run(await self._engine.run(request, context.quota))
 
 
 def _content(path: str, given: str | Mapping[str, str]) -> bytes:

@@ -24,9 +24,9 @@ _SMALL: Final = ("alpine", "busybox")
 _MOST_LABEL: Final = 256
 
 
-def image_for(sandbox: AgentSandbox) -> str | None:
-    """Return the image of a session sandbox; None when the file names none."""
-    return sandbox.options.image or sandbox.runtime
+def session_image(sandbox: AgentSandbox) -> str:
+    """Return the image of a new session sandbox."""
+    return sandbox.options.image or sandbox.runtime or "linux"
 
 
 def runtime_for(sandbox: AgentSandbox) -> str:
@@ -79,7 +79,7 @@ def request_for(
     return CreateRequest(
         replace(
             options,
-            image=image or image_for(sandbox) or "linux",
+            image=image or session_image(sandbox),
             idle_timeout_seconds=min(idle_times, default=None),
             lifetime_seconds=None
             if context.idle_timeout_s is None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.agents.policy_check import check_sandbox
@@ -17,6 +18,7 @@ from sandkasten.agents.tools.exec_tools import ExecTools
 from sandkasten.agents.tools.file_tools import FileTools
 from sandkasten.agents.tools.oneshot_tool import OneshotTool
 from sandkasten.agents.tools.tool_arguments import checked
+from sandkasten.agents.tools.tool_requests import compute_image, runtime_for, session_image
 from sandkasten.agents.tools.tool_schemas import TOOLS
 from sandkasten.errors import InvalidRequest, NotFound, PolicyDenied, SandkastenError
 from sandkasten.model.request_spellings import agreed
@@ -85,17 +87,24 @@ class Toolbox:
             return tool_answers.failure(tool_answers.unforeseen(exc))
 
     async def prepare(self, context: RunContext) -> None:
-        """Create the sandbox in advance, so that missing packages end a run before a model is
-        called: ProvisioningFailed.
+        """Check the sandbox in advance, and fetch its image and packages, so that a missing or
+        forbidden one ends a run before a model is called.
         """
-        sandbox = context.sandbox
-        if not (sandbox.options.pip_packages or sandbox.options.npm_packages):
-            return
+        if context.sandbox.mode == "code":
+            await self._sessions.check(context)
+        else:
+            await self._running.check(context)
+
+    async def find_image(self, sandbox: AgentSandbox) -> bool:
+        """Return whether the image of an agent is here; False if it has to be fetched first.
+
+        Fetches nothing; raises what a run would raise.
+        """
+        check = self._engine.preflight.image
         if sandbox.mode == "code":
-            await self._sessions.open(context)
-            return
-        # An empty program in every language.
-        await self._running.run({"code": "\n"}, context)
+            return await check(replace(sandbox.options, image=session_image(sandbox)))
+        options = replace(sandbox.options, image=compute_image(sandbox))
+        return await check(options, runtime_for(sandbox))
 
     async def finish(
         self, namespace: Namespace, run_id: str, tenant: str | None = None

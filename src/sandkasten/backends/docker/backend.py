@@ -156,9 +156,12 @@ class DockerBackend:
         """Remove what is left of a sandbox that is no longer alive."""
         await self._remove(sandbox_id)
 
-    async def find_image(self, names: Sequence[str]) -> Image | None:
+    def may_fetch(self) -> bool:
         """Implement `ports.KeepsImages`."""
-        return await self._images.find(names)
+        return self._images.may_fetch()
+
+    async def find_image(self, names: Sequence[str], *, fetch: bool = True) -> Image | None:
+        return await self._images.find(names, fetch=fetch)
 
     async def bring_image(self, image: Image) -> None:
         await self._images.reference(image)

@@ -6,12 +6,14 @@ of host mounts; requested packages are installed here if they are missing.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import Busy, Conflict, ImageNotFound, PolicyDenied, UnsupportedByBackend
 from sandkasten.model.access.tenancy import DEFAULT_TENANT, checked_tenant, scoped, unscoped
 from sandkasten.model.environment import checked_environment, checked_labels
+from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec, base_environment
 from sandkasten.model.sandbox.host_mounts import Mounted, choose_mounts, touching
 from sandkasten.model.sandbox.package_sets import MOUNT_PREFIX, checked_packages, environment
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sandkasten.engine.lifecycle.isolation_tiers import IsolationTiers
-    from sandkasten.model.images.resolved_image import Image
     from sandkasten.model.sandbox.cell_spec import HostMount
     from sandkasten.model.sandbox.host_mounts import MountRule
     from sandkasten.model.sandbox.ledger_record import Record
@@ -83,12 +84,14 @@ class Planner:
         otherwise: str = "linux",
         image: Image | None = None,
         sites: Sites | None = None,
+        joins: Record | None = None,
     ) -> SandboxPlan:
         """Check everything that can be checked before anything is made.
 
         `otherwise` is the alias meant by a request that names no image, where the operator's
         allow-list does not hold the default one. `image` is one that was resolved already.
         `sites` is where packages are installed; without it a request for packages is refused.
+        `joins` is the existing session that the request leads to: its image is not looked for.
         """
         options = request.options
         tenant = checked_tenant(request.tenant)
@@ -99,11 +102,13 @@ class Planner:
         limits = parse_limits(options.limits, self._policy.limits, self._policy.ceiling)
         lease = lease_for(options, self._policy)
         labels = checked_labels(options.labels)
-        key = checked_session_key(request.session_key)
         workspace = workspace_request(request, self._policy.workspaces)
         rules = choose_mounts(options.mounts, self._policy.mounts)
         packages = checked_packages(options.pip_packages, options.npm_packages)
         backend = await self._tiers.choose(options.backend, options.isolation)
+        if image is None and joins is not None:
+            # Packages belong to an image, so they need its layers.
+            image = await self._resolved(backend, joins.image) if packages else _image_of(joins)
         if image is None:
             image = await self._image(backend, options.image, otherwise)
         check_profile_on(profile, image)
@@ -125,7 +130,7 @@ class Planner:
             lease=lease,
             labels=labels,
             env_names=tuple(sorted(env)),
-            session_key=None if key is None else scoped(tenant, key),
+            session_key=session_key_of(request),
             warnings=(image.warning,) if image.warning else (),
             workspace=workspace,
             mounts=(
@@ -184,42 +189,66 @@ class Planner:
             )
         return tuple(await self._host_mounts.resolve(rules))
 
-    async def _image(self, backend: Backend, name: str | None, otherwise: str) -> Image:
-        if name is not None:
-            return await self._resolved(backend, name)
+    async def find_image(self, options: SandboxOptions, *, otherwise: str = "linux") -> bool:
+        """Return whether the image of a request is here; False if it has to be fetched first.
+
+        Fetches nothing. Raises what `plan` would raise if nothing can be fetched.
+        """
+        backend = await self._tiers.choose(options.backend, options.isolation)
         try:
-            image = await self._resolved(backend, self._policy.default_image, otherwise)
+            await self._image(backend, options.image, otherwise, fetch=False)
+        except ImageNotFound:
+            names = (self._policy.default_image, otherwise)
+            for name in names if options.image is None else (options.image,):
+                with suppress(PolicyDenied):
+                    if (await self._images.look_up(name)).fetchable:
+                        return False
+            if isinstance(backend, KeepsImages) and backend.may_fetch():
+                return False
+            raise
+        return True
+
+    async def _image(
+        self, backend: Backend, name: str | None, otherwise: str, *, fetch: bool = True
+    ) -> Image:
+        if name is not None:
+            return await self._resolved(backend, name, fetch=fetch)
+        try:
+            default = self._policy.default_image
+            image = await self._resolved(backend, default, otherwise, fetch=fetch)
         except PolicyDenied:
-            image = await self._resolved(backend, otherwise)
+            image = await self._resolved(backend, otherwise, fetch=fetch)
         # The caller named no image, so there is nothing to warn about.
         return replace(image, warning="")
 
-    async def _resolved(self, backend: Backend, name: str, instead: str | None = None) -> Image:
+    async def _resolved(
+        self, backend: Backend, name: str, instead: str | None = None, *, fetch: bool = True
+    ) -> Image:
         """Resolve the image. `instead` is used where the name means the host, which some backends
         cannot show.
         """
         if isinstance(backend, KeepsImages):
-            return await self._kept(backend, backend.name, name, instead)
-        return await self._images.resolve(name)
+            return await self._kept(backend, backend.name, name, instead, fetch=fetch)
+        return await self._images.resolve(name, fetch=fetch)
 
     async def _kept(
-        self, keeper: KeepsImages, backend: str, name: str, instead: str | None
+        self, keeper: KeepsImages, backend: str, name: str, instead: str | None, *, fetch: bool
     ) -> Image:
         """Look in the store first, then in the backend, and only then fetch into the store."""
         there = await self._images.look_up(name)
         if there.image is not None and there.image.kind == "host":
             if instead is not None:
-                return await self._kept(keeper, backend, instead, None)
+                return await self._kept(keeper, backend, instead, None, fetch=fetch)
             raise UnsupportedByBackend(
                 f"backend {backend} cannot show this machine's own /usr (image {name})",
                 hint="name an image (sandkasten image ls), or use the local backend",
                 image=name,
             )
-        found = there.image or await keeper.find_image(there.names)
-        if found is None:
+        found = there.image or await keeper.find_image(there.names, fetch=fetch)
+        if found is None and fetch:
             found = (await self._images.look_up(name, fetch=True)).image
         if found is not None:
-            if found.kind == "layers":
+            if found.kind == "layers" and fetch:
                 await keeper.bring_image(found)
             return found
         sought = " or ".join(there.names)
@@ -242,6 +271,19 @@ def _with_packages(spec: CellSpec, sets: Sequence[PackageSet]) -> CellSpec:
         env={**spec.env, **environment(sets, path, spec.env)},
         mounts=(*spec.mounts, *(one.mount for one in sets)),
     )
+
+
+def session_key_of(request: CreateRequest) -> str | None:
+    """Return the key under which the ledger has the session of a request."""
+    key = checked_session_key(request.session_key)
+    return None if key is None else scoped(checked_tenant(request.tenant), key)
+
+
+def _image_of(record: Record) -> Image:
+    """Return the image of an existing sandbox, without its layers."""
+    if record.image == "host":
+        return Image(record.image)
+    return Image(record.image, "layers" if record.image_id else "engine", id=record.image_id)
 
 
 def _keys(mounts: Sequence[Mounted]) -> tuple[str, ...]:

@@ -17,7 +17,12 @@ from sandkasten.disk.process_identity import boot_id, this_process
 from sandkasten.engine.cleanup import finish
 from sandkasten.engine.handles import Handle, Handles
 from sandkasten.engine.lifecycle.admission import not_made
-from sandkasten.engine.lifecycle.planner import Planner, SandboxPlan, check_same_kind
+from sandkasten.engine.lifecycle.planner import (
+    Planner,
+    SandboxPlan,
+    check_same_kind,
+    session_key_of,
+)
 from sandkasten.engine.lifecycle.sandbox_info import described
 from sandkasten.errors import (
     BackendUnavailable,
@@ -44,6 +49,7 @@ if TYPE_CHECKING:
     from sandkasten.engine.session_journal import SessionJournal
     from sandkasten.model.access.tenancy import TenantQuota
     from sandkasten.model.journal_rows import SessionEnd
+    from sandkasten.model.sandbox.sandbox_options import SandboxOptions
     from sandkasten.model.sandbox.sandbox_values import CreateRequest, Info
 
 # Creating takes milliseconds; a host that needs this long is overloaded.
@@ -84,19 +90,45 @@ class Sandboxes:
         quota: TenantQuota | None = None,
         *,
         sites: Sites | None = None,
+        any_image: bool = False,
     ) -> Info:
-        """Packages of the request are installed in `sites`."""
-        plan = await self._planner.plan(request, sites=sites)
-        if plan.session_key is None:
-            return self.describe(await self.make(plan, quota=quota), created=True)
-        async with self._store.lock("key:" + plan.session_key, wait_s=LOCK_WAIT_S):
-            found = await self._store.find_key(plan.session_key)
-            if found is not None:
-                if await self._usable(found):
-                    check_same_kind(found, request.options, plan)
-                    return self.describe(found, created=False)
-                await self._bury_quietly(found.id)
-            return self.describe(await self.make(plan, quota=quota), created=True)
+        """Packages of the request are installed in `sites`.
+
+        A request that names no image joins the session of its key whatever that is made of; with
+        `any_image`, so does a request that names one.
+        """
+        while True:
+            joins = await self._joined(request, any_image=any_image)
+            plan = await self._planner.plan(request, sites=sites, joins=joins)
+            if plan.session_key is None:
+                return self.describe(await self.make(plan, quota=quota), created=True)
+            async with self._store.lock("key:" + plan.session_key, wait_s=LOCK_WAIT_S):
+                found = await self._store.find_key(plan.session_key)
+                if found is not None:
+                    if await self._usable(found):
+                        check_same_kind(found, _wanted(request, any_image=any_image), plan)
+                        return self.describe(found, created=False)
+                    await self._bury_quietly(found.id)
+                if joins is None:
+                    return self.describe(await self.make(plan, quota=quota), created=True)
+            # The session ended meanwhile, and the plan has no image for a new one.
+
+    async def check(
+        self, request: CreateRequest, *, sites: Sites | None = None, any_image: bool = False
+    ) -> None:
+        """Raise what `create` would raise before it makes anything."""
+        joins = await self._joined(request, any_image=any_image)
+        plan = await self._planner.plan(request, sites=sites, joins=joins)
+        if joins is not None:
+            check_same_kind(joins, _wanted(request, any_image=any_image), plan)
+
+    async def _joined(self, request: CreateRequest, *, any_image: bool) -> Record | None:
+        """Return the session that a request joins without a look at its image, if there is one."""
+        key = session_key_of(request)
+        if key is None or (request.options.image is not None and not any_image):
+            return None
+        found = await self._store.find_key(key)
+        return found if found is not None and await self._usable(found) else None
 
     async def make(
         self, plan: SandboxPlan, *, acquired: Acquired = "cold", quota: TenantQuota | None = None
@@ -412,6 +444,11 @@ async def _lease(channel: Channel, plan: SandboxPlan, timeout_s: float) -> None:
         "lifetime_ms": int(plan.lease.lifetime_s * 1000),
     }
     await channel.call("lease", fields, timeout_s=timeout_s)
+
+
+def _wanted(request: CreateRequest, *, any_image: bool) -> SandboxOptions:
+    options = request.options
+    return replace(options, image=None) if any_image else options
 
 
 def _seen(task: asyncio.Future[None]) -> None:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from sandkasten.engine.storage.sandbox_files import FileOperations
     from sandkasten.model.access.tenancy import TenantQuota
     from sandkasten.model.sandbox.ledger_record import Record
+    from sandkasten.model.sandbox.sandbox_options import SandboxOptions
     from sandkasten.ports import EventSink, Sites
 
 MAX_CODE_BYTES = 10_000_000
@@ -117,6 +118,15 @@ class OneShot:
             if job.kept:
                 await self._take_back(record, job)
             await self._remove(record)
+
+    async def check(self, request: RunRequest) -> None:
+        """Raise what `run` would raise before it makes anything."""
+        await self._plan(request, _checked(request))
+
+    async def find_image(self, options: SandboxOptions, runtime: str) -> bool:
+        """Return whether the image of a run is here; see `Planner.find_image`."""
+        otherwise = _runtime(runtime).image
+        return await self._planner.find_image(options, otherwise=otherwise)
 
     async def _spare(self, plan: SandboxPlan, quota: TenantQuota | None) -> Record | None:
         if quota is None:
@@ -238,15 +248,19 @@ class OneShot:
             return
 
 
-def _checked(request: RunRequest) -> _Job:
-    name = _ALIASES.get(request.runtime, request.runtime)
-    runtime = _RUNTIMES.get(name)
+def _runtime(name: str) -> Runtime:
+    runtime = _RUNTIMES.get(_ALIASES.get(name, name))
     if runtime is None:
         raise InvalidRequest(
-            f"there is no runtime named {shown(str(request.runtime))}",
-            hint=did_you_mean(str(request.runtime), (*_RUNTIMES, *_ALIASES)),
+            f"there is no runtime named {shown(str(name))}",
+            hint=did_you_mean(str(name), (*_RUNTIMES, *_ALIASES)),
             field="runtime",
         )
+    return runtime
+
+
+def _checked(request: RunRequest) -> _Job:
+    runtime = _runtime(request.runtime)
     code = _bytes_of("code", request.code)
     if len(code) > MAX_CODE_BYTES:
         raise PayloadTooLarge(

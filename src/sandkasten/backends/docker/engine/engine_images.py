@@ -135,14 +135,18 @@ class EngineImages:
             )
         return found
 
-    async def find(self, wanted: Sequence[str]) -> Image | None:
+    def may_fetch(self) -> bool:
+        return self._pull != "never"
+
+    async def find(self, wanted: Sequence[str], *, fetch: bool) -> Image | None:
         """Implement `ports.KeepsImages`."""
-        if self._pull != "always":
+        fetch = fetch and self.may_fetch()
+        if not fetch or self._pull != "always":
             for name in wanted:
                 found = await self._known(name)
                 if found is not None:
                     return await self._checked(name, found)
-        if self._pull == "never" or not wanted:
+        if not fetch or not wanted:
             return None
         name = wanted[-1]
         await self._pulled(name)
