@@ -80,7 +80,7 @@ fn program_that_cannot_start_is_an_error_and_leaves_no_record() {
         (json!({"argv": ["true", "x".repeat(200_000)]}), "too_large"),
         (json!({"argv": []}), "invalid"),
         (json!({"argv": ["a\u{0}b"]}), "invalid"),
-        (json!({"argv": ["true"], "shell": "main"}), "invalid"),
+        (json!({"argv": ["true"], "shell": "a/b"}), "invalid"),
         (json!({"argv": ["true"], "env": {"A=B": "x"}}), "invalid"),
         (json!({"argv": ["true"], "env": {"A": 1}}), "invalid"),
         (json!({"argv": ["true"], "stdin": "file"}), "invalid"),

@@ -31,6 +31,41 @@ fn directory_variables_functions_and_status_are_remembered() {
 }
 
 #[test]
+fn process_beside_a_shell_starts_with_its_directory_and_exports_and_changes_neither() {
+    for shell in SHELLS {
+        let runner = with_shell(shell);
+        let mut client = runner.connect();
+        let script = "echo $A [$B] $PWD; cd /; export A=2";
+        let beside = json!({"argv": ["sh", "-c", script], "shell": "main"});
+        let unknown = client.exec(beside.clone());
+        assert_eq!(
+            unknown.stdout(),
+            format!("[] {}\n", runner.workspace().display()),
+            "{shell}: there is no such shell yet"
+        );
+        client.shell("cd /usr; export A=1; B=1");
+        let outcome = client.exec(beside);
+        assert_eq!(outcome.stdout(), "1 [] /usr\n", "{shell}");
+        assert_eq!(outcome.exec()["kind"], "argv");
+        assert_eq!(client.shell("echo $A $PWD").stdout(), "1 /usr\n", "{shell}");
+        let elsewhere = json!({"argv": ["pwd"], "shell": "main", "cwd": "/tmp"});
+        assert_eq!(client.exec(elsewhere).stdout(), "/tmp\n", "{shell}");
+    }
+}
+
+#[test]
+fn process_beside_a_shell_whose_directory_is_gone_starts_in_the_workspace() {
+    let runner = with_shell(SHELLS[0]);
+    let mut client = runner.connect();
+    client.shell("mkdir gone; cd gone; rmdir ../gone");
+    let outcome = client.exec(json!({"argv": ["pwd"], "shell": "main"}));
+    assert_eq!(
+        outcome.stdout(),
+        format!("{}\n", runner.workspace().display())
+    );
+}
+
+#[test]
 fn open_quote_is_a_syntax_error_at_once() {
     for shell in SHELLS {
         let runner = with_shell(shell);

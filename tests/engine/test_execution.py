@@ -425,3 +425,51 @@ async def test_a_command_on_a_terminal_has_one_stream(engine, box):
     assert result.stderr == b""
     assert result.stdout.replace(b"\r", b"") == b"a\nb\n"
     assert result.output == result.stdout
+
+
+@pytest.mark.promise("P13")
+@pytest.mark.parametrize("command", [("sh", "-c", UNTIL_GO), UNTIL_GO], ids=["list", "string"])
+async def test_a_background_command_outlives_the_default_timeout(engine, command):
+    limits = {"exec_timeout_seconds": 0.2, "max_exec_timeout_seconds": 0.5}
+    box = (await engine.create(CreateRequest(SandboxOptions(limits=limits)))).id
+    began = await engine.exec_start(box, ExecRequest(command))
+    # Started later with the same default, and over: a deadline of the first would be over too.
+    assert (await engine.exec(box, ExecRequest(("sleep", "600")))).timed_out
+    assert (await engine.exec_get(box, began.exec_id)).status == "running"
+    await engine.files.write(box, GO, b"")
+    ended = await engine.exec_get(box, began.exec_id, wait_s=PATIENCE_S)
+    assert (ended.status, ended.exit_code, ended.why) == ("completed", 0, None)
+
+
+async def test_a_background_command_with_a_timeout_is_stopped_then(engine, box):
+    began = await engine.exec_start(box, ExecRequest(("sleep", "600"), timeout_seconds=0.2))
+    ended = await engine.exec_get(box, began.exec_id, wait_s=PATIENCE_S)
+    assert (ended.status, ended.why.code) == ("timed_out", "TIMEOUT")
+    assert ended.why.message == "the command was stopped at its deadline of 0.2 s"
+    # A day is over the largest timeout of a command that is waited for.
+    long = ExecRequest(("true",), timeout_seconds=86_400)
+    with pytest.raises(InvalidRequest, match="max_exec_timeout_seconds") as caught:
+        await engine.exec(box, long)
+    assert "in the background" in caught.value.hint
+    assert (await engine.exec_start(box, long)).exec_id
+
+
+async def test_a_string_in_the_background_runs_beside_the_shell_with_its_state(engine, box):
+    await engine.exec(box, ExecRequest("cd /tmp; export A=kept; B=lost"))
+    began = await engine.exec_start(box, ExecRequest(f"{UNTIL_GO}; cd /; echo $A [$B]; export A=2"))
+    # The shell is free, and writes what the other one waits for.
+    after = await engine.exec(box, ExecRequest(f"echo $A; pwd; : > {GO}"))
+    assert after.stdout == b"kept\n/tmp\n"
+    ended = await engine.exec_get(box, began.exec_id, wait_s=PATIENCE_S)
+    assert (ended.stdout, ended.shell) == (b"kept []\n", None)
+    told = await engine.exec_start(box, ExecRequest("pwd", cwd="/usr"))
+    assert (await engine.exec_get(box, told.exec_id, wait_s=PATIENCE_S)).stdout == b"/usr\n"
+    told = await engine.exec_start(box, ExecRequest("pwd; cd /usr", stateful=True))
+    ended = await engine.exec_get(box, told.exec_id, wait_s=PATIENCE_S)
+    assert (ended.stdout, ended.shell, ended.cwd) == (b"/tmp\n", "default", "/usr")
+
+
+async def test_a_background_string_of_a_new_sandbox_runs_in_the_workspace(engine, box):
+    began = await engine.exec_start(box, ExecRequest("pwd"))
+    ended = await engine.exec_get(box, began.exec_id, wait_s=PATIENCE_S)
+    assert ended.stdout == b"/workspace\n"

@@ -308,3 +308,28 @@ async def test_a_key_whose_sandbox_crashed_gets_a_new_one_and_the_old_one_is_mar
     assert (new.created, new.id != old.id) == (True, True)
     assert (await journaled.journal.session(old.id)).status == "crashed"
     assert (await journaled.store.get(new.id)).state is State.RUNNING
+
+
+async def test_a_background_command_emits_the_same_event_as_any_other(journaled):
+    info = await journaled.engine.create(CreateRequest())
+    await journaled.engine.exec(info.id, ExecRequest(("sh", "-c", "echo 12; exit 3")))
+    began = await journaled.engine.exec_start(info.id, ExecRequest(("sh", "-c", "echo 12; exit 3")))
+
+    def finished() -> list[dict[str, object]]:
+        return [fields for event, fields in journaled.events.seen if event == "exec.finished"]
+
+    async def told() -> bool:
+        return len(finished()) == 2
+
+    await until(told)
+    waited, alone = finished()
+    assert alone["exec"] == began.exec_id
+    different = {"exec", "seconds"}
+    assert {k: v for k, v in alone.items() if k not in different} == {
+        "sandbox": info.id,
+        "status": "completed",
+        "exit_code": 3,
+        "stdout_bytes": 3,
+        "stderr_bytes": 0,
+    }
+    assert waited.keys() == alone.keys()

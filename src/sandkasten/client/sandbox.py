@@ -272,7 +272,12 @@ class AsyncSandbox(SandboxFiles):
         keep_stdin_open: bool = False,
         **options: Unpack[CommandKeywords],
     ) -> AsyncProcess:
-        """Start a command and return at once. Its deadline holds even if nothing follows it."""
+        """Start a command and return at once. It runs until it ends, or its sandbox does.
+
+        With a timeout it is stopped then, even if nothing follows it. A string runs beside the
+        persistent shell, with its directory and exported variables, and leaves it free;
+        `stateful=True` runs it in the shell itself, where later commands wait for it.
+        """
         request = replace(_request("start", cmd, options), keep_stdin_open=keep_stdin_open)
         answer = await (await self.transport()).exec_start(self.id, request)
         return AsyncProcess(self, answer.exec_id)

@@ -201,7 +201,7 @@ class Engine:
             clock=clock,
             events=events,
         )
-        self._history = ExecHistory(self._handles, journal, clock)
+        self._history = ExecHistory(self._handles, journal, clock, events)
         self._execution = Execution(self._handles, self._history, events)
         self._watch = EndWatch(
             backends=backends,

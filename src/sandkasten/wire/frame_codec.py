@@ -24,6 +24,8 @@ MAX_STREAM = 0xFFFF_FFFF
 GENERATION = 2
 # From this generation on a runner announces when its lease ends it.
 SAYS_ENDING = 2
+# A feature in HELLO: `argv` with `shell` starts a process with the state of that shell.
+SHELL_STATE = "shell_state"
 
 _HEADER = struct.Struct(">IBI")
 HEADER_BYTES = _HEADER.size

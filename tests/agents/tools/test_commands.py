@@ -101,6 +101,17 @@ async def test_a_command_can_be_started_read_and_awaited(tools):
     assert [one["seq"] for one in again["chunks"]] == [1, 2]
 
 
+async def test_a_started_command_outlives_the_agents_timeout_and_leaves_the_shell_free(tools):
+    short = SandboxOptions(limits={"exec_timeout_seconds": 0.2})
+    quick = tools.asking(AgentSandbox(mode="code", options=short))
+    await quick.call("exec", cmd="mkfifo go; cd /tmp", timeout_seconds=30)
+    begun = await quick.call("exec", cmd="read line < /workspace/go; pwd", stream=True)
+    assert (await quick.call("exec", cmd="sleep 60"))["timed_out"]
+    await quick.call("exec", cmd="echo > /workspace/go", timeout_seconds=30)
+    ended = await quick.call("exec_wait", exec_id=begun["exec_id"])
+    assert (ended["exit_code"], ended["stdout"]) == (0, "/tmp\n")
+
+
 async def test_a_reader_gets_at_most_the_requested_chunks_and_misses_none(tools):
     # More than one chunk holds, and less than the retained output.
     begun = await tools.call("exec", cmd=["seq", "30000"], stream=True)

@@ -20,10 +20,11 @@ impl Execs {
     pub fn start_process(&mut self, number: u64, cx: &mut Context) -> Result<(), Failure> {
         let exec = self.get_mut(number).ok_or_else(gone)?;
         let argv = match &exec.start.what {
-            What::Argv(argv) => argv.clone(),
+            What::Argv { words, .. } => words.clone(),
             What::Shell { .. } => return Err(gone()),
         };
-        let mut env: Env = cx.config.env.clone();
+        let base = exec.start.base_env.as_ref();
+        let mut env: Env = base.unwrap_or(&cx.config.env).clone();
         for (name, value) in &exec.start.env {
             program::env_set(&mut env, name, value.clone());
         }
@@ -78,13 +79,14 @@ impl Execs {
         match report {
             Report::Started { pid } => {
                 exec.begin(pid);
+                exec.start.base_env = None;
                 self.changed.insert(number);
                 self.arm_deadline(number, cx);
                 self.write_input(number, false, cx);
             }
             Report::Failed { stage, errno } => {
                 let program = match &exec.start.what {
-                    What::Argv(argv) => argv.first().cloned().unwrap_or_default(),
+                    What::Argv { words, .. } => words.first().cloned().unwrap_or_default(),
                     What::Shell { .. } => Vec::new(),
                 };
                 let cwd = working_directory(exec, &cx.config);

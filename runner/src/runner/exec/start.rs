@@ -8,8 +8,15 @@ use crate::wire::request::{self, Fields};
 use serde_json::Value;
 
 pub enum What {
-    Argv(Vec<Vec<u8>>),
-    Shell { name: String, command: Vec<u8> },
+    /// A fresh process. `state_of` names a shell whose directory and exported variables it starts with.
+    Argv {
+        words: Vec<Vec<u8>>,
+        state_of: Option<String>,
+    },
+    Shell {
+        name: String,
+        command: Vec<u8>,
+    },
 }
 
 #[derive(Clone, Copy)]
@@ -24,6 +31,8 @@ pub struct Start {
     pub key: Option<String>,
     pub what: What,
     pub env: Env,
+    /// What `env` is laid over, if not the runner's own environment.
+    pub base_env: Option<Env>,
     pub cwd: Option<Vec<u8>>,
     pub stdin_stream: bool,
     pub pty: Option<Size>,
@@ -54,6 +63,7 @@ impl Start {
             exec_id,
             key,
             env: parse_env(&fields, shell)?,
+            base_env: None,
             cwd: fields.bytes("cwd")?,
             stdin_stream: match fields.text("stdin")? {
                 None | Some("none") => false,
@@ -85,7 +95,7 @@ fn cap(fields: &Fields, name: &str) -> Result<usize, Failure> {
 
 fn parse_what(fields: &Fields) -> Result<What, Failure> {
     match (fields.get("argv"), fields.get("shell")) {
-        (Some(argv), None) => {
+        (Some(argv), shell) => {
             let words = argv
                 .as_array()
                 .ok_or_else(|| Failure::invalid("argv must be a list"))?;
@@ -93,12 +103,13 @@ fn parse_what(fields: &Fields) -> Result<What, Failure> {
                 return Err(Failure::invalid("argv is empty"));
             }
             let words = words.iter().map(|word| request::byte_string("argv", word));
-            Ok(What::Argv(words.collect::<Result<_, _>>()?))
+            Ok(What::Argv {
+                words: words.collect::<Result<_, _>>()?,
+                state_of: shell.map(|_| shell_name(fields)).transpose()?,
+            })
         }
         (None, Some(_)) => {
-            let name = fields
-                .name("shell", protocol::MAX_SHELL_NAME, b"_.-")?
-                .to_owned();
+            let name = shell_name(fields)?;
             let command = fields
                 .bytes("command")?
                 .ok_or_else(|| request::missing("command"))?;
@@ -110,10 +121,15 @@ fn parse_what(fields: &Fields) -> Result<What, Failure> {
             }
             Ok(What::Shell { name, command })
         }
-        _ => Err(Failure::invalid(
+        (None, None) => Err(Failure::invalid(
             "either argv, or shell and command, is required",
         )),
     }
+}
+
+fn shell_name(fields: &Fields) -> Result<String, Failure> {
+    let name = fields.name("shell", protocol::MAX_SHELL_NAME, b"_.-")?;
+    Ok(name.to_owned())
 }
 
 fn parse_env(fields: &Fields, shell: bool) -> Result<Env, Failure> {

@@ -67,7 +67,7 @@ impl Server {
             "uid": config.identity.own.uid,
             "user_uid": config.identity.user_uid(),
             "shell": config.shell.as_deref().map(bytes::to_json),
-            "features": [],
+            "features": protocol::FEATURES,
         }));
         self.cx.clients.insert(id, connection);
         Ok(())

@@ -131,10 +131,17 @@ impl Server {
         Ok(())
     }
 
-    fn start_new(&mut self, start: Start) -> Result<u64, Failure> {
+    fn start_new(&mut self, mut start: Start) -> Result<u64, Failure> {
         let shell = match &start.what {
             What::Shell { name, .. } => Some(name.clone()),
-            What::Argv(_) => None,
+            What::Argv { state_of, .. } => {
+                let state = state_of.as_ref().and_then(|name| self.shells.state(name));
+                if let Some((cwd, env)) = state {
+                    start.cwd.get_or_insert(cwd);
+                    start.base_env = env;
+                }
+                None
+            }
         };
         let number = self.execs.add(start, &mut self.cx)?;
         let outcome = match shell {

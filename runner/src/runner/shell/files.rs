@@ -71,7 +71,7 @@ impl Directory {
     ) -> Result<(), Errno> {
         let command = match &exec.start.what {
             What::Shell { command, .. } => command,
-            What::Argv(_) => return Err(libc::EINVAL),
+            What::Argv { .. } => return Err(libc::EINVAL),
         };
         let content = script::body(&Body {
             env: &exec.start.env,

@@ -140,6 +140,17 @@ impl Shells {
         idle.map(|shell| shell.pid)
     }
 
+    /// Return the last directory of a shell and what it last exported, for a process that starts beside it.
+    pub fn state(&self, name: &str) -> Option<(Vec<u8>, Option<Env>)> {
+        let shell = self.by_id.get(&self.find(name)?)?;
+        if !files::is_directory(&shell.cwd) {
+            return None;
+        }
+        let env = shell.env.as_ref();
+        let env = env.map(|saved| files::start_env(saved, None, &shell.cwd));
+        Some((shell.cwd.clone(), env))
+    }
+
     fn find(&self, name: &str) -> Option<u64> {
         let mut shells = self.by_id.iter();
         let found = shells.find(|(_, shell)| shell.name == name && !shell.closing);

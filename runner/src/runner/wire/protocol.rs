@@ -30,6 +30,10 @@ pub const MAX_PROCESSES: usize = 2_000;
 pub const MAX_CMDLINE: usize = 4 << 10;
 pub const MAX_SHELL_ANSWER: usize = 4 << 20;
 
+/// What this runner can do beyond its generation. `shell_state`: `argv` together with `shell` starts a fresh
+/// process with the state of that shell.
+pub const FEATURES: &[&str] = &["shell_state"];
+
 /// `(number, name, direction)`.
 pub const KINDS: &[(u8, &str, &str)] = &[
     (1, "HELLO", "runner"),

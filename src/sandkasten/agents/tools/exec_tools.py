@@ -10,6 +10,7 @@ import asyncio
 import secrets
 import signal
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.agents.tools import tool_answers
@@ -41,14 +42,16 @@ class ExecTools:
     async def run(
         self, given: Mapping[str, Any], context: RunContext, target: CallSandbox
     ) -> Answer:
+        stream = given.get("stream", False)
         request = exec_request(
             {
-                "timeout_seconds": timeout_for(context.sandbox),
+                # What is begun for later reading lives as long as the sandbox.
+                "timeout_seconds": None if stream else timeout_for(context.sandbox),
                 **without_doubles(given),
                 "idempotency_key": "tool-" + secrets.token_hex(8),
             }
         )
-        if given.get("stream", False):
+        if stream:
             begun = await self._engine.exec_start(target.info.id, request)
             # Output written in the meantime is read later, from the beginning.
             return {**tool_answers.ending(begun), "stdout": "", "stderr": "", "output": ""}
@@ -66,7 +69,8 @@ class ExecTools:
         with suppress(SandkastenError, TimeoutError):
             async with asyncio.timeout(KILL_S):
                 # The same key is the same command: running, queued, or ended.
-                found = await self._engine.exec_start(sandbox_id, request)
+                same = replace(request, stateful=isinstance(request.command, str))
+                found = await self._engine.exec_start(sandbox_id, same)
                 while found.status == "running":
                     await self._engine.exec_signal(sandbox_id, found.exec_id, signal.SIGKILL)
                     found = await self._engine.exec_get(sandbox_id, found.exec_id, wait_s=_DYING_S)

@@ -234,7 +234,11 @@ EXEC: Final = _tool(
             0.001,
             MOST_TIMEOUT_S,
         ),
-        "stream": _boolean("Begin it and answer at once; for servers and long commands.", False),
+        "stream": _boolean(
+            "Begin it and answer at once; for servers and long commands. Without timeout_seconds "
+            "it runs until it ends or the sandbox is closed.",
+            False,
+        ),
     },
     one_of=COMMANDS,
 )

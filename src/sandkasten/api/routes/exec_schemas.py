@@ -37,12 +37,19 @@ ExecBody = body_of(
             None,
             ge=0,
             le=10**10,
-            description="Wins over `timeout_seconds`; 0: the session's own.",
+            description="Wins over `timeout_seconds`; 0: the default.",
         ),
     ),
     pty=(bool | PtyBody, Field(False, description="On a terminal: one stream, no stderr.")),
     stream=(bool, Field(False, description="Answer as exec/stream does.")),
-    background=(bool, Field(False, description="Answer 202 as soon as it runs.")),
+    background=(
+        bool,
+        Field(
+            False,
+            description="Answer 202 as soon as it runs. Without a timeout it runs until it ends or "
+            "its session does.",
+        ),
+    ),
     error_on_timeout=(
         bool,
         Field(False, description="Answer 504 when it times out, with the result in `details`."),

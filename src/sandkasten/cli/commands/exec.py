@@ -43,6 +43,11 @@ async def execute(state: State, start: str, line: CommandLine) -> int:
     box = await AsyncSandbox.attach(await resolve(state, start), **state.where)
     piped = is_prepared()
     options: CommandKeywords = {**line.options, "max_output_bytes": KEPT_BYTES}
+    if options.get("timeout_seconds") is None and box.known is not None:
+        # It is waited for, so it has the deadline of such a command.
+        options["timeout_seconds"] = box.known.limits.exec_timeout_s
+    if isinstance(line.command, str):
+        options["stateful"] = True
     process = await box.start(line.command, keep_stdin_open=piped, **options)
     result = await _accompany(process, piped=piped, quiet=state.json)
     if state.json:

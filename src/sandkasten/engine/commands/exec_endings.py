@@ -1,4 +1,4 @@
-"""The reason why a command ended, as far as its status and the counters of its sandbox tell."""
+"""The end of a command: why it ended, as far as status and counters tell, and its event."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from sandkasten.wire.messages import decode_stats
 
 if TYPE_CHECKING:
     from sandkasten.engine.handles import ExecStart, Handle, Handles
-    from sandkasten.model.commands.exec_values import Why
+    from sandkasten.model.commands.exec_values import ExecResult, Why
+    from sandkasten.ports import EventSink
     from sandkasten.wire.messages import ExecReply
 
 # A file system with less than this free cannot take one more block of most writers.
@@ -41,6 +42,23 @@ async def explain_end(
         # The counters only explain; without them the result is still the result.
         return verdict(ending, limits, timeout_s)
     return verdict(ending, limits, timeout_s, before=before, after=after, full=full)
+
+
+def emit_finished(events: EventSink | None, sandbox_id: str, result: ExecResult) -> None:
+    """Emit the event of a command that ended, whether or not a caller waited for it."""
+    if events is not None:
+        events.emit(
+            "exec.finished",
+            {
+                "sandbox": sandbox_id,
+                "exec": result.exec_id,
+                "status": result.status,
+                "exit_code": result.exit_code,
+                "seconds": result.duration_ms / 1000,
+                "stdout_bytes": result.stdout_bytes,
+                "stderr_bytes": result.stderr_bytes,
+            },
+        )
 
 
 async def _full_file_system(handles: Handles, handle: Handle) -> str | None:

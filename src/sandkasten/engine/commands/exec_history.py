@@ -1,7 +1,8 @@
 """Record in the journal which commands ran: when they started and how they ended.
 
 A caller that waits for a command records its end. For all other commands, one task per sandbox asks
-the runner while any of them runs. That task ends with the engine and never changes what runs.
+the runner while any of them runs, records the end and emits its event. That task ends with the
+engine and never changes what runs.
 Without a journal this module does nothing, and it never makes a command fail.
 """
 
@@ -12,7 +13,7 @@ import shlex
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from sandkasten.engine.commands.exec_endings import explain_end
+from sandkasten.engine.commands.exec_endings import emit_finished, explain_end
 from sandkasten.engine.commands.exec_results import result_of
 from sandkasten.engine.handles import Handles, is_paused
 from sandkasten.errors import (
@@ -27,9 +28,9 @@ from sandkasten.model.journal_rows import ExecRow
 from sandkasten.wire.messages import ExecReply, decode_exec, decode_execs
 
 if TYPE_CHECKING:
-    from sandkasten.model.commands.exec_values import ExecRequest, ExecResult
+    from sandkasten.model.commands.exec_values import ExecResult
     from sandkasten.model.sandbox.ledger_record import Record
-    from sandkasten.ports import Clock, Journal
+    from sandkasten.ports import Clock, EventSink, Journal
 
 _COMMAND_BYTES = 4096
 # The task waits for the oldest command, so its end is recorded at once; the others are checked at
@@ -50,14 +51,23 @@ class _Followed:
 
 
 class ExecHistory:
-    def __init__(self, handles: Handles, journal: Journal | None, clock: Clock) -> None:
+    def __init__(
+        self,
+        handles: Handles,
+        journal: Journal | None,
+        clock: Clock,
+        events: EventSink | None = None,
+    ) -> None:
         self._handles = handles
         self._journal = journal
         self._clock = clock
+        self._events = events
         self._followed: dict[str, _Followed] = {}
         self._closed = False
 
-    def began(self, record: Record, exec_id: str, request: ExecRequest) -> ExecRow | None:
+    def began(
+        self, record: Record, exec_id: str, line: tuple[str, ...] | str, shell: str | None
+    ) -> ExecRow | None:
         """Record a command as running; return None if nothing is recorded."""
         if self._journal is None:
             return None
@@ -65,10 +75,10 @@ class ExecHistory:
             id=exec_id,
             session_id=record.id,
             tenant=record.tenant,
-            command=_text(request.command),
+            command=_text(line),
             status="running",
             started_at=self._clock.now(),
-            shell=request.shell if isinstance(request.command, str) else None,
+            shell=shell,
         )
         self._journal.note_exec(row)
         return row
@@ -76,6 +86,11 @@ class ExecHistory:
     def ended(self, row: ExecRow, result: ExecResult) -> None:
         if self._journal is not None:
             self._journal.note_exec(_ended(row, result))
+
+    def _ended_alone(self, row: ExecRow, result: ExecResult) -> None:
+        """Record the end of a command that no caller waits for, and emit its event."""
+        self.ended(row, result)
+        emit_finished(self._events, row.session_id, result)
 
     def follow(self, row: ExecRow) -> None:
         """Follow a command that no caller waits for (any more)."""
@@ -102,7 +117,7 @@ class ExecHistory:
                 self.follow(row)
                 count += 1
             elif row.status == "running" and reply is not None:
-                self.ended(row, result_of(reply, KeptOutput(0, 0)))
+                self._ended_alone(row, result_of(reply, KeptOutput(0, 0)))
         return count
 
     async def aclose(self) -> None:
@@ -164,7 +179,7 @@ class ExecHistory:
             if reply.ended and reply.exec_id in followed.rows:
                 why = await explain_end(self._handles, handle, reply)
                 row = followed.rows.pop(reply.exec_id)
-                self.ended(row, result_of(reply, KeptOutput(0, 0), why=why))
+                self._ended_alone(row, result_of(reply, KeptOutput(0, 0), why=why))
 
 
 def _found(record: Record, reply: ExecReply | None, exec_id: str) -> ExecRow:

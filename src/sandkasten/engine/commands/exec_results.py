@@ -5,6 +5,7 @@ A command that ran and failed is a result here, whatever ended it; errors are ra
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from sandkasten.model.commands.exec_values import ExecResult, Source, Status, Why
@@ -27,12 +28,15 @@ def start_fields(exec_id: str, command: Command, *, follow: bool) -> dict[str, o
     """Return the body of `exec.start`; fields that equal a protocol default are left out."""
     fields: dict[str, object] = {
         "exec_id": exec_id,
-        "deadline_ms": max(1, int(command.timeout_s * 1000)),
         "stdout_cap": command.stdout_cap,
         "stderr_cap": command.stderr_cap,
     }
+    if math.isfinite(command.timeout_s):
+        fields["deadline_ms"] = max(1, int(command.timeout_s * 1000))
     if command.argv is not None:
         fields["argv"] = [to_bytes_json(part) for part in command.argv]
+        if command.state_of is not None:
+            fields["shell"] = command.state_of
     else:
         fields["shell"] = command.shell
         fields["command"] = to_bytes_json(command.text or "")

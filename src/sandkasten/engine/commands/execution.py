@@ -7,9 +7,10 @@ read. Counters are read only when a command failed in a way they could explain.
 from __future__ import annotations
 
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sandkasten.engine.commands.exec_endings import explain_end
+from sandkasten.engine.commands.exec_endings import emit_finished, explain_end
 from sandkasten.engine.commands.exec_follower import ExecFollower
 from sandkasten.engine.commands.exec_results import (
     SOURCES,
@@ -28,6 +29,7 @@ from sandkasten.model.ids import new_exec_id
 from sandkasten.model.numbers import number, whole
 from sandkasten.model.sandbox.policy import MAX_KEPT_BYTES
 from sandkasten.wire.call import OutputChunk
+from sandkasten.wire.frame_codec import SHELL_STATE
 from sandkasten.wire.messages import decode_exec, decode_execs
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ class Execution:
 
     async def run(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
         following = await self._follow(sandbox_id, request)
-        with _RecordedExec(self._history, following, request) as noted:
+        with _RecordedExec(self._history, following, request.command) as noted:
             async with aclosing(following.chunks()) as chunks:
                 async for _ in chunks:
                     pass
@@ -63,7 +65,7 @@ class Execution:
         self, sandbox_id: str, request: ExecRequest
     ) -> AsyncIterator[Chunk | ExecResult]:
         following = await self._follow(sandbox_id, request)
-        with _RecordedExec(self._history, following, request) as noted:
+        with _RecordedExec(self._history, following, request.command) as noted:
             async with aclosing(following.chunks()) as chunks:
                 async for chunk in chunks:
                     yield chunk
@@ -73,12 +75,15 @@ class Execution:
     async def start(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
         """Start a command in the background. It runs when this returns; fetch its result by id."""
         handle, channel = await self._handles.connect(sandbox_id)
-        command = _command(request, handle, channel)
+        command = _command(request, handle, channel, background=True)
+        if SHELL_STATE not in channel.hello.features:
+            command = replace(command, state_of=None)
         exec_id = new_exec_id()
         handle.remember(exec_id, ExecStart(handle.counters, command.timeout_s))
         fields = start_fields(exec_id, command, follow=False)
         reply = decode_exec(await channel.call("exec.start", fields, timeout_s=CALL_TIMEOUT_S))
-        row = self._history.began(handle.record, reply.exec_id, request)
+        shell = command.shell if command.argv is None else None
+        row = self._history.began(handle.record, reply.exec_id, request.command, shell)
         if row is not None:
             self._history.follow(row)
         if command.stdin is not None:
@@ -154,19 +159,7 @@ class Execution:
         return tuple(result_of(reply, KeptOutput(0, 0), raw=True) for reply in replies)
 
     def _told(self, sandbox_id: str, result: ExecResult) -> ExecResult:
-        if self._events is not None:
-            self._events.emit(
-                "exec.finished",
-                {
-                    "sandbox": sandbox_id,
-                    "exec": result.exec_id,
-                    "status": result.status,
-                    "exit_code": result.exit_code,
-                    "seconds": result.duration_ms / 1000,
-                    "stdout_bytes": result.stdout_bytes,
-                    "stderr_bytes": result.stderr_bytes,
-                },
-            )
+        emit_finished(self._events, sandbox_id, result)
         return result
 
     async def _call(
@@ -203,10 +196,12 @@ class _RecordedExec:
     rest.
     """
 
-    def __init__(self, history: ExecHistory, following: ExecFollower, request: ExecRequest) -> None:
+    def __init__(
+        self, history: ExecHistory, following: ExecFollower, line: tuple[str, ...] | str
+    ) -> None:
         self._history = history
         self._following = following
-        self._request = request
+        self._line = line
         self._row: ExecRow | None = None
         self._ended = False
         following.on_started = self._began
@@ -231,14 +226,18 @@ class _RecordedExec:
         return result
 
     def _began(self, exec_id: str) -> None:
-        record = self._following.handle.record
-        self._row = self._history.began(record, exec_id, self._request)
+        record, command = self._following.handle.record, self._following.command
+        shell = command.shell if command.argv is None else None
+        self._row = self._history.began(record, exec_id, self._line, shell)
 
 
-def _command(request: ExecRequest, handle: Handle, channel: Channel) -> Command:
+def _command(
+    request: ExecRequest, handle: Handle, channel: Channel, *, background: bool = False
+) -> Command:
     if request.stdin is not None and not isinstance(request.stdin, bytes | bytearray | memoryview):
         raise InvalidRequest("stdin must be bytes", hint="encode the string first", field="stdin")
-    return checked_command(request, handle.record.limits, channel.hello.shell or "sh")
+    limits, shell = handle.record.limits, channel.hello.shell or "sh"
+    return checked_command(request, limits, shell, background=background)
 
 
 def _add(output: KeptOutput, piece: OutputChunk) -> Chunk:

@@ -21,7 +21,7 @@ from sandkasten.engine.commands.exec_results import ending_of, result_of
 from sandkasten.engine.commands.execution import CALL_TIMEOUT_S
 from sandkasten.errors import InvalidRequest, ProtocolViolation, SandkastenError, ShellNotFound
 from sandkasten.model.commands.command import checked_pty
-from sandkasten.model.commands.exec_values import ExecRequest, ExecResult, Pty
+from sandkasten.model.commands.exec_values import ExecResult, Pty
 from sandkasten.model.commands.kept_output import KeptOutput
 from sandkasten.model.commands.verdict import verdict
 from sandkasten.model.environment import checked_environment, text_bytes
@@ -237,8 +237,8 @@ class TerminalSessions:
         fields = terminal_fields(channel, command, Pty(rows, cols), env, cwd)
         fields |= {"follow": False, "stdout_cap": KEPT_BYTES}
         reply = decode_exec(await channel.call("exec.start", fields, timeout_s=CALL_TIMEOUT_S))
-        request = ExecRequest(command or (channel.hello.shell or "sh",))
-        row = self._history.began(handle.record, reply.exec_id, request)
+        line = command or (channel.hello.shell or "sh",)
+        row = self._history.began(handle.record, reply.exec_id, line, None)
         if row is not None:
             self._history.follow(row)
         return reply.exec_id

@@ -6,13 +6,14 @@ InvalidRequest or PayloadTooLarge and name the rule; nothing is clamped.
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import InvalidRequest, PayloadTooLarge
-from sandkasten.model.commands.exec_values import ExecRequest, Pty
+from sandkasten.model.commands.exec_values import MAX_SECONDS, ExecRequest, Pty
 from sandkasten.model.environment import checked_environment, text_bytes
 from sandkasten.model.files.sandbox_paths import working_directory
 from sandkasten.model.numbers import number, whole
@@ -41,19 +42,30 @@ class Command:
     stdin: bytes | None
     keep_stdin_open: bool
     timeout_s: float
+    """Infinite: no deadline."""
     stdout_cap: int
     stderr_cap: int
     pty: Pty | None
     key: str | None
     raw_output: bool
+    state_of: str | None = None
+    """The persistent shell whose directory and exported variables `argv` starts with."""
 
 
-def checked_command(request: ExecRequest, limits: Limits, shell_program: str) -> Command:
-    """Return the command to run. `shell_program` runs a string that must not touch the session."""
-    argv, text = _what(request, shell_program)
-    timeout_s = limits.exec_timeout_s
+def checked_command(
+    request: ExecRequest, limits: Limits, shell_program: str, *, background: bool = False
+) -> Command:
+    """Return the command to run. `shell_program` runs a string outside the session's shell.
+
+    In the background a command has no deadline unless it asks for one, and a string leaves the
+    session's shell free: it runs beside it, with its directory and exported variables.
+    """
+    beside = background and isinstance(request.command, str) and request.stateful is None
+    argv, text = _what(replace(request, stateful=False) if beside else request, shell_program)
+    timeout_s = math.inf if background else limits.exec_timeout_s
     if request.timeout_seconds is not None:
-        timeout_s = _timeout(request.timeout_seconds, limits)
+        longest_s = MAX_SECONDS if background else limits.max_exec_timeout_s
+        timeout_s = _timeout(request.timeout_seconds, longest_s)
     stdout_cap, stderr_cap = limits.stdout_bytes, limits.stderr_bytes
     if request.max_output_bytes is not None:
         stdout_cap = stderr_cap = whole(
@@ -66,7 +78,7 @@ def checked_command(request: ExecRequest, limits: Limits, shell_program: str) ->
             field="shell",
         )
     cwd = None if request.cwd is None else working_directory(request.cwd)
-    if cwd is None and argv is not None:
+    if cwd is None and argv is not None and not beside:
         cwd = WORKSPACE
     return Command(
         argv=argv,
@@ -82,6 +94,7 @@ def checked_command(request: ExecRequest, limits: Limits, shell_program: str) ->
         pty=None if request.pty is None else checked_pty(request.pty),
         key=None if request.idempotency_key is None else _key(request.idempotency_key),
         raw_output=request.raw_output,
+        state_of=request.shell if beside else None,
     )
 
 
@@ -133,15 +146,15 @@ def _too_large(size: int) -> PayloadTooLarge:
     )
 
 
-def _timeout(value: float, limits: Limits) -> float:
+def _timeout(value: float, longest_s: float) -> float:
     try:
-        return number("timeout_seconds", value, low=0.001, high=limits.max_exec_timeout_s)
+        return number("timeout_seconds", value, low=0.001, high=longest_s)
     except InvalidRequest as exc:
-        if isinstance(value, int | float) and value > limits.max_exec_timeout_s:
+        if isinstance(value, int | float) and longest_s < value <= MAX_SECONDS:
             raise InvalidRequest(
-                f"a timeout of {value:g} s is over max_exec_timeout_seconds "
-                f"({limits.max_exec_timeout_s:g})",
-                hint="lower it, or start the command in the background and read its result later",
+                f"a timeout of {value:g} s is over max_exec_timeout_seconds ({longest_s:g})",
+                hint="lower it, or start the command in the background, where this limit does "
+                "not apply",
                 field="timeout_seconds",
             ) from exc
         raise

@@ -20,7 +20,8 @@ class Pty:
     cols: int = 80
 
 
-_MAX_SECONDS: Final = 10**7
+# Of a timeout: 115 days.
+MAX_SECONDS: Final = 10**7
 
 
 def _about(description: str, **bounds: float) -> dict[str, Any]:
@@ -45,7 +46,7 @@ class ExecRequest:
     cwd: str | None = None
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     stdin: bytes | None = None
-    timeout_seconds: float | None = field(default=None, metadata={"ge": 0, "le": _MAX_SECONDS})
+    timeout_seconds: float | None = field(default=None, metadata={"ge": 0, "le": MAX_SECONDS})
     shell: str = field(default="default", metadata=_about("The name of one of several shells."))
     pty: Pty | None = field(default=None, metadata=_about("On a terminal: one stream, no stderr."))
     idempotency_key: str | None = field(

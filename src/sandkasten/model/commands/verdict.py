@@ -66,7 +66,7 @@ def verdict(
             "TIMEOUT",
             "the command was stopped at its deadline"
             + (f" of {timeout_s:g} s" if timeout_s is not None else ""),
-            "raise the timeout, or start it in the background and read its output later",
+            "raise the timeout; a command in the background has none unless you set it",
         )
     if ending.lost and ending.shell_reset:
         return Why(
