@@ -72,3 +72,74 @@ def test_an_invalid_agents_setting_is_refused_without_repeating_secrets(tmp_path
     assert "secret" not in str(refused.value)
     assert ":pw@" not in str(refused.value)
     assert "two words" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "provider", "url"),
+    [
+        ("OPENAI_API_KEY", "openai", "https://api.openai.com/v1"),
+        ("ANTHROPIC_API_KEY", "anthropic", "https://api.anthropic.com/v1"),
+        (
+            "GEMINI_API_KEY",
+            "gemini",
+            "https://generativelanguage.googleapis.com/v1beta/openai",
+        ),
+    ],
+)
+def test_the_key_of_a_provider_alone_gives_its_endpoint(tmp_path, variable, provider, url):
+    found = settings(tmp_path, **{variable: "sk-very-secret"})
+    endpoints = {one.name: (one.base_url, one.api_key) for one in found.providers}
+    assert endpoints == {
+        provider: (url, "sk-very-secret"),
+        # Has no key, so it needs no setting.
+        "ollama": ("http://127.0.0.1:11434/v1", None),
+    }
+    shown = {one.name: (one.value, one.origin) for one in found.origins()}
+    assert shown[f"models.{provider}.api_key"] == ("(set)", f"env {variable}")
+    assert "very-secret" not in repr(found)
+    assert "very-secret" not in repr(found.providers)
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1:9999", "http://127.0.0.1:9999/v1"),
+        ("box", "http://box:11434/v1"),
+        ("0.0.0.0", "http://127.0.0.1:11434/v1"),
+        (":7000", "http://127.0.0.1:7000/v1"),
+        ("https://box.example", "https://box.example/v1"),
+        ("http://box:80/ollama/", "http://box:80/ollama/v1"),
+        ("http://box/v1", "http://box/v1"),
+        ("[::1]:5", "http://[::1]:5/v1"),
+    ],
+)
+def test_the_host_of_ollama_is_read_as_ollama_reads_it(tmp_path, host, url):
+    [ollama] = settings(tmp_path, OLLAMA_HOST=host).providers
+    assert (ollama.name, ollama.base_url) == ("ollama", url)
+
+
+def test_the_operators_own_endpoint_wins_over_variables_of_other_programs(tmp_path):
+    others = {
+        "OPENAI_API_KEY": "a",
+        "OPENAI_BASE_URL": "http://127.0.0.1:2/v1",
+        "OLLAMA_HOST": "127.0.0.1:3",
+    }
+    mine = {"SANDKASTEN_MODELS_BASE_URL": "http://127.0.0.1:1/v1"}
+    assert settings(tmp_path, **others, **mine).providers == ()
+    own = {"SANDKASTEN_MODELS_OPENAI_BASE_URL": "http://h/v1"}
+    for found in (
+        settings(tmp_path, **others, **mine, **own),
+        settings(
+            tmp_path, "models: {openai: {base_url: 'http://h/v1'}}", OPENAI_API_KEY="a", **mine
+        ),
+    ):
+        assert [(one.name, one.base_url, one.api_key) for one in found.providers] == [
+            ("openai", "http://h/v1", "a")
+        ]
+
+
+def test_a_base_url_of_anthropic_without_a_path_gets_its_version(tmp_path):
+    found = settings(
+        tmp_path, ANTHROPIC_API_KEY="a", ANTHROPIC_BASE_URL="https://proxy.example"
+    ).providers
+    assert found[0].base_url == "https://proxy.example/v1"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from sandkasten.daemon.backend_registry import prepare_data_dir
 from sandkasten.daemon.engine_assembly import open_engine
+from sandkasten.daemon.settings.provider_settings import KEY_VARIABLES
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.storage.stage_publish import StagePublish
 from sandkasten.errors import Busy, SandkastenError, UnsupportedByBackend
@@ -81,7 +82,21 @@ async def agent_service(
             runs=RunDirectory(settings.data_dir.absolute() / "runs"),
             toolbox=Toolbox(engine, StagePublish(engine.files, files)),
             library=Library([*rules.agent_dirs, *rules.workflow_dirs]),
-            models=Models(default=model),
+            models=Models(
+                default=model,
+                providers={
+                    one.name: ModelSettings(
+                        base_url=one.base_url,
+                        api_key=one.api_key or "",
+                        timeout_s=rules.model_timeout_s,
+                        url_name=f"models.{one.name}.base_url",
+                        key_name=KEY_VARIABLES.get(one.name, ""),
+                    )
+                    for one in settings.providers
+                },
+                default_name=rules.model or "",
+                key_names=KEY_VARIABLES,
+            ),
             runner=WorkflowRunner(expressions),
             clock=SystemClock(),
             limits=_limits(rules, LoopLimits()),

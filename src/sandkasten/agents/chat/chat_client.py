@@ -163,7 +163,7 @@ class ChatModel:
         except Unreadable as exc:
             raise ModelUnavailable(
                 f"the model endpoint {settings.shown} sent an invalid answer: {exc}",
-                hint="check that SANDKASTEN_MODELS_BASE_URL is a chat completions endpoint",
+                hint=f"check that {settings.url_name} is a chat completions endpoint",
             ) from None
         except EndpointError as exc:
             refusal = refusal_of(0, exc.error, settings)
@@ -275,7 +275,7 @@ def _broken_error(
     where = "during the answer" if found.begun else "before the answer"
     error = ModelUnavailable(
         f"the model endpoint {settings.shown} failed {where}: {reason}",
-        hint="check that the endpoint runs and is reachable; see SANDKASTEN_MODELS_BASE_URL",
+        hint=f"check that the endpoint runs and is reachable; see {settings.url_name}",
     )
     hopeless = isinstance(exc, aiohttp.ClientSSLError | aiohttp.InvalidURL)
     return error if found.begun or hopeless else _Transient(error)

@@ -98,14 +98,14 @@ def error_of(refusal: EndpointRefusal, settings: ModelSettings) -> SandkastenErr
     if refusal.status in (401, 403):
         return InvalidConfiguration(
             f"{who} rejected the key{number}{said}",
-            hint="check SANDKASTEN_MODELS_API_KEY and the permissions of the key",
+            hint=f"check {settings.key_name or settings.url_name} and the permissions of the key",
             status=refusal.status,
         )
     if refusal.status in (404, 405) or 300 <= refusal.status < 400:
         number += "; it redirects, and redirects are not followed" if refusal.status < 400 else ""
         return InvalidConfiguration(
             f"{who} has no chat completions for the model {settings.model!r}{number}{said}",
-            hint="check SANDKASTEN_MODELS_BASE_URL (with /v1 if the endpoint has one) and `model:`",
+            hint=f"check {settings.url_name} (with /v1 if the endpoint has one) and `model:`",
             status=refusal.status,
         )
     if refusal.status in (400, 413, 422) and is_context_overflow(refusal):

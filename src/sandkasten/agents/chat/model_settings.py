@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _SETTINGS: Final = (
-    "SANDKASTEN_MODELS_BASE_URL, SANDKASTEN_MODELS_API_KEY and SANDKASTEN_MODELS_DEFAULT"
+    "SANDKASTEN_MODELS_BASE_URL, SANDKASTEN_MODELS_API_KEY and SANDKASTEN_MODELS_DEFAULT "
+    "to a chat completions endpoint"
 )
 # The key goes into a header, where a line break would start another header.
 _KEY: Final = re.compile(r"[\x21-\x7e]*")
@@ -45,6 +46,9 @@ class ModelSettings:
     """Whether `openai/gpt-4o` is requested as `gpt-4o`. A router of many providers needs the
     full name.
     """
+    url_name: str = "SANDKASTEN_MODELS_BASE_URL"
+    key_name: str = "SANDKASTEN_MODELS_API_KEY"
+    """Settings of the URL and the key, for messages; the second is empty if there is no key."""
 
     def __post_init__(self) -> None:
         try:
@@ -56,17 +60,17 @@ class ModelSettings:
         if not usable:
             raise InvalidConfiguration(
                 "the URL of the model endpoint is not an http or https URL",
-                hint="set SANDKASTEN_MODELS_BASE_URL, for example to http://localhost:11434/v1",
+                hint=f"set {self.url_name}, for example to http://localhost:11434/v1",
             )
         if parts.username is not None or parts.query or parts.fragment:
             raise InvalidConfiguration(
                 "the URL of the model endpoint contains a user, a query or a fragment",
-                hint="pass the key in SANDKASTEN_MODELS_API_KEY, not in the URL",
+                hint=f"pass the key in {self.key_name}, not in the URL",
             )
         if not _KEY.fullmatch(self.api_key):
             raise InvalidConfiguration(
                 "the key of the model endpoint contains a space or a non-ASCII character",
-                hint="check SANDKASTEN_MODELS_API_KEY for a line break",
+                hint=f"check {self.key_name} for a line break",
             )
 
     @property
@@ -80,6 +84,7 @@ class ModelSettings:
 
 
 _NONE: Final[Mapping[str, ModelSettings]] = MappingProxyType({})
+_NO_NAMES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +94,24 @@ class Models:
     default: ModelSettings | None = None
     providers: Mapping[str, ModelSettings] = field(default_factory=lambda: _NONE)
     """By the part of a model name before the first slash, which is then not sent."""
+    default_name: str = ""
+    """Model of agents that name none, if there is no default endpoint: `provider/model`."""
+    key_names: Mapping[str, str] = field(default_factory=lambda: _NO_NAMES)
+    """By provider: the variable that alone makes it usable."""
 
     def for_name(self, name: str | None) -> ModelSettings:
         """Return the settings for a model name, with `model` as it is sent."""
-        name = name or ""
+        name = name or ("" if self.default else self.default_name)
         provider, slash, rest = name.partition("/")
         own = self.providers.get(provider) if slash else None
         if own is not None:
             return replace(own, model=_named(rest or own.model, provider))
         if self.default is None:
             wanted = f"the model {name!r}" if name else "an agent that names no model"
+            variable = self.key_names.get(provider) if slash else None
             raise InvalidConfiguration(
                 f"no model endpoint is configured for {wanted}",
-                hint=f"set {_SETTINGS} to a chat completions endpoint",
+                hint=f"set {variable}, or {_SETTINGS}" if variable else f"set {_SETTINGS}",
             )
         if not name:
             return replace(self.default, model=_named(self.default.model, ""))

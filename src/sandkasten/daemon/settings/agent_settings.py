@@ -30,7 +30,7 @@ class AgentSettings:
         "models.base_url",
         model_url,
         None,
-        "Base URL of an OpenAI-compatible API, with its /v1; without it no agent runs.",
+        "Base URL of an OpenAI-compatible API, with its /v1, for models of every name.",
     )
     api_key: str | None = setting(
         "models.api_key",

@@ -33,6 +33,7 @@ from sandkasten.daemon.settings.limit_settings import (
     WorkspaceSettings,
     default_limits,
 )
+from sandkasten.daemon.settings.provider_settings import ProviderEndpoint, ProviderSettings
 from sandkasten.daemon.settings.setting_fields import (
     Origin,
     SettingSource,
@@ -68,6 +69,7 @@ SECTIONS = (
     JwtSettings,
     RecordSettings,
     AgentSettings,
+    ProviderSettings,
 )
 
 
@@ -96,6 +98,8 @@ class Settings:
     """Whose tokens are accepted. May hold a secret: never printed."""
     docker: DockerSettings
     agents: AgentSettings
+    providers: tuple[ProviderEndpoint, ...]
+    """Model providers by the prefix of a model's name."""
     packages: PackageRules
     values: tuple[Origin, ...]
 
@@ -155,7 +159,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
     packages = source.read(PackageSettings)
     http = source.read(HttpSettings)
     records = source.read(RecordSettings)
-    agents = source.read(AgentSettings)
+    agents, providers = source.read(AgentSettings), source.read(ProviderSettings)
 
     data_dir = general.data_dir or _default_data_dir(environ)
     source.show_default("data_dir", str(data_dir))
@@ -213,6 +217,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
             engine, source.origins, environ, default=general.backend == "docker"
         ),
         agents=agents,
+        providers=providers.endpoints(agents.base_url, source.origins),
         packages=packages.rules(),
         values=tuple(source.origins.values()),
     )

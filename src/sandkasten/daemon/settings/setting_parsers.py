@@ -181,6 +181,8 @@ def secret(name: str, value: object) -> str:
 
 def model_key(name: str, value: object) -> str:
     """Accept also short strings: local models take any key."""
+    # A line break at the end comes from the file that the variable was read from.
+    value = value.strip() if isinstance(value, str) else value
     if (
         not isinstance(value, str)
         or not 1 <= len(value) <= 4096
