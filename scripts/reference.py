@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -194,13 +195,14 @@ def example() -> str:
         indent = "  " * len(room.split(".")) if room else ""
         rooms.setdefault(room, []).append(f"{indent}# {one.doc}\n#{indent}{key}:{shown}\n")
     lines = [_EXAMPLE_HEAD]
-    above = ""
+    above: list[str] = []
     for room, keys in rooms.items():
-        # A room inside the one before it goes on under the same head.
-        opened = len(above.split(".")) if above and room.startswith(f"{above}.") else 0
-        heads = [f"#{'  ' * depth}{part}:\n" for depth, part in enumerate(room.split(".")) if part]
+        parts = room.split(".") if room else []
+        # What this room shares with the one before it goes on under the same head.
+        opened = len(os.path.commonprefix([above, parts]))
+        heads = [f"#{'  ' * depth}{part}:\n" for depth, part in enumerate(parts)]
         lines.append("\n".join(heads[opened:] + keys))
-        above = room
+        above = parts
     return "\n".join(lines)
 
 
