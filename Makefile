@@ -18,7 +18,7 @@ unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV
 # The tests start hundreds of programs; without bytecode each would compile all its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup dev demo demo-agents check test test-long bench lint fmt docs wheel image images lock clean packages packages-check packages-test packages-bench lint-python lint-rust ready debians
+.PHONY: help setup dev demo demo-agents check test test-long bench lint fmt docs wheel install uninstall image images lock clean packages packages-check packages-test packages-bench lint-python lint-rust ready debians
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,7 @@ $(VENV)/.server: requirements/server.txt requirements/docker.txt requirements/ag
 	@$(PIP) install --require-hashes -r requirements/server.txt -r requirements/docker.txt \
 		-r requirements/agents.txt -r requirements/jwt.txt -r requirements/mcp.txt \
 		-r requirements/build.txt
+	@$(PIP) --quiet uninstall --yes sandkasten  # what older checkouts called it
 	@$(PIP) install --no-deps --no-build-isolation --no-index --editable .
 	@touch $@
 
@@ -124,6 +125,12 @@ docs: $(VENV)/.docs  ## the documentation as a site in build/site; fails on a br
 
 wheel: dev  ## build dist/*.whl with the runner in it
 	@$(VENV)/bin/python -m hatchling build -t wheel
+
+install: setup  ## install into PREFIX (default /usr/local), with a unit for systemd
+	@scripts/install.sh install
+
+uninstall:  ## remove what make install put into PREFIX; keeps settings and data
+	@scripts/install.sh uninstall
 
 image: setup  ## build the daemon as sandkasten:<version> in the engine of DOCKER_HOST (BASE=…)
 	@scripts/image.sh

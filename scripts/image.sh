@@ -49,7 +49,7 @@ if [ "$(cat "$context/.wheels" 2>/dev/null)" != "$stamp" ]; then
         -r requirements/image.txt
     echo "$stamp" >"$context/.wheels"
 fi
-rm -f "$wheels"/sandkasten-*.whl
+rm -f "$wheels"/sandkasten_runtime-*.whl
 "$python" -m hatchling build -t wheel -d "$wheels" &>/dev/null
 rm -rf "$context/requirements"
 mkdir "$context/requirements"

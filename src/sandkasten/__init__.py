@@ -325,6 +325,11 @@ __all__ = [
 def __getattr__(name: str) -> object:
     module = _WHERE.get(name)
     if module is None:
+        if not name.startswith("_"):
+            from sandkasten.client.import_clash import find_clash
+
+            if clash := find_clash():
+                raise ImportError(str(clash))
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+import sandkasten
+from sandkasten.client.import_clash import find_clash
 from sandkasten.model.sandbox.readiness import Readiness
 from tests.unisolated.backend import UnisolatedBackend
 
@@ -62,3 +64,33 @@ def test_a_default_backend_that_is_not_ready_is_status_1_with_the_remedy(cli, un
     found = json.loads(cli("doctor", "--json").out)
     assert (found["ready"], found["tiers"][0]["ready"]) == (False, False)
     assert found["tiers"][0]["create_ms"] is None
+
+
+@pytest.fixture
+def other_project(tmp_path, monkeypatch):
+    """The metadata of the other project with our import name, where Python looks for it."""
+    info = tmp_path / "site" / "sandkasten-0.3.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sandkasten\nVersion: 0.3.0\n")
+    monkeypatch.syspath_prepend(str(info.parent))
+
+
+def test_another_package_with_our_import_name_is_a_warning(cli, other_project):
+    done = cli("doctor", "--no-measure")
+    assert done.out.startswith(
+        "warn  import name: the distribution sandkasten 0.3.0, another project with the same "
+        "import name, is installed; the two replace each other's files\n"
+        "      remedy: pip uninstall sandkasten sandkasten-runtime, then install "
+        "sandkasten-runtime again\n"
+    )
+    assert done.status == 0
+
+
+def test_a_name_of_the_other_project_is_explained_when_imported(other_project):
+    with pytest.raises(ImportError, match="another project with the same import name"):
+        from sandkasten import SandkastenAPIError  # type: ignore[attr-defined]  # noqa: F401
+
+
+def test_an_unknown_name_is_an_ordinary_error_without_the_other_project():
+    assert not hasattr(sandkasten, "SandkastenAPIError")
+    assert find_clash() is None

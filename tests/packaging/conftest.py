@@ -20,10 +20,11 @@ class Environment:
     """A virtual environment and a working directory, both outside the repository."""
 
     folder: Path
+    venv: str = "venv"
 
     @property
     def python(self) -> Path:
-        return self.folder / "venv" / "bin" / "python"
+        return self.folder / self.venv / "bin" / "python"
 
     def run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         elsewhere = self.folder / "elsewhere"
@@ -43,16 +44,21 @@ class Environment:
             check=False,
         )
 
-    def install(self, *arguments: str) -> None:
+    @property
+    def site(self) -> Path:
+        (found,) = self.folder.glob(f"{self.venv}/lib/python3*/site-packages")
+        return found
+
+    def pip(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         pip = [sys.executable, "-m", "pip", "--python", str(self.python)]
-        quiet = ["--quiet", "--disable-pip-version-check", "--no-input"]
-        # Of all that is installed a few modules are imported, once.
-        done = subprocess.run(
-            [*pip, "install", "--no-compile", *quiet, *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
+        quiet = ["--disable-pip-version-check", "--no-input"]
+        return subprocess.run(
+            [*pip, *arguments, *quiet], capture_output=True, text=True, check=False
         )
+
+    def install(self, *arguments: str) -> None:
+        # Of all that is installed a few modules are imported, once.
+        done = self.pip("install", "--no-compile", "--quiet", *arguments)
         assert done.returncode == 0, done.stderr
 
 
@@ -77,6 +83,18 @@ def build_wheel(source: Path, out: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+def make_install(target: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run what `make install` or `make uninstall` runs once the checkout is set up."""
+    return subprocess.run(
+        [str(ROOT / "scripts" / "install.sh"), target],
+        env={**os.environ, "PYTHON": sys.executable, **variables},
+        capture_output=True,
+        text=True,
+        timeout=FAR_TOO_LATE_S * 4,
+        check=False,
+    )
+
+
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("wheel")
@@ -96,8 +114,9 @@ def client_alone(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Envir
 
 @pytest.fixture(scope="session")
 def with_server(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """The wheel and the locked requirements of its `server` extra."""
-    made = make_environment(tmp_path_factory.mktemp("server"))
-    made.install("--require-hashes", "-r", str(ROOT / "requirements" / "server.txt"))
-    made.install("--no-deps", "--no-index", str(wheel))
-    return made
+    """The wheel and its locked requirements, as `make install` puts them into a PREFIX."""
+    prefix = tmp_path_factory.mktemp("prefix")
+    few = {"EXTRAS": "server", "WHEEL": str(wheel), "COMPILE": "no"}
+    done = make_install("install", PREFIX=str(prefix), **few)
+    assert done.returncode == 0, done.stderr
+    return Environment(prefix, "lib/sandkasten")

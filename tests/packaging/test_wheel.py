@@ -6,12 +6,15 @@ import platform
 import shutil
 import stat
 import struct
+import subprocess
+import sys
 import zipfile
 from email.parser import Parser
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import environments
 from tests.packaging.conftest import ROOT, build_wheel
 
 if TYPE_CHECKING:
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
 # The first of them builds the wheel and installs it with all it requires.
 pytestmark = pytest.mark.timeout(600)
+INFO = "sandkasten_runtime-0.1.0.dist-info"
 BINARIES = {
     "sandkasten/_bin/sandkasten-runner",
     "sandkasten/_bin/sandkasten-launch",
@@ -36,20 +40,28 @@ def test_the_wheel_holds_every_binary_and_each_is_executable(wheel):
 def test_the_wheel_is_tagged_for_the_machine_of_its_binaries(wheel):
     assert f"manylinux_2_17_{platform.machine()}" in wheel.name
     assert f"musllinux_1_1_{platform.machine()}" in wheel.name
-    assert wheel.name.startswith("sandkasten-0.1.0-py3-none-")
+    assert wheel.name.startswith("sandkasten_runtime-0.1.0-py3-none-")
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    assert {name.split("/")[0] for name in names} == {"sandkasten", "sandkasten-0.1.0.dist-info"}
+    assert {name.split("/")[0] for name in names} == {"sandkasten", INFO}
     assert "sandkasten/py.typed" in names
     assert [name for name in names if "__pycache__" in name] == []
 
 
+def test_the_distribution_and_the_import_have_different_names(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = Parser().parsestr(archive.read(f"{INFO}/METADATA").decode())
+        scripts = archive.read(f"{INFO}/entry_points.txt").decode()
+    assert metadata["Name"] == "sandkasten-runtime"
+    assert scripts == "[console_scripts]\nsandkasten = sandkasten.cli.main:main\n"
+
+
 def test_the_client_requires_only_an_http_library(wheel):
     with zipfile.ZipFile(wheel) as archive:
-        metadata = Parser().parsestr(archive.read("sandkasten-0.1.0.dist-info/METADATA").decode())
+        metadata = Parser().parsestr(archive.read(f"{INFO}/METADATA").decode())
     required = metadata.get_all("Requires-Dist", [])
     assert [need for need in required if "extra ==" not in need] == ["aiohttp<4,>=3.12"]
     assert metadata["Requires-Python"] == ">=3.11"
@@ -75,7 +87,7 @@ def test_an_installed_wheel_runs_the_first_example_of_the_readme(with_server):
 def test_without_the_server_extra_the_command_names_the_extra_to_install(client_alone):
     done = client_alone.run("sandkasten", "run", "-c", "print(6*7)")
     assert done.returncode != 0
-    assert "[server]" in done.stderr
+    assert "pip install 'sandkasten-runtime[server]'" in done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) <= 2
 
@@ -88,8 +100,72 @@ def test_without_the_server_extra_a_sandbox_is_refused_in_one_sentence(client_al
     )
     done = client_alone.run("python", "-c", code)
     assert done.returncode == 0, done.stderr
-    assert "[server]" in done.stdout
+    assert "pip install 'sandkasten-runtime[server]'" in done.stdout
     assert done.stdout.count("\n") == 1
+
+
+def test_the_hint_keeps_the_installed_version_and_adds_only_the_extra(client_alone):
+    # No index is reachable: the name alone must be satisfied by what is installed.
+    done = client_alone.pip("install", "--dry-run", "--no-index", "sandkasten-runtime[docker]")
+    assert "Requirement already satisfied: sandkasten-runtime[docker]" in done.stdout
+    assert "No matching distribution found for aio" in done.stderr
+
+
+def _unpacked(wheel: Path, site: Path) -> Path:
+    """The files of our wheel where Python looks first."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    return site
+
+
+def _add_other_project(site: Path) -> None:
+    """Add the files of the package that has our import name on the public index."""
+    (place,) = environments.compat().parents[1].glob("lib/python3*/site-packages")
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in ("sandkasten", "sandkasten-0.3.0.dist-info"):
+        shutil.copytree(place / name, site / name, dirs_exist_ok=True, ignore=ignored)
+    # What its first import needs, so that only the clash can fail.
+    (site / "httpx.py").touch()
+
+
+def _python(site: Path, code: str) -> subprocess.CompletedProcess[str]:
+    # Without the packages of this environment, which has our own among them.
+    words = [sys.executable, "-S", "-c", code]
+    environ = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(site)}
+    return subprocess.run(
+        words, cwd=site, env=environ, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+COMMAND = "from sandkasten.cli.main import main; main(['version'])"
+
+
+@pytest.mark.parametrize("code", ["from sandkasten import Sandbox", COMMAND])
+def test_the_other_project_installed_over_ours_is_explained(wheel, tmp_path, code):
+    site = _unpacked(wheel, tmp_path)
+    _add_other_project(site)
+    done = _python(site, code)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (
+        1,
+        "ImportError: the distribution sandkasten 0.3.0, another project with the same import "
+        "name, is installed; the two replace each other's files (hint: pip uninstall sandkasten "
+        "sandkasten-runtime, then install sandkasten-runtime again)",
+    )
+
+
+def test_our_files_without_their_package_file_are_explained(wheel, tmp_path):
+    # `pip uninstall sandkasten` removes the files that both projects have.
+    site = _unpacked(wheel, tmp_path)
+    missing = site / "sandkasten" / "__init__.py"
+    missing.unlink()
+    done = _python(site, COMMAND)
+    assert (done.returncode, done.stderr.splitlines()) == (
+        125,
+        [
+            f"error: the installation of sandkasten-runtime is incomplete: {missing} is missing",
+            "hint: pip install --force-reinstall with the wheel of sandkasten-runtime",
+        ],
+    )
 
 
 def _copy_without_binaries(folder: Path) -> Path:
@@ -112,7 +188,9 @@ def test_without_binaries_the_wheel_is_pure(tmp_path):
     source = _copy_without_binaries(tmp_path)
     done = build_wheel(source, tmp_path / "out")
     assert done.returncode == 0, done.stderr
-    assert [p.name for p in (tmp_path / "out").iterdir()] == ["sandkasten-0.1.0-py3-none-any.whl"]
+    assert [p.name for p in (tmp_path / "out").iterdir()] == [
+        "sandkasten_runtime-0.1.0-py3-none-any.whl"
+    ]
 
 
 def test_the_tag_follows_the_binaries_and_not_the_machine_that_packs(tmp_path):

@@ -8,6 +8,7 @@ import tomllib
 import pytest
 
 import sandkasten
+from sandkasten.model.optional_extras import DISTRIBUTION, VERSION
 from tests.repo import tree
 
 LOCKS = sorted((tree.ROOT / "requirements").glob("*.txt"))
@@ -76,7 +77,8 @@ def test_the_client_depends_only_on_an_http_library():
 def test_package_runner_and_changelog_have_one_version():
     cargo = tomllib.loads((tree.ROOT / "runner" / "Cargo.toml").read_text())
     assert cargo["package"]["version"] == PROJECT["version"]
-    assert sandkasten.__version__ == PROJECT["version"]
+    assert sandkasten.__version__ == VERSION == PROJECT["version"]
+    assert PROJECT["name"] == DISTRIBUTION
     headings = re.findall(
         r"^## \[?([\w.]+)", (tree.ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
     )

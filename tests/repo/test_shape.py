@@ -163,13 +163,20 @@ def test_a_registry_host_and_a_machine_path_are_recognised():
     assert _foreign_words("pip install sandkasten; /workspace/x; /root") == []
 
 
-def test_no_hint_installs_the_package_of_that_name_from_an_index():
-    # It is another project's, and would replace this one.
-    by_name = re.compile(r"pip install [^\n]{0,20}\bsandkasten\b(?!-)")
+def test_nothing_tells_a_user_to_install_the_other_project_of_that_name():
+    # It would replace files of this one. Records of the past keep their words.
+    by_name = re.compile(r"pip install [^\n]{0,40}?[ '\"=]sandkasten(?![-_=\w/])")
     assert by_name.search("hint: pip install 'sandkasten[docker]'")
-    assert not by_name.search('hint: pip install "$(echo ./sandkasten-*.whl)[docker]"')
-    named = [name for name, path in tree.modules().items() if by_name.search(path.read_text())]
-    assert named == []
+    assert by_name.search("pip install -U sandkasten")
+    assert not by_name.search("hint: pip install 'sandkasten-runtime[docker]'")
+    assert not by_name.search("pip install ./sandkasten_runtime-*.whl")
+    told = [
+        str(path.relative_to(tree.ROOT))
+        for path in tree.files()
+        if path.parent.name not in {"repo", "decisions"} and path.name != "CHANGELOG.md"
+        if (content := tree.text(path)) and by_name.search(content)
+    ]
+    assert told == []
 
 
 def test_the_built_binaries_name_no_path_of_the_machine_that_built_them():

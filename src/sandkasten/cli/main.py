@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with its status."""
+    import sandkasten
     from sandkasten.cli.state import EXIT_OURS, State
     from sandkasten.errors import (
         CommandNotExecutable,
@@ -25,8 +26,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         QuotaExceeded,
         SandkastenError,
     )
-    from sandkasten.model.optional_extras import install_command
+    from sandkasten.model.optional_extras import DISTRIBUTION, install_command
 
+    if sandkasten.__file__ is None:
+        # Python then takes the directory for a namespace package.
+        missing = os.path.join(*sandkasten.__path__, "__init__.py")
+        sys.stderr.write(
+            f"error: the installation of {DISTRIBUTION} is incomplete: {missing} is missing\n"
+            f"hint: pip install --force-reinstall with the wheel of {DISTRIBUTION}\n"
+        )
+        raise SystemExit(EXIT_OURS)
     try:
         from sandkasten.cli.command_table import build
     except ModuleNotFoundError as exc:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.api.http_app import App
@@ -25,7 +24,7 @@ from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.daemon.settings.http_settings import key_required
 from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import InvalidConfiguration
-from sandkasten.model.optional_extras import install_command
+from sandkasten.model.optional_extras import VERSION, install_command
 from sandkasten.telemetry.log_events import FanOut, LogEvents
 from sandkasten.telemetry.metrics import Metrics
 
@@ -61,7 +60,7 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
     async with AsyncExitStack() as stack:
         stack.enter_context(only_daemon(data_dir))
         clock = SystemClock()
-        metrics = Metrics(version("sandkasten"))
+        metrics = Metrics(VERSION)
         events = FanOut(LogEvents(routine=logging.INFO), metrics)
         books = await stack.enter_async_context(open_books(settings, clock, rules.db_path))
         engine = await open_engine(
@@ -97,7 +96,7 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
             open_agents=agents.open,
             events=metrics,
             metrics=metrics,
-            version=version("sandkasten"),
+            version=VERSION,
         )
         await engine.recover()
         await stack.enter_async_context(agents)

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 from contextlib import suppress
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Literal
 
 from sandkasten.daemon.settings.http_settings import require_key
@@ -15,6 +14,7 @@ from sandkasten.mcp.mcp_http import mcp_over_http
 from sandkasten.mcp.mcp_server import OneCaller, mcp_server
 from sandkasten.mcp.mcp_stdio import serve_stdio
 from sandkasten.mcp.tool_provider import provide_tools
+from sandkasten.model.optional_extras import VERSION
 from sandkasten.telemetry import json_log
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def serve(
 async def _stdio(opening: AbstractAsyncContextManager[ProvidedTools]) -> None:
     async with opening as tools:
         caller = tools.open_caller()
-        server = mcp_server(tools.shapes, OneCaller(caller), version=version("sandkasten"))
+        server = mcp_server(tools.shapes, OneCaller(caller), version=VERSION)
         try:
             await serve_stdio(server)
         finally:
@@ -72,7 +72,7 @@ async def _http(
 ) -> None:
     async with (
         opening as tools,
-        mcp_over_http(tools.shapes, tools.open_caller, rules, version=version("sandkasten")) as url,
+        mcp_over_http(tools.shapes, tools.open_caller, rules, version=VERSION) as url,
     ):
         announce(f"sandkasten serves its tools at {url}")
         await asyncio.get_running_loop().create_future()

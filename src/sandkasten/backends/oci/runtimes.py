@@ -28,7 +28,7 @@ _PATH = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
 _PACKAGES: dict[Name, str] = {
     "runc": "apt-get install runc",
     "crun": "apt-get install crun",
-    "runsc": "scripts/runsc.sh, or install gVisor of 2024 or newer",
+    "runsc": "install gVisor of 2024 or newer: https://gvisor.dev/docs/user_guide/install/",
 }
 # The release that fixes all three container escapes of 2025.
 _RUNC_SAFE = (1, 2, 8)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from sandkasten.cli.output import put, put_json, visible
 from sandkasten.cli.state import EXIT_NOT_READY
+from sandkasten.client.import_clash import find_clash
 from sandkasten.errors import BackendUnavailable
-from sandkasten.model.sandbox.readiness import Readiness, Tier
+from sandkasten.model.sandbox.readiness import Readiness, Requirement, Tier
 
 if TYPE_CHECKING:
     from sandkasten.cli.state import State
@@ -27,7 +28,7 @@ class Findings:
 
 async def examine(state: State, *, measure: bool) -> int:
     """Return 0 if sandboxes can be created on this machine, else 1."""
-    found = await _findings(state, measure=measure)
+    found = _with_clash(await _findings(state, measure=measure))
     if state.json:
         put_json({**asdict(found.machine), "tiers": [asdict(one) for one in found.tiers]})
     else:
@@ -45,6 +46,16 @@ async def _findings(state: State, *, measure: bool) -> Findings:
     except BackendUnavailable as exc:
         # The engine cannot be opened: that is the finding.
         return Findings(Readiness(ready=False, reason=exc.message, remedy=exc.hint))
+
+
+def _with_clash(found: Findings) -> Findings:
+    """Add a warning if another project's package has our import name."""
+    clash = find_clash()
+    if clash is None:
+        return found
+    told = Requirement("import name", False, clash.message, clash.remedy, required=False)
+    machine = replace(found.machine, requirements=(told, *found.machine.requirements))
+    return replace(found, machine=machine)
 
 
 def _show(found: Findings) -> None:

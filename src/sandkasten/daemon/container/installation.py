@@ -16,7 +16,6 @@ import tarfile
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.backends.docker.engine.engine_host import EngineHost
@@ -42,6 +41,7 @@ from sandkasten.daemon.container.install_plan import (
 )
 from sandkasten.errors import BackendUnavailable
 from sandkasten.model.installation_values import Drawn, Installed, Standing
+from sandkasten.model.optional_extras import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -195,10 +195,9 @@ class Installation:
 
     def _spec(self, asked: InstallationRequest, socket: str) -> InstallSpec:
         options, http = self._settings.docker.options, self._settings.http
-        here = version("sandkasten")
         return InstallSpec(
-            image=asked.image or f"{REPOSITORY}:{here}",
-            version=here,
+            image=asked.image or f"{REPOSITORY}:{VERSION}",
+            version=VERSION,
             mode=asked.mode,
             host=http.host,
             port=http.port,
@@ -236,12 +235,16 @@ class Installation:
 
     async def _make(self, plan: InstallPlan) -> str | None:
         """Create everything and start it; return the key if one was generated."""
-        host, here = self._host, version("sandkasten")
+        host = self._host
         for volume in plan.volumes:
-            labels = {LABEL: volume.kind, LABEL_VERSION: here, up_checks.LABEL_USER: str(plan.user)}
+            labels = {
+                LABEL: volume.kind,
+                LABEL_VERSION: VERSION,
+                up_checks.LABEL_USER: str(plan.user),
+            }
             await host.make_volume(volume.name, labels)
         for network in plan.networks:
-            await host.make_network(network, {LABEL: "network", LABEL_VERSION: here})
+            await host.make_network(network, {LABEL: "network", LABEL_VERSION: VERSION})
         try:
             for before in plan.containers[:-1]:
                 await host.remove(before.name)
