@@ -39,7 +39,7 @@ def test_a_missing_engine_is_reported_with_a_remedy(host):
 
 @pytest.mark.promise("P60")
 def test_a_missing_image_is_reported_with_a_remedy(host):
-    told = failed(host.up("--json", image="nothing:here"), "INVALID_IMAGE")
+    told = failed(host.up("--json", image="nothing:here"), "IMAGE_NOT_FOUND")
     assert "nothing:here" in told["message"]
     assert "make image" in told["hint"]
     assert "docker pull nothing:here" in told["hint"]

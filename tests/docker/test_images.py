@@ -15,22 +15,28 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sandkasten.backends.docker import resource_names
+from sandkasten.backends.docker.backend import DockerBackend
+from sandkasten.backends.docker.docker_options import DockerOptions
 from sandkasten.errors import (
+    ImageNotFound,
     InvalidImage,
+    PayloadTooLarge,
     RegistryUnavailable,
     SandkastenError,
     Unauthorized,
     UnsupportedByBackend,
 )
+from sandkasten.model.images.pull_rules import PullLimits
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests import imagekit
+from tests.docker.fake_engine import FakeEngine, answered
 from tests.docker.site import FAR, IMAGE, nothing_left, opened, sh
 from tests.images.registries import HTPASSWD
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from sandkasten.engine.engine import Engine
     from tests.engines.engine import Engine as Dockerd
@@ -53,14 +59,57 @@ async def refused(sand: Engine, image: str, kind: type[SandkastenError]) -> Sand
 
 
 async def test_an_image_that_exists_nowhere_is_a_typed_error(engine, data):
-    async with opened(data, engine) as sand:
-        await refused(sand, "nobody/has-this:1", InvalidImage)
+    async with opened(data, engine, docker_pull="never", images_pull="never") as sand:
+        await refused(sand, "nobody/has-this:1", ImageNotFound)
     # Nobody listens there.
+    free = f"127.0.0.1:{_free_port()}/nobody/has-this:1"
+    async with opened(data, engine, allowed_images=f"{free},{IMAGE}") as sand:
+        error = await refused(sand, free, RegistryUnavailable)
+        assert "docker load" in error.hint
+        assert "sandkasten image import" in error.hint
     async with opened(data, engine, docker_pull="missing") as sand:
         await refused(sand, f"127.0.0.1:{_free_port()}/nobody/has-this:1", RegistryUnavailable)
         # What is there is not asked for.
         assert (await sand.create(FAR)).image == IMAGE
     assert await nothing_left(engine, data) == []
+
+
+async def test_an_engine_pulls_only_a_full_name_and_no_more_than_the_limit(tmp_path):
+    heard: list[tuple[str, Mapping[str, Any]]] = []
+
+    class Events:
+        def emit(self, event: str, fields: Mapping[str, Any]) -> None:
+            heard.append((event, fields))
+
+    async def missing(_: object, writer: asyncio.StreamWriter) -> None:
+        writer.write(answered(b'{"message": "none"}', "404 Not Found", "Connection: close"))
+
+    lines = [
+        {"status": "Downloading", "id": one, "progressDetail": {"current": 1, "total": 600}}
+        for one in ("aa", "bb")
+    ]
+    async with FakeEngine(tmp_path / "socket") as engine:
+        backend = DockerBackend(
+            tmp_path / "data",
+            DockerOptions(host=engine.host),
+            pull_limits=PullLimits(image_bytes=1000),
+            events=Events(),
+        )
+        engine.says(r"GET /images/.*/json", missing)
+        engine.says(r"POST /images/create", b"\n".join(json.dumps(one).encode() for one in lines))
+        assert (backend.may_fetch(in_full=False), backend.may_fetch(in_full=True)) == (False, True)
+        assert await backend.find_image(["python:3.11-slim"]) is None
+        assert "POST /images/create" not in engine.asked
+        with pytest.raises(PayloadTooLarge) as refused:
+            await backend.find_image(["python:3.11-slim"], fetch=True)
+        assert "images.pull_max_bytes" in refused.value.hint
+        assert [event for event, _ in heard] == [
+            *("image.pull_started", "image.pull_progress", "image.pull_failed")
+        ]
+        assert heard[1][1] == {
+            "image": "python:3.11-slim", "step": "layer aa", "done": 1, "total": 600,
+        }  # fmt: skip
+        await backend.aclose()
 
 
 async def test_an_image_is_pulled_from_a_registry_and_a_refusal_is_a_typed_error(
@@ -77,10 +126,11 @@ async def test_an_image_is_pulled_from_a_registry_and_a_refusal_is_a_typed_error
         await asyncio.to_thread(engine.docker, "rmi", name)
         async with opened(data, engine) as sand:
             await refused(sand, name, InvalidImage)
-        async with opened(data, engine, docker_pull="missing") as sand:
+        async with opened(data, engine, allowed_images=name) as sand:
             made = await sand.create(far(name))
             assert (await sh(sand, made.id, "echo pulled")).stdout == b"pulled\n"
             await sand.destroy(made.id)
+        async with opened(data, engine, docker_pull="missing") as sand:
             await refused(sand, f"{free}/some/thing:2", InvalidImage)
             await refused(sand, f"{free}/nobody/has-this:1", InvalidImage)
             await refused(sand, f"{closed}/some/thing:1", Unauthorized)

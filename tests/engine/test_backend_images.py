@@ -57,10 +57,10 @@ class Keeper(UnisolatedBackend):
         self.shown: list[Image] = []
         self.brought: list[str] = []
 
-    def may_fetch(self) -> bool:
+    def may_fetch(self, *, in_full: bool) -> bool:
         return False
 
-    async def find_image(self, names: Sequence[str], *, fetch: bool = True) -> Image | None:
+    async def find_image(self, names: Sequence[str], *, fetch: bool = False) -> Image | None:
         self.sought.append(tuple(names))
         for one in map(canonical_name, names):
             if one in self.images:
@@ -231,7 +231,7 @@ async def test_the_store_pulls_only_what_the_backend_does_not_have(opened, monke
         asked.append(name)
         raise RegistryUnavailable("no registry", hint="")
 
-    monkeypatch.setattr(world.library, "_pulled", refused)
+    monkeypatch.setattr(world.library._sources, "pull_for_request", refused)
     assert (await world.shown("here:1")).kind == "engine"
     assert asked == []
     with pytest.raises(RegistryUnavailable):

@@ -94,7 +94,7 @@ def test_a_registry_is_configured_in_the_file_and_its_secrets_are_never_shown(tm
         "h.example:5000": Access(username="ada", password="s3same", ca_file="/etc/ca.pem"),
         "other": Access(insecure=True),
     }
-    assert (found.images_pull, found.pull_timeout_s) == ("missing", 600.0)
+    assert (found.images_pull, found.pull_limits.seconds) == ("missing", 600.0)
     shown = {one.name: one.value for one in found.origins()}["images.registries"]
     assert shown == ["h.example:5000 (ca_file, password, username)", "other (insecure)"]
     assert "s3same" not in repr(found)
@@ -104,11 +104,6 @@ def test_registries_can_be_configured_as_json_in_the_environment():
     said = json.dumps({"h": {"token": "t0ken"}})
     found = resolver.load({}, {"SANDKASTEN_IMAGES_REGISTRIES": said, "HOME": "/h"})
     assert found.registries == {"h": Access(token="t0ken")}
-
-
-def test_nothing_is_pulled_unless_the_operator_allows_it(tmp_path):
-    found = resolver.load({}, {}, tmp_path)
-    assert (found.images_pull, dict(found.registries)) == ("never", {})
 
 
 @pytest.mark.parametrize(

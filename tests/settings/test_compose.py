@@ -35,10 +35,10 @@ class Keeper(UnisolatedBackend):
     async def aclose(self) -> None:
         self.closed += 1
 
-    def may_fetch(self) -> bool:
+    def may_fetch(self, *, in_full):
         return False
 
-    async def find_image(self, names, *, fetch=True):
+    async def find_image(self, names, *, fetch=False):
         return Image(names[0], kind="engine")
 
     async def bring_image(self, image) -> None:

@@ -18,6 +18,7 @@ from tests.unisolated.backend import UnisolatedBackend
 if TYPE_CHECKING:
     from sandkasten.daemon.settings.resolver import Settings
     from sandkasten.images.layers.image_store import LayerStore
+    from sandkasten.ports import EventSink
 
 NAME: Final = UnisolatedBackend.name
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
@@ -30,9 +31,11 @@ def install() -> None:
     core_settings.BACKENDS = (*core_settings.BACKENDS, NAME)
     open_others = backend_registry.open_backing
 
-    def open_backing(settings: Settings, layers: LayerStore) -> backend_registry.Backing:
+    def open_backing(
+        settings: Settings, layers: LayerStore, events: EventSink
+    ) -> backend_registry.Backing:
         if settings.backend != NAME:
-            return open_others(settings, layers)
+            return open_others(settings, layers, events)
         # Sandboxes of one process: a ledger that other processes read would be wrong.
         backend = UnisolatedBackend(settings.data_dir / NAME)
         return backend_registry.Backing({NAME: backend}, MemoryStore(), backend.workspaces)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.images.resolved_image import Image
     from sandkasten.model.sandbox.cell_spec import CellSpec
-    from sandkasten.ports import Backend, Cell, Store, Workspaces
+    from sandkasten.ports import Backend, Cell, EventSink, Store, Workspaces
 
 
 class LazyBackend:
@@ -89,10 +89,10 @@ class LazyImageBackend(LazyBackend):
             )
         return backend
 
-    def may_fetch(self) -> bool:
-        return self._keeper.may_fetch()
+    def may_fetch(self, *, in_full: bool) -> bool:
+        return self._keeper.may_fetch(in_full=in_full)
 
-    async def find_image(self, names: Sequence[str], *, fetch: bool = True) -> Image | None:
+    async def find_image(self, names: Sequence[str], *, fetch: bool = False) -> Image | None:
         return await self._keeper.find_image(names, fetch=fetch)
 
     async def bring_image(self, image: Image) -> None:
@@ -108,7 +108,7 @@ class Backing:
     workspaces: Workspaces
 
 
-def open_backing(settings: Settings, layers: LayerStore) -> Backing:
+def open_backing(settings: Settings, layers: LayerStore, events: EventSink) -> Backing:
     """Open the default backend; import the others when a request names them."""
     from sandkasten.backends.local import LocalBackend
     from sandkasten.daemon.backend_registry import LazyBackend, LazyImageBackend
@@ -128,7 +128,7 @@ def open_backing(settings: Settings, layers: LayerStore) -> Backing:
         return OciBackend(data_dir, "runsc")
 
     def docker() -> Backend:
-        return _docker(settings, data_dir, layers)
+        return _docker(settings, data_dir, layers, events)
 
     backends: dict[str, Backend] = {
         "local": LocalBackend(data_dir),
@@ -141,7 +141,7 @@ def open_backing(settings: Settings, layers: LayerStore) -> Backing:
     )
 
 
-def _docker(settings: Settings, data_dir: Path, layers: LayerStore) -> Backend:
+def _docker(settings: Settings, data_dir: Path, layers: LayerStore, events: EventSink) -> Backend:
     """Raise BackendUnavailable if the settings contradict each other or the library is missing."""
     trouble = settings.docker.trouble
     if trouble is not None:
@@ -158,7 +158,13 @@ def _docker(settings: Settings, data_dir: Path, layers: LayerStore) -> Backend:
         ) from exc
     from sandkasten.images.store_packer import StorePacker
 
-    return DockerBackend(data_dir, settings.docker.options, packer=StorePacker(layers))
+    return DockerBackend(
+        data_dir,
+        settings.docker.options,
+        packer=StorePacker(layers),
+        pull_limits=settings.pull_limits,
+        events=events,
+    )
 
 
 def prepare_data_dir(path: Path) -> Path:

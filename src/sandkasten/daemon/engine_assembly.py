@@ -39,12 +39,13 @@ async def open_engine(
             "the embedded engine requires Linux",
             hint="run the daemon on a Linux machine and pass its address as url",
         )
+    events = events if events is not None else LogEvents()
     layers = LayerStore(settings.data_dir.absolute() / "images")
-    backing = backend_registry.open_backing(settings, layers)
+    backing = backend_registry.open_backing(settings, layers, events)
     sources = Sources(
         layers,
         registries=settings.registries,
-        pull_timeout_s=settings.pull_timeout_s,
+        limits=settings.pull_limits,
         read_recipe=read_tree,
     )
     images = Images(
@@ -54,6 +55,7 @@ async def open_engine(
         aliases=settings.image_aliases,
         pull=settings.images_pull,
         sources=sources,
+        events=events,
     )
     packages = Provisioner(settings.data_dir.absolute() / "packages", settings.packages, os.environ)
     engine = Engine(
@@ -64,7 +66,7 @@ async def open_engine(
         library=images,
         policy=settings.policy,
         clock=SystemClock(),
-        events=events if events is not None else LogEvents(),
+        events=events,
         oneshot_spares=settings.oneshot_spares,
         workspaces=backing.workspaces,
         host_mounts=HostMountCheck(settings.data_dir),

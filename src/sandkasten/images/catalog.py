@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,13 +20,16 @@ from sandkasten.errors import (
     InvalidImage,
     PolicyDenied,
     RegistryUnavailable,
+    SandkastenError,
     Unauthorized,
 )
 from sandkasten.images.host_image import HostImages
 from sandkasten.images.image_config import machine_architecture
-from sandkasten.images.image_names import HOST, all_aliases, canonical_name, is_id
+from sandkasten.images.image_names import HOST, all_aliases, canonical_name, in_full, is_id
 from sandkasten.images.image_sources import Sources
 from sandkasten.images.layers.image_store import LayerStore, StoredImage, not_in_store
+from sandkasten.images.registry.image_reference import parse_reference
+from sandkasten.model.images.pull_rules import may_pull
 from sandkasten.model.images.resolved_image import Image, Lookup
 
 if TYPE_CHECKING:
@@ -42,7 +46,8 @@ if TYPE_CHECKING:
         ImageUsage,
         RemovedImage,
     )
-    from sandkasten.ports import Workbench
+    from sandkasten.model.images.pull_rules import PullMode
+    from sandkasten.ports import EventSink, Workbench
 
 T = TypeVar("T")
 
@@ -50,7 +55,8 @@ T = TypeVar("T")
 class Images:
     """`aliases` are the operator's own; `usr` is where the host's programs are looked for.
 
-    `pull`: whether resolving a name may ask its registry: never, if missing, or always.
+    `pull`: whether resolving a name may ask its registry. Pulls for requests are reported as
+    `events`.
     """
 
     def __init__(
@@ -62,11 +68,14 @@ class Images:
         aliases: Mapping[str, str] | None = None,
         usr: Path = Path("/usr"),
         sources: Sources | None = None,
-        pull: str = "never",
+        pull: PullMode = "never",
+        events: EventSink | None = None,
     ) -> None:
         self.store = store
         self._sources = Sources(store) if sources is None else sources
         self._pull = pull
+        self._events = events
+        self._pulling: dict[str, asyncio.Lock] = {}
         self._own = dict(aliases or {})
         self._host = HostImages(
             allowed=allowed, strict=strict, usr=usr, aliases=all_aliases(self._own)
@@ -75,22 +84,45 @@ class Images:
     # ---- ports.ImageSource
 
     async def resolve(self, name: str, *, fetch: bool = True) -> Image:
-        found = (await self.look_up(name, fetch=fetch)).image
-        return self._host.instead_of(self._host.meaning(name)) if found is None else found
+        lookup = await self.look_up(name, fetch=fetch)
+        if lookup.image is not None:
+            return lookup.image
+        meant = self._host.meaning(name)
+        if self._pull == "named" and len(meant) == 1 and not lookup.in_full:
+            raise self._host.missing(meant, "", self._why_not_pulled(meant[0]))
+        return self._host.instead_of(meant)
 
     async def look_up(self, name: str, *, fetch: bool = False) -> Lookup:
         meant = self._host.check(name)
         names = self._host.candidates(meant, self._own)
         if meant[-1] == HOST:
             return Lookup(names, Image(HOST))
-        if self._pull == "always":
-            await self._pull_or_fall_back(meant)
+        full = self._in_full(meant)
+        pulls = may_pull(self._pull, in_full=full) and not is_id(meant[-1])
+        if pulls and self._pull == "always":
+            await self._pull_or_fall_back(meant, names)
         found = self._found(names)
-        if found is None and fetch and self._pull == "missing":
-            await self._pull_or_fall_back(meant)
+        if found is None and fetch and pulls and self._pull != "always":
+            await self._pull_or_fall_back(meant, names)
             found = self._found(names)
-        fetchable = self._pull != "never" and not is_id(meant[-1])
-        return Lookup(tuple(_spelled(one) for one in names), found, fetchable)
+        return Lookup(tuple(_spelled(one) for one in names), found, full, pulls)
+
+    def _in_full(self, meant: Sequence[str]) -> bool:
+        """Return whether the name says which image of which registry is meant, and requests may
+        use that registry: otherwise a request could make this machine connect anywhere.
+        """
+        name = meant[0]
+        if len(meant) > 1 or not in_full(name):
+            return False
+        return self._host.lists(name) or self._sources.knows_registry(name)
+
+    def _why_not_pulled(self, name: str) -> str:
+        if is_id(name):
+            return "an id names only what is there"
+        if not in_full(name):
+            return f"a name with its tag (such as {canonical_name(name)}) is pulled"
+        registry = parse_reference(name).registry
+        return f"it is pulled if allowed_images lists it or images.registries lists {registry}"
 
     def _found(self, names: Sequence[str]) -> Image | None:
         # A handful of small files that the kernel has cached: a thread would cost more.
@@ -100,17 +132,45 @@ class Images:
                 return self._shown(one, image)
         return None
 
-    async def _pull_or_fall_back(self, meant: Sequence[str]) -> None:
+    async def _pull_or_fall_back(self, meant: Sequence[str], names: Sequence[str]) -> None:
         """Pull the image. An alias that cannot be pulled may fall back to the host; a full name
         may not.
         """
-        if is_id(meant[-1]):
-            return
+        target = meant[-1]
         try:
-            await self._pulled(meant[-1])
-        except (InvalidImage, PolicyDenied, RegistryUnavailable, Unauthorized):
-            if len(meant) == 1:
-                raise
+            # One caller pulls, and the others find the image.
+            async with self._pulling.setdefault(target, asyncio.Lock()):
+                if self._pull == "always" or self._found(names) is None:
+                    await self._pull_for_request(target)
+        except (InvalidImage, PolicyDenied, RegistryUnavailable, Unauthorized) as exc:
+            if len(meant) > 1 and self._host.stands_in(meant):
+                return
+            if isinstance(exc, RegistryUnavailable):
+                raise self._host.unreachable(meant, exc.message) from exc
+            raise
+        finally:
+            if target in self._pulling and not self._pulling[target].locked():
+                del self._pulling[target]
+
+    async def _pull_for_request(self, name: str) -> None:
+        self._emit("image.pull_started", image=name)
+        started = time.monotonic()
+
+        def report(told: ImageProgress) -> None:
+            step, done, total = told.step, told.done, told.total
+            self._emit("image.pull_progress", image=name, step=step, done=done, total=total)
+
+        try:
+            image = await self._sources.pull_for_request(name, report)
+        except SandkastenError as exc:
+            self._emit("image.pull_failed", image=name, code=exc.code)
+            raise
+        seconds = round(time.monotonic() - started, 3)
+        self._emit("image.pulled", image=name, bytes=image.bytes, seconds=seconds)
+
+    def _emit(self, event: str, **fields: str | int | float | None) -> None:
+        if self._events is not None:
+            self._events.emit(event, fields)
 
     async def present(self, image: Image) -> bool:
         """Return whether the image still exists; called after its use was recorded."""
@@ -294,7 +354,8 @@ class Images:
                 hint="take an image of the store as base (sandkasten image ls)",
                 image=name,
             )
-        if self._pull != "never" and self.store.lookup(meant[-1]) is None:
+        pulls = may_pull(self._pull, in_full=self._in_full(meant))
+        if pulls and self.store.lookup(meant[-1]) is None:
             await self._pulled(meant[-1])
         return await asyncio.to_thread(self._get, name)
 

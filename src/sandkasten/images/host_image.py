@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sandkasten.errors import ImageNotFound, PolicyDenied
+from sandkasten.errors import ImageNotFound, PolicyDenied, RegistryUnavailable
 from sandkasten.images.image_names import (
     ALIASES,
     HOST,
@@ -82,6 +82,10 @@ class HostImages:
             )
         return meant
 
+    def lists(self, name: str) -> bool:
+        """Return whether there is an allow-list and it has this exact name."""
+        return self._allowed is not None and self.listed(name)
+
     def listed(self, name: str) -> bool:
         """Return whether the allow-list has this exact name; True if there is no list."""
         if self._allowed is None:
@@ -128,6 +132,25 @@ class HostImages:
             hint="; ".join((*remedies, how, self.usable())),
             image=name,
         )
+
+    def unreachable(self, meant: Sequence[str], why: str) -> RegistryUnavailable:
+        """Return the error for a missing image whose registry cannot be reached."""
+        name, target = meant[0], meant[-1]
+        return RegistryUnavailable(
+            f"image {name} is not in the store and could not be pulled: {why}",
+            hint=f"on a machine that reaches the registry, run sandkasten image pull {target} and "
+            f"sandkasten image export {target} FILE; then run sandkasten image import FILE here; "
+            f"{self.usable()}",
+            image=name,
+        )
+
+    def stands_in(self, meant: Sequence[str]) -> bool:
+        """Return whether the host image can replace the target of this alias."""
+        try:
+            self.instead_of(meant)
+        except ImageNotFound:
+            return False
+        return True
 
     def usable(self) -> str:
         """Return the names that a hint may suggest, as its last clause."""

@@ -54,6 +54,11 @@ def is_id(name: str) -> bool:
     return _ID.match(name) is not None
 
 
+def in_full(name: str) -> bool:
+    """Return whether a name says which image it means: it has a tag or a digest."""
+    return not is_id(name) and ("@" in name or ":" in name.rpartition("/")[2])
+
+
 def new_name(name: object) -> str:
     """Return the canonical form of a new name; refuse one that already means something else."""
     text = canonical_name(name)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from sandkasten.errors import UnsupportedByBackend
+from sandkasten.errors import PayloadTooLarge, QuotaExceeded, UnsupportedByBackend
+from sandkasten.images.registry.image_reference import DOCKER_HUB, parse_reference
+from sandkasten.model.images.pull_rules import PullLimits
 
 if TYPE_CHECKING:
     import threading
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from sandkasten.images.builder.recipe import Recipe
     from sandkasten.images.layers.image_store import LayerStore, StoredImage
     from sandkasten.images.registry.registry_credentials import Access
+    from sandkasten.images.registry.registry_http import Patience
     from sandkasten.model.images.image_info import ImageProgress
     from sandkasten.ports import Workbench
 
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
 
 # A bootstrap downloads as much as a large image.
 BUILD_TIMEOUT_S = 3600.0
+# A request waits: a machine without a network must say so within seconds.
+_REQUEST_ATTEMPTS = 3
+_REQUEST_CONNECT_S = 5.0
 
 
 class Sources:
@@ -37,21 +43,59 @@ class Sources:
         store: LayerStore,
         *,
         registries: Mapping[str, Access] | None = None,
-        pull_timeout_s: float = 3600.0,
+        limits: PullLimits | None = None,
         read_recipe: Callable[[Path], object] | None = None,
     ) -> None:
         self._store = store
         self._read_recipe = read_recipe
         self._registries = dict(registries or {})
-        self._pull_timeout_s = pull_timeout_s
+        self._limits = limits or PullLimits()
+
+    def knows_registry(self, name: str) -> bool:
+        """Return whether requests may name any image of this registry."""
+        registry = parse_reference(name).registry
+        return registry == DOCKER_HUB or registry in self._registries
 
     async def pull(self, name: str, platform: str | None, progress: Report | None) -> StoredImage:
-        from sandkasten.images.registry.puller import Puller
-        from sandkasten.images.registry.registry_credentials import Keyring
         from sandkasten.images.registry.registry_http import Patience
 
+        patience = Patience(whole_s=self._limits.seconds)
+        return await self._pull(name, platform, progress, patience, self._limits.image_bytes)
+
+    async def pull_for_request(self, name: str, progress: Report | None) -> StoredImage:
+        """Pull within the limits of the store too, and give up soon without a network."""
+        from sandkasten.images.registry.registry_http import Patience
+
+        used = await asyncio.to_thread(lambda: sum(one.bytes for one in self._store.layers()))
+        left = self._limits.store_bytes - used
+        patience = Patience(
+            attempts=_REQUEST_ATTEMPTS, connect_s=_REQUEST_CONNECT_S, whole_s=self._limits.seconds
+        )
+        most = self._limits.image_bytes
+        try:
+            return await self._pull(name, None, progress, patience, min(most, max(left, 0)))
+        except PayloadTooLarge as exc:
+            if left >= most:
+                raise
+            raise QuotaExceeded(
+                f"image {name} does not fit into the store: {exc.message}",
+                hint="remove images (sandkasten image rm, image gc), or raise images.max_bytes",
+                image=name,
+            ) from exc
+
+    async def _pull(
+        self,
+        name: str,
+        platform: str | None,
+        progress: Report | None,
+        patience: Patience,
+        max_bytes: int,
+    ) -> StoredImage:
+        from sandkasten.images.registry.puller import Puller
+        from sandkasten.images.registry.registry_credentials import Keyring
+
         puller = Puller(
-            self._store, Keyring(self._registries), patience=Patience(whole_s=self._pull_timeout_s)
+            self._store, Keyring(self._registries), patience=patience, max_bytes=max_bytes
         )
         return await puller.pull(name, platform=platform, progress=progress)
 

@@ -45,15 +45,15 @@ class ImageSource(Protocol):
 class KeepsImages(Protocol):
     """A backend with its own images besides those of the store; it cannot use the host image."""
 
-    def may_fetch(self) -> bool:
-        """Return whether `find_image` may fetch a missing image."""
+    def may_fetch(self, *, in_full: bool) -> bool:
+        """Return whether the operator lets it fetch a missing image. `in_full`: see `Lookup`."""
         ...
 
-    async def find_image(self, names: Sequence[str], *, fetch: bool = True) -> Image | None:
+    async def find_image(self, names: Sequence[str], *, fetch: bool = False) -> Image | None:
         """Return the first of these that it has (kind `engine`, with its id), or None.
 
-        With `fetch`, and if the operator allows it, the last one is fetched; raises
-        RegistryUnavailable if that fails.
+        With `fetch`, the last one is fetched if none is there; raises RegistryUnavailable if that
+        fails.
         """
         ...
 

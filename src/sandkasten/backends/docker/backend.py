@@ -37,6 +37,7 @@ from sandkasten.errors import (
 from sandkasten.linux.confinement import seccomp_bpf, seccomp_oci
 from sandkasten.linux.programs import Programs
 from sandkasten.linux.state_layout import CellState, write_state
+from sandkasten.model.images.pull_rules import PullLimits
 from sandkasten.model.optional_extras import install_command
 from sandkasten.model.sandbox.cell_spec import CellSpec, home
 from sandkasten.model.sandbox.readiness import Readiness, Requirement
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.images.resolved_image import Image
-    from sandkasten.ports import ImagePacker
+    from sandkasten.ports import EventSink, ImagePacker
 
 _LIBRARY = "aiodocker"
 # How long to wait for a failed create, so that it can be removed at once.
@@ -65,7 +66,11 @@ class DockerBackend:
         *,
         packer: ImagePacker | None = None,
         runner: Path | None = None,
+        pull_limits: PullLimits | None = None,
+        events: EventSink | None = None,
     ) -> None:
+        self._pull_limits = pull_limits or PullLimits()
+        self._events = events
         self._options = options or DockerOptions()
         self._home = DockerDirectory(data_dir / self.name)
         self._packer = packer
@@ -88,7 +93,13 @@ class DockerBackend:
 
     @cached_property
     def _images(self) -> EngineImages:
-        return EngineImages(self._engine, self._options, self._packer)
+        return EngineImages(
+            self._engine,
+            self._packer,
+            pull=self._options.pull,
+            limits=self._pull_limits,
+            events=self._events,
+        )
 
     @cached_property
     def _injection(self) -> RunnerVolume:
@@ -156,11 +167,11 @@ class DockerBackend:
         """Remove what is left of a sandbox that is no longer alive."""
         await self._remove(sandbox_id)
 
-    def may_fetch(self) -> bool:
+    def may_fetch(self, *, in_full: bool) -> bool:
         """Implement `ports.KeepsImages`."""
-        return self._images.may_fetch()
+        return self._images.may_fetch(in_full=in_full)
 
-    async def find_image(self, names: Sequence[str], *, fetch: bool = True) -> Image | None:
+    async def find_image(self, names: Sequence[str], *, fetch: bool = False) -> Image | None:
         return await self._images.find(names, fetch=fetch)
 
     async def bring_image(self, image: Image) -> None:

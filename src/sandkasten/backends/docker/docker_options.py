@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
+
+if TYPE_CHECKING:
+    from sandkasten.model.images.pull_rules import PullMode
 
 EngineMode = Literal["auto", "docker_socket", "sidecar", "remote"]
 WorkspaceMode = Literal["auto", "bind", "volume", "shared", "archive"]
@@ -31,7 +34,7 @@ class DockerOptions:
     """Paths. A tcp address without them is refused unless it is loopback or a sidecar."""
     insecure: bool = False
     """Allow plain tcp to an engine beyond loopback."""
-    pull: Literal["never", "missing", "always"] = "never"
+    pull: PullMode = "named"
     """Whether the engine may pull an image that it does not have."""
     timeout_s: float = 60.0
     """Deadline of one request to the engine."""

@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.cli.output import put_json, say, visible
+from sandkasten.cli.pull_progress import pull_progress
 from sandkasten.cli.state import EXIT_INTERRUPTED, State, go, status_of
 from sandkasten.errors import FileTrouble, InvalidRequest
 
@@ -69,17 +70,18 @@ async def _run(
 ) -> RunResult:
     from sandkasten.client.run_once import run_async
 
-    return await run_async(
-        program.code,
-        program.runtime,
-        files=files,
-        args=program.args,
-        stdin=stdin,
-        timeout_seconds=job.timeout_s,
-        artifacts=job.artifacts,
-        **job.options,
-        **state.where,
-    )
+    async with pull_progress(state, job.options.get("image")):
+        return await run_async(
+            program.code,
+            program.runtime,
+            files=files,
+            args=program.args,
+            stdin=stdin,
+            timeout_seconds=job.timeout_s,
+            artifacts=job.artifacts,
+            **job.options,
+            **state.where,
+        )
 
 
 def program_of(job: Job) -> Program:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sandkasten.cli.commands.listings import described
 from sandkasten.cli.output import put, put_json, report, say, size, visible
+from sandkasten.cli.pull_progress import pull_progress
 from sandkasten.cli.sandbox_names import resolve, resolve_all
 from sandkasten.cli.state import EXIT_OURS, State
 from sandkasten.errors import SandkastenError
@@ -20,7 +21,8 @@ async def create(state: State, options: dict[str, Any]) -> None:
     """Create a sandbox with these keyword arguments of the client, and print its id."""
     from sandkasten.client.sandbox import AsyncSandbox
 
-    box = await AsyncSandbox(**options, **state.where)
+    async with pull_progress(state, options.get("image")):
+        box = await AsyncSandbox(**options, **state.where)
     info = box.known or await box.info()
     if state.json:
         put_json(described(info))

@@ -28,6 +28,7 @@ from sandkasten.errors import InvalidConfiguration
 from sandkasten.images.packages.package_rules import PackageRules
 from sandkasten.images.packages.package_rules import address as without_credentials
 from sandkasten.model.files.file_store_rules import FileRules
+from sandkasten.model.images.pull_rules import PULL_MODES, PullLimits
 from sandkasten.model.journal_rows import Retention
 from sandkasten.model.sandbox.isolation_levels import ISOLATIONS, MINIMA
 from sandkasten.model.sandbox.policy import DEFAULT_BLOCKED_PATHS
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sandkasten.images.registry.registry_credentials import Access
+    from sandkasten.model.images.pull_rules import PullMode
 
 BACKENDS: tuple[str, ...] = ("local", "oci", "gvisor", "docker")
 # Longer than a large wheel takes on a slow line.
@@ -155,14 +157,26 @@ class ImageSettings:
         "Names that stand for images, in addition to the built-in ones.",
         show=show_aliases,
     )
-    pull: str = setting(
+    pull: PullMode = setting(
         "images.pull",
-        choice("never", "missing", "always"),
-        "never",
-        "Whether a request pulls its image from a registry: never, missing or always.",
+        choice(*PULL_MODES),
+        "named",
+        "Whether requests pull their images: never, named in full, missing (also aliases), always.",
     )
     pull_timeout_s: float = setting(
-        "images.pull_timeout_seconds", seconds, 3600.0, "How long a pull may take."
+        "images.pull_timeout_seconds", seconds, PullLimits().seconds, "How long a pull may take."
+    )
+    pull_max_bytes: int = setting(
+        "images.pull_max_bytes",
+        positive_integer,
+        PullLimits().image_bytes,
+        "Largest image that is pulled: its layers, compressed and unpacked.",
+    )
+    max_bytes: int = setting(
+        "images.max_bytes",
+        positive_integer,
+        PullLimits().store_bytes,
+        "Size of the image store beyond which requests pull nothing.",
     )
     registries: Mapping[str, Access] = setting(
         "images.registries",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 from urllib.parse import SplitResult, urlsplit
 
 from sandkasten.backends.docker.docker_options import (
@@ -26,11 +26,13 @@ from sandkasten.daemon.settings.setting_fields import setting, settings_of
 from sandkasten.daemon.settings.setting_parsers import boolean, choice, invalid, seconds, string
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.model.addresses import is_loopback
+from sandkasten.model.images.pull_rules import PULL_MODES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sandkasten.daemon.settings.setting_fields import Origin
+    from sandkasten.model.images.pull_rules import PullMode
 
 _FOREIGN: Final = ("default", "env DOCKER_")
 _SCHEMES: Final = ("unix", "tcp", "ssh")
@@ -119,11 +121,12 @@ class EngineSettings:
         False,
         "Whether plain tcp to another machine is allowed.",
     )
-    pull: Literal["never", "missing", "always"] = setting(
+    pull: PullMode = setting(
         "backends.docker.pull",
-        choice("never", "missing", "always"),
+        choice(*PULL_MODES),
         DockerOptions().pull,
-        "Whether the engine pulls images: never, missing or always.",
+        "Whether the engine pulls a missing image: never, named, missing or always, as in "
+        "images.pull.",
     )
     timeout_s: float = setting(
         "backends.docker.timeout_seconds",

@@ -43,6 +43,7 @@ from sandkasten.daemon.settings.setting_fields import (
 from sandkasten.daemon.settings.settings_file import find_file, read_file
 from sandkasten.errors import InvalidConfiguration, InvalidRequest
 from sandkasten.model.files.file_store_rules import FileRules
+from sandkasten.model.images.pull_rules import PullLimits
 from sandkasten.model.journal_rows import Retention
 from sandkasten.model.sandbox.host_mounts import MountRule, parse_mounts
 from sandkasten.model.sandbox.policy import Policy, public_limits
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
     from sandkasten.images.packages.package_rules import PackageRules
     from sandkasten.images.registry.registry_credentials import Access
+    from sandkasten.model.images.pull_rules import PullMode
 
 # In the order of the reference page.
 SECTIONS = (
@@ -81,8 +83,8 @@ class Settings:
     images_strict: bool
     oneshot_spares: bool
     image_aliases: Mapping[str, str]
-    images_pull: str
-    pull_timeout_s: float
+    images_pull: PullMode
+    pull_limits: PullLimits
     registries: Mapping[str, Access] = field(repr=False)
     """Holds secrets: never printed."""
     policy: Policy = field(repr=False)
@@ -183,7 +185,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
         oneshot_spares=bool(images.oneshot_spares),
         image_aliases=images.aliases,
         images_pull=images.pull,
-        pull_timeout_s=images.pull_timeout_s,
+        pull_limits=PullLimits(images.pull_timeout_s, images.pull_max_bytes, images.max_bytes),
         registries=images.registries,
         policy=Policy(
             default_image=general.default_image,

@@ -10,7 +10,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sandkasten.errors import Busy, Conflict, ImageNotFound, PolicyDenied, UnsupportedByBackend
+from sandkasten.errors import (
+    Busy,
+    Conflict,
+    ImageNotFound,
+    PolicyDenied,
+    RegistryUnavailable,
+    UnsupportedByBackend,
+)
 from sandkasten.model.access.tenancy import DEFAULT_TENANT, checked_tenant, scoped, unscoped
 from sandkasten.model.environment import checked_environment, checked_labels
 from sandkasten.model.images.resolved_image import Image
@@ -201,10 +208,13 @@ class Planner:
             names = (self._policy.default_image, otherwise)
             for name in names if options.image is None else (options.image,):
                 with suppress(PolicyDenied):
-                    if (await self._images.look_up(name)).fetchable:
+                    there = await self._images.look_up(name)
+                    if there.fetchable:
                         return False
-            if isinstance(backend, KeepsImages) and backend.may_fetch():
-                return False
+                    if isinstance(backend, KeepsImages) and backend.may_fetch(
+                        in_full=there.in_full
+                    ):
+                        return False
             raise
         return True
 
@@ -244,13 +254,25 @@ class Planner:
                 hint="name an image (sandkasten image ls), or use the local backend",
                 image=name,
             )
-        found = there.image or await keeper.find_image(there.names, fetch=fetch)
+        found, unreachable = there.image, None
+        if found is None:
+            pulls = fetch and keeper.may_fetch(in_full=there.in_full)
+            try:
+                found = await keeper.find_image(there.names, fetch=pulls)
+            except RegistryUnavailable as exc:
+                # This machine may reach what the engine's machine cannot.
+                unreachable = exc
         if found is None and fetch:
-            found = (await self._images.look_up(name, fetch=True)).image
+            try:
+                found = (await self._images.look_up(name, fetch=True)).image
+            except RegistryUnavailable as exc:
+                raise unreachable or exc from exc
         if found is not None:
             if found.kind == "layers" and fetch:
                 await keeper.bring_image(found)
             return found
+        if unreachable is not None:
+            raise unreachable
         sought = " or ".join(there.names)
         last = there.names[-1]
         raise ImageNotFound(

@@ -70,10 +70,12 @@ class LayerStore:
         expect_digest: str | None = None,
         expect_diff_id: str | None = None,
         progress: Callable[[int], None] | None = None,
+        max_bytes: int | None = None,
     ) -> Layer:
         """Unpack a layer unless it exists. A mismatch raises InvalidImage and leaves nothing.
 
-        `progress` is called with the number of bytes read so far; it may raise to give up.
+        So does content of more than `max_bytes`, with `kind` limit. `progress` is called with the
+        number of bytes read so far; it may raise to give up.
         """
         with self.working():
             if expect_diff_id is not None:
@@ -85,6 +87,7 @@ class LayerStore:
                 expect_digest=expect_digest,
                 expect_diff_id=expect_diff_id,
                 progress=progress,
+                max_bytes=max_bytes,
             )
 
     @contextmanager

@@ -74,10 +74,11 @@ class Layers:
         expect_digest: str | None,
         expect_diff_id: str | None,
         progress: Callable[[int], None] | None,
+        max_bytes: int | None = None,
     ) -> Layer:
         """Add a layer. The store's `working` lock is held."""
         if expect_diff_id is None:
-            return self._unpack(source, expect_digest, None, progress)
+            return self._unpack(source, expect_digest, None, progress, max_bytes)
 
         def waiting() -> None:
             if progress is not None:
@@ -88,7 +89,7 @@ class Layers:
             found = self.get(expect_diff_id)
             if found is not None:
                 return found
-            return self._unpack(source, expect_digest, expect_diff_id, progress)
+            return self._unpack(source, expect_digest, expect_diff_id, progress, max_bytes)
 
     def _unpack(
         self,
@@ -96,14 +97,17 @@ class Layers:
         expect_digest: str | None,
         expect_diff_id: str | None,
         progress: Callable[[int], None] | None,
+        max_bytes: int | None,
     ) -> Layer:
         # Imported here: most processes only read existing layers.
-        from sandkasten.images.layers.layer_unpack import unpack_layer
+        from sandkasten.images.layers.layer_unpack import Caps, unpack_layer
+
+        most = Caps().bytes if max_bytes is None else min(max_bytes, Caps().bytes)
 
         with translated("unpack a layer"), self._locks.place() as place:
             tree = place / "tree"
             tree.mkdir(mode=0o755)
-            unpacked = unpack_layer(source, tree, progress=progress)
+            unpacked = unpack_layer(source, tree, caps=Caps(bytes=most), progress=progress)
             _compare("blob", expect_digest, unpacked.blob_digest)
             _compare("layer", expect_diff_id, unpacked.diff_id)
             # The tar may contain an entry for the root itself, with any mode.

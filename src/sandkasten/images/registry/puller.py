@@ -15,7 +15,7 @@ from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
-from sandkasten.errors import InvalidImage
+from sandkasten.errors import InvalidImage, PayloadTooLarge
 from sandkasten.images.image_config import diff_ids_of, parse_config
 from sandkasten.images.registry.blob_stream import ThreadReader
 from sandkasten.images.registry.image_reference import (
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from sandkasten.images.image_config import ImageConfig
-    from sandkasten.images.layers.image_store import LayerStore, StoredImage
+    from sandkasten.images.layers.image_store import Layer, LayerStore, StoredImage
     from sandkasten.images.registry.image_reference import Reference
     from sandkasten.images.registry.manifests import Descriptor
     from sandkasten.images.registry.registry_client import Registry
@@ -59,11 +59,14 @@ class Puller:
         *,
         patience: Patience | None = None,
         environ: Mapping[str, str] | None = None,
+        max_bytes: int | None = None,
     ) -> None:
+        """`max_bytes` limits the layers of one image, compressed and unpacked."""
         self._store = store
         self._keyring = Keyring() if keyring is None else keyring
         self._patience = Patience() if patience is None else patience
         self._environ = environ
+        self._max_bytes = max_bytes
 
     async def pull(
         self, name: str, *, platform: str | None = None, progress: Report | None = None
@@ -77,8 +80,9 @@ class Puller:
             opened(reference, access, self._patience, environ=self._environ) as registry,
         ):
             manifest, digest = await _chosen(registry, reference, wanted)
+            self._check_size(reference.familiar, sum(one.size for one in manifest.layers))
             config, diff_ids = await _configured(registry, manifest, reference, wanted)
-            await self._fetch(registry, manifest, diff_ids, progress)
+            await self._fetch(registry, manifest, diff_ids, reference.familiar, progress)
             return await to_the_end(
                 self._store.put_image,
                 diff_ids,
@@ -92,6 +96,7 @@ class Puller:
         registry: Registry,
         manifest: Manifest,
         diff_ids: tuple[str, ...],
+        name: str,
         progress: Report | None,
     ) -> None:
         here = await asyncio.to_thread(lambda: set(filter(self._store.has_layer, diff_ids)))
@@ -105,13 +110,18 @@ class Puller:
                 told.waiting()
                 missing[diff_id] = blob
         slots = asyncio.Semaphore(PARALLEL)
+        unpacked = 0
         # Threads of its own: those of the event loop are needed to resolve host names, and an
         # unpacker waits for what is fetched.
         with ThreadPoolExecutor(PARALLEL, "sandkasten-pull") as pool:
 
             async def fetch_one(diff_id: str, blob: Descriptor) -> None:
+                nonlocal unpacked
                 async with slots:
-                    await self._fetch_layer(pool, registry, diff_id, blob, _Told(blob, progress))
+                    told = _Told(blob, progress)
+                    layer = await self._fetch_layer(pool, registry, diff_id, blob, name, told)
+                    unpacked += layer.bytes
+                    self._check_size(name, unpacked)
 
             await all_or_none([asyncio.create_task(fetch_one(*layer)) for layer in missing.items()])
 
@@ -121,8 +131,9 @@ class Puller:
         registry: Registry,
         diff_id: str,
         blob: Descriptor,
+        name: str,
         told: _Told,
-    ) -> None:
+    ) -> Layer:
         reader = ThreadReader(registry.blob(blob))
         unpack = partial(
             self._store.add_layer,
@@ -130,15 +141,33 @@ class Puller:
             expect_digest=blob.digest,
             expect_diff_id=diff_id,
             progress=reader.check,
+            max_bytes=self._max_bytes,
         )
         feeding = asyncio.create_task(reader.feed(told.reached))
         try:
             unpacking = asyncio.get_running_loop().run_in_executor(pool, unpack)
-            await calling_off(reader.abort, unpacking)
+            layer = await calling_off(reader.abort, unpacking)
+        except InvalidImage as exc:
+            if exc.details.get("kind") == "limit" and self._max_bytes is not None:
+                raise _too_large(name, self._max_bytes) from exc
+            raise
         finally:
             feeding.cancel()
             await all_or_none([feeding])
         told.finished()
+        return layer
+
+    def _check_size(self, name: str, size: int) -> None:
+        if self._max_bytes is not None and size > self._max_bytes:
+            raise _too_large(name, self._max_bytes)
+
+
+def _too_large(name: str, most: int) -> PayloadTooLarge:
+    return PayloadTooLarge(
+        f"the layers of image {name} take more than {most} bytes",
+        hint="use a smaller image, or raise images.pull_max_bytes",
+        image=name,
+    )
 
 
 @asynccontextmanager

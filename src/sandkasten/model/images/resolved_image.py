@@ -42,5 +42,7 @@ class Lookup:
     """Where to look for it, first to last; what the operator does not allow is left out."""
     image: Image | None = None
     """What the store has under the first of them that it has; the host's where that is meant."""
+    in_full: bool = False
+    """Whether the request named it in full, in a registry that requests may use."""
     fetchable: bool = False
     """Whether a missing one may be fetched."""

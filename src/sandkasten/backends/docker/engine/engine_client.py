@@ -28,7 +28,14 @@ from sandkasten.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Mapping, Sequence
+    from collections.abc import (
+        AsyncIterable,
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Mapping,
+        Sequence,
+    )
 
     import aiodocker
     import aiohttp
@@ -343,11 +350,16 @@ class EngineClient:
             ) as response:
                 await response.read()
 
-    async def pull(self, name: str) -> None:
+    async def pull(self, name: str, report: Callable[[str, int, int], None]) -> None:
+        """Pull an image. `report` gets a layer, its bytes so far and in total, and may raise."""
         async with self._asked(patient=True) as docker:
             async for line in docker.images.pull(name, stream=True):
                 if "error" in line:
                     raise Refused(500, str(line["error"]))
+                detail = line.get("progressDetail") or {}
+                if line.get("status") == "Downloading" and detail.get("total"):
+                    step = f"layer {response_checks.printable(str(line.get('id')), 64)}"
+                    report(step, int(detail.get("current") or 0), int(detail["total"]))
 
     # ---- the connection
 

@@ -17,18 +17,20 @@ from sandkasten.errors import (
     BackendUnavailable,
     ImageNotFound,
     InvalidImage,
+    PayloadTooLarge,
     RegistryUnavailable,
     SandkastenError,
     Unauthorized,
     UnsupportedByBackend,
 )
+from sandkasten.model.images.pull_rules import may_pull
 from sandkasten.model.images.resolved_image import Image
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sandkasten.backends.docker.docker_options import DockerOptions
-    from sandkasten.ports import ImagePacker
+    from sandkasten.model.images.pull_rules import PullLimits, PullMode
+    from sandkasten.ports import EventSink, ImagePacker
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _VALUE_CHARS = 32 * 1024
@@ -41,10 +43,18 @@ _UNKNOWN = ("not found", "manifest unknown", "does not exist", "no such image")
 
 class EngineImages:
     def __init__(
-        self, engine: EngineClient, options: DockerOptions, packer: ImagePacker | None
+        self,
+        engine: EngineClient,
+        packer: ImagePacker | None,
+        *,
+        pull: PullMode,
+        limits: PullLimits,
+        events: EventSink | None,
     ) -> None:
         self._engine = engine
-        self._pull = options.pull
+        self._pull = pull
+        self._limits = limits
+        self._events = events
         self._packer = packer
         self._loading: dict[str, asyncio.Lock] = {}
         self._given: dict[str, str] = {}
@@ -135,12 +145,11 @@ class EngineImages:
             )
         return found
 
-    def may_fetch(self) -> bool:
-        return self._pull != "never"
+    def may_fetch(self, *, in_full: bool) -> bool:
+        return may_pull(self._pull, in_full=in_full)
 
     async def find(self, wanted: Sequence[str], *, fetch: bool) -> Image | None:
         """Implement `ports.KeepsImages`."""
-        fetch = fetch and self.may_fetch()
         if not fetch or self._pull != "always":
             for name in wanted:
                 found = await self._known(name)
@@ -177,8 +186,40 @@ class EngineImages:
             ) from exc
 
     async def _pulled(self, name: str) -> None:
+        self._emit("image.pull_started", image=name)
         try:
-            await self._engine.pull(tagged(name))
+            async with self._loading.setdefault(name, asyncio.Lock()):
+                await self._pull_in_time(name)
+        except SandkastenError as exc:
+            self._emit("image.pull_failed", image=name, code=exc.code)
+            raise
+        finally:
+            if not self._loading[name].locked():
+                del self._loading[name]
+        self._emit("image.pulled", image=name)
+
+    async def _pull_in_time(self, name: str) -> None:
+        sizes: dict[str, int] = {}
+
+        def report(step: str, done: int, total: int) -> None:
+            sizes[step] = total
+            if sum(sizes.values()) > self._limits.image_bytes:
+                raise PayloadTooLarge(
+                    f"the layers of image {name} take more than {self._limits.image_bytes} bytes",
+                    hint="use a smaller image, or raise images.pull_max_bytes",
+                    image=name,
+                )
+            self._emit("image.pull_progress", image=name, step=step, done=done, total=total)
+
+        try:
+            async with asyncio.timeout(self._limits.seconds):
+                await self._engine.pull(tagged(name), report)
+        except TimeoutError as exc:
+            raise RegistryUnavailable(
+                f"the engine did not pull {name} within {self._limits.seconds:g} s",
+                hint="try again, or raise images.pull_timeout_seconds",
+                image=name,
+            ) from exc
         except Refused as exc:
             told = exc.message.lower()
             if any(words in told for words in _DENIED):
@@ -192,8 +233,14 @@ class EngineImages:
                 ) from exc
             raise RegistryUnavailable(
                 f"the engine could not pull {name}: {exc.message}",
-                hint="check that the engine's machine reaches the registry",
+                hint="check that the engine's machine reaches the registry; or run docker pull and "
+                "docker save elsewhere and docker load there, or sandkasten image import here",
+                image=name,
             ) from exc
+
+    def _emit(self, event: str, **fields: str | int) -> None:
+        if self._events is not None:
+            self._events.emit(event, fields)
 
 
 def gone(image: Image, why: str) -> ImageNotFound:
