@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 
@@ -111,14 +112,72 @@ async def test_artifacts_over_a_limit_are_named_and_left_out(world, monkeypatch)
         Artifact("a", 6, b"small\n"),
         Artifact("b", 5000, None, "larger than 100 bytes"),
     )
-    monkeypatch.setattr(artifacts, "MAX_ARTIFACTS", 2)
     monkeypatch.setattr(artifacts, "MAX_ARTIFACTS_BYTES", 10)
-    result = await sh(world, "for i in 1 2 3; do echo 123456 > $i; done", artifacts=("*",))
+    result = await sh(
+        world,
+        "for i in 1 2 3; do echo 123456 > $i; done",
+        artifacts=("*",),
+        options=SandboxOptions(limits={"max_artifacts_count": 2}),
+    )
+    assert result.limits["max_artifacts_count"] == 2
     assert result.artifacts == (
         Artifact("1", 7, b"123456\n"),
         Artifact("2", 7, None, "all together over 10 bytes"),
     )
     assert result.warnings == ("1 more artifacts were left out (at most 2)",)
+
+
+async def test_a_run_is_logged_at_its_start_and_at_its_end(world):
+    done = await sh(
+        world,
+        "echo out; printf error >&2; echo x > a; exit 3",
+        artifacts=("a",),
+        agent_run_id="run_0123456789abcdef",
+    )
+    told = [(name, fields) for name, fields in world.events.seen if name.startswith("sandbox_run")]
+    (_, started), (_, finished) = told
+    assert [name for name, _ in told] == ["sandbox_run_started", "sandbox_run_finished"]
+    about = {
+        "run": started["run"],
+        "agent_run": "run_0123456789abcdef",
+        "tenant": "default",
+        "runtime": "sh",
+        "image": "host",
+        "backend": "unisolated",
+    }
+    assert re.fullmatch("run_[0-9a-f]{16}", str(about["run"]))
+    assert started == about | {"timeout_seconds": 120.0}
+    assert finished == about | {
+        "sandbox": done.sandbox_id,
+        "ok": False,
+        "status": "completed",
+        "exit_code": 3,
+        "duration_ms": done.duration_ms,
+        "stdout_bytes": 4,
+        "stderr_bytes": 5,
+        "artifacts": 1,
+        "error": None,
+    }
+
+
+async def test_a_run_that_could_not_be_made_is_logged_with_its_error(world):
+    async def fail() -> None:
+        raise IsolationRefused("no")
+
+    world.backend.gate.before_create = fail
+    with pytest.raises(IsolationRefused):
+        await sh(world, "true")
+    [finished] = [f for name, f in world.events.seen if name == "sandbox_run_finished"]
+    assert (finished["ok"], finished["error"], finished["exit_code"]) == (
+        False,
+        "ISOLATION_REFUSED",
+        None,
+    )
+    # A request that is refused was no run.
+    with pytest.raises(InvalidRequest):
+        await world.engine.run(RunRequest("", runtime="cobol"))
+    names = [name for name, _ in world.events.seen if name.startswith("sandbox_run")]
+    assert names == ["sandbox_run_started", "sandbox_run_finished"]
 
 
 async def test_a_tree_too_large_to_match_is_reported(world, monkeypatch):

@@ -43,6 +43,7 @@ def test_public_limits_equal_the_request():
         "max_stdout_bytes": 1000,
         "max_stderr_bytes": 0,
         "max_artifact_bytes": 5,
+        "max_artifacts_count": 3,
         "max_file_size_bytes": 6,
         "max_files": 7,
     }

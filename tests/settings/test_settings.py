@@ -72,6 +72,7 @@ async def test_every_default_equals_the_public_contract(tmp_path):
         ("STATION_SANDBOX_MAX_STDOUT_BYTES", "1000", "defaults.max_stdout_bytes", 1000),
         ("STATION_SANDBOX_MAX_STDERR_BYTES", "1000", "defaults.max_stderr_bytes", 1000),
         ("STATION_SANDBOX_MAX_ARTIFACT_BYTES", "9", "defaults.max_artifact_bytes", 9),
+        ("STATION_SANDBOX_MAX_ARTIFACTS_COUNT", "9", "defaults.max_artifacts_count", 9),
         ("SANDBOX_SESSION_IDLE_TIMEOUT", "30m", "session_idle_timeout_seconds", 1800),
         ("SANDBOX_SESSION_MAX_LIFETIME", "4h", "session_max_lifetime_seconds", 14_400),
         ("SANDKASTEN_DEFAULT_IMAGE", "python", "default_image", "python"),

@@ -83,7 +83,7 @@ class Metrics:
             "spare.missed": lambda _: self._misses.inc(),
             "sandbox.reaped": lambda f: self._reaped.labels(_text(f, "reason")).inc(),
             "exec.finished": self._exec_finished,
-            "run.finished": self._run_finished,
+            "sandbox_run_finished": self._run_finished,
             "http.answered": self._answered,
             "http.error": lambda f: self._errors.labels(_text(f, "code")).inc(),
         }
@@ -115,6 +115,9 @@ class Metrics:
             self._bytes.labels(stream).inc(_number(fields, f"{stream}_bytes"))
 
     def _run_finished(self, fields: Fields) -> None:
+        if fields.get("error") is not None:
+            # No code ran, so there is no duration; the error is counted as one.
+            return
         runtime = _text(fields, "runtime")
         self._runs.labels(runtime, "true" if fields.get("ok") else "false").inc()
         self._run_ms.labels(runtime).observe(_number(fields, "duration_ms"))

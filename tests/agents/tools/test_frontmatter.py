@@ -332,6 +332,15 @@ async def test_an_agents_output_limit_applies_in_a_sandbox_opened_by_another(too
     assert (await wide.call("exec", cmd="head -c 5000 /dev/zero"))["truncated"] is False
 
 
+async def test_max_artifacts_count_omits_more_artifacts_and_reports_them(tools):
+    tools = asks(tools, "{limits: {max_artifacts_count: 1}}")
+    code = "for name in 'ab': open(name, 'w').write(name)"
+    ran = await tools.call("run", code=code, artifacts=["a", "b"])
+    assert [one["path"] for one in ran["artifacts"]] == ["a"]
+    assert ran["limits"]["max_artifacts_count"] == 1
+    assert "1 more artifacts were left out (at most 1)" in ran["warnings"]
+
+
 async def test_max_artifact_bytes_omits_larger_artifacts_and_reports_them(tools):
     tools = asks(tools, "{limits: {max_artifact_bytes: 10}}")
     ran = await tools.call("run", runtime="bash", code="printf %011d 1 > a", artifacts=["a"])

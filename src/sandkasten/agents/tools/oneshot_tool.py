@@ -60,6 +60,7 @@ class OneshotTool:
             ),
             tenant=context.tenant,
             key_id=context.key_id,
+            agent_run_id=context.agent_run_id,
         )
 
 

@@ -66,6 +66,13 @@ class LimitDefaults:
         "Largest artifact that a one-shot returns.",
         aliases=("STATION_SANDBOX_MAX_ARTIFACT_BYTES",),
     )
+    max_artifacts_count: float | None = setting(
+        "defaults.max_artifacts_count",
+        number,
+        None,
+        "How many artifacts a one-shot returns.",
+        aliases=("STATION_SANDBOX_MAX_ARTIFACTS_COUNT",),
+    )
     max_file_size_bytes: float | None = setting(
         "defaults.max_file_size_bytes",
         number,
@@ -124,6 +131,9 @@ class LimitCeilings:
     )
     max_artifact_bytes: float | None = setting(
         "policy.max.max_artifact_bytes", number, None, "Largest artifact."
+    )
+    max_artifacts_count: float | None = setting(
+        "policy.max.max_artifacts_count", number, None, "Most artifacts of a one-shot."
     )
     max_file_size_bytes: float | None = setting(
         "policy.max.max_file_size_bytes", number, None, "Largest file of an agent's tools."

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from sandkasten.model.files.globs import Glob
     from sandkasten.model.sandbox.ledger_record import Record
 
-MAX_ARTIFACTS = 100
 # All artifacts of one run together are held in memory once.
 MAX_ARTIFACTS_BYTES = 10 * 10_000_000
 # Names scanned while matching; a run that creates more gets a warning.
@@ -41,6 +40,7 @@ async def collect_artifacts(
     files: FileOperations, record: Record, globs: tuple[Glob, ...], *, leave_out: str
 ) -> CollectedArtifacts:
     """Return the regular files of the workspace that match. `leave_out` is the code itself."""
+    most = record.limits.artifacts
     kept: list[FileEntry] = []
     matched = looked_at = 0
     async for entry in _tree(files, record.id):
@@ -48,7 +48,7 @@ async def collect_artifacts(
         name = _name(entry)
         if entry.type == "file" and name != leave_out and any(g.matches(name) for g in globs):
             matched += 1
-            if len(kept) < MAX_ARTIFACTS:
+            if len(kept) < most:
                 kept.append(entry)
         if looked_at % _NAMES_PER_TURN == 0:
             await asyncio.sleep(0)
@@ -58,9 +58,7 @@ async def collect_artifacts(
     if looked_at >= MAX_LISTED:
         warnings.append(f"only the first {looked_at} files were matched for artifacts")
     if matched > len(kept):
-        warnings.append(
-            f"{matched - len(kept)} more artifacts were left out (at most {MAX_ARTIFACTS})"
-        )
+        warnings.append(f"{matched - len(kept)} more artifacts were left out (at most {most})")
     room, artifacts = MAX_ARTIFACTS_BYTES, list[Artifact]()
     for entry in kept:
         artifact = await _read(files, record, entry, room)

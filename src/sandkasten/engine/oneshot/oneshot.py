@@ -12,8 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sandkasten.engine.oneshot.artifacts import MAX_ARTIFACTS, collect_artifacts
+from sandkasten.engine.oneshot.artifacts import collect_artifacts
 from sandkasten.errors import (
+    Cancelled,
     CommandNotFound,
     InvalidRequest,
     PayloadTooLarge,
@@ -25,6 +26,7 @@ from sandkasten.model.environment import text_bytes
 from sandkasten.model.files.globs import Glob, compile_globs
 from sandkasten.model.files.sandbox_paths import workspace_member
 from sandkasten.model.numbers import number
+from sandkasten.model.runs.run_values import new_run_id
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
 from sandkasten.model.sandbox.limits import MIB, Limits
 from sandkasten.model.sandbox.oneshot_values import Artifact, RunRequest, RunResult, oneshot_timeout
@@ -33,6 +35,8 @@ from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sandkasten.engine.commands.execution import Execution
     from sandkasten.engine.lifecycle.planner import Planner, SandboxPlan
     from sandkasten.engine.lifecycle.sandboxes import Sandboxes
@@ -85,6 +89,56 @@ class _Job:
     exec: ExecRequest
 
 
+class _RunEvents:
+    """The two events of one run, under one id; the second also for a run that failed or was
+    cancelled.
+    """
+
+    def __init__(
+        self, events: EventSink | None, request: RunRequest, job: _Job, plan: SandboxPlan
+    ) -> None:
+        self._events = events
+        self._about: dict[str, str | int | float | bool | None] = {
+            "run": new_run_id(),
+            "agent_run": request.agent_run_id,
+            "tenant": plan.tenant,
+            "runtime": job.name,
+            "image": plan.spec.image.name,
+            "backend": plan.backend.name,
+        }
+        self._over = False
+        timeout_s = oneshot_timeout(job.exec.timeout_seconds, plan.spec.limits)
+        self._emit("sandbox_run_started", {"timeout_seconds": timeout_s})
+
+    def finished(self, answer: RunResult, result: ExecResult) -> None:
+        self._over = True
+        self._emit(
+            "sandbox_run_finished",
+            {
+                "sandbox": answer.sandbox_id,
+                "ok": answer.ok,
+                "status": result.status,
+                "exit_code": answer.exit_code,
+                "duration_ms": answer.duration_ms,
+                "stdout_bytes": result.stdout_bytes,
+                "stderr_bytes": result.stderr_bytes,
+                "artifacts": len(answer.artifacts),
+                "error": None,
+            },
+        )
+
+    def failed(self, exc: BaseException) -> None:
+        if self._over:
+            return
+        code = exc.code if isinstance(exc, SandkastenError) else type(exc).__name__
+        error = Cancelled.code if isinstance(exc, asyncio.CancelledError) else code
+        self._emit("sandbox_run_finished", {"ok": False, "exit_code": None, "error": error})
+
+    def _emit(self, event: str, fields: Mapping[str, str | int | float | bool | None]) -> None:
+        if self._events is not None:
+            self._events.emit(event, {**self._about, **fields})
+
+
 class OneShot:
     def __init__(
         self,
@@ -109,15 +163,20 @@ class OneShot:
     async def run(self, request: RunRequest, quota: TenantQuota | None = None) -> RunResult:
         job = _checked(request)
         plan = await self._plan(request, job)
-        record = await self._spare(plan, quota)
-        if record is None:
-            record = await self._sandboxes.make(plan, quota=quota)
+        told = _RunEvents(self._events, request, job, plan)
         try:
-            return await self._compute(record, job, plan)
-        finally:
-            if job.kept:
-                await self._take_back(record, job)
-            await self._remove(record)
+            record = await self._spare(plan, quota)
+            if record is None:
+                record = await self._sandboxes.make(plan, quota=quota)
+            try:
+                return await self._compute(record, job, plan, told)
+            finally:
+                if job.kept:
+                    await self._take_back(record, job)
+                await self._remove(record)
+        except BaseException as exc:
+            told.failed(exc)
+            raise
 
     async def check(self, request: RunRequest) -> None:
         """Raise what `run` would raise before it makes anything."""
@@ -162,7 +221,9 @@ class OneShot:
             ),
         )
 
-    async def _compute(self, record: Record, job: _Job, plan: SandboxPlan) -> RunResult:
+    async def _compute(
+        self, record: Record, job: _Job, plan: SandboxPlan, told: _RunEvents
+    ) -> RunResult:
         try:
             result = await self._write_and_run(record.id, job, plan)
         except CommandNotFound as exc:
@@ -180,18 +241,7 @@ class OneShot:
             artifacts = collected.artifacts
             warnings += collected.warnings
         answer = _answer(record, job, result, artifacts, warnings)
-        if self._events is not None:
-            self._events.emit(
-                "run.finished",
-                {
-                    "sandbox": record.id,
-                    "runtime": answer.runtime,
-                    "ok": answer.ok,
-                    "exit_code": answer.exit_code,
-                    "duration_ms": answer.duration_ms,
-                    "artifacts": len(artifacts),
-                },
-            )
+        told.finished(answer, result)
         return answer
 
     async def _write_and_run(self, sandbox_id: str, job: _Job, plan: SandboxPlan) -> ExecResult:
@@ -351,7 +401,7 @@ def _answer(
 def _caps(limits: Limits, job: _Job) -> dict[str, int | float]:
     caps = public_limits(limits)
     timeout_s = oneshot_timeout(job.exec.timeout_seconds, limits)
-    return {"timeout_seconds": timeout_s, "max_artifacts_count": MAX_ARTIFACTS, **caps}
+    return {"timeout_seconds": timeout_s, **caps}
 
 
 def _error(result: ExecResult) -> str:

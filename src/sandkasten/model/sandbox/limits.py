@@ -22,6 +22,7 @@ class Limits:
     stdout_bytes: int = 200_000
     stderr_bytes: int = 200_000
     artifact_bytes: int = 10_000_000
+    artifacts: int = 100
     tool_file_bytes: int = 10 * MIB
     tool_files: int = 100
 

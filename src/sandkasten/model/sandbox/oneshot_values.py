@@ -32,6 +32,8 @@ class RunRequest:
     """Of the sandbox the code runs in. With a named workspace, what the code writes there stays."""
     tenant: str = DEFAULT_TENANT
     key_id: str | None = None
+    agent_run_id: str | None = None
+    """The run of the agent that asked for it, for log events."""
 
 
 def oneshot_timeout(requested: float | None, limits: Limits) -> float:

@@ -113,6 +113,7 @@ _LIMITS: dict[str, _Limit] = {
     "max_stdout_bytes": _count("stdout_bytes", 0, MAX_KEPT_BYTES),
     "max_stderr_bytes": _count("stderr_bytes", 0, MAX_KEPT_BYTES),
     "max_artifact_bytes": _count("artifact_bytes", 0, 1024 * MIB),
+    "max_artifacts_count": _count("artifacts", 0, 10_000),
     "max_file_size_bytes": _count("tool_file_bytes", 0, 1024 * MIB),
     "max_files": _count("tool_files", 0, 1_000_000),
 }
