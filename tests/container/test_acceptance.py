@@ -11,12 +11,13 @@ import http.client
 import json
 import secrets
 import shlex
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten import Sandbox, StoredFiles
+from sandkasten import Agents, Sandbox, StoredFiles
 from tests import built
 from tests.container.conftest import KEY
 from tests.deploy.test_compose import _lacks
@@ -24,11 +25,14 @@ from tests.engines import stock
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.container.conftest import Host
 
 # The first of a checkout builds the images.
 pytestmark = pytest.mark.timeout(built.PATIENCE_S)
 DEBIAN = stock.reference("debian")
+ROOT = Path(__file__).resolve().parents[2]
 DATA, SHARED = "sandkasten-data", "station-sandboxes"
 
 
@@ -119,6 +123,73 @@ def test_sessions_outlive_the_container_of_their_daemon(running_daemon):
         assert running_daemon.up("--json").document["begun"] == "replaced"
         told = running_daemon.cli("up", "--status", "--json")
         assert (told.status, told.document["ready"], told.document["sandboxes"]) == (0, True, 1)
+
+
+_AGENT = """---
+model: scripted
+metadata: {name: writer}
+sandbox: {mode: code, image: %s}
+---
+You write.
+"""
+_FLOW = """id: flow
+steps:
+  - {id: write, type: agent, agent: writer, next: done}
+  - {id: done, type: end}
+"""
+_SCRIPT = {
+    "agents": [
+        {
+            "turns": [
+                {"calls": [{"name": "sandbox_exec", "arguments": {"command": "echo $((6*7))"}}]},
+                {"text": "It printed ${last.stdout}"},
+            ]
+        }
+    ]
+}
+_INITIALIZE = (
+    '{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18",'
+    '"capabilities":{},"clientInfo":{"name":"test","version":"0"}}}'
+)
+
+
+@pytest.fixture
+def definitions(host: Host) -> Iterator[Path]:
+    """Directories of agents and workflows beside the operator, with a model to start inside."""
+    for name in ("agents", "workflows"):
+        (host.folder / name).mkdir()
+    (host.folder / "agents" / "writer.prompt").write_text(_AGENT % DEBIAN)
+    (host.folder / "workflows" / "flow.yaml").write_text(_FLOW)
+    (host.folder / "agents" / "script.json").write_text(json.dumps(_SCRIPT))
+    shutil.copy(ROOT / "examples" / "agents" / "scripted_model.py", host.folder / "agents")
+    yield host.folder
+    for name in ("agents", "workflows"):
+        shutil.rmtree(host.folder / name)
+
+
+@pytest.mark.promise("P56")
+def test_agents_workflows_tools_and_mcp_work_in_the_image(host, daemon_image, definitions):
+    models = "SANDKASTEN_MODELS_BASE_URL=http://127.0.0.1:8600/v1"
+    spoken = host.up("--env", models)
+    assert spoken.status == 0, spoken
+    model = ("python", "/agents/scripted_model.py", "/agents/script.json", "--port", "8600")
+    host.docker("exec", "--detach", "sandkasten", *model)
+    with Agents(url=host.url, api_key=KEY) as agents:
+        assert [one.name for one in agents.agents()] == ["writer"]
+        assert [one.name for one in agents.workflows()] == ["flow"]
+        done = agents.run_agent("writer", "compute")
+        assert (done.status, done.output) == ("completed", "It printed 42\n"), done
+        flowed = agents.run_workflow("flow", input="compute")
+        assert flowed.status == "completed", flowed
+        answer = agents.call_tool("sandbox_run", {"runtime": "bash", "code": "echo $((6*7))"})
+        assert (answer["ok"], answer["stdout"]) == (True, "42\n")
+    # The same image serves MCP: here over stdio, on the daemon that runs in the container.
+    words = ("docker", "exec", "--interactive", "sandkasten", "sandkasten", "mcp")
+    told = host.run("sh", "-c", f"echo {shlex.quote(_INITIALIZE)} | {shlex.join(words)}")
+    assert json.loads(told.stdout)["result"]["serverInfo"]["name"] == "sandkasten"
+    written = host.docker("exec", "sandkasten", "touch", "/agents/x", check=False)
+    assert "Read-only file system" in written.stderr
+    assert of_sessions(host) == []
 
 
 @pytest.mark.promise("P58")

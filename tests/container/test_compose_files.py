@@ -20,10 +20,12 @@ from sandkasten.daemon.container.install_plan import (
     InstallSpec,
     plan_of,
 )
+from sandkasten.daemon.settings.provider_settings import KEY_VARIABLES
 from sandkasten.daemon.settings.resolver import Settings, load
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
-SPEC = InstallSpec(image="sandkasten:latest", version="1.2.3")
+# A compose file mounts empty volumes where no directory is named.
+SPEC = InstallSpec(image="sandkasten:latest", version="1.2.3", agents="/a", workflows="/w")
 PLANS = {
     "socket": plan_of(replace(SPEC, workspace="volume"), FoundEngine(socket_gid=990)),
     "shared-volume": plan_of(replace(SPEC, workspace="shared"), FoundEngine()),
@@ -64,6 +66,13 @@ def image_environment() -> dict[str, str]:
 
 def of_service(one: dict[str, Any]) -> dict[str, Any]:
     mounts = [mount.split(":") for mount in one["volumes"]]
+    # Passed on if they are set, and absent otherwise.
+    assert {name for name, value in one["environment"].items() if value is None} == {
+        *KEY_VARIABLES.values(),
+        "SANDKASTEN_MODELS_API_KEY",
+        "SANDKASTEN_MODELS_BASE_URL",
+        "SANDKASTEN_MODELS_DEFAULT",
+    }
     return {
         "image": one["image"],
         "user": one.get("user"),
@@ -122,7 +131,8 @@ def test_a_compose_file_configures_the_daemon_as_up_does(file, tmp_path):
     pairs = (pair.split("=", 1) for pair in PLANS[file].daemon.body["Env"])
     planned_environ = {name: value for name, value in pairs if name != "SANDKASTEN_API_KEY_FILE"}
     planned = settings_of({**image_environment(), **planned_environ}, tmp_path)
-    composed = settings_of({**image_environment(), **service(file)["environment"]}, tmp_path)
+    given = {name: value for name, value in service(file)["environment"].items() if value}
+    composed = settings_of({**image_environment(), **given}, tmp_path)
     # In a compose project the services have other names.
     host = planned.docker.options.host.replace("sandkasten-engine", "engine")
     sidecar = file == "sidecar"
@@ -133,6 +143,7 @@ def test_a_compose_file_configures_the_daemon_as_up_does(file, tmp_path):
     for name in ("backend", "data_dir", "policy"):
         assert getattr(composed, name) == getattr(planned, name)
     assert composed.http.listen == planned.http.listen
+    assert composed.agents == planned.agents
 
 
 def test_the_sidecar_of_a_compose_file_is_the_engine_of_up():

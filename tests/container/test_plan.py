@@ -20,6 +20,7 @@ from sandkasten.daemon.container.install_plan import (
     FoundEngine,
     InstallPlan,
     InstallSpec,
+    ModelAccess,
     User,
     plan_of,
 )
@@ -46,6 +47,15 @@ CASES = {
             env={"SANDKASTEN_ALLOWED_IMAGES": "python"},
         ),
         FoundEngine(image_user=User(7, 8)),
+    ),
+    "socket-agents": (
+        replace(
+            SOCKET,
+            agents="/home/ada/agents",
+            workflows="/home/ada/workflows",
+            models=ModelAccess("http://host.docker.internal:11434/v1", "gpt-4o", "the model key"),
+        ),
+        FoundEngine(socket_gid=998),
     ),
 }
 
@@ -112,6 +122,8 @@ def test_the_plans_mark_changes_only_with_the_request():
         replace(spec, env={"A": "b"}),
         replace(spec, workspace="shared"),
         replace(spec, mode="sidecar"),
+        replace(spec, agents="/agents"),
+        replace(spec, models=ModelAccess("http://models/v1")),
     )
     assert len({mark, *(plan_of(one, found).mark for one in others)}) == 1 + len(others)
 
@@ -134,6 +146,25 @@ def test_a_mode_without_its_requirements_is_refused(spec, said, hint):
         plan_of(spec, FoundEngine())
     assert said in refused.value.message
     assert hint in refused.value.hint
+
+
+def test_the_key_of_the_models_is_a_file_and_nowhere_in_the_containers_configuration():
+    plan = plan_of(*CASES["socket-agents"])
+    assert plan.daemon.files == {"/var/lib/sandkasten/models.key": b"the model key\n"}
+    assert (
+        "SANDKASTEN_MODELS_API_KEY_FILE=/var/lib/sandkasten/models.key" in plan.daemon.body["Env"]
+    )
+    assert "the model key" not in json.dumps(shown(plan))
+
+
+def test_a_variable_given_to_up_wins_and_then_the_key_of_another_endpoint_is_not_passed():
+    own = {"SANDKASTEN_MODELS_BASE_URL": "http://theirs/v1"}
+    spec = replace(SOCKET, env=own, models=ModelAccess("http://models/v1", "gpt-4o", "the key"))
+    daemon = plan_of(spec, FoundEngine()).daemon
+    assert [pair for pair in daemon.body["Env"] if "MODELS" in pair] == [
+        "SANDKASTEN_MODELS_BASE_URL=http://theirs/v1"
+    ]
+    assert daemon.files == {}
 
 
 def test_files_are_accessible_to_the_daemon_only():

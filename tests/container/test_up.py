@@ -42,8 +42,33 @@ def test_a_missing_image_is_reported_with_a_remedy(host):
     told = failed(host.up("--json", image="nothing:here"), "IMAGE_NOT_FOUND")
     assert "nothing:here" in told["message"]
     assert "make image" in told["hint"]
-    assert "docker pull nothing:here" in told["hint"]
+    assert "docker pull" not in told["hint"]
     assert host.mine() == ([], [])
+
+
+def test_a_directory_that_does_not_exist_is_refused_before_anything_is_created(host):
+    told = failed(host.up("--json", "--agents", "nowhere", image=BUSYBOX), "INVALID_REQUEST")
+    assert told["message"] == "--agents nowhere is not a directory"
+    assert host.mine() == ([], [])
+
+
+def test_directories_here_are_mounted_and_the_local_model_is_explained(host):
+    for name in ("agents", "workflows"):
+        (host.folder / name).mkdir(exist_ok=True)
+    try:
+        shown = host.up("--dry-run", "--json", "--workflows", "").document
+    finally:
+        for name in ("agents", "workflows"):
+            (host.folder / name).rmdir()
+    (daemon,) = shown["containers"]
+    assert [one for one in daemon["config"]["HostConfig"]["Mounts"] if one["ReadOnly"]] == [
+        {
+            "Type": "bind",
+            "Source": str(host.folder / "agents"),
+            "Target": "/agents",
+            "ReadOnly": True,
+        }
+    ]
 
 
 def test_an_unknown_mode_is_refused_before_the_engine_is_contacted(host):

@@ -28,7 +28,8 @@ SNIPPETS = [
 ]
 KNOWN = {variable for one in documented() for variable in one.variables}
 # Read by Compose, and handed on by it under another name.
-OF_COMPOSE = {f"SANDKASTEN_{name}" for name in ("IMAGE", "PORT", "ALLOWED_HOSTS", "SHARED_VOLUME")}
+_OF_COMPOSE = ("IMAGE", "PORT", "ALLOWED_HOSTS", "SHARED_VOLUME", "AGENTS", "WORKFLOWS")
+OF_COMPOSE = {f"SANDKASTEN_{name}" for name in _OF_COMPOSE}
 
 
 def read(kind: str, text: str) -> list[Any]:

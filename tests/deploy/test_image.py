@@ -49,10 +49,12 @@ def test_the_image_declares_how_to_run_it(engine: Docker, daemon_image: str) -> 
     assert {
         name: value for name, value in environment.items() if name.startswith("SANDKASTEN_")
     } == {
+        "SANDKASTEN_AGENTS_DIRS": "/agents",
         "SANDKASTEN_BACKEND": "docker",
         "SANDKASTEN_DATA_DIR": "/var/lib/sandkasten",
         "SANDKASTEN_DEFAULT_IMAGE": "sandbox-runtime:base",
         "SANDKASTEN_LISTEN": "0.0.0.0:8080",
+        "SANDKASTEN_WORKFLOWS_DIRS": "/workflows",
     }
 
 
@@ -67,6 +69,7 @@ def test_the_image_holds_the_daemon_and_no_tools_to_build_it(
 ) -> None:
     script = """
         python -c 'import sandkasten; print(sandkasten.__version__)'
+        python -c 'import aiodocker, cel, dotpromptz, jsonschema, jwt, mcp, uvicorn'
         for tool in pip pip3 gcc cc cargo git curl; do command -v $tool; done
         ls -d /wheels /requirements 2>/dev/null
         find /opt/sandkasten -name 'sandkasten-runner' -perm -0111 | wc -l

@@ -24,6 +24,9 @@ class InstallationRequest:
     engine: str = ""
     engine_certs: str = ""
     """In mode remote: the other engine, and the directory of our certificate for it."""
+    agents: str | None = None
+    workflows: str | None = None
+    """Directories to mount; None: `agents` and `workflows` here, if they exist. Empty: none."""
     env: Mapping[str, str] = field(default_factory=dict)
     recreate: bool = False
     timeout_s: float = 60.0
@@ -41,6 +44,8 @@ class Installed:
     """Only if it was just created: it is never shown twice."""
     changed: bool = False
     """It was running already, and not as it was asked for now."""
+    notes: tuple[str, ...] = ()
+    """What it did not get, and how to give it."""
 
 
 @dataclass(frozen=True, slots=True)

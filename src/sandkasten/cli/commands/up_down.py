@@ -28,9 +28,11 @@ Examples:
   sandkasten up --mode sidecar                    with its own engine beside it
   sandkasten up --mode remote --engine tcp://box:2376 --engine-certs ./certs
   sandkasten up --env SANDKASTEN_ALLOWED_IMAGES=python --recreate
+  SANDKASTEN_MODELS_BASE_URL=https://models.example/v1 sandkasten up --agents ./agents
   sandkasten up --dry-run                         print what it would create
 
-A second `up` reports the running daemon. Pass settings of the daemon with --env. Its data is in
+A second `up` reports the running daemon. Pass settings of the daemon with --env; the models
+(models.base_url, models.default, models.api_key) are taken from the settings here. Its data is in
 the volume sandkasten-data. Mode docker_socket gives the daemon the engine's socket, which is root
 access to that machine: see the guide to Docker."""
 _DOWN: Final = """\b
@@ -79,6 +81,16 @@ def _up(
     engine_certs: Annotated[
         str, typer.Option(metavar="DIR", help="Mode remote: ca.pem, cert.pem and key.pem.")
     ] = "",
+    agents: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Agents to mount read-only (./agents if it exists)."),
+    ] = None,
+    workflows: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR", help="Workflows to mount read-only (./workflows if it exists)."
+        ),
+    ] = None,
     env: Annotated[
         list[str],
         typer.Option(
@@ -112,6 +124,8 @@ def _up(
         engine_image=engine_image,
         engine=engine,
         engine_certs=engine_certs,
+        agents=agents,
+        workflows=workflows,
         env=pairs(env, "--env"),
         recreate=recreate,
         timeout_s=timeout,
@@ -156,6 +170,8 @@ def _tell(done: Installed) -> None:
             say("these options differ from its own; to apply them: sandkasten up --recreate …")
     else:
         say(f"{done.begun}: {visible(done.image)}, {done.mode}; ready")
+    for note in done.notes:
+        say(f"note: {visible(note)}")
     if done.machine:
         say(f"it is published on {visible(done.machine)}, not on this machine")
     put(f"export SANDKASTEN_URL={done.url}")

@@ -6,18 +6,22 @@ import shlex
 from typing import TYPE_CHECKING
 
 from sandkasten.backends.docker.resource_names import LABEL
-from sandkasten.daemon.container.install_plan import KEY_FILE
+from sandkasten.daemon.container.install_plan import KEY_FILE, MODEL_KEY_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sandkasten.daemon.container.install_plan import Body, InstallPlan, PlannedContainer
 
-_KEY = "SANDKASTEN_API_KEY"
+# Variables that name a file of `up`, and the ones that hold the same secret themselves.
+_SECRETS = {
+    f"SANDKASTEN_API_KEY_FILE={KEY_FILE}": "SANDKASTEN_API_KEY",
+    f"SANDKASTEN_MODELS_API_KEY_FILE={MODEL_KEY_FILE}": "SANDKASTEN_MODELS_API_KEY",
+}
 
 
 def commands_of(plan: InstallPlan) -> tuple[str, ...]:
-    """Return the commands. `docker run` takes the key from the environment, `up` from a file."""
+    """Return the commands. `docker run` takes the keys from the environment, `up` from files."""
     lines = [
         ["docker", "volume", "create", "--label", f"{LABEL}={one.kind}", one.name]
         for one in plan.volumes
@@ -46,6 +50,8 @@ def _options(container: PlannedContainer) -> Iterator[str]:
         yield from ("--stop-timeout", str(body["StopTimeout"]))
     if "NetworkMode" in host:
         yield from ("--network", host["NetworkMode"])
+    for name in host.get("ExtraHosts", ()):
+        yield from ("--add-host", name)
     for mount in host["Mounts"]:
         yield from ("--mount", _mount(mount))
     for port, places in host.get("PortBindings", {}).items():
@@ -53,8 +59,7 @@ def _options(container: PlannedContainer) -> Iterator[str]:
             host = f"[{one['HostIp']}]" if ":" in one["HostIp"] else one["HostIp"]
             yield from ("--publish", f"{host}:{one['HostPort']}:{port}")
     for pair in body["Env"]:
-        secret = pair == f"{_KEY}_FILE={KEY_FILE}"
-        yield from ("--env", _KEY if secret else pair)
+        yield from ("--env", _SECRETS.get(pair, pair))
     yield body["Image"]
 
 

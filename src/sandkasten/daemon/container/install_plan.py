@@ -40,6 +40,12 @@ SOCKET_INSIDE: Final = "/var/run/docker.sock"
 DAEMON_SOCKET: Final = f"unix://{DATA_DIR}/daemon.sock"
 KEY_FILE: Final = f"{DATA_DIR}/operator.key"
 REMOTE_CERTIFICATES: Final = f"{DATA_DIR}/engine-certificates"
+MODEL_KEY_FILE: Final = f"{DATA_DIR}/models.key"
+# Where the image's own settings look for agents and workflows.
+AGENTS_DIR: Final = "/agents"
+WORKFLOWS_DIR: Final = "/workflows"
+GATEWAY: Final = "host.docker.internal"
+"""The name by which a container reaches programs of the engine's machine."""
 _SIDECAR_CERTIFICATES = "/certs/client"
 _PORT: Final = 8080
 _ANYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104
@@ -87,6 +93,15 @@ class Certificates:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelAccess:
+    """The models of the daemon's agents."""
+
+    base_url: str
+    default: str = ""
+    api_key: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class InstallSpec:
     """The options of `up`."""
 
@@ -102,6 +117,10 @@ class InstallSpec:
     engine_host: str = ""
     """Address of the engine that a daemon in mode remote uses."""
     certificates: Certificates | None = field(default=None, repr=False)
+    agents: str = ""
+    workflows: str = ""
+    """Directories on the engine's machine, mounted read-only."""
+    models: ModelAccess | None = None
     env: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -304,6 +323,7 @@ def _daemon(
     user: User,
     files: Mapping[str, bytes] | None = None,
 ) -> PlannedContainer:
+    models, secrets = _models(spec)
     env = {
         "SANDKASTEN_BACKEND": "docker",
         "SANDKASTEN_DATA_DIR": DATA_DIR,
@@ -311,8 +331,13 @@ def _daemon(
         "SANDKASTEN_API_KEY_FILE": KEY_FILE,
         **engine,
         **_names(spec.host),
+        **models,
         **spec.env,
     }
+    definitions = ((spec.agents, AGENTS_DIR), (spec.workflows, WORKFLOWS_DIR))
+    host["Mounts"] += [_bind(here, there, read_only=True) for here, there in definitions if here]
+    if any(f"//{GATEWAY}" in value for value in env.values()):
+        host["ExtraHosts"] = [f"{GATEWAY}:host-gateway"]
     body: Body = {
         "Image": spec.image,
         "Env": [f"{name}={value}" for name, value in env.items()],
@@ -340,7 +365,23 @@ def _daemon(
         body["User"] = str(ROOT)
         # Without this an empty volume takes the owner of the image's directory.
         host["Mounts"][0]["VolumeOptions"] = {"NoCopy": True}
-    return PlannedContainer(NAME, body, dict(files or {}))
+    return PlannedContainer(NAME, body, {**(files or {}), **secrets})
+
+
+def _models(spec: InstallSpec) -> tuple[dict[str, str], dict[str, bytes]]:
+    """Return variables and secret files; nothing if --env names another endpoint, because the key
+    belongs to this one.
+    """
+    models = spec.models
+    if models is None or "SANDKASTEN_MODELS_BASE_URL" in spec.env:
+        return {}, {}
+    env = {"SANDKASTEN_MODELS_BASE_URL": models.base_url}
+    if models.default:
+        env["SANDKASTEN_MODELS_DEFAULT"] = models.default
+    if not models.api_key:
+        return env, {}
+    env["SANDKASTEN_MODELS_API_KEY_FILE"] = MODEL_KEY_FILE
+    return env, {MODEL_KEY_FILE: f"{models.api_key}\n".encode()}
 
 
 def _names(host: str) -> dict[str, str]:
@@ -359,8 +400,8 @@ def _volume(name: str, target: str, *, read_only: bool = False) -> Body:
     return {"Type": "volume", "Source": name, "Target": target, "ReadOnly": read_only}
 
 
-def _bind(source: str, target: str) -> Body:
-    return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": False}
+def _bind(source: str, target: str, *, read_only: bool = False) -> Body:
+    return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": read_only}
 
 
 def _tls(directory: str) -> dict[str, str]:

@@ -36,6 +36,7 @@ from sandkasten.daemon.container.install_plan import (
     STOP_S,
     FoundEngine,
     InstallSpec,
+    ModelAccess,
     plan_of,
     url_of,
 )
@@ -110,8 +111,10 @@ class Installation:
     async def up(self, asked: InstallationRequest) -> Installed:
         plan_of(self._spec(asked, SOCKET_INSIDE), FoundEngine())
         host = self._host
+        local = host.address.kind == "unix"
         facts = await up_checks.check_engine(host)
-        spec = self._spec(asked, host.socket)
+        spec = self._spec(asked, host.socket, local=local)
+        notes = tuple(up_checks.notes_of(asked, self._models(), local=local))
         seen = await host.container(NAME)
         up_checks.check_name(seen)
         if seen is not None and seen.state == "running" and not asked.recreate:
@@ -119,7 +122,13 @@ class Installation:
             await self._ready(asked.timeout_s)
             changed = seen.labels.get(LABEL_PLAN) != plan.mark
             return Installed(
-                "running", _url(seen), seen.image, _mode(seen), host.machine, changed=changed
+                "running",
+                _url(seen),
+                seen.image,
+                _mode(seen),
+                host.machine,
+                changed=changed,
+                notes=notes,
             )
         plan = await self._checked(spec, facts, seen)
         if seen is not None:
@@ -133,7 +142,7 @@ class Installation:
             await asyncio.shield(self._give_up(plan, key_shown=key is None))
             raise
         begun: Begun = "created" if seen is None else "replaced"
-        return Installed(begun, plan.url, plan.image, plan.mode, host.machine, key)
+        return Installed(begun, plan.url, plan.image, plan.mode, host.machine, key, notes=notes)
 
     async def drawn(self, asked: InstallationRequest) -> Drawn:
         """Return what `up` would create, also if the engine cannot be reached."""
@@ -141,7 +150,8 @@ class Installation:
         plan_of(spec, found)
         try:
             facts = await up_checks.check_engine(self._host)
-            spec = self._spec(asked, self._host.socket)
+            local = self._host.address.kind == "unix"
+            spec = self._spec(asked, self._host.socket, local=local)
             found = up_checks.found_of(facts, self._host, spec.socket)
         except BackendUnavailable as exc:
             engine = f"not reachable: {exc.message}"
@@ -193,8 +203,22 @@ class Installation:
 
     # ---- the steps of up
 
-    def _spec(self, asked: InstallationRequest, socket: str) -> InstallSpec:
+    def _models(self) -> ModelAccess | None:
+        rules = self._settings.agents
+        if rules.base_url is None:
+            return None
+        return ModelAccess(rules.base_url, rules.model or "", rules.api_key or "")
+
+    def _spec(
+        self, asked: InstallationRequest, socket: str, *, local: bool | None = None
+    ) -> InstallSpec:
+        """`local` says whether the engine is on this machine; None: that is not known yet."""
         options, http = self._settings.docker.options, self._settings.http
+        models = self._models()
+        agents = workflows = ""
+        if local is not None:
+            agents = up_checks.definitions(asked.agents, "agents", local=local)
+            workflows = up_checks.definitions(asked.workflows, "workflows", local=local)
         return InstallSpec(
             image=asked.image or f"{REPOSITORY}:{VERSION}",
             version=VERSION,
@@ -206,6 +230,9 @@ class Installation:
             engine_image=asked.engine_image or ENGINE_IMAGE,
             engine_host=asked.engine,
             certificates=up_checks.read_certificates(asked.engine_certs),
+            agents=agents,
+            workflows=workflows,
+            models=models if models and up_checks.reachable(models.base_url) else None,
             env=asked.env,
         )
 
@@ -216,8 +243,9 @@ class Installation:
         user = await up_checks.check_image(
             host,
             spec.image,
-            f"build it (make image) or pull it (docker pull {spec.image}) on that engine, or "
-            "pass another with --image",
+            "it is published nowhere: build it on that engine with make image in a checkout "
+            "(DOCKER_HOST names the engine), load it there with docker load, or pass another "
+            "with --image",
         )
         if spec.mode == "sidecar":
             await up_checks.check_image(

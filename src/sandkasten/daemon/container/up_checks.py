@@ -8,11 +8,13 @@ import socket
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 from sandkasten.backends.docker.resource_names import LABEL
 from sandkasten.daemon.container.install_plan import (
     DAEMON,
     DATA_VOLUME,
+    GATEWAY,
     IMAGE_USER,
     ROOT,
     Certificates,
@@ -26,6 +28,7 @@ from sandkasten.errors import (
     InvalidImage,
     InvalidRequest,
 )
+from sandkasten.model.addresses import is_loopback
 
 if TYPE_CHECKING:
     from sandkasten.backends.docker.engine.engine_host import (
@@ -33,7 +36,8 @@ if TYPE_CHECKING:
         EngineHost,
         HostedContainer,
     )
-    from sandkasten.daemon.container.install_plan import InstallSpec
+    from sandkasten.daemon.container.install_plan import InstallSpec, ModelAccess
+    from sandkasten.model.installation_values import InstallationRequest
 
 OLDEST_API: Final = (1, 40)
 LABEL_USER: Final = "sandkasten.user"
@@ -154,6 +158,56 @@ def check_socket(host: EngineHost, path: str) -> None:
         f"{path} is not the engine's socket: {why}",
         hint="pass its path on the engine's machine: --socket /var/run/docker.sock",
     )
+
+
+def definitions(given: str | None, default: str, *, local: bool) -> str:
+    """Return the directory to mount, on the engine's machine; empty: none.
+
+    `default` is a directory of this machine, which another machine's engine does not have.
+    """
+    if given == "":
+        return ""
+    if given is not None and not local:
+        if not given.startswith("/"):
+            raise InvalidRequest(
+                f"--{default} {given[:80]} is relative, and the engine is on another machine",
+                hint="pass the full path of the directory on that machine",
+            )
+        return given
+    path = os.path.abspath(given or default)
+    if os.path.isdir(path):
+        return path if local else ""
+    if given is None:
+        return ""
+    raise InvalidRequest(
+        f"--{default} {given[:80]} is not a directory",
+        hint=f"pass the directory of the {default}, or create it",
+    )
+
+
+def notes_of(asked: InstallationRequest, models: ModelAccess | None, *, local: bool) -> list[str]:
+    """Return what the daemon does not get from this machine, and what to do about it."""
+    notes = [
+        f"{name}/ is not mounted, because the engine is on another machine; copy it there and "
+        f"pass --{name} with its full path"
+        for name, given in (("agents", asked.agents), ("workflows", asked.workflows))
+        if given is None and not local and os.path.isdir(name)
+    ]
+    if models is not None and not reachable(models.base_url):
+        url = urlsplit(models.base_url)
+        port = f":{url.port}" if url.port else ""
+        there = url._replace(netloc=f"{GATEWAY}{port}").geturl()
+        notes.append(
+            f"models.base_url ({models.base_url}) is not passed: a container does not reach the "
+            f"loopback address of its machine; pass --env SANDKASTEN_MODELS_BASE_URL={there} and "
+            "let the models listen beyond loopback"
+        )
+    return notes
+
+
+def reachable(base_url: str) -> bool:
+    """Return whether a container can reach the address, as far as its name says."""
+    return not is_loopback(urlsplit(base_url).hostname or "")
 
 
 def read_certificates(directory: str) -> Certificates | None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sandkasten.daemon.settings.setting_fields import masked, setting
 from sandkasten.daemon.settings.setting_parsers import (
     model_key,
     model_url,
+    path,
     path_list,
     positive_integer,
     seconds,
+    secret_in,
     string,
 )
 
@@ -36,8 +38,14 @@ class AgentSettings:
         "models.api_key",
         model_key,
         None,
-        "The key of the models. Better in a variable than here.",
+        "The key of the models. Better in a file or a variable than here.",
         show=masked,
+    )
+    api_key_file: Path | None = setting(
+        "models.api_key_file",
+        path,
+        None,
+        "A file that holds the key of the models, readable only by the daemon's user.",
     )
     model: str | None = setting(
         "models.default", string, None, "The model of an agent whose file names none."
@@ -63,3 +71,10 @@ class AgentSettings:
     retention_s: float = setting(
         "retention.runs_seconds", seconds, 30 * 86_400.0, "How long ended runs are kept."
     )
+
+    def completed(self) -> AgentSettings:
+        """Return the settings with the key of `models.api_key_file`."""
+        if self.api_key is not None or self.api_key_file is None:
+            return self
+        key = secret_in("models.api_key_file", self.api_key_file, model_key)
+        return replace(self, api_key=key)

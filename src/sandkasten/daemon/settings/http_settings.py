@@ -5,7 +5,6 @@ Refuses with InvalidConfiguration what cannot be served safely. Opens no socket.
 
 from __future__ import annotations
 
-import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -20,6 +19,7 @@ from sandkasten.daemon.settings.setting_parsers import (
     positive_number,
     seconds,
     secret,
+    secret_in,
     string_list,
 )
 from sandkasten.errors import InvalidConfiguration
@@ -138,7 +138,7 @@ class HttpSettings:
             )
         key = self.api_key
         if key is None and self.api_key_file is not None:
-            key = _read_key(self.api_key_file)
+            key = secret_in("api_key_file", self.api_key_file, secret)
         return replace(self, api_key=key, data_dir=data_dir)
 
 
@@ -154,21 +154,3 @@ def key_required(rules: HttpSettings, hint: str) -> InvalidConfiguration:
         hint=hint,
         setting="listen",
     )
-
-
-def _read_key(file: Path) -> str:
-    try:
-        if file.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH):
-            raise InvalidConfiguration(
-                f"{file} is accessible to every user of this machine",
-                hint=f"chmod 600 {file}",
-                setting="api_key_file",
-            )
-        return secret("api_key_file", file.read_text("ascii").strip())
-    except (OSError, UnicodeDecodeError) as exc:
-        reason = getattr(exc, "strerror", None) or type(exc).__name__
-        raise InvalidConfiguration(
-            f"the key in {file} cannot be read: {reason}",
-            hint="write the key into it, one line",
-            setting="api_key_file",
-        ) from exc

@@ -218,7 +218,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
         docker=docker_settings(
             engine, source.origins, environ, default=general.backend == "docker"
         ),
-        agents=agents,
+        agents=agents.completed(),
         providers=providers.endpoints(agents.base_url, source.origins),
         packages=packages.rules(),
         values=tuple(source.origins.values()),

@@ -7,6 +7,7 @@ written. It returns the typed value or raises InvalidConfiguration, which names 
 from __future__ import annotations
 
 import re
+import stat
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -177,6 +178,25 @@ def secret(name: str, value: object) -> str:
             setting=name,
         )
     return value
+
+
+def secret_in(name: str, file: Path, parse: Callable[[str, object], str]) -> str:
+    """Return the secret in a file of one line, which only its owner and group may access."""
+    try:
+        if file.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH):
+            raise InvalidConfiguration(
+                f"{file} is accessible to every user of this machine",
+                hint=f"chmod 600 {file}",
+                setting=name,
+            )
+        return parse(name, file.read_text("ascii").strip())
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = getattr(exc, "strerror", None) or type(exc).__name__
+        raise InvalidConfiguration(
+            f"the key in {file} cannot be read: {reason}",
+            hint="write the key into it, one line",
+            setting=name,
+        ) from exc
 
 
 def model_key(name: str, value: object) -> str:

@@ -287,6 +287,6 @@ def _told(doing: str) -> Iterator[None]:
         if _NO_SOURCE in message:
             raise InvalidRequest(
                 f"{doing}: {message}",
-                hint="pass --socket with the path of the engine's socket on its machine",
+                hint="pass paths of the engine's machine with --socket, --agents and --workflows",
             ) from exc
         raise translated(exc, doing) from exc
