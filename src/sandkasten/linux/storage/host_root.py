@@ -1,7 +1,8 @@
 """The parts of the machine's own file system that the host image shows, as a value found once.
 
 Only /usr (read-only) and a handful of public files of /etc; never /root, /home, /var or the rest of
-/etc. The sandbox's own /etc is a skeleton directory, written once per content.
+/etc. The sandbox's own /etc is a skeleton directory, written once per content. It also holds the
+programs of `HOST_PROGRAMS`, because a directory of their own would cost a mount.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandkasten.model.sandbox.cell_spec import HOME, RUNNER_ID, USER_ID, USER_NAME
+from sandkasten.model.sandbox.cell_spec import (
+    DEFAULT_PATH,
+    HOME,
+    HOST_PROGRAMS,
+    RUNNER_ID,
+    USER_ID,
+    USER_NAME,
+)
 
 _TOP = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 # Public files: library locations, certificates of authorities, alternatives.
@@ -43,6 +51,28 @@ _FILES = {
     "resolv.conf": "",
     "shells": "/bin/sh\n/bin/bash\n",
 }
+# Runs the host's own pip, if there is one, and explains a failure: /usr is read-only, and most
+# sandboxes have no network.
+_PIP = """#!/bin/sh
+name=${0##*/}
+for directory in /usr/local/bin /usr/bin; do
+    [ -x "$directory/$name" ] || continue
+    case " $* " in *" install "*|*" download "*) ;; *) exec "$directory/$name" "$@" ;; esac
+    "$directory/$name" "$@" && exit 0
+    break
+done
+package=NAME
+for word in "$@"; do
+    case $word in install|download|-*|[0-9]*) ;; *) package=$word ;; esac
+done
+cat >&2 <<END
+sandkasten: packages are installed before a sandbox starts. Name them when you create it:
+  sandkasten run --pip $package ...
+  Sandbox(pip_packages=["$package"])
+  pip_packages: [$package] in the request or in the agent file
+END
+exit 1
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +116,7 @@ def root_skeleton(directory: Path, root: HostRoot) -> Path:
     return _settle(making, path)
 
 
-def etc_skeleton(directory: Path) -> Path:
+def etc_skeleton(directory: Path, usr: Path = Path("/usr")) -> Path:
     """Return a directory to mount as /etc: our own files and copies of this machine's public ones.
 
     Copies, because one mount is cheaper than six; the name derives from their sources, so that an
@@ -95,7 +125,8 @@ def etc_skeleton(directory: Path) -> Path:
     sources = [f"/etc/{name}" for name in _ETC_SHARED if os.path.exists(f"/etc/{name}")]
     seen = [(s, os.stat(s).st_mtime_ns, os.stat(s).st_size) for s in sources]
     zone = os.readlink("/etc/localtime") if os.path.islink("/etc/localtime") else ""
-    text = repr((sorted(_FILES.items()), seen, zone))
+    python = _python(usr)
+    text = repr((sorted(_FILES.items()), seen, zone, python, _PIP))
     path = directory / hashlib.sha256(text.encode()).hexdigest()[:16]
     if path.is_dir():
         return path
@@ -107,9 +138,43 @@ def etc_skeleton(directory: Path) -> Path:
     (making / "os-release").symlink_to("../usr/lib/os-release")
     if zone:
         (making / "localtime").symlink_to(zone)
+    _add_programs(making / HOST_PROGRAMS.removeprefix("/etc/"), python)
     for source in sources:
         _copy_public(source, making / source.removeprefix("/etc/"))
     return _settle(making, path)
+
+
+@dataclass(frozen=True, slots=True)
+class _Python:
+    """`path` is the host's python3, or empty; `named`: it also has a program named python."""
+
+    path: str
+    named: bool
+
+
+def _python(usr: Path) -> _Python:
+    def find(name: str) -> str:
+        for directory in DEFAULT_PATH.split(":"):
+            # /bin and /sbin are /usr/bin and /usr/sbin inside, whatever they are here.
+            inside = directory.removeprefix("/usr").strip("/")
+            if os.access(usr / inside / name, os.X_OK):
+                return f"/usr/{inside}/{name}"
+        return ""
+
+    return _Python(find("python3"), bool(find("python")))
+
+
+def _add_programs(directory: Path, python: _Python) -> None:
+    for one in (directory.parent, directory):
+        one.mkdir()
+        one.chmod(0o755)
+    if not python.path:
+        return
+    if not python.named:
+        (directory / "python").symlink_to(python.path)
+    for name in ("pip", "pip3"):
+        (directory / name).write_text(_PIP)
+        (directory / name).chmod(0o755)
 
 
 def _settle(making: Path, path: Path) -> Path:

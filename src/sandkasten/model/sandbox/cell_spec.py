@@ -24,6 +24,8 @@ USER_ID = 1000
 RUNNER_ID = 999
 ROOT_HOME = "/root"
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+HOST_PROGRAMS = "/etc/sandkasten/bin"
+"""Programs that the host image has besides those of the host; see `linux.storage.host_root`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +86,9 @@ def home(spec: CellSpec) -> str:
 def base_environment(spec: CellSpec) -> dict[str, str]:
     """Return the environment of every command: fixed names, then the image's, then the caller's."""
     name = "root" if spec.profile == "dev" else USER_NAME
+    ours = f"{HOST_PROGRAMS}:" if spec.image.kind == "host" else ""
     return {
-        "PATH": DEFAULT_PATH,
+        "PATH": ours + DEFAULT_PATH,
         "HOME": home(spec),
         "USER": name,
         "LOGNAME": name,

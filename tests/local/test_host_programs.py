@@ -1,0 +1,53 @@
+"""The host image has `python`, and its `pip` says how a sandbox gets packages."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sandkasten.linux.storage import host_root
+from sandkasten.model.images.resolved_image import Image
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def usr(tmp_path) -> Path:
+    (tmp_path / "usr" / "bin").mkdir(parents=True)
+    (tmp_path / "usr" / "bin" / "python3").touch(0o755)
+    return tmp_path / "usr"
+
+
+def programs(tmp_path: Path, usr: Path) -> dict[str, str]:
+    (tmp_path / "etc").mkdir(exist_ok=True)
+    made = host_root.etc_skeleton(tmp_path / "etc", usr) / "sandkasten" / "bin"
+    return {
+        one.name: str(one.readlink()) if one.is_symlink() else one.read_text().split("\n")[0]
+        for one in made.iterdir()
+    }
+
+
+def test_python_is_linked_only_where_the_host_has_none(tmp_path, usr):
+    pip = dict.fromkeys(("pip", "pip3"), "#!/bin/sh")
+    assert programs(tmp_path, usr) == {"python": "/usr/bin/python3", **pip}
+    (usr / "bin" / "python").touch(0o755)
+    assert programs(tmp_path, usr) == pip
+    (usr / "bin" / "python").unlink()
+    (usr / "bin" / "python3").unlink()
+    assert programs(tmp_path, usr) == {}
+
+
+@pytest.mark.skipif(shutil.which("python3", path="/usr/bin") is None, reason="no python3 in /usr")
+def test_python_runs_and_pip_names_the_way_to_packages(make_box):
+    with make_box(Image("host")) as box:
+        same = "python -c 'import sys; print(sys.prefix, sys.version_info[0])'"
+        ran = box.exec(f"{same}; python -m venv --without-pip v && v/bin/{same}")
+        assert (ran.code, ran.text) == (0, "/usr 3\n/workspace/v 3\n")
+        for program in ("pip", "pip3"):
+            ran = box.exec(f"{program} install --quiet --retries 0 requests 2>&1")
+            assert ran.code != 0
+            assert "pip_packages" in ran.text
+            assert "--pip requests" in ran.text
