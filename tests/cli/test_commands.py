@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -9,7 +10,14 @@ import pytest
 from sandkasten import AsyncSandbox
 from sandkasten.cli.commands import cp, exec, listings, sandbox_lifecycle
 from sandkasten.cli.commands.exec import CommandLine
-from sandkasten.errors import InvalidRequest, IsADirectory, SessionNotFound
+from sandkasten.errors import (
+    Conflict,
+    ExecNotFound,
+    InvalidRequest,
+    IsADirectory,
+    SessionNotFound,
+)
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -68,11 +76,17 @@ async def test_exec_prints_its_result_as_json(box, state, capfd):
 async def test_ls_shows_the_sandboxes(box, state, capfd):
     await listings.sandboxes(state)
     head, row = capfd.readouterr().out.splitlines()
-    assert " ".join(head.split()) == "ID IMAGE STATE AGE MEMORY WORKSPACE KEY LABELS"
-    assert row.startswith(box.id)
-    assert "running" in row
-    assert "team=a" in row
+    assert (
+        " ".join(head.split()) == "ID IMAGE BACKEND STATE AGE EXPIRES MEMORY WORKSPACE KEY LABELS"
+    )
+    cells = dict(zip(head.split(), row.split(), strict=True))
+    assert (cells["ID"], cells["BACKEND"], cells["STATE"]) == (box.id, "unisolated", "running")
+    assert (cells["EXPIRES"], cells["LABELS"]) == ("29m", "team=a")
+    await listings.sandboxes(state, quiet=True)
+    assert capfd.readouterr().out == f"{box.id}\n"
     state.json = True
+    await listings.sandboxes(state, quiet=True)
+    assert json.loads(capfd.readouterr().out) == [box.id]
     await listings.sandboxes(state)
     (told,) = json.loads(capfd.readouterr().out)
     assert {"id", "sandbox_id", "session_id", "image", "backend", "status", "workdir"} <= set(told)
@@ -92,11 +106,86 @@ async def test_ps_escapes_hostile_command_lines(box, state, capfd):
 
 
 async def test_stats_prints_the_usage(box, state, capfd):
-    await listings.stats(state, box.id)
+    await listings.stats(state, box.id, follow=False, interval_s=1)
     assert capfd.readouterr().out.startswith("WHAT")
+    await listings.stats(state, None, follow=False, interval_s=1)
+    head, row = capfd.readouterr().out.splitlines()
+    assert " ".join(head.split()) == "ID STATE CPU MEMORY LIMIT PROCESSES LIMIT"
+    assert row.split()[:2] == [box.id, "running"]
     state.json = True
-    await listings.stats(state, box.id)
+    await listings.stats(state, box.id, follow=False, interval_s=1)
     assert "usage" in json.loads(capfd.readouterr().out)
+    await listings.stats(state, None, follow=False, interval_s=1)
+    (one,) = json.loads(capfd.readouterr().out)
+    assert (one["id"], "memory_bytes" in one["usage"]) == (box.id, True)
+
+
+@pytest.mark.parametrize("which", ["one", "all"])
+async def test_stats_follows_until_it_is_stopped(box, state, capfd, which):
+    start = box.id if which == "one" else None
+    state.json = True
+    following = asyncio.create_task(listings.stats(state, start, follow=True, interval_s=0.01))
+    seen = ""
+    async with asyncio.timeout(PATIENCE_S):
+        while seen.count("\n") < 3:
+            await asyncio.sleep(0.01)
+            seen += capfd.readouterr().out
+    following.cancel()
+    await asyncio.wait({following})
+    assert [json.loads(line)[0]["id"] for line in seen.splitlines()[:3]] == [box.id] * 3
+
+
+async def test_a_detached_command_is_read_followed_and_killed(box, state, capfd):
+    await exec.detach(state, box.id, _order("cd /tmp; echo one; echo two >&2; sleep 600"))
+    the_id = capfd.readouterr().out.strip()
+    # The persistent shell is free.
+    assert await exec.execute(state, box.id, _order("echo $PWD")) == 0
+    assert capfd.readouterr().out == "/workspace\n"
+    process = box.process(the_id)
+    async with asyncio.timeout(PATIENCE_S), process.follow() as stream:
+        while (await anext(stream)).text != "two\n":
+            pass
+    await exec.logs(state, box.id, the_id[:8], follow=False)
+    assert capfd.readouterr() == ("one\n", "two\n")
+    following = asyncio.create_task(exec.logs(state, box.id, the_id, follow=True))
+    await exec.kill(state, box.id, the_id, "TERM")
+    await asyncio.wait_for(following, PATIENCE_S)
+    out, err = capfd.readouterr()
+    assert (sorted(out.split()), err) == (sorted([the_id, "one"]), "two\n")
+    assert (await process.poll()).signal == 15
+    with pytest.raises(Conflict, match="has already ended"):
+        await exec.kill(state, box.id, the_id, "KILL")
+    with pytest.raises(ExecNotFound):
+        await exec.logs(state, box.id, "nothing", follow=False)
+
+
+async def test_logs_shows_the_newest_command_unless_another_is_named(box, state, capfd):
+    with pytest.raises(ExecNotFound, match="no command ran"):
+        await exec.logs(state, box.id, None, follow=False)
+    for word in ("first", "last"):
+        await (await box.start(["echo", word])).wait()
+    await exec.logs(state, box.id, None, follow=False)
+    assert capfd.readouterr().out == "last\n"
+    state.json = True
+    await exec.logs(state, box.id, None, follow=True)
+    told = json.loads(capfd.readouterr().out)
+    assert (told["stdout"], told["status"]) == ("last\n", "completed")
+
+
+async def test_a_foreground_command_keeps_the_default_timeout(state):
+    limits = {"exec_timeout_seconds": 0.2}
+    async with AsyncSandbox(backend="unisolated", limits=limits) as short:
+        assert await exec.execute(state, short.id, _order("sleep", "60")) == 124
+
+
+async def test_inspect_prints_the_sandbox_and_its_commands_as_json(box, state, capfd):
+    ended = await box.exec(["sh", "-c", "exit 3"])
+    await listings.inspect(state, box.id[:8])
+    told = json.loads(capfd.readouterr().out)
+    assert (told["id"], told["backend"], told["labels"]) == (box.id, "unisolated", {"team": "a"})
+    assert told["idle_timeout_seconds"] == 1800
+    (command,) = told["commands"]
+    assert (command["exec_id"], command["exit_code"]) == (ended.exec_id, 3)
 
 
 async def test_files_are_copied_both_ways(box, state, tmp_path):

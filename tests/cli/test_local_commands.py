@@ -13,7 +13,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -22,9 +23,6 @@ from tests.cli.forked import Command, command
 from tests.cli.terminal import Person
 from tests.client.http.served import served
 from tests.patience import PATIENCE_S
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [
     pytest.mark.slow,
@@ -90,6 +88,38 @@ def test_the_shell_remembers_from_one_process_to_the_next(cli, box):
     cli("exec", box, "cd /tmp && export A=1")
     done = cli("exec", box[:12], "echo $A; pwd")
     assert (done.stdout, done.returncode) == (b"1\n/tmp\n", 0)
+
+
+@both_ways
+def test_a_terminated_run_ends_its_code_and_its_sandbox(cli):
+    asleep = f"{600 + os.getpid() % 100}.{time.monotonic_ns()}"
+    running = subprocess.Popen(
+        [*COMMAND, "run", "-r", "sh", "-c", f"sleep {asleep}"], stderr=subprocess.PIPE
+    )
+    with running:
+        _until(lambda: _sleeps(asleep))
+        running.terminate()
+        assert running.stderr is not None
+        assert running.stderr.read() == b""
+        assert running.wait(PATIENCE_S) == 143
+    _until(lambda: not _sleeps(asleep))
+
+
+def _sleeps(seconds: str) -> bool:
+    """Return whether a sleep of so many seconds runs anywhere on this machine."""
+    wanted = b"sleep\0" + seconds.encode() + b"\0"
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (process / "cmdline").read_bytes() == wanted:
+                return True
+    return False
+
+
+def _until(question: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not question():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @both_ways
@@ -271,6 +301,9 @@ def test_the_host_name_is_a_flag_of_create_run_and_shell(cli):
 def test_a_shell_without_a_sandbox_creates_and_removes_one(cli):
     with Person([*COMMAND, "shell"]) as person:
         person.wait_for("destroyed when this shell ends")
+        person.type("cd /usr\r")
+        person.wait_for("sbx_")
+        person.wait_for(":/usr$ ")
         person.type("id -u; exit 0\r")
         person.wait_for("1000")
         assert person.status() == 0

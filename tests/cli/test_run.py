@@ -30,8 +30,25 @@ def test_a_timeout_exits_with_124_and_a_message(cli):
 
 def test_options_after_the_file_are_arguments_of_the_code(cli, tmp_path):
     (tmp_path / "a.sh").write_text('echo "$1" "$2" "$3"')
-    done = cli("run", "-r", "sh", str(tmp_path / "a.sh"), "--json", "-x", "last")
-    assert (done.status, done.out) == (0, "--json -x last\n")
+    done = cli("run", "-r", "sh", str(tmp_path / "a.sh"), "words", "-x", "--mine")
+    assert (done.status, done.out) == (0, "words -x --mine\n")
+    done = cli("run", "-r", "sh", str(tmp_path / "a.sh"), "--", "--json", "-f", "--")
+    assert (done.status, done.out) == (0, "--json -f --\n")
+    done = cli("run", "-r", "sh", "-c", 'echo "$1" "$2"', "a", "b")
+    assert (done.status, done.out) == (0, "a b\n")
+
+
+@pytest.mark.parametrize("option", ["--file", "--file=data.csv", "-f", "--json", "--no-such", "-i"])
+def test_an_option_of_run_after_the_file_is_refused_with_both_ways(cli, tmp_path, option):
+    (tmp_path / "a.sh").write_text("echo ran")
+    done = cli("run", "-r", "sh", str(tmp_path / "a.sh"), option, "data.csv")
+    if option == "--no-such":
+        assert (done.status, done.out) == (0, "ran\n")
+        return
+    assert (done.status, done.out) == (125, "")
+    assert f"{option} after {tmp_path / 'a.sh'} is ambiguous" in done.err
+    assert f"sandkasten run {option} … {tmp_path / 'a.sh'}; " in done.err
+    assert f"sandkasten run {tmp_path / 'a.sh'} -- {option} …" in done.err
 
 
 def test_arguments_after_code_are_its_arguments(cli):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
+from datetime import datetime
 
 import pytest
 
 from sandkasten import __version__
 from sandkasten.cli.command_table import command_names
-from sandkasten.cli.output import age, size, visible
+from sandkasten.cli.output import age, painted, paragraph, report, size, visible
+from sandkasten.cli.quantities import limit, seconds
 from sandkasten.cli.sandbox_names import Remote, pick, side
-from sandkasten.errors import InvalidRequest, SessionNotFound
+from sandkasten.errors import BuildFailed, InvalidRequest, SessionNotFound
 from tests.cli.conftest import COMMAND
 
 
@@ -21,6 +24,7 @@ def test_every_command_of_the_contract_exists():
         "agent cancel",
         "agent inspect",
         "agent list",
+        "agent ls",
         "agent run",
         "agent runs",
         "agent show",
@@ -52,9 +56,12 @@ def test_every_command_of_the_contract_exists():
         "image rm",
         "image tag",
         "init",
+        "inspect",
         "key create",
         "key ls",
         "key revoke",
+        "kill",
+        "logs",
         "ls",
         "mcp",
         "pause",
@@ -72,6 +79,7 @@ def test_every_command_of_the_contract_exists():
         "workflow graph",
         "workflow inspect",
         "workflow list",
+        "workflow ls",
         "workflow resume",
         "workflow run",
         "workflow runs",
@@ -109,6 +117,7 @@ def test_output_to_a_full_disk_is_a_named_error():
 def test_version_prints_the_version(cli):
     assert cli("version").out == f"sandkasten {__version__}\n"
     assert json.loads(cli("version", "--json").out)["version"] == __version__
+    assert cli("--version").out == f"sandkasten {__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -248,6 +257,98 @@ def test_run_loads_no_unneeded_modules():
 )
 def test_terminal_control_characters_are_escaped(text, shown):
     assert visible(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("one\ntwo\r\n\tthree\n\n", "one\n  two\n      three"),
+        ("a\rb\nerror: \x1b[31mx", "a\\x0db\n  error: \\x1b[31mx"),
+        ("plain", "plain"),
+        ("", ""),
+    ],
+)
+def test_lines_of_a_message_are_kept_and_indented(text, shown):
+    assert paragraph(text) == shown
+
+
+def test_an_error_of_several_lines_is_printed_as_such(capsys):
+    report(BuildFailed("it failed:\nErr:5 x\nE: y", hint="see above"), as_json=False)
+    assert capsys.readouterr().err == "error: it failed:\n  Err:5 x\n  E: y\nhint: see above\n"
+
+
+def test_labels_have_colour_on_a_terminal_only(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert painted("error:", "error", Terminal()) == "\x1b[1;31merror:\x1b[0m"
+    assert painted("hint:", "hint", Terminal()) == "hint:"
+    assert painted("error:", "error", io.StringIO()) == "error:"
+    monkeypatch.setenv("TERM", "dumb")
+    assert painted("error:", "error", Terminal()) == "error:"
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert painted("error:", "error", Terminal()) == "error:"
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [
+        ("90", 90),
+        ("1.5", 1.5),
+        ("250ms", 0.25),
+        ("2s", 2),
+        ("30m", 1800),
+        ("1h", 3600),
+        ("2D", 172800),
+    ],
+)
+def test_durations_have_units(text, amount):
+    assert seconds(text) == amount
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "amount"),
+    [
+        ("mem_limit_mb", "512", 512),
+        ("mem_limit_mb", "512M", 512),
+        ("mem_limit_mb", "2GiB", 2048),
+        ("max_stdout_bytes", "2M", 2 << 20),
+        ("max_stdout_bytes", "100", 100),
+        ("exec_timeout_seconds", "5m", 300),
+        ("max_exec_timeout_ms", "5s", 5000),
+        ("cpu_limit", "0.5", 0.5),
+    ],
+)
+def test_limits_have_units_that_fit_their_names(name, text, amount):
+    assert limit(name, text) == amount
+
+
+@pytest.mark.parametrize("text", ["", "h", "1w", "-5m", "nan", "1 2", "1hh"])
+def test_an_invalid_duration_is_refused_with_examples(text):
+    with pytest.raises(InvalidRequest) as caught:
+        seconds(text)
+    assert "30m" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("cpu_limit", "1G"), ("mem_limit_mb", "1h"), ("pids_limit", "many")]
+)
+def test_a_limit_with_a_wrong_unit_is_refused(name, text):
+    with pytest.raises(InvalidRequest):
+        limit(name, text)
+
+
+def test_create_takes_units(cli):
+    made = cli("create", "--json", "--ttl", "1h", "--limit", "mem_limit_mb=1G")
+    told = json.loads(made.out)
+    assert told["limits"]["mem_limit_mb"] == 1024
+    alive = datetime.fromisoformat(told["expires_at"]) - datetime.fromisoformat(told["created_at"])
+    assert 3590 < alive.total_seconds() < 3610
+    assert cli("create", "--ttl", "soon").status == 125
 
 
 def test_ids_are_matched_by_prefix():

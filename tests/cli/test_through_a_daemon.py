@@ -12,6 +12,8 @@ from sandkasten.cli.server_choice import whom
 from sandkasten.cli.state import State
 from sandkasten.client.server.daemon_or_embedded import answers
 from sandkasten.errors import InvalidRequest
+from tests.cli.conftest import UNISOLATED
+from tests.cli.terminal import Person
 from tests.client.http.served import KEY, Served, served
 
 if TYPE_CHECKING:
@@ -56,6 +58,27 @@ def test_every_command_that_shows_a_sandbox_works_through_a_daemon(cli, box, tmp
     assert cli("cp", str(tmp_path / "in"), f"{box}:/workspace/there").status == 0
     assert cli("cp", f"{box}:there", "-").out == "content"
     assert cli("cp", f"{box}:nothing", str(tmp_path / "out")).status == 125
+
+
+def test_background_commands_work_through_a_daemon(cli, box):
+    started = cli("exec", "-d", box, "cd /tmp; pwd; read line; echo $line")
+    the_id = started.out.strip()
+    assert cli("logs", "-f", box, the_id).out == "/tmp\n\n"
+    assert [one["exec_id"] for one in json.loads(cli("inspect", box).out)["commands"]] == [the_id]
+    asleep = json.loads(cli("exec", "--json", "-d", box, "sleep", "600").out)["exec_id"]
+    assert cli("kill", box, asleep).out == f"{asleep}\n"
+    assert cli("exec", "-d", "-it", box, "true").status == 2
+    assert cli("exec", "-t", box, "true").err.startswith("error: -t requires a terminal")
+    assert cli("ls", "-q").out == f"{box}\n"
+
+
+def test_a_program_runs_on_our_terminal(daemon, box):
+    # An unisolated sandbox lives in its daemon, so that another process can use it.
+    with Person([*UNISOLATED, "exec", "-it", "-e", "A=1", "-w", "/usr", box, "sh"]) as person:
+        person.type("test -t 0 && echo $A-$PWD-$((6*7))\r")
+        person.wait_for("1-/usr-42")
+        person.type("exit 6\r")
+        assert person.status() == 6
 
 
 @pytest.mark.promise("P45")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.cli.commands.workspaces import megabytes
+from sandkasten.cli.quantities import megabytes
 from sandkasten.errors import InvalidRequest
 from tests.cli.conftest import Spoken
 
@@ -120,7 +120,7 @@ def test_a_run_and_a_sandbox_use_the_named_workspace(cli: Cli):
     try:
         assert (made["workspace_id"], made["workspace_mode"]) == ("w", "exclusive")
         assert cli("exec", made["id"], "cat made").out == "yes"
-        assert cli("ls").out.splitlines()[1].split()[6] == "w"
+        assert " w " in cli("ls").out.splitlines()[1]
         second = cli("run", "--workspace", "w", "-c", "pass", "--json")
         told = json.loads(second.out)
         assert (second.status, told["code"]) == (125, "CONFLICT")

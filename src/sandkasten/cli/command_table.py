@@ -1,17 +1,16 @@
 """The table of commands with their options. The modules in `commands/` do the work.
 
-Function bodies import what they need when they run, so that `--help` and completion do not wait for
-code of other commands.
+A command is described to the parser only if it is asked for, and function bodies import what they
+need when they run.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+import importlib
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from sandkasten.cli.commands import sandboxes
-from sandkasten.cli.commands.images import image_app
 from sandkasten.cli.options import (
     Backend,
     Environment,
@@ -24,6 +23,9 @@ from sandkasten.cli.options import (
 )
 from sandkasten.cli.sandbox_names import complete
 from sandkasten.cli.state import State, go
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
 
 # Options after the first word belong to the program inside the sandbox.
 _PASSES_ON: Final = {"allow_interspersed_args": False, "ignore_unknown_options": True}
@@ -39,8 +41,11 @@ _STATUSES: Final = (
 )
 
 
-def build() -> typer.Typer:
-    """Build the application."""
+def build(only: str | None = None) -> typer.Typer:
+    """Build the application; with the name of a command, that command alone.
+
+    To describe all commands to the parser takes longer than to run most of them.
+    """
     app = typer.Typer(
         name="sandkasten",
         help="Sandboxes that start in milliseconds and keep their state. Commands use a daemon "
@@ -52,45 +57,108 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_before)
-    app.command("run", context_settings=_PASSES_ON)(_run)
-    app.command("create")(sandboxes.create)
-    app.command("exec", context_settings=_PASSES_ON)(_exec)
-    app.command("shell")(_shell)
-    app.command("cp")(_cp)
-    app.command("ls")(sandboxes.ls)
-    app.command("ps")(sandboxes.ps)
-    app.command("stats")(sandboxes.stats)
-    app.command("update")(sandboxes.update)
-    app.command("pause")(sandboxes.pause)
-    app.command("resume")(sandboxes.resume)
-    app.command("rm")(sandboxes.rm)
-    app.command("doctor")(_doctor)
-    app.command("version")(_version)
+    # Two commands of one module have the same entry.
+    wanted = _TABLE if only is None or only not in _TABLE else {only: _TABLE[only]}
+    for add in dict.fromkeys(wanted.values()):
+        add(app)
+    return app
+
+
+def command_in(words: Sequence[str]) -> str | None:
+    """Return the command of a command line; None if the options before it are not clear."""
+    rest = iter(words)
+    for word in rest:
+        if word in _WITH_VALUE:
+            next(rest, None)
+        elif not word.startswith("-"):
+            return word
+        elif word not in _SWITCHES and word.partition("=")[0] not in _WITH_VALUE:
+            return None
+    return None
+
+
+def _own(name: str, **settings: Any) -> Callable[[typer.Typer], None]:
+    """Return what adds a command of this module."""
+    return lambda app: app.command(name, **settings)(globals()[f"_{name}"])
+
+
+def _of_one(name: str) -> Callable[[typer.Typer], None]:
+    """Return what adds a command of one sandbox."""
+
+    def add(app: typer.Typer) -> None:
+        from sandkasten.cli.commands import sandboxes
+
+        app.command(name)(getattr(sandboxes, name))
+
+    return add
+
+
+def _group(name: str, module: str) -> Callable[[typer.Typer], None]:
+    """Return what adds a group of commands from its module."""
+
+    def add(app: typer.Typer) -> None:
+        found = importlib.import_module(f"sandkasten.cli.commands.{module}")
+        app.add_typer(found.commands(), name=name)
+
+    return add
+
+
+def _module(module: str, *names: str) -> dict[str, Callable[[typer.Typer], None]]:
+    """Return the entries of commands that a module adds together."""
+
+    def add(app: typer.Typer) -> None:
+        importlib.import_module(f"sandkasten.cli.commands.{module}").add_to(app)
+
+    return dict.fromkeys(names, add)
+
+
+def _config(app: typer.Typer) -> None:
     config = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
     config.command("show")(_config_show)
     config.callback(help="The settings in force.")(_nothing)
     app.add_typer(config, name="config")
-    app.add_typer(image_app(), name="image")
-    from sandkasten.cli.commands.workspaces import commands
 
-    app.add_typer(commands(), name="workspace")
-    from sandkasten.cli.commands import agents, audit, files, keys, workflows
 
-    app.add_typer(keys.commands(), name="key")
-    app.add_typer(audit.commands(), name="audit")
-    app.add_typer(files.commands(), name="files")
-    app.add_typer(agents.commands(), name="agent")
-    app.add_typer(workflows.commands(), name="workflow")
-    from sandkasten.cli.commands import mcp, serve, up_down
-
-    serve.add_to(app)
-    mcp.add_to(app)
-    up_down.add_to(app)
-    return app
+_TABLE: Final[Mapping[str, Callable[[typer.Typer], None]]] = {
+    "run": _own("run", context_settings=_PASSES_ON),
+    "create": _of_one("create"),
+    "exec": _own("exec", context_settings=_PASSES_ON),
+    "logs": _own("logs"),
+    "kill": _own("kill"),
+    "shell": _own("shell"),
+    "cp": _own("cp"),
+    **{
+        name: _of_one(name)
+        for name in ("ls", "ps", "stats", "inspect", "update", "pause", "resume", "rm")
+    },
+    "doctor": _own("doctor"),
+    "version": _own("version"),
+    **_module("serve", "serve", "init"),
+    **_module("mcp", "mcp"),
+    **_module("up_down", "up", "down"),
+    "config": _config,
+    "image": _group("image", "images"),
+    "workspace": _group("workspace", "workspaces"),
+    "key": _group("key", "keys"),
+    "audit": _group("audit", "audit"),
+    "files": _group("files", "files"),
+    "agent": _group("agent", "agents"),
+    "workflow": _group("workflow", "workflows"),
+}
+_WITH_VALUE: Final = frozenset({"--data-dir", "--backend", "--url", "--api-key"})
+_SWITCHES: Final = frozenset({"--embedded"})
 
 
 def _nothing() -> None:
     """The settings in force."""
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from sandkasten import __version__
+
+        typer.echo(f"sandkasten {__version__}")
+        raise typer.Exit
 
 
 def _before(
@@ -114,6 +182,12 @@ def _before(
     embedded: Annotated[
         bool, typer.Option("--embedded", help="Use no daemon: run in this process.")
     ] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version and exit."
+        ),
+    ] = False,
 ) -> None:
     context.ensure_object(State)
     state = state_of(context)
@@ -127,7 +201,10 @@ def _run(
     options: dict[str, Any],
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FILE|-] [ARGS]...", help="A file of code, then its arguments."),
+        typer.Argument(
+            metavar="[FILE|-] [--] [ARGS]...",
+            help="A file of code, then its arguments. Options of run go before the file.",
+        ),
     ] = None,
     code: Annotated[
         str | None, typer.Option("-c", metavar="CODE", help="The code, instead of a file.")
@@ -169,6 +246,12 @@ def _run(
         out=out,
         stdin=stdin,
         options=options,
+        own_options=frozenset(
+            name
+            for one in context.command.params
+            for name in (*one.opts, *one.secondary_opts)
+            if name.startswith("-")
+        ),
     )
     raise SystemExit(run.run(state_of(context, json=json, backend=backend), job))
 
@@ -183,14 +266,33 @@ def _exec(
             help="One word: run by the persistent shell. Several: a program and its arguments.",
         ),
     ],
+    detach: Annotated[
+        bool,
+        typer.Option(
+            "--detach",
+            "-d",
+            help="Start it in the background and print its id (see logs and kill). It has no "
+            "timeout unless --timeout sets one.",
+        ),
+    ] = False,
+    interactive: Annotated[
+        bool,
+        typer.Option(
+            "--interactive", "-i", help="Pass on standard input, even if it is a terminal."
+        ),
+    ] = False,
+    tty: Annotated[
+        bool,
+        typer.Option("--tty", "-t", help="Run it on a terminal of its own, connected to yours."),
+    ] = False,
     timeout: Timeout = None,
     cwd: Annotated[
         str | None, typer.Option("--cwd", "-w", metavar="DIR", help="Working directory.")
     ] = None,
     env: Environment = [],  # noqa: B006
     shell: Annotated[
-        str, typer.Option("--shell", metavar="NAME", help="Name of the persistent shell.")
-    ] = "default",
+        str | None, typer.Option("--shell", metavar="NAME", help="Name of the persistent shell.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Run a command in a sandbox and stream its output. The exit status is the command's."""
@@ -200,11 +302,67 @@ def _exec(
         command = command[1:]
     if not command:
         raise typer.BadParameter("name a command after --")
+    if detach and (interactive or tty):
+        raise typer.BadParameter("-d excludes -i and -t")
+    state = state_of(context, json=json)
+    if tty:
+        from sandkasten.cli.commands import shell as interactive_shell
+
+        if json or shell is not None or timeout is not None:
+            raise typer.BadParameter("-t excludes --json, --shell and --timeout")
+        options = {"cwd": cwd, "env": pairs(env, "--env")}
+        raise SystemExit(go(interactive_shell.execute(state, id, command, options)))
     line = exec.CommandLine(
         command[0] if len(command) == 1 else tuple(command),
-        {"timeout_seconds": timeout, "cwd": cwd, "env": pairs(env, "--env"), "shell": shell},
+        {
+            "timeout_seconds": timeout,
+            "cwd": cwd,
+            "env": pairs(env, "--env"),
+            "shell": shell or "default",
+        },
+        stdin=interactive,
     )
-    raise SystemExit(go(exec.execute(state_of(context, json=json), id, line)))
+    if detach:
+        go(exec.detach(state, id, line))
+        return
+    raise SystemExit(go(exec.execute(state, id, line)))
+
+
+def _logs(
+    context: typer.Context,
+    id: Id,
+    command: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[EXEC]", help="Id of a command, or a unique prefix; default: the newest."
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Continue until the command ends.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Print the output of a command, as far as the sandbox keeps it."""
+    from sandkasten.cli.commands import exec
+
+    go(exec.logs(state_of(context, json=json), id, command, follow=follow))
+
+
+def _kill(
+    context: typer.Context,
+    id: Id,
+    command: Annotated[
+        str, typer.Argument(metavar="EXEC", help="Id of a command, or a unique prefix.")
+    ],
+    signal: Annotated[
+        str, typer.Option("--signal", "-s", metavar="SIGNAL", help="A name or a number.")
+    ] = "KILL",
+    json: Json = False,
+) -> None:
+    """Send a signal to a command and everything it started."""
+    from sandkasten.cli.commands import exec
+
+    go(exec.kill(state_of(context, json=json), id, command, signal))
 
 
 @sandbox_flags("shell")

@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         raise SystemExit(EXIT_OURS)
     try:
-        from sandkasten.cli.command_table import build
+        from sandkasten.cli.command_table import build, command_in
     except ModuleNotFoundError as exc:
         if exc.name is None or exc.name.partition(".")[0] == "sandkasten":
             raise
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         try:
-            build()(args=words, prog_name="sandkasten", obj=state)
+            build(_command(words, command_in))(args=words, prog_name="sandkasten", obj=state)
         finally:
             sys.stdout.flush()
     except SandkastenError as exc:
@@ -80,6 +80,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # On stderr with --json too: stdout is what may be full.
         report(QuotaExceeded(message, hint="free space on that disk and try again"), as_json=False)
         raise SystemExit(EXIT_OURS) from None
+
+
+def _command(words: Sequence[str], command_in: Callable[[Sequence[str]], str | None]) -> str | None:
+    """Return the command to describe to the parser; None for all of them."""
+    if "_SANDKASTEN_COMPLETE" not in os.environ:
+        return command_in(words)
+    # Of the shell's completion: the last word is being typed.
+    typed = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
+    return command_in(typed.split()[1:]) if typed[-1:].isspace() or typed.count(" ") > 1 else None
 
 
 def _discard_stdout() -> None:

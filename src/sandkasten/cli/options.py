@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
 
 import typer
 
+from sandkasten.cli.quantities import limit, seconds
 from sandkasten.cli.sandbox_names import complete
 from sandkasten.errors import InvalidRequest
 
@@ -28,6 +29,10 @@ Id = Annotated[
         metavar="ID", help="Id of a sandbox, or a unique prefix.", autocompletion=complete
     ),
 ]
+OptionalId = Annotated[
+    str | None,
+    typer.Argument(metavar="[ID]", help="A sandbox; default: all.", autocompletion=complete),
+]
 Environment = Annotated[
     list[str],
     typer.Option("--env", "-e", metavar="K=V", help="An environment variable; repeatable."),
@@ -37,7 +42,10 @@ Backend = Annotated[
     typer.Option("--backend", metavar="B", help="local, oci, gvisor or docker."),
 ]
 Timeout = Annotated[
-    float | None, typer.Option("--timeout", metavar="S", help="Seconds until it is killed.")
+    float | None,
+    typer.Option(
+        "--timeout", metavar="TIME", parser=seconds, help="Killed after 90 (seconds), 5m, 1h."
+    ),
 ]
 
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="run_…")]
@@ -77,15 +85,7 @@ def pairs(words: Sequence[str], option: str) -> dict[str, str]:
 
 def numbers(words: Sequence[str]) -> dict[str, float]:
     """Parse the NAME=N words of --limit."""
-    found: dict[str, float] = {}
-    for name, text in pairs(words, "--limit").items():
-        try:
-            found[name] = int(text) if text.lstrip("-").isdigit() else float(text)
-        except ValueError:
-            raise InvalidRequest(
-                f"--limit {name} must be a number, got {text[:80]!r}", hint=f"--limit {name}=256"
-            ) from None
-    return found
+    return {name: limit(name, text) for name, text in pairs(words, "--limit").items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +129,10 @@ _FLAGS: Final = (
     _Flag(
         "ttl_seconds",
         "--ttl",
-        "Lifetime in seconds without activity.",
+        "Lifetime without activity: 90 (seconds), 30m, 12h.",
         _CREATE,
-        "S",
-        kind=float | None,
+        "TIME",
+        read=lambda text: None if text is None else seconds(text),
     ),
     _Flag(
         "env",
@@ -157,7 +157,7 @@ _FLAGS: Final = (
     _Flag(
         "limits",
         "--limit",
-        "A limit, e.g. mem_limit_mb=256; repeatable.",
+        "A limit, e.g. mem_limit_mb=256 or mem_limit_mb=2G; repeatable.",
         _RUN,
         "NAME=N",
         kind=_WORDS,

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import unicodedata
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 # Controls, surrogates, private and unassigned characters; formats are among them (bidi marks).
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+
+# SGR codes; what a word means, not where it is printed.
+_COLOURS: Final = {"error": "1;31", "warning": "1;33", "ok": "32", "missing": "1;31"}
 
 
 def visible(text: str) -> str:
@@ -39,9 +42,28 @@ def _escape(one: str) -> str:
     return f"\\u{point:04x}" if point <= 0xFFFF else f"\\U{point:08x}"
 
 
+def paragraph(text: str, indent: str = "  ") -> str:
+    """Escape like `visible`, but keep the lines; those after the first are indented."""
+    lines = text.replace("\r\n", "\n").expandtabs(4).split("\n")
+    while lines and not lines[-1].strip():
+        lines.pop()
+    return ("\n" + indent).join(visible(line) for line in lines)
+
+
 def say(text: str) -> None:
     """Print a message on stderr."""
     sys.stderr.write(text + "\n")
+
+
+def tell(label: Literal["error", "warning", "hint", "note"], text: str) -> None:
+    """Print a labelled message on stderr, with the label in colour on a terminal."""
+    say(f"{painted(f'{label}:', label, sys.stderr)} {paragraph(text)}")
+
+
+def painted(text: str, meaning: str, stream: TextIO) -> str:
+    """Return the text, in colour if it has a meaning that has one and `stream` is a terminal."""
+    code = _COLOURS.get(meaning)
+    return text if code is None or not colour(stream) else f"\x1b[{code}m{text}\x1b[0m"
 
 
 def put(text: str) -> None:
@@ -81,14 +103,15 @@ def report(error: SandkastenError, *, as_json: bool) -> None:
     if as_json:
         put_json(error_body(error))
         return
-    say(f"error: {visible(error.message)}")
+    tell("error", error.message)
     if error.hint:
-        say(f"hint: {visible(error.hint)}")
+        tell("hint", error.hint)
 
 
-def colour() -> bool:
-    """Return whether stderr is a terminal for colour and progress bars."""
-    return sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+def colour(stream: TextIO) -> bool:
+    """Return whether the stream is a terminal that shows colour."""
+    environment = os.environ
+    return stream.isatty() and not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
 
 
 def age(seconds: float) -> str:

@@ -63,18 +63,39 @@ class State:
 
 
 def go(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine; Ctrl-C cancels it, waits for its clean-up and exits with 130."""
+    """Run a coroutine. A signal cancels it, waits for its clean-up and exits with 128 + N."""
     import asyncio
 
+    ended: list[int] = []
     try:
-        return asyncio.run(_orderly(work))
+        return asyncio.run(_orderly(work, ended))
     except KeyboardInterrupt:
         raise SystemExit(EXIT_INTERRUPTED) from None
+    except asyncio.CancelledError:
+        if not ended:
+            raise
+        raise SystemExit(EXIT_SIGNAL_BASE + ended[0]) from None
 
 
-async def _orderly(work: Coroutine[Any, Any, T]) -> T:
+async def _orderly(work: Coroutine[Any, Any, T], ended: list[int]) -> T:
+    import asyncio
+    import signal
+
     from sandkasten.client.server.server_pool import aclose
 
+    loop, this = asyncio.get_running_loop(), asyncio.current_task()
+
+    def end(number: int) -> None:
+        # A second one ends the process at once.
+        loop.remove_signal_handler(number)
+        if this is not None:
+            ended.append(number)
+            this.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # `nohup` has the program ignore SIGHUP.
+        if signal.getsignal(number) != signal.SIG_IGN:
+            loop.add_signal_handler(number, end, number)
     try:
         return await work
     finally:

@@ -31,7 +31,9 @@ def is_prepared() -> bool:
 
 
 async def blocks() -> AsyncGenerator[bytes]:
-    """Yield blocks of stdin until its end."""
+    """Yield blocks of stdin until its end; nothing if it is closed."""
+    if sys.stdin is None:
+        return
     loop = asyncio.get_running_loop()
     while data := await _read(loop):
         yield data

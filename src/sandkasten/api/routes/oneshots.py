@@ -116,7 +116,8 @@ async def run(call: Call) -> Response:
         tenant=call.principal.tenant,
         key_id=call.principal.key_id,
     )
-    result = await call.engine.run(request, call.principal.quota)
+    # Nothing can read the result later, so a client that leaves ends the run.
+    result = await call.while_there(call.engine.run(request, call.principal.quota))
     return answer(run_fields(result))
 
 

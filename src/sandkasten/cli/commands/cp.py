@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.cli.output import colour, put_json, say, visible
+from sandkasten.cli.output import colour, put_json, tell, visible
 from sandkasten.cli.sandbox_names import Remote, resolve, side
 from sandkasten.cli.stdin import blocks
 from sandkasten.client.results import Transfer
@@ -44,7 +44,7 @@ async def copy(state: State, source: str, destination: str) -> None:
 
 def _tell(state: State, moved: Transfer, *, to_stdout: bool) -> None:
     for skipped in moved.skipped:
-        say(f"warning: skipped {visible(skipped)}")
+        tell("warning", f"skipped {visible(skipped)}")
     if state.json and not to_stdout:
         put_json(asdict(moved))
 
@@ -139,7 +139,7 @@ def _progress(what: str, total: int | None) -> Iterator[Progress | None]:
         DownloadColumn(),
         TransferSpeedColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True, no_color=not colour()),
+        console=Console(stderr=True, no_color=not colour(sys.stderr)),
         transient=True,
     )
     with bar:

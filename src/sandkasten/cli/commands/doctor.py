@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from sandkasten.cli.output import put, put_json, visible
+from sandkasten.cli.output import painted, paragraph, put, put_json
 from sandkasten.cli.state import EXIT_NOT_READY
 from sandkasten.client.import_clash import find_clash
 from sandkasten.errors import BackendUnavailable
@@ -13,6 +14,9 @@ from sandkasten.model.sandbox.readiness import Readiness, Requirement, Tier
 
 if TYPE_CHECKING:
     from sandkasten.cli.state import State
+
+_INDENT: Final = " " * 6
+_MEANING: Final = {"ok": "ok", "MISS": "missing", "warn": "warning"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,33 +65,35 @@ def _with_clash(found: Findings) -> Findings:
 def _show(found: Findings) -> None:
     machine = found.machine
     for one in machine.requirements:
-        mark = "ok  " if one.ok else ("MISS" if one.required else "warn")
-        put(f"{mark}  {visible(one.name)}: {visible(one.state)}")
-        if not one.ok and one.remedy:
-            put(f"      remedy: {visible(one.remedy)}")
+        mark = "ok" if one.ok else ("MISS" if one.required else "warn")
+        _line(mark, f"{one.name}: {one.state}", "" if one.ok else one.remedy)
     for limit in machine.unenforced:
-        put(f"warn  limit {visible(limit.limit)} is not enforced: {visible(limit.reason)}")
-        if limit.remedy:
-            put(f"      remedy: {visible(limit.remedy)}")
+        _line("warn", f"limit {limit.limit} is not enforced: {limit.reason}", limit.remedy)
     for tier in found.tiers:
         _show_tier(tier)
     if found.good:
         put("ready: sandboxes work on this machine")
         return
     reason = machine.reason or next((one.reason for one in found.tiers if one.default), "")
-    put(f"not ready: {visible(reason or 'something required is missing')}")
-    if machine.remedy:
-        put(f"      remedy: {visible(machine.remedy)}")
+    put(f"not ready: {paragraph(reason or 'something required is missing', _INDENT)}")
+    _remedy(machine.remedy)
 
 
 def _show_tier(tier: Tier) -> None:
-    name = visible(tier.name) + (" (default)" if tier.default else "")
+    name = tier.name + (" (default)" if tier.default else "")
     if tier.ready:
         took = "" if tier.create_ms is None else f", create {tier.create_ms:.1f} ms"
-        image = f", image {visible(tier.image)}" if tier.image else ""
-        put(f"ok    tier {name}: ready{image}{took}")
+        image = f", image {tier.image}" if tier.image else ""
+        _line("ok", f"tier {name}: ready{image}{took}")
         return
-    mark = "MISS" if tier.default else "--  "
-    put(f"{mark}  tier {name}: not ready: {visible(tier.reason)}")
-    if tier.remedy:
-        put(f"      remedy: {visible(tier.remedy)}")
+    _line("MISS" if tier.default else "--", f"tier {name}: not ready: {tier.reason}", tier.remedy)
+
+
+def _line(mark: str, text: str, remedy: str = "") -> None:
+    put(f"{painted(f'{mark:4}', _MEANING.get(mark, ''), sys.stdout)}  {paragraph(text, _INDENT)}")
+    _remedy(remedy)
+
+
+def _remedy(text: str) -> None:
+    if text:
+        put(f"{_INDENT}remedy: {paragraph(text, _INDENT)}")

@@ -1,7 +1,7 @@
-"""`exec`: one command in a sandbox, with its streams connected to ours.
+"""`exec`, `logs` and `kill`: one command in a sandbox, connected to our streams or left alone.
 
-Ctrl-C is sent to the command, whose status becomes ours. Input is passed on unless it is a
-terminal (`shell` is for terminals).
+Ctrl-C is sent to a command that is waited for, whose status becomes ours. Input is passed on unless
+it is a terminal; `-it` connects the terminal itself. `-d` prints the command's id and returns.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.cli.output import put_json, say, visible
+from sandkasten.cli.output import put, put_json, tell
 from sandkasten.cli.sandbox_names import resolve
 from sandkasten.cli.state import State, status_of
 from sandkasten.cli.stdin import blocks, is_prepared
-from sandkasten.errors import SandkastenError
+from sandkasten.errors import Conflict, ExecNotFound, InvalidRequest, SandkastenError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sandkasten.client.process import AsyncProcess
     from sandkasten.client.results import Output, Result
+    from sandkasten.client.sandbox import AsyncSandbox
     from sandkasten.model.commands.exec_values import CommandKeywords
 
 
@@ -35,13 +38,14 @@ class CommandLine:
 
     command: str | tuple[str, ...]
     options: CommandKeywords
+    stdin: bool = False
+    """Pass on standard input, whatever it is; otherwise only a pipe or a file."""
 
 
 async def execute(state: State, start: str, line: CommandLine) -> int:
-    from sandkasten.client.sandbox import AsyncSandbox
-
-    box = await AsyncSandbox.attach(await resolve(state, start), **state.where)
-    piped = is_prepared()
+    """Run a command until its end."""
+    box = await _attach(state, start)
+    piped = line.stdin or is_prepared()
     options: CommandKeywords = {**line.options, "max_output_bytes": KEPT_BYTES}
     if options.get("timeout_seconds") is None and box.known is not None:
         # It is waited for, so it has the deadline of such a command.
@@ -49,7 +53,7 @@ async def execute(state: State, start: str, line: CommandLine) -> int:
     if isinstance(line.command, str):
         options["stateful"] = True
     process = await box.start(line.command, keep_stdin_open=piped, **options)
-    result = await _accompany(process, piped=piped, quiet=state.json)
+    result = await accompany(process, piped=piped, quiet=state.json)
     if state.json:
         put_json(result.as_dict())
     else:
@@ -57,7 +61,81 @@ async def execute(state: State, start: str, line: CommandLine) -> int:
     return status_of(result.exit_code, result.signal, timed_out=result.timed_out)
 
 
-async def _accompany(process: AsyncProcess, *, piped: bool, quiet: bool) -> Result:
+async def detach(state: State, start: str, line: CommandLine) -> None:
+    """Start a command in the background and print its id."""
+    box = await _attach(state, start)
+    process = await box.start(line.command, **line.options)
+    if state.json:
+        put_json({"sandbox_id": box.id, "exec_id": process.exec_id})
+    else:
+        put(process.exec_id)
+
+
+async def logs(state: State, start: str, exec_start: str | None, *, follow: bool) -> None:
+    """Print the kept output of a command (default: the newest), and with `follow` the rest."""
+    process = await _process(state, start, exec_start)
+    if state.json:
+        put_json((await (process.wait() if follow else process.poll())).as_dict())
+        return
+    if not follow:
+        for piece in await process.output():
+            _pass_on(piece)
+        return
+    async with process.follow() as stream:
+        async for piece in stream:
+            _pass_on(piece)
+
+
+async def kill(state: State, start: str, exec_start: str, signal_: str) -> None:
+    """Send a signal to everything that a command started."""
+    process = await _process(state, start, exec_start)
+    if not (await process.poll()).running:
+        raise Conflict(
+            f"command {process.exec_id} has already ended",
+            hint=f"read its output with: sandkasten logs {start} {process.exec_id}",
+        )
+    await process.signal(_signal(signal_))
+    if state.json:
+        put_json({"exec_id": process.exec_id, "signal": signal_})
+    else:
+        put(process.exec_id)
+
+
+async def _attach(state: State, start: str) -> AsyncSandbox:
+    from sandkasten.client.sandbox import AsyncSandbox
+
+    return await AsyncSandbox.attach(await resolve(state, start), **state.where)
+
+
+async def _process(state: State, start: str, exec_start: str | None) -> AsyncProcess:
+    box = await _attach(state, start)
+    ran = sorted(await box.execs(), key=lambda one: one.started_at)
+    return box.process(_pick(exec_start, [one.exec_id for one in ran]))
+
+
+def _pick(start: str | None, ids: Sequence[str]) -> str:
+    """Return the id with this prefix; without one the last id."""
+    if start is not None and start in ids:
+        return start
+    found = [one for one in ids if one.startswith(start)] if start else list(ids[-1:])
+    if not found:
+        raise ExecNotFound(
+            f"no command has the id {start[:80]!r}" if start else "no command ran in this sandbox",
+            hint="list them with: sandkasten inspect ID",
+        )
+    if len(found) > 1:
+        raise InvalidRequest(
+            f"{start!r} is the prefix of {len(found)} commands",
+            hint=f"one of {', '.join(found[:5])}",
+        )
+    return found[0]
+
+
+def _signal(text: str) -> int | str:
+    return int(text) if text.isascii() and text.isdigit() else text
+
+
+async def accompany(process: AsyncProcess, *, piped: bool, quiet: bool) -> Result:
     """Forward output, input and Ctrl-C until the command ends."""
     loop = asyncio.get_running_loop()
     errands: set[asyncio.Task[None]] = set()
@@ -88,7 +166,7 @@ async def _accompany(process: AsyncProcess, *, piped: bool, quiet: bool) -> Resu
 def _pass_on(piece: Output) -> None:
     out = sys.stderr.buffer if piece.stream == "stderr" else sys.stdout.buffer
     if piece.gap_bytes:
-        say(f"warning: {piece.gap_bytes} bytes of output were not kept")
+        tell("warning", f"{piece.gap_bytes} bytes of output were not kept")
     out.write(piece.data)
     out.flush()
 
@@ -101,8 +179,9 @@ async def _interrupt(process: AsyncProcess) -> None:
 async def _feed(process: AsyncProcess) -> None:
     """Copy stdin to the command until either ends."""
     with suppress(SandkastenError):
-        async for data in blocks():
-            await process.write_stdin(data)
+        with suppress(OSError):
+            async for data in blocks():
+                await process.write_stdin(data)
         await process.close_stdin()
 
 
@@ -110,8 +189,8 @@ def _explain(result: Result) -> None:
     """Print why the command ended, if its exit status does not tell."""
     ours = result.why is not None and result.why.code != "SHELL_EXIT"
     if result.shell_reset:
-        say("warning: the persistent shell was replaced; its variables and jobs are gone")
+        tell("warning", "the persistent shell was replaced; its variables and jobs are gone")
     if result.why is not None and (ours or not result.shell_reset):
-        say(f"{'error' if ours else 'warning'}: {visible(result.why.message)}")
+        tell("error" if ours else "warning", result.why.message)
     if result.why is not None and result.why.hint:
-        say(f"hint: {visible(result.why.hint)}")
+        tell("hint", result.why.hint)

@@ -15,6 +15,7 @@ import typer
 
 from sandkasten.cli.options import Json, state_of
 from sandkasten.cli.output import age, put, put_json, put_table, report, say, size
+from sandkasten.cli.quantities import seconds
 from sandkasten.cli.state import EXIT_OURS, State, go
 from sandkasten.disk.atomic_file import replacing
 from sandkasten.errors import FileNotFound, FileTrouble, InvalidRequest, SandkastenError
@@ -92,8 +93,6 @@ def _put(
     json: Json = False,
 ) -> None:
     """Store a file; print its key."""
-    from sandkasten.cli.commands.keys import seconds
-
     ttl_s = None if ttl is None else seconds(ttl)
     kind = type_ or (None if source == "-" else mimetypes.guess_type(source, strict=False)[0])
     go(_store(state_of(context, json=json), source, key, kind, ttl_s, overwrite=overwrite))
@@ -158,8 +157,6 @@ def _publish(
     json: Json = False,
 ) -> None:
     """Store a file of a sandbox and print its key. An existing key is replaced."""
-    from sandkasten.cli.commands.keys import seconds
-
     ttl_s = None if ttl is None else seconds(ttl)
     go(_out_of(state_of(context, json=json), source, key, ttl_s))
 

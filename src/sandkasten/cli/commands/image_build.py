@@ -157,7 +157,7 @@ def last_line() -> Iterator[Callable[[ImageProgress], None] | None]:
 
     from sandkasten.cli.output import colour, visible
 
-    console = Console(stderr=True, no_color=not colour())
+    console = Console(stderr=True, no_color=not colour(sys.stderr))
     with console.status("") as status:
 
         def show(update: ImageProgress) -> None:

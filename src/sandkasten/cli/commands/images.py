@@ -28,7 +28,7 @@ Name = Annotated[
 ]
 
 
-def image_app() -> typer.Typer:
+def commands() -> typer.Typer:
     """Build the group of commands."""
     app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
     app.callback(help="The images of this machine.")(_nothing)
@@ -363,7 +363,7 @@ def progress_bar() -> Iterator[Callable[[ImageProgress], None] | None]:
     from sandkasten.cli.output import colour, visible
 
     bars: dict[str, TaskID] = {}
-    console = Console(stderr=True, no_color=not colour())
+    console = Console(stderr=True, no_color=not colour(sys.stderr))
     with Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),

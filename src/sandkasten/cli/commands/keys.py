@@ -10,16 +10,15 @@ import typer
 
 from sandkasten.cli.options import Json, state_of
 from sandkasten.cli.output import age, put, put_json, put_table, report, say
+from sandkasten.cli.quantities import megabytes, seconds
 from sandkasten.cli.state import EXIT_OURS, State, go
-from sandkasten.errors import InvalidRequest, SandkastenError
+from sandkasten.errors import SandkastenError
 from sandkasten.model.access.api_keys import KeyRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sandkasten.model.journal_rows import KeyRow
-
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 # The first character keeps click from joining the lines.
@@ -42,17 +41,6 @@ def commands() -> typer.Typer:
     group.command("ls")(_ls)
     group.command("revoke")(_revoke)
     return group
-
-
-def seconds(text: str) -> float:
-    """Parse `90`, `30m`, `12h` or `30d`."""
-    unit = _UNITS.get(text[-1:].lower())
-    try:
-        return float(text) if unit is None else float(text[:-1]) * unit
-    except ValueError:
-        raise InvalidRequest(
-            f"{text[:40]!r} is not a duration", hint="write 90 (seconds), 30m, 12h or 30d"
-        ) from None
 
 
 def described(row: KeyRow) -> dict[str, Any]:
@@ -139,8 +127,6 @@ def _revoke(
 
 
 def _bytes(size: str | None) -> int | None:
-    from sandkasten.cli.commands.workspaces import megabytes
-
     return None if size is None else int(megabytes(size) * 1024 * 1024)
 
 

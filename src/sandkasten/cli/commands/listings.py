@@ -1,11 +1,13 @@
-"""Output of `ls`, `ps`, `stats`, `config show` and `version`."""
+"""Output of `ls`, `ps`, `stats`, `inspect`, `config show` and `version`."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import platform
+import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,9 +16,13 @@ from sandkasten.cli.sandbox_names import resolve
 from sandkasten.errors import SandkastenError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from sandkasten.cli.state import State
+    from sandkasten.client.results import Result
     from sandkasten.client.server.transport import Transport
     from sandkasten.model.sandbox.sandbox_values import Info, Process, Stats
+    from sandkasten.model.sandbox.usage import Usage
 
 # A sandbox that does not respond must not delay the list.
 STATS_TIMEOUT_S: Final = 2.0
@@ -51,46 +57,91 @@ def _mode(info: Info) -> str | None:
     return "shared" if info.workspace_shared else "exclusive"
 
 
-async def sandboxes(state: State, *, everything: bool = False) -> None:
+async def sandboxes(state: State, *, everything: bool = False, quiet: bool = False) -> None:
+    """List sandboxes; with `quiet` only their ids."""
     from sandkasten.client.server.server_pool import connect
 
     transport = await connect(state.place)
     infos = sorted(await transport.list(all=everything), key=lambda info: info.created_at)
-    memory = await asyncio.gather(*(_memory(transport, info) for info in infos))
+    if quiet:
+        if state.json:
+            put_json([info.id for info in infos])
+        else:
+            for info in infos:
+                put(info.id)
+        return
+    usages = await _usages(transport, infos)
+    used = [None if one is None else one.memory_bytes for one in usages]
     if state.json:
         put_json(
             [
-                {**described(info), "memory_bytes": used}
-                for info, used in zip(infos, memory, strict=True)
+                {**described(info), "memory_bytes": memory}
+                for info, memory in zip(infos, used, strict=True)
             ]
         )
         return
     now = time.time()
     put_table(
-        ("ID", "IMAGE", "STATE", "AGE", "MEMORY", "WORKSPACE", "KEY", "LABELS"),
+        (
+            *("ID", "IMAGE", "BACKEND", "STATE", "AGE", "EXPIRES", "MEMORY"),
+            *("WORKSPACE", "KEY", "LABELS"),
+        ),
         [
             (
                 info.id,
                 info.image,
+                info.backend,
                 info.status,
                 age(now - info.created_at),
-                size(used),
+                age(info.expires_at - now),
+                size(memory),
                 info.workspace_id or "-",
                 info.session_key or "-",
                 ",".join(f"{name}={value}" for name, value in info.labels.items()) or "-",
             )
-            for info, used in zip(infos, memory, strict=True)
+            for info, memory in zip(infos, used, strict=True)
         ],
     )
 
 
-async def _memory(transport: Transport, info: Info) -> int | None:
+async def inspect(state: State, start: str) -> None:
+    """Print everything known about a sandbox and its commands, as JSON."""
+    from sandkasten.client.sandbox import AsyncSandbox
+
+    box = await AsyncSandbox.attach(await resolve(state, start), **state.where)
+    info = box.known or await box.info()
+    commands: list[dict[str, Any]] | None = None
+    if info.status == "running":
+        commands = [_command(one) for one in await box.execs()]
+    shown = {**described(info), "idle_timeout_seconds": info.idle_timeout_s, "commands": commands}
+    put(json.dumps(shown, indent=2))
+
+
+def _command(one: Result) -> dict[str, Any]:
+    return {
+        "exec_id": one.exec_id,
+        "status": one.status,
+        "exit_code": one.exit_code,
+        "signal": one.signal,
+        "shell": one.shell,
+        "started_at": moment(one.started_at) if one.started_at else None,
+        "duration_ms": one.duration_ms,
+        "stdout_bytes": one.stdout_bytes,
+        "stderr_bytes": one.stderr_bytes,
+    }
+
+
+async def _usages(transport: Transport, infos: Sequence[Info]) -> list[Usage | None]:
+    return await asyncio.gather(*(_usage(transport, info) for info in infos))
+
+
+async def _usage(transport: Transport, info: Info) -> Usage | None:
     if info.status not in ("running", "paused"):
         return None
     try:
         async with asyncio.timeout(STATS_TIMEOUT_S):
             # Counted by the kernel: asking the sandbox would count as activity.
-            return (await transport.usage(info.id)).memory_bytes
+            return await transport.usage(info.id)
     except (SandkastenError, TimeoutError):
         return None
 
@@ -126,15 +177,87 @@ def _process(one: Process) -> dict[str, Any]:
     return {**asdict(one), "cmdline": list(one.cmdline), "started_at": moment(one.started_at)}
 
 
-async def stats(state: State, start: str) -> None:
+async def stats(state: State, start: str | None, *, follow: bool, interval_s: float) -> None:
+    """Show the usage of one sandbox in detail, or of all in a table; with `follow` repeatedly."""
     from sandkasten.client.server.server_pool import connect
 
     transport = await connect(state.place)
-    found = await transport.stats(await resolve(state, start))
-    if state.json:
-        put_json(asdict(found))
+    only = None if start is None else await resolve(state, start)
+    if only is not None and not follow:
+        found = await transport.stats(only)
+        if state.json:
+            put_json(asdict(found))
+        else:
+            put_table(("WHAT", "NOW", "LIMIT"), list(_figures(found)))
         return
-    put_table(("WHAT", "NOW", "LIMIT"), list(_figures(found)))
+    before: dict[str, _Seen] = {}
+    while True:
+        infos = sorted(await transport.list(), key=lambda info: info.created_at)
+        if only is not None:
+            infos = [await transport.get(only)]
+        usages = await _usages(transport, infos)
+        now = {
+            info.id: _Seen(usage, time.monotonic())
+            for info, usage in zip(infos, usages, strict=True)
+            if usage is not None
+        }
+        _show_usages(state, infos, now, before)
+        if not follow:
+            return
+        before = now
+        await asyncio.sleep(interval_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    usage: Usage
+    at_s: float
+
+
+def _show_usages(
+    state: State, infos: Sequence[Info], now: Mapping[str, _Seen], before: Mapping[str, _Seen]
+) -> None:
+    if state.json:
+        # One line for each look, so that a reader can follow.
+        put(
+            json.dumps(
+                [
+                    {"id": info.id, "usage": asdict(now[info.id].usage) if info.id in now else None}
+                    for info in infos
+                ]
+            )
+        )
+        sys.stdout.flush()
+        return
+    rows = []
+    for info in infos:
+        seen = now.get(info.id)
+        usage = None if seen is None else seen.usage
+        rows.append(
+            (
+                info.id,
+                info.status,
+                _busy(seen, before.get(info.id)),
+                "-" if usage is None else size(usage.memory_bytes),
+                "-" if usage is None else size(usage.memory_limit_bytes),
+                "-" if usage is None else _count(usage.pids),
+                "-" if usage is None else _count(usage.pids_limit),
+            )
+        )
+    if before and sys.stdout.isatty():
+        sys.stdout.write("\x1b[H\x1b[J")
+    put_table(("ID", "STATE", "CPU", "MEMORY", "LIMIT", "PROCESSES", "LIMIT"), rows)
+    sys.stdout.flush()
+
+
+def _busy(seen: _Seen | None, before: _Seen | None) -> str:
+    """Format CPU usage: per cent since the look before, at first the seconds in total."""
+    if seen is None or seen.usage.cpu_usec is None:
+        return "-"
+    if before is None or before.usage.cpu_usec is None or seen.at_s <= before.at_s:
+        return f"{seen.usage.cpu_usec / 1e6:.2f}s"
+    spent_s = (seen.usage.cpu_usec - before.usage.cpu_usec) / 1e6
+    return f"{100 * spent_s / (seen.at_s - before.at_s):.1f}%"
 
 
 def _figures(found: Stats) -> list[tuple[str, str, str]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.cli.output import put_json, say, visible
+from sandkasten.cli.output import put_json, say, tell, visible
 from sandkasten.cli.pull_progress import pull_progress
 from sandkasten.cli.state import EXIT_INTERRUPTED, State, go, status_of
 from sandkasten.errors import FileTrouble, InvalidRequest
@@ -42,6 +42,8 @@ class Job:
     stdin: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     """Of the sandbox, as the client's keyword arguments."""
+    own_options: frozenset[str] = frozenset()
+    """The names of the options of `run`, which an argument of the code may be mistaken for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +89,31 @@ async def _run(
 def program_of(job: Job) -> Program:
     """Return the code and its arguments: from -c, from a file, or from stdin for `-`."""
     if job.code is not None:
-        return Program(job.code, job.words, job.runtime or "python")
+        return Program(job.code, _arguments("-c CODE", job), job.runtime or "python")
     if not job.words:
         raise InvalidRequest("no code to run", hint="pass -c CODE, a FILE, or - for stdin")
-    name, *args = job.words
+    name = job.words[0]
+    args = _arguments(name, job)
     if name == "-":
-        return Program(sys.stdin.buffer.read(), tuple(args), job.runtime or "python")
+        return Program(sys.stdin.buffer.read(), args, job.runtime or "python")
     runtime = job.runtime or _BY_SUFFIX.get(Path(name).suffix, "python")
-    return Program(_bytes_of(Path(name)), tuple(args), runtime)
+    return Program(_bytes_of(Path(name)), args, runtime)
+
+
+def _arguments(code: str, job: Job) -> tuple[str, ...]:
+    """Return the arguments of the code; InvalidRequest for one that may be meant for us."""
+    words = job.words if job.code is not None else job.words[1:]
+    if words[:1] == ("--",):
+        return words[1:]
+    for word in words:
+        if word.partition("=")[0] in job.own_options:
+            raise InvalidRequest(
+                f"{word[:40]} after {code[:80]} is ambiguous: it is also an option of run",
+                hint=f"an option of run goes first: sandkasten run {word[:40]} … {code[:80]}; "
+                f"an argument of the code goes after --: sandkasten run {code[:80]} -- "
+                f"{word[:40]} …",
+            )
+    return words
 
 
 def _file(word: str) -> tuple[str, bytes]:
@@ -121,12 +140,12 @@ def _show(result: RunResult, job: Job, *, as_json: bool) -> None:
         sys.stderr.buffer.write(result.stderr_data)
         sys.stderr.buffer.flush()
     for warning in result.warnings:
-        say(f"warning: {visible(warning)}")
+        tell("warning", warning)
     if result.truncated and not as_json:
-        say("warning: the output was truncated; see --limit max_stdout_bytes")
+        tell("warning", "the output was truncated; see --limit max_stdout_bytes")
     if result.why is not None and not as_json:
-        say(f"error: {visible(result.why.message)}")
-        say(f"hint: {visible(result.why.hint)}")
+        tell("error", result.why.message)
+        tell("hint", result.why.hint)
     if job.artifacts:
         for artifact in result.artifacts:
             _save(artifact, Path(job.out), quiet=as_json)
@@ -136,10 +155,10 @@ def _save(artifact: Artifact, out: Path, *, quiet: bool) -> None:
     """Write artifacts. The code chose their names, so paths outside `out` are skipped."""
     parts = PurePosixPath(artifact.path).parts
     if artifact.data is None:
-        say(f"warning: {visible(artifact.path)} was left out: {artifact.omitted_reason}")
+        tell("warning", f"{visible(artifact.path)} was left out: {artifact.omitted_reason}")
         return
     if not parts or artifact.path.startswith("/") or ".." in parts:
-        say(f"warning: {visible(artifact.path)} was left out: its path is outside the directory")
+        tell("warning", f"{visible(artifact.path)} was left out: its path is outside the directory")
         return
     from sandkasten.client.transfer.tar_archive import write_below
 

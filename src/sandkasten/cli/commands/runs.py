@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.cli.output import age, put, put_json, put_table, say, visible
+from sandkasten.cli.output import age, put, put_json, put_table, say, tell, visible
 from sandkasten.cli.state import EXIT_INTERRUPTED, EXIT_OURS, EXIT_SIGNAL_BASE, EXIT_TIMED_OUT
 from sandkasten.errors import FileTrouble, InvalidRequest, SandkastenError
 from sandkasten.model.runs.run_values import public_run
@@ -121,7 +121,7 @@ async def follow(state: State, service: AsyncAgents, row: RunRow, *, talk: bool)
 
 def _warn(warnings: object, whose: str = "") -> None:
     for warning in warnings if isinstance(warnings, list | tuple) else ():
-        say(f"warning: {visible(whose + str(warning))}")
+        tell("warning", whose + str(warning))
 
 
 @dataclass(slots=True)
@@ -159,9 +159,9 @@ def finish(state: State, row: RunRow) -> int:
     elif row.status == "completed":
         put(_shown(row.output).removesuffix("\n"))
     if row.error is not None and not state.json:
-        say(f"error: {visible(str(row.error.get('message', '')))}")
+        tell("error", str(row.error.get("message", "")))
         if row.error.get("hint"):
-            say(f"hint: {visible(str(row.error['hint']))}")
+            tell("hint", str(row.error["hint"]))
     return status_of(row)
 
 
@@ -291,14 +291,14 @@ def checked(state: State, found: Sequence[Definition]) -> int:
 def complaints(one: Definition, whose: str = "") -> None:
     _warn(one.warnings, whose)
     if one.error is not None:
-        say(f"error: {visible(whose + str(one.error.get('message', '')))}")
+        tell("error", whose + str(one.error.get("message", "")))
         issues = (one.error.get("details") or {}).get("issues") or ()
         if len(issues) > 1:
             for issue in issues:
                 say(f"  {visible(str(issue))}")
             return  # Each has its own way out.
         if one.error.get("hint"):
-            say(f"hint: {visible(str(one.error['hint']))}")
+            tell("hint", str(one.error["hint"]))
 
 
 def definition_fields(one: Definition) -> dict[str, Any]:

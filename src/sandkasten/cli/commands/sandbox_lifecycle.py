@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.cli.commands.listings import described
-from sandkasten.cli.output import put, put_json, report, say, size, visible
+from sandkasten.cli.output import put, put_json, report, say, size, tell
 from sandkasten.cli.pull_progress import pull_progress
 from sandkasten.cli.sandbox_names import resolve, resolve_all
 from sandkasten.cli.state import EXIT_OURS, State
@@ -28,9 +28,9 @@ async def create(state: State, options: dict[str, Any]) -> None:
         put_json(described(info))
         return
     for warning in info.warnings:
-        say(f"warning: {visible(warning)}")
+        tell("warning", warning)
     for limit in info.unenforced:
-        say(f"warning: {limit.limit} is not enforced: {limit.reason}")
+        tell("warning", f"{limit.limit} is not enforced: {limit.reason}")
     put(info.id)
 
 

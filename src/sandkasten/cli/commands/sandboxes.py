@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from sandkasten.cli.options import Backend, Id, Json, pairs, sandbox_flags, state_of
+from sandkasten.cli.options import Backend, Id, Json, OptionalId, pairs, sandbox_flags, state_of
+from sandkasten.cli.quantities import seconds
 from sandkasten.cli.sandbox_names import complete
 from sandkasten.cli.state import go
 
@@ -26,12 +27,20 @@ def ls(
     all_: Annotated[
         bool, typer.Option("--all", help="Include sandboxes of the warm pool.")
     ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print ids only.")] = False,
     json: Json = False,
 ) -> None:
     """List sandboxes."""
     from sandkasten.cli.commands import listings
 
-    go(listings.sandboxes(state_of(context, json=json), everything=all_))
+    go(listings.sandboxes(state_of(context, json=json), everything=all_, quiet=quiet))
+
+
+def inspect(context: typer.Context, id: Id) -> None:
+    """Show everything known about a sandbox and its commands, as JSON."""
+    from sandkasten.cli.commands import listings
+
+    go(listings.inspect(state_of(context, json=True), id))
 
 
 def ps(context: typer.Context, id: Id, json: Json = False) -> None:
@@ -41,11 +50,27 @@ def ps(context: typer.Context, id: Id, json: Json = False) -> None:
     go(listings.processes(state_of(context, json=json), id))
 
 
-def stats(context: typer.Context, id: Id, json: Json = False) -> None:
-    """Show memory, CPU, processes, disk and network usage of a sandbox."""
+def stats(
+    context: typer.Context,
+    id: OptionalId = None,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow",
+            "-f",
+            help="Repeat until Ctrl-C, with CPU in per cent; with --json a document per line.",
+        ),
+    ] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", metavar="TIME", parser=seconds, help="Between two looks.")
+    ] = 2.0,
+    json: Json = False,
+) -> None:
+    """Show memory, CPU, processes, disk and network usage of one sandbox, or a table of all."""
     from sandkasten.cli.commands import listings
 
-    go(listings.stats(state_of(context, json=json), id))
+    state = state_of(context, json=json)
+    go(listings.stats(state, id, follow=follow, interval_s=max(0.1, interval)))
 
 
 def update(
@@ -53,11 +78,21 @@ def update(
     id: Id,
     ttl: Annotated[
         float | None,
-        typer.Option("--ttl", metavar="S", help="Lifetime in seconds without activity."),
+        typer.Option(
+            "--ttl",
+            metavar="TIME",
+            parser=seconds,
+            help="Lifetime without activity: 90 (seconds), 30m, 12h.",
+        ),
     ] = None,
     lifetime: Annotated[
         float | None,
-        typer.Option("--lifetime", metavar="S", help="Lifetime in seconds since its creation."),
+        typer.Option(
+            "--lifetime",
+            metavar="TIME",
+            parser=seconds,
+            help="Lifetime since its creation: 90 (seconds), 30m, 12h.",
+        ),
     ] = None,
     label: Annotated[
         list[str],

@@ -1,8 +1,8 @@
-"""`shell`: a terminal inside a sandbox, connected to the local one.
+"""`shell` and `exec -it`: a terminal inside a sandbox, connected to the local one.
 
 All keys are sent, Ctrl-C too, and the size follows the local terminal. Output of the sandbox
 reaches the terminal unfiltered, as with any remote login. The local terminal is restored at the
-end.
+end. Input that is not a terminal goes to a shell without one.
 """
 
 from __future__ import annotations
@@ -13,20 +13,23 @@ import signal
 from contextlib import AsyncExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from sandkasten.cli.commands.exec import accompany
 from sandkasten.cli.output import say
 from sandkasten.cli.pull_progress import pull_progress
 from sandkasten.cli.sandbox_names import resolve
 from sandkasten.cli.state import State, status_of
 from sandkasten.cli.stdin import STDIN, blocks
-from sandkasten.errors import SandkastenError
+from sandkasten.errors import InvalidRequest, SandkastenError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sandkasten.client.process import AsyncTerminal
     from sandkasten.client.results import Result
+    from sandkasten.client.sandbox import AsyncSandbox
 
 END_OF_INPUT: Final = b"\x04"
+_BEST_SHELL: Final = "command -v bash >/dev/null 2>&1 && exec bash; exec sh"
 
 
 async def shell(state: State, start: str | None, options: dict[str, Any]) -> int:
@@ -39,21 +42,53 @@ async def shell(state: State, start: str | None, options: dict[str, Any]) -> int
             say(f"sandbox {box.id}: destroyed when this shell ends")
         else:
             box = await AsyncSandbox.attach(await resolve(state, start), **state.where)
-        size = _size()
-        env = {"TERM": os.environ.get("TERM", "xterm")}
-        terminal = box.terminal(rows=size.lines, cols=size.columns, env=env)
-        opened = await stack.enter_async_context(terminal)
+        return await (_typed(box) if os.isatty(STDIN) else _piped(box))
+
+
+async def execute(state: State, start: str, command: Sequence[str], options: dict[str, Any]) -> int:
+    """Run a program in a sandbox on our terminal, for `exec -it`."""
+    from sandkasten.client.sandbox import AsyncSandbox
+
+    if not os.isatty(STDIN):
+        raise InvalidRequest(
+            "-t requires a terminal as standard input", hint="leave it out, or use -i alone"
+        )
+    box = await AsyncSandbox.attach(await resolve(state, start), **state.where)
+    return await _typed(box, command, **options)
+
+
+async def _typed(
+    box: AsyncSandbox,
+    command: Sequence[str] | None = None,
+    *,
+    cwd: str | None = None,
+    env: Mapping[str, str] | None = None,
+) -> int:
+    """Connect our terminal to a program on a terminal inside; default: a login shell."""
+    size = _size()
+    known = {"TERM": os.environ.get("TERM", "xterm"), "PS1": f"{box.id[:12]}:$PWD$ "}
+    terminal = box.terminal(
+        command, rows=size.lines, cols=size.columns, env={**known, **(env or {})}, cwd=cwd
+    )
+    async with terminal as opened:
         with _raw(STDIN):
             result = await _join(opened)
     return status_of(result.exit_code, result.signal, timed_out=result.timed_out)
 
 
+async def _piped(box: AsyncSandbox) -> int:
+    """Run a shell that reads its commands from our standard input until its end.
+
+    A terminal would swallow an end of input that comes before the shell is ready.
+    """
+    process = await box.start(["/bin/sh", "-c", _BEST_SHELL], keep_stdin_open=True)
+    result = await accompany(process, piped=True, quiet=False)
+    return status_of(result.exit_code, result.signal, timed_out=result.timed_out)
+
+
 @contextmanager
 def _raw(descriptor: int) -> Iterator[None]:
-    """Put the terminal into raw mode; no effect if input is not a terminal."""
-    if not os.isatty(descriptor):
-        yield
-        return
+    """Put the terminal into raw mode."""
     import termios
     import tty
 
@@ -69,26 +104,17 @@ def _raw(descriptor: int) -> Iterator[None]:
 async def _join(terminal: AsyncTerminal) -> Result:
     loop = asyncio.get_running_loop()
     errands: set[asyncio.Task[None]] = {asyncio.create_task(_keys(terminal))}
-    this = asyncio.current_task()
 
     def resized() -> None:
         errands.add(asyncio.create_task(_resize(terminal)))
 
-    def ended() -> None:
-        # A hang-up or a kill must also restore the terminal.
-        if this is not None:
-            this.cancel()
-
     loop.add_signal_handler(signal.SIGWINCH, resized)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, ended)
     try:
         async for data in terminal:
             _write(data)
         return await terminal.result()
     finally:
-        for number in (signal.SIGWINCH, signal.SIGTERM, signal.SIGHUP):
-            loop.remove_signal_handler(number)
+        loop.remove_signal_handler(signal.SIGWINCH)
         for errand in errands:
             errand.cancel()
         await asyncio.gather(*errands, return_exceptions=True)

@@ -30,7 +30,9 @@ Examples:
 def commands() -> typer.Typer:
     group = typer.Typer(rich_markup_mode=None, no_args_is_help=True, epilog=_EXAMPLES)
     group.callback(help="Workflows of agents.")(_nothing)
-    group.command("list")(_list)
+    group.command("ls")(_list)
+    # The name in older documents and scripts.
+    group.command("list", hidden=True)(_list)
     group.command("show")(_show)
     group.command("validate")(_validate)
     group.command("graph")(_graph)

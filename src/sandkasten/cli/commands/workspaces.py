@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,17 +10,15 @@ import typer
 
 from sandkasten.cli.options import Json, state_of
 from sandkasten.cli.output import age, put, put_json, put_table, report, size
+from sandkasten.cli.quantities import megabytes
 from sandkasten.cli.state import EXIT_OURS, State, go
-from sandkasten.errors import InvalidRequest, SandkastenError
+from sandkasten.errors import SandkastenError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sandkasten.client.workspaces import AsyncWorkspaces
     from sandkasten.model.sandbox.workspace import Workspace
-
-_SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(|[kmgt])(?:i?b)?\Z", re.IGNORECASE)
-_IN_MB = {"": 1.0, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The workspace.")]
 Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...")]
@@ -37,16 +34,6 @@ def commands() -> typer.Typer:
     group.command("resize")(_resize)
     group.command("rm")(_rm)
     return group
-
-
-def megabytes(text: str) -> float:
-    """Parse `500`, `500M` or `2G`; the default unit is megabytes."""
-    found = _SIZE.match(text)
-    if found is None:
-        raise InvalidRequest(
-            f"{text[:40]!r} is not a size", hint="write 500 (megabytes), 500M or 2G"
-        )
-    return float(found[1]) * _IN_MB[found[2].lower()]
 
 
 def described(one: Workspace) -> dict[str, Any]:

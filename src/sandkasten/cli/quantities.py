@@ -1,0 +1,56 @@
+"""Durations and sizes as people write them: `90`, `30m`, `12h`, `30d`; `500`, `512M`, `2G`."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from sandkasten.errors import InvalidRequest
+
+_NUMBER: Final = r"(\d{1,12}(?:\.\d{1,6})?|\.\d{1,6})"
+_DURATION: Final = re.compile(_NUMBER + r"\s*(ms|[smhd]?)\Z", re.IGNORECASE)
+_IN_SECONDS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_SIZE: Final = re.compile(_NUMBER + r"\s*([kmgt]?)(?:i?b)?\Z", re.IGNORECASE)
+_IN_BYTES: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_MB: Final = 1 << 20
+
+
+def seconds(text: str) -> float:
+    """Parse `90`, `30m`, `12h` or `30d`; the default unit is seconds."""
+    found = _DURATION.match(text)
+    if found is None:
+        raise InvalidRequest(
+            f"{text[:40]!r} is not a duration", hint="write 90 (seconds), 30m, 12h or 30d"
+        )
+    return float(found[1]) * _IN_SECONDS[found[2].lower()]
+
+
+def megabytes(text: str) -> float:
+    """Parse `500`, `500M` or `2G`; the default unit is megabytes."""
+    return _bytes(text, _MB, "write 500 (megabytes), 500M or 2G") / _MB
+
+
+def limit(name: str, text: str) -> float:
+    """Parse the value of a limit: a number, or with a unit that fits the limit's name."""
+    try:
+        return int(text) if text.lstrip("-").isdigit() else float(text)
+    except ValueError:
+        pass
+    if name.endswith("_mb"):
+        return megabytes(text)
+    if name.endswith("_bytes"):
+        return int(_bytes(text, 1, "write 200000 (bytes), 500K or 2M"))
+    if name.endswith("_seconds"):
+        return seconds(text)
+    if name.endswith("_ms"):
+        return seconds(text) * 1000
+    raise InvalidRequest(
+        f"--limit {name} must be a number, got {text[:80]!r}", hint=f"--limit {name}=256"
+    )
+
+
+def _bytes(text: str, default: int, hint: str) -> float:
+    found = _SIZE.match(text)
+    if found is None:
+        raise InvalidRequest(f"{text[:40]!r} is not a size", hint=hint)
+    return float(found[1]) * _IN_BYTES.get(found[2].lower(), default)
