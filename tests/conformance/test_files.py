@@ -225,6 +225,22 @@ async def test_writing_replaces_and_keeps_the_old_mode(box: Box):
     assert await box.read("f") == b"newer"
 
 
+@pytest.mark.parametrize("flush", [True, False])
+async def test_a_change_is_made_with_and_without_a_flush(box: Box, flush: bool):
+    data = bytes(5_000_000)
+    assert (await box.write("a/f", data, flush=flush)).size == len(data)
+    await box.ask("fs.mkdir", path="d", flush=flush)
+    await box.ask("fs.move", source="a/f", destination="d/f", flush=flush)
+    assert await box.read("d/f") == data
+    await box.ask("fs.remove", path="d", recursive=True, flush=flush)
+    assert [entry.name for entry in (await box.list(".")).entries] == ["a"]
+
+
+async def test_set_id_and_sticky_bits_are_not_set_by_a_write(box: Box):
+    for mode in (0o4755, 0o2755, 0o1755, 0o7755):
+        assert (await box.write("f", b"#!/bin/sh\n", mode=mode)).mode == 0o755
+
+
 async def test_an_existing_file_is_kept_when_overwriting_is_off(box: Box):
     await box.write("f", b"first", overwrite=False)
     with pytest.raises(FileExists):

@@ -44,7 +44,8 @@ def test_only_usr_etc_entries_and_the_stage_of_the_host_are_mounted() -> None:
     }  # fmt: skip
 
 
-def test_only_the_quota_volume_is_bound_writable() -> None:
+def test_only_memory_and_the_quota_volume_are_bound_writable() -> None:
     args = bwrap_args(CellSpec(image=Image("host")), BwrapPlatform("/stage", False, ROOT))
     writable = [args[i + 1] for i, a in enumerate(args) if a == "--bind"]
-    assert writable == ["/stage/volume/workspace", "/stage/volume/home"]
+    memory = ["/stage/shm", "/stage/tmp", "/stage/state"]
+    assert writable == [*memory, "/stage/volume/workspace", "/stage/volume/home"]

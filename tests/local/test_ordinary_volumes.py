@@ -34,3 +34,23 @@ def test_the_dev_profile_is_refused_by_name(make_box, busybox):
     with pytest.raises(UnsupportedByBackend, match="range of ids") as caught:
         make_box(busybox, profile="dev").__enter__()
     assert "root" in caught.value.hint
+
+
+@pytest.mark.promise("P06")
+def test_every_writable_memory_has_a_limit_on_its_files(make_box, busybox):
+    for image in (Image("host"), busybox):
+        with make_box(image) as box:
+            text = box.exec(["cat", "/proc/self/mountinfo"]).text
+            writable = {}
+            for line in text.splitlines():
+                before, _, after = line.partition(" - ")
+                point, options = before.split()[4:6]
+                if after.split()[0] == "tmpfs" and "rw" in options.split(","):
+                    said = box.exec(["stat", "-f", "-c", "%c", point]).text
+                    writable[point] = int(said)
+            assert set(writable) == {
+                "/workspace", "/home/sandbox", "/tmp", "/dev/shm", "/run/sandkasten",
+            }  # fmt: skip
+            assert max(writable.values()) <= 32_768
+            made = box.exec("cd /tmp; for n in $(seq 20000); do : >f$n || break; done")
+            assert b"No space left" in made.stderr

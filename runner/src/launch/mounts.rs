@@ -48,6 +48,11 @@ pub fn stage(plan: &Plan, userns: Option<RawFd>) -> Outcome<()> {
         plan.workspace_owner,
     )?;
     mkdir(&format!("{}/empty", stage), 0o555)?;
+    for memory in &plan.memory {
+        let target = format!("{}/{}", stage, memory.name);
+        mkdir(&target, 0o755)?;
+        volume::mount_memory(&target, memory.bytes, memory.mode)?;
+    }
     for bind in &plan.binds {
         let target = format!("{}/{}", stage, bind.name);
         make_target(&target, bind.directory)?;

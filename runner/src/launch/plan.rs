@@ -16,7 +16,12 @@ pub struct IdMap {
 pub enum Volume {
     /// An ext4 image, attached to a loop device that frees itself. `keep`: it outlives the sandbox, so
     /// ids on it are those inside, other processes may have it mounted too, and writes must be durable.
-    Image { path: String, keep: bool },
+    /// `reserved`: its file has all of its blocks, and must not give them back.
+    Image {
+        path: String,
+        keep: bool,
+        reserved: bool,
+    },
     /// A directory that outlives the sandbox; ids as in a kept image.
     Directory { path: String },
     /// Memory, for users who may not mount images.
@@ -80,6 +85,15 @@ pub struct Bind {
     pub directory: bool,
 }
 
+/// Memory that the sandbox sees as a directory.
+#[derive(Debug)]
+pub struct Memory {
+    /// Name below the stage directory.
+    pub name: String,
+    pub bytes: u64,
+    pub mode: u32,
+}
+
 #[derive(Debug)]
 pub struct Plan {
     /// 0: no descriptor, the runner binds a socket itself.
@@ -97,6 +111,7 @@ pub struct Plan {
     /// The owner of the files in the workspace, as the sandbox sees it.
     pub workspace_owner: u32,
     pub binds: Vec<Bind>,
+    pub memory: Vec<Memory>,
     pub mounts: Vec<HostMount>,
     pub masks: Masks,
     pub program: Program,
@@ -159,6 +174,14 @@ impl Plan {
                 directory: b["directory"].as_bool().ok_or_else(|| bad("binds"))?,
             });
         }
+        let mut memory = Vec::new();
+        for m in list(v, "memory")? {
+            memory.push(Memory {
+                name: name(m)?,
+                bytes: number(m, "bytes")?,
+                mode: number(m, "mode")? as u32,
+            });
+        }
         let mut limits = Vec::new();
         for l in v["limits"].as_array().ok_or_else(|| bad("limits"))? {
             limits.push((number(l, "resource")? as i32, number(l, "value")?));
@@ -180,6 +203,7 @@ impl Plan {
             workspace: volume(&v["workspace"])?,
             workspace_owner: number(v, "workspace_owner")? as u32,
             binds,
+            memory,
             mounts,
             masks: masks(&v["masks"])?,
             program: program(v)?,
@@ -227,6 +251,7 @@ pub fn volume(v: &Value) -> Outcome<Volume> {
         Some("image") => Volume::Image {
             path: string(v, "path")?,
             keep: v["keep"].as_bool().unwrap_or(false),
+            reserved: v["reserved"].as_bool().unwrap_or(false),
         },
         Some("directory") => Volume::Directory {
             path: string(v, "path")?,

@@ -11,6 +11,8 @@ use crate::{loopdev, tree};
 use std::os::unix::io::RawFd;
 
 const STEP: &str = "mount";
+const BYTES_PER_FILE: u64 = 16 * 1024;
+const MIN_FILES: u64 = 16 * 1024;
 
 /// Mount the volume at `target` and make `directories` in it, owned by `owner` (an id inside).
 pub fn place(
@@ -22,12 +24,20 @@ pub fn place(
 ) -> Outcome<()> {
     mkdir(target, 0o755)?;
     match volume {
-        Volume::Image { path, keep: false } => {
-            mount_image(path, target)?;
+        Volume::Image {
+            path,
+            keep: false,
+            reserved,
+        } => {
+            mount_image(path, target, *reserved)?;
             // The mount holds the file from here on; without a name it goes with the sandbox.
             std::fs::remove_file(path).map_err(io_failed(STEP, &format!("unlink {}", path)))?;
         }
-        Volume::Image { path, keep: true } => {
+        Volume::Image {
+            path,
+            keep: true,
+            reserved,
+        } => {
             let device = loopdev::attach_shared(path)?;
             let mounted = mount(
                 "workspace",
@@ -35,7 +45,7 @@ pub fn place(
                 target,
                 Some("ext4"),
                 QUIET | libc::MS_NOATIME,
-                Some("discard"),
+                Some(discard(*reserved)),
             );
             device.close();
             mounted?;
@@ -47,14 +57,7 @@ pub fn place(
             make_directories(target, directories, owner, ids.is_some())?;
             return shift(target, ids);
         }
-        Volume::Tmpfs { bytes } => mount(
-            "workspace",
-            Some("workspace"),
-            target,
-            Some("tmpfs"),
-            QUIET | libc::MS_NOATIME,
-            Some(&format!("size={},mode=755", bytes)),
-        )?,
+        Volume::Tmpfs { bytes } => mount_memory(target, *bytes, 0o755)?,
     }
     let owner = ids.map_or(owner, |(map, _)| map.base + owner);
     make_directories(target, directories, owner, ids.is_some())
@@ -70,9 +73,13 @@ pub fn show(
     owner: u32,
 ) -> Outcome<()> {
     match volume {
-        Volume::Image { path, keep: false } => {
+        Volume::Image {
+            path,
+            keep: false,
+            reserved,
+        } => {
             mkdir(target, 0o755)?;
-            mount_image(path, target)?;
+            mount_image(path, target, *reserved)?;
         }
         kept => place(kept, target, None, &[], owner)?,
     }
@@ -81,7 +88,7 @@ pub fn show(
 }
 
 /// Mount an image that no one uses after its sandbox.
-fn mount_image(path: &str, target: &str) -> Outcome<()> {
+fn mount_image(path: &str, target: &str, reserved: bool) -> Outcome<()> {
     let device = loopdev::attach(path)?;
     let mounted = mount(
         "workspace",
@@ -91,10 +98,35 @@ fn mount_image(path: &str, target: &str) -> Outcome<()> {
         QUIET | libc::MS_NOATIME,
         // No barriers: a flush would wait for the host's journal, for data that is worthless after a
         // crash.
-        Some("discard,barrier=0"),
+        Some(&format!("{},barrier=0", discard(reserved))),
     );
     device.close();
     mounted
+}
+
+/// Blocks of deleted files go back to the host, unless they are to stay reserved.
+fn discard(reserved: bool) -> &'static str {
+    if reserved {
+        "nodiscard"
+    } else {
+        "discard"
+    }
+}
+
+/// Mount memory of this size. Empty files take none of it but memory of the kernel, so they are counted
+/// too: one for as many bytes as in an image, and enough for a small program's temporary files.
+pub fn mount_memory(target: &str, bytes: u64, mode: u32) -> Outcome<()> {
+    let files = (bytes / BYTES_PER_FILE).max(MIN_FILES);
+    let options = format!("size={},mode={:o},nr_inodes={}", bytes, mode, files);
+    let flags = QUIET | libc::MS_NOATIME;
+    mount(
+        "memory",
+        Some("memory"),
+        target,
+        Some("tmpfs"),
+        flags,
+        Some(&options),
+    )
 }
 
 /// Cover the mount with itself, with its ids shifted.

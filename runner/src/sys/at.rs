@@ -191,6 +191,48 @@ pub fn rename_new_at(
     }
 }
 
+/// Wait until the content and the attributes of a file, or the names in a directory, are on disk.
+pub fn sync(fd: impl AsRawFd) -> Result<()> {
+    // SAFETY: plain system call on an integer.
+    retry(|| unsafe { c_long::from(libc::fsync(fd.as_raw_fd())) }).map(drop)
+}
+
+/// Wait until everything on the file system of `fd` is on disk.
+pub fn sync_file_system(fd: impl AsRawFd) -> Result<()> {
+    // SAFETY: plain system call on an integer.
+    retry(|| unsafe { c_long::from(libc::syncfs(fd.as_raw_fd())) }).map(drop)
+}
+
+/// Start writing a range of a file to the disk.
+pub fn start_write_back(fd: impl AsRawFd, from: u64, count: u64) -> Result<()> {
+    sync_range(fd, from, count, libc::SYNC_FILE_RANGE_WRITE)
+}
+
+/// Wait until a range of a file is written to the disk; the file's attributes may not be yet.
+pub fn finish_write_back(fd: impl AsRawFd, from: u64, count: u64) -> Result<()> {
+    let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+        | libc::SYNC_FILE_RANGE_WRITE
+        | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    sync_range(fd, from, count, flags)
+}
+
+fn sync_range(fd: impl AsRawFd, from: u64, count: u64, flags: c_uint) -> Result<()> {
+    if count == 0 {
+        // To the kernel that would mean: up to the end.
+        return Ok(());
+    }
+    // SAFETY: plain system call on integers.
+    retry(|| unsafe {
+        c_long::from(libc::sync_file_range(
+            fd.as_raw_fd(),
+            from as i64,
+            count as i64,
+            flags,
+        ))
+    })
+    .map(drop)
+}
+
 pub fn set_mode(fd: impl AsRawFd, mode: u32) -> Result<()> {
     // SAFETY: plain system call on integers.
     check(unsafe { libc::fchmod(fd.as_raw_fd(), mode) }).map(drop)

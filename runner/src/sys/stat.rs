@@ -26,6 +26,12 @@ pub fn kind(stat: &Stat) -> libc::mode_t {
     stat.st_mode & libc::S_IFMT
 }
 
+/// Return the number of the driver behind a device.
+pub fn major(device: libc::dev_t) -> u32 {
+    // SAFETY: arithmetic on an integer.
+    unsafe { libc::major(device) as u32 }
+}
+
 pub fn is_dir(stat: &Stat) -> bool {
     kind(stat) == libc::S_IFDIR
 }

@@ -304,7 +304,7 @@ def _refusal(body: dict[str, Any], verb: str) -> SandkastenError:
     code, message = body.get("code"), body.get("message")
     if type(code) is not str or type(message) is not str:
         raise ProtocolViolation(f"the error of {verb} had no code or no message")
-    return error_for(code, message, verb)
+    return error_for(code, message, verb, errno=body.get("errno"))
 
 
 def _lost(what: str) -> SandboxLost:

@@ -21,7 +21,7 @@ MIB = 1024 * 1024
 INITIAL_CREDIT = MIB
 MAX_CREDIT = 0xFFFF_FFFF
 MAX_STREAM = 0xFFFF_FFFF
-GENERATION = 2
+GENERATION = 3
 # From this generation on a runner announces when its lease ends it.
 SAYS_ENDING = 2
 # A feature in HELLO: `argv` with `shell` starts a process with the state of that shell.

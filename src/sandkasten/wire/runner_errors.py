@@ -6,6 +6,7 @@ displayed. An unknown code is itself a ProtocolViolation.
 
 from __future__ import annotations
 
+from errno import EROFS
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -79,7 +80,11 @@ MEANINGS: Mapping[str, _Meaning] = MappingProxyType(
 )
 
 
-def error_for(code: str, message: str, what: str) -> SandkastenError:
+# The `runner_code` of a FilePermission whose cause is the file system and not a mode.
+READ_ONLY = "read_only"
+
+
+def error_for(code: str, message: str, what: str, *, errno: object = None) -> SandkastenError:
     """Return the error for a runner that answered `code` to `what`."""
     meaning = MEANINGS.get(code)
     if meaning is None:
@@ -88,6 +93,8 @@ def error_for(code: str, message: str, what: str) -> SandkastenError:
             hint="the sandbox may have been tampered with; destroy it",
         )
     text = f"{what}: {printable(message)}" if message else f"{what}: {code}"
+    if code == "permission" and errno == EROFS:
+        return FilePermission(text, hint="its file system is read-only", runner_code=READ_ONLY)
     return meaning.error(text, hint=meaning.hint, runner_code=code)
 
 

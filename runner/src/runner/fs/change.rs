@@ -1,6 +1,8 @@
-//! `fs.mkdir` and `fs.move`. Neither follows a symlink at the last name of a path that it changes.
+//! `fs.mkdir` and `fs.move`. Neither follows a symlink at the last name of a path that it changes, and
+//! both have changed the disk before they answer.
 
 use super::copy::MoveByCopy;
+use super::flush::Flush;
 use super::request::Request;
 use super::resolve::{failed, Place};
 use super::{answer, entry, names};
@@ -14,6 +16,7 @@ pub fn make_dir(request: &Request<'_>) -> Result<Box<dyn Handler>, Failure> {
     let parents = request.flag("parents", true)?;
     let exist_ok = request.flag("exist_ok", true)?;
     let mode = request.mode("mode")?.unwrap_or(0o755);
+    let flush = Flush::of(request)?;
     match resolver.object(&path) {
         Ok(object) => {
             // Nothing is created, so the directory itself must be within the allowed paths.
@@ -42,6 +45,9 @@ pub fn make_dir(request: &Request<'_>) -> Result<Box<dyn Handler>, Failure> {
             return Err(failed(error, "make directory", &shown));
         }
     }
+    flush
+        .names(place.dir())
+        .map_err(|error| failed(error, "make directory", &shown))?;
     answer(entry::of_name(place.dir(), &place.dir_path, &place.name)?)
 }
 
@@ -54,6 +60,7 @@ pub fn move_entry(request: &Request<'_>) -> Result<Box<dyn Handler>, Failure> {
     let source_path = request.path("source")?;
     let destination_path = request.path("destination")?;
     let overwrite = request.flag("overwrite", false)?;
+    let flush = Flush::of(request)?;
     let source = resolver.place(&source_path)?;
     let shown = source.path();
     let stat = source
@@ -86,6 +93,7 @@ pub fn move_entry(request: &Request<'_>) -> Result<Box<dyn Handler>, Failure> {
                 stat,
                 destination,
                 overwrite,
+                flush,
             )?));
         }
         Err(libc::EEXIST) => {
@@ -102,6 +110,10 @@ pub fn move_entry(request: &Request<'_>) -> Result<Box<dyn Handler>, Failure> {
     if let Some(there) = &there {
         drop_second_name(&source, &stat, &destination, there)?;
     }
+    flush
+        .names(destination.dir())
+        .and_then(|()| flush.names(source.dir()))
+        .map_err(|error| failed(error, "move", &shown))?;
     answer(entry::of_name(
         destination.dir(),
         &destination.dir_path,

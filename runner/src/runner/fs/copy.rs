@@ -2,9 +2,11 @@
 //!
 //! The copy is written under a temporary name beside the destination and renamed only when it is
 //! complete, so the destination is never half made; until then the source is untouched. CANCEL or a
-//! failure before that removes the copy. Kept: content, holes, modes, times, symlinks, FIFOs and
-//! sockets, and owners where that is allowed. Not kept: hard links between the files.
+//! failure before that removes the copy, and the source is removed only when the copy is on disk. Kept:
+//! content, holes, modes, times, symlinks, FIFOs and sockets, and owners where that is allowed. Not
+//! kept: hard links between the files.
 
+use super::flush::{Batches, Flush};
 use super::remover::Remover;
 use super::resolve::{failed, Place};
 use super::temp::{self, Purpose};
@@ -44,6 +46,8 @@ pub struct MoveByCopy {
     file: Option<FileCopy>,
     buffer: Vec<u8>,
     state: State,
+    flush: Flush,
+    batches: Batches,
 }
 
 impl MoveByCopy {
@@ -52,6 +56,7 @@ impl MoveByCopy {
         stat: Stat,
         destination: Place,
         overwrite: bool,
+        flush: Flush,
     ) -> Result<MoveByCopy, Failure> {
         if names::under(&destination.dir_path, &source.path()) {
             // Possible where another file system is mounted below the source.
@@ -62,6 +67,7 @@ impl MoveByCopy {
         }
         let temp = temp::fresh_name(Purpose::New)
             .map_err(|error| failed(error, "move", &source.path()))?;
+        let batches = flush.by_batches(destination.dir());
         Ok(MoveByCopy {
             source,
             stat,
@@ -73,6 +79,8 @@ impl MoveByCopy {
             file: None,
             buffer: Vec::new(),
             state: State::Copy,
+            flush,
+            batches,
         })
     }
 
@@ -81,6 +89,9 @@ impl MoveByCopy {
             if !remover.step()? {
                 return Ok(Step::Again);
             }
+            self.flush
+                .names(self.source.dir())
+                .map_err(|error| failed(error, "remove", &self.source.path()))?;
             let place = &self.destination;
             out.result(entry::of_name(place.dir(), &place.dir_path, &place.name)?);
             return Ok(Step::Done);
@@ -101,6 +112,8 @@ impl MoveByCopy {
     fn put_in_place(&mut self) -> Result<(), Failure> {
         let dir = self.destination.dir();
         let name = &self.destination.name;
+        let fail = |error| failed(error, "move to", &self.destination.path());
+        self.batches.all().map_err(fail)?;
         let moved = if self.overwrite {
             sys::rename_at(dir, &self.temp, dir, name)
         } else {
@@ -109,9 +122,9 @@ impl MoveByCopy {
                 answer => answer,
             }
         };
-        moved.map_err(|error| failed(error, "move to", &self.destination.path()))?;
+        moved.map_err(fail)?;
         self.begun = false;
-        Ok(())
+        self.flush.names(dir).map_err(fail)
     }
 
     /// Copy some more; `true` when the copy is complete.
@@ -216,6 +229,7 @@ impl MoveByCopy {
         };
         sys::truncate(as_fd(&copy.to), copy.offset)?;
         finish(as_fd(&copy.to), &copy.stat)?;
+        self.batches.file(as_fd(&copy.to), copy.offset)?;
         Ok(true)
     }
 

@@ -8,6 +8,7 @@ mod change;
 mod copy;
 mod created;
 mod entry;
+mod flush;
 mod list;
 mod lookup;
 mod names;

@@ -4,6 +4,7 @@
 //! first. An entry that cannot be removed ends the verb with the reason; entries removed before stay
 //! removed.
 
+use super::flush::Flush;
 use super::remover::Remover;
 use super::request::Request;
 use super::resolve::{failed, Place};
@@ -17,6 +18,7 @@ pub fn open(request: &Request<'_>) -> Result<Box<dyn Handler>, Failure> {
     let path = request.path("path")?;
     let recursive = request.flag("recursive", false)?;
     let missing_ok = request.flag("missing_ok", false)?;
+    let flush = Flush::of(request)?;
     let place = match resolver.place(&path) {
         Err(failure) if missing_ok && failure.code == "not_found" => {
             return super::answer(json!({ "removed": 0 }));
@@ -44,30 +46,52 @@ pub fn open(request: &Request<'_>) -> Result<Box<dyn Handler>, Failure> {
                 format!("remove {}", names::show(&shown)),
             ));
         }
-        return remove_one(&shown, sys::unlink_at(place.dir(), &place.name));
+        return remove_one(&place, flush, sys::unlink_at(place.dir(), &place.name));
     }
     resolver.policy.check_tree(&shown)?;
     if !recursive {
-        return remove_one(&shown, sys::remove_dir_at(place.dir(), &place.name));
+        return remove_one(&place, flush, sys::remove_dir_at(place.dir(), &place.name));
     }
-    let Place { dir, name, .. } = place;
+    let dir = sys::duplicate(place.dir()).map_err(|error| failed(error, "remove", &shown))?;
     Ok(Box::new(Remove {
-        remover: Remover::new(dir, name),
+        remover: Remover::new(dir, place.name.clone()),
+        place,
+        flush,
     }))
 }
 
-fn remove_one(shown: &[u8], answer: sys::Result<()>) -> Result<Box<dyn Handler>, Failure> {
-    answer.map_err(|error| failed(error, "remove", shown))?;
+fn remove_one(
+    place: &Place,
+    flush: Flush,
+    answer: sys::Result<()>,
+) -> Result<Box<dyn Handler>, Failure> {
+    answer
+        .and_then(|()| flush.names(place.dir()))
+        .map_err(|error| failed(error, "remove", &place.path()))?;
     super::answer(json!({ "removed": 1 }))
 }
 
 struct Remove {
     remover: Remover,
+    place: Place,
+    flush: Flush,
+}
+
+impl Remove {
+    fn run(&mut self) -> Result<bool, Failure> {
+        if !self.remover.step()? {
+            return Ok(false);
+        }
+        self.flush
+            .names(self.place.dir())
+            .map_err(|error| failed(error, "remove", &self.place.path()))?;
+        Ok(true)
+    }
 }
 
 impl Handler for Remove {
     fn step(&mut self, out: &mut dyn Out) -> Step {
-        match self.remover.step() {
+        match self.run() {
             Ok(false) => Step::Again,
             Ok(true) => {
                 out.result(json!({ "removed": self.remover.removed }));

@@ -73,14 +73,14 @@ impl TempFile {
     }
 
     /// Move the file to `name`, replacing what is there.
-    pub fn replace(mut self, name: &[u8]) -> sys::Result<()> {
+    pub fn replace(&mut self, name: &[u8]) -> sys::Result<()> {
         sys::rename_at(as_fd(&self.dir), &self.name, as_fd(&self.dir), name)?;
         self.kept = true;
         Ok(())
     }
 
     /// Move the file to `name`; `EEXIST` if something is there.
-    pub fn place(mut self, name: &[u8]) -> sys::Result<()> {
+    pub fn place(&mut self, name: &[u8]) -> sys::Result<()> {
         sys::rename_new_at(as_fd(&self.dir), &self.name, as_fd(&self.dir), name)?;
         self.kept = true;
         Ok(())

@@ -3,7 +3,9 @@
 //! The bytes go to a temporary file in the real directory of the target, which is renamed over the
 //! target at the end; readers see the old file or the new one. Anything that stops the write (CANCEL, a
 //! lost connection, a full disk) removes the temporary file and the parent directories made for it.
+//! Content and name are on disk before the answer.
 
+use super::flush::{Flush, Windows};
 use super::request::Request;
 use super::resolve::{failed, Place, Resolver};
 use super::temp::{Purpose, TempFile};
@@ -23,6 +25,8 @@ pub struct Write {
     overwrite: bool,
     size: Option<u64>,
     written: u64,
+    flush: Flush,
+    windows: Windows,
 }
 
 pub fn open(request: &Request<'_>) -> Result<Box<dyn Handler>, Failure> {
@@ -32,20 +36,24 @@ pub fn open(request: &Request<'_>) -> Result<Box<dyn Handler>, Failure> {
     let overwrite = request.flag("overwrite", true)?;
     let parents = request.flag("parents", true)?;
     let size = request.count("size")?;
+    let flush = Flush::of(request)?;
     let mut place = target(&resolver, &path, parents)?;
     match prepare(&place, overwrite, size) {
         Ok((temp, old)) => Ok(Box::new(Write {
             path: place.path(),
             place,
             temp: Some(temp),
-            // The set-id bits of an old file do not pass to new content.
+            // Set-id bits are neither set, as in an archive, nor passed from an old file to new content.
             mode: mode
-                .or_else(|| old.map(|stat| stat.st_mode & 0o777))
-                .unwrap_or(DEFAULT_MODE),
+                .or_else(|| old.map(|stat| stat.st_mode))
+                .unwrap_or(DEFAULT_MODE)
+                & 0o777,
             old,
             overwrite,
             size,
             written: 0,
+            flush,
+            windows: flush.by_windows(),
         })),
         Err(failure) => {
             place.made.undo();
@@ -121,20 +129,23 @@ impl Write {
         if self.size.map_or(false, |size| self.written > size) {
             return Err(self.wrong_size());
         }
-        sys::write_all(temp.file(), bytes).map_err(|error| failed(error, "write", &self.path))
+        sys::write_all(temp.file(), bytes)
+            .and_then(|()| self.windows.wrote(temp.file(), bytes.len()))
+            .map_err(|error| failed(error, "write", &self.path))
     }
 
     fn finish(&mut self) -> Result<Value, Failure> {
         if self.size.map_or(false, |size| self.written != size) {
             return Err(self.wrong_size());
         }
-        let temp = match self.temp.take() {
+        let mut temp = match self.temp.take() {
             Some(temp) => temp,
             None => return Err(Failure::new("internal", "the write is already over")),
         };
         let fail = |error| failed(error, "write", &self.path);
         let like = self.old.as_ref();
         temp.finish(self.mode, like).map_err(fail)?;
+        self.flush.bytes(temp.file(), self.written).map_err(fail)?;
         let moved = if self.overwrite {
             temp.replace(&self.place.name)
         } else {
@@ -146,6 +157,10 @@ impl Write {
             _ => fail(error),
         })?;
         self.place.made.keep();
+        self.flush
+            .file(temp.file())
+            .and_then(|()| self.flush.names(self.place.dir()))
+            .map_err(fail)?;
         entry::of_name(self.place.dir(), &self.place.dir_path, &self.place.name)
     }
 

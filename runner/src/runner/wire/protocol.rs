@@ -1,12 +1,12 @@
 //! The protocol's tables: kinds, verbs and their fields, events, error codes, limits.
 //!
-//! `spec/runner/generation-2.json` is the frozen copy; `sandkasten-runner --describe` prints this one,
+//! `spec/runner/generation-3.json` is the frozen copy; `sandkasten-runner --describe` prints this one,
 //! and a test compares the two. Dispatch and error answers use these tables, so a verb or a code that
 //! is not listed here does not exist on the wire.
 
 use serde_json::{json, Value};
 
-pub const GENERATION: u64 = 2;
+pub const GENERATION: u64 = 3;
 
 pub const MAX_OPEN_BODY: usize = 8 << 20;
 pub const MAX_DATA_BODY: usize = 1 << 20;
@@ -177,22 +177,32 @@ pub const VERBS: &[(&str, &[&str], &[&str])] = &[
             "size",
             "deny",
             "within",
+            "flush",
         ],
         &["Entry"],
     ),
     (
         "fs.mkdir",
-        &["path", "parents", "exist_ok", "mode", "deny", "within"],
+        &[
+            "path", "parents", "exist_ok", "mode", "deny", "within", "flush",
+        ],
         &["Entry"],
     ),
     (
         "fs.move",
-        &["source", "destination", "overwrite", "deny", "within"],
+        &[
+            "source",
+            "destination",
+            "overwrite",
+            "deny",
+            "within",
+            "flush",
+        ],
         &["Entry"],
     ),
     (
         "fs.remove",
-        &["path", "recursive", "missing_ok", "deny", "within"],
+        &["path", "recursive", "missing_ok", "deny", "within", "flush"],
         &["removed"],
     ),
     ("fs.watch", &["path", "recursive", "deny"], &[]),
@@ -205,6 +215,7 @@ pub const VERBS: &[(&str, &[&str], &[&str])] = &[
             "max_entries",
             "deny",
             "within",
+            "flush",
         ],
         &["entries", "bytes"],
     ),

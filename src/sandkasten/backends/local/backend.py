@@ -16,8 +16,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from sandkasten.backends.local import probe, selftest
-from sandkasten.backends.local.bwrap_arguments import BwrapPlatform, bwrap_args, runner_command
+from sandkasten.backends.local.bwrap_arguments import (
+    BwrapPlatform,
+    bwrap_args,
+    memory_plan,
+    runner_command,
+)
 from sandkasten.backends.local.cell import LocalCell
+from sandkasten.disk.os_errors import disk_error
 from sandkasten.disk.process_identity import boot_id
 from sandkasten.errors import (
     BackendUnavailable,
@@ -118,10 +124,7 @@ class LocalBackend:
             self._layout.prepare()
             self._programs = self._shipped.installed(self._layout.shared("programs"))
         except OSError as exc:
-            raise BackendUnavailable(
-                f"the data directory cannot be used: {exc}",
-                hint="check free space and permissions, or set SANDKASTEN_DATA_DIR",
-            ) from exc
+            raise disk_error("prepare the data directory", exc, BackendUnavailable) from exc
 
     async def _create_unchecked(self, sandbox_id: SandboxId, spec: CellSpec) -> LocalCell:
         return await whole_or_nothing(
@@ -140,10 +143,7 @@ class LocalBackend:
             with contextlib.suppress(SandkastenError):
                 remove(self._layout, sandbox_id)
             if isinstance(exc, OSError):
-                raise BackendUnavailable(
-                    f"sandbox {sandbox_id} could not be made: {exc}",
-                    hint="check free space and permissions below the data directory",
-                ) from exc
+                raise disk_error(f"make sandbox {sandbox_id}", exc, BackendUnavailable) from exc
             raise
 
     def _fill(self, sandbox_id: SandboxId, cell: Path, spec: CellSpec) -> LocalCell:
@@ -199,6 +199,7 @@ class LocalBackend:
                     "workspace": launch_plan.workspace_plan(self._layout, cell, spec),
                     "workspace_owner": user_id(spec),
                     "binds": binds(shown),
+                    "memory": memory_plan(spec, platform),
                     "mounts": launch_plan.mounts_plan(spec),
                     "masks": {
                         "files": self._host_root.proc_files,

@@ -53,7 +53,7 @@ def bwrap_args(spec: CellSpec, platform: BwrapPlatform) -> list[str]:
         *_namespaces(spec, platform),
         *(_image_root(platform) if on_image else _host_root(platform)),
         "--proc", "/proc",
-        *_devices(spec),
+        *_devices(spec, platform),
         *(_image_places(spec, platform) if on_image else _host_places(spec, platform)),
         *_mounts(spec, platform),
         # Last: nothing can be added to the root after this.
@@ -109,17 +109,37 @@ def _image_root(platform: BwrapPlatform) -> list[str]:
     return ["--bind", f"{platform.stage}/root", "/"]
 
 
-def _devices(spec: CellSpec) -> list[str]:
+def memory_plan(spec: CellSpec, platform: BwrapPlatform) -> list[dict[str, object]]:
+    """Return the tmpfs that the launcher mounts on the stage, with a limit on their files.
+
+    bubblewrap cannot set that limit. Root does not need it: there empty files count as memory.
+    """
+    if platform.ranged:
+        return []
+    return [
+        {"name": "tmp", "bytes": spec.limits.tmp_bytes, "mode": 0o1777},
+        {"name": "shm", "bytes": spec.limits.tmp_bytes, "mode": 0o1777},
+        {"name": "state", "bytes": _STATE_BYTES, "mode": 0o755},
+    ]
+
+
+def _memory(platform: BwrapPlatform, name: str, perms: str, size: int, path: str) -> list[str]:
+    if platform.ranged:
+        return ["--perms", perms, "--size", str(size), "--tmpfs", path]
+    return ["--bind", f"{platform.stage}/{name}", path]
+
+
+def _devices(spec: CellSpec, platform: BwrapPlatform) -> list[str]:
     return [
         "--dev", "/dev",
-        "--perms", "1777", "--size", str(spec.limits.tmp_bytes), "--tmpfs", "/dev/shm",  # noqa: S108
+        *_memory(platform, "shm", "1777", spec.limits.tmp_bytes, "/dev/shm"),  # noqa: S108
         "--remount-ro", "/dev",
     ]  # fmt: skip
 
 
 def _runner_place(platform: BwrapPlatform) -> list[str]:
     return [
-        "--perms", "0755", "--size", str(_STATE_BYTES), "--tmpfs", RUNNER_DIR,
+        *_memory(platform, "state", "0755", _STATE_BYTES, RUNNER_DIR),
         "--perms", "0755", "--dir", f"{RUNNER_DIR}/state",
         "--ro-bind", f"{platform.stage}/runner", f"{RUNNER_DIR}/runner",
     ]  # fmt: skip
@@ -127,7 +147,7 @@ def _runner_place(platform: BwrapPlatform) -> list[str]:
 
 def _host_places(spec: CellSpec, platform: BwrapPlatform) -> list[str]:
     return [
-        "--perms", "1777", "--size", str(spec.limits.tmp_bytes), "--tmpfs", TMP,
+        *_memory(platform, "tmp", "1777", spec.limits.tmp_bytes, TMP),
         "--perms", "0755", "--dir", "/run",
         *_runner_place(platform),
         "--perms", "0755", "--dir", "/home",
@@ -143,7 +163,7 @@ def _host_places(spec: CellSpec, platform: BwrapPlatform) -> list[str]:
 def _image_places(spec: CellSpec, platform: BwrapPlatform) -> list[str]:
     """Mounts on directories that the launcher has verified to exist and not to be symlinks."""
     args = [
-        "--perms", "1777", "--size", str(spec.limits.tmp_bytes), "--tmpfs", TMP,
+        *_memory(platform, "tmp", "1777", spec.limits.tmp_bytes, TMP),
         "--perms", "0755", "--size", str(_RUN_BYTES), "--tmpfs", "/run",
         "--perms", "1777", "--dir", "/run/lock",
         *_runner_place(platform),

@@ -5,9 +5,10 @@
 //! Absolute names, `..`, names that pass through a symlink, links that lead outside and devices are
 //! `blocked`; the archive ends there, and what was unpacked before stays. A file appears under its name
 //! only when it is complete. Owners and set-id bits are not taken from the archive, nor are the times
-//! of directories.
+//! of directories. Everything is on disk before the answer.
 
 use crate::fs::created::make_directory;
+use crate::fs::flush::{Batches, Flush, Windows};
 use crate::fs::policy::Policy;
 use crate::fs::request::Request;
 use crate::fs::resolve::{failed, Resolver};
@@ -33,6 +34,8 @@ struct Current {
     path: Vec<u8>,
     mode: u32,
     mtime: i64,
+    size: u64,
+    windows: Windows,
 }
 
 pub struct TarIn {
@@ -53,6 +56,8 @@ pub struct TarIn {
     max_entries: u64,
     entries: u64,
     bytes: u64,
+    flush: Flush,
+    batches: Batches,
 }
 
 pub fn open(request: &Request<'_>) -> Result<Box<dyn Handler>, Failure> {
@@ -61,10 +66,12 @@ pub fn open(request: &Request<'_>) -> Result<Box<dyn Handler>, Failure> {
     let parents = request.flag("parents", true)?;
     let max_bytes = request.count("max_bytes")?.unwrap_or(u64::MAX);
     let max_entries = request.count("max_entries")?.unwrap_or(u64::MAX);
+    let flush = Flush::of(request)?;
     let (base, base_path) = base(&resolver, &path, parents)?;
     let trail = sys::duplicate(as_fd(&base))
         .and_then(Trail::holding)
         .map_err(|error| failed(error, "unpack into", &base_path))?;
+    let batches = flush.by_batches(as_fd(&base));
     Ok(Box::new(TarIn {
         base,
         base_path,
@@ -81,6 +88,8 @@ pub fn open(request: &Request<'_>) -> Result<Box<dyn Handler>, Failure> {
         max_entries,
         entries: 0,
         bytes: 0,
+        flush,
+        batches,
     }))
 }
 
@@ -125,8 +134,10 @@ impl TarIn {
                     self.begin(&member)?;
                 }
                 Item::Bytes(bytes) => {
-                    if let Some(current) = &self.current {
-                        sys::write_all(current.temp.file(), bytes)
+                    if let Some(current) = &mut self.current {
+                        let file = current.temp.file();
+                        sys::write_all(file, bytes)
+                            .and_then(|()| current.windows.wrote(file, bytes.len()))
                             .map_err(|error| failed(error, "write", &current.path))?;
                     }
                 }
@@ -260,12 +271,14 @@ impl TarIn {
             path: full,
             mode: member.mode & 0o777,
             mtime: member.mtime,
+            size: member.size,
+            windows: self.flush.by_windows(),
         });
         Ok(())
     }
 
     fn complete(&mut self) -> Result<(), Failure> {
-        let current = match self.current.take() {
+        let mut current = match self.current.take() {
             Some(current) => current,
             None => return Ok(()),
         };
@@ -277,6 +290,7 @@ impl TarIn {
                 let times = Times::accessed_now(sys::timespec(current.mtime, 0));
                 let _ = sys::set_times(current.temp.file(), times);
             })
+            .and_then(|()| self.batches.file(current.temp.file(), current.size))
             .and_then(|()| current.temp.replace(&current.name));
         done.map_err(|error| failed(error, "unpack", &current.path))
     }
@@ -352,6 +366,9 @@ impl TarIn {
         if !self.set_late_modes() {
             return Ok(Step::Again);
         }
+        self.batches
+            .all()
+            .map_err(|error| failed(error, "unpack into", &self.base_path))?;
         out.result(json!({ "entries": self.entries, "bytes": self.bytes }));
         Ok(Step::Done)
     }

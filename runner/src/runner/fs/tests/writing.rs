@@ -47,6 +47,42 @@ fn mode_is_the_given_or_the_old_one_whatever_the_umask() {
 }
 
 #[test]
+fn set_id_and_sticky_bits_are_not_set_by_a_write() {
+    let place = Place::new();
+    for wanted in [0o4755, 0o2755, 0o6755, 0o1755, 0o7755] {
+        place.run_with("fs.write", &json!({ "path": "a", "mode": wanted }), b"1", 1);
+        assert_eq!(mode(&place.path("a")), 0o755, "{:o}", wanted);
+    }
+}
+
+#[test]
+fn every_change_can_be_flushed_also_in_a_directory_that_may_not_be_read() {
+    as_user(Place::new(), |place| {
+        for flush in [true, false] {
+            place.ok("fs.mkdir", json!({ "path": "d/e", "flush": flush }));
+            fs::set_permissions(place.path("d"), fs::Permissions::from_mode(0o300)).unwrap();
+            let content = vec![7u8; 9_000_000];
+            let request = json!({ "path": "d/f", "flush": flush });
+            let out = place.run_with("fs.write", &request, &content, 1 << 20);
+            assert_eq!(out.outcome.unwrap().unwrap()["size"], json!(9_000_000));
+            place.ok(
+                "fs.move",
+                json!({ "source": "d/f", "destination": "d/e/g", "flush": flush }),
+            );
+            assert!(place.get("d/e/g") == content);
+            let archive = place.run("fs.tar_out", json!({ "path": "d/e" })).data;
+            let request = json!({ "path": "d/copy", "flush": flush });
+            let out = place.run_with("fs.tar_in", &request, &archive, 1 << 20);
+            out.outcome.unwrap().unwrap();
+            assert!(place.get("d/copy/g") == content);
+            fs::set_permissions(place.path("d"), fs::Permissions::from_mode(0o700)).unwrap();
+            let gone = json!({ "path": "d", "recursive": true, "flush": flush });
+            assert_eq!(place.ok("fs.remove", gone)["removed"], json!(5));
+        }
+    });
+}
+
+#[test]
 fn writing_through_a_symlink_replaces_its_target() {
     let place = Place::new();
     place.put("real/file", b"old");
