@@ -96,7 +96,7 @@ def test_a_host_volume_has_exactly_its_size(base: Path) -> None:
 
 
 def test_both_directories_belong_to_the_owner_and_the_mount_is_restricted(base: Path) -> None:
-    made = host_volume.make(base / "v", 8 * MIB, owner=USER)
+    made = host_volume.make(base / "v", 8 * MIB, owner=USER, templates=base)
     assert made == host_volume.MountedVolume(base / "v/mnt/workspace", base / "v/mnt/home")
     for place in (made.workspace, made.home):
         seen = place.stat()
@@ -123,7 +123,7 @@ def test_releasing_removes_everything_and_succeeds_twice(base: Path) -> None:
 def test_a_link_that_a_sandbox_made_is_not_followed(base: Path) -> None:
     canary = base / "canary"
     canary.write_text("here")
-    made = host_volume.make(base / "v", 8 * MIB, owner=USER)
+    made = host_volume.make(base / "v", 8 * MIB, owner=USER, templates=base)
     (made.workspace / "out").symlink_to(base)
     (made.workspace / "deep").symlink_to("../../..")
     # An engine may have made this while nothing was mounted, and a sandbox may have written there.
@@ -137,7 +137,7 @@ def test_a_link_that_a_sandbox_made_is_not_followed(base: Path) -> None:
 
 
 def test_a_release_blocked_by_an_open_file_can_be_repeated(base: Path) -> None:
-    made = host_volume.make(base / "v", 8 * MIB, owner=USER)
+    made = host_volume.make(base / "v", 8 * MIB, owner=USER, templates=base)
     fd = os.open(made.workspace, os.O_RDONLY)
     try:
         with pytest.raises(BackendUnavailable, match="still holds") as caught:
@@ -152,7 +152,7 @@ def test_a_release_blocked_by_an_open_file_can_be_repeated(base: Path) -> None:
 
 @pytest.mark.promise("P29")
 def test_copies_in_other_mount_namespaces_do_not_keep_the_device(base: Path) -> None:
-    host_volume.make(base / "v", 8 * MIB, owner=USER)
+    host_volume.make(base / "v", 8 * MIB, owner=USER, templates=base)
     device = workspace_image.device_of(str(base / "v/volume.img"))
     assert device is not None
     other = private_namespace()
@@ -167,7 +167,7 @@ def test_copies_in_other_mount_namespaces_do_not_keep_the_device(base: Path) -> 
 
 
 def test_a_process_that_binds_the_volume_elsewhere_is_named(base: Path) -> None:
-    made = host_volume.make(base / "v", 8 * MIB, owner=USER)
+    made = host_volume.make(base / "v", 8 * MIB, owner=USER, templates=base)
     (base / "elsewhere").mkdir()
     script = f"mount --bind {made.workspace} {base}/elsewhere; echo; exec sleep 600"
     other = subprocess.Popen(
@@ -198,7 +198,7 @@ peer = subprocess.Popen(
     stdout=subprocess.PIPE)
 peer.stdout.readline()
 seen = lambda: str(base / "v/mnt") in Path(f"/proc/{{peer.pid}}/mountinfo").read_text()
-host_volume.make(base / "v", {8 * MIB}, owner={USER})
+host_volume.make(base / "v", {8 * MIB}, owner={USER}, templates=base)
 print(seen())
 host_volume.release(base / "v")
 print(seen(), (base / "v").exists())
@@ -217,7 +217,7 @@ peer.wait()
 
 
 def test_a_foreign_mount_at_that_path_is_not_touched(base: Path) -> None:
-    host_volume.make(base / "v", 8 * MIB, owner=USER)
+    host_volume.make(base / "v", 8 * MIB, owner=USER, templates=base)
     (base / "v/other").mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "canary", base / "v/other"], check=True)
     try:
@@ -232,10 +232,10 @@ def test_a_foreign_mount_at_that_path_is_not_touched(base: Path) -> None:
 
 
 def test_an_existing_volume_is_neither_reused_nor_changed(base: Path) -> None:
-    made = host_volume.make(base / "v", 8 * MIB, owner=USER)
+    made = host_volume.make(base / "v", 8 * MIB, owner=USER, templates=base)
     (made.workspace / "x").write_text("mine")
     with pytest.raises(Conflict):
-        host_volume.make(base / "v", 8 * MIB, owner=USER)
+        host_volume.make(base / "v", 8 * MIB, owner=USER, templates=base)
     assert (made.workspace / "x").read_text() == "mine"
 
 
@@ -250,7 +250,7 @@ def test_a_volume_is_created_only_in_a_private_directory(base: Path, kind: str) 
     else:
         place.write_text("")
     with pytest.raises(IsolationRefused):
-        host_volume.make(place, 8 * MIB, owner=USER)
+        host_volume.make(place, 8 * MIB, owner=USER, templates=place.parent)
     if kind == "link":
         with pytest.raises(BackendUnavailable):
             host_volume.release(place)
@@ -262,11 +262,11 @@ def test_a_failed_create_keeps_the_callers_directory(base: Path) -> None:
     (base / "v/state").write_text("the caller's")
     nowhere = Programs(base / "runner", base / "launcher")
     with pytest.raises(BackendUnavailable, match="launcher"):
-        host_volume.make(base / "v", 8 * MIB, owner=USER, programs=nowhere)
+        host_volume.make(base / "v", 8 * MIB, owner=USER, templates=base, programs=nowhere)
     assert os.listdir(base / "v") == ["state"]
     assert devices(base) == []
     with pytest.raises(BackendUnavailable, match="launcher"):
-        host_volume.make(base / "w", 8 * MIB, owner=USER, programs=nowhere)
+        host_volume.make(base / "w", 8 * MIB, owner=USER, templates=base, programs=nowhere)
     nothing_of(base / "w")
 
 

@@ -31,7 +31,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.promise("P29")
 def test_a_sandbox_started_meanwhile_has_no_copy_of_the_mount(make_box, data_dir, place):
-    host_volume.make(place, 8 * MIB, owner=USER)
+    host_volume.make(place, 8 * MIB, owner=USER, templates=place.parent)
     with make_box(HOST) as box:
         known = read_pid(Layout(data_dir).cell(box.id))
         assert known is not None

@@ -137,7 +137,9 @@ def open_backing(settings: Settings, layers: LayerStore, events: EventSink) -> B
         "docker": LazyImageBackend("docker", data_dir / "docker", docker),
     }
     return Backing(
-        backends, DirectoryStore(data_dir / "ledger"), WorkspaceDirectory(data_dir / "workspaces")
+        backends,
+        DirectoryStore(data_dir / "ledger"),
+        WorkspaceDirectory(data_dir / "workspaces", disk=settings.policy.disk),
     )
 
 

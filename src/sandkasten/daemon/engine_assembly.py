@@ -73,6 +73,7 @@ async def open_engine(
         journal=journal,
         packages=packages,
         stored_files=stored_files,
+        host_disk=settings.data_dir,
     )
     engine.sweep_soon()
     return engine

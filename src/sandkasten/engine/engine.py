@@ -58,6 +58,7 @@ from sandkasten.wire.messages import decode_processes, decode_stats
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
+    from pathlib import Path
 
     from sandkasten.engine.lifecycle.tenant_quotas import StoredFiles
     from sandkasten.model.access.tenancy import TenantQuota
@@ -114,9 +115,9 @@ class Engine:
         host_mounts: HostMounts | None = None,
         journal: Journal | None = None,
         packages: Provisioner | None = None,
-        stored_files: StoredFiles | None = None,
+        stored_files: StoredFiles | None = None,  # counted in the disk quota of their tenant
+        host_disk: Path | None = None,
     ) -> None:
-        """`stored_files` count against the disk quota of their tenant."""
         self._backends = backends
         self.backend_name = default_backend
         self.policy = policy
@@ -222,7 +223,7 @@ class Engine:
             clock=clock,
             events=events,
         )
-        self.files = FileOperations(self._handles, policy)
+        self.files = FileOperations(self._handles, policy, host_disk)
         self.terminals = TerminalSessions(self._handles, self._history, self._in_flight)
         self._spares = WarmPool(self._sandboxes, clock, events, enabled=oneshot_spares)
         self._sites = PackageSandboxes(planner, self._sandboxes, self._execution, self.files, store)

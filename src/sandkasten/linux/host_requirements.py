@@ -13,6 +13,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sandkasten.disk import free_space
 from sandkasten.errors import SandkastenError
 from sandkasten.linux.cgroup import cgroups, freezer
 from sandkasten.linux.confinement import seccomp_bpf
@@ -126,7 +127,7 @@ def data_directory(path: Path) -> Requirement:
     )
 
 
-def workspace_quota(root: bool) -> list[Requirement]:
+def workspace_quota(root: bool, data_dir: Path) -> list[Requirement]:
     if not root:
         return [
             Requirement(
@@ -146,7 +147,19 @@ def workspace_quota(root: bool) -> list[Requirement]:
             "usable" if usable else "not usable: workspaces are kept in memory, with their quota",
             "modprobe loop; in a container pass /dev/loop-control and /dev/loop*", required=False,
         ),
+        _reserved_space(data_dir),
     ]  # fmt: skip
+
+
+def _reserved_space(data_dir: Path) -> Requirement:
+    remedy = "put the data directory on ext4 or XFS, or set disk.reserve: none"
+    try:
+        ok = free_space.is_reservable(data_dir if data_dir.is_dir() else data_dir.parent)
+    except OSError as exc:
+        state = f"not tried: {exc.strerror or exc}"
+        return Requirement("reserved space", False, state, remedy, required=False)
+    state = "workspaces get all of their space" if ok else "not possible on this file system"
+    return Requirement("reserved space", ok, state, remedy, required=False)
 
 
 def control_groups(planned: cgroups.CgroupPlan, root: bool) -> Requirement:

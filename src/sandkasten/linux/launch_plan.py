@@ -84,7 +84,7 @@ def workspace_plan(layout: Layout, cell: Path, spec: CellSpec) -> dict[str, obje
         return scratch(layout, cell, spec)
     if volume.kind == "directory":
         return {"kind": "directory", "path": volume.path}
-    return {"kind": "image", "path": volume.path, "keep": True}
+    return {"kind": "image", "path": volume.path, "keep": True, "reserved": volume.reserved}
 
 
 def scratch(layout: Layout, cell: Path, spec: CellSpec) -> dict[str, object]:
@@ -92,10 +92,15 @@ def scratch(layout: Layout, cell: Path, spec: CellSpec) -> dict[str, object]:
     size = spec.limits.workspace_bytes
     if not loop_usable(root=os.geteuid() == 0):
         return {"kind": "tmpfs", "bytes": size}
-    workspace_image.copy_template(
-        workspace_image.template(layout.shared("templates"), size), cell / "volume"
+    made = cell / "volume"
+    reserved = workspace_image.make(
+        made,
+        size,
+        templates=layout.shared("templates"),
+        reserve=spec.reserve_disk,
+        min_free=spec.min_free_bytes,
     )
-    return {"kind": "image", "path": os.fspath(cell / "volume")}
+    return {"kind": "image", "path": os.fspath(made), "reserved": reserved}
 
 
 def mount_name(index: int) -> str:

@@ -149,7 +149,14 @@ def _make_directories(place: SessionVolumes, sandbox_id: SandboxId, spec: CellSp
         host_volume.open_kept(root, spec.workspace, owner=owner)
     elif place.sized:
         templates = Path(place.ours).with_name("templates")
-        host_volume.make(root, spec.limits.workspace_bytes, owner=owner, templates=templates)
+        host_volume.make(
+            root,
+            spec.limits.workspace_bytes,
+            owner=owner,
+            templates=templates,
+            reserve=spec.reserve_disk,
+            min_free=spec.min_free_bytes,
+        )
 
 
 def _make_one(path: Path, owner: int, mode: int) -> None:

@@ -33,7 +33,7 @@ def look(
         host_requirements.system_call_filter(),
         _user_namespaces(),
         host_requirements.data_directory(layout.data_dir),
-        *host_requirements.workspace_quota(root),
+        *host_requirements.workspace_quota(root, layout.data_dir),
         _images(layout, programs, root=root),
     ]
     planned = cgroups.plan(hierarchies, "probe", Limits())

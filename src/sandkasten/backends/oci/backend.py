@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from sandkasten.backends.oci import probe, runtimes, selftest
 from sandkasten.backends.oci.cell import OciCell
 from sandkasten.backends.oci.oci_config import OciPlatform, config, places
+from sandkasten.disk.os_errors import disk_error
 from sandkasten.disk.process_identity import boot_id
 from sandkasten.errors import (
     BackendUnavailable,
@@ -150,10 +151,7 @@ class OciBackend:
             self._layout.prepare()
             self._programs = self._shipped.installed(self._layout.shared("programs"))
         except OSError as exc:
-            raise BackendUnavailable(
-                f"the data directory cannot be used: {exc}",
-                hint="check free space and permissions, or set SANDKASTEN_DATA_DIR",
-            ) from exc
+            raise disk_error("prepare the data directory", exc, BackendUnavailable) from exc
 
     async def _create_on(
         self, platform: Platform | None, sandbox_id: SandboxId, spec: CellSpec
@@ -178,10 +176,7 @@ class OciBackend:
             with contextlib.suppress(SandkastenError):
                 remove(self._layout, sandbox_id)
             if isinstance(exc, OSError):
-                raise BackendUnavailable(
-                    f"sandbox {sandbox_id} could not be made: {exc}",
-                    hint="check free space and permissions below the data directory",
-                ) from exc
+                raise disk_error(f"make sandbox {sandbox_id}", exc, BackendUnavailable) from exc
             raise
 
     def _fill(self, sandbox_id: SandboxId, cell: Path, spec: CellSpec) -> OciCell:

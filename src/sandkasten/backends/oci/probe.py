@@ -35,7 +35,7 @@ def look(
         _root(runtime),
         host_requirements.shipped_programs(programs),
         host_requirements.data_directory(layout.data_dir),
-        *host_requirements.workspace_quota(os.geteuid() == 0),
+        *host_requirements.workspace_quota(os.geteuid() == 0, layout.data_dir),
     ]
     planned = cgroups.plan(hierarchies, "probe", Limits())
     lines.append(host_requirements.control_groups(planned, os.geteuid() == 0))

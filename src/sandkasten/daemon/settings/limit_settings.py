@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from sandkasten.daemon.settings.setting_fields import setting
-from sandkasten.daemon.settings.setting_parsers import choice, number, only_true, seconds
+from sandkasten.daemon.settings.setting_parsers import boolean, choice, number, only_true, seconds
 from sandkasten.errors import InvalidConfiguration, InvalidRequest
 from sandkasten.model import numbers
 from sandkasten.model.sandbox.limits import MIB, Limits
 from sandkasten.model.sandbox.policy import parse_limits, public_limits
-from sandkasten.model.sandbox.workspace import WorkspaceRules
+from sandkasten.model.sandbox.workspace import DiskRules, WorkspaceRules
 
 _MAX_WORKSPACE_MB = 1024 * 1024
 _MAX_WORKSPACES = 1_000_000
@@ -182,6 +182,32 @@ class WorkspaceSettings:
         return WorkspaceRules(int(default_mb * MIB), int(max_mb * MIB), int(max_count))
 
 
+@dataclass(frozen=True, slots=True)
+class DiskSettings:
+    reserve: Literal["all", "named", "none"] = setting(
+        "disk.reserve",
+        choice("all", "named", "none"),
+        "all",
+        "Which workspaces get all of their space when they are made: all, named or none.",
+    )
+    min_free_mb: float = setting(
+        "disk.min_free_mb",
+        number,
+        DiskRules().min_free_bytes // MIB,
+        "What stays free of the data directory's disk: new workspaces are refused before.",
+    )
+    flush: bool = setting(
+        "disk.flush",
+        boolean,
+        True,
+        "Whether a change by a file method is on disk before it is acknowledged.",
+    )
+
+    def rules(self) -> DiskRules:
+        min_free_mb = _bounded("disk.min_free_mb", self.min_free_mb, _MAX_WORKSPACE_MB, low=0)
+        return DiskRules(self.reserve, int(min_free_mb * MIB), self.flush)
+
+
 def default_limits(
     defaults: LimitDefaults, fixed: FixedDefaults, ceilings: dict[str, int | float]
 ) -> Limits:
@@ -215,8 +241,8 @@ def _set_fields(section: LimitDefaults | LimitCeilings) -> dict[str, int | float
     return {name: value for name, value in asdict(section).items() if value is not None}
 
 
-def _bounded(name: str, value: float, high: float) -> float:
+def _bounded(name: str, value: float, high: float, *, low: float = 1) -> float:
     try:
-        return numbers.number(name, value, low=1, high=high)
+        return numbers.number(name, value, low=low, high=high)
     except InvalidRequest as exc:
         raise InvalidConfiguration(exc.message, hint=exc.hint, setting=name) from exc

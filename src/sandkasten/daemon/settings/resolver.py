@@ -27,6 +27,7 @@ from sandkasten.daemon.settings.docker_settings import (
 from sandkasten.daemon.settings.http_settings import HttpSettings
 from sandkasten.daemon.settings.jwt_settings import JwtSettings
 from sandkasten.daemon.settings.limit_settings import (
+    DiskSettings,
     FixedDefaults,
     LimitCeilings,
     LimitDefaults,
@@ -64,6 +65,7 @@ SECTIONS = (
     PolicySettings,
     LimitCeilings,
     WorkspaceSettings,
+    DiskSettings,
     ImageSettings,
     EngineSettings,
     PackageSettings,
@@ -155,7 +157,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
     general = source.read(GeneralSettings)
     defaults, fixed = source.read(LimitDefaults), source.read(FixedDefaults)
     policy, maxima = source.read(PolicySettings), source.read(LimitCeilings)
-    workspace = source.read(WorkspaceSettings)
+    workspace, disk = source.read(WorkspaceSettings), source.read(DiskSettings)
     images = source.read(ImageSettings)
     engine = source.read(EngineSettings)
     packages = source.read(PackageSettings)
@@ -196,6 +198,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
             blocked_paths=policy.blocked_paths,
             env={name: environ[name] for name in policy.env_allow if name in environ},
             workspaces=workspace.rules(in_effect["workspace_mb"]),
+            disk=disk.rules(),
             mounts=_mount_rules(policy.mounts, data_dir),
             reclaim_after_s=images.reclaim_after_s,
             isolation=policy.isolation,

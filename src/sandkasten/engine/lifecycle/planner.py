@@ -126,6 +126,8 @@ class Planner:
             hostname=hostname,
             env={**self._policy.env, **env},
             mounts=await self._mounts(rules),
+            reserve_disk=self._policy.disk.reserve == "all",
+            min_free_bytes=self._policy.disk.min_free_bytes,
         )
         # Last, because it may take minutes: what can be refused was refused by now.
         sets = await self._provided(packages, rules, spec, backend.name, sites) if packages else ()

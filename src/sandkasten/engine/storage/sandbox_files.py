@@ -2,17 +2,29 @@
 
 Reads and writes are refused under `policy.blocked_paths`, and writes also outside the workspace,
 /tmp and the home; both are checked by the runner after symlinks are resolved. Failures are the
-FileError and NotFound classes, QuotaExceeded when the disk is full, PolicyDenied for a rule.
+FileError and NotFound classes, QuotaExceeded when the sandbox's or the host's disk is full,
+WorkspaceDamaged when the workspace's file system failed, PolicyDenied for a rule.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Literal, cast
 
+from sandkasten.disk import free_space
 from sandkasten.engine.storage.read_buffer import collector
-from sandkasten.errors import InvalidRequest, PayloadTooLarge, ProtocolViolation
+from sandkasten.errors import (
+    FilePermission,
+    FileTrouble,
+    InvalidRequest,
+    PayloadTooLarge,
+    ProtocolViolation,
+    QuotaExceeded,
+    SandkastenError,
+    WorkspaceDamaged,
+)
 from sandkasten.model.files.file_entries import Change, FileContent, FileEntry, Listing, TarSummary
 from sandkasten.model.files.sandbox_paths import WRITABLE, sandbox_path
 from sandkasten.model.numbers import whole
@@ -20,26 +32,38 @@ from sandkasten.model.sandbox.cell_spec import WORKSPACE
 from sandkasten.wire.call import Call, CallEvent, Data
 from sandkasten.wire.json_bodies import from_bytes_json, to_bytes_json
 from sandkasten.wire.messages import FileStat, decode_entry, decode_page
+from sandkasten.wire.runner_errors import READ_ONLY
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sandkasten.engine.handles import Handles
+    from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.policy import Policy
+    from sandkasten.wire.channel import Channel
 
 CALL_TIMEOUT_S = 60.0
 # A whole read is held in memory once; larger files are read by range or as a stream.
 MAX_WHOLE_READ = 512 * 1024 * 1024
 MAX_PAGE = 5000
 _MAX_OFFSET = 2**62
+# What a runner answers if the file system below it has no room, failed, or gave up.
+_DISK_CODES = frozenset({"no_space", "io", READ_ONLY})
 _CHANGES = frozenset({"created", "modified", "deleted", "moved"})
 
 
 class FileOperations:
-    def __init__(self, handles: Handles, policy: Policy) -> None:
+    def __init__(self, handles: Handles, policy: Policy, host_disk: Path | None = None) -> None:
+        """`host_disk`: a directory on the disk that holds workspaces."""
         self._handles = handles
+        self._disk = policy.disk
+        self._host_disk = host_disk
         self._deny: dict[str, object] = {
             "deny": [to_bytes_json(path) for path in policy.blocked_paths]
         }
         self._within: dict[str, object] = {**self._deny, "within": list(WRITABLE)}
+        if not policy.disk.flush:
+            self._within["flush"] = False
 
     async def read(
         self,
@@ -112,20 +136,18 @@ class FileOperations:
             fields["mode"] = whole("mode", mode, low=0, high=0o7777)
         if not overwrite:
             fields["overwrite"] = False
-        handle, channel = await self._handles.connect(sandbox_id)
-        if isinstance(data, bytes | bytearray | memoryview):
-            fields["size"] = len(data)
-            return _entry(decode_entry(await channel.call("fs.write", fields, data=bytes(data))))
-        if not isinstance(data, AsyncIterable):
-            raise InvalidRequest("file content must be bytes", hint="encode the string first")
-        async with (
-            self._handles.explaining(handle),
-            channel.stream("fs.write", fields) as call,
-        ):
-            async for part in data:
-                await call.send(part)
-            await call.end()
-            return _entry(decode_entry(await call.result()))
+        async with self._changing(sandbox_id) as channel:
+            if isinstance(data, bytes | bytearray | memoryview):
+                fields["size"] = len(data)
+                done = await channel.call("fs.write", fields, data=bytes(data))
+                return _entry(decode_entry(done))
+            if not isinstance(data, AsyncIterable):
+                raise InvalidRequest("file content must be bytes", hint="encode the string first")
+            async with channel.stream("fs.write", fields) as call:
+                async for part in data:
+                    await call.send(part)
+                await call.end()
+                return _entry(decode_entry(await call.result()))
 
     async def stat(self, sandbox_id: str, path: str, *, follow: bool = True) -> FileEntry:
         body = await self._call(sandbox_id, "fs.stat", path, self._deny, follow=follow)
@@ -159,25 +181,30 @@ class FileOperations:
         exist_ok: bool = True,
         mode: int | None = None,
     ) -> FileEntry:
-        fields: dict[str, object] = {"parents": parents, "exist_ok": exist_ok}
+        fields: dict[str, object] = {
+            "path": to_bytes_json(sandbox_path(path)),
+            "parents": parents,
+            "exist_ok": exist_ok,
+            **self._within,
+        }
         if mode is not None:
             fields["mode"] = whole("mode", mode, low=0, high=0o7777)
-        return _entry(
-            decode_entry(await self._call(sandbox_id, "fs.mkdir", path, self._within, **fields))
-        )
+        async with self._changing(sandbox_id) as channel:
+            done = await channel.call("fs.mkdir", fields, timeout_s=CALL_TIMEOUT_S)
+        return _entry(decode_entry(done))
 
     async def move(
         self, sandbox_id: str, source: str, destination: str, *, overwrite: bool = False
     ) -> FileEntry:
-        _, channel = await self._handles.connect(sandbox_id)
         fields: dict[str, object] = {
             "source": to_bytes_json(sandbox_path(source)),
             "destination": to_bytes_json(sandbox_path(destination)),
             "overwrite": overwrite,
             **self._within,
         }
-        # A move across file systems copies, which has no useful deadline.
-        return _entry(decode_entry(await channel.call("fs.move", fields)))
+        async with self._changing(sandbox_id) as channel:
+            # A move across file systems copies, which has no useful deadline.
+            return _entry(decode_entry(await channel.call("fs.move", fields)))
 
     async def remove(
         self, sandbox_id: str, path: str, *, recursive: bool = False, missing_ok: bool = False
@@ -192,15 +219,15 @@ class FileOperations:
                 hint="remove its contents instead",
                 field="path",
             )
-        _, channel = await self._handles.connect(sandbox_id)
         fields: dict[str, object] = {
             "path": to_bytes_json(target),
             "recursive": recursive,
             "missing_ok": missing_ok,
             **self._within,
         }
-        # No deadline: a million files take a while, and half a removal is useless.
-        return _figure(await channel.call("fs.remove", fields), "removed")
+        async with self._changing(sandbox_id, needs_space=False) as channel:
+            # No deadline: a million files take a while, and half a removal is useless.
+            return _figure(await channel.call("fs.remove", fields), "removed")
 
     async def watch(
         self, sandbox_id: str, path: str = WORKSPACE, *, recursive: bool = True
@@ -247,9 +274,8 @@ class FileOperations:
             fields["max_bytes"] = whole("max_bytes", max_bytes, low=0, high=_MAX_OFFSET)
         if max_entries is not None:
             fields["max_entries"] = whole("max_entries", max_entries, low=0, high=_MAX_OFFSET)
-        handle, channel = await self._handles.connect(sandbox_id)
         async with (
-            self._handles.explaining(handle),
+            self._changing(sandbox_id) as channel,
             channel.stream("fs.tar_in", fields) as call,
         ):
             if isinstance(data, bytes | bytearray | memoryview):
@@ -270,6 +296,37 @@ class FileOperations:
             async for data in _bytes(call):
                 yield data
 
+    @asynccontextmanager
+    async def _changing(
+        self, sandbox_id: str, *, needs_space: bool = True
+    ) -> AsyncIterator[Channel]:
+        """Yield a channel for a verb that changes files; name a failure of the host's disk."""
+        handle, channel = await self._handles.connect(sandbox_id)
+        disk = self._host_disk
+        if disk is not None and needs_space and self._shares_space(handle.record):
+            attempt, min_free = "write to the workspace", self._disk.min_free_bytes
+            await asyncio.to_thread(free_space.check_free, disk, min_free, attempt)
+        try:
+            async with self._handles.explaining(handle):
+                yield channel
+        except (QuotaExceeded, FileTrouble, FilePermission) as exc:
+            code = exc.details.get("runner_code")
+            if code not in _DISK_CODES:
+                raise
+            if disk is not None and await asyncio.to_thread(free_space.is_exhausted, disk):
+                raise QuotaExceeded(
+                    f"{exc.message}: the host's disk is full",
+                    hint="the operator must free space on the disk of the data directory",
+                    quota="disk",
+                ) from exc
+            if code == READ_ONLY:
+                raise _read_only(exc) from exc
+            raise
+
+    def _shares_space(self, record: Record) -> bool:
+        reserve = self._disk.reserve
+        return reserve == "none" or (reserve == "named" and record.workspace_id is None)
+
     def _range(self, path: str, offset: int, limit: int | None) -> dict[str, object]:
         fields: dict[str, object] = {"path": to_bytes_json(sandbox_path(path)), **self._deny}
         if offset:
@@ -284,6 +341,14 @@ class FileOperations:
         _, channel = await self._handles.connect(sandbox_id)
         request = {"path": to_bytes_json(sandbox_path(path)), **fields, **rules}
         return await channel.call(verb, request, timeout_s=CALL_TIMEOUT_S)
+
+
+def _read_only(exc: SandkastenError) -> WorkspaceDamaged:
+    """Everything that file verbs may write was mounted writable, so its file system gave up."""
+    return WorkspaceDamaged(
+        f"{exc.message}: a write to the host's disk failed, and the workspace became read-only",
+        hint="destroy the sandbox; a named workspace is checked when the next one opens it",
+    )
 
 
 async def _opened(call: Call) -> FileStat:

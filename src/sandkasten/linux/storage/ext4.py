@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from sandkasten.disk.free_space import check_free
 from sandkasten.disk.os_errors import no_space
 from sandkasten.errors import (
     BackendUnavailable,
@@ -48,6 +49,10 @@ _MAGIC: Final = 0xEF53
 _NEEDS_RECOVERY: Final = 0x4
 _SIXTY_FOUR_BIT: Final = 0x80
 _JOURNAL: Final = 0x4
+# The largest journal, which is written to its places, and as much again for repairs.
+_REPAIR_BYTES: Final = 2 * _LARGE_JOURNAL_MB * MIB
+# What e2fsprogs print of ENOSPC.
+_FULL: Final = "No space left"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +167,16 @@ def look(path: Path) -> FileSystem:
 
 def check(path: Path, stop: threading.Event, *, thorough: bool = False) -> None:
     """Repair what can be repaired without a decision. Raise WorkspaceDamaged if that is not all."""
+    file = path.stat()
+    # A repair that ends for lack of space leaves more damage than it found.
+    need = min(_REPAIR_BYTES, max(0, file.st_size - file.st_blocks * 512))
+    check_free(path, need, f"check workspace {path.parent.name}")
     words = ("e2fsck", "-p", *(("-f",) if thorough else ()), os.fspath(path))
     status, said = command(words, stop, 1800)
     # 1 and 2: errors were corrected. From 4 on the file system is left unchanged.
     if status >= 4:
+        if _FULL in said:
+            raise no_space(f"could not check workspace {path.parent.name}: the disk is full")
         raise WorkspaceDamaged(
             f"the file system of workspace {path.parent.name} is damaged: {said[-200:]}",
             hint=f"look at it with: e2fsck -n {path}; repair it with: e2fsck -y {path}",
@@ -187,7 +198,7 @@ def grow(path: Path, size: int, stop: threading.Event) -> None:
 
 
 def _trouble(attempt: str, said: str) -> SandkastenError:
-    if "No space left" in said:
+    if _FULL in said:
         return no_space(f"could not {attempt}: the disk is full")
     return BackendUnavailable(
         f"could not {attempt}: {said[-200:]}",

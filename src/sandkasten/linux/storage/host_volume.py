@@ -68,22 +68,28 @@ def make(
     size_bytes: int,
     *,
     owner: int,
-    templates: Path | None = None,
+    templates: Path,
+    reserve: bool = False,
+    min_free: int = 0,
     programs: Programs | None = None,
 ) -> MountedVolume:
     """Create a volume below `directory`, which only root may enter; `owner` is a host id.
 
-    `templates` is a directory of images to copy from; without it each is created anew. A failure
-    leaves nothing behind.
+    `templates` is a directory of images to copy from. With `reserve` all of its space is taken,
+    where the file system can do that. A failure leaves nothing behind.
     """
     with _making(directory, "make a workspace") as real:
         image = real / _IMAGE
-        if templates is None:
-            workspace_image.template(real, size_bytes).rename(image)
-        else:
-            workspace_image.copy_template(workspace_image.template(templates, size_bytes), image)
+        reserved = workspace_image.make(
+            image, size_bytes, templates=templates, reserve=reserve, min_free=min_free
+        )
         (real / POINT).mkdir(mode=0o700)
-        volume = {"kind": "image", "path": os.fspath(image), "keep": False}
+        volume = {
+            "kind": "image",
+            "path": os.fspath(image),
+            "keep": False,
+            "reserved": reserved,
+        }
         return _mount(real, volume, owner, 0, programs)
 
 
@@ -106,7 +112,12 @@ def open_kept(
         kept = json.dumps({"path": volume.path, "kind": volume.kind})
         write_file(real / _KEPT, kept.encode(), durable=False)
         (real / POINT).mkdir(mode=0o700)
-        plan = {"kind": volume.kind, "path": volume.path, "keep": True}
+        plan = {
+            "kind": volume.kind,
+            "path": volume.path,
+            "keep": True,
+            "reserved": volume.reserved,
+        }
         return _mount(real, plan, owner, first_id, programs)
 
 

@@ -20,7 +20,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from sandkasten.disk import free_space
 from sandkasten.disk.atomic_file import sync_directory, write_file
+from sandkasten.disk.free_space import check_free
 from sandkasten.disk.os_errors import translated
 from sandkasten.disk.tree_removal import remove_tree
 from sandkasten.errors import (
@@ -29,6 +31,7 @@ from sandkasten.errors import (
     Cancelled,
     Conflict,
     InvalidRequest,
+    QuotaExceeded,
     WorkspaceDamaged,
     WorkspaceNotFound,
 )
@@ -47,6 +50,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from sandkasten.model.sandbox.workspace import DiskRules
+
 T = TypeVar("T")
 
 _META: Final = "meta.json"
@@ -62,9 +67,14 @@ _SETTLE_S: Final = 20.0
 class WorkspaceDirectory:
     """Implements `ports.Workspaces`. Safe for several threads and processes, one per name."""
 
-    def __init__(self, root: Path, *, images: bool | None = None) -> None:
+    def __init__(
+        self, root: Path, *, images: bool | None = None, disk: DiskRules | None = None
+    ) -> None:
+        """Without `disk`, images are sparse and the whole disk may be used."""
         self._root = root
         self._images = os.geteuid() == 0 if images is None else images
+        self._reserves = disk is not None and disk.reserve != "none"
+        self._min_free = 0 if disk is None else disk.min_free_bytes
 
     async def names(self) -> Sequence[str]:
         return await asyncio.to_thread(self._names)
@@ -140,8 +150,10 @@ class WorkspaceDirectory:
         size = max(size_bytes, ext4.MIN_BYTES) if self._images else size_bytes
         stored = StoredWorkspace(name, kind, size, created_at)
         with self._making(stored) as place:
+            check_free(place, self._min_free, f"make workspace {plain_name(name)}")
             if kind == "image":
                 ext4.make(place / _FILE, size, stop)
+                self._reserve(name, place / _FILE, size)
             else:
                 (place / _TREE).mkdir(mode=0o700)
         return stored
@@ -153,7 +165,9 @@ class WorkspaceDirectory:
             self._settle(name, content, stop)
             if not ext4.look(content).clean:
                 ext4.check(content, stop)
-        return Volume(os.fspath(content), stored.kind)
+        # One that was made without it gets its space now.
+        reserved = stored.kind == "image" and self._reserve(name, content, stored.size_bytes)
+        return Volume(os.fspath(content), stored.kind, reserved)
 
     def _measure(self, name: str, stop: threading.Event) -> Measure:
         stored = self._get(name)
@@ -181,8 +195,10 @@ class WorkspaceDirectory:
         if found.kind == "image":
             self._settle(source, content, stop)
         with self._making(stored) as place:
+            check_free(place, self._min_free, f"make workspace {plain_name(target)}")
             if found.kind == "image":
                 tree_copy.copy_sparse(content, place / _FILE, stop)
+                self._reserve(target, place / _FILE, found.size_bytes)
             else:
                 tree_copy.copy_tree(content, place / _TREE, stop)
         return stored
@@ -202,6 +218,7 @@ class WorkspaceDirectory:
         with translated(f"enlarge workspace {plain_name(name)}", BackendUnavailable):
             if stored.kind == "image":
                 self._settle(name, content, stop)
+                self._reserve(name, content, size_bytes)
                 ext4.grow(content, size_bytes, stop)
             _write_meta(place, grown)
         return grown
@@ -245,6 +262,20 @@ class WorkspaceDirectory:
                 sync_directory(self._root)
             except BaseException:
                 _remove(half)
+                raise
+
+    def _reserve(self, name: str, image: Path, size: int) -> bool:
+        """Take the space of an image. Return False if it is not to be or cannot be reserved."""
+        if not self._reserves:
+            return False
+        attempt = f"reserve the space of workspace {plain_name(name)}"
+        with translated(attempt, BackendUnavailable), image.open("rb+") as file:
+            before = os.fstat(file.fileno()).st_size
+            try:
+                return free_space.reserve(file.fileno(), size, self._min_free, attempt)
+            except QuotaExceeded:
+                # What was taken beyond its end is given back.
+                file.truncate(before)
                 raise
 
     def _settle(self, name: str, volume: Path, stop: threading.Event) -> None:

@@ -1,12 +1,14 @@
-"""Workspace images: a sparse ext4 file per sandbox, copied from a template of its size.
+"""Workspace images: an ext4 file per sandbox, copied from a template of its size.
 
 The kernel enforces the size (ENOSPC, exactly); the copy is some 130 KB however large the
-workspace is, so it costs well under a millisecond. See docs/decisions for why not a project quota.
+workspace is, so it costs well under a millisecond, and so does reserving the rest. See
+docs/decisions for why not a project quota. Raises QuotaExceeded for a full disk.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -16,6 +18,9 @@ import tempfile
 import time
 from typing import TYPE_CHECKING
 
+from sandkasten.disk import free_space
+from sandkasten.disk.free_space import check_free
+from sandkasten.disk.os_errors import no_space, translated
 from sandkasten.errors import BackendUnavailable
 from sandkasten.linux.storage.tree_copy import copy_extents
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
@@ -34,6 +39,28 @@ MIN_BYTES = 4 * 1024 * 1024
 # One inode per 16 KiB, as mkfs does by default, but never so few that a small project fails.
 _BYTES_PER_INODE = 16384
 _MIN_INODES = 4096
+_ATTEMPT = "make a workspace"
+
+
+def make(target: Path, size: int, *, templates: Path, reserve: bool, min_free: int) -> bool:
+    """Make a new image; return whether all of its space is reserved.
+
+    At least `min_free` bytes of the disk stay free. The caller removes what a failure leaves.
+    """
+    with translated(_ATTEMPT, BackendUnavailable):
+        if not reserve:
+            check_free(templates, min_free, _ATTEMPT)
+        copy_template(template(templates, size), target)
+        return reserve and reserve_space(target, min_free)
+
+
+def reserve_space(image: Path, min_free: int) -> bool:
+    """Reserve all space of an image. Return False where the file system cannot do that."""
+    file = os.open(image, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return free_space.reserve(file, os.fstat(file).st_size, min_free, _ATTEMPT)
+    finally:
+        os.close(file)
 
 
 def mkfs_program() -> str | None:
@@ -66,10 +93,12 @@ def template(directory: Path, size: int) -> Path:
         os.rename(temporary, path)
     except (OSError, subprocess.SubprocessError) as exc:
         os.unlink(temporary)
-        said = getattr(exc, "stderr", None) or str(exc).encode()
+        said = (getattr(exc, "stderr", None) or str(exc).encode()).decode().strip()
+        message = f"a workspace template of {size} bytes could not be made: {said}"
+        if os.strerror(errno.ENOSPC) in said:
+            raise no_space(message) from exc
         raise BackendUnavailable(
-            f"a workspace template of {size} bytes could not be made: {said.decode().strip()}",
-            hint="check free space below the data directory",
+            message, hint="check the permissions of the data directory"
         ) from exc
     finally:
         os.close(handle)

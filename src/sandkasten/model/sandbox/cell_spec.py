@@ -37,6 +37,8 @@ class Volume:
 
     path: str
     kind: Literal["image", "directory"]
+    reserved: bool = False
+    """Whether the image has all of its blocks, which it must keep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,10 @@ class CellSpec:
     workspace: Volume | None = None
     """None: a fresh one that goes with the sandbox."""
     mounts: tuple[HostMount, ...] = ()
+    reserve_disk: bool = False
+    """Whether all space of what goes with the sandbox is taken when it is made."""
+    min_free_bytes: int = 0
+    """What must stay free on the host's disk."""
 
 
 @dataclass(frozen=True, slots=True)

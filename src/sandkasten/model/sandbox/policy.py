@@ -15,7 +15,7 @@ from sandkasten.errors import InvalidRequest, PolicyDenied, UnsupportedByBackend
 from sandkasten.model.json_codec import ShapeError
 from sandkasten.model.numbers import number, whole
 from sandkasten.model.sandbox.limits import MIB, Limits
-from sandkasten.model.sandbox.workspace import WorkspaceRules
+from sandkasten.model.sandbox.workspace import DiskRules, WorkspaceRules
 from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class Policy:
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """What the operator lets in of its own environment; the caller's names win."""
     workspaces: WorkspaceRules = field(default_factory=WorkspaceRules)
+    disk: DiskRules = field(default_factory=DiskRules)
     mounts: tuple[MountRule, ...] = ()
     """What of the host may be shown, read-only; a request can only name one of these."""
     reclaim_after_s: float | None = None

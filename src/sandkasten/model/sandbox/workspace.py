@@ -41,6 +41,18 @@ class WorkspaceRules:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskRules:
+    """The operator's settings for the disk below the data directory."""
+
+    reserve: Literal["all", "named", "none"] = "all"
+    """Which workspaces get all of their space when they are made; the others share what is free."""
+    min_free_bytes: int = 64 * MIB
+    """What stays free: less refuses new workspaces, and writes to those that share the space."""
+    flush: bool = True
+    """Whether a change by a file method is on disk before it is acknowledged."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkspaceRequest:
     """A workspace that a request names."""
 
