@@ -76,6 +76,7 @@ async def serving(engine: Engine, **parts: Any) -> AsyncIterator[Daemon]:
         log_config=None,
         lifespan="off",
         ws=guarded_websocket(server.rules),
+        ws_per_message_deflate=False,
         server_header=False,
         http=guarded(server.rules),
         access_log=False,

@@ -6,9 +6,7 @@ those that say the daemon is temporarily unable.
 
 from __future__ import annotations
 
-import asyncio
 import random
-import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -20,24 +18,14 @@ import schemathesis
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
-from sandkasten.client.server.embedded import ServerAddress, settings
-from sandkasten.daemon.agent_services import agent_service
-from sandkasten.daemon.backend_registry import prepare_data_dir
-from sandkasten.daemon.engine_assembly import open_engine
-from sandkasten.daemon.persistent_stores import Books, open_books
-from sandkasten.engine.clock import SystemClock
-from tests.api.daemon_in_process import serving
+from tests.api.daemon_in_thread import DaemonThread
 from tests.api.openapi_check import check, described
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from schemathesis import Case
-
-    from sandkasten.engine.engine import Engine
-    from sandkasten.ports.agent_ports import Agents
 
 pytestmark = [pytest.mark.slow, pytest.mark.promise("P37")]
 
@@ -56,61 +44,9 @@ OPERATIONS = [
 ]
 
 
-class Target:
-    """A daemon with one session, in a separate thread."""
-
-    def __init__(self, data_dir: Path) -> None:
-        self.url = ""
-        self.session = ""
-        self.exec = ""
-        self.run = ""
-        self._data_dir = data_dir
-        self._ready = threading.Event()
-        self._end: asyncio.Event | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
-
-    def __enter__(self) -> Target:
-        self._thread.start()
-        assert self._ready.wait(PATIENCE_S)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._loop is not None
-        assert self._end is not None
-        self._loop.call_soon_threadsafe(self._end.set)
-        self._thread.join(PATIENCE_S)
-
-    async def _serve(self) -> None:
-        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        here = settings(ServerAddress(str(self._data_dir), "unisolated"))
-        prepare_data_dir(self._data_dir)
-        async with open_books(here, SystemClock()) as books:
-            engine = await open_engine(here, journal=books.journal)
-            async with agent_service(here, engine, books.files, recovers=True) as agents:
-                await self._served(engine, books, agents)
-            await engine.aclose()
-
-    async def _served(self, engine: Engine, books: Books, agents: Agents) -> None:
-        assert self._end is not None
-        async with serving(
-            engine, journal=books.journal, keys=books.keys, files=books.files, agents=agents
-        ) as daemon:
-            self.url = daemon.url
-            self.session = await daemon.session(lifetime_seconds=14_400)
-            ran = await daemon.ask("POST", f"/v1/sessions/{self.session}/exec", {"cmd": "echo a"})
-            self.exec = ran.json["exec_id"]
-            flow = {"source": "id: tiny\nsteps: [{id: done, type: end}]\n"}
-            self.run = (await daemon.ask("POST", "/workflow-runs", flow)).json["run_id"]
-            self._ready.set()
-            await self._end.wait()
-            for info in await engine.list(all=True):
-                await engine.destroy(info.id)
-
-
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    with Target(tmp_path_factory.mktemp("fuzz") / "data") as one:
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonThread]:
+    with DaemonThread(tmp_path_factory.mktemp("fuzz") / "data") as one:
         yield one
 
 
@@ -124,7 +60,7 @@ def http() -> Iterator[requests.Session]:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.slow_loop
 def test_no_request_generated_from_the_openapi_document_breaks_the_daemon(
-    target: Target, http: requests.Session, full_size: bool
+    target: DaemonThread, http: requests.Session, full_size: bool
 ) -> None:
     each = 1600 if full_size else 8
     seen: Counter[int] = Counter()
@@ -160,7 +96,7 @@ def _strategy(operation: Any, mode: GenerationMode) -> Any:
     return operation.as_strategy(mode)
 
 
-def _tried(case: Case, target: Target, http: requests.Session) -> tuple[int, str]:
+def _tried(case: Case, target: DaemonThread, http: requests.Session) -> tuple[int, str]:
     ours = random.Random(str(case.path_parameters) + str(case.body)).random() < 0.7
     for name in [one for one in case.headers or () if one.lower() == "authorization"]:
         # Made up, so always wrong: it would never come past the door.

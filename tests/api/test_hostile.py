@@ -6,6 +6,7 @@ import asyncio
 import io
 import itertools
 import logging
+import re
 import resource
 import socket
 from dataclasses import replace
@@ -191,7 +192,7 @@ async def test_plain_text_and_forms_are_never_parsed_as_json(daemon):
         b"[]",
         b'"text"',
         b"null",
-        b"[" * 100_000,
+        b"[" * 90_000,
         b'{"a":' * 5000 + b"1" + b"}" * 5000,
         b'{"ttl_seconds": NaN}',
         b'{"ttl_seconds": Infinity}',
@@ -200,6 +201,8 @@ async def test_plain_text_and_forms_are_never_parsed_as_json(daemon):
         b'\xef\xbb\xbf{"image": "a"}',
         b"{}{}",
         b'{"image": "a\nb"}',
+        b'{"image": "a", "image": "b"}',
+        b'{"limits": {"pids_limit": 1, "pids_limit": 2}}',
     ],
     ids=itertools.count(),
 )
@@ -228,6 +231,41 @@ async def test_an_invalid_field_is_named(daemon, body):
     reply = await daemon.ask("POST", "/v1/sessions", data=body, headers=JSON)
     assert (reply.status, reply.json["code"]) == (422, "INVALID_REQUEST")
     assert reply.json["details"]["field"]
+
+
+async def test_a_body_with_too_many_values_is_refused(daemon):
+    raw = b'{"cmd":[' + b"1," * 500_000 + b"1]}"
+    path = "/v1/sessions/sbx_0000000000000000/exec"
+    reply = await daemon.ask("POST", path, data=raw, headers=JSON)
+    assert (reply.status, reply.json["code"]) == (413, "PAYLOAD_TOO_LARGE")
+
+
+async def test_a_wrong_list_an_object_and_unknown_fields_are_told_by_the_first(daemon):
+    path = "/v1/sessions/sbx_0000000000000000/exec"
+    for body, field in (
+        ({"cmd": [1] * 30_000}, "cmd.list[str].0"),
+        ({"cmd": "a", "env": dict.fromkeys(map(str, range(4000)), 1)}, "env.0"),
+        ({"cmd": "a", **dict.fromkeys(map(str, range(30_000)), 1)}, "0"),
+        ({"cmd": "a", "pty": dict.fromkeys(map(str, range(30_000)), 1)}, "pty.bool"),
+    ):
+        reply = await daemon.ask("POST", path, body)
+        assert (reply.status, reply.json["details"]) == (422, {"field": field})
+
+
+async def test_a_list_or_an_object_that_is_too_long_is_refused(daemon):
+    path = "/v1/sessions/sbx_0000000000000000/exec"
+    for body in (
+        {"cmd": [""] * 32_769},
+        {"cmd": "a", "env": dict.fromkeys(map(str, range(4097)), "")},
+    ):
+        reply = await daemon.ask("POST", path, body)
+        assert (reply.status, reply.json["code"]) == (422, "INVALID_REQUEST")
+        assert "at most" in reply.json["message"]
+
+
+async def test_a_query_with_too_many_parameters_is_refused(daemon):
+    reply = await daemon.ask("GET", "/v1/sessions?" + "&".join(f"a{n}" for n in range(65)))
+    assert (reply.status, reply.json["code"]) == (422, "INVALID_REQUEST")
 
 
 async def test_an_invalid_query_parameter_is_named(daemon):
@@ -419,6 +457,27 @@ async def test_input_that_is_not_http_is_answered_and_closed(daemon, raw):
     assert heard.status == 400
     assert b'"INVALID_REQUEST"' in heard.raw
     assert (await daemon.ask("GET", "/healthz")).status == 200
+
+
+@pytest.mark.parametrize("target", ["a" * 9000, "\xff"])
+async def test_a_websocket_request_that_its_parser_refuses_is_answered(daemon, target, caplog):
+    asked = (
+        f"GET /v1/sessions/sbx_0000000000000000/pty?{target} HTTP/1.1\r\nHost: localhost\r\n"
+        "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    heard = await say(daemon.port, asked.encode("latin-1"))
+    assert (heard.status, heard.closed) == (400, True)
+    assert "Traceback" not in caplog.text
+
+
+async def test_pipelined_requests_are_answered_in_order(daemon):
+    asked = b"".join(b"GET /nothing/%d HTTP/1.1\r\nHost: localhost\r\n\r\n" % n for n in range(300))
+    last = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    heard = await say(daemon.port, asked + last)
+    found = [int(n) for n in re.findall(rb"there is nothing at /nothing/(\d+)\"", heard.raw)]
+    assert found[::2] == list(range(300))
+    assert b'"status":"ok"' in heard.raw
 
 
 async def test_a_request_id_cannot_inject_anything_into_the_answer(daemon):

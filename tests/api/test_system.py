@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from sandkasten.api.http_limits import HttpLimits
 from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.api.response.docs_page import CSP, page
+from sandkasten.api.routes import system
 from sandkasten.client.server.embedded import ServerAddress, settings
 from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.engine.clock import SystemClock
@@ -68,6 +70,24 @@ async def test_an_unavailable_backend_that_is_not_the_default_is_reported(daemon
     assert reply.json["degraded"] == [
         {"backend": "docker", "reason": "no engine answers", "hint": "start it"}
     ]
+
+
+async def test_the_document_and_its_page_are_made_once(daemon, monkeypatch):
+    made = []
+    for name in ("document", "page"):
+        original = getattr(system, name)
+
+        def counted(*given, name=name, original=original):
+            made.append(name)
+            return original(*given)
+
+        monkeypatch.setattr(system, name, counted)
+    daemon.server.version = "made-once"
+    paths = ["/docs", "/openapi.json"] * 3
+    replies = await asyncio.gather(*(daemon.ask("GET", path) for path in paths))
+    assert [reply.status for reply in replies] == [200] * 6
+    assert made == ["document", "page"]
+    assert replies[1].json["info"]["version"] == "made-once"
 
 
 async def test_the_version_is_returned(daemon):

@@ -13,10 +13,11 @@ import errno
 import functools
 import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,10 +31,14 @@ _LOOK_EVERY_S = 0.2
 _thread = threading.local()
 
 _slow: list[str] = []
+_longest: dict[int, tuple[float, str]] = {}
 _original = asyncio.Handle._run
 
 
 def _timed(self: Any) -> None:
+    if _longest and threading.get_ident() in _longest:
+        _measured(self)
+        return
     began = time.perf_counter()
     if began - getattr(_thread, "looked_at", 0.0) > _LOOK_EVERY_S:
         _thread.looked_at, _thread.queued_s = began, queued_s()
@@ -42,6 +47,30 @@ def _timed(self: Any) -> None:
     took = time.perf_counter() - began - (getattr(_thread, "own_s", 0.0) - own)
     if took > LIMIT_S and took - (queued_s() - _thread.queued_s) > LIMIT_S:
         _slow.append(f"{took:.2f} s in {_named(self)}")
+
+
+def _measured(self: Any) -> None:
+    began = time.thread_time()
+    _original(self)
+    took = time.thread_time() - began
+    if took > _longest.get(threading.get_ident(), (took, ""))[0]:
+        _longest[threading.get_ident()] = (took, _named(self))
+
+
+@contextmanager
+def measuring(thread: int) -> Iterator[None]:
+    """Measure the callbacks of the loop in this thread, and leave them out of `drain`."""
+    _longest[thread] = (0.0, "")
+    try:
+        yield
+    finally:
+        del _longest[thread]
+
+
+def longest(thread: int) -> tuple[float, str]:
+    """Return the processor time of the longest callback since the last call, and which it was."""
+    found, _longest[thread] = _longest[thread], (0.0, "")
+    return found
 
 
 def of_the_test(tool: Callable[P, T]) -> Callable[P, T]:

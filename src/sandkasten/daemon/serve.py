@@ -7,6 +7,7 @@ and their commands keep running. The second one exits at once.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -45,6 +46,8 @@ async def serve(settings: Settings, announce: Callable[[str], None]) -> None:
         log.info("daemon.ready", extra={"sandkasten": ready})
         announce(f"sandkasten serves {daemon.http.url} and {rules.socket}")
         daemon.agents.open_for_runs(daemon.data_dir)
+        # Modules and routes stay: the collector need not visit them while every request waits.
+        gc.freeze()
         _notify("READY=1")
         await stop.wait()
         daemon.server.draining = True

@@ -6,7 +6,6 @@ The application serves the same rows, so the document and the behaviour cannot d
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic.json_schema import models_json_schema
@@ -76,11 +75,6 @@ class ErrorBody(Answer):
 
 
 def document(routes: Sequence[Route], version: str) -> dict[str, Any]:
-    return _document(tuple(routes), version)
-
-
-@lru_cache(maxsize=4)
-def _document(routes: tuple[Route, ...], version: str) -> dict[str, Any]:
     names, schemas = _schemas(routes)
     paths: dict[str, dict[str, Any]] = {}
     failures: dict[str, Any] = {}

@@ -90,8 +90,8 @@ class DeletedStoredFile(Answer):
 
 async def put(call: Call) -> Response:
     store = store_of(call)
-    given = dict(call.connection.query_params)
     call.query(PutQuery)
+    given = dict(call.connection.query_params)
     most = call.server.rules.max_upload_bytes + _AROUND
     told = call.connection.headers.get("content-type", "")
     if told.partition(";")[0].strip().lower() == _FORM:

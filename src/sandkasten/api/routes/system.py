@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, NamedTuple
 
 from starlette.responses import Response
 
 from sandkasten.api.response.docs_page import CSP, page
-from sandkasten.api.response.json_response import answer
+from sandkasten.api.response.json_response import answer, as_json
 from sandkasten.api.response.openapi_document import document
 from sandkasten.api.route import JSON, Answer, Route
 from sandkasten.errors import BackendUnavailable, Busy, NotFound, SandkastenError
@@ -93,12 +94,14 @@ async def metrics(call: Call) -> Response:
 
 
 async def openapi(call: Call) -> Response:
-    return answer(described(call.server.version))
+    made = await _documents(call.server.version)
+    return Response(made.openapi, media_type=JSON)
 
 
 async def docs(call: Call) -> Response:
+    made = await _documents(call.server.version)
     return Response(
-        page(described(call.server.version)),
+        made.page,
         media_type="text/html",
         headers={
             "content-security-policy": CSP,
@@ -108,11 +111,30 @@ async def docs(call: Call) -> Response:
     )
 
 
-def described(version: str) -> dict[str, object]:
+class _Documents(NamedTuple):
+    openapi: bytes
+    page: bytes
+
+
+_made: dict[str, _Documents] = {}
+_making = threading.Lock()
+
+
+async def _documents(version: str) -> _Documents:
+    """Return the documents, made once: they take long, and are served without a key."""
+    found = _made.get(version)
+    return await asyncio.to_thread(_make, version) if found is None else found
+
+
+def _make(version: str) -> _Documents:
     # The table lists this module's routes too, so it is not there yet when this one is read.
     from sandkasten.api.routes.route_table import ALL
 
-    return document(ALL, version)
+    with _making:
+        if version not in _made:
+            described = document(ALL, version)
+            _made[version] = _Documents(as_json(described), page(described))
+    return _made[version]
 
 
 async def _not_ready(server: Server) -> str | None:

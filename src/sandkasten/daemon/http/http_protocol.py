@@ -1,35 +1,40 @@
 """HTTP and WebSocket connections with deadlines, so that an idle client cannot hold one open.
 
 Adds to uvicorn's protocols: a deadline and bounds for the headers, a deadline for a client that
-does not read, and an end for a client that still sends after the response. Knows no route and no
-key; a refused request gets the common error body, and the connection is closed.
+does not read, an end for a client that still sends after the response, and turns for the others
+while one sends a lot. Knows no route and no key; a refused request gets the common error body, and
+the connection is closed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import socket
 import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from sandkasten.api.error_responses import body_of
 from sandkasten.api.http_limits import HttpLimits
 from sandkasten.api.response.json_response import as_json
+from sandkasten.daemon.http.receive_buffer import ReceiveBuffer
 from sandkasten.errors import InvalidRequest, PayloadTooLarge, SandkastenError
 
 if TYPE_CHECKING:
-    import asyncio
-
     from sandkasten.errors import Detail
 
 # After the response, for bytes that were already on their way; they are read and dropped.
 LINGER_S: Final = 2.0
 # Up to this size copying costs less than a second system call.
 _JOINED_BYTES: Final = 64 * 1024
+# Pings and pongs of one WebSocket in a second. Each is answered, and a client sends one in many.
+MAX_CONTROL_FRAMES: Final = 100
+_POLICY_VIOLATION: Final = 1008
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 _PHRASES: Final = {
     400: b"Bad Request",
@@ -76,6 +81,23 @@ class _Joined:
             self._transport.write(data)
 
 
+class _Flow(FlowControl):
+    """Flow control that parses what was received before it reads more.
+
+    Pipelined requests are answered before more of them are parsed: each takes a hundred times its
+    size in memory.
+    """
+
+    def __init__(self, protocol: GuardedProtocol) -> None:
+        super().__init__(protocol.transport)
+        self._protocol = protocol
+
+    def resume_reading(self) -> None:
+        if self.read_paused and not self._protocol.pipeline:
+            self.read_paused = False
+            self._protocol.received.proceed()
+
+
 def guarded(rules: HttpLimits) -> type[HttpToolsProtocol]:
     """Return the protocol class with these rules, for uvicorn's `http`."""
 
@@ -97,21 +119,33 @@ class GuardedProtocol(HttpToolsProtocol):
     _head_bytes = 0
     _patience: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
+    received: ReceiveBuffer
 
     # ---- the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = _Flow(self)
+        self.received = ReceiveBuffer(
+            transport, self.loop, parse=self._parse, is_paused=lambda: self.flow.read_paused
+        )
         # Its lines contain whole URLs, which may hold secrets by mistake.
         self.access_log = False
         self._wait_for_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel()
+        self.received.close()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        self.received.received(data)
+
+    def _parse(self, data: bytes) -> None:
         if self._refused:
+            return
+        if self._upgraded:
+            self.transport.get_protocol().data_received(data)  # type: ignore[attr-defined]
             return
         heading = self._heading
         super().data_received(data)
@@ -130,6 +164,15 @@ class GuardedProtocol(HttpToolsProtocol):
             # From here on the WebSocket protocol owns the connection.
             self._upgraded = True
             super().handle_websocket_upgrade()
+            if not self.transport.get_protocol().handshake_initiated:  # type: ignore[attr-defined]
+                # Its parser is stricter, and would wait for ever.
+                self._refuse(
+                    400,
+                    InvalidRequest(
+                        "malformed WebSocket request",
+                        hint="send ASCII, with at most 8 kB in the URL and in each header",
+                    ),
+                )
 
     @property
     def _idle(self) -> bool:
@@ -213,6 +256,10 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         self._patience = None
+        if self.flow.read_paused:
+            # The rest may be here already, behind requests that are answered first.
+            self._wait_for_headers()
+            return
         if not self._heading:
             self._refused = True
             self.transport.close()
@@ -301,6 +348,53 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
 
     rules_: ClassVar[HttpLimits] = HttpLimits()
     _stalled: asyncio.TimerHandle | None = None
+    _second = 0.0
+    _control_frames = 0
+    _received: ReceiveBuffer
+
+    # ---- what the client sends
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._received = ReceiveBuffer(
+            self.transport,
+            self.loop,
+            parse=super().data_received,
+            is_paused=lambda: self.read_paused,
+        )
+
+    def data_received(self, data: bytes) -> None:
+        if self.handshake_initiated:
+            self._received.received(data)
+        else:
+            super().data_received(data)
+
+    async def receive(self) -> Any:
+        message = await self.queue.get()
+        if self.read_paused and self.queue.empty():
+            self.read_paused = False
+            self._received.proceed()
+        # One message, one turn: a queue with messages would never give one to others.
+        await asyncio.sleep(0)
+        return message
+
+    def handle_ping(self) -> None:
+        if self._admits_control_frame():
+            super().handle_ping()
+
+    def handle_pong(self, event: Any) -> None:
+        if self._admits_control_frame():
+            super().handle_pong(event)
+
+    def _admits_control_frame(self) -> bool:
+        now = self.loop.time()
+        if now - self._second >= 1.0:
+            self._second, self._control_frames = now, 0
+        self._control_frames += 1
+        if self._control_frames == MAX_CONTROL_FRAMES + 1 and not self.close_sent:
+            self.conn.fail(_POLICY_VIOLATION, "too many pings")
+            self.handle_parser_exception()
+        return self._control_frames <= MAX_CONTROL_FRAMES and not self.close_sent
 
     def handle_cont(self, event: Any) -> None:
         # One buffer: a message can consist of any number of empty frames.
@@ -310,6 +404,8 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
         if event.fin:
             self.frames = [bytes(self.frames[0])]
             self.send_receive_event_to_app()
+
+    # ---- what it is sent
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -322,10 +418,14 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._rest()
+        self._received.close()
         super().connection_lost(exc)
 
     async def send(self, message: Any) -> None:
         await super().send(message)
+        if self.close_sent and not self.disconnected:
+            # The client's answer to a close may be behind what was not parsed yet.
+            self._received.proceed()
         if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
             self.handshake_complete = True
 

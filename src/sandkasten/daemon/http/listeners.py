@@ -122,6 +122,8 @@ def _http(
         ws=guarded_websocket(guard),
         # A frame of a terminal or of a proxied page; larger messages use several frames.
         ws_max_size=16 << 20,
+        # 16 kB can expand to 16 MB, on the event loop.
+        ws_per_message_deflate=False,
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=int(rules.keep_alive_s),

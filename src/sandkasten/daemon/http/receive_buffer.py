@@ -1,0 +1,81 @@
+"""Received bytes, parsed in slices with turns for other connections in between.
+
+A parser works through all it is given: a read of 256 kB can hold tens of thousands of frames or
+requests, and every other client waits meanwhile.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+# Holds at most 350 empty frames.
+SLICE_BYTES: Final = 2048
+# Parsed in a row; a client with one large message notices no difference.
+TURN_S: Final = 0.005
+
+
+class ReceiveBuffer:
+    """Reads from a connection only when everything that was read is parsed."""
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        parse: Callable[[bytes], None],
+        is_paused: Callable[[], bool],
+    ) -> None:
+        """`is_paused` tells whether the application must take what was parsed before more is."""
+        self._transport = transport
+        self._loop = loop
+        self._parse = parse
+        self._is_paused = is_paused
+        self._data = b""
+        self._at = 0
+        self._turn: asyncio.Handle | None = None
+        self._parsing = False
+
+    def received(self, data: bytes) -> None:
+        self._data = self._data[self._at :] + data
+        self._at = 0
+        self.proceed()
+
+    def proceed(self) -> None:
+        """Parse what is left, then read on. Call it when the application takes data again."""
+        if self._turn is None and not self._parsing:
+            self._proceed()
+
+    def close(self) -> None:
+        self._data, self._at = b"", 0
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
+
+    def _proceed(self) -> None:
+        self._turn, self._parsing = None, True
+        until = monotonic() + TURN_S
+        try:
+            while self._data and not self._is_paused():
+                part = self._data[self._at : self._at + SLICE_BYTES]
+                self._at += SLICE_BYTES
+                if self._at >= len(self._data):
+                    self._data, self._at = b"", 0
+                self._parse(part)
+                if self._transport.is_closing():
+                    break
+                if self._data and monotonic() > until:
+                    self._turn = self._loop.call_soon(self._proceed)
+                    break
+        finally:
+            self._parsing = False
+        if self._transport.is_closing():
+            self.close()
+        elif self._data:
+            self._transport.pause_reading()
+        elif not self._is_paused():
+            self._transport.resume_reading()

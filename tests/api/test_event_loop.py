@@ -1,0 +1,338 @@
+"""No request of up to 1 MB holds the daemon's event loop: another client hardly waits.
+
+Every route gets input that is made to be slow. What counts is the processor time of the loop's
+longest callback, compared with a fixed piece of work, so that a slow or busy machine changes
+nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import select
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pydantic import ValidationError
+
+from sandkasten.api.routes.route_table import ALL
+from tests.api.daemon_in_thread import DaemonThread
+from tests.hostwatch import loopwatch
+from tests.patience import PATIENCE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sandkasten.api.route import Route
+
+pytestmark = [pytest.mark.slow, pytest.mark.promise("P40"), pytest.mark.timeout(900)]
+
+MB = 1 << 20
+FORM = "multipart/form-data"
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+# Just below the number of values that are parsed at all.
+MANY = 90_000
+# The same handlers are served below /v1.
+ROUTES = [one for one in ALL if f"/v1{one.path}" not in {other.path for other in ALL}]
+# They last as long as the client stays.
+FOLLOWS = ("/fs/watch",)
+
+WRONG = {f"k{n}": 1 for n in range(MANY)}
+DEEP: Any = 1
+for _ in range(190):
+    DEEP = [DEEP]
+YAML = [
+    "---\nsandbox: python\n---\n" + "- a\n" * (MB // 5),
+    "id: a\nsteps: [" + "{}," * (MB // 8) + "]",
+    "[" * 3000,
+    "a: &a [b]\n" + "".join(f"a{n}: &a{n} [*a,*a,*a]\n" for n in range(20_000)),
+    "---\n" + "k: {a: 1}\n" * 40_000 + "---\n",
+]
+SMALL: dict[str, Any] = {"text": "a", "list": ["a"], "object": {"a": "b"}, "any": {"a": [1]}}
+LARGE = {
+    kind: [json.dumps(one).encode() for one in several]
+    for kind, several in {
+        "text": ["a/" * (MB // 2), "a" * MB, "../" * (MB // 3), "*" * (MB // 4), "{{" * 5000],
+        "list": [["a" * 20] * 32_000, [""] * MANY],
+        "object": [{f"K{n}": "" for n in range(4000)}, {f"K{n}": "" for n in range(MANY)}],
+        "any": [{"a": [1] * MANY}, {"a": DEEP}, WRONG],
+        "yaml": YAML,
+    }.items()
+}
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonThread]:
+    data_dir = tmp_path_factory.mktemp("loop") / "data"
+    with DaemonThread(data_dir) as one:
+        for route in ROUTES:
+            # What is imported or made at first use.
+            if not route.path.endswith((*FOLLOWS, "/pty")):
+                asked(one, route, body=b"{}" if route.body is not None else b"")
+        # As the daemon does when it is ready.
+        gc.freeze()
+        with loopwatch.measuring(one.ident):
+            yield one
+        gc.unfreeze()
+
+
+def work_s() -> float:
+    """Return what a fixed piece of work takes: about 50 ms where the limit was chosen."""
+    return min(_work() for _ in range(3))
+
+
+def _work() -> float:
+    began = time.thread_time()
+    for number in range(1_000_000):
+        str(number)
+    return time.thread_time() - began
+
+
+# ---- input
+
+
+def wrong_bodies(route: Route, *, full_size: bool) -> Iterator[tuple[str, bytes]]:
+    """Bodies that do not match the route."""
+    assert route.body is not None
+    names = list(route.body.model_fields)
+    first = names[0].encode()
+    yield "unknown fields", json.dumps(WRONG).encode()
+    yield "a million numbers", b'{"%s":[%s1]}' % (first, b"1," * (MB // 2))
+    yield "deep", b'{"%s":%s%s}' % (first, b"[" * (MB // 2), b"]" * (MB // 2))
+    each = MANY // len(names)
+    yield "numbers everywhere", json.dumps(dict.fromkeys(names, [1] * each)).encode()
+    pairs = {f"k{n}": 1 for n in range(each)}
+    yield "pairs everywhere", json.dumps(dict.fromkeys(names, pairs)).encode()
+    if full_size:
+        yield "lists", b'{"%s":[%s[]]}' % (first, b"[]," * (MB // 3))
+        yield "lists everywhere", json.dumps(dict.fromkeys(names, [[]] * (each // 2))).encode()
+        yield "escapes", b'{"%s":["%s"]}' % (first, b'\\"' * (MB // 2))
+
+
+def large_bodies(route: Route, count: int) -> Iterator[tuple[str, bytes]]:
+    """Bodies that match the route, `count` for each field and kind of value."""
+    assert route.body is not None
+    for name in route.body.model_fields:
+        for kind, small in SMALL.items():
+            valid = accepted(route, name, small)
+            if valid is None:
+                continue
+            large = LARGE["yaml"] if name == "source" else LARGE[kind][:count]
+            valid.pop(name)
+            rest = "".join(f"{json.dumps(k)}:{json.dumps(v)}," for k, v in valid.items())
+            for number, value in enumerate(large):
+                yield f"{name}: {kind} {number}", f'{{{rest}"{name}":'.encode() + value + b"}"
+
+
+def accepted(route: Route, name: str, value: object) -> dict[str, object] | None:
+    """Return a smallest valid body in which `name` is `value`; None if there is none."""
+    assert route.body is not None
+    fields = route.body.model_fields
+    body: dict[str, object] = {other: "a" for other in fields if fields[other].is_required()}
+    if "timeout_ms" in fields:
+        # What runs is not the daemon's work.
+        body["timeout_ms"] = 100
+    if "background" in fields:
+        body["cmd" if name != "command" else "command"] = "true"
+    body[name] = value
+    try:
+        route.body.model_validate(body)
+    except ValidationError:
+        return None
+    return body
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    names = "&".join(f"{n:x}" for n in range(8900))[:31_000]
+    yield "names", f"{names}&a&a"
+    yield "one name twice", "path=a&" * 4000 + "path=a"
+    yield "empty names", "&" * 31_000
+    yield "escapes", "path=" + "%2f" * 10_000
+    yield "slashes", "path=" + "a/" * 15_000
+
+
+def forms() -> Iterator[tuple[str, bytes]]:
+    part = b'--b\r\nContent-Disposition: form-data; name="x%d"\r\n\r\n\r\n'
+    yield "parts", b"".join(part % n for n in range(MB // 50)) + b"--b--\r\n"
+    yield "headers", b"--b\r\n" + b"a: b\r\n" * (MB // 6)
+    yield "one header", b"--b\r\na: " + b"b" * MB
+    file = b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
+    yield "boundaries", file + b"\r\n--" * (MB // 4) + b"\r\n--b--\r\n"
+    yield "line breaks", file + b"\r\n" * (MB // 2) + b"\r\n--b--\r\n"
+
+
+def test_no_body_that_is_wrong_holds_the_event_loop(daemon: DaemonThread, full_size: bool) -> None:
+    held = Holds(daemon)
+    for route in ROUTES:
+        if route.body is None:
+            continue
+        for what, body in wrong_bodies(route, full_size=full_size):
+            status = asked(daemon, route, body=body)
+            held.note(f"{route.method} {route.path} {what}: {status}")
+            assert 400 <= status < 500 or what == "escapes"
+    assert held.count > 120
+    held.check()
+
+
+def test_no_body_that_is_large_holds_the_event_loop(daemon: DaemonThread, full_size: bool) -> None:
+    held = Holds(daemon)
+    seen: set[object] = set()
+    for route in ROUTES:
+        if route.body is None or (route.body in seen and not full_size):
+            continue
+        seen.add(route.body)
+        for what, body in large_bodies(route, 9 if full_size else 1):
+            status = asked(daemon, route, body=body)
+            held.note(f"{route.method} {route.path} {what}: {status}")
+            assert status != 500
+    assert held.count > 100
+    held.check()
+
+
+def test_no_form_holds_the_event_loop(daemon: DaemonThread) -> None:
+    held = Holds(daemon)
+    for route in ROUTES:
+        for what, body in forms() if FORM in route.takes else ():
+            status = asked(daemon, route, body=body, kind=f"{FORM}; boundary=b")
+            held.note(f"{route.method} {route.path} {what}: {status}")
+    held.check()
+
+
+def test_no_query_holds_the_event_loop(daemon: DaemonThread) -> None:
+    held = Holds(daemon)
+    for route in ROUTES:
+        if not route.path.endswith(FOLLOWS):
+            for what, query in queries():
+                status = asked(daemon, route, query=query)
+                held.note(f"{route.method} {route.path} {what}: {status}")
+                assert status
+    held.check()
+
+
+def test_no_burst_of_requests_or_chunks_holds_the_event_loop(daemon: DaemonThread) -> None:
+    one = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    head = b"POST /v1/run HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    chunked = head + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    held = Holds(daemon)
+    for what, data in (
+        ("pipelined", one * (MB // len(one)) + HEALTH),
+        ("chunks", chunked + b"1\r\n \r\n" * (MB // 6) + b"0\r\n\r\n"),
+        ("empty lines", b"\r\n" * (MB // 2) + HEALTH),
+        ("garbage", b"\0" * MB),
+    ):
+        status = sent(daemon, data, for_s=1.0)
+        held.note(f"{what}: {status}")
+    held.check()
+
+
+@pytest.mark.parametrize(
+    ("frame", "closed"),
+    [
+        (b"\x89\x80\0\0\0\0", True),
+        (b"\x8a\x80\0\0\0\0", True),
+        (b"\x81\x81\0\0\0\0x", False),
+        (b"\x82\x81\0\0\0\0x", False),
+        (b"\x82\x80\0\0\0\0", False),
+        (b"\x00\x80\0\0\0\0", False),
+    ],
+    ids=["pings", "pongs", "text", "bytes", "empty", "fragments"],
+)
+def test_no_burst_of_frames_holds_the_event_loop(
+    daemon: DaemonThread, frame: bytes, closed: bool
+) -> None:
+    held = Holds(daemon)
+    pty = next(route for route in ROUTES if route.path.endswith("/pty"))
+    with connected(daemon) as sock:
+        answer, _ = exchange(sock, request(daemon, pty), until=b"started")
+        assert b" 101 " in answer, answer
+        begin = b"\x02\x80\0\0\0\0" if frame[0] == 0 else b""
+        _, ended = exchange(sock, begin + frame * (MB // len(frame)), for_s=1.0)
+        held.note(repr(frame[:8]))
+    assert ended == closed
+    held.check()
+
+
+class Holds:
+    """The longest callback after each input."""
+
+    def __init__(self, daemon: DaemonThread) -> None:
+        self._daemon = daemon
+        self._most = work_s()
+        self._found: list[tuple[float, str]] = []
+        loopwatch.longest(daemon.ident)
+
+    @property
+    def count(self) -> int:
+        return len(self._found)
+
+    def note(self, what: str) -> None:
+        assert sent(self._daemon, HEALTH) == 200
+        took, where = loopwatch.longest(self._daemon.ident)
+        self._found.append((took, f"{what} ({where[:300]})"))
+
+    def check(self) -> None:
+        self._found.sort(reverse=True)
+        shown = "\n".join(f"{took * 1000:.0f} ms  {what}" for took, what in self._found[:10])
+        assert self._found[0][0] < self._most, f"limit {self._most * 1000:.0f} ms\n{shown}"
+
+
+def asked(daemon: DaemonThread, route: Route, **more: Any) -> int:
+    return sent(daemon, request(daemon, route, **more))
+
+
+def request(
+    daemon: DaemonThread,
+    route: Route,
+    *,
+    body: bytes = b"",
+    query: str = "",
+    kind: str = "application/json",
+) -> bytes:
+    names = {"id": daemon.session, "eid": daemon.exec, "run_id": daemon.run, "port": "1"}
+    names |= {"name": "sandbox_exec" if "/tools/" in route.path else "a", "rest": "a", "key": "a"}
+    if "/workspaces/" in route.path or route.method == "DELETE":
+        names["id"] = "sbx_0000000000000000"
+    path = re.sub(r"\{([a-z_]+)(?::path)?\}", lambda found: names[found[1]], route.path)
+    method = {"ANY": "GET", "WS": "GET"}.get(route.method, route.method)
+    upgrade = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    upgrade += "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    head = f"{method} {path}?{query} HTTP/1.1\r\nHost: localhost\r\n"
+    head += upgrade if route.method == "WS" else "Connection: close\r\n"
+    head += f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\n" if body else ""
+    return head.encode() + b"\r\n" + body
+
+
+def sent(daemon: DaemonThread, data: bytes, *, for_s: float = PATIENCE_S) -> int:
+    """Send bytes and return the status of the answer; 0 without one."""
+    with connected(daemon) as sock:
+        answer, _ = exchange(sock, data, for_s=for_s)
+        return int(answer.split(b" ", 2)[1]) if answer.startswith(b"HTTP/") else 0
+
+
+def connected(daemon: DaemonThread) -> socket.socket:
+    sock = socket.create_connection(("127.0.0.1", daemon.port), PATIENCE_S)
+    sock.setblocking(False)
+    return sock
+
+
+def exchange(
+    sock: socket.socket, data: bytes, *, until: bytes | None = None, for_s: float = PATIENCE_S
+) -> tuple[bytes, bool]:
+    """Send, and return the first bytes received, and whether the other side closed."""
+    answer, left, deadline = b"", memoryview(data), time.monotonic() + for_s
+    while time.monotonic() < deadline and (until is None or until not in answer):
+        readable, writable, _ = select.select([sock], [sock] if left else [], [], 0.1)
+        try:
+            if writable:
+                left = left[sock.send(left[:65536]) :]
+            if readable:
+                piece = sock.recv(MB)
+                if not piece:
+                    return answer, True
+                answer = (answer + piece)[:1000]
+        except ConnectionError:
+            return answer, True
+    return answer, False
