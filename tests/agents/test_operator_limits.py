@@ -40,6 +40,23 @@ def test_a_request_over_the_limit_is_denied_and_names_the_rule(fields, rule):
     assert caught.value.hint
 
 
+@pytest.mark.promise("P27")
+def test_without_code_mode_only_stateless_sandboxes_are_allowed():
+    policy = Policy(code_mode=False)
+    with pytest.raises(PolicyDenied) as caught:
+        check_sandbox(asked(mode="code"), policy)
+    assert caught.value.details == {"rule": "policy.code_mode", "field": "sandbox.mode"}
+    check_sandbox(asked(mode="compute"), policy)
+
+
+@pytest.mark.promise("P27")
+def test_without_sandboxes_no_agent_gets_one():
+    for mode in ("code", "compute"):
+        with pytest.raises(PolicyDenied) as caught:
+            check_sandbox(asked(mode=mode), Policy(enabled=False))
+        assert caught.value.details == {"rule": "policy.enabled"}
+
+
 def test_a_request_at_the_limit_is_allowed():
     check_sandbox(
         asked(

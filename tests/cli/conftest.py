@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -36,6 +37,15 @@ def unisolated_only(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     # What a caller of the tests exported must not colour or resize anything.
     for name in ("COLUMNS", "LINES", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def same_logging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon in this process sets up logging, for a stderr that ends with its test."""
+    root, ours = logging.getLogger(), logging.getLogger("sandkasten")
+    monkeypatch.setattr(root, "handlers", root.handlers[:])
+    for one in (root, ours):
+        monkeypatch.setattr(one, "level", one.level)
 
 
 @pytest.fixture

@@ -475,3 +475,17 @@ async def test_events_describe_the_lifecycle(world, box):
     fields = world.events.seen[0][1]
     assert 0 < fields.pop("seconds") < 10
     assert fields == {"sandbox": box, "backend": "unisolated", "image": "host", "source": "cold"}
+
+
+@pytest.mark.promise("P27")
+async def test_sandboxes_that_are_turned_off_are_refused_by_name():
+    world = World(policy=Policy(enabled=False))
+    for work in (
+        world.engine.create(CreateRequest()),
+        world.engine.run(RunRequest("true", runtime="bash")),
+    ):
+        with pytest.raises(PolicyDenied) as refused:
+            await work
+        assert refused.value.details == {"rule": "policy.enabled"}
+    assert await world.left() == ([], [])
+    await world.engine.aclose()

@@ -36,11 +36,6 @@ def test_a_maximum_limit_is_set_in_a_file_or_a_variable(tmp_path):
     assert policy.allow_network is True
 
 
-def test_the_older_name_of_the_network_default_does_not_allow_a_network(tmp_path):
-    environ = {"STATION_SANDBOX_ALLOW_NETWORK_DEFAULT": "true"}
-    assert load({}, environ, tmp_path).policy.allow_network is False
-
-
 def test_an_implicit_default_is_lowered_to_the_maximum(tmp_path):
     settings = load({"policy.max.mem_limit_mb": "256"}, {}, tmp_path)
     assert settings.policy.limits.memory_bytes == 256 * MIB

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import PolicyDenied, UnsupportedByBackend
-from sandkasten.model.sandbox.policy import check_network, parse_limits
+from sandkasten.model.sandbox.policy import check_enabled, check_network, parse_limits
 
 if TYPE_CHECKING:
     from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
@@ -20,6 +20,14 @@ def check_sandbox(sandbox: AgentSandbox, policy: Policy) -> None:
     """Raise PolicyDenied, or UnsupportedByBackend for a request that is allowed but not
     available.
     """
+    check_enabled(policy)
+    if sandbox.mode == "code" and not policy.code_mode:
+        raise PolicyDenied(
+            "sandbox.mode requests code, but policy.code_mode is false",
+            hint="use mode compute, or ask the operator to change the setting",
+            rule="policy.code_mode",
+            field="sandbox.mode",
+        )
     options = sandbox.options
     if options.network is not None:
         _check_network(sandbox.network_field, options.network, policy)

@@ -30,6 +30,8 @@ log = logging.getLogger("sandkasten.daemon")
 def run(settings: Settings, announce: Callable[[str], None]) -> None:
     """Serve until a signal arrives. `announce` receives one line when the daemon is ready."""
     json_log.configure(settings.http.log_level)
+    for warning in settings.warnings:
+        log.warning("settings.unknown_variable", extra={"sandkasten": {"message": warning}})
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 from contextlib import suppress
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from sandkasten.mcp.tool_provider import ProvidedTools, ToolOffer
 
 
+log = logging.getLogger("sandkasten.mcp")
+
+
 def serve(
     settings: Settings,
     offer: ToolOffer,
@@ -47,6 +51,8 @@ def serve(
                 field="session",
             )
     json_log.configure(settings.http.log_level)
+    for warning in settings.warnings:
+        log.warning("settings.unknown_variable", extra={"sandkasten": {"message": warning}})
     import uvloop
 
     opening = provide_tools(settings, offer, place)

@@ -7,9 +7,11 @@ where the engine does not. If sandboxes are not possible here, BackendUnavailabl
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from contextlib import asynccontextmanager, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,7 +54,18 @@ def settings(place: ServerAddress) -> Settings:
     with require_installed():
         from sandkasten.daemon.settings.resolver import load
 
-        return load(place.flags(), os.environ, Path.cwd())
+        return _told(load(place.flags(), os.environ, Path.cwd()))
+
+
+def _told(loaded: Settings) -> Settings:
+    for warning in loaded.warnings:
+        _warn_once(warning)
+    return loaded
+
+
+@cache
+def _warn_once(warning: str) -> None:
+    logging.getLogger("sandkasten.settings").warning("%s", warning)
 
 
 def serve(flags: Mapping[str, str], said: Callable[[str], None]) -> None:
@@ -95,7 +108,7 @@ def open_installation(flags: Mapping[str, str]) -> AbstractAsyncContextManager[I
     with require_installed():
         from sandkasten.daemon.container.installation import installation
         from sandkasten.daemon.settings.resolver import load
-    return installation(load(flags, os.environ, Path.cwd()))
+    return installation(_told(load(flags, os.environ, Path.cwd())))
 
 
 @contextmanager

@@ -98,6 +98,20 @@ class GeneralSettings:
 
 @dataclass(frozen=True, slots=True)
 class PolicySettings:
+    enabled: bool = setting(
+        "policy.enabled",
+        boolean,
+        True,
+        "Whether sandboxes may be created. Existing ones live on; sandkasten rm --all ends them.",
+        aliases=("STATION_SANDBOX_ENABLED",),
+    )
+    code_mode: bool = setting(
+        "policy.code_mode",
+        boolean,
+        True,
+        "Whether agents and tools may have a sandbox with state (mode code).",
+        aliases=("STATION_SANDBOX_CODE_MODE_ENABLED",),
+    )
     blocked_paths: tuple[str, ...] = setting(
         "policy.blocked_paths",
         sandbox_paths,

@@ -9,7 +9,14 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from sandkasten.daemon.settings.setting_fields import setting
-from sandkasten.daemon.settings.setting_parsers import boolean, choice, number, only_true, seconds
+from sandkasten.daemon.settings.setting_parsers import (
+    boolean,
+    choice,
+    network_default,
+    number,
+    only_true,
+    seconds,
+)
 from sandkasten.errors import InvalidConfiguration, InvalidRequest
 from sandkasten.model import numbers
 from sandkasten.model.sandbox.limits import MIB, Limits
@@ -93,7 +100,11 @@ class FixedDefaults:
         "Longest deadline that a request may ask for.",
     )
     network_mode: Literal["none"] = setting(
-        "defaults.network_mode", choice("none"), "none", "Only none is available."
+        "defaults.network_mode",
+        network_default,
+        "none",
+        "The network of a request that names none; only none is available.",
+        aliases=("STATION_SANDBOX_ALLOW_NETWORK_DEFAULT",),
     )
     readonly_rootfs: bool = setting(
         "defaults.readonly_rootfs",

@@ -7,9 +7,11 @@ set; an unknown name is refused. Reads the environment and one file, and creates
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from sandkasten.daemon.settings.agent_settings import AgentSettings
 from sandkasten.daemon.settings.core_settings import (
@@ -51,12 +53,19 @@ from sandkasten.model.sandbox.policy import Policy, public_limits
 from sandkasten.model.spelling import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from sandkasten.images.packages.package_rules import PackageRules
     from sandkasten.images.registry.registry_credentials import Access
     from sandkasten.model.images.pull_rules import PullMode
 
+_PREFIXES: Final = ("SANDKASTEN_", "STATION_SANDBOX_")
+# Read by the client and the command line.
+_OTHER_VARIABLES: Final = frozenset({"SANDKASTEN_URL", "SANDKASTEN_TENANT", "SANDKASTEN_CONFIG"})
+# Of the compose files, of a service with our name in Kubernetes, and of this repository's tests.
+_OF_OTHERS: Final = re.compile(
+    r"SANDKASTEN_((IMAGE|ALLOWED_HOSTS|SHARED_VOLUME|AGENTS|WORKFLOWS|LONG)$|(SERVICE|TEST)_|PORT)"
+)
 # In the order of the reference page.
 SECTIONS = (
     GeneralSettings,
@@ -106,6 +115,8 @@ class Settings:
     """Model providers by the prefix of a model's name."""
     packages: PackageRules
     values: tuple[Origin, ...]
+    warnings: tuple[str, ...] = ()
+    """Variables of the environment that look like settings and have no effect."""
 
     def origins(self) -> list[Origin]:
         return list(self.values)
@@ -150,7 +161,43 @@ def load(
                 hint=did_you_mean(name, names),
                 setting=name[:80],
             )
-    return _build(SettingSource(flags, environ, file_values, f"file {file}"), environ)
+    built = _build(SettingSource(flags, environ, file_values, f"file {file}"), environ)
+    return replace(built, warnings=_unknown_variables(environ))
+
+
+def _unknown_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a sentence for each variable with one of our prefixes that nothing reads."""
+    named = [
+        name
+        for name, value in sorted(environ.items())
+        if value and name.startswith(_PREFIXES) and not _OF_OTHERS.match(name)
+    ]
+    if not named:
+        return ()
+    known = _OTHER_VARIABLES.union(
+        *(one.variables for part in SECTIONS for one in settings_of(part))
+    )
+    return tuple(
+        f"the environment variable {name[:80]} has no effect; {_nearest(name, known)}"
+        for name in named
+        if name not in known
+    )
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """Compare without the prefixes, which would make any two names similar."""
+    plain = {one: _without_prefix(one) for one in sorted(known)}
+    near = get_close_matches(_without_prefix(name)[:64], plain.values(), n=1, cutoff=0.6)
+    alike = [one for one, short in plain.items() if short in near]
+    prefix = next(one for one in _PREFIXES if name.startswith(one))
+    best = next((one for one in alike if one.startswith(prefix)), alike[0] if alike else "")
+    return f"did you mean {best}?" if best else "sandkasten config show lists the settings"
+
+
+def _without_prefix(name: str) -> str:
+    for prefix in _PREFIXES:
+        name = name.removeprefix(prefix)
+    return name
 
 
 def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
@@ -190,6 +237,8 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
         pull_limits=PullLimits(images.pull_timeout_s, images.pull_max_bytes, images.max_bytes),
         registries=images.registries,
         policy=Policy(
+            enabled=policy.enabled,
+            code_mode=policy.code_mode,
             default_image=general.default_image,
             limits=limits,
             ttl_s=min(general.ttl_s, general.lifetime_s),

@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from sandkasten.errors import InvalidConfiguration, InvalidImage, InvalidRequest
@@ -127,6 +127,19 @@ def only_true(name: str, value: object) -> bool:
             setting=name,
         )
     return True
+
+
+def network_default(name: str, value: object) -> Literal["none"]:
+    """Accept none, and false as another way to write it."""
+    if value == "none" or value is False:
+        return "none"
+    if isinstance(value, str) and _BOOLEANS.get(value.strip().lower()) is False:
+        return "none"
+    raise InvalidConfiguration(
+        f"{name} must be false or none, got {str(value)[:40]!r}: no backend has a network",
+        hint="leave it out; install packages with pip_packages and npm_packages",
+        setting=name,
+    )
 
 
 def seconds(name: str, value: object) -> float:

@@ -27,6 +27,7 @@ from sandkasten.model.sandbox.package_sets import MOUNT_PREFIX, checked_packages
 from sandkasten.model.sandbox.policy import (
     Lease,
     Policy,
+    check_enabled,
     check_network,
     check_profile_on,
     checked_hostname,
@@ -100,6 +101,7 @@ class Planner:
         `sites` is where packages are installed; without it a request for packages is refused.
         `joins` is the existing session that the request leads to: its image is not looked for.
         """
+        check_enabled(self._policy)
         options = request.options
         tenant = checked_tenant(request.tenant)
         check_network(options.network)

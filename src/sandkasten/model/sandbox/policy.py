@@ -41,6 +41,10 @@ _HOSTNAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\Z"
 class Policy:
     """The operator's rules for every sandbox of one engine."""
 
+    enabled: bool = True
+    """Whether sandboxes may be created at all: the operator's switch."""
+    code_mode: bool = True
+    """Whether agents may have a sandbox with state."""
     default_image: str = "host"
     limits: Limits = field(default_factory=Limits)
     """What a sandbox gets that asked for nothing."""
@@ -271,6 +275,16 @@ def check_profile_on(profile: Profile, image: Image) -> None:
             "profile dev requires an image: nothing can be installed into the host's own /usr",
             hint="name an image (sandkasten image ls), or use profile: hardened",
             profile="dev",
+        )
+
+
+def check_enabled(policy: Policy) -> None:
+    """Raise PolicyDenied if the operator has turned sandboxes off."""
+    if not policy.enabled:
+        raise PolicyDenied(
+            "the operator has turned sandboxes off (policy.enabled is false)",
+            hint="ask the operator; STATION_SANDBOX_ENABLED and policy.enabled turn them on",
+            rule="policy.enabled",
         )
 
 
