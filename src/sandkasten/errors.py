@@ -12,6 +12,7 @@ SandkastenError
 │   ├── PolicyDenied            FORBIDDEN
 │   ├── Unauthorized            UNAUTHORIZED
 │   ├── Conflict                CONFLICT
+│   │   └── IdempotencyKeyReused IDEMPOTENCY_KEY_REUSED
 │   ├── UnsupportedByBackend    UNSUPPORTED_BY_BACKEND
 │   ├── InvalidConfiguration    INVALID_CONFIGURATION
 │   ├── InvalidAgent            INVALID_AGENT
@@ -112,6 +113,10 @@ class Unauthorized(RequestError):
 
 class Conflict(RequestError):
     code = "CONFLICT"
+
+
+class IdempotencyKeyReused(Conflict):
+    code = "IDEMPOTENCY_KEY_REUSED"
 
 
 class UnsupportedByBackend(RequestError):

@@ -126,6 +126,8 @@ async def test_one_idempotency_key_runs_one_command(daemon, box):
     again = await daemon.ask("POST", f"{box}/exec", body, headers={"Idempotency-Key": "once"})
     assert again.json["exec_id"] == first.json["exec_id"]
     assert again.json["output"] == first.json["output"]
+    other = await daemon.ask("POST", f"{box}/exec", {"cmd": "true", "idempotency_key": "once"})
+    assert (other.status, other.json["code"]) == (409, "IDEMPOTENCY_KEY_REUSED")
 
 
 async def test_stdin_is_written_closed_and_signals_arrive(daemon, box):

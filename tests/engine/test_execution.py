@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tracemalloc
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from sandkasten.errors import (
     CommandNotFound,
     ExecNotFound,
     FileNotFound,
+    IdempotencyKeyReused,
     InvalidRequest,
     NotADirectory,
     PayloadTooLarge,
@@ -304,6 +306,39 @@ async def test_an_idempotency_key_runs_once(engine, box):
             b"x\n",
         )
     )
+
+
+@pytest.mark.promise("P16")
+@pytest.mark.parametrize(
+    "other",
+    [
+        ExecRequest("echo b >> log"),
+        ExecRequest(("echo a >> log",)),
+        ExecRequest("echo a >> log", env={"A": "1"}),
+        ExecRequest("echo a >> log", cwd="/tmp"),
+        ExecRequest("echo a >> log", shell="second"),
+        ExecRequest("echo a >> log", stdin=b"x"),
+    ],
+    ids=["text", "list", "env", "cwd", "shell", "stdin"],
+)
+async def test_an_idempotency_key_of_another_command_is_refused(engine, box, other):
+    first = await engine.exec(box, ExecRequest("echo a >> log", idempotency_key="k"))
+    reused = replace(other, idempotency_key="k")
+    for ask in (engine.exec, engine.exec_start):
+        with pytest.raises(IdempotencyKeyReused) as refused:
+            await ask(box, reused)
+        assert refused.value.details == {"exec_id": first.exec_id}
+    with pytest.raises(IdempotencyKeyReused):
+        async for _ in engine.exec_stream(box, reused):
+            pass
+    assert (await engine.exec(box, ExecRequest("cat log"))).stdout == b"a\n"
+
+
+async def test_an_idempotency_key_with_another_timeout_is_the_same_command(engine, box):
+    request = ExecRequest("echo a >> log; cat log", idempotency_key="k")
+    first = await engine.exec(box, request)
+    again = await engine.exec(box, replace(request, timeout_seconds=7, max_output_bytes=5))
+    assert (again.exec_id, again.stdout) == (first.exec_id, b"a\n")
 
 
 async def test_commands_of_one_shell_run_one_after_the_other(engine, box):

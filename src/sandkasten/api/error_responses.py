@@ -22,6 +22,7 @@ STATUS: Final[dict[type[SandkastenError], int]] = {
     errors.PolicyDenied: 403,
     errors.Unauthorized: 401,
     errors.Conflict: 409,
+    errors.IdempotencyKeyReused: 409,
     errors.UnsupportedByBackend: 422,
     errors.InvalidConfiguration: 400,
     errors.InvalidAgent: 400,

@@ -21,8 +21,15 @@ def new_sandbox_id() -> SandboxId:
     return SandboxId("sbx_" + secrets.token_hex(_ID_BYTES))
 
 
-def new_exec_id() -> ExecId:
-    return ExecId("exe_" + secrets.token_hex(_ID_BYTES))
+def new_exec_id(fingerprint: str = "") -> ExecId:
+    """Return a new id. It ends with the fingerprint of a command that has an idempotency key."""
+    return ExecId("exe_" + secrets.token_hex(_ID_BYTES) + (fingerprint and f"-{fingerprint}"))
+
+
+def may_be_same_command(one: str, other: str) -> bool:
+    """Return False if the fingerprints in two exec ids differ."""
+    marks = one.partition("-")[2], other.partition("-")[2]
+    return not all(marks) or marks[0] == marks[1]
 
 
 def sandbox_id(text: str) -> SandboxId:

@@ -38,6 +38,7 @@ from sandkasten.errors import (
     CommandTimeout,
     Conflict,
     ExecNotFound,
+    IdempotencyKeyReused,
     InvalidRequest,
     PayloadTooLarge,
     SandboxLost,
@@ -255,6 +256,7 @@ GONE = (SessionNotFound, SessionExpired, SandboxLost)
 _RUN: tuple[type[SandkastenError], ...] = (
     *GONE,
     Conflict,
+    IdempotencyKeyReused,
     CommandNotFound,
     CommandNotExecutable,
     Busy,

@@ -18,6 +18,7 @@ from sandkasten.errors import (
     Cancelled,
     Conflict,
     ExecNotFound,
+    IdempotencyKeyReused,
     ProtocolViolation,
     SandboxLost,
     SandkastenError,
@@ -26,6 +27,7 @@ from sandkasten.errors import (
 )
 from sandkasten.model.commands.exec_values import Chunk
 from sandkasten.model.commands.kept_output import KeptOutput
+from sandkasten.model.ids import may_be_same_command
 from sandkasten.wire.call import Call, CallEvent, OutputChunk
 from sandkasten.wire.messages import ExecReply, decode_exec
 
@@ -41,6 +43,16 @@ REPORT_SLACK_S = 30.0
 _STDIN_AT_ONCE = 512 * 1024
 # A waiting caller notices a resume within this time.
 _PAUSED_LOOK_S = 0.2
+
+
+def check_same_command(asked: str, found: str) -> None:
+    """Raise IdempotencyKeyReused if the command that has the key is not the requested one."""
+    if not may_be_same_command(asked, found):
+        raise IdempotencyKeyReused(
+            "the idempotency key was used for another command of this sandbox",
+            hint="use a new key for each command, and the same one only to repeat it",
+            exec_id=found,
+        )
 
 
 class ExecFollower:
@@ -98,10 +110,11 @@ class ExecFollower:
                             if item.seq > self.output.last_seq:
                                 yield self._chunk(item)
                         elif isinstance(item, CallEvent) and item.name == "started":
-                            self._started = True
-                            self._tell_started(item)
                             # With an idempotency key this may be the command of an earlier request.
                             self._real_id = str(item.body.get("exec_id", self.exec_id))
+                            check_same_command(self.exec_id, self._real_id)
+                            self._started = True
+                            self._tell_started(item)
                             if self.command.argv is None:
                                 # The shell's queue reached this command, so its own deadline starts
                                 # now.

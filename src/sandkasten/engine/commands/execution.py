@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sandkasten.engine.commands.exec_endings import emit_finished, explain_end
-from sandkasten.engine.commands.exec_follower import ExecFollower
+from sandkasten.engine.commands.exec_follower import ExecFollower, check_same_command
 from sandkasten.engine.commands.exec_results import (
     SOURCES,
     lost_result,
@@ -20,7 +20,7 @@ from sandkasten.engine.commands.exec_results import (
 )
 from sandkasten.engine.handles import ExecStart, Handle, Handles
 from sandkasten.errors import InvalidRequest, ProtocolViolation, SandkastenError
-from sandkasten.model.commands.command import Command, checked_command
+from sandkasten.model.commands.command import Command, checked_command, fingerprint
 from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult
 from sandkasten.model.commands.kept_output import KeptOutput
 from sandkasten.model.commands.verdict import Ending, verdict
@@ -78,10 +78,11 @@ class Execution:
         command = _command(request, handle, channel, background=True)
         if SHELL_STATE not in channel.hello.features:
             command = replace(command, state_of=None)
-        exec_id = new_exec_id()
+        exec_id = _exec_id(request)
         handle.remember(exec_id, ExecStart(handle.counters, command.timeout_s))
         fields = start_fields(exec_id, command, follow=False)
         reply = decode_exec(await channel.call("exec.start", fields, timeout_s=CALL_TIMEOUT_S))
+        check_same_command(exec_id, reply.exec_id)
         shell = command.shell if command.argv is None else None
         row = self._history.began(handle.record, reply.exec_id, request.command, shell)
         if row is not None:
@@ -170,9 +171,8 @@ class Execution:
 
     async def _follow(self, sandbox_id: str, request: ExecRequest) -> ExecFollower:
         handle, channel = await self._handles.connect(sandbox_id)
-        return ExecFollower(
-            self._handles, handle, new_exec_id(), _command(request, handle, channel)
-        )
+        command = _command(request, handle, channel)
+        return ExecFollower(self._handles, handle, _exec_id(request), command)
 
     async def _result(self, following: ExecFollower) -> ExecResult:
         reply, raw = following.reply, following.command.raw_output
@@ -238,6 +238,10 @@ def _command(
         raise InvalidRequest("stdin must be bytes", hint="encode the string first", field="stdin")
     limits, shell = handle.record.limits, channel.hello.shell or "sh"
     return checked_command(request, limits, shell, background=background)
+
+
+def _exec_id(request: ExecRequest) -> str:
+    return new_exec_id("" if request.idempotency_key is None else fingerprint(request))
 
 
 def _add(output: KeptOutput, piece: OutputChunk) -> Chunk:

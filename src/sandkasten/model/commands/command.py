@@ -6,6 +6,7 @@ InvalidRequest or PayloadTooLarge and name the rule; nothing is clamped.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 import shlex
@@ -96,6 +97,19 @@ def checked_command(
         raw_output=request.raw_output,
         state_of=request.shell if beside else None,
     )
+
+
+def fingerprint(request: ExecRequest) -> str:
+    """Return a short digest of what a command is: equal for a request that is repeated."""
+    told = hashlib.blake2b(digest_size=8)
+    text = request.command if isinstance(request.command, str) else None
+    words = request.command if text is None else ("in a shell", text)
+    env = [f"{name}={value}" for name, value in sorted(request.env.items())]
+    texts = [str(len(words)), *words, str(len(env)), *env, request.shell, request.cwd or ""]
+    for part in (*(text.encode("utf-8", "surrogatepass") for text in texts), request.stdin or b""):
+        told.update(b"%d:" % len(part))
+        told.update(part)
+    return told.hexdigest()
 
 
 def checked_pty(pty: Pty) -> Pty:
