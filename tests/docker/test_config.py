@@ -31,8 +31,8 @@ PLACES = {
     "archive": SessionVolumes("archive", ""),
 }
 RUNNER = ContainerMount("volume", "sandkasten-runner-0", resource_names.BIN_DIR, read_only=True)
-SPEC = CellSpec(image=Image("python"), env={"A": "b"}, hostname="box")
-DEV = CellSpec(image=Image("python"), profile="dev")
+SPEC = CellSpec(image=Image("python", "engine"), env={"A": "b"}, hostname="box")
+DEV = CellSpec(image=Image("python", "engine"), profile="dev")
 
 
 def made(mode: str, spec: CellSpec = SPEC) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def test_only_the_capabilities_the_runner_needs_are_kept(mode: str):
 @pytest.mark.parametrize("mode", PLACES)
 def test_every_limit_is_passed_to_the_engine(mode: str):
     limits = Limits(cpus=0.5, memory_bytes=64 << 20, pids=17, tmp_bytes=1 << 20, open_files=99)
-    host = made(mode, CellSpec(image=Image("python"), limits=limits))["HostConfig"]
+    host = made(mode, CellSpec(image=Image("python", "engine"), limits=limits))["HostConfig"]
     assert host["Memory"] == host["MemorySwap"] == 64 << 20
     assert host["PidsLimit"] == 17
     assert host["NanoCpus"] == 500_000_000

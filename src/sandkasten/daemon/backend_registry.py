@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from sandkasten.errors import BackendUnavailable, InternalError, InvalidConfiguration
 from sandkasten.model.optional_extras import install_command
 from sandkasten.model.sandbox.readiness import Readiness
-from sandkasten.ports import Closes, Discards, KeepsImages
+from sandkasten.ports import Closes, Discards, KeepsImages, Remote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -78,7 +78,9 @@ class LazyBackend:
 
 
 class LazyImageBackend(LazyBackend):
-    """A lazy backend that is a `ports.KeepsImages`; the engine tests for this class."""
+    """A lazy backend that is a `ports.KeepsImages` and a `ports.Remote`; the engine tests for
+    these.
+    """
 
     @property
     def _keeper(self) -> KeepsImages:
@@ -97,6 +99,10 @@ class LazyImageBackend(LazyBackend):
 
     async def bring_image(self, image: Image) -> None:
         await self._keeper.bring_image(image)
+
+    async def sees_files(self) -> bool:
+        backend = self._backend
+        return not isinstance(backend, Remote) or await backend.sees_files()
 
 
 @dataclass(frozen=True, slots=True)

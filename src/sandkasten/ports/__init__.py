@@ -29,6 +29,7 @@ from sandkasten.ports.isolation import (
     Pausable,
     Readable,
     Reclaims,
+    Remote,
     Workbench,
 )
 from sandkasten.ports.package_ports import Provisioner, Site, Sites
@@ -69,6 +70,7 @@ __all__ = [
     "Provisioner",
     "Readable",
     "Reclaims",
+    "Remote",
     "Runs",
     "Site",
     "Sites",

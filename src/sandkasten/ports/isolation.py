@@ -81,6 +81,15 @@ class Closes(Protocol):
 
 
 @runtime_checkable
+class Remote(Protocol):
+    """A backend whose sandboxes may run where this machine's files cannot be mounted."""
+
+    async def sees_files(self) -> bool:
+        """Return whether a directory of this machine can be mounted."""
+        ...
+
+
+@runtime_checkable
 class Candid(Protocol):
     """A cell that reports which of its limits the host does not enforce."""
 

@@ -24,6 +24,13 @@ class Site(Protocol):
         """Run a command. Raise CommandNotFound if the image has no such program."""
         ...
 
+    async def shown(self, target: str) -> str:
+        """Return the path inside that has the present content of the mount at `target`.
+
+        A backend that does not see this machine's files gets a copy, each time.
+        """
+        ...
+
     def tar(self, path: str) -> AsyncIterator[bytes]:
         """Yield a tar of a directory of the sandbox as it is now."""
         ...
@@ -33,9 +40,7 @@ class Sites(Protocol):
     def open(
         self, image: Image, backend: str, mounts: tuple[HostMount, ...], *, disk_bytes: int
     ) -> AbstractAsyncContextManager[Site]:
-        """Open a site, which is removed when the block ends. Raise UnsupportedByBackend if it
-        cannot have mounts.
-        """
+        """Open a site, which is removed when the block ends."""
         ...
 
     async def mounted(self) -> AbstractSet[str]:

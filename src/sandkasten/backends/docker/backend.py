@@ -19,6 +19,7 @@ from sandkasten.backends.docker import container_config, session_volumes, unsupp
 from sandkasten.backends.docker import resource_names as names
 from sandkasten.backends.docker.cell import DockerCell, is_running
 from sandkasten.backends.docker.cell_record import CellRecord, DockerDirectory
+from sandkasten.backends.docker.content_volumes import ContentVolumes
 from sandkasten.backends.docker.docker_options import DockerOptions
 from sandkasten.backends.docker.engine.engine_address import address_of
 from sandkasten.backends.docker.engine.engine_client import EngineClient, Refused, asked, translated
@@ -57,7 +58,7 @@ _UNGUARDED = "not for root alone"
 
 
 class DockerBackend:
-    """Implements `ports.Backend`, `ports.Discards` and `ports.KeepsImages`."""
+    """Implements `ports.Backend`, `ports.Discards`, `ports.KeepsImages` and `ports.Remote`."""
 
     def __init__(
         self,
@@ -109,6 +110,10 @@ class DockerBackend:
     def _footing(self) -> EngineSetup:
         return EngineSetup(self._engine, self._options, self._home, self._injection)
 
+    @cached_property
+    def _contents(self) -> ContentVolumes:
+        return ContentVolumes(self._engine, self._footing, self._home)
+
     # ---- the verbs
 
     async def probe(self) -> Readiness:
@@ -134,6 +139,10 @@ class DockerBackend:
                 making.cancel()
                 making.add_done_callback(_seen)
             raise
+
+    async def sees_files(self) -> bool:
+        """Implement `ports.Remote`."""
+        return (await self._footing.settled()).same
 
     async def attach(self, sandbox_id: SandboxId) -> DockerCell:
         found = await self._found(sandbox_id)
@@ -226,6 +235,7 @@ class DockerBackend:
             await self._check_links(container, spec)
             if record.place.mode == "archive":
                 await self._injection.put_into(container)
+                await self._contents.put_into(container, spec.mounts)
             await self._engine.start(container)
         except Refused as exc:
             raise unsupported.unstarted(sandbox_id, spec, exc) from exc
@@ -311,7 +321,7 @@ class DockerBackend:
         archive = place.mode == "archive"
         mounted = (
             *session_volumes.mounts(place, sandbox_id, home=home(spec)),
-            *session_volumes.host_mounts(place, spec.mounts),
+            *await self._contents.mounts(spec.mounts),
         )
         return container_config.ContainerPlatform(
             owner=owner,

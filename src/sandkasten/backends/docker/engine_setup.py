@@ -133,6 +133,11 @@ class EngineSetup:
             await asyncio.to_thread(self._home.mark, mark.name, json.dumps(asdict(known)))
         self._info, self._place = info, known
 
+    async def settled(self) -> SessionVolumes:
+        async with self._preparing:
+            await self._settle()
+        return self.place
+
     def probing(self) -> AbstractAsyncContextManager[None]:
         """Lock: one process of this installation at a time probes an engine."""
         return locked(self._home.root / _PROBING)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import Final
 
 from sandkasten.model.ids import SandboxId
 
 LABEL: Final = "sandkasten"
-"""On every resource of ours; its value is the kind of resource: cell, runner, probe, image."""
+"""On every resource of ours; its value is the kind: cell, runner, content, probe, image."""
 LABEL_ID: Final = "sandkasten.id"
 LABEL_OWNER: Final = "sandkasten.owner"
 """The installation (a data directory) that owns the resource: no other installation removes it."""
+LABEL_SOURCE: Final = "sandkasten.source"
+"""On a copy of a directory of ours: where it came from."""
 LABEL_IMAGE: Final = "sandkasten.image"
 LABEL_VERSION: Final = "sandkasten.version"
 
 CELL: Final = "cell"
 RUNNER: Final = "runner"
 PROBE: Final = "probe"
+CONTENT: Final = "content"
 
 STORE_REPOSITORY: Final = "sandkasten-store"
 """Images of our own store as the engine names them: `sandkasten-store:<hex of the id>`."""
@@ -57,6 +61,14 @@ def runner_volume_name(digest: str) -> str:
     keep theirs.
     """
     return f"sandkasten-runner-{digest[:16]}"
+
+
+def content_volume_name(owner: str, content: str) -> str:
+    """Return the name of the volume with a copy of this content; other installations have
+    their own.
+    """
+    digest = hashlib.sha256(f"{owner} {content}".encode()).hexdigest()
+    return f"sandkasten-content-{digest[:32]}"
 
 
 def store_reference(image_id: str) -> str:

@@ -23,16 +23,13 @@ from sandkasten.disk.os_errors import disk_error, is_exhausted, is_full
 from sandkasten.errors import (
     BackendUnavailable,
     Conflict,
-    UnsupportedByBackend,
 )
 from sandkasten.linux.storage import host_volume
 from sandkasten.model.sandbox.cell_spec import HOME, RUNNER_ID, USER_ID, WORKSPACE, user_id
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sandkasten.model.ids import SandboxId
-    from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount
+    from sandkasten.model.sandbox.cell_spec import CellSpec
 
 Mode = Literal["bind", "volume", "shared", "archive"]
 
@@ -92,15 +89,6 @@ def mounts(
         ContainerMount("bind", source, target, engines_own=place.engines_own)
         for source, target in found
     )
-
-
-def host_mounts(place: SessionVolumes, wanted: Sequence[HostMount]) -> tuple[ContainerMount, ...]:
-    if wanted and not place.same:
-        raise UnsupportedByBackend(
-            "host mounts are not supported here: the engine runs on another machine",
-            hint="run the daemon on the engine's machine, with workspace_mode bind",
-        )
-    return tuple(ContainerMount("bind", one.source, one.target, read_only=True) for one in wanted)
 
 
 async def make(

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sandkasten.disk.os_errors import translated
+from sandkasten.disk.tree_tar import packed
 from sandkasten.engine.cleanup import finish
 from sandkasten.errors import SandkastenError
 from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.sandbox.cell_spec import WORKSPACE
 from sandkasten.model.sandbox.limits import MIB
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from sandkasten.ports import Remote
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -59,15 +64,17 @@ class PackageSandboxes:
             image=image,
         )
         longest_s = plan.spec.limits.max_exec_timeout_s
+        seen = not isinstance(plan.backend, Remote) or await plan.backend.sees_files()
         plan = replace(
             plan,
-            spec=replace(plan.spec, env={}, mounts=mounts),
+            spec=replace(plan.spec, env={}, mounts=mounts if seen else ()),
             lease=replace(plan.lease, idle_timeout_s=longest_s, lifetime_s=longest_s * 2),
             mounts=(),
         )
         record = await self._sandboxes.make(plan, acquired="internal")
         try:
-            yield PackageSandbox(record.id, longest_s, self._execution, self._files)
+            copied = {} if seen else {one.target: Path(one.source) for one in mounts}
+            yield PackageSandbox(record.id, longest_s, self._execution, self._files, copied)
         finally:
             await finish(self._remove(record.id))
 
@@ -81,11 +88,17 @@ class PackageSandboxes:
 
 
 class PackageSandbox:
-    """Implements `ports.Site`."""
+    """Implements `ports.Site`. `copied` are directories of this machine that are not mounted."""
 
     def __init__(
-        self, sandbox_id: str, longest_s: float, execution: Execution, files: FileOperations
+        self,
+        sandbox_id: str,
+        longest_s: float,
+        execution: Execution,
+        files: FileOperations,
+        copied: Mapping[str, Path],
     ) -> None:
+        self._copied = copied
         self._id = sandbox_id
         self._longest_s = longest_s
         self._execution = execution
@@ -98,6 +111,15 @@ class PackageSandbox:
             command, env=env, timeout_seconds=max(1.0, min(timeout_s, self._longest_s))
         )
         return await self._execution.run(self._id, request)
+
+    async def shown(self, target: str) -> str:
+        source = self._copied.get(target)
+        if source is None:
+            return target
+        inside = f"{WORKSPACE}/{target.rpartition('/')[2]}"
+        with translated("read what packages are installed from"):
+            await self._files.tar_in(self._id, inside, packed(source))
+        return inside
 
     def tar(self, path: str) -> AsyncIterator[bytes]:
         return self._files.tar_out(self._id, path)

@@ -102,8 +102,9 @@ async def install(
     machine = await _look(site)
     patience = Patience(attempts=3, whole_s=timeout_s)
     await _fetch(specs, machine, given, rules, environ, patience)
+    tarballs = await site.shown(GIVEN)
     result = await site.run(
-        ("node", "-e", UNPACK, GIVEN, MADE), env={"NODE_OPTIONS": ""}, timeout_s=timeout_s
+        ("node", "-e", UNPACK, tarballs, MADE), env={"NODE_OPTIONS": ""}, timeout_s=timeout_s
     )
     if result.exit_code != 0:
         raise failed_inside("the npm packages could not be unpacked", specs, result)

@@ -135,15 +135,17 @@ async def install(
     timeout_s: float,
 ) -> str:
     """Install the packages; return the sandbox directory that contains them."""
-    inside = f"{TOOL}/{_WHEEL}" if _our_pip().is_file() else TOOL
+    tool = await site.shown(TOOL)
+    inside = f"{tool}/{_WHEEL}" if _our_pip().is_file() else tool
     python = await _look(site, inside)
     await _fetch(specs, python, given, rules, environ, timeout_s)
     names = await to_the_end(_readable, given)
+    wheels = await site.shown(GIVEN)
     command = (
         "python3", "-I", "-c", _INSTALL, inside, WORKSPACE,
         "install", "--isolated", "--no-input", "--disable-pip-version-check", "--no-cache-dir",
         "--no-index", "--no-deps", "--no-warn-script-location", "--progress-bar", "off", "--quiet",
-        "--target", MADE, "--", *(f"{GIVEN}/{name}" for name in names),
+        "--target", MADE, "--", *(f"{wheels}/{name}" for name in names),
     )  # fmt: skip
     result = await site.run(command, env={"PIP_CONFIG_FILE": os.devnull}, timeout_s=timeout_s)
     if result.exit_code != 0:

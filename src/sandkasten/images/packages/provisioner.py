@@ -225,9 +225,9 @@ def _unpack(archive: Path, tree: Path, max_bytes: int) -> None:
 
 def _shown(ecosystem: Ecosystem, key: str, tree: Path) -> PackageSet:
     if ecosystem == "pip":
-        mount = HostMount(os.fspath(tree), PYTHON_DIR)
+        mount = HostMount(os.fspath(tree), PYTHON_DIR, content=key)
         return PackageSet(key, mount, path=f"{PYTHON_DIR}/bin", variable="PYTHONPATH")
-    mount = HostMount(os.fspath(tree), NODE_DIR)
+    mount = HostMount(os.fspath(tree), NODE_DIR, content=key)
     return PackageSet(key, mount, path=f"{NODE_DIR}/.bin", variable="NODE_PATH")
 
 

@@ -47,6 +47,9 @@ class HostMount:
 
     source: str
     target: str
+    content: str = ""
+    """Identifies content that never changes, such as a set of packages: a backend that does not
+    see this machine's files may show a copy. Empty: the source is shown as it is now."""
 
 
 @dataclass(frozen=True, slots=True)

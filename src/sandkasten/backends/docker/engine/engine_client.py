@@ -253,6 +253,21 @@ class EngineClient:
         ):
             await response.read()
 
+    async def put_stream(self, container: str, path: str, archive: AsyncIterable[bytes]) -> None:
+        """Like `put`, for an archive of any size; it may take as long as it takes."""
+        async with (
+            self._asked(patient=True) as docker,
+            docker._query(
+                f"containers/{container}/archive",
+                "PUT",
+                params={"path": path},
+                data=archive,
+                headers={"Content-Type": "application/x-tar"},
+                timeout=None,
+            ) as response,
+        ):
+            await response.read()
+
     async def content_of(self, container: str, path: str, most: int) -> bytes | None:
         """Return the content of a file in it, running or not; None if missing, not a file, or
         too long.

@@ -1,0 +1,133 @@
+"""Copies of our directories in an engine that does not see our files: one volume per content.
+
+Only content that never changes is copied, such as a set of packages. A volume is complete when it
+has a marker, which is written last; an incomplete one is filled again. Volumes whose source is gone
+are removed when another one is filled; the engine keeps those that a container has. Raises
+BackendUnavailable, Conflict, QuotaExceeded and UnsupportedByBackend.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import tarfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.backends.docker import resource_names
+from sandkasten.backends.docker.container_config import ContainerMount, labels
+from sandkasten.backends.docker.engine.engine_client import EngineClient, Refused, translated
+from sandkasten.disk.file_lock import locked
+from sandkasten.disk.os_errors import translated as os_translated
+from sandkasten.disk.tree_tar import packed
+from sandkasten.errors import BackendUnavailable, Conflict, SandkastenError, UnsupportedByBackend
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sandkasten.backends.docker.cell_record import DockerDirectory
+    from sandkasten.backends.docker.engine_setup import EngineSetup
+    from sandkasten.model.sandbox.cell_spec import HostMount
+
+_MARKER: Final = ".sandkasten-complete"
+# Where the volume is in the container that is only made to fill it.
+_POINT: Final = "/content"
+
+
+class ContentVolumes:
+    def __init__(self, engine: EngineClient, setup: EngineSetup, home: DockerDirectory) -> None:
+        self._engine = engine
+        self._setup = setup
+        self._home = home
+        self._complete: set[str] = set()
+
+    async def mounts(self, wanted: Sequence[HostMount]) -> tuple[ContainerMount, ...]:
+        """Return the mounts of a container; what must be copied for them is copied."""
+        place = self._setup.place
+        if place.same:
+            return tuple(
+                ContainerMount("bind", one.source, one.target, read_only=True) for one in wanted
+            )
+        if any(not one.content for one in wanted):
+            raise UnsupportedByBackend(
+                "host mounts are not supported here: the engine does not see our files",
+                hint="run the daemon on the engine's machine, with workspace_mode bind",
+            )
+        if place.mode == "archive":
+            return ()
+        return tuple([await self._mount(one) for one in wanted])
+
+    async def put_into(self, container: str, wanted: Sequence[HostMount]) -> None:
+        """Without volumes: copy them into the container's own layer, as root's."""
+        for one in wanted:
+            try:
+                with os_translated("read what a sandbox is shown", BackendUnavailable):
+                    archive = packed(Path(one.source), one.target.strip("/"))
+                    await self._engine.put_stream(container, "/", archive)
+            except Refused as exc:
+                raise translated(exc, f"{one.target} could not be copied") from exc
+
+    async def _mount(self, wanted: HostMount) -> ContainerMount:
+        owner = await self._setup.owner()
+        name = resource_names.content_volume_name(owner, wanted.content)
+        if name not in self._complete or await self._engine.volume(name) is None:
+            try:
+                async with locked(self._home.root / "copying"):
+                    await self._ensure(name, owner, wanted)
+            except Refused as exc:
+                raise translated(exc, f"{wanted.target} could not be copied") from exc
+            self._complete.add(name)
+        return ContainerMount("volume", name, wanted.target, read_only=True)
+
+    async def _ensure(self, name: str, owner: str, wanted: HostMount) -> None:
+        told = {
+            **labels(resource_names.CONTENT, owner),
+            resource_names.LABEL_SOURCE: wanted.source,
+        }
+        made = await self._engine.make_volume(name, told)
+        # An engine returns an existing volume, whatever made it and whatever it contains.
+        ours = (made.get("Labels") or {}).get(resource_names.LABEL_OWNER) == owner
+        if not ours or made.get("Driver", "local") != "local" or made.get("Options"):
+            raise Conflict(
+                f"the engine has a volume named {name} already, which is not ours",
+                hint=f"remove it (docker volume rm {name})",
+            )
+        detection = await self._setup.detection()
+        async with detection.probe_container(ContainerMount("volume", name, _POINT)) as container:
+            if await self._is_complete(container):
+                return
+            with os_translated("read what a sandbox is shown", BackendUnavailable):
+                await self._engine.put_stream(container, _POINT, packed(Path(wanted.source)))
+            await self._engine.put(container, _POINT, _marker())
+        await self._prune(owner)
+
+    async def _is_complete(self, container: str) -> bool:
+        try:
+            found = await self._engine.content_of(container, f"{_POINT}/{_MARKER}", 0)
+        except Refused as exc:
+            if exc.not_there:
+                return False
+            raise
+        return found == b""
+
+    async def _prune(self, owner: str) -> None:
+        mine = (
+            f"{resource_names.LABEL}={resource_names.CONTENT}",
+            f"{resource_names.LABEL_OWNER}={owner}",
+        )
+        # What cannot be removed now is removed another time.
+        with contextlib.suppress(Refused, SandkastenError):
+            for one in await self._engine.volumes(*mine):
+                source = (one.get("Labels") or {}).get(resource_names.LABEL_SOURCE, "")
+                if not await asyncio.to_thread(os.path.isdir, source):
+                    with contextlib.suppress(Refused):
+                        await self._engine.remove_volume(str(one["Name"]))
+
+
+def _marker() -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo(_MARKER))
+    return made.getvalue()
