@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from websockets.client import ClientProtocol
 
+from sandkasten.api.proxy.proxy_redirects import kept_inside
 from sandkasten.model.commands.exec_values import ExecRequest
 from tests.api.inner_servers import ECHO, FRAGMENTS, GARBAGE, HOSTILE, PLAIN
 from tests.api.raw import say
@@ -194,13 +195,50 @@ async def test_an_unusual_answer_is_normalised_or_refused(
         ("http://localhost:8003/x", "{base}/x"),
         ("//other.example/x", "//other.example/x"),
         ("https://other.example/../x", "https://other.example/../x"),
+        ("https:/v1/keys", None),
     ],
 )
 async def test_a_redirect_never_leads_to_the_daemon_itself(real_daemon, hostile, given, seen):
     where = given.replace("{port}", str(real_daemon.port)).encode()
     raw = b"HTTP/1.1 307 Go\r\nContent-Length: 0\r\nLocation: " + where + b"\r\n\r\n"
     reply = await answered(real_daemon, hostile, raw)
-    assert reply.headers["location"] == seen.replace("{base}", hostile)
+    assert reply.headers.get("location") == (seen and seen.replace("{base}", hostile))
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("ours", ["box.example", "box.example:443", "box.example:80"])
+@pytest.mark.parametrize(
+    ("given", "seen"),
+    [
+        ("https:/v1/keys", None),
+        ("HTTPS:v1/keys", None),
+        ("http:///v1/keys", None),
+        ("https:\\v1\\keys", None),
+        (" ht\ttps:/v1/keys", None),
+        ("http://:8080/v1/keys", None),
+        ("https://?x", None),
+        ("//box.example/v1/keys", "/p/v1/keys"),
+        ("https://box.example/v1/keys", "/p/v1/keys"),
+        ("http://box.example:443/v1/keys", "/p/v1/keys"),
+        ("https://BOX.example:80/v1/keys", "/p/v1/keys"),
+        ("///v1/keys", "/p/v1/keys"),
+        ("/a b", "/p/a b"),
+        ("https://box.example:8443/x", "https://box.example:8443/x"),
+        ("https://other.example/x", "https://other.example/x"),
+        ("mailto:a@box.example", "mailto:a@box.example"),
+    ],
+)
+def test_a_redirect_is_read_as_a_client_over_tls_reads_it(given, seen, ours, scheme):
+    found = kept_inside(given, port=8003, path="/a", prefix="/p", ours=ours, scheme=scheme)
+    assert found == seen
+
+
+def test_a_redirect_to_the_inner_servers_own_address_stays_below_the_port():
+    for port, given in ((80, "http://localhost/x"), (8003, "http://127.0.0.1:8003/x")):
+        found = kept_inside(
+            given, port=port, path="/", prefix="/p", ours="box.example:8080", scheme="https"
+        )
+        assert found == "/p/x"
 
 
 async def test_the_path_of_a_port_may_be_percent_encoded(real_daemon, hostile):

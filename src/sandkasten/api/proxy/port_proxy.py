@@ -266,6 +266,7 @@ def back_headers(head: h11.Response, target: Target, scope: Scope) -> list[tuple
                 path=target.path,
                 prefix=target.prefix,
                 ours=ours.decode("latin-1"),
+                scheme=scope.get("scheme", "http"),
             )
             if where is None:
                 continue
