@@ -14,6 +14,7 @@ from sandkasten.client.server.embedded import ServerAddress, settings
 from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.engine.clock import SystemClock
 from sandkasten.model.files.file_store_rules import FileRules
+from sandkasten.store.content_files import Content
 from tests.api.daemon_in_process import serving
 from tests.api.daemon_with_database import AS_OPERATOR, booked, new_key
 from tests.patience import PATIENCE_S
@@ -266,6 +267,18 @@ async def test_a_tenants_sandboxes_and_files_share_its_disk(engine, tmp_path):
         out = await daemon.ask("POST", f"{at}/files/publish", {"source": "big"}, headers=key)
         assert (out.status, out.json["details"]["quota"]) == (507, "disk")
         await put(daemon, b"x" * (mib // 2), headers=key)
+
+
+async def test_a_sparse_file_is_refused_before_a_byte_is_stored(daemon, monkeypatch):
+    """A terabyte of holes takes no space inside, and must take none here."""
+    made = await daemon.ask("POST", "/v1/sessions", {})
+    at = f"/v1/sessions/{made.json['id']}"
+    ran = await daemon.ask("POST", f"{at}/exec", {"cmd": "truncate -s 1T big"})
+    assert ran.json["exit_code"] == 0, ran.json
+    received: list[object] = []
+    monkeypatch.setattr(Content, "receive", lambda _, data, __: received.append(data))
+    out = await daemon.ask("POST", f"{at}/files/publish", {"source": "big"})
+    assert (out.status, out.json["code"], received) == (413, "PAYLOAD_TOO_LARGE", [])
 
 
 async def test_a_file_is_staged_into_a_session_and_published(daemon):

@@ -17,6 +17,7 @@ from tests.unisolated.backend import UnisolatedBackend
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from pathlib import Path
 
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.sandbox.cell_spec import CellSpec
@@ -154,8 +155,10 @@ class World:
         spares: bool = False,
         host_mounts: HostMounts | None = None,
         journal: Journal | None = None,
+        host_disk: Path | None = None,
     ) -> None:
         self.journal: Any = journal
+        self._host_disk = host_disk
         self._spares = spares
         self._host_mounts = host_mounts
         self._images = HostImages(allowed=allowed)
@@ -182,6 +185,7 @@ class World:
             host_mounts=self._host_mounts,
             journal=self.journal,
             stored_files=self.stored_files,
+            host_disk=self._host_disk,
         )
 
     async def left(self) -> tuple[list[str], list[str]]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
+import subprocess
 import tarfile
+from contextlib import suppress
 
 import pytest
 
@@ -20,11 +23,15 @@ from sandkasten.errors import (
     PayloadTooLarge,
     PolicyDenied,
     QuotaExceeded,
+    WorkspaceDamaged,
 )
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.files.file_entries import FileContent
+from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from sandkasten.model.sandbox.workspace import DiskRules
+from tests.engine.injections import World
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
@@ -160,6 +167,65 @@ async def test_a_full_workspace_is_a_typed_error(world):
     info = await world.engine.create(CreateRequest(SandboxOptions(limits={"workspace_mb": 1})))
     with pytest.raises(QuotaExceeded):
         await world.engine.files.write(info.id, "x", bytes(2 * 2**20))
+
+
+def command(*words: object) -> None:
+    subprocess.run([str(word) for word in words], check=True)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+@pytest.mark.promise("P74")
+@pytest.mark.parametrize("full", [False, True])
+async def test_a_file_system_that_gave_up_is_not_a_matter_of_permissions(tmp_path, full):
+    world = World(host_disk=tmp_path / "disk")
+    place = world.backend.real.workspaces._root
+    for directory in (place, tmp_path / "disk"):
+        directory.mkdir(exist_ok=True)
+        command("mount", "-t", "tmpfs", "-o", "size=8m", "test", directory)
+    try:
+        box = (await world.engine.create(CreateRequest(SandboxOptions(workspace_id="w")))).id
+        await world.engine.files.write(box, "there", b"1")
+        command("mount", "-o", "remount,ro", place)
+        if full:
+            with suppress(OSError):
+                (tmp_path / "disk/fill").write_bytes(bytes(9 << 20))
+        wanted = QuotaExceeded if full else WorkspaceDamaged
+        for change in (
+            world.engine.files.write(box, "new", b"1"),
+            world.engine.files.mkdir(box, "d"),
+            world.engine.files.move(box, "there", "elsewhere"),
+            world.engine.files.remove(box, "there"),
+            world.engine.files.tar_in(box, ".", tarfile.TarInfo("f").tobuf() + bytes(1024)),
+        ):
+            with pytest.raises(wanted, match="the host's disk"):
+                await change
+        assert (await world.engine.files.read(box, "there")).data == b"1"
+        await world.engine.destroy(box)
+    finally:
+        await world.engine.aclose()
+        for directory in (place, tmp_path / "disk"):
+            command("umount", "-l", directory)
+
+
+@pytest.mark.promise("P74")
+@pytest.mark.parametrize("reserve", ["all", "named", "none"])
+async def test_shared_space_is_not_written_below_the_watermark(tmp_path, reserve):
+    rules = DiskRules(reserve, min_free_bytes=1 << 60)
+    world = World(policy=Policy(disk=rules), host_disk=tmp_path)
+    try:
+        own = (await world.engine.create(CreateRequest())).id
+        named = (await world.engine.create(CreateRequest(SandboxOptions(workspace_id="w")))).id
+        for box, refused in ((own, reserve != "all"), (named, reserve == "none")):
+            if refused:
+                with pytest.raises(QuotaExceeded, match="could not write to the workspace"):
+                    await world.engine.files.write(box, "f", b"1")
+                assert await world.engine.files.remove(box, "f", missing_ok=True) == 0
+            else:
+                await world.engine.files.write(box, "f", b"1")
+            await world.engine.destroy(box)
+    finally:
+        await world.engine.aclose()
 
 
 async def test_a_listing_is_sorted_and_paged(engine, box):

@@ -26,7 +26,7 @@ async def test_a_sandbox_started_meanwhile_does_not_keep_the_volume(
     backend: OciBackend, tmp_path: Path
 ) -> None:
     place = tmp_path / "v"
-    await asyncio.to_thread(host_volume.make, place, 8 * MIB, owner=1000)
+    await asyncio.to_thread(host_volume.make, place, 8 * MIB, owner=1000, templates=place.parent)
     cell = await backend.create(new_sandbox_id(), CellSpec(image=Image("host")))
     try:
         await asyncio.to_thread(host_volume.release, place)

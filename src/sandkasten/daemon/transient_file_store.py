@@ -74,6 +74,7 @@ class TransientFileStore:
         expires_at: float | None = None,
         metadata: Mapping[str, str] | None = None,
         expect_sha256: str | None = None,
+        expect_bytes: int | None = None,
         overwrite: bool = False,
         max_stored_bytes: MaxStoredBytes | None = None,
     ) -> StoredFile:
@@ -86,6 +87,7 @@ class TransientFileStore:
                 expires_at=expires_at,
                 metadata=metadata,
                 expect_sha256=expect_sha256,
+                expect_bytes=expect_bytes,
                 overwrite=overwrite,
                 max_stored_bytes=max_stored_bytes,
             )

@@ -210,10 +210,13 @@ class FileStore(Protocol):
         expires_at: float | None = None,
         metadata: Mapping[str, str] | None = None,
         expect_sha256: str | None = None,
+        expect_bytes: int | None = None,
         overwrite: bool = False,
         max_stored_bytes: MaxStoredBytes | None = None,
     ) -> StoredFile:
         """Store all of it or nothing. Without a key it gets `f_<id>`; Conflict if a key is taken.
+
+        `expect_bytes` is only a hint: what is too large by it is refused before it arrives.
 
         QuotaExceeded if the tenant's stored files would take more than `max_stored_bytes`
         yields, when the bytes begin to arrive or while the file gets its key.

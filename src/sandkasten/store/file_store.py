@@ -89,6 +89,7 @@ class DiskFileStore:
         expires_at: float | None = None,
         metadata: Mapping[str, str] | None = None,
         expect_sha256: str | None = None,
+        expect_bytes: int | None = None,
         overwrite: bool = False,
         max_stored_bytes: MaxStoredBytes | None = None,
     ) -> StoredFile:
@@ -106,7 +107,7 @@ class DiskFileStore:
         limits = max_stored_bytes if max_stored_bytes is not None else _no_limit
         async with limits() as limit:
             pass
-        arrived = await self._receive(tenant, key, data, limit)
+        arrived = await self._receive(tenant, key, data, limit, expect_bytes)
         try:
             _must_be(arrived.digest, expect_sha256)
             row = StoredFile(
@@ -225,7 +226,12 @@ class DiskFileStore:
         return gone
 
     async def _receive(
-        self, tenant: str, key: str, data: AsyncIterable[bytes], limit: int | None
+        self,
+        tenant: str,
+        key: str,
+        data: AsyncIterable[bytes],
+        limit: int | None,
+        expected: int | None,
     ) -> Arrived:
         used = await self._database.read(lambda connection: _used(connection, tenant, without=key))
         rules = self.rules
@@ -239,6 +245,8 @@ class DiskFileStore:
                 )
             _check_total(used, size, rules, limit)
 
+        if expected is not None:
+            allowed(expected)
         return await self._content.receive(data, allowed)
 
     def _insert(

@@ -91,6 +91,8 @@ class StagePublish:
                 content_type=content_type or guessed or UNKNOWN_TYPE,
                 expires_at=expires_at,
                 expect_sha256=expect_sha256,
+                # Holes of a sparse file take no space in the sandbox, and would here.
+                expect_bytes=entry.size,
                 overwrite=overwrite,
                 max_stored_bytes=max_stored_bytes,
             )
