@@ -25,6 +25,7 @@ from sandkasten.errors import (
     UnsupportedByBackend,
 )
 from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.policy import Policy
@@ -489,3 +490,27 @@ async def test_sandboxes_that_are_turned_off_are_refused_by_name():
         assert refused.value.details == {"rule": "policy.enabled"}
     assert await world.left() == ([], [])
     await world.engine.aclose()
+
+
+@pytest.mark.promise("P74")
+async def test_space_is_reserved_for_what_was_promised_and_not_for_our_own_bounds(
+    world, monkeypatch
+):
+    """A step of a build may use 8 GB, and packages 16 GB: a small disk must allow both."""
+    made = []
+
+    async def make(plan, **_):
+        made.append(plan.spec.reserve_disk)
+        raise Busy("seen")
+
+    monkeypatch.setattr(world.engine._sandboxes, "make", make)
+    layers = Image("debian", "layers", ("/nowhere",))
+    with pytest.raises(Busy):
+        await world.engine.create(CreateRequest())
+    with pytest.raises(Busy):
+        async with world.engine._sites.open(Image("host"), "unisolated", (), disk_bytes=1 << 40):
+            pass
+    with pytest.raises(Busy):
+        async with world.engine.bench.run(layers, ("true",), cwd="/", on_line=print):
+            pass
+    assert made == [True, False, False]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.cell_spec import RootChanges
     from sandkasten.model.sandbox.ledger_record import Record
 
-# Packages are larger than what agents write; the file behind the workspace is sparse.
+# A generous bound of our own, so its space is not reserved.
 DISK_MB: Final = 8192
 _TAIL_LINES: Final = 20
 _MOST_LINE: Final = 500
@@ -65,7 +65,8 @@ class BuildSandbox:
             raise _cannot_tell(plan.backend.name)
         longest_s = plan.spec.limits.max_exec_timeout_s
         lease = replace(plan.lease, idle_timeout_s=longest_s, lifetime_s=longest_s * 2)
-        record = await self._sandboxes.make(replace(plan, lease=lease))
+        spec = replace(plan.spec, reserve_disk=False)
+        record = await self._sandboxes.make(replace(plan, spec=spec, lease=lease))
         try:
             handle, _ = await self._handles.connect(record.id)
             cell = handle.cell

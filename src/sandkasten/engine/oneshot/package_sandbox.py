@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.cell_spec import HostMount
     from sandkasten.ports import Store
 
-# The file behind the workspace is sparse; no package set has needed more than this.
+# A generous bound of our own, so its space is not reserved: no package set has needed more.
 _MOST_MB: Final = 16 * 1024
 
 
@@ -67,7 +67,7 @@ class PackageSandboxes:
         seen = not isinstance(plan.backend, Remote) or await plan.backend.sees_files()
         plan = replace(
             plan,
-            spec=replace(plan.spec, env={}, mounts=mounts if seen else ()),
+            spec=replace(plan.spec, env={}, mounts=mounts if seen else (), reserve_disk=False),
             lease=replace(plan.lease, idle_timeout_s=longest_s, lifetime_s=longest_s * 2),
             mounts=(),
         )
