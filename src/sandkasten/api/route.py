@@ -100,6 +100,8 @@ class Route:
     """Content types of the body, where there is one."""
     reads_body: bool = False
     """A body that no schema describes (a stream of bytes, a form)."""
+    form: Mapping[str, Any] = field(default_factory=dict)
+    """JSON Schemas of the fields of a form; `file` is required."""
     body_required: bool = True
     answer: type[Answer] | None = None
     array: bool = False

@@ -6,17 +6,17 @@ execve cannot carry.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import InvalidRequest, PayloadTooLarge
+from sandkasten.model.field_patterns import ENV_NAME, LABEL_NAME, form
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}\Z")
-_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}\Z")
+_NAME = form(ENV_NAME)
+_LABEL = form(LABEL_NAME)
 
 # The kernel refuses one string over 128 KiB (MAX_ARG_STRLEN), name and '=' included.
 MAX_VALUE_BYTES = 128 * 1024 - 512

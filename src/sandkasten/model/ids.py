@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from typing import NewType
 
 from sandkasten.errors import InvalidRequest, SessionNotFound
+from sandkasten.model.field_patterns import EXEC_ID, SANDBOX_ID, form
 
 SandboxId = NewType("SandboxId", str)
 ExecId = NewType("ExecId", str)
 
 # 8 bytes give the 16 hex digits the contract promises; more only makes ids longer to type.
 _ID_BYTES = 8
-_SANDBOX = re.compile(r"sbx_[0-9a-f]{16,64}\Z")
-_EXEC = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+_SANDBOX = form(SANDBOX_ID)
+_EXEC = form(EXEC_ID)
 
 
 def new_sandbox_id() -> SandboxId:

@@ -2,38 +2,69 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
-from pydantic import Field, StrictInt
+from pydantic import ConfigDict, Field, StrictInt
 
 from sandkasten.api.files.file_names import decoded
+from sandkasten.api.request.field_schemas import (
+    WHOLE,
+    AnyBase64,
+    Path,
+    PathB64,
+    at_most_given,
+    exactly_one,
+    one_given,
+    requires,
+    rules,
+    schema,
+    shaped,
+)
 from sandkasten.api.route import Answer, Body, Query
 from sandkasten.errors import InvalidRequest
+from sandkasten.model.field_patterns import ANY_BASE64, OCTAL, form, shown_form
 
-_OCTAL = re.compile(r"0?o?[0-7]{1,4}\Z")
+_OCTAL = form(OCTAL)
 _B64 = "The bytes of the name in base64, for names that are not UTF-8."
 
+_Octal = Annotated[str, shaped(OCTAL)]
+_base64_content = {
+    "anyOf": [
+        {"properties": {"encoding": {"not": {"const": "base64"}}}},
+        {"properties": {"content": {"pattern": shown_form(ANY_BASE64)}}},
+    ]
+}
+_PATH_ONCE = exactly_one("path", "path_b64")
 Mode = Annotated[
-    StrictInt | str | None,
+    Annotated[StrictInt, schema(minimum=0, maximum=0o7777)] | _Octal | None,
+    WHOLE,
     Field(description="Permissions: a number (420), or octal digits in a text (`0644`)."),
 ]
 PathText = Annotated[
-    str | None, Field(description="`x`, `/work/x` and `/workspace/x` name the same file.")
+    Path | None, Field(description="`x`, `/work/x` and `/workspace/x` name the same file.")
 ]
-PathB64 = Annotated[str | None, Field(description=_B64)]
+PathBytes = Annotated[PathB64 | None, Field(description=_B64)]
 Offset = Annotated[int, Field(ge=0, le=2**62)]
 
 
 class WriteBody(Body):
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            _PATH_ONCE,
+            exactly_one("contents", "contents_b64", "content", "text", "content_base64"),
+            requires("encoding", "content"),
+            _base64_content,
+        )
+    )
+
     path: PathText = None
-    path_b64: PathB64 = None
+    path_b64: PathBytes = None
     contents: str | None = Field(None, description="The text of the file.")
-    contents_b64: str | None = Field(None, description="Its bytes in base64.")
+    contents_b64: AnyBase64 | None = Field(None, description="Its bytes in base64.")
     content: str | None = Field(None, description="Either, as `encoding` says.")
     encoding: Literal["utf-8", "utf8", "text", "base64"] | None = None
     text: str | None = Field(None, description="As `contents`.")
-    content_base64: str | None = Field(None, description="As `contents_b64`.")
+    content_base64: AnyBase64 | None = Field(None, description="As `contents_b64`.")
     mode: Mode = None
     overwrite: bool = True
 
@@ -58,31 +89,51 @@ class WriteBody(Body):
 
 
 class MkdirBody(Body):
+    model_config = ConfigDict(json_schema_extra=_PATH_ONCE)
+
     path: PathText = None
-    path_b64: PathB64 = None
+    path_b64: PathBytes = None
     parents: bool = True
     exist_ok: bool = True
     mode: Mode = None
 
 
 class MoveBody(Body):
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            exactly_one("source", "source_b64"), exactly_one("destination", "destination_b64")
+        )
+    )
+
     source: PathText = None
-    source_b64: PathB64 = None
+    source_b64: PathBytes = None
     destination: PathText = None
-    destination_b64: PathB64 = None
+    destination_b64: PathBytes = None
     overwrite: bool = False
 
 
 class DeleteBody(Body):
+    model_config = ConfigDict(json_schema_extra=_PATH_ONCE)
+
     path: PathText = None
-    path_b64: PathB64 = None
+    path_b64: PathBytes = None
     recursive: bool = False
     missing_ok: bool = False
 
 
-class PathQuery(Query):
+class _PathQuery(Query):
     path: PathText = None
-    path_b64: PathB64 = None
+    path_b64: PathBytes = None
+
+
+class PathQuery(_PathQuery):
+    model_config = ConfigDict(json_schema_extra=one_given("path", "path_b64"))
+
+
+class AnyPathQuery(_PathQuery):
+    """Without a path it is the workspace."""
+
+    model_config = ConfigDict(json_schema_extra=at_most_given("path", "path_b64"))
 
 
 class DeleteQuery(PathQuery):
@@ -104,18 +155,18 @@ class ReadQuery(PathQuery):
     )
 
 
-class ListQuery(PathQuery):
+class ListQuery(AnyPathQuery):
     recursive: bool = False
     limit: int = Field(1000, ge=1, le=5000)
-    cursor: str | None = Field(None, description="`next_cursor` of the previous page.")
+    cursor: PathB64 | None = Field(None, description="`next_cursor` of the previous page.")
 
 
 class FileQuery(PathQuery):
-    mode: str | None = Field(None, description="Permissions in octal digits.")
+    mode: _Octal | None = Field(None, description="Permissions in octal digits.")
     overwrite: bool = True
 
 
-class UploadQuery(PathQuery):
+class UploadQuery(AnyPathQuery):
     overwrite: bool = Field(True, description="Applies to forms. A tar always replaces.")
 
 
@@ -125,7 +176,7 @@ class DownloadQuery(PathQuery):
     )
 
 
-class WatchQuery(PathQuery):
+class WatchQuery(AnyPathQuery):
     recursive: bool = True
 
 

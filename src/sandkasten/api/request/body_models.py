@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from types import GenericAlias, UnionType
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
+from types import GenericAlias, NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from pydantic import Field, create_model
+from pydantic import ConfigDict, Field, create_model
 
+from sandkasten.api.request.field_schemas import WHOLE
 from sandkasten.api.route import Body
 
 if TYPE_CHECKING:
@@ -25,27 +26,48 @@ def body_of(
     value: Any,
     *,
     without: Iterable[str] = (),
+    schema: dict[str, Any] | None = None,
     **more: tuple[Any, Any],
 ) -> type[Body]:
-    """Return a body with the fields of `value` except `without`, and with `more`."""
+    """Return a body with the fields of `value` except `without`, and with `more`.
+
+    `schema` are rules about several fields, from `field_schemas`.
+    """
     hints = get_type_hints(value)
     made: dict[str, Any] = dict(more)
     for one in fields(value):
         if one.name in without or one.name in more:
             continue
+        about = dict(one.metadata)
         kind = _json_type(hints[one.name])
+        description = about.pop("description", None)
+        if about:
+            kind = _narrowed(kind, Field(json_schema_extra=about.pop("schema", None), **about))
         if one.default_factory is not MISSING:
-            made[one.name] = (kind, Field(default_factory=dict, **one.metadata))
+            made[one.name] = (kind, Field(default_factory=dict, description=description))
         elif one.default == ():
-            made[one.name] = (kind, Field(default_factory=list, **one.metadata))
+            made[one.name] = (kind, Field(default_factory=list, description=description))
         else:
-            made[one.name] = (kind, Field(one.default, **one.metadata))
-    return create_model(name, __base__=Body, **made)
+            made[one.name] = (kind, Field(one.default, description=description))
+    base = type(name, (Body,), {"model_config": ConfigDict(json_schema_extra=schema)})
+    return create_model(name, __base__=base, **made)
 
 
 def given(body: Body) -> dict[str, Any]:
     """Return the fields that the client sent, as plain values."""
     return body.model_dump(exclude_unset=True)
+
+
+def _narrowed(kind: Any, about: Any) -> Any:
+    """Return the type with what is known about its values, which is not about null."""
+    inner = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    return Union[tuple(_with(one, about) for one in inner)]  # noqa: UP007  (made at runtime)
+
+
+def _with(kind: Any, about: Any) -> Any:
+    if kind is int:
+        return Annotated[kind, about, WHOLE]
+    return kind if kind is NoneType else Annotated[kind, about]
 
 
 def _json_type(hint: Any) -> Any:

@@ -12,7 +12,9 @@ from pydantic.json_schema import models_json_schema
 
 from sandkasten import errors
 from sandkasten.api.error_responses import STATUS
+from sandkasten.api.request.field_schemas import AT_MOST_ONE, EXACTLY_ONE, text_schema
 from sandkasten.api.route import EVENTS, JSON, Answer, Route
+from sandkasten.model import field_patterns as forms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -23,10 +25,16 @@ _REF: Final = "#/components/schemas/{model}"
 _ANY: Final = ("get", "head", "post", "put", "patch", "delete", "options")
 _PLACE: Final = re.compile(r"\{([a-z_]+)(?::path)?\}")
 _NOTES: Final = {
-    "id": "Id of a session, `sbx_` and hex digits.",
     "eid": "Id of a command.",
     "run_id": "Id of a run, `run_` and hex digits.",
     "port": "A TCP port inside the sandbox.",
+}
+# What a placeholder stands for, by the path before it.
+_PLACES: Final = {
+    "/v1/sessions/{id}": ("Id of a session, `sbx_` and hex digits.", forms.SANDBOX_ID),
+    "/v1/workspaces/{id}": ("Name of a workspace.", forms.WORKSPACE_NAME),
+    "/v1/keys/{id}": ("Id of a key, `key_` and hex digits.", forms.KEY_ID),
+    "/v1/images/{name:path}": ("Name or id of an image.", forms.IMAGE_NAME),
 }
 # Statuses beside the one of a class: where and how a request is malformed decides.
 _INVALID: Final = {
@@ -53,6 +61,8 @@ _BODIED: Final = {
     415: _INVALID[415],
 }
 _USUAL: Final = {**_EVERYWHERE, **_KEYED, **_BODIED}
+_HEADER_SCHEMAS: Final = {"Idempotency-Key": {"pattern": forms.shown_form(forms.HEADER_KEY)}}
+_RULES: Final = {EXACTLY_ONE: "Takes exactly one of", AT_MOST_ONE: "Takes at most one of"}
 _HEADERS: Final = {
     "x-request-id": {
         "description": "Names the request in the log; a client's own `X-Request-Id` is kept.",
@@ -128,8 +138,13 @@ def _operation(
         "parameters": _parameters(route),
         "responses": _responses(route, names, failures),
     }
-    if route.description:
-        found["description"] = route.description
+    about = [route.description] if route.description else []
+    for rule, words in _RULES.items():
+        if (names_ := _query_schema(route).get(rule)) is not None:
+            found[rule] = names_
+            about.append(f"{words} `{'` and `'.join(names_)}`.")
+    if about:
+        found["description"] = " ".join(about)
     if route.scope is None:
         found["security"] = []
     else:
@@ -156,9 +171,13 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
         one["schema"] = {"type": "string", "minLength": 1}
         if name in _NOTES:
             one["description"] = _NOTES[name]
+        for start, (text, form) in _PLACES.items():
+            if route.path.startswith(start) and f"{{{name}" in start:
+                one["description"] = text
+                one["schema"]["pattern"] = forms.shown_form(form)
         found.append(one)
     if route.query is not None:
-        schema = route.query.model_json_schema(ref_template=_REF)
+        schema = _query_schema(route)
         needed = schema.get("required", ())
         for name, about in schema.get("properties", {}).items():
             one = {"name": name, "in": "query", "required": name in needed, "schema": about}
@@ -166,17 +185,33 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
                 one["description"] = about["description"]
             found.append(one)
     found += [
-        {"name": name, "in": "header", "description": text, "schema": {"type": "string"}}
+        {
+            "name": name,
+            "in": "header",
+            "description": text,
+            "schema": {"type": "string", **_HEADER_SCHEMAS.get(name, {})},
+        }
         for name, text in route.headers.items()
     ]
     return found
+
+
+def _query_schema(route: Route) -> dict[str, Any]:
+    return {} if route.query is None else text_schema(route.query)
 
 
 def _taken(route: Route, kind: str, names: Mapping[type[BaseModel], str]) -> dict[str, Any]:
     if kind == JSON and route.body is not None:
         return {"schema": {"$ref": _REF.format(model=names[route.body])}}
     if kind == "multipart/form-data":
-        return {"schema": {"type": "object"}}
+        return {
+            "schema": {
+                "type": "object",
+                "properties": dict(route.form),
+                "required": ["file"],
+                "additionalProperties": False,
+            }
+        }
     return {"schema": {"type": "string", "format": "binary"}}
 
 
@@ -230,7 +265,10 @@ def _good(
                 if route.array:
                     schema = {"type": "array", "items": schema}
             content[kind] = {"schema": schema}
-        elif kind == EVENTS or kind.startswith("text/"):
+        elif kind == EVENTS:
+            # A schema would be about one event, for some readers, and about all for others.
+            content[kind] = {"schema": {}}
+        elif kind.startswith("text/"):
             content[kind] = {"schema": {"type": "string"}}
         else:
             content[kind] = {"schema": {"type": "string", "format": "binary"}}

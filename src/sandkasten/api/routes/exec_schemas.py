@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, StrictInt
+from pydantic import ConfigDict, Field, StrictInt
 
 from sandkasten.api.request.body_models import body_of
+from sandkasten.api.request.field_schemas import (
+    WHOLE,
+    Base64,
+    Directory,
+    NoNul,
+    at_most_one,
+    exactly_one,
+    not_both,
+    rules,
+    schema,
+    shaped,
+)
 from sandkasten.api.route import Answer, Body, Query
 from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.commands.signals import SIGNAL
+from sandkasten.model.field_patterns import shown_form
 
-Side = Annotated[StrictInt, Field(ge=1, le=10_000)]
+Side = Annotated[StrictInt, Field(ge=1, le=10_000), WHOLE]
 
 
 class PtyBody(Body):
@@ -18,31 +32,35 @@ class PtyBody(Body):
     cols: Side = 80
 
 
-_Words = list[str] | str | None
-
-ExecBody = body_of(
-    "ExecBody",
-    ExecRequest,
-    cmd=(
+_Words = (
+    Annotated[
+        list[NoNul],
+        schema(minItems=1, prefixItems=[{"type": "string", "pattern": shown_form("[^\\x00]+")}]),
+    ]
+    | NoNul
+    | None
+)
+_Milliseconds = Annotated[
+    float,
+    Field(ge=0, le=10**10, json_schema_extra={"anyOf": [{"const": 0}, {"minimum": 1}]}),
+]
+_ONCE = (exactly_one("cmd", "command"), at_most_one("stdin", "stdin_b64"))
+_fields: dict[str, Any] = {
+    "cmd": (
         _Words,
         Field(None, description="A list runs as a new process, a string in the session's shell."),
     ),
-    command=(_Words, Field(None, description="Another name for `cmd`.")),
-    workdir=(str | None, Field(None, description="Another name for `cwd`; `cwd` wins.")),
-    stdin=(str | None, None),
-    stdin_b64=(str | None, Field(None, description="The same for bytes that are not UTF-8.")),
-    timeout_ms=(
-        float | None,
-        Field(
-            None,
-            ge=0,
-            le=10**10,
-            description="Wins over `timeout_seconds`; 0: the default.",
-        ),
+    "command": (_Words, Field(None, description="Another name for `cmd`.")),
+    "workdir": (Directory | None, Field(None, description="Another name for `cwd`; `cwd` wins.")),
+    "stdin": (str | None, None),
+    "stdin_b64": (Base64 | None, Field(None, description="For bytes that are not UTF-8.")),
+    "timeout_ms": (
+        _Milliseconds | None,
+        Field(None, description="Wins over `timeout_seconds`; 0: the default."),
     ),
-    pty=(bool | PtyBody, Field(False, description="On a terminal: one stream, no stderr.")),
-    stream=(bool, Field(False, description="Answer as exec/stream does.")),
-    background=(
+    "pty": (bool | PtyBody, Field(False, description="On a terminal: one stream, no stderr.")),
+    "stream": (bool, Field(False, description="Answer as exec/stream does.")),
+    "background": (
         bool,
         Field(
             False,
@@ -50,23 +68,33 @@ ExecBody = body_of(
             "its session does.",
         ),
     ),
-    error_on_timeout=(
+    "error_on_timeout": (
         bool,
         Field(False, description="Answer 504 when it times out, with the result in `details`."),
     ),
+}
+
+ExecBody = body_of(
+    "ExecBody", ExecRequest, schema=rules(*_ONCE, not_both("background", "stream")), **_fields
+)
+_never = (Annotated[bool, schema(const=False)], Field(False, description="Not in a stream."))
+StreamBody = body_of(
+    "StreamBody", ExecRequest, schema=rules(*_ONCE), **{**_fields, "background": _never}
 )
 
 
 class StdinBody(Body):
+    model_config = ConfigDict(json_schema_extra=at_most_one("data", "data_b64"))
+
     data: str | None = None
-    data_b64: str | None = None
+    data_b64: Base64 | None = None
     close: bool = Field(False, description="No more data follows.")
 
 
 class SignalBody(Body):
-    signal: Annotated[StrictInt, Field(ge=1, le=64)] | str = Field(
-        description="A number, or a name with or without SIG."
-    )
+    signal: Annotated[
+        Annotated[StrictInt, Field(ge=1, le=64)] | Annotated[str, shaped(SIGNAL)], WHOLE
+    ] = Field(description="A number, or a name with or without SIG.")
 
 
 class WaitQuery(Query):

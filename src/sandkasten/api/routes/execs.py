@@ -7,7 +7,6 @@ that. Disconnecting stops the stream, not the command.
 from __future__ import annotations
 
 import asyncio
-import signal as signals
 from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -29,6 +28,7 @@ from sandkasten.api.routes.exec_schemas import (
     OutputQuery,
     SignalBody,
     StdinBody,
+    StreamBody,
     WaitQuery,
 )
 from sandkasten.errors import (
@@ -47,6 +47,7 @@ from sandkasten.errors import (
     SessionNotFound,
 )
 from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult
+from sandkasten.model.commands.signals import signal_number
 from sandkasten.model.ids import exec_id as checked_exec_id
 from sandkasten.model.json_codec import to_json
 from sandkasten.model.request_spellings import exec_request, input_of
@@ -76,7 +77,7 @@ async def run(call: Call) -> Response:
 
 
 async def stream(call: Call) -> Response:
-    return await _streamed(call, given(await call.body(ExecBody)))
+    return await _streamed(call, given(await call.body(StreamBody)))
 
 
 async def _streamed(call: Call, fields: Mapping[str, Any]) -> Response:
@@ -200,7 +201,7 @@ async def close_stdin(call: Call) -> Response:
 
 async def signal(call: Call) -> Response:
     eid = _exec_id(call)
-    number = _signal((await call.body(SignalBody)).signal)
+    number = signal_number((await call.body(SignalBody)).signal)
     await call.engine.exec_signal(await call.session(), eid, number)
     return answer({"ok": True, "signal": number})
 
@@ -237,21 +238,6 @@ def _is_json(call: Call) -> bool:
     return content_type.partition(";")[0].strip().lower() == JSON
 
 
-def _signal(named: int | str) -> int:
-    if isinstance(named, int):
-        return named
-    name = named.upper()
-    try:
-        return int(signals.Signals[name if name.startswith("SIG") else "SIG" + name])
-    except KeyError as exc:
-        raise InvalidRequest(
-            f"{named[:40]!r} is not the name of a signal",
-            hint="TERM, KILL, INT, HUP, … or a number",
-            field="signal",
-            http_status=422,
-        ) from exc
-
-
 GONE = (SessionNotFound, SessionExpired, SandboxLost)
 _RUN: tuple[type[SandkastenError], ...] = (
     *GONE,
@@ -285,7 +271,7 @@ ROUTES = (
         "/v1/sessions/{id}/exec/stream",
         stream,
         "Run a command and watch its output",
-        body=ExecBody,
+        body=StreamBody,
         gives=(EVENTS,),
         errors=_RUN,
         headers={"Idempotency-Key": "The same as `idempotency_key`."},

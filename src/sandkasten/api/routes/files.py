@@ -20,6 +20,7 @@ from sandkasten.api.files.stored_file import (
     max_stored_bytes,
     store_of,
 )
+from sandkasten.api.request.field_schemas import ContentType, FileKey, text_schema
 from sandkasten.api.request.http_call import checked
 from sandkasten.api.response.byte_ranges import (
     FileVersion,
@@ -59,8 +60,10 @@ Seconds = Annotated[float, Field(gt=0, le=10**10)]
 
 
 class PutQuery(Query):
-    key: str | None = Field(None, description="`f_<id>` if omitted.")
-    content_type: str | None = Field(None, description="The body's content type if omitted.")
+    key: FileKey | None = Field(None, description="`f_<id>` if omitted.")
+    content_type: ContentType | None = Field(
+        None, description="The body's content type if omitted."
+    )
     ttl_seconds: Seconds | None = Field(None, description="Deleted after this many seconds.")
     metadata: str | None = Field(None, description="A JSON object with string values.")
     checksum: str | None = Field(
@@ -282,6 +285,10 @@ ROUTES = (
         query=PutQuery,
         takes=(_FORM, "*/*"),
         reads_body=True,
+        form={
+            **text_schema(PutQuery)["properties"],
+            "file": {"type": "string", "format": "binary"},
+        },
         body_required=False,
         answer=File,
         status=201,

@@ -48,6 +48,8 @@ from sandkasten.errors import (
     SessionExpired,
     SessionNotFound,
 )
+from sandkasten.model.field_patterns import ANY_BASE64, PATH, shown_form
+from sandkasten.model.files.sandbox_paths import PATH_MAX
 
 if TYPE_CHECKING:
     from sandkasten.api.files.file_locations import Place
@@ -58,6 +60,12 @@ _CONDITIONS = {
     "Range": "One range of bytes.",
     "If-Range": "With Range: send the range only if the file still has this ETag.",
     "If-None-Match": "Answer only if the file has none of these ETags.",
+}
+_FORM = {
+    "path": {"type": "string", "pattern": shown_form(PATH), "maxLength": PATH_MAX - 1},
+    "path_b64": {"type": "string", "pattern": shown_form(ANY_BASE64)},
+    "file": {"type": "string", "format": "binary"},
+    "files": {"type": "array", "items": {"type": "string", "format": "binary"}},
 }
 _FOUND = (FileNotFound, NotADirectory, FilePermission, PolicyDenied, FileTrouble, Conflict)
 _MADE = (*_FOUND, FileExists, IsADirectory, NotRegular, QuotaExceeded, PayloadTooLarge)
@@ -119,7 +127,8 @@ def file_routes(
         ),
         Route(
             "POST", f"{files}/upload", verbs.upload, "Upload files, or a tar", tag, scope,
-            query=UploadQuery, takes=(FORM, TAR), reads_body=True, answer=Uploaded, errors=make,
+            query=UploadQuery, takes=(FORM, TAR), reads_body=True, form=_FORM,
+            answer=Uploaded, errors=make,
             description="A form with up to 100 parts named `file` (or `files`), each with a file "
             "name, and a field `path`: the directory. Or a tar, unpacked below `path` inside the "
             "sandbox. Streamed; each file is whole or not there.",

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sandkasten.api.request.field_schemas import ImageName
 from sandkasten.api.response.json_response import answer
 from sandkasten.api.response.sse import begun, event
 from sandkasten.api.route import EVENTS, JSON, Answer, Body, Query, Route
@@ -40,17 +41,17 @@ _KEPT_REPORTS = 64
 
 
 class PullBody(Body):
-    name: str
+    name: ImageName
     platform: str | None = None
 
 
 class TagBody(Body):
-    name: str
-    new: str
+    name: ImageName
+    new: ImageName
 
 
 class ImportQuery(Query):
-    name: str | None = None
+    name: ImageName | None = None
     platform: str | None = None
 
 

@@ -6,10 +6,20 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, StrictFloat, StrictInt
 
+from sandkasten.api.request.field_schemas import WHOLE, Tenant, schema, shaped
 from sandkasten.api.response.json_response import answer
 from sandkasten.api.route import Answer, Body, Query, Route
 from sandkasten.errors import InvalidRequest, NotFound, QuotaExceeded, UnsupportedByBackend
-from sandkasten.model.access.api_keys import KeyRequest, is_key_id, make_key, new_row, no_such_key
+from sandkasten.model.access.api_keys import (
+    MAX_KEY_NAME,
+    KeyRequest,
+    is_key_id,
+    make_key,
+    new_row,
+    no_such_key,
+)
+from sandkasten.model.access.tenancy import SCOPES
+from sandkasten.model.field_patterns import PRINTABLE
 from sandkasten.model.json_codec import to_json
 
 if TYPE_CHECKING:
@@ -18,21 +28,27 @@ if TYPE_CHECKING:
     from sandkasten.api.request.http_call import Call
     from sandkasten.ports import Keys
 
-Count = Annotated[StrictInt, Field(ge=0, le=1 << 60)]
+Count = Annotated[StrictInt, Field(ge=0, le=1 << 60), WHOLE]
+_Scope = Annotated[str, schema(enum=sorted(SCOPES))]
+_LEAST = schema(minimum=0.001)
 
 
 class Quota(Body):
     max_sessions: Count | None = None
     max_memory_bytes: Count | None = None
     max_disk_bytes: Count | None = None
-    requests_per_second: Annotated[StrictFloat, Field(gt=0, le=10**6)] | None = None
+    requests_per_second: Annotated[StrictFloat, Field(gt=0, le=10**6), _LEAST] | None = None
 
 
 class KeyBody(Body):
-    tenant: str | None = Field(None, description="Its tenant; the caller's if omitted.")
-    name: str = Field("", description="A free-form comment.")
-    scopes: list[str] | None = Field(None, description="sessions, files and workspaces if omitted.")
-    expires_in_seconds: Annotated[StrictFloat, Field(gt=0, le=10**10)] | None = None
+    tenant: Tenant | None = Field(None, description="Its tenant; the caller's if omitted.")
+    name: Annotated[str, shaped(f"{PRINTABLE}{{0,{MAX_KEY_NAME}}}")] = Field(
+        "", description="A free-form comment."
+    )
+    scopes: Annotated[list[_Scope], schema(minItems=1)] | None = Field(
+        None, description="sessions, files and workspaces if omitted."
+    )
+    expires_in_seconds: Annotated[StrictFloat, Field(gt=0, le=10**10), _LEAST] | None = None
     quota: Quota | None = None
 
 

@@ -5,14 +5,26 @@ Code that fails is a result with `ok` false.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from sandkasten.api.request.body_models import body_of, given
+from sandkasten.api.request.field_schemas import (
+    Base64,
+    Limits,
+    NoNul,
+    at_most_one,
+    exactly_one,
+    requires,
+    rules,
+    schema,
+    shaped,
+)
 from sandkasten.api.response.json_response import answer
 from sandkasten.api.route import Answer, Body, Route
 from sandkasten.api.routes.exec_schemas import WhyAnswer
+from sandkasten.engine.oneshot.oneshot import MAX_FILES, RUNTIME_NAMES
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
@@ -26,6 +38,8 @@ from sandkasten.errors import (
     QuotaExceeded,
     UnsupportedByBackend,
 )
+from sandkasten.model.field_patterns import GLOB, WORKSPACE_MEMBER, shown_form
+from sandkasten.model.files.globs import MAX_GLOB, MAX_GLOBS
 from sandkasten.model.json_codec import to_json
 from sandkasten.model.request_spellings import decoded, input_of, sandbox_options, timeout_of
 from sandkasten.model.sandbox.oneshot_values import RunRequest
@@ -39,33 +53,48 @@ if TYPE_CHECKING:
 
 
 class FileBody(Body):
+    model_config = ConfigDict(json_schema_extra=exactly_one("content", "content_base64"))
+
     content: str | None = None
-    content_base64: str | None = Field(None, description="For bytes that are not UTF-8.")
+    content_base64: Base64 | None = Field(None, description="For bytes that are not UTF-8.")
 
 
+_Seconds = Annotated[
+    float, Field(gt=0, le=10**7, json_schema_extra={"minimum": 0.001, "maximum": 86_400})
+]
+_Milliseconds = Annotated[
+    float, Field(gt=0, le=10**10, json_schema_extra={"minimum": 1, "maximum": 86_400_000})
+]
+_Glob = Annotated[str, shaped(GLOB, maxLength=MAX_GLOB)]
+_MEMBERS = schema(
+    propertyNames={"pattern": shown_form(WORKSPACE_MEMBER), "maxLength": 4000},
+    maxProperties=MAX_FILES,
+)
 RunBody = body_of(
     "RunBody",
     SandboxOptions,
     without=SESSION_ONLY,
+    schema=rules(requires("workspace_mode", "workspace_id"), at_most_one("stdin", "stdin_b64")),
+    limits=(Limits, Field(default_factory=dict)),
     code=(str, Field()),
-    runtime=(str, Field("python", description="python, node, bash or sh")),
-    args=(list[str], Field(default_factory=list)),
+    runtime=(
+        Annotated[str, schema(enum=list(RUNTIME_NAMES))],
+        Field("python", description="python, node, bash or sh, or another name for one of them."),
+    ),
+    args=(list[NoNul], Field(default_factory=list)),
     files=(
-        dict[str, str | FileBody],
+        Annotated[dict[str, str | FileBody], _MEMBERS],
         Field(
             default_factory=dict,
             description="Paths below the workspace, written before the code runs.",
         ),
     ),
     stdin=(str | None, None),
-    stdin_b64=(str | None, None),
-    timeout_seconds=(float | None, Field(None, gt=0, le=10**7)),
-    timeout_ms=(
-        float | None,
-        Field(None, gt=0, le=10**10, description="Wins over `timeout_seconds`."),
-    ),
+    stdin_b64=(Base64 | None, None),
+    timeout_seconds=(_Seconds | None, None),
+    timeout_ms=(_Milliseconds | None, Field(None, description="Wins over `timeout_seconds`.")),
     artifacts=(
-        list[str],
+        Annotated[list[_Glob], schema(maxItems=MAX_GLOBS)],
         Field(default_factory=list, description="Globs below the workspace of files to send back."),
     ),
 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
+from sandkasten.api.request.field_schemas import at_least_one, at_most_one, rules, schema
 from sandkasten.api.response.json_response import moments
 from sandkasten.api.route import Answer, Body, Query
 from sandkasten.model.json_codec import to_json
@@ -15,12 +16,19 @@ if TYPE_CHECKING:
     from sandkasten.model.runs.run_values import Definition, RunRow
 
 Source = Annotated[str, Field(max_length=1 << 20)]
+_Name = Annotated[str, schema(minLength=1)]
 Seq = Annotated[int, Field(ge=0, le=1 << 62)]
 
 
 class ExecuteBody(Body):
-    agent_name: str | None = Field(None, description="Name of the agent; `agent_id` is the same.")
-    agent_id: str | None = None
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            at_least_one("agent_name", "agent_id", "source"), at_most_one("agent_name", "agent_id")
+        )
+    )
+
+    agent_name: _Name | None = Field(None, description="Name of the agent; `agent_id` is the same.")
+    agent_id: _Name | None = None
     task: str = Field("", description="The task.")
     variables: dict[str, Any] = Field(
         default_factory=dict,
@@ -32,7 +40,9 @@ class ExecuteBody(Body):
 
 
 class WorkflowBody(Body):
-    workflow_id: str | None = Field(None, description="Which workflow.")
+    model_config = ConfigDict(json_schema_extra=at_least_one("workflow_id", "source"))
+
+    workflow_id: _Name | None = Field(None, description="Which workflow.")
     input: Any = None
     source: Source | None = Field(
         None, description="The text of a workflow file, in place of one of the daemon's."

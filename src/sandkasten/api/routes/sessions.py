@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from sandkasten.api.request.body_models import body_of, given
+from sandkasten.api.request.field_schemas import (
+    ImageName,
+    Limits,
+    Printable,
+    requires,
+    schema,
+    shaped,
+)
 from sandkasten.api.response.json_response import answer
 from sandkasten.api.route import Answer, Query, Route
+from sandkasten.engine.lifecycle.session_list import STATUSES
 from sandkasten.errors import (
     BackendUnavailable,
     Conflict,
@@ -43,9 +52,11 @@ NEXT_CURSOR = "X-Next-Cursor"
 CreateBody = body_of(
     "CreateBody",
     SandboxOptions,
-    runtime=(str | None, Field(None, description="Another name for `image`; `image` wins.")),
+    schema=requires("workspace_mode", "workspace_id"),
+    limits=(Limits, Field(default_factory=dict)),
+    runtime=(ImageName | None, Field(None, description="Another name for `image`; `image` wins.")),
     session_key=(
-        str | None,
+        Printable | None,
         Field(None, description="Get the live session that has this key, or create it."),
     ),
 )
@@ -53,12 +64,12 @@ UpdateBody = body_of("UpdateBody", UpdateRequest)
 
 
 class ListQuery(Query):
-    status: str | None = Field(
+    status: Annotated[str, schema(enum=list(STATUSES))] | None = Field(
         None,
         description="creating, running, paused or destroying; or destroyed, expired, crashed or "
         "lost, which reaches sessions that are gone, newest first.",
     )
-    label: str | None = Field(
+    label: Annotated[str, shaped("[^,=]+(?:=[^,]*)?(?:,[^,=]+(?:=[^,]*)?)*")] | None = Field(
         None, description="`name` or `name=value`; several with commas, all of which must hold."
     )
     limit: int = Field(1000, ge=1, le=1000)

@@ -17,6 +17,7 @@ from sandkasten.api.files.stored_file import (
     store_of,
 )
 from sandkasten.api.request.authentication import require
+from sandkasten.api.request.field_schemas import ContentType, FileKey, Path
 from sandkasten.api.response.json_response import answer
 from sandkasten.api.route import Answer, Body, Route
 from sandkasten.engine.storage.stage_publish import StagePublish
@@ -40,15 +41,15 @@ if TYPE_CHECKING:
 
 
 class StageBody(Body):
-    file_key: str
-    destination: str
+    file_key: FileKey
+    destination: Path
     overwrite: bool = True
 
 
 class PublishBody(Body):
-    source: str
-    file_key: str | None = None
-    content_type: str | None = None
+    source: Path
+    file_key: FileKey | None = None
+    content_type: ContentType | None = None
     ttl_seconds: Annotated[float, Field(gt=0, le=10**10, strict=False)] | None = None
     checksum: str | None = Field(None, pattern=r"^(sha256:)?[0-9a-fA-F]{64}$")
     overwrite: bool = True

@@ -7,15 +7,17 @@ command.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field
 
 from sandkasten.api.request.authentication import require
+from sandkasten.api.request.field_schemas import shaped
 from sandkasten.api.response.json_response import answer
 from sandkasten.api.route import Answer, Body, Query, Route
 from sandkasten.api.routes.runs import agents_of
 from sandkasten.errors import InvalidRequest, UnsupportedByBackend
+from sandkasten.model.field_patterns import SESSION_KEY_PART
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -33,7 +35,7 @@ class ToolsQuery(Query):
 
 class ToolBody(Body):
     arguments: dict[str, Any] = Field(default_factory=dict)
-    session: str = Field(
+    session: Annotated[str, shaped(SESSION_KEY_PART)] = Field(
         "default", description="Names one of the caller's sandboxes; created on first use."
     )
     image: str | None = Field(None, description="The image; wins over the runtime's own.")

@@ -5,10 +5,17 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Final
 
-from pydantic import Field, StrictFloat
+from pydantic import ConfigDict, Field, StrictFloat
 
 from sandkasten.api.files.file_locations import Spot
 from sandkasten.api.files.file_names import name_fields
+from sandkasten.api.request.field_schemas import (
+    Path,
+    PathB64,
+    WorkspaceName,
+    at_most_given,
+    exactly_one,
+)
 from sandkasten.api.response.json_response import answer
 from sandkasten.api.route import Answer, Body, Query, Route
 from sandkasten.api.routes.fs import file_routes
@@ -35,19 +42,21 @@ if TYPE_CHECKING:
     from sandkasten.api.request.http_call import Call
     from sandkasten.model.sandbox.workspace import Workspace
 
-Megabytes = Annotated[StrictFloat, Field(ge=1, le=10**9)]
+Megabytes = Annotated[StrictFloat, Field(ge=1, le=10**9, json_schema_extra={"maximum": 1 << 20})]
 # What one answer of the short listing holds; `fs/list` has pages.
 _SHORT_LIST = 5000
 
 
 class NewBody(Body):
-    name: str | None = None
-    id: str | None = Field(None, description="Another name for `name`.")
+    model_config = ConfigDict(json_schema_extra=exactly_one("name", "id"))
+
+    name: WorkspaceName | None = None
+    id: WorkspaceName | None = Field(None, description="Another name for `name`.")
     size_mb: Megabytes | None = Field(None, description="Without it, the operator's.")
 
 
 class CopyBody(Body):
-    name: str = Field(description="Name of the copy.")
+    name: WorkspaceName = Field(description="Name of the copy.")
 
 
 class ResizeBody(Body):
@@ -55,8 +64,10 @@ class ResizeBody(Body):
 
 
 class ShortListQuery(Query):
-    path: str | None = None
-    path_b64: str | None = None
+    model_config = ConfigDict(json_schema_extra=at_most_given("path", "path_b64"))
+
+    path: Path | None = None
+    path_b64: PathB64 | None = None
 
 
 class OneWorkspace(Answer):

@@ -27,7 +27,7 @@ from sandkasten.model.commands.verdict import Ending, verdict
 from sandkasten.model.ids import exec_id as checked_exec_id
 from sandkasten.model.ids import new_exec_id
 from sandkasten.model.numbers import number, whole
-from sandkasten.model.sandbox.policy import MAX_KEPT_BYTES
+from sandkasten.model.sandbox.limits import MAX_KEPT_BYTES
 from sandkasten.wire.call import OutputChunk
 from sandkasten.wire.frame_codec import SHELL_STATE
 from sandkasten.wire.messages import decode_exec, decode_execs

@@ -74,6 +74,7 @@ _RUNTIMES: dict[str, Runtime] = {
     "sh": Runtime(("sh",), "main.sh", "base", "use an image that has a shell"),
 }
 _ALIASES = {"linux": "bash", "shell": "bash", "python3": "python", "javascript": "node"}
+RUNTIME_NAMES: tuple[str, ...] = (*_RUNTIMES, *_ALIASES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +304,7 @@ def _runtime(name: str) -> Runtime:
     if runtime is None:
         raise InvalidRequest(
             f"there is no runtime named {shown(str(name))}",
-            hint=did_you_mean(str(name), (*_RUNTIMES, *_ALIASES)),
+            hint=did_you_mean(str(name), RUNTIME_NAMES),
             field="runtime",
         )
     return runtime

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import InvalidRequest, NotFound
 from sandkasten.model.access.tenancy import SCOPES, Scope, TenantQuota, checked_tenant
+from sandkasten.model.field_patterns import KEY_ID, PRINTABLE, form
 from sandkasten.model.journal_rows import KeyRow
 from sandkasten.model.numbers import number, whole
 from sandkasten.model.spelling import did_you_mean, shown
@@ -27,8 +28,9 @@ DEFAULT_SCOPES: Final[frozenset[Scope]] = frozenset({"sessions", "files", "works
 _ID_BYTES: Final = 6
 _SECRET_BYTES: Final = 32
 _KEY = re.compile(r"sk-([0-9a-f]{12})-[A-Za-z0-9_-]{43}\Z")
-_KEY_ID = re.compile(r"key_[0-9a-f]{12}\Z")
-_MAX_NAME: Final = 100
+_KEY_ID = form(KEY_ID)
+MAX_KEY_NAME: Final = 100
+_NAME = form(f"{PRINTABLE}{{0,{MAX_KEY_NAME}}}")
 _MOST: Final = 1 << 60
 
 
@@ -144,10 +146,10 @@ def parse_quota(given: Mapping[str, int | float | None]) -> TenantQuota:
 
 def checked_key_name(text: str) -> str:
     """Return a key's name: short, and without characters that a terminal acts on."""
-    if len(text) > _MAX_NAME or not (text == "" or text.isprintable()):
+    if not _NAME.match(text):
         raise InvalidRequest(
             f"{shown(text)} is not a valid name for a key",
-            hint=f"at most {_MAX_NAME} printable characters",
+            hint=f"at most {MAX_KEY_NAME} printable characters",
             field="name",
         )
     return text

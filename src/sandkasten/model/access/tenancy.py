@@ -7,17 +7,17 @@ Unix socket and the configured `api_key` all belong to it.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
 from sandkasten.errors import InvalidRequest
+from sandkasten.model.field_patterns import TENANT, form
 from sandkasten.model.spelling import shown
 
 Scope = Literal["sessions", "files", "workspaces", "images", "metrics", "admin"]
 SCOPES: Final[frozenset[Scope]] = frozenset(get_args(Scope))
 DEFAULT_TENANT: Final = "default"
-_TENANT = re.compile(r"[a-z0-9][a-z0-9-]{0,31}\Z")
+_TENANT = form(TENANT)
 # In no tenant's name, so what follows the last one is always the tenant.
 _AT: Final = "@"
 

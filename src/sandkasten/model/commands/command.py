@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 import shlex
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -16,11 +15,11 @@ from typing import TYPE_CHECKING
 from sandkasten.errors import InvalidRequest, PayloadTooLarge
 from sandkasten.model.commands.exec_values import MAX_SECONDS, ExecRequest, Pty
 from sandkasten.model.environment import checked_environment, text_bytes
+from sandkasten.model.field_patterns import PRINTABLE, SHELL_NAME, form
 from sandkasten.model.files.sandbox_paths import working_directory
 from sandkasten.model.numbers import number, whole
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
-from sandkasten.model.sandbox.limits import MIB, Limits
-from sandkasten.model.sandbox.policy import MAX_KEPT_BYTES
+from sandkasten.model.sandbox.limits import MAX_KEPT_BYTES, MIB, Limits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +27,8 @@ if TYPE_CHECKING:
 MAX_COMMAND_BYTES = MIB
 # execve refuses one argument over 128 KiB (MAX_ARG_STRLEN, its NUL included).
 MAX_ARGUMENT_BYTES = 128 * 1024 - 1
-_SHELL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
+_SHELL_NAME = form(SHELL_NAME)
+_KEY = form(PRINTABLE + "{1,256}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ def _timeout(value: float, longest_s: float) -> float:
 
 
 def _key(value: str) -> str:
-    if not isinstance(value, str) or not 1 <= len(value) <= 256 or not value.isprintable():
+    if not isinstance(value, str) or not _KEY.match(value):
         raise InvalidRequest(
             "idempotency_key must be 1 to 256 printable characters",
             hint="use a UUID",

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping  # noqa: TC003  (the API reads the annotations)
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Annotated, Any, Final, Literal, TypedDict
+from typing import Annotated, Final, Literal, TypedDict
 
+from sandkasten.model.field_patterns import NO_NUL, PRINTABLE, SHELL_NAME, shown_form
+from sandkasten.model.files.sandbox_paths import PATH_MAX
 from sandkasten.model.json_codec import OPEN, Public
+from sandkasten.model.sandbox.limits import MAX_KEPT_BYTES
+from sandkasten.model.sandbox.sandbox_options import ENVIRONMENT, described
 from sandkasten.model.sandbox.usage import ExecUsage
 
 Status = Literal["completed", "running", "timed_out", "killed", "lost"]
@@ -22,10 +26,7 @@ class Pty:
 
 # Of a timeout: 115 days.
 MAX_SECONDS: Final = 10**7
-
-
-def _about(description: str, **bounds: float) -> dict[str, Any]:
-    return {"description": description, **bounds}
+DIRECTORY: Final = {"pattern": shown_form(NO_NUL), "minLength": 1, "maxLength": PATH_MAX - 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,27 +41,47 @@ class ExecRequest:
     """A tuple is a fresh process, a string goes to the session's persistent shell."""
     stateful: bool | None = field(
         default=None,
-        metadata=_about("true: in the session's shell; false: in a new process."),
+        metadata=described("true: in the session's shell; false: in a new process."),
     )
     """None: a string is, a tuple is not. A string with False runs in a fresh `sh -c`."""
-    cwd: str | None = None
-    env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    cwd: str | None = field(default=None, metadata={"schema": DIRECTORY})
+    env: Mapping[str, str] = field(
+        default_factory=lambda: MappingProxyType({}), metadata={"schema": ENVIRONMENT}
+    )
     stdin: bytes | None = None
-    timeout_seconds: float | None = field(default=None, metadata={"ge": 0, "le": MAX_SECONDS})
-    shell: str = field(default="default", metadata=_about("The name of one of several shells."))
-    pty: Pty | None = field(default=None, metadata=_about("On a terminal: one stream, no stderr."))
+    timeout_seconds: float | None = field(
+        default=None,
+        metadata=described(
+            "0: the session's own.",
+            ge=0,
+            le=MAX_SECONDS,
+            schema={"anyOf": [{"const": 0}, {"minimum": 0.001}]},
+        ),
+    )
+    shell: str = field(
+        default="default",
+        metadata=described(
+            "The name of one of several shells.", schema={"pattern": shown_form(SHELL_NAME)}
+        ),
+    )
+    pty: Pty | None = field(
+        default=None, metadata=described("On a terminal: one stream, no stderr.")
+    )
     idempotency_key: str | None = field(
         default=None,
-        metadata=_about("A second request with this key finds the first one's command."),
+        metadata=described(
+            "A second request with this key finds the first one's command.",
+            schema={"pattern": shown_form(PRINTABLE + "{1,256}")},
+        ),
     )
     max_output_bytes: int | None = field(
-        default=None, metadata=_about("Bytes kept of each stream.", ge=0, le=2**40)
+        default=None, metadata=described("Bytes kept of each stream.", ge=0, le=MAX_KEPT_BYTES)
     )
     """Bytes kept of each stream, first half and last half; None: the sandbox's limits."""
     keep_stdin_open: bool = False
     """Leave stdin open after `stdin`, for `exec_stdin` later."""
     raw_output: bool = field(
-        default=False, metadata=_about("Omit the line that marks omitted bytes.")
+        default=False, metadata=described("Omit the line that marks omitted bytes.")
     )
 
 

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import signal as signals
+from typing import Final
 
 from sandkasten.errors import InvalidRequest
 from sandkasten.model.spelling import shown
+
+SIGNAL: Final = (
+    f"(?:SIG)?(?:{'|'.join(name.removeprefix('SIG') for name in signals.Signals.__members__)})"
+)
+"""The form of a name; lower case is understood too."""
 
 
 def signal_number(signal: object) -> int:

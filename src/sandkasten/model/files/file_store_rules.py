@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import re
 import time
-import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import FileNotFound, InvalidRequest
+from sandkasten.model.field_patterns import CONTENT_TYPE, FILE_KEY, form
 from sandkasten.model.sandbox.limits import MIB
 from sandkasten.model.spelling import shown
 
@@ -26,9 +26,8 @@ UNKNOWN_TYPE: Final = "application/octet-stream"
 _ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 # Older programs write the keys we give as `files/f_…`.
 _OLD = re.compile(r"files/(f_[0-9A-Za-z]{8,64})\Z")
-_TYPE = re.compile(
-    r"[A-Za-z0-9!#$&^_.+-]{1,127}/[A-Za-z0-9!#$&^_.+-]{1,127}(;[\x20-\x7e]{0,200})?\Z"
-)
+_KEY = form(FILE_KEY)
+_TYPE = form(CONTENT_TYPE)
 _MAX_METADATA: Final = 32
 _MAX_METADATA_BYTES: Final = 8192
 
@@ -60,10 +59,12 @@ def file_key(text: str) -> str:
         return old[1]
     if not text or len(text.encode("utf-8", "surrogatepass")) > MAX_KEY_BYTES:
         raise _bad(text, f"1 to {MAX_KEY_BYTES} bytes")
-    if any(unicodedata.category(one) in ("Cc", "Cs", "Cf", "Zl", "Zp") for one in text):
-        raise _bad(text, "no control characters")
-    if "\\" in text or any(part in ("", ".", "..") for part in text.split("/")):
-        raise _bad(text, "names with single slashes between them, none of them '.' or '..'")
+    if not _KEY.match(text):
+        raise _bad(
+            text,
+            "names with single slashes between them, none of them '.' or '..'; no backslashes and "
+            "no control characters",
+        )
     return text
 
 

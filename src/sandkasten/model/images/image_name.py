@@ -5,19 +5,12 @@ A valid name can never be read as an option, a path or a second argument.
 
 from __future__ import annotations
 
-import re
-
 from sandkasten.errors import InvalidImage
+from sandkasten.model.field_patterns import IMAGE_NAME, form
 from sandkasten.model.spelling import shown
 
 MAX_NAME = 255
-_PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
-_HOST = r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]{1,5})?"
-_NAME = re.compile(
-    rf"(?:{_HOST}/)?{_PART}(?:/{_PART})*"
-    r"(?::[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?"
-    r"(?:@sha256:[0-9a-f]{64})?\Z"
-)
+_NAME = form(IMAGE_NAME)
 
 
 def checked_name(name: object) -> str:

@@ -6,16 +6,16 @@ separator, so two different keys never look alike.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Literal, cast
 
 from sandkasten.errors import InvalidRequest
+from sandkasten.model.field_patterns import SESSION_KEY_PART, form
 
 Namespace = Literal["workflow", "agent"]
 
-_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
-_LEGACY = re.compile(r"(workflow|agent)_([A-Za-z0-9][A-Za-z0-9._-]{0,99})_sandbox\Z")
+_PART = form(SESSION_KEY_PART)
+_LEGACY = form(f"(workflow|agent)_({SESSION_KEY_PART})_sandbox")
 
 
 @dataclass(frozen=True, slots=True)

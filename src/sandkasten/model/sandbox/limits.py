@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MIB = 1024 * 1024
+# What a single stream may keep: the runner holds the output of finished commands in 8 MiB.
+MAX_KEPT_BYTES = 8 * MIB
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from sandkasten.errors import InvalidRequest, PolicyDenied
+from sandkasten.model.field_patterns import NPM_PACKAGE, PIP_PACKAGE, form
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
@@ -28,19 +29,10 @@ NODE_DIR: Final = "/node_modules"
 MOUNT_PREFIX: Final = "packages:"
 """How the mount of a set is called in a sandbox's record; no mount of an operator can be."""
 MAX_PACKAGES: Final = 100
-_MAX_TEXT: Final = 200
+MAX_PACKAGE_NAME: Final = 200
 
-_VERSION: Final = r"[A-Za-z0-9][A-Za-z0-9._+!*-]*"
-_PIP: Final = re.compile(
-    r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)"
-    r"(?P<extras>\[[A-Za-z0-9._-]+(?:,[A-Za-z0-9._-]+)*\])?"
-    rf"(?P<versions>(?:===|==|~=|!=|<=|>=|<|>){_VERSION}"
-    rf"(?:,(?:===|==|~=|!=|<=|>=|<|>){_VERSION})*)?\Z"
-)
-_NPM: Final = re.compile(
-    r"(?P<name>(?:@[a-z0-9~-][a-z0-9._~-]*/)?[a-zA-Z0-9~][a-zA-Z0-9._~-]*)"
-    r"(?:@(?P<range>[A-Za-z0-9^~<>=.*|+ -]+))?\Z"
-)
+_PIP: Final = form(PIP_PACKAGE)
+_NPM: Final = form(NPM_PACKAGE)
 # pip takes a name with such an end for a file of the directory it stands in.
 _ARCHIVE: Final = re.compile(r"\.(?:whl|zip|tar|tgz|tbz|txz|gz|bz2|xz|lzma)\Z", re.IGNORECASE)
 
@@ -127,7 +119,7 @@ def environment(sets: Iterable[PackageSet], path: str, asked: Mapping[str, str])
     return found
 
 
-def _checked(field: str, value: object, form: re.Pattern[str], wanted: str) -> tuple[str, ...]:
+def _checked(field: str, value: object, pattern: re.Pattern[str], wanted: str) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, list | tuple):
         raise InvalidRequest(
             f"{field} must be a list of names", hint=f"each one: {wanted}", field=field
@@ -137,7 +129,11 @@ def _checked(field: str, value: object, form: re.Pattern[str], wanted: str) -> t
             f"{field} has {len(value)} entries", hint=f"at most {MAX_PACKAGES}", field=field
         )
     for one in value:
-        if not isinstance(one, str) or len(one) > _MAX_TEXT or not _named(form, _tight(one)):
+        if (
+            not isinstance(one, str)
+            or len(one) > MAX_PACKAGE_NAME
+            or not _named(pattern, _tight(one))
+        ):
             raise InvalidRequest(
                 f"{shown(str(one))} is not a valid package name",
                 hint=f"write {wanted}",
@@ -146,8 +142,8 @@ def _checked(field: str, value: object, form: re.Pattern[str], wanted: str) -> t
     return tuple(sorted({_tight(one) for one in value}))
 
 
-def _named(form: re.Pattern[str], spec: str) -> bool:
-    return form.match(spec) is not None and (form is _NPM or _ARCHIVE.search(spec) is None)
+def _named(pattern: re.Pattern[str], spec: str) -> bool:
+    return pattern.match(spec) is not None and (pattern is _NPM or _ARCHIVE.search(spec) is None)
 
 
 def _tight(spec: str) -> str:

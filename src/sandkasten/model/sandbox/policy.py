@@ -6,15 +6,15 @@ raises a class of `errors`; nothing is clamped silently.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.errors import InvalidRequest, PolicyDenied, UnsupportedByBackend
+from sandkasten.model.field_patterns import HOSTNAME, PRINTABLE, form
 from sandkasten.model.json_codec import ShapeError
 from sandkasten.model.numbers import number, whole
-from sandkasten.model.sandbox.limits import MIB, Limits
+from sandkasten.model.sandbox.limits import MAX_KEPT_BYTES, MIB, Limits
 from sandkasten.model.sandbox.workspace import DiskRules, WorkspaceRules
 from sandkasten.model.spelling import did_you_mean, shown
 
@@ -28,13 +28,12 @@ if TYPE_CHECKING:
 
 DEFAULT_BLOCKED_PATHS = ("/etc/passwd", "/etc/shadow", "/root", "/proc", "/sys", "/dev")
 
-# What a single stream may keep: the runner holds the output of finished commands in 8 MiB.
-MAX_KEPT_BYTES = 8 * MIB
 _TEBI_MB = 1024 * 1024
 _NO_CEILING: Mapping[str, Number] = MappingProxyType({})
 # As wide as any operator may set it: what is read was checked where it was created.
 _WIDEST: Final = Limits(max_exec_timeout_s=86_400.0)
-_HOSTNAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\Z")
+_HOSTNAME: Final = form(HOSTNAME)
+_SESSION_KEY: Final = form(PRINTABLE + "{1,256}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +127,23 @@ LIMIT_NAMES: tuple[str, ...] = tuple(_LIMITS)
 CEILING_NAMES: tuple[str, ...] = tuple(
     name for name, known in _LIMITS.items() if not known.alias and "timeout" not in name
 )
+
+
+def limits_schema() -> dict[str, Any]:
+    """Return the keywords of a JSON Schema for limits by their public names."""
+    properties = {
+        name: {
+            "type": "integer" if known.integral else "number",
+            "minimum": known.low,
+            "maximum": known.high,
+        }
+        for name, known in _LIMITS.items()
+    }
+    names: dict[str, list[str]] = {}
+    for name, known in _LIMITS.items():
+        names.setdefault(known.field, []).append(name)
+    doubles = [{"not": {"required": same}} for same in names.values() if len(same) > 1]
+    return {"properties": properties, "additionalProperties": False, "allOf": doubles}
 
 
 def parse_limits(
@@ -302,7 +318,7 @@ def check_network(network: str | None) -> None:
 def checked_session_key(key: str | None) -> str | None:
     if key is None:
         return None
-    if not isinstance(key, str) or not 1 <= len(key) <= 256 or not key.isprintable():
+    if not isinstance(key, str) or not _SESSION_KEY.match(key):
         raise InvalidRequest(
             "session_key must be 1 to 256 printable characters",
             hint="for instance workflow:<run>:<name>",

@@ -13,28 +13,75 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, TypedDict
 
+from sandkasten.model.environment import MAX_LABEL_VALUE, MAX_LABELS
+from sandkasten.model.field_patterns import (
+    ENV_NAME,
+    HOSTNAME,
+    IMAGE_NAME,
+    LABEL_NAME,
+    NO_NUL,
+    NPM_PACKAGE,
+    PIP_PACKAGE,
+    WORKSPACE_NAME,
+    shown_form,
+)
+from sandkasten.model.images.image_name import MAX_NAME
+from sandkasten.model.sandbox.isolation_levels import ISOLATIONS
+from sandkasten.model.sandbox.package_sets import MAX_PACKAGE_NAME, MAX_PACKAGES
+
 Number = int | float
 
 _NO_STRINGS: Final[Mapping[str, str]] = MappingProxyType({})
 _NO_NUMBERS: Final[Mapping[str, Number]] = MappingProxyType({})
-SECONDS: Final[Mapping[str, float]] = {"ge": 0, "le": 10**9}
+SECONDS: Final[Mapping[str, Any]] = {"ge": 0, "le": 10**9, "schema": {"minimum": 1}}
 """Bounds of a time in any request."""
+ENVIRONMENT: Final = {
+    "propertyNames": {"pattern": shown_form(ENV_NAME)},
+    "additionalProperties": {"type": "string", "pattern": shown_form(NO_NUL)},
+}
+_IMAGE: Final = {"pattern": shown_form(IMAGE_NAME), "maxLength": MAX_NAME}
+LABELS: Final = {
+    "propertyNames": {"pattern": shown_form(LABEL_NAME)},
+    "additionalProperties": {
+        "type": "string",
+        "pattern": shown_form(NO_NUL),
+        "maxLength": MAX_LABEL_VALUE,
+    },
+    "maxProperties": MAX_LABELS,
+}
 
 
-def described(description: str, **bounds: float) -> dict[str, Any]:
-    """Return field metadata: the text and the bounds that the API document shows."""
-    return {"description": description, **bounds}
+def described(description: str, **more: Any) -> dict[str, Any]:
+    """Return field metadata for the API document: the description, the bounds that it enforces,
+    and in `schema` further keywords of a JSON Schema, which the rules of `model` enforce.
+    """
+    return {"description": description, **more}
+
+
+def _packages(pattern: str) -> dict[str, Any]:
+    name = {"type": "string", "pattern": shown_form(pattern), "maxLength": MAX_PACKAGE_NAME}
+    return described(
+        "Installed before the sandbox starts; no network inside.",
+        schema={"items": name, "maxItems": MAX_PACKAGES},
+    )
+
+
+def _choice(*names: str) -> dict[str, Any]:
+    return described(", ".join(f"`{name}`" for name in names) + ".", schema={"enum": list(names)})
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxOptions:
     """None means the operator's default. Values are checked by the planner, not here."""
 
-    image: str | None = None
+    image: str | None = field(default=None, metadata={"schema": _IMAGE})
     ttl_seconds: float | None = field(
         default=None,
         metadata=described(
-            "Seconds without activity until the sandbox ends. 0 means the server's own.", **SECONDS
+            "Seconds without activity until the sandbox ends. 0 means the server's own.",
+            ge=0,
+            le=10**9,
+            schema={"anyOf": [{"const": 0}, {"minimum": 1}]},
         ),
     )
     idle_timeout_seconds: float | None = field(
@@ -47,37 +94,55 @@ class SandboxOptions:
         default=None,
         metadata=described("Seconds until the sandbox ends, active or not.", **SECONDS),
     )
-    env: Mapping[str, str] = field(default_factory=lambda: _NO_STRINGS)
-    labels: Mapping[str, str] = field(default_factory=lambda: _NO_STRINGS)
+    env: Mapping[str, str] = field(
+        default_factory=lambda: _NO_STRINGS, metadata={"schema": ENVIRONMENT}
+    )
+    labels: Mapping[str, str] = field(
+        default_factory=lambda: _NO_STRINGS, metadata={"schema": LABELS}
+    )
     limits: Mapping[str, Number] = field(default_factory=lambda: _NO_NUMBERS)
     """Public names: cpu_limit, mem_limit_mb, pids_limit, …; see `model.sandbox.policy`."""
-    profile: str | None = field(default=None, metadata=described("`hardened` or `dev`."))
+    profile: str | None = field(
+        default=None,
+        metadata=_choice("hardened", "dev"),
+    )
     backend: str | None = None
     isolation: str | None = field(
-        default=None, metadata=described("`standard`, `gvisor` or `strongest`.")
+        default=None,
+        metadata=_choice(*ISOLATIONS),
     )
     network: str | None = None
     hostname: str | None = field(
         default=None,
-        metadata=described("Host name inside: letters, digits and hyphens. Default `sandbox`."),
+        metadata=described(
+            "Host name inside: letters, digits and hyphens. Default `sandbox`.",
+            schema={"pattern": shown_form(HOSTNAME)},
+        ),
     )
     workspace_id: str | None = field(
         default=None,
-        metadata=described("Name of a workspace that outlives the sandbox; made at first use."),
+        metadata=described(
+            "Name of a workspace that outlives the sandbox; made at first use.",
+            schema={"pattern": shown_form(WORKSPACE_NAME)},
+        ),
     )
     workspace_mode: str | None = field(
-        default=None, metadata=described("`exclusive` (the default) or `shared`.")
+        default=None,
+        metadata=described(
+            "`exclusive` (the default) or `shared`; requires a named workspace.",
+            schema={"enum": ["exclusive", "shared"]},
+        ),
     )
     mounts: tuple[str, ...] = field(
         default=(), metadata=described("Names of the operator's `policy.mounts`.")
     )
     pip_packages: tuple[str, ...] = field(
         default=(),
-        metadata=described("Installed before the sandbox starts; no network inside."),
+        metadata=_packages(PIP_PACKAGE),
     )
     npm_packages: tuple[str, ...] = field(
         default=(),
-        metadata=described("Installed before the sandbox starts; no network inside."),
+        metadata=_packages(NPM_PACKAGE),
     )
 
 

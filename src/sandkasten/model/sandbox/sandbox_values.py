@@ -16,7 +16,7 @@ from sandkasten.model.sandbox.cell_spec import WORKSPACE
 from sandkasten.model.sandbox.host_mounts import Mounted  # noqa: TC001
 from sandkasten.model.sandbox.limits import Limits, Unenforced
 from sandkasten.model.sandbox.policy import public_limits, read_public_limits
-from sandkasten.model.sandbox.sandbox_options import SECONDS, SandboxOptions, described
+from sandkasten.model.sandbox.sandbox_options import LABELS, SECONDS, SandboxOptions, described
 from sandkasten.model.sandbox.usage import Usage  # noqa: TC001
 
 SandboxStatus = Literal["creating", "running", "paused", "destroying", "lost"]
@@ -52,7 +52,7 @@ class UpdateRequest:
         default=None, metadata=described("Counted from creation.", **SECONDS)
     )
     labels: Mapping[str, str] | None = field(
-        default=None, metadata=described("Replaces all labels.")
+        default=None, metadata=described("Replaces all labels.", schema=LABELS)
     )
     network: str | None = field(default=None, metadata=described("Only `none` is available."))
 

@@ -6,12 +6,12 @@ calls these functions while it holds the lock of the name. Refusals are classes 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sandkasten.errors import Conflict, InvalidRequest, QuotaExceeded
 from sandkasten.model.access.tenancy import scoped, unscoped
+from sandkasten.model.field_patterns import TENANT, WORKSPACE_NAME, form
 from sandkasten.model.numbers import number
 from sandkasten.model.sandbox.limits import MIB
 from sandkasten.model.spelling import shown
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.sandbox_values import CreateRequest
 
-# Neither a path nor an option, and the same on a file system that ignores case.
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}\Z")
-_KEPT = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}(@[a-z0-9][a-z0-9-]{0,31})?\Z")
+_NAME = form(WORKSPACE_NAME)
+_KEPT = form(f"{WORKSPACE_NAME}(@{TENANT})?")
 _RULE = "1 to 64 of a-z, 0-9, '.', '_' and '-', beginning with a letter or a digit"
 
 VolumeKind = Literal["image", "directory"]
