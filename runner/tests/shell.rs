@@ -99,6 +99,90 @@ fn open_quote_is_a_syntax_error_at_once() {
 }
 
 #[test]
+fn messages_of_the_shell_name_the_shell_and_the_line() {
+    for (shell, missing, syntax) in [
+        (
+            "/bin/bash",
+            "bash: line N: nosuch: command not found\n",
+            "bash: eval: line 2: ",
+        ),
+        (
+            "/bin/dash",
+            "sh: N: eval: nosuch: not found\n",
+            "sh: 2: eval: ",
+        ),
+        (
+            "busybox",
+            "sh: eval: line N: nosuch: not found\n",
+            "sh: eval: line 2: ",
+        ),
+    ] {
+        let runner = with_shell(shell);
+        let mut client = runner.connect();
+        // The same after a failed command, and in another directory.
+        for (before, cwd) in [
+            (":", json!(null)),
+            ("(exit 3)", json!(null)),
+            (":", json!("/usr")),
+        ] {
+            client.shell(before);
+            let outcome = client.exec(json!({"shell": "main", "cwd": cwd,
+                "command": "nosuch\necho $? # it's\n\nnosuch"}));
+            assert_eq!(
+                (outcome.stdout(), outcome.stderr()),
+                (
+                    "127\n".to_owned(),
+                    missing.replace('N', "1") + &missing.replace('N', "4")
+                ),
+                "{shell} {before} {cwd}"
+            );
+        }
+        let outcome = client.shell("echo one\n)");
+        assert_eq!(outcome.stdout(), "one\n", "{shell}");
+        assert!(outcome.stderr().starts_with(syntax), "{shell}: {outcome:?}");
+    }
+}
+
+#[test]
+fn function_named_exit_is_not_called_by_the_runner() {
+    for shell in SHELLS {
+        let runner = with_shell(shell);
+        let mut client = runner.connect();
+        client.shell("exit() { echo called; sleep 1000; }");
+        client.shell("alias exit='echo alias'");
+        assert_eq!(client.shell("(false)").verdict(), (1, false), "{shell}");
+        let outcome = client.exec(json!({"shell": "main", "command": "echo hi $?",
+            "deadline_ms": 5000, "grace_ms": 100}));
+        assert_eq!(
+            (outcome.stdout().as_str(), outcome.verdict()),
+            ("hi 1\n", (0, false)),
+            "{shell}"
+        );
+        assert_eq!(outcome.exec()["timed_out"], json!(false), "{shell}");
+    }
+}
+
+#[test]
+fn peak_memory_is_that_of_the_command() {
+    let runner = Runner::start();
+    let mut client = runner.connect();
+    let peak = |outcome: &Outcome| outcome.exec()["peak_rss_bytes"].as_u64().unwrap();
+    // dd holds one block, and waits until it was looked at.
+    let heavy = "dd if=/dev/zero bs=64M count=1 2>/dev/null | (sleep 0.3; cat) | wc -c";
+    let outcome = client.shell(heavy);
+    assert_eq!(outcome.stdout(), "67108864\n");
+    assert!(peak(&outcome) > 60 << 20, "{outcome:?}");
+    let outcome = client.shell("sleep 0.1");
+    let light = peak(&outcome);
+    assert!(light > 500_000 && light < 30 << 20, "{outcome:?}");
+    let outcome = client.exec(
+        json!({"shell": "main", "command": heavy.replace("0.3", "60"),
+        "deadline_ms": 500, "grace_ms": 0}),
+    );
+    assert!(peak(&outcome) > 60 << 20, "{outcome:?}");
+}
+
+#[test]
 fn redefinitions_by_the_user_do_not_change_later_results() {
     let runner = Runner::start();
     let mut client = runner.connect();
@@ -106,7 +190,7 @@ fn redefinitions_by_the_user_do_not_change_later_results() {
         client.call("shell.close", json!({"name": "main"})).unwrap();
     };
     let names =
-        "eval . export unset trap set times : exec read printf builtin command echo return \
+        "eval . export unset trap set times : exec exit kill read printf builtin command echo return \
         break continue source cd test [ shift local declare typeset alias wait while do done if";
     for name in names.split_whitespace() {
         for definition in [
@@ -153,6 +237,11 @@ fn redefinitions_by_the_user_do_not_change_later_results() {
         "set -k",
         "enable -n .",
         "enable -n export",
+        "enable -n eval",
+        "eval() { /bin/echo shadow; }; readonly -f eval",
+        "readonly __sandkasten_call",
+        "declare -i __sandkasten_call",
+        "shopt -s extdebug; trap false DEBUG",
         "enable -n times",
         "enable -n unset",
         "enable -n :",
@@ -196,10 +285,10 @@ fn names_of_the_main_loop_do_not_leak_into_commands() {
         let mut client = runner.connect();
         client.shell("true");
         let seen = client
-            .shell("env; echo [${__sandkasten_rc-}${POSIXLY_CORRECT-}]")
+            .shell("env; echo [${__sandkasten_rc-}${__sandkasten_call-}${POSIXLY_CORRECT-}]")
             .stdout();
         assert!(
-            !seen.contains("sandkasten_rc") && !seen.contains("POSIXLY_CORRECT"),
+            !seen.contains("__sandkasten") && !seen.contains("POSIXLY_CORRECT"),
             "{shell}: {seen}"
         );
         assert!(seen.ends_with("[]\n"), "{shell}: {seen}");

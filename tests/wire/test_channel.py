@@ -52,7 +52,7 @@ async def test_an_error_is_raised_as_its_class_and_the_channel_stays_open():
         calling = asyncio.create_task(channel.call("fs.stat"))
         stream, _ = await peer.opened()
         await peer.say(Kind.ERROR, stream, {"code": "not_found", "message": "no", "errno": 2})
-        with pytest.raises(FileNotFound, match="fs.stat: no"):
+        with pytest.raises(FileNotFound, match="^no"):
             await calling
         calling = asyncio.create_task(channel.call("ping"))
         stream, _ = await peer.opened()

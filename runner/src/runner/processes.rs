@@ -80,6 +80,65 @@ pub fn children(pid: i32) -> Option<Vec<i32>> {
     )
 }
 
+/// Return the processes below one, at most `most` of them.
+pub fn below(top: i32, most: usize) -> Vec<Process> {
+    if children(top).is_none() {
+        return below_in(top, most, &all().unwrap_or_default());
+    }
+    let mut found: Vec<Process> = Vec::new();
+    let mut parents = vec![top];
+    while let Some(parent) = parents.pop() {
+        for child in children(parent).unwrap_or_default() {
+            if found.len() >= most {
+                return found;
+            }
+            parents.push(child);
+            found.extend(stat(child));
+        }
+    }
+    found
+}
+
+/// The same where the kernel does not list children.
+fn below_in(top: i32, most: usize, all: &[Process]) -> Vec<Process> {
+    let mut found: Vec<Process> = Vec::new();
+    let mut parents = vec![top];
+    while let Some(parent) = parents.pop() {
+        for child in all.iter().filter(|process| process.ppid == parent) {
+            if found.len() >= most {
+                return found;
+            }
+            parents.push(child.pid);
+            found.push(child.clone());
+        }
+    }
+    found
+}
+
+/// Return the largest resident size that the process has had; gVisor lists only the present one.
+pub fn peak_rss_bytes(process: &Process) -> u64 {
+    let path = format!("/proc/{}/status", process.pid);
+    let text = sys::read_file(path.as_bytes(), 8192).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    // The name of the process, which user code chooses, has its line feeds escaped.
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let listed = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    listed.map_or_else(|| rss_bytes(process), |kb| kb.saturating_mul(1024))
+}
+
+pub fn rss_bytes(process: &Process) -> u64 {
+    // SAFETY: sysconf only reads constants.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE).max(1) as u64 };
+    process.rss_pages.saturating_mul(page)
+}
+
+/// Return when the process started, in milliseconds since boot.
+pub fn started_ms(process: &Process) -> u64 {
+    // SAFETY: sysconf only reads constants.
+    let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK).max(1) as u64 };
+    process.start.saturating_mul(1000) / ticks
+}
+
 /// Which command each process belongs to, for `proc.list`.
 pub struct Owners {
     /// Supervisor pid → the command that it carries, and when that began (unix ms).
@@ -90,12 +149,7 @@ pub fn list(owners: &Owners) -> Value {
     let found = all().unwrap_or_default();
     let parents: HashMap<i32, i32> = found.iter().map(|p| (p.pid, p.ppid)).collect();
     // SAFETY: sysconf only reads constants.
-    let (ticks, page) = unsafe {
-        (
-            libc::sysconf(libc::_SC_CLK_TCK).max(1) as u64,
-            libc::sysconf(libc::_SC_PAGESIZE).max(1) as u64,
-        )
-    };
+    let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK).max(1) as u64 };
     let boot_unix_ms = sys::unix_ms().saturating_sub(sys::boot_ns() / 1_000_000);
     let truncated = found.len() > protocol::MAX_PROCESSES;
     let mut rows = Vec::new();
@@ -113,7 +167,7 @@ pub fn list(owners: &Owners) -> Value {
             break;
         }
         budget -= json_size + 400;
-        let started_ms = boot_unix_ms + process.start * 1000 / ticks;
+        let started_ms = boot_unix_ms + started_ms(process);
         let mut row = json!({
             "pid": process.pid,
             "ppid": process.ppid,
@@ -121,7 +175,7 @@ pub fn list(owners: &Owners) -> Value {
             "state": char::from(process.state).to_string(),
             "name": bytes::to_json(&process.name),
             "cmdline": cmdline,
-            "rss_bytes": process.rss_pages * page,
+            "rss_bytes": rss_bytes(process),
             "cpu_ms": process.cpu_ticks * 1000 / ticks,
             "started_ms": started_ms,
             "threads": process.threads,
@@ -144,11 +198,16 @@ fn owner_of<'a>(
     for _ in 0..parents.len() {
         at = *parents.get(&at)?;
         if let Some((exec_id, since)) = owners.by_supervisor.get(&at) {
-            // Start times count in ticks of 10 ms.
-            return (started_ms + 20 >= *since).then_some(exec_id.as_str());
+            return began_since(started_ms, *since).then_some(exec_id.as_str());
         }
     }
     None
+}
+
+/// Report whether a process that started at the one time can belong to a command that began at the other.
+/// Start times count in ticks of 10 ms.
+pub fn began_since(started_ms: u64, since_ms: u64) -> bool {
+    started_ms + 20 >= since_ms
 }
 
 /// Return `(uid, command line, how many bytes of JSON that may take)`.

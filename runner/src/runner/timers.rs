@@ -27,6 +27,8 @@ pub enum Due {
     Watch(u64),
     /// The answer of a shell has begun and must end. Work clock.
     Answer(u64),
+    /// Measure the memory of a shell's command.
+    Memory(u64),
     Lease,
     Relisten,
     /// The idle supervisor has waited long enough for a command.

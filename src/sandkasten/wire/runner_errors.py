@@ -85,14 +85,17 @@ READ_ONLY = "read_only"
 
 
 def error_for(code: str, message: str, what: str, *, errno: object = None) -> SandkastenError:
-    """Return the error for a runner that answered `code` to `what`."""
+    """Return the error for a runner that answered `code` to `what`.
+
+    The message is the runner's alone: the name of a verb says nothing to a user.
+    """
     meaning = MEANINGS.get(code)
     if meaning is None:
         return ProtocolViolation(
             f"{what}: the runner answered with an unknown error code",
             hint="the sandbox may have been tampered with; destroy it",
         )
-    text = f"{what}: {printable(message)}" if message else f"{what}: {code}"
+    text = printable(message) if message else f"the runner answered {code}"
     if code == "permission" and errno == EROFS:
         return FilePermission(text, hint="its file system is read-only", runner_code=READ_ONLY)
     return meaning.error(text, hint=meaning.hint, runner_code=code)

@@ -15,7 +15,10 @@ pub enum ShellEnd {
     /// The shell reported the exit status and lives on.
     Answered { exit_code: i32, usage: Usage },
     /// The shell died or was killed; `status` is `None` when nothing was observed.
-    Died { status: Option<i32> },
+    Died {
+        status: Option<i32>,
+        peak_rss_bytes: u64,
+    },
 }
 
 impl Execs {
@@ -29,8 +32,12 @@ impl Execs {
                     exec.usage = usage;
                     State::Exited
                 }
-                ShellEnd::Died { status } => {
+                ShellEnd::Died {
+                    status,
+                    peak_rss_bytes,
+                } => {
                     exec.shell_reset = true;
+                    exec.usage.peak_rss_bytes = peak_rss_bytes;
                     status.map_or(State::Lost, |status| {
                         exec.take_status(status);
                         exec.state

@@ -128,6 +128,7 @@ impl Server {
             Due::Deliver(shell) => shells.deliver(shell, execs, cx),
             Due::Watch(shell) => shells.check_running(shell, execs, cx),
             Due::Answer(shell) => shells.answer_overdue(shell, execs, cx),
+            Due::Memory(shell) => shells.measure_memory(shell, cx),
             Due::Lease => self.check_lease(),
             Due::Relisten => self.relisten(),
             Due::IdleSupervisor => cx.supervisors.release_idle(&mut cx.poll, &mut cx.timers),

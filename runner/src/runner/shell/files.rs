@@ -28,8 +28,8 @@ pub struct Directory {
     path: Vec<u8>,
     /// Files of the current command.
     files: Vec<Vec<u8>>,
-    /// The line that starts the current command.
-    call: Vec<u8>,
+    /// What goes into the command FIFO for the current command.
+    line: Vec<u8>,
     /// The command FIFO, held open since the shell was found waiting for its next command.
     held: Option<OwnedFd>,
 }
@@ -44,7 +44,7 @@ impl Directory {
         Ok(Directory {
             path,
             files: Vec::new(),
-            call: Vec::new(),
+            line: Vec::new(),
             held: None,
         })
     }
@@ -53,14 +53,7 @@ impl Directory {
         [&self.path[..], b"/", name.as_bytes()].concat()
     }
 
-    /// Disable RETURN traps, for bash alone: a trap of an earlier command would also run at the end of our
-    /// file, and could change the status it ends with.
-    pub fn disable_return_trap(&mut self) {
-        self.call
-            .splice(0..0, b"\\trap - RETURN; \\set +T; ".iter().copied());
-    }
-
-    /// Write the file to source, make the FIFOs of its standard descriptors, and open our ends of them.
+    /// Prepare what to source, make the FIFOs of its standard descriptors, and open our ends of them.
     pub fn write_command(
         &mut self,
         identity: &Identity,
@@ -68,34 +61,39 @@ impl Directory {
         number: u64,
         exec: &mut Exec,
         last_code: i32,
+        bash: bool,
     ) -> Result<(), Errno> {
         let command = match &exec.start.what {
             What::Shell { command, .. } => command,
             What::Argv { .. } => return Err(libc::EINVAL),
         };
-        let content = script::body(&Body {
+        let parts = |standard| Body {
             env: &exec.start.env,
             cwd: exec.start.cwd.as_deref(),
             last_code,
             command,
-        });
-        let body = self.file("command");
-        self.files.push(body.clone());
-        identity.as_runner(|| write_file(&body, &content))?;
+            standard,
+        };
         if let Some(size) = exec.start.pty {
             let pair = pty::open(size)?;
-            self.call = script::call(&body, &Standard::Terminal(&pair.slave_path));
+            let body = script::body(&parts(Standard::Terminal(&pair.slave_path)), bash);
+            self.write_body(identity, body)?;
             return exec.offer_terminal(number, pair, poll);
         }
         let (output, error) = (self.file("out"), self.file("err"));
-        for (path, source) in [(&output, STDOUT), (&error, STDERR)] {
-            let reader = identity.as_runner(|| output_fifo(path))?;
-            exec.watch_output(number, source, reader, poll)?;
-        }
         let mut input = b"/dev/null".to_vec();
         if exec.start.stdin_stream {
             input = self.file("in");
             self.files.push(input.clone());
+        }
+        let standard = Standard::Files([&input, &output, &error]);
+        let body = script::body(&parts(standard), bash);
+        self.write_body(identity, body)?;
+        for (path, source) in [(&output, STDOUT), (&error, STDERR)] {
+            let reader = identity.as_runner(|| output_fifo(path))?;
+            exec.watch_output(number, source, reader, poll)?;
+        }
+        if exec.start.stdin_stream {
             // A FIFO opens for writing alone only while another descriptor has it open for reading.
             let writer = identity.as_runner(|| {
                 sys::make_fifo(&input, 0o644)?;
@@ -104,22 +102,34 @@ impl Directory {
             })?;
             exec.offer_input(writer);
         }
-        self.call = script::call(&body, &Standard::Files([&input, &output, &error]));
         Ok(())
     }
 
-    /// Send the call to the shell; ENXIO while it does not read yet.
+    /// Take what the shell is to source: the FIFO carries it, or only its path if it is too long for one
+    /// write.
+    fn write_body(&mut self, identity: &Identity, body: Vec<u8>) -> Result<(), Errno> {
+        if body.len() <= libc::PIPE_BUF {
+            self.line = body;
+            return Ok(());
+        }
+        let path = self.file("command");
+        self.files.push(path.clone());
+        self.line = script::source(&path);
+        identity.as_runner(|| write_file(&path, &body))
+    }
+
+    /// Send the line to the shell; ENXIO while it does not read yet.
     pub fn deliver(&mut self, identity: &Identity) -> Result<(), Errno> {
         let fifo = match self.held.take() {
             Some(fifo) => fifo,
             None => self.open_command_fifo(identity)?,
         };
-        // Far below PIPE_BUF and into an empty pipe: all or nothing.
-        match sys::write(fifo.as_raw_fd(), &self.call) {
+        // At most PIPE_BUF and into an empty pipe: all or nothing.
+        match sys::write(fifo.as_raw_fd(), &self.line) {
             // The shell that waited is gone.
             Err(libc::EPIPE) => Err(libc::ENXIO),
             Err(errno) => Err(errno),
-            Ok(count) if count == self.call.len() => Ok(()),
+            Ok(count) if count == self.line.len() => Ok(()),
             Ok(_) => Err(libc::EIO),
         }
     }
@@ -215,7 +225,7 @@ pub fn start_argv(program: &[u8], directory: &Directory) -> Vec<Vec<u8>> {
         argv.extend([b"--norc".to_vec(), b"--noprofile".to_vec()]);
     }
     argv.push(b"-c".to_vec());
-    argv.push(script::main_loop(&directory.path));
+    argv.push(script::main_loop(&directory.path, is_bash(program)));
     // `$0`, the name in messages of the shell itself.
     argv.push(if is_bash(program) {
         b"bash".to_vec()

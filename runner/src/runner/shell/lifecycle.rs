@@ -64,6 +64,7 @@ impl Shells {
                 shell.received.clear();
                 shell.directory = Some(directory);
                 shell.used = Usage::default();
+                shell.memory = Default::default();
                 shell.phase = Phase::Starting;
                 Ok(())
             }
@@ -192,13 +193,10 @@ impl Shells {
         };
         exec.set_supervisor(shell.supervisor);
         let (identity, poll) = (&cx.config.identity, &mut cx.poll);
+        let bash = files::is_bash(&shell.program);
         directory
-            .write_command(identity, poll, number, exec, shell.last_code)
-            .map_err(|errno| Failure::from_errno(errno, "cannot hand the command to the shell"))?;
-        if files::is_bash(&shell.program) {
-            directory.disable_return_trap();
-        }
-        Ok(())
+            .write_command(identity, poll, number, exec, shell.last_code, bash)
+            .map_err(|errno| Failure::from_errno(errno, "cannot hand the command to the shell"))
     }
 
     /// Hand the command over as soon as the shell reads.
@@ -217,6 +215,7 @@ impl Shells {
                 shell.lost_state |= shell.restarts > 0;
                 let reset = std::mem::replace(&mut shell.lost_state, false);
                 shell.watch_timer = Some(cx.timers.after_ms(WATCH_MS, Due::Watch(id)));
+                shell.memory.start(id, cx);
                 execs.begin_in_shell(shell.current.unwrap_or(0), shell.pid, reset, cx);
             }
             Err(libc::ENXIO) if shell.retries < MAX_RETRIES => {
@@ -298,7 +297,13 @@ impl Shells {
         shell.lost_state = !(delivered && shell.current.is_some());
         cx.supervisors.order(shell.supervisor, Order::End);
         if delivered {
-            self.end_command(id, ShellEnd::Died { status: None }, execs, cx);
+            let peak_rss_bytes = shell.memory.peak_bytes;
+            let status = None;
+            let end = ShellEnd::Died {
+                status,
+                peak_rss_bytes,
+            };
+            self.end_command(id, end, execs, cx);
         }
     }
 
@@ -316,7 +321,12 @@ impl Shells {
         shell.last_code = 0;
         let supervisor = shell.supervisor;
         if delivered {
-            self.end_command(id, ShellEnd::Died { status }, execs, cx);
+            let peak_rss_bytes = shell.memory.peak_bytes;
+            let end = ShellEnd::Died {
+                status,
+                peak_rss_bytes,
+            };
+            self.end_command(id, end, execs, cx);
         }
         if let Some(shell) = self.by_id.get_mut(&id) {
             shell.restarts += u32::from(shell.current.is_some());

@@ -7,6 +7,7 @@
 mod answer;
 pub mod files;
 mod lifecycle;
+mod memory;
 mod script;
 
 use crate::context::Context;
@@ -24,6 +25,7 @@ use crate::wire::protocol;
 use crate::wire::request::Fields;
 use answer::Answer;
 use files::Directory;
+use memory::Memory;
 use serde_json::{json, Value};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -69,6 +71,7 @@ struct Shell {
     retries: u32,
     answer_timer: Option<TimerId>,
     watch_timer: Option<TimerId>,
+    memory: Memory,
     closing: bool,
 }
 
@@ -95,6 +98,7 @@ impl Shell {
             retries: 0,
             answer_timer: None,
             watch_timer: None,
+            memory: Memory::default(),
             closing: false,
         }
     }
@@ -285,9 +289,10 @@ impl Shells {
         shell.cwd = files::current_directory(shell.pid, answer.pwd);
         shell.env = Some(answer.env);
         let io = files::io_counts(shell.pid);
+        shell.memory.finish(shell.pid);
         let usage = Usage {
             cpu_ms: answer.cpu_ms.saturating_sub(shell.used.cpu_ms),
-            peak_rss_bytes: 0,
+            peak_rss_bytes: shell.memory.peak_bytes,
             read_bytes: io.0.saturating_sub(shell.used.read_bytes),
             write_bytes: io.1.saturating_sub(shell.used.write_bytes),
         };
@@ -318,6 +323,7 @@ impl Shells {
         if let Some(timer) = shell.watch_timer.take() {
             cx.timers.cancel(timer);
         }
+        shell.memory.stop(cx);
         execs.end_in_shell(number, end, shell.cwd.clone(), cx);
         if let Some(directory) = shell.directory.as_mut() {
             directory.clean(&cx.config.identity, execs.get(number));

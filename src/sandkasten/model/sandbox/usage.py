@@ -26,5 +26,7 @@ class ExecUsage:
 
     cpu_ms: int = 0
     peak_memory_bytes: int = 0
+    """The largest resident size of one of its processes. For a command of a shell the processes are
+    looked at while it runs, so the peak of a short one can be missed."""
     io_read_bytes: int = 0
     io_write_bytes: int = 0
