@@ -11,7 +11,12 @@ from typing import Any
 
 import pytest
 
-from sandkasten.backends.docker import container_config, resource_names, session_volumes
+from sandkasten.backends.docker import (
+    container_config,
+    probe,
+    resource_names,
+    session_volumes,
+)
 from sandkasten.backends.docker.container_config import ContainerMount, ContainerPlatform
 from sandkasten.backends.docker.session_volumes import SessionVolumes
 from sandkasten.linux.confinement import capabilities
@@ -35,7 +40,7 @@ SPEC = CellSpec(image=Image("python", "engine"), env={"A": "b"}, hostname="box")
 DEV = CellSpec(image=Image("python", "engine"), profile="dev")
 
 
-def made(mode: str, spec: CellSpec = SPEC) -> dict[str, Any]:
+def made(mode: str, spec: CellSpec = SPEC, *, sockets: bool = False) -> dict[str, Any]:
     archive = mode == "archive"
     mounted = session_volumes.mounts(PLACES[mode], ID, home=home(spec))
     ground = ContainerPlatform(
@@ -46,6 +51,7 @@ def made(mode: str, spec: CellSpec = SPEC) -> dict[str, Any]:
         seccomp={"defaultAction": "SCMP_ACT_ERRNO"},
         given=mode != "volume",
         writable_root=archive,
+        separate_sockets=sockets,
         version="0",
     )
     return container_config.container(ID, spec, ground)
@@ -120,6 +126,21 @@ def test_a_named_volume_is_not_filled_from_the_image():
     volumes = [one for one in made("volume")["HostConfig"]["Mounts"] if one["Type"] == "volume"]
     assert len(volumes) == 3
     assert all(one["VolumeOptions"]["NoCopy"] for one in volumes)
+
+
+def test_socket_buffers_get_a_limit_of_their_own_only_on_cgroup_v1():
+    v1, v2 = ({"CgroupVersion": version} for version in ("1", "2"))
+    assert [probe.separate_sockets(info) for info in (v1, v2, {})] == [True, False, False]
+    assert "KernelMemoryTCP" not in made("volume")["HostConfig"]
+    limit = made("volume", sockets=True)["HostConfig"]["KernelMemoryTCP"]
+    assert limit == SPEC.limits.memory_bytes // 4
+    asked = ((v1, False), (v1, True), (v2, False))
+    lines = [probe.socket_memory(info, local=local) for info, local in asked]
+    assert [(line.ok, line.state) for line in lines] == [
+        (False, "cgroup v1: runc does not limit it"),
+        (True, "cgroup v1: limited from this machine"),
+        (True, "part of the memory limit"),
+    ]
 
 
 def test_the_dev_profile_is_root_with_what_package_managers_need():

@@ -51,6 +51,11 @@ def test_hybrid_limits_go_to_v1_and_killing_to_v2() -> None:
                 "268435456",
                 optional=True,
             ),
+            Write(
+                f"{root}/memory/sandkasten/sbx_1/memory.kmem.tcp.limit_in_bytes",
+                "67108864",
+                optional=True,
+            ),
             Write(f"{root}/pids/sandkasten/sbx_1/pids.max", "64"),
             Write(f"{root}/cpu/sandkasten/sbx_1/cpu.cfs_period_us", "100000"),
             Write(f"{root}/cpu/sandkasten/sbx_1/cpu.cfs_quota_us", "150000"),
@@ -80,6 +85,31 @@ def test_a_unified_hierarchy_uses_one_directory() -> None:
         v2_directory=at,
         missing=(),
     )
+
+
+def test_v1_usage_includes_the_buffers_of_sockets(tmp_path: Path) -> None:
+    group = tmp_path / "sandkasten" / "sbx_1"
+    group.mkdir(parents=True)
+    for name, text in {
+        "memory.usage_in_bytes": "1000\n",
+        "memory.max_usage_in_bytes": "2000\n",
+        "memory.kmem.tcp.usage_in_bytes": "300\n",
+        "memory.kmem.tcp.max_usage_in_bytes": "400\n",
+    }.items():
+        (group / name).write_text(text)
+    usage = cgroups.usage(Hierarchies({"memory": str(tmp_path)}), "sbx_1")
+    assert (usage.memory_bytes, usage.memory_peak_bytes) == (1300, 2400)
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "sockets"), [(1 << 25, 16 << 20), (1 << 28, 64 << 20), (1 << 32, 1 << 30)]
+)
+def test_sockets_get_a_quarter_of_the_memory_and_not_too_little(
+    memory_bytes: int, sockets: int
+) -> None:
+    planned = cgroups.plan(Hierarchies({"memory": "/m"}), "x", Limits(memory_bytes=memory_bytes))
+    (limit,) = (w for w in planned.writes if "kmem.tcp" in w.path)
+    assert limit.value == str(sockets)
 
 
 def test_a_limit_without_a_controller_is_named() -> None:

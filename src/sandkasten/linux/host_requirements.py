@@ -11,6 +11,7 @@ import os
 import platform
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sandkasten.disk import free_space
@@ -23,7 +24,6 @@ from sandkasten.model.sandbox.readiness import Readiness, Requirement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from sandkasten.linux.programs import Programs
 
@@ -176,6 +176,38 @@ def control_groups(planned: cgroups.CgroupPlan, root: bool) -> Requirement:
         )
         return Requirement("cgroups", False, state, "mount cgroups writable", required=False)
     return Requirement("cgroups", True, "memory, pids and cpu, written directly")
+
+
+def socket_memory(
+    hierarchies: cgroups.Hierarchies, root: bool, kernel_options: str | None = None
+) -> Requirement:
+    """Report whether the buffers of TCP and UDP sockets are limited."""
+    name = "socket memory"
+    if not root:
+        return Requirement(
+            name, False, "not limited: no cgroups for an ordinary user here",
+            "run as root; until then a sandbox can fill the buffers of the whole machine",
+            required=False,
+        )  # fmt: skip
+    at = hierarchies.v1.get("memory")
+    if at is not None:
+        limited = os.path.exists(f"{at}/{cgroups.SOCKET_LIMIT}")
+        return Requirement(
+            name, limited,
+            "cgroup v1: a quarter of the memory limit, in addition to it" if limited
+            else f"not limited: this kernel has no {cgroups.SOCKET_LIMIT}",
+            "use a host with cgroup v2", required=False,
+        )  # fmt: skip
+    if kernel_options is None:
+        kernel_options = Path("/proc/cmdline").read_text()
+    counted = "memory" in hierarchies.v2_controllers and not any(
+        option.startswith("cgroup.memory=") and "nosocket" in option.split("=")[1].split(",")
+        for option in kernel_options.split()
+    )
+    return Requirement(
+        name, counted, "cgroup v2: part of the memory limit" if counted else "not limited",
+        "remove nosocket from cgroup.memory= on the kernel's command line", required=False,
+    )  # fmt: skip
 
 
 def pausing(hierarchies: cgroups.Hierarchies, root: bool) -> Requirement:

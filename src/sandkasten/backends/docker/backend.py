@@ -35,6 +35,7 @@ from sandkasten.errors import (
     SandboxLost,
     SandkastenError,
 )
+from sandkasten.linux.cgroup import cgroups
 from sandkasten.linux.confinement import seccomp_bpf, seccomp_oci
 from sandkasten.linux.programs import Programs
 from sandkasten.linux.state_layout import CellState, write_state
@@ -257,6 +258,9 @@ class DockerBackend:
                 f"sandbox {sandbox_id} ended right after its start: {why}",
                 hint="run sandkasten doctor",
             ) from exc
+        if self._footing.separate_sockets:
+            # Nothing but the runner has run yet, and it has no network socket.
+            await cell.limit_sockets(cgroups.socket_bytes(spec.limits))
         return cell
 
     async def _mended(self) -> bool:
@@ -331,6 +335,7 @@ class DockerBackend:
             given=place.mode != "volume",
             image_volumes=await self._images.volumes(spec.image, image),
             writable_root=archive,
+            separate_sockets=self._footing.separate_sockets,
         )
 
     async def _last_words(self, container: str) -> str:

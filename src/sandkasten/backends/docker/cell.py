@@ -9,9 +9,10 @@ import errno
 import os
 import stat
 import time
+from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.backends.docker import container_usage, resource_names
+from sandkasten.backends.docker import container_usage, probe, resource_names
 from sandkasten.backends.docker.engine import response_checks
 from sandkasten.backends.docker.engine.engine_client import Refused, translated
 from sandkasten.backends.docker.engine.exec_stream import ExecStream, PrefixedStream
@@ -114,6 +115,13 @@ class DockerCell:
                 await self.check_alive()
                 ask_at = time.monotonic() + _ASK_AGAIN_S
             await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def limit_sockets(self, size: int) -> None:
+        """Limit socket buffers on cgroup v1, or record that they are not limited."""
+        await self.check_alive()
+        if not await asyncio.to_thread(container_usage.limit_sockets, self._seen or {}, size):
+            lost = astuple(probe.unlimited_sockets())
+            self._record = replace(self._record, unenforced=(*self._record.unenforced, lost))
 
     async def dial(self) -> ByteStream:
         first, self._first = self._first, None

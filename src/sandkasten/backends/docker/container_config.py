@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sandkasten.backends.docker import resource_names
 from sandkasten.errors import InvalidImage
+from sandkasten.linux.cgroup.cgroups import socket_bytes
 from sandkasten.linux.confinement import capabilities
 from sandkasten.model.sandbox.cell_spec import (
     HOME,
@@ -103,6 +104,8 @@ class ContainerPlatform:
     """As returned by `image_volumes`."""
     writable_root: bool = False
     """True if there are no volumes, so the container's own layer holds the workspace."""
+    separate_sockets: bool = False
+    """True if socket buffers need a limit of their own: on cgroup v1."""
     version: str = ""
 
 
@@ -201,6 +204,7 @@ def _host_config(
         "Memory": limits.memory_bytes,
         # Memory plus swap: no swap.
         "MemorySwap": limits.memory_bytes,
+        **({"KernelMemoryTCP": socket_bytes(limits)} if platform.separate_sockets else {}),
         "NanoCpus": int(limits.cpus * _NANO),
         "Ulimits": [core, files],
         "ShmSize": limits.tmp_bytes,

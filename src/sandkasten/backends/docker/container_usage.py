@@ -1,4 +1,5 @@
 """Resource usage of a container, from the kernel's own files if visible here, else from the engine.
+Also the one limit that an engine does not write itself.
 
 The engine reports less: it has no peak on cgroups v2 and does not count how often a limit was hit;
 memory kills are among its events, of which it remembers the last few hundred.
@@ -27,6 +28,31 @@ def from_kernel(container: Mapping[str, Any]) -> Usage | None:
     """Return the usage, or None if the processes are not on this machine or their cgroups are
     not visible.
     """
+    path = _group(container)
+    if path is None:
+        return None
+    parent, name = os.path.split(path)
+    found = cgroups.usage(cgroups.detect(), name, parent=parent.strip("/"))
+    return found if found.memory_bytes is not None else None
+
+
+def limit_sockets(container: Mapping[str, Any], size: int) -> bool:
+    """Limit the buffers of sockets on cgroup v1, and return whether that was possible from here.
+
+    runc ignores the limit that the engine passes on; crun sets it.
+    """
+    path, at = _group(container), cgroups.detect().v1.get("memory")
+    if path is None or at is None:
+        return False
+    try:
+        Path(f"{at}{path}", cgroups.SOCKET_LIMIT).write_text(str(size))
+    except OSError:
+        return False
+    return True
+
+
+def _group(container: Mapping[str, Any]) -> str | None:
+    """Return the cgroup of a container whose processes are visible here."""
     pid, the_id = (container.get("State") or {}).get("Pid") or 0, str(container.get("Id", ""))
     if not pid or not the_id:
         return None
@@ -35,12 +61,7 @@ def from_kernel(container: Mapping[str, Any]) -> Usage | None:
     except OSError:
         return None
     # An unrelated process with the same pid has another cgroup.
-    path = next((one for one in _GROUP.findall(text) if the_id in one), None)
-    if path is None:
-        return None
-    parent, name = os.path.split(path)
-    found = cgroups.usage(cgroups.detect(), name, parent=parent.strip("/"))
-    return found if found.memory_bytes is not None else None
+    return next((one for one in _GROUP.findall(text) if the_id in one), None)
 
 
 class EngineUsage:

@@ -82,6 +82,10 @@ class EngineSetup:
     def unenforced(self) -> tuple[Unenforced, ...]:
         return probe.unenforced(self._info, sized=self.place.sized)
 
+    @property
+    def separate_sockets(self) -> bool:
+        return probe.separate_sockets(self._info)
+
     async def owner(self) -> str:
         """The owner label of this installation's resources in an engine."""
         if not self._owner:
@@ -115,6 +119,7 @@ class EngineSetup:
             lines.append(Requirement("workspaces", False, exc.message, exc.hint))
             return host_requirements.verdict(lines, ())
         lines.append(probe.workspace(self.place))
+        lines.append(probe.socket_memory(info, local=self.place.sized))
         return host_requirements.verdict(lines, self.unenforced)
 
     async def _settle(self, info: Mapping[str, Any] | None = None) -> None:

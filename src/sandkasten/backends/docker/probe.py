@@ -83,6 +83,28 @@ def cgroup_version(info: Mapping[str, Any]) -> Requirement:
     )  # fmt: skip
 
 
+def separate_sockets(info: Mapping[str, Any]) -> bool:
+    """Return whether socket buffers are not part of the memory limit there: on cgroup v1."""
+    return str(info.get("CgroupVersion", "")) == "1"
+
+
+def unlimited_sockets() -> Unenforced:
+    return Unenforced(
+        "memory",
+        "the engine's machine has cgroup v1, where the buffers of TCP and UDP sockets do not count",
+        "use cgroup v2 there, crun as its runtime, or run the daemon as root on that machine",
+    )
+
+
+def socket_memory(info: Mapping[str, Any], *, local: bool) -> Requirement:
+    ok = local or not separate_sockets(info)
+    state = "cgroup v1: limited from this machine" if ok else "cgroup v1: runc does not limit it"
+    return Requirement(
+        "socket memory", ok, state if separate_sockets(info) else "part of the memory limit",
+        unlimited_sockets().remedy, required=False,
+    )  # fmt: skip
+
+
 def user_ids(info: Mapping[str, Any]) -> Requirement:
     mapped = user_namespaces(info)
     return Requirement(

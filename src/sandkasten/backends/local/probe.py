@@ -39,6 +39,7 @@ def look(
     planned = cgroups.plan(hierarchies, "probe", Limits())
     unenforced = tuple(host_requirements.missing_controllers(planned.missing, root=root))
     lines.append(host_requirements.control_groups(planned, root))
+    lines.append(host_requirements.socket_memory(hierarchies, root))
     lines.append(host_requirements.pausing(hierarchies, root))
     return host_requirements.verdict(lines, unenforced)
 

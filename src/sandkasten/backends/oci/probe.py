@@ -39,6 +39,7 @@ def look(
     ]
     planned = cgroups.plan(hierarchies, "probe", Limits())
     lines.append(host_requirements.control_groups(planned, os.geteuid() == 0))
+    lines.append(host_requirements.socket_memory(hierarchies, os.geteuid() == 0))
     lines.append(host_requirements.pausing(hierarchies, os.geteuid() == 0))
     lost = tuple(host_requirements.missing_controllers(planned.missing, root=True))
     return host_requirements.verdict(lines, lost)

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 GROUP = "sandkasten"
 CPU_PERIOD_US = 100_000
+# On v1 the buffers of TCP and UDP sockets have a counter of their own, which counts only sockets
+# that are made after it has a limit. A sandbox may use this part of its memory in addition.
+_SOCKET_PART = 4
+_SOCKET_LEAST_BYTES = 16 * 1024 * 1024
+SOCKET_LIMIT = "memory.kmem.tcp.limit_in_bytes"
 # The kernel empties a group shortly after its last process is dead; if it takes longer, something
 # lives.
 REMOVE_DEADLINE_S = 5.0
@@ -135,6 +140,11 @@ def plan(on: Hierarchies, name: str, limits: Limits, *, parent: str = GROUP) -> 
     return CgroupPlan(tuple(directories), tuple(writes), tasks, v2, tuple(missing))
 
 
+def socket_bytes(limits: Limits) -> int:
+    """Return the limit of socket buffers where they have a counter of their own."""
+    return max(_SOCKET_LEAST_BYTES, limits.memory_bytes // _SOCKET_PART)
+
+
 def _v1_writes(controller: Controller, where: str, limits: Limits, quota: int) -> list[Write]:
     match controller:
         case "memory":
@@ -142,6 +152,7 @@ def _v1_writes(controller: Controller, where: str, limits: Limits, quota: int) -
             return [
                 Write(f"{where}/memory.limit_in_bytes", size),
                 Write(f"{where}/memory.memsw.limit_in_bytes", size, optional=True),
+                Write(f"{where}/{SOCKET_LIMIT}", str(socket_bytes(limits)), optional=True),
             ]
         case "pids":
             return [Write(f"{where}/pids.max", str(limits.pids))]
@@ -290,11 +301,15 @@ def usage(on: Hierarchies, name: str, *, parent: str = GROUP) -> Usage:
     cpu_usec = _number(cpu, "cpuacct.usage") if cpu_v1 else _keyed(cpu, "cpu.stat", "usage_usec")
     if cpu_v1 and cpu_usec is not None:
         cpu_usec //= 1000
+    used = _number(memory, "memory.usage_in_bytes" if memory_v1 else "memory.current")
+    peak = _number(memory, "memory.max_usage_in_bytes" if memory_v1 else "memory.peak")
+    if memory_v1 and used is not None and peak is not None:
+        # v2 includes these.
+        used += _number(memory, "memory.kmem.tcp.usage_in_bytes") or 0
+        peak += _number(memory, "memory.kmem.tcp.max_usage_in_bytes") or 0
     return Usage(
-        memory_bytes=_number(memory, "memory.usage_in_bytes" if memory_v1 else "memory.current"),
-        memory_peak_bytes=_number(
-            memory, "memory.max_usage_in_bytes" if memory_v1 else "memory.peak"
-        ),
+        memory_bytes=used,
+        memory_peak_bytes=peak,
         memory_limit_bytes=_number(memory, "memory.limit_in_bytes" if memory_v1 else "memory.max"),
         cpu_usec=cpu_usec,
         pids=_number(pids, "pids.current"),
