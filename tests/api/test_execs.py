@@ -130,6 +130,30 @@ async def test_one_idempotency_key_runs_one_command(daemon, box):
     assert (other.status, other.json["code"]) == (409, "IDEMPOTENCY_KEY_REUSED")
 
 
+@pytest.mark.promise("P20", "P37")
+async def test_a_directory_whose_name_is_not_utf_8_is_answered_in_both_forms(daemon, box):
+    odd = r"mkdir -p $'b\xff'; cd $'b\xff'; echo did"
+    first = (await daemon.ask("POST", f"{box}/exec", {"cmd": odd})).json
+    assert (first["stdout"], first["cwd"].rpartition("/")[2]) == ("did\n", "b\ufffd")
+    assert base64.b64decode(first["cwd_b64"]).endswith(b"/b\xff")
+    later = await daemon.ask("POST", f"{box}/exec", {"cmd": "echo later"})
+    assert (later.status, later.json["stdout"], later.json["cwd_b64"]) == (
+        200,
+        "later\n",
+        first["cwd_b64"],
+    )
+    past = await daemon.ask("GET", f"{box}/execs")
+    assert [one["cwd_b64"] for one in past.json] == [first["cwd_b64"]] * 2
+    one = await daemon.ask("GET", f"{box}/execs/{first['exec_id']}")
+    assert one.json["cwd_b64"] == first["cwd_b64"]
+    stream = await daemon.ask("POST", f"{box}/exec/stream", {"cmd": "true"})
+    assert (stream.status, b"event: done" in stream.raw) == (200, True)
+    assert (await daemon.ask("GET", box)).status == 200
+    missing = base64.urlsafe_b64encode(b"no-\xfe").decode()
+    gone = await daemon.ask("GET", f"{box}/fs/read?path_b64={missing}")
+    assert (gone.status, gone.json["code"]) == (404, "FILE_NOT_FOUND")
+
+
 async def test_stdin_is_written_closed_and_signals_arrive(daemon, box):
     body = {"cmd": ["cat"], "background": True, "keep_stdin_open": True}
     where = f"{box}/execs/{(await daemon.ask('POST', f'{box}/exec', body)).json['exec_id']}"

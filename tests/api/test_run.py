@@ -62,3 +62,12 @@ async def test_failing_code_is_a_result_and_its_bytes_survive(real_daemon):
 async def test_an_invalid_run_is_refused(daemon, body, status):
     reply = await daemon.ask("POST", "/v1/run", body)
     assert reply.status == status, reply.raw
+
+
+@pytest.mark.promise("P20", "P37")
+async def test_an_artifact_whose_name_is_not_utf_8_is_answered_in_both_forms(daemon):
+    code = "open(b'x\\xff', 'w').write('1'); open('y', 'w').write('2')"
+    reply = await daemon.ask("POST", "/v1/run", {"code": code, "artifacts": ["*"]})
+    assert reply.status == 200, reply.raw
+    found = sorted((one["path"], one.get("path_b64")) for one in reply.json["artifacts"])
+    assert found == [("x\ufffd", base64.b64encode(b"x\xff").decode()), ("y", None)]

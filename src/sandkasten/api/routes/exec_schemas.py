@@ -142,6 +142,7 @@ class Exec(Answer):
     stderr_b64: str | None = None
     output_b64: str | None = None
     cwd: str | None
+    cwd_b64: str | None = Field(None, description="Its bytes, if the name is not UTF-8.")
     truncated: bool
     timed_out: bool
     oom_killed: bool

@@ -102,6 +102,7 @@ RunBody = body_of(
 
 class ArtifactAnswer(Answer):
     path: str
+    path_b64: str | None = Field(None, description="Its bytes, if the name is not UTF-8.")
     size_bytes: int
     content_base64: str | None = None
     omitted_reason: str | None = None

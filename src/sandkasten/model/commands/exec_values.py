@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal, TypedDict
 
 from sandkasten.model.field_patterns import NO_NUL, PRINTABLE, SHELL_NAME, shown_form
 from sandkasten.model.files.sandbox_paths import PATH_MAX
-from sandkasten.model.json_codec import OPEN, Public
+from sandkasten.model.json_codec import OPEN, FileName, Public
 from sandkasten.model.sandbox.limits import MAX_KEPT_BYTES
 from sandkasten.model.sandbox.sandbox_options import ENVIRONMENT, described
 from sandkasten.model.sandbox.usage import ExecUsage
@@ -135,7 +135,7 @@ class ExecResult:
     stdout: bytes = b""
     stderr: bytes = b""
     output: bytes = b""
-    cwd: str | None = None
+    cwd: FileName | None = None
     truncated: bool = False
     timed_out: bool = False
     oom_killed: bool = False

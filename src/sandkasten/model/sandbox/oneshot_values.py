@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from sandkasten.model.access.tenancy import DEFAULT_TENANT
 from sandkasten.model.commands.exec_values import Why  # noqa: TC001
-from sandkasten.model.json_codec import BASE64
+from sandkasten.model.json_codec import BASE64, FileName
 from sandkasten.model.sandbox.sandbox_options import Number, SandboxOptions
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def oneshot_timeout(requested: float | None, limits: Limits) -> float:
 class Artifact:
     """A file that matched. Without `data`, `omitted_reason` has the reason."""
 
-    path: str
+    path: FileName
     """Relative to the workspace, as the globs are."""
     size_bytes: int
     data: Annotated[bytes | None, BASE64] = field(default=None, metadata={"json": "content_base64"})

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Annotated, Literal
 
 from sandkasten.model.access.tenancy import DEFAULT_TENANT
-from sandkasten.model.json_codec import OPEN, Public, Timestamp
+from sandkasten.model.json_codec import OPEN, FileName, Public, Timestamp
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
 from sandkasten.model.sandbox.host_mounts import Mounted  # noqa: TC001
 from sandkasten.model.sandbox.limits import Limits, Unenforced
@@ -88,7 +88,7 @@ class Info:
     env_names: tuple[str, ...] = ()
     unenforced: tuple[Unenforced, ...] = ()
     warnings: tuple[str, ...] = ()
-    cwd: str = WORKSPACE
+    cwd: FileName = WORKSPACE
     workdir: str = WORKSPACE
     tenant: str = DEFAULT_TENANT
 
