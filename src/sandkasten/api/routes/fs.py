@@ -47,6 +47,7 @@ from sandkasten.errors import (
     QuotaExceeded,
     SessionExpired,
     SessionNotFound,
+    WorkspaceDamaged,
 )
 from sandkasten.model.field_patterns import ANY_BASE64, PATH, shown_form
 from sandkasten.model.files.sandbox_paths import PATH_MAX
@@ -68,7 +69,9 @@ _FORM = {
     "files": {"type": "array", "items": {"type": "string", "format": "binary"}},
 }
 _FOUND = (FileNotFound, NotADirectory, FilePermission, PolicyDenied, FileTrouble, Conflict)
-_MADE = (*_FOUND, FileExists, IsADirectory, NotRegular, QuotaExceeded, PayloadTooLarge)
+# A disk of the host that is full or failed, also when something is removed.
+_DISK = (QuotaExceeded, WorkspaceDamaged)
+_MADE = (*_FOUND, *_DISK, FileExists, IsADirectory, NotRegular, PayloadTooLarge)
 
 
 def file_routes(
@@ -83,6 +86,7 @@ def file_routes(
     verbs = Verbs(place)
     look = (*gone, *_FOUND)
     make = (*gone, *_MADE)
+    removed = (*look, *_DISK, IsADirectory, DirectoryNotEmpty)
     files = f"{prefix}/fs"
     return (
         Route(
@@ -119,11 +123,11 @@ def file_routes(
         ),
         Route(
             "POST", f"{files}/delete", verbs.delete, "Delete a file or a tree", tag, scope,
-            body=DeleteBody, answer=DeletedFiles, errors=(*look, IsADirectory, DirectoryNotEmpty),
+            body=DeleteBody, answer=DeletedFiles, errors=removed,
         ),
         Route(
             "DELETE", files, verbs.delete_by_query, "Delete a file or a tree", tag, scope,
-            query=DeleteQuery, answer=DeletedFiles, errors=(*look, IsADirectory, DirectoryNotEmpty),
+            query=DeleteQuery, answer=DeletedFiles, errors=removed,
         ),
         Route(
             "POST", f"{files}/upload", verbs.upload, "Upload files, or a tar", tag, scope,
