@@ -49,6 +49,17 @@ async def test_chunks_arrive_in_order_and_the_last_event_is_the_complete_result(
     assert first["exec_id"] == done["exec_id"]
 
 
+@pytest.mark.promise("P38")
+async def test_no_character_that_a_client_may_take_for_a_line_break_is_in_an_event(daemon, box):
+    text = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg\rh"
+    body = {"cmd": ["printf", "%s", text]}
+    async with daemon.http.post(f"{daemon.url}{box}/exec/stream", json=body) as reply:
+        said = (await reply.read()).decode()
+    assert said.splitlines() == said.split("\n")[:-1]
+    shown = [json.loads(line[6:]) for line in said.splitlines() if line.startswith("data: ")]
+    assert [one.get("text", one.get("stdout")) for one in shown] == [text, text]
+
+
 async def test_stream_true_requests_a_stream(daemon, box):
     seen = await _streamed(daemon, f"{box}/exec", {"cmd": "echo a", "stream": True})
     assert [one.name for one in seen] == ["chunk", "done"]

@@ -27,12 +27,17 @@ KEEP_ALIVE_S = 15.0
 # What is refused is refused within this; a command that says nothing for longer has begun.
 _FIRST_S = 0.5
 _COMMENT = b": still here\n\n"
+# JSON allows them raw in a string, and many clients take them for the end of a line.
+_LINE_BREAKS = tuple((char.encode(), b"\\u%04x" % ord(char)) for char in "\x85\u2028\u2029")
 
 
 def event(name: str, fields: dict[str, Any], the_id: int | None = None) -> bytes:
-    """Return one event. JSON has no raw line break, so the data is always one line."""
+    """Return one event, with the data in one line, also for a reader that splits at U+2028."""
     head = b"" if the_id is None else b"id: %d\n" % the_id
-    return b"%sevent: %s\ndata: %s\n\n" % (head, name.encode(), as_json(fields))
+    data = as_json(fields)
+    for raw, escaped in _LINE_BREAKS:
+        data = data.replace(raw, escaped)
+    return b"%sevent: %s\ndata: %s\n\n" % (head, name.encode(), data)
 
 
 async def begun(events: AsyncIterator[bytes], call: Call) -> Response:
