@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from sandkasten.errors import BackendUnavailable, InternalError, InvalidConfiguration
 from sandkasten.model.optional_extras import install_command
 from sandkasten.model.sandbox.readiness import Readiness
-from sandkasten.ports import Closes, Discards, KeepsImages, Remote
+from sandkasten.ports import Closes, Discards, KeepsImages, KeepsWorkspaces, Remote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -78,8 +78,8 @@ class LazyBackend:
 
 
 class LazyImageBackend(LazyBackend):
-    """A lazy backend that is a `ports.KeepsImages` and a `ports.Remote`; the engine tests for
-    these.
+    """A lazy backend that is a `ports.KeepsImages`, `ports.KeepsWorkspaces` and `ports.Remote`;
+    the engine tests for these.
     """
 
     @property
@@ -99,6 +99,26 @@ class LazyImageBackend(LazyBackend):
 
     async def bring_image(self, image: Image) -> None:
         await self._keeper.bring_image(image)
+
+    @property
+    def _workspaces(self) -> KeepsWorkspaces:
+        backend = self._backend
+        if not isinstance(backend, KeepsWorkspaces):
+            raise InternalError(
+                f"backend {self._name} keeps no workspaces", hint="open it as a LazyBackend"
+            )
+        return backend
+
+    async def keeps_workspaces(self) -> bool:
+        return (
+            isinstance(self._backend, KeepsWorkspaces) and await self._workspaces.keeps_workspaces()
+        )
+
+    async def copy_workspace(self, source: str, target: str) -> None:
+        await self._workspaces.copy_workspace(source, target)
+
+    async def remove_workspace(self, name: str) -> None:
+        await self._workspaces.remove_workspace(name)
 
     async def sees_files(self) -> bool:
         backend = self._backend

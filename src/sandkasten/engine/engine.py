@@ -170,6 +170,7 @@ class Engine:
             remover=self._sandboxes,
             quotas=self._quotas,
             in_flight=self._in_flight,
+            default_backend=default_backend,
             events=events,
         )
         self.workspace_files = WorkspaceFiles(
@@ -227,15 +228,9 @@ class Engine:
         self.terminals = TerminalSessions(self._handles, self._history, self._in_flight)
         self._spares = WarmPool(self._sandboxes, clock, events, enabled=oneshot_spares)
         self._sites = PackageSandboxes(planner, self._sandboxes, self._execution, self.files, store)
+        sandboxes, execution, files = self._sandboxes, self._execution, self.files
         self._oneshot = OneShot(
-            planner,
-            self._sandboxes,
-            self._spares,
-            self._execution,
-            self.files,
-            self._quotas,
-            self._sites,
-            events,
+            planner, sandboxes, self._spares, execution, files, self._quotas, self._sites, events
         )
         self.preflight = Preflight(planner, self._sandboxes, self._oneshot, self._sites)
         self.bench = BuildSandbox(planner, self._sandboxes, self._execution, self._handles)

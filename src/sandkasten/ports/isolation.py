@@ -90,6 +90,26 @@ class Remote(Protocol):
 
 
 @runtime_checkable
+class KeepsWorkspaces(Protocol):
+    """A backend that can keep named workspaces itself, as `Volume` of kind `volume`.
+
+    A workspace is made with the first sandbox that has it. The caller holds the lock of its name.
+    """
+
+    async def keeps_workspaces(self) -> bool:
+        """Return whether it does, rather than using files of this machine."""
+        ...
+
+    async def copy_workspace(self, source: str, target: str) -> None:
+        """Copy all files, or raise and leave no target."""
+        ...
+
+    async def remove_workspace(self, name: str) -> None:
+        """Remove all files. Twice is fine."""
+        ...
+
+
+@runtime_checkable
 class Candid(Protocol):
     """A cell that reports which of its limits the host does not enforce."""
 

@@ -60,9 +60,11 @@ class Workspaces(Protocol):
         """Raise WorkspaceNotFound if there is none, WorkspaceDamaged if it cannot be used."""
         ...
 
-    async def create(self, name: str, size_bytes: int, created_at: float) -> StoredWorkspace:
+    async def create(
+        self, name: str, size_bytes: int, created_at: float, *, keeper: str = ""
+    ) -> StoredWorkspace:
         """Create an empty workspace, or raise and leave nothing behind. Raise Conflict if it
-        exists.
+        exists. With `keeper`, that backend has its files, and only its metadata is stored.
         """
         ...
 
@@ -73,7 +75,10 @@ class Workspaces(Protocol):
         ...
 
     async def measure(self, name: str) -> Measure: ...
-    async def copy(self, source: str, target: str, created_at: float) -> StoredWorkspace: ...
+    async def copy(self, source: str, target: str, created_at: float) -> StoredWorkspace:
+        """Copy a workspace; of one that a backend keeps, its metadata."""
+        ...
+
     async def resize(self, name: str, size_bytes: int) -> StoredWorkspace:
         """Grow the workspace. Raise InvalidRequest for a smaller size."""
         ...

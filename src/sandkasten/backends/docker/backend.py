@@ -25,6 +25,7 @@ from sandkasten.backends.docker.engine.engine_address import address_of
 from sandkasten.backends.docker.engine.engine_client import EngineClient, Refused, asked, translated
 from sandkasten.backends.docker.engine.engine_images import EngineImages, gone
 from sandkasten.backends.docker.engine_setup import TRIAL, EngineSetup
+from sandkasten.backends.docker.kept_volumes import KeptVolumes
 from sandkasten.backends.docker.runner_volume import RunnerVolume
 from sandkasten.backends.docker.session_volumes import SessionVolumes
 from sandkasten.disk.process_identity import boot_id, start_time
@@ -59,7 +60,9 @@ _UNGUARDED = "not for root alone"
 
 
 class DockerBackend:
-    """Implements `ports.Backend`, `ports.Discards`, `ports.KeepsImages` and `ports.Remote`."""
+    """Implements `ports.Backend`, `ports.Discards`, `ports.KeepsImages`, `ports.KeepsWorkspaces`
+    and `ports.Remote`.
+    """
 
     def __init__(
         self,
@@ -115,6 +118,10 @@ class DockerBackend:
     def _contents(self) -> ContentVolumes:
         return ContentVolumes(self._engine, self._footing, self._home)
 
+    @cached_property
+    def _kept(self) -> KeptVolumes:
+        return KeptVolumes(self._engine, self._footing)
+
     # ---- the verbs
 
     async def probe(self) -> Readiness:
@@ -144,6 +151,16 @@ class DockerBackend:
     async def sees_files(self) -> bool:
         """Implement `ports.Remote`."""
         return (await self._footing.settled()).same
+
+    async def keeps_workspaces(self) -> bool:
+        """Implement `ports.KeepsWorkspaces`."""
+        return await self._kept.supported()
+
+    async def copy_workspace(self, source: str, target: str) -> None:
+        await self._kept.copy(source, target)
+
+    async def remove_workspace(self, name: str) -> None:
+        await self._kept.remove(name)
 
     async def attach(self, sandbox_id: SandboxId) -> DockerCell:
         found = await self._found(sandbox_id)
@@ -224,7 +241,7 @@ class DockerBackend:
                 raise
             await asked(self._engine.remove(names.container_name(sandbox_id)), "a container")
             cell = await self._begun(sandbox_id, spec, record)
-        if spec.workspace is not None:
+        if spec.workspace is not None and spec.workspace.kind != "volume":
             await cell.check_alive()
             await asyncio.to_thread(self._tell_relatives, cell, spec.workspace.path)
         return cell
@@ -323,8 +340,12 @@ class DockerBackend:
     ) -> container_config.ContainerPlatform:
         place, owner = self._footing.place, await self._footing.owner()
         archive = place.mode == "archive"
+        volume = spec.workspace
+        kept: tuple[str, ...] = ()
+        if volume is not None and volume.kind == "volume":
+            kept = names.kept_volume_names(owner, volume.path)
         mounted = (
-            *session_volumes.mounts(place, sandbox_id, home=home(spec)),
+            *session_volumes.mounts(place, sandbox_id, home=home(spec), kept=kept),
             *await self._contents.mounts(spec.mounts),
         )
         return container_config.ContainerPlatform(
@@ -332,7 +353,7 @@ class DockerBackend:
             image=image,
             mounts=mounted if archive else (self._injection.mount, *mounted),
             seccomp=seccomp_oci.profile(seccomp_bpf.machine()),
-            given=place.mode != "volume",
+            given=place.mode != "volume" and not kept,
             image_volumes=await self._images.volumes(spec.image, image),
             writable_root=archive,
             separate_sockets=self._footing.separate_sockets,

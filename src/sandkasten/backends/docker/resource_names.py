@@ -9,12 +9,14 @@ from typing import Final
 from sandkasten.model.ids import SandboxId
 
 LABEL: Final = "sandkasten"
-"""On every resource of ours; its value is the kind: cell, runner, content, probe, image."""
+"""On every resource of ours; its value is the kind: cell, runner, content, workspace, probe."""
 LABEL_ID: Final = "sandkasten.id"
 LABEL_OWNER: Final = "sandkasten.owner"
 """The installation (a data directory) that owns the resource: no other installation removes it."""
 LABEL_SOURCE: Final = "sandkasten.source"
 """On a copy of a directory of ours: where it came from."""
+LABEL_NAME: Final = "sandkasten.name"
+"""On a named workspace."""
 LABEL_IMAGE: Final = "sandkasten.image"
 LABEL_VERSION: Final = "sandkasten.version"
 
@@ -22,6 +24,7 @@ CELL: Final = "cell"
 RUNNER: Final = "runner"
 PROBE: Final = "probe"
 CONTENT: Final = "content"
+WORKSPACE: Final = "workspace"
 
 STORE_REPOSITORY: Final = "sandkasten-store"
 """Images of our own store as the engine names them: `sandkasten-store:<hex of the id>`."""
@@ -61,6 +64,15 @@ def runner_volume_name(digest: str) -> str:
     keep theirs.
     """
     return f"sandkasten-runner-{digest[:16]}"
+
+
+def kept_volume_names(owner: str, workspace: str) -> tuple[str, str]:
+    """Return the volumes of a named workspace: its files and its home.
+
+    A digest, because a tenant's name has characters that no volume's name may have.
+    """
+    digest = hashlib.sha256(f"{owner} {workspace}".encode()).hexdigest()
+    return f"sandkasten-workspace-{digest[:32]}", f"sandkasten-workspace-{digest[:32]}-home"
 
 
 def content_volume_name(owner: str, content: str) -> str:

@@ -28,6 +28,8 @@ from sandkasten.linux.storage import host_volume
 from sandkasten.model.sandbox.cell_spec import HOME, RUNNER_ID, USER_ID, WORKSPACE, user_id
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.sandbox.cell_spec import CellSpec
 
@@ -71,8 +73,17 @@ class SessionVolumes:
 
 
 def mounts(
-    place: SessionVolumes, sandbox_id: SandboxId, *, home: str = HOME
+    place: SessionVolumes, sandbox_id: SandboxId, *, home: str = HOME, kept: Sequence[str] = ()
 ) -> tuple[ContainerMount, ...]:
+    """Return the mounts of a session; `kept` are the volumes of its named workspace."""
+    if kept:
+        own = mounts(place, sandbox_id, home=home) if place.mode != "volume" else ()
+        files, at_home = kept
+        return (
+            ContainerMount("volume", files, WORKSPACE),
+            ContainerMount("volume", at_home, home),
+            *(one for one in own if one.target not in (WORKSPACE, home)),
+        )
     if place.mode == "archive":
         return ()
     if place.mode == "volume":
@@ -95,24 +106,39 @@ async def make(
     place: SessionVolumes, engine: EngineClient, sandbox_id: SandboxId, owner: str, spec: CellSpec
 ) -> None:
     """Create what must exist before the container is made."""
-    if place.mode == "volume":
-        told = labels(resource_names.CELL, owner, sandbox_id)
-        try:
-            made = await asyncio.gather(
-                engine.make_volume(resource_names.volume_name(sandbox_id), told),
-                engine.make_volume(resource_names.home_volume_name(sandbox_id), told),
-            )
-        except Refused as exc:
-            raise translated(exc, "a volume could not be made") from exc
-        for one in made:
-            # An engine returns an existing volume, whatever made it and whatever it contains.
-            if (one.get("Labels") or {}).get(resource_names.LABEL_OWNER) != owner:
-                raise Conflict(
-                    f"the engine has a volume named {one.get('Name')} already, which is not ours",
-                    hint="remove it (docker volume rm), or use another id",
-                )
-    elif place.ours:
+    kept = spec.workspace
+    if kept is not None and kept.kind == "volume":
+        await make_kept(engine, owner, kept.path)
+    elif place.mode == "volume":
+        names = resource_names.volume_name(sandbox_id), resource_names.home_volume_name(sandbox_id)
+        await _make_volumes(engine, names, labels(resource_names.CELL, owner, sandbox_id))
+    if place.ours:
         await asyncio.to_thread(_make_directories, place, sandbox_id, spec)
+
+
+async def make_kept(engine: EngineClient, owner: str, workspace: str) -> tuple[str, str]:
+    """Create the volumes of a named workspace unless they exist, and return their names."""
+    names = resource_names.kept_volume_names(owner, workspace)
+    told = {**labels(resource_names.WORKSPACE, owner), resource_names.LABEL_NAME: workspace}
+    await _make_volumes(engine, names, told)
+    return names
+
+
+async def _make_volumes(
+    engine: EngineClient, names: Sequence[str], told: Mapping[str, str]
+) -> None:
+    try:
+        made = await asyncio.gather(*(engine.make_volume(one, told) for one in names))
+    except Refused as exc:
+        raise translated(exc, "a volume could not be made") from exc
+    for one in made:
+        # An engine returns an existing volume, whatever made it and whatever it contains.
+        labelled = (one.get("Labels") or {}).get(resource_names.LABEL_OWNER)
+        if labelled != told[resource_names.LABEL_OWNER]:
+            raise Conflict(
+                f"the engine has a volume named {one.get('Name')} already, which is not ours",
+                hint="remove it (docker volume rm), or use another id",
+            )
 
 
 def _make_directories(place: SessionVolumes, sandbox_id: SandboxId, spec: CellSpec) -> None:
@@ -123,7 +149,7 @@ def _make_directories(place: SessionVolumes, sandbox_id: SandboxId, spec: CellSp
         root.mkdir(mode=0o700, exist_ok=True)
         if place.direct:
             _make_one(root / "listen", RUNNER_ID, 0o700)
-        if not place.sized:
+        if not place.sized and spec.workspace is None:
             _make_one(root / "workspace", owner, 0o755)
             _make_one(root / "home", owner, 0o755)
     except OSError as exc:
@@ -134,6 +160,8 @@ def _make_directories(place: SessionVolumes, sandbox_id: SandboxId, spec: CellSp
             hint="check its permissions, or set backends.docker.workspace_mode: volume",
         ) from exc
     if spec.workspace is not None:
+        if spec.workspace.kind == "volume":
+            return
         host_volume.open_kept(root, spec.workspace, owner=owner)
     elif place.sized:
         templates = Path(place.ours).with_name("templates")

@@ -20,11 +20,11 @@ _ENVIRONMENT = ("argument list too long", "environment variable")
 
 def check(spec: CellSpec, info: Mapping[str, Any], place: SessionVolumes) -> None:
     """Raise for requests that this engine does not support, before anything is made."""
-    if spec.workspace is not None and not place.sized:
+    if spec.workspace is not None and spec.workspace.kind != "volume" and not place.sized:
         raise UnsupportedByBackend(
-            "this engine does not support named workspaces: they are files of the daemon's machine",
-            hint="run the daemon as root on the engine's machine (workspace_mode bind), or use "
-            "the file store to carry files from one session to the next",
+            "this engine does not support named workspaces: it makes no volumes for us",
+            hint="set backends.docker.workspace_mode: auto, or use the file store to carry files "
+            "from one session to the next",
         )
     if spec.profile == "dev" and not user_namespaces(info):
         raise UnsupportedByBackend(

@@ -17,6 +17,7 @@ from sandkasten.backends.docker.resource_names import (
     LABEL_OWNER,
     RUNNER,
     STORE_REPOSITORY,
+    WORKSPACE,
 )
 from sandkasten.daemon.container.install_plan import (
     CERTIFICATES_VOLUME,
@@ -61,7 +62,7 @@ async def take_down(host: EngineHost, *, keep_sessions: bool, volumes: bool) -> 
         await host.remove(NAME)
         gone.containers.append(NAME)
     if not keep_sessions:
-        await _remove_sessions(host, owner, gone)
+        await _remove_sessions(host, owner, gone, volumes=volumes)
         await _remove_engine(host, gone)
     for name in (DATA_VOLUME, ENGINE_VOLUME):
         await _volume(host, name, gone, remove=volumes)
@@ -78,13 +79,15 @@ async def take_down(host: EngineHost, *, keep_sessions: bool, volumes: bool) -> 
     )
 
 
-async def _remove_sessions(host: EngineHost, owner: str, gone: _Gone) -> None:
+async def _remove_sessions(host: EngineHost, owner: str, gone: _Gone, *, volumes: bool) -> None:
     if owner:
+        # Like the data volume: named workspaces outlive the daemon.
+        kept = await host.volumes(f"{LABEL_OWNER}={owner}", f"{LABEL}={WORKSPACE}")
         for one in await host.labelled(f"{LABEL_OWNER}={owner}"):
             await host.remove(str(one["Id"]))
             gone.containers.append(str((one.get("Names") or ["?"])[0]).lstrip("/"))
         for name in await host.volumes(f"{LABEL_OWNER}={owner}"):
-            await _volume(host, name, gone, remove=True)
+            await _volume(host, name, gone, remove=volumes or name not in kept)
     for name in await host.volumes(f"{LABEL}={RUNNER}"):
         # A runner volume that another installation uses is not removed: the engine refuses.
         await _volume(host, name, gone, remove=True)

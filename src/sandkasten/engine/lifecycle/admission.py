@@ -78,7 +78,7 @@ class Admission:
         *,
         make: bool,
     ) -> tuple[Record, SandboxPlan]:
-        async with self._claims.claimed(wish, remover, make=make) as claim:
+        async with self._claims.claimed(wish, plan.backend, remover, make=make) as claim:
             limits = replace(plan.spec.limits, workspace_bytes=claim.stored.size_bytes)
             record = replace(
                 record,

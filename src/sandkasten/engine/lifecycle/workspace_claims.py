@@ -12,8 +12,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sandkasten.engine.cleanup import finish
 from sandkasten.engine.owner import owner_gone
-from sandkasten.errors import BackendUnavailable, Busy, UnsupportedByBackend, WorkspaceNotFound
+from sandkasten.errors import (
+    BackendUnavailable,
+    Busy,
+    UnsupportedByBackend,
+    WorkspaceDamaged,
+    WorkspaceNotFound,
+)
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.limits import Unenforced
 from sandkasten.model.sandbox.workspace import (
@@ -21,9 +28,11 @@ from sandkasten.model.sandbox.workspace import (
     WorkspaceRules,
     admit,
     check_count,
+    check_keeper,
     check_size,
     plain_name,
 )
+from sandkasten.ports import KeepsWorkspaces
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -34,7 +43,7 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.cell_spec import Volume
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.workspace import StoredWorkspace
-    from sandkasten.ports import Clock, Store, Workspaces
+    from sandkasten.ports import Backend, Clock, Store, Workspaces
 
 # Long enough for a check of a large file system that another create waits for.
 LOCK_WAIT_S = 60.0
@@ -90,13 +99,14 @@ class WorkspaceClaims:
 
     @asynccontextmanager
     async def claimed(
-        self, wish: WorkspaceRequest, remover: Remover, *, make: bool = True
+        self, wish: WorkspaceRequest, backend: Backend, remover: Remover, *, make: bool = True
     ) -> AsyncIterator[WorkspaceClaim]:
         """The workspace, made if it is not there. The caller writes its row inside the block.
 
         With `make` False the workspace existed when its size was counted, so it is not created.
         """
         port = self.port
+        keeper = await keeper_name(backend)
         async with self.lock(wish.name):
             holders = await self.holders(wish.name, remover)
             admit(wish.name, wish.shared, holders)
@@ -109,22 +119,56 @@ class WorkspaceClaims:
                     raise Busy(
                         f"workspace {plain_name(wish.name)} was just deleted", hint="try again"
                     ) from None
-                stored = await self.make(wish.name, wish.asked_bytes)
+                stored = await self.make(wish.name, wish.asked_bytes, keeper)
             else:
+                check_keeper(stored, keeper, backend.name)
                 check_size(stored, wish.asked_bytes)
             volume = await port.open(wish.name, in_use=bool(holders))
             yield WorkspaceClaim(stored, volume, _unenforced(stored))
 
-    async def make(self, name: str, size_bytes: int | None) -> StoredWorkspace:
+    async def make(self, name: str, size_bytes: int | None, keeper: str) -> StoredWorkspace:
         """Create a workspace. The caller holds the lock."""
         size = size_bytes if size_bytes is not None else self._rules.default_bytes
         await self.prepare(name)
-        return await self.port.create(name, size, self._clock.now())
+        return await self.port.create(name, size, self._clock.now(), keeper=keeper)
 
     async def copy(self, source: str, target: str) -> StoredWorkspace:
         """Copy a workspace. The caller holds both locks."""
         await self.prepare(target)
-        return await self.port.copy(source, target, self._clock.now())
+        keeper = await self.keeper_of(source)
+        if keeper is not None:
+            # Files without metadata are not a workspace, so they come first.
+            await keeper.copy_workspace(source, target)
+        try:
+            return await self.port.copy(source, target, self._clock.now())
+        except BaseException:
+            if keeper is not None:
+                await finish(keeper.remove_workspace(target))
+            raise
+
+    async def remove(self, name: str) -> None:
+        """Remove a workspace. The caller holds the lock."""
+        try:
+            keeper = await self.keeper_of(name)
+        except WorkspaceDamaged:
+            keeper = None
+        if keeper is not None:
+            await keeper.remove_workspace(name)
+        await self.port.remove(name)
+
+    async def keeper_of(self, name: str) -> KeepsWorkspaces | None:
+        """Return the backend that has the files of a workspace; None if they are here."""
+        stored = await self.port.get(name)
+        if not stored.keeper:
+            return None
+        backend = self._handles.backend(stored.keeper)
+        if not isinstance(backend, KeepsWorkspaces):
+            raise BackendUnavailable(
+                f"workspace {plain_name(name)} is a volume of backend {stored.keeper}, which "
+                "keeps no workspaces",
+                hint="start the daemon with the settings that it was made with",
+            )
+        return backend
 
     async def prepare(self, name: str) -> None:
         """Make room for one more workspace."""
@@ -166,8 +210,16 @@ class WorkspaceClaims:
                 await remover.bury(row)
 
 
+async def keeper_name(backend: Backend) -> str:
+    """Return the name of a backend that keeps workspaces itself, or an empty string."""
+    if isinstance(backend, KeepsWorkspaces) and await backend.keeps_workspaces():
+        return backend.name
+    return ""
+
+
 def _unenforced(stored: StoredWorkspace) -> tuple[Unenforced, ...]:
-    if stored.kind == "image":
+    # A backend reports the limits of its own volumes.
+    if stored.kind != "directory":
         return ()
     return (
         Unenforced(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from sandkasten.engine.cleanup import finish as to_the_end
 from sandkasten.engine.lifecycle.tenant_quotas import Need
+from sandkasten.engine.lifecycle.workspace_claims import keeper_name
 from sandkasten.errors import (
     Busy,
     Conflict,
@@ -61,8 +62,10 @@ class NamedWorkspaces:
         remover: Remover,
         quotas: TenantQuotas,
         in_flight: Drain,
+        default_backend: str,
         events: EventSink | None,
     ) -> None:
+        self._default_backend = default_backend
         self._quotas = quotas
         self._in_flight = in_flight
         self._claims = claims
@@ -115,7 +118,8 @@ class NamedWorkspaces:
                 self._claims.lock(name),
             ):
                 await self._refuse_taken(name)
-                await self._claims.make(name, size)
+                keeper = await keeper_name(self._handles.backend(self._default_backend))
+                await self._claims.make(name, size, keeper)
         self._emit("workspace.created", name)
         return await self._get(name)
 
@@ -179,7 +183,7 @@ class NamedWorkspaces:
         name = _kept(name, tenant)
         with self._in_flight.within(new=False):
             async with self._unused(name, "deleted"):
-                await self._claims.port.remove(name)
+                await self._claims.remove(name)
         self._emit("workspace.deleted", name)
 
     async def tidy(self) -> None:

@@ -112,9 +112,9 @@ class WorkspaceFiles:
         return handle is not None and handle.live is not None
 
     async def _make(self, name: str, tenant: str) -> Record:
-        plan = await self._planner.plan(
-            CreateRequest(SandboxOptions(workspace_id=name), tenant=tenant)
-        )
+        stored = await self._claims.port.get(scoped(tenant, name))
+        options = SandboxOptions(workspace_id=name, backend=stored.keeper or None)
+        plan = await self._planner.plan(CreateRequest(options, tenant=tenant))
         wish = plan.workspace
         lease = Lease(idle_timeout_s=LEASE_S, lifetime_s=plan.lease.lifetime_s)
         plan = replace(

@@ -3,7 +3,8 @@
 As root the volume is an ext4 image of its own size; an ordinary user, who cannot mount one, gets a
 directory without a size limit. Each is made in a temporary directory that gets its name when it is
 complete, and loses its name first when it is removed, so a crash leaves something that `half_made`
-lists. The caller holds the lock of a name; which sandboxes use a workspace is not known here.
+lists. The caller holds the lock of a name; which sandboxes use a workspace is not known here. Of a
+workspace that a backend keeps, only the metadata is here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import secrets
 import threading
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from sandkasten.disk import free_space
@@ -82,8 +83,10 @@ class WorkspaceDirectory:
     async def get(self, name: str) -> StoredWorkspace:
         return await asyncio.to_thread(self._get, name)
 
-    async def create(self, name: str, size_bytes: int, created_at: float) -> StoredWorkspace:
-        return await _finished(self._create, name, size_bytes, created_at)
+    async def create(
+        self, name: str, size_bytes: int, created_at: float, *, keeper: str = ""
+    ) -> StoredWorkspace:
+        return await _finished(self._create, name, size_bytes, created_at, keeper)
 
     async def open(self, name: str, *, in_use: bool) -> Volume:
         return await _finished(self._open, name, in_use)
@@ -144,8 +147,12 @@ class WorkspaceDirectory:
         return stored
 
     def _create(
-        self, name: str, size_bytes: int, created_at: float, stop: threading.Event
+        self, name: str, size_bytes: int, created_at: float, keeper: str, stop: threading.Event
     ) -> StoredWorkspace:
+        if keeper:
+            stored = StoredWorkspace(name, "volume", size_bytes, created_at, keeper)
+            with self._making(stored):
+                return stored
         kind: VolumeKind = "image" if self._images else "directory"
         size = max(size_bytes, ext4.MIN_BYTES) if self._images else size_bytes
         stored = StoredWorkspace(name, kind, size, created_at)
@@ -160,6 +167,8 @@ class WorkspaceDirectory:
 
     def _open(self, name: str, in_use: bool, stop: threading.Event) -> Volume:
         stored = self._get(name)
+        if stored.kind == "volume":
+            return Volume(name, "volume")
         content = _content(self._place(name), stored)
         if stored.kind == "image" and not in_use:
             self._settle(name, content, stop)
@@ -175,6 +184,8 @@ class WorkspaceDirectory:
         if stored.kind == "image":
             allocated = content.stat().st_blocks * 512
             return Measure(ext4.look(content).used_bytes, allocated)
+        if stored.kind == "volume":
+            return Measure(None, None)
         used = allocated = 0
         seen: set[tuple[int, int]] = set()
         for entry in tree_copy.walk(content):
@@ -191,7 +202,7 @@ class WorkspaceDirectory:
     ) -> StoredWorkspace:
         found = self._get(source)
         content = _content(self._place(source), found)
-        stored = StoredWorkspace(target, found.kind, found.size_bytes, created_at)
+        stored = replace(found, name=target, created_at=created_at)
         if found.kind == "image":
             self._settle(source, content, stop)
         with self._making(stored) as place:
@@ -199,7 +210,7 @@ class WorkspaceDirectory:
             if found.kind == "image":
                 tree_copy.copy_sparse(content, place / _FILE, stop)
                 self._reserve(target, place / _FILE, found.size_bytes)
-            else:
+            elif found.kind == "directory":
                 tree_copy.copy_tree(content, place / _TREE, stop)
         return stored
 
@@ -214,7 +225,7 @@ class WorkspaceDirectory:
             )
         place = self._place(name)
         content = _content(place, stored)
-        grown = StoredWorkspace(name, stored.kind, size_bytes, stored.created_at)
+        grown = replace(stored, size_bytes=size_bytes)
         with translated(f"enlarge workspace {plain_name(name)}", BackendUnavailable):
             if stored.kind == "image":
                 self._settle(name, content, stop)
@@ -338,6 +349,8 @@ def _begun(entry: str) -> str | None:
 
 
 def _content(place: Path, stored: StoredWorkspace) -> Path:
+    if stored.kind == "volume":
+        return place / _META
     return place / (_FILE if stored.kind == "image" else _TREE)
 
 
@@ -348,13 +361,16 @@ def _decoded(name: str, data: bytes) -> StoredWorkspace:
     if not isinstance(raw, dict) or raw.get("name") != name:
         raise ValueError("it belongs to another workspace")
     size, made, kind = raw.get("size_bytes"), raw.get("created_at"), raw.get("kind")
-    if kind not in ("image", "directory"):
+    if kind not in ("image", "directory", "volume"):
         raise ValueError("its kind is unknown")
+    keeper = raw.get("keeper", "")
+    if not isinstance(keeper, str) or bool(keeper) != (kind == "volume"):
+        raise ValueError("invalid `keeper` in workspace metadata")
     if isinstance(size, bool) or not isinstance(size, int) or size <= 0:
         raise ValueError("invalid `size_bytes` in workspace metadata")
     if isinstance(made, bool) or not isinstance(made, int | float) or not math.isfinite(made):
         raise ValueError("invalid `created_at` in workspace metadata")
-    return StoredWorkspace(name, kind, size, float(made))
+    return StoredWorkspace(name, kind, size, float(made), keeper)
 
 
 def _write_meta(place: Path, stored: StoredWorkspace) -> None:

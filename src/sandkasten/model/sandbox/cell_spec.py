@@ -32,11 +32,12 @@ HOST_PROGRAMS = "/etc/sandkasten/bin"
 class Volume:
     """A workspace that outlives its sandbox: an ext4 image, or a directory for ordinary users.
 
-    On disk it holds ids as they are inside (1000 is the user), whatever range a sandbox has.
+    On disk it holds ids as they are inside (1000 is the user), whatever range a sandbox has. Of
+    kind `volume`, only the backend knows where it is, and `path` is the name of the workspace.
     """
 
     path: str
-    kind: Literal["image", "directory"]
+    kind: Literal["image", "directory", "volume"]
     reserved: bool = False
     """Whether the image has all of its blocks, which it must keep."""
 

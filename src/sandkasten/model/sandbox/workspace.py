@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from sandkasten.errors import Conflict, InvalidRequest, QuotaExceeded
+from sandkasten.errors import Conflict, InvalidRequest, QuotaExceeded, UnsupportedByBackend
 from sandkasten.model.access.tenancy import scoped, unscoped
 from sandkasten.model.field_patterns import TENANT, WORKSPACE_NAME, form
 from sandkasten.model.numbers import number
@@ -26,7 +26,7 @@ _NAME = form(WORKSPACE_NAME)
 _KEPT = form(f"{WORKSPACE_NAME}(@{TENANT})?")
 _RULE = "1 to 64 of a-z, 0-9, '.', '_' and '-', beginning with a letter or a digit"
 
-VolumeKind = Literal["image", "directory"]
+VolumeKind = Literal["image", "directory", "volume"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,8 @@ class StoredWorkspace:
     kind: VolumeKind
     size_bytes: int
     created_at: float
+    keeper: str = ""
+    """The backend that has its files, if its kind is volume."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,8 @@ class Workspace:
 
     name: str
     kind: VolumeKind | None
-    """image: its size is held by the kernel; directory: its size is only a wish."""
+    """image: the kernel enforces its size; directory: its size is not enforced; volume: it is a
+    volume of the backend, and its size is not enforced."""
     size_bytes: int | None
     created_at: float | None
     used_bytes: int | None = None
@@ -177,6 +180,28 @@ def check_size(stored: StoredWorkspace, asked: int | None) -> None:
         if asked < stored.size_bytes
         else "leave workspace_mb out, or enlarge it first: sandkasten workspace resize",
         workspace=plain_name(stored.name),
+    )
+
+
+def check_keeper(stored: StoredWorkspace, keeper: str, backend: str) -> None:
+    """Raise UnsupportedByBackend if this backend cannot have the workspace. `keeper` is its name
+    if it keeps workspaces itself.
+    """
+    name = plain_name(stored.name)
+    if stored.keeper == keeper:
+        return
+    if stored.keeper:
+        raise UnsupportedByBackend(
+            f"workspace {name} is a volume of backend {stored.keeper}, and not available on "
+            f"backend {backend}",
+            hint=f"request backend {stored.keeper}, or use another workspace",
+            workspace=name,
+        )
+    raise UnsupportedByBackend(
+        f"workspace {name} is stored on the daemon's machine, which the engine of backend "
+        f"{backend} does not see",
+        hint="use another workspace: it is made in the engine",
+        workspace=name,
     )
 
 

@@ -253,6 +253,17 @@ class EngineClient:
         ):
             await response.read()
 
+    @asynccontextmanager
+    async def archive_of(self, container: str, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Yield a tar of a directory in it, running or not, of any size."""
+        async with (
+            self._asked(patient=True) as docker,
+            docker._query(
+                f"containers/{container}/archive", params={"path": path}, timeout=None
+            ) as response,
+        ):
+            yield response.content.iter_any()
+
     async def put_stream(self, container: str, path: str, archive: AsyncIterable[bytes]) -> None:
         """Like `put`, for an archive of any size; it may take as long as it takes."""
         async with (

@@ -1,0 +1,69 @@
+"""Named workspaces as volumes of an engine that does not see our files.
+
+Implements the verbs of `ports.KeepsWorkspaces`. A workspace is two volumes, its files and its home,
+named after the installation and the workspace; the metadata is in our data directory. Needs no
+program of any image: files are copied by archive calls on containers that are never started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.backends.docker import resource_names, session_volumes
+from sandkasten.backends.docker.container_config import ContainerMount
+from sandkasten.backends.docker.engine.engine_client import EngineClient, Refused, translated
+from sandkasten.errors import SandkastenError
+from sandkasten.model.sandbox.workspace import plain_name
+
+if TYPE_CHECKING:
+    from sandkasten.backends.docker.engine_setup import EngineSetup
+
+_FROM: Final = "/from"
+_TO: Final = "/to"
+
+
+class KeptVolumes:
+    def __init__(self, engine: EngineClient, setup: EngineSetup) -> None:
+        self._engine = engine
+        self._setup = setup
+
+    async def supported(self) -> bool:
+        place = await self._setup.settled()
+        return not place.sized and place.mode != "archive"
+
+    async def copy(self, source: str, target: str) -> None:
+        owner = await self._setup.owner()
+        sources = await session_volumes.make_kept(self._engine, owner, source)
+        try:
+            targets = await session_volumes.make_kept(self._engine, owner, target)
+            for one, other in zip(sources, targets, strict=True):
+                await self._copy(one, other)
+        except Refused as exc:
+            await asyncio.shield(self._removed_quietly(target))
+            raise translated(exc, f"workspace {plain_name(source)} could not be copied") from exc
+        except BaseException:
+            await asyncio.shield(self._removed_quietly(target))
+            raise
+
+    async def remove(self, name: str) -> None:
+        owner = await self._setup.owner()
+        volumes = resource_names.kept_volume_names(owner, name)
+        await session_volumes.remove_volumes(self._engine, *volumes)
+
+    async def _copy(self, source: str, target: str) -> None:
+        detection = await self._setup.detection()
+        mounts = (
+            ContainerMount("volume", source, _FROM, read_only=True),
+            ContainerMount("volume", target, _TO),
+        )
+        async with (
+            detection.probe_container(*mounts) as container,
+            self._engine.archive_of(container, f"{_FROM}/.") as archive,
+        ):
+            await self._engine.put_stream(container, _TO, archive)
+
+    async def _removed_quietly(self, name: str) -> None:
+        with contextlib.suppress(SandkastenError):
+            await self.remove(name)

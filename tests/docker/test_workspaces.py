@@ -1,0 +1,110 @@
+"""Named workspaces on an engine that does not see our files: volumes of the engine."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sandkasten.backends.docker.docker_options import DockerOptions
+from sandkasten.backends.docker.engine.engine_host import EngineHost
+from sandkasten.daemon.container import container_removal
+from sandkasten.errors import Conflict, UnsupportedByBackend, WorkspaceNotFound
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from tests.docker.site import IMAGE, left, nothing_left, opened, sh
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.engines.reached import Reached
+
+pytestmark = [pytest.mark.anyio, pytest.mark.promise("P22")]
+
+
+def wish(name: str, backend: str = "docker", **more: object) -> CreateRequest:
+    image = IMAGE if backend == "docker" else "host"
+    options = SandboxOptions(backend=backend, image=image, workspace_id=name, **more)
+    return CreateRequest(options)
+
+
+async def test_a_named_workspace_is_a_volume_that_outlives_its_sandboxes(
+    engine: Reached, data: Path
+):
+    async with opened(data, engine, "volume") as sand:
+        first = await sand.create(wish("notes", limits={"workspace_mb": 64}))
+        assert "workspace" in [one.limit for one in first.unenforced]
+        done = await sh(sand, first.id, "echo one > a; echo two > ~/b; ls -ld . ~ | cut -d' ' -f1")
+        assert (done.exit_code, done.stderr) == (0, b"")
+        with pytest.raises(Conflict, match="in use"):
+            await sand.create(wish("notes"))
+        await sand.destroy(first.id)
+        with pytest.raises(Conflict, match="64 MB"):
+            await sand.create(wish("notes", limits={"workspace_mb": 65}))
+        assert len(left(engine, data)) == 2
+    # Another process, and a workspace that nothing has: its files and its home are still there.
+    async with opened(data, engine, "volume", backend="docker") as sand:
+        [found] = await sand.workspaces.list()
+        assert (found.name, found.kind, found.size_bytes) == ("notes", "volume", 64 << 20)
+        copied = await sand.workspaces.copy("notes", "other")
+        assert (copied.kind, copied.used_bytes) == ("volume", None)
+        assert (await sand.workspaces.resize("notes", 65)).size_bytes == 65 << 20
+        async with sand.workspace_files.lent("notes") as lender:
+            assert (await sand.files.read(lender, "a")).data == b"one\n"
+        for name in ("notes", "other"):
+            info = await sand.create(wish(name))
+            seen = await sh(sand, info.id, "cat a ~/b; stat -c %u a . ~; echo more >> a")
+            assert seen.stdout == b"one\ntwo\n1000\n1000\n1000\n", seen.stderr
+            with pytest.raises(Conflict, match="cannot be deleted"):
+                await sand.workspaces.delete(name)
+            await sand.destroy(info.id)
+        # Made without a sandbox, it is where sandboxes of the default backend can have it.
+        assert (await sand.workspaces.create("new")).kind == "volume"
+        for name in ("notes", "other", "new"):
+            await sand.workspaces.delete(name)
+        with pytest.raises(WorkspaceNotFound):
+            await sand.workspaces.get("notes")
+    assert await nothing_left(engine, data) == []
+
+
+async def test_two_sandboxes_share_a_workspace(engine: Reached, data: Path):
+    async with opened(data, engine, "volume") as sand:
+        one, two = [await sand.create(wish("board", workspace_mode="shared")) for _ in range(2)]
+        await sh(sand, one.id, "echo hello > file")
+        assert (await sh(sand, two.id, "cat file")).stdout == b"hello\n"
+        for info in (one, two):
+            await sand.destroy(info.id)
+        await sand.workspaces.delete("board")
+    assert await nothing_left(engine, data) == []
+
+
+async def test_a_workspace_stays_where_it_was_made(engine: Reached, data: Path):
+    async with opened(data, engine, "volume") as sand:
+        await sand.destroy((await sand.create(wish("there"))).id)
+        with pytest.raises(UnsupportedByBackend, match="is a volume of backend docker") as refused:
+            await sand.create(wish("there", backend="local"))
+        assert "backend docker" in refused.value.hint
+        # The default backend is local here.
+        assert (await sand.workspaces.create("here")).kind != "volume"
+        with pytest.raises(UnsupportedByBackend, match="is stored on the daemon's machine"):
+            await sand.create(wish("here"))
+        for name in ("there", "here"):
+            await sand.workspaces.delete(name)
+    async with opened(data, engine, "archive") as sand:
+        with pytest.raises(UnsupportedByBackend, match="named workspaces"):
+            await sand.create(wish("nowhere"))
+    assert await nothing_left(engine, data) == []
+
+
+async def test_down_keeps_workspaces_unless_it_removes_volumes(engine: Reached, data: Path):
+    async with opened(data, engine, "volume") as sand:
+        await sand.destroy((await sand.create(wish("kept"))).id)
+    owner = (data / "docker" / "owner").read_text()
+    async with aclosing(EngineHost(DockerOptions(host=engine.host))) as host:
+        gone = container_removal._Gone()
+        await container_removal._remove_sessions(host, owner, gone, volumes=False)
+        assert len(gone.kept) == 2
+        assert len(left(engine, data)) == 2
+        await container_removal._remove_sessions(host, owner, gone, volumes=True)
+    assert await nothing_left(engine, data) == []
