@@ -27,6 +27,7 @@ def test_a_snippet_runs_as_written(code: str, tmp_path: Path) -> None:
     words = [sys.executable, "-W", "error", "-c", code]
     env = {"PATH": "/usr/bin:/bin", "SANDKASTEN_DATA_DIR": str(tmp_path / "data")}
     if "localhost:8080" in code:
+        (tmp_path / "sandkasten.key").write_text("sk-sandbox-...\n")
         # A network of its own, with a daemon where the documents say one is.
         alone = ["unshare", "--net", sys.executable, "-m", "tests.examples.alone"]
         words = [*alone, str(tmp_path / "served"), *words]
