@@ -436,3 +436,24 @@ fn without_proc_a_policy_is_refused_and_everything_else_works() {
     assert_eq!(gone, Ok(json!({ "removed": 4 })));
     runner.assert_alive();
 }
+
+#[test]
+fn erase_removes_a_tree_without_following_links() {
+    let top = std::env::temp_dir().join(format!("sk-erase-{}", std::process::id()));
+    let tree = top.join("tree");
+    fs::create_dir_all(tree.join("a/b")).unwrap();
+    fs::create_dir(top.join("kept")).unwrap();
+    fs::write(top.join("kept/file"), "kept").unwrap();
+    symlink(top.join("kept"), tree.join("a/link")).unwrap();
+    let erase = |path: &Path| {
+        let mut command = std::process::Command::new(program());
+        command.arg("--erase").arg(path).status().unwrap().code()
+    };
+    assert_eq!(erase(&tree), Some(0));
+    assert!(!tree.exists() && top.join("kept/file").exists());
+    // Twice is fine; a relative path and a root are not.
+    assert_eq!(erase(&tree), Some(0));
+    assert_eq!(erase("tree".as_ref()), Some(1));
+    assert_eq!(erase("/tree".as_ref()), Some(1));
+    fs::remove_dir_all(&top).unwrap();
+}

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +100,25 @@ def test_every_limit_is_passed_to_the_engine(mode: str):
 def test_the_root_is_read_only_and_what_is_written_to_is_mounted(mode: str):
     host = made(mode)["HostConfig"]
     assert host["ReadonlyRootfs"]
+    asked = replace(SPEC, image=Image("python", "engine"), writable_root=True)
+    assert not made(mode, asked)["HostConfig"]["ReadonlyRootfs"]
     mounted = {one["Target"]: one["ReadOnly"] for one in host["Mounts"]}
     assert mounted[resource_names.BIN_DIR] is True
     assert mounted["/workspace"] is mounted["/home/sandbox"] is False
     everywhere = {*mounted, *host["Tmpfs"]}
     assert {"/tmp", "/run", resource_names.STATE_DIR, resource_names.LISTEN_DIR} <= everywhere
+
+
+def test_the_operators_directory_is_bound_per_session_and_nothing_else():
+    place = SessionVolumes("directory", "", engine="/sandboxes")
+    mounted = session_volumes.mounts(place, ID)
+    ground = ContainerPlatform(owner="0011", image="p", mounts=(RUNNER, *mounted), seccomp={})
+    host = container_config.container(ID, SPEC, ground)["HostConfig"]
+    assert host["Binds"] == [
+        f"/sandboxes/{ID}/workspace:/workspace:rprivate",
+        f"/sandboxes/{ID}/home:/home/sandbox:rprivate",
+    ]
+    assert [one["Target"] for one in host["Mounts"]] == [resource_names.BIN_DIR]
 
 
 def test_no_engine_socket_and_no_device_is_mounted():

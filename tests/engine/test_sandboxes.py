@@ -379,6 +379,16 @@ async def test_a_different_request_under_a_used_key_is_a_conflict(world, monkeyp
     assert "image other" in refused.value.message
 
 
+async def test_the_host_image_stays_read_only_and_says_so():
+    world = World(policy=Policy(readonly_rootfs=False))
+    info = await world.engine.create(CreateRequest())
+    assert info.warnings == (
+        "the root of the host image is read-only; defaults.readonly_rootfs is for images",
+    )
+    await world.engine.destroy(info.id)
+    await world.engine.aclose()
+
+
 async def test_joining_a_session_does_not_need_the_default_image(world):
     first = await world.engine.create(CreateRequest(SandboxOptions(image="host"), session_key="k"))
     world.policy = replace(world.policy, default_image="nowhere:1")

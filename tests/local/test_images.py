@@ -84,6 +84,25 @@ def test_the_root_is_read_only_except_for_the_writable_directories(box):
     assert (answer.code, answer.stderr) == (0, b"")
 
 
+@pytest.mark.root
+def test_a_writable_root_keeps_the_ordinary_user_and_the_image(make_box, roots, skeleton):
+    tree = trees.busybox(roots / "writable")
+    (tree / "opt").mkdir()
+    os.chown(tree / "opt", 1000, 1000)
+    image = trees.image("writable", tree, skeleton)
+    with make_box(image) as box:
+        assert "Read-only" in box.exec(["touch", "/opt/x"]).stderr.decode()
+    with make_box(image, writable_root=True) as box:
+        assert box.exec(["sh", "-c", "id -u; echo y > /opt/x; cat /opt/x"]).text == "1000\ny\n"
+        # Files of root are still not the user's, and /run holds our own program.
+        for path in ("/bin/x", "/run/x", "/run/sandkasten/runner"):
+            assert box.exec(["touch", path]).code != 0, path
+        # Changes count against the size of the workspace.
+        filled = box.exec(["dd", "if=/dev/zero", "of=/opt/big", "bs=1M", "count=100000"])
+        assert b"No space left" in filled.stderr
+    assert list((tree / "opt").iterdir()) == []
+
+
 @pytest.mark.promise("P52")
 @pytest.mark.root
 def test_files_of_an_image_have_the_owners_of_the_image(make_box, roots, skeleton):

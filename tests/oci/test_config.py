@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,10 @@ def test_every_mount_has_a_mount_point(kind: str, spec: str):
 def test_only_the_dev_profile_can_write_its_root():
     for kind, spec in EVERY:
         assert config(SPECS[spec], ground(kind))["root"]["readonly"] == (spec != "dev")
+        # The operator's defaults.readonly_rootfs: false, which the host image cannot follow.
+        asked = replace(SPECS[spec], writable_root=True)
+        readonly = config(asked, ground(kind))["root"]["readonly"]
+        assert readonly == (asked.image.kind == "host" and spec != "dev")
 
 
 def test_the_runner_gets_the_four_capabilities_it_needs_and_no_other():

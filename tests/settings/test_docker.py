@@ -239,3 +239,39 @@ print([name for name in ("aiodocker", "sandkasten.backends.docker.backend") if n
         cwd=tmp_path,
     )
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+STATION = """sandbox:
+  docker_host: "tcp://sandbox-docker-host:2375"
+  workspace_base_dir: "/sandboxes"  # Path on REMOTE host
+"""
+
+
+def test_the_keys_of_a_station_configuration_select_the_engine(tmp_path):
+    (tmp_path / "sandkasten.yaml").write_text(STATION + "backends: {docker: {insecure: true}}\n")
+    settings = load({}, {"HOME": "/h"}, tmp_path)
+    assert settings.docker.options == DockerOptions(
+        host="tcp://sandbox-docker-host:2375", workspace_dir="/sandboxes", insecure=True
+    )
+    # Such a file is about Docker only, so it selects the backend too.
+    assert settings.backend == "docker"
+    where = f"file {tmp_path / 'sandkasten.yaml'}"
+    assert origin(settings, "host").origin == f"{where} (sandbox.docker_host)"
+    assert load({"backend": "local"}, {"HOME": "/h"}, tmp_path).backend == "local"
+
+
+def test_a_plain_connection_of_a_station_configuration_is_refused_by_its_name(tmp_path):
+    (tmp_path / "sandkasten.yaml").write_text(STATION)
+    with pytest.raises(InvalidConfiguration) as error:
+        load({}, {"HOME": "/h"}, tmp_path)
+    assert "sandbox.docker_host" in error.value.message
+    assert "plain tcp to sandbox-docker-host is not allowed" in error.value.message
+    assert "backends.docker.insecure: true" in error.value.hint
+
+
+def test_two_names_of_one_setting_must_agree(tmp_path):
+    (tmp_path / "sandkasten.yaml").write_text(
+        "sandbox: {docker_host: 'unix:///a'}\nbackends: {docker: {host: 'unix:///b'}}\n"
+    )
+    with pytest.raises(InvalidConfiguration, match="sandbox.docker_host and backends.docker.host"):
+        load({}, {"HOME": "/h"}, tmp_path)

@@ -134,7 +134,7 @@ async def test_an_invalid_duration_is_refused(text):
         ("defaults:\n  mem_limit_mb: -1", "mem_limit_mb"),
         ("defaults:\n  pids_limit: true", "pids_limit"),
         ("defaults:\n  network_mode: bridge", "network_mode"),
-        ("defaults:\n  readonly_rootfs: false", "readonly_rootfs"),
+        ("defaults:\n  readonly_rootfs: perhaps", "readonly_rootfs"),
         ("backend: dokcer", "backend"),
         ("default_image: --privileged", "default_image"),
         ("allowed_images: [python, 7]", "allowed_images"),
@@ -299,3 +299,29 @@ def test_a_settings_file_that_others_can_write_is_refused(tmp_path, mode):
         load({}, {}, tmp_path)
     path.chmod(0o644)
     assert load({}, {}, tmp_path).backend == "oci"
+
+
+async def test_the_settings_of_the_source_documents_are_understood(tmp_path):
+    (tmp_path / "sandkasten.yaml").write_text(
+        """listen: "127.0.0.1:8080"
+api_key: "sk-sandbox-..."          # single key for MVP
+default_image: "sandbox-runtime:base"
+allowed_images:
+  - "sandbox-runtime:base"
+  - "sandbox-runtime:python"
+  - "sandbox-runtime:node"
+db_path: "./sandkasten.db"
+session_ttl_seconds: 1800
+defaults:
+  cpu_limit: 1.0
+  mem_limit_mb: 512
+  pids_limit: 256
+  max_exec_timeout_ms: 120000
+  network_mode: "none"
+  readonly_rootfs: true
+"""
+    )
+    assert load({}, {}, tmp_path).policy.readonly_rootfs
+    text = (tmp_path / "sandkasten.yaml").read_text()
+    (tmp_path / "sandkasten.yaml").write_text(text.replace("rootfs: true", "rootfs: false"))
+    assert not load({}, {}, tmp_path).policy.readonly_rootfs

@@ -42,7 +42,7 @@ use wire::{handler, protocol};
 const USAGE: &str = "sandkasten-runner (--listen-fd N | --listen PATH | --stdio) [--ready-fd N] \
 [--run-as UID:GID] [--user UID:GID] [--user-capabilities HEX] [--own DIR]... [--guard PATH]... \
 [--state-dir DIR] [--workspace DIR] [--home DIR] [--shell PROGRAM]
-       sandkasten-runner --relay PATH | --posture | --describe | --version";
+       sandkasten-runner --relay PATH | --erase PATH | --posture | --describe | --version";
 
 #[derive(Default)]
 struct Options {
@@ -89,6 +89,9 @@ fn main() {
     if let [mode, path] = arguments.as_slice() {
         if mode == "--relay" {
             return relay(path.as_bytes());
+        }
+        if mode == "--erase" {
+            return fs::erase(path.as_bytes()).unwrap_or_else(|error| fail(1, &error.message));
         }
     }
     let options = match parse(arguments) {

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 from sandkasten.errors import BackendUnavailable, InvalidImage, UnsupportedByBackend
 from sandkasten.linux.host_requirements import loop_usable
 from sandkasten.linux.storage import workspace_image
-from sandkasten.model.sandbox.cell_spec import TMP, WORKSPACE, CellSpec, home
+from sandkasten.model.sandbox.cell_spec import (
+    TMP,
+    WORKSPACE,
+    CellSpec,
+    home,
+    root_is_writable,
+)
 from sandkasten.model.sandbox.policy import check_profile_on
 
 if TYPE_CHECKING:
@@ -43,6 +49,11 @@ def refuse(spec: CellSpec, *, root: bool) -> None:
             hint="run as root, or use profile: hardened",
             profile="dev",
         )
+    if root_is_writable(spec) and not root:
+        raise UnsupportedByBackend(
+            "a writable root requires Sandkasten to run as root",
+            hint="run as root, or set defaults.readonly_rootfs: true",
+        )
     volume = spec.workspace
     if volume is not None and volume.kind == "image" and not loop_usable(root=root):
         raise BackendUnavailable(
@@ -64,7 +75,7 @@ def root_plan(layout: Layout, cell: Path, spec: CellSpec) -> dict[str, object] |
         _place(WORKSPACE), _place(home(spec), 0o700 if spec.profile == "dev" else 0o755),
     ]  # fmt: skip
     places += [_place(m.target, directory=os.path.isdir(m.source)) for m in spec.mounts]
-    writable = spec.profile == "dev"
+    writable = root_is_writable(spec)
     return {
         "layers": list(spec.image.layers),
         "writable": writable,

@@ -24,9 +24,34 @@ mod walk;
 mod watch;
 mod write;
 
+use crate::sys;
 use crate::wire::handler::{Failure, Handler, Out, Step};
 use request::Request;
 use serde_json::Value;
+
+/// Remove a tree with everything in it; it is fine if it does not exist. No link is followed.
+///
+/// For a host that can reach a directory only through a container: it runs this alone, with no user
+/// code beside it.
+pub fn erase(path: &[u8]) -> Result<(), Failure> {
+    let cut = path.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
+    let (parent, name) = (&path[..cut], &path[path.len().min(cut + 1)..]);
+    if parent.is_empty() || name.is_empty() || name == b"." || name == b".." {
+        return Err(Failure::invalid("--erase requires an absolute path"));
+    }
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW;
+    let parent = sys::open_at(libc::AT_FDCWD, parent, flags, 0)
+        .map_err(|error| resolve::failed(error, "remove", path))?;
+    let mut remover = remover::Remover::new(parent, name.to_vec());
+    loop {
+        match remover.step() {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            Err(error) if error.code == "not_found" => return Ok(()),
+            Err(error) => return Err(error),
+        }
+    }
+}
 
 pub struct Directories {
     /// Relative paths start here.

@@ -24,6 +24,7 @@ from sandkasten.backends.docker.docker_options import DockerOptions
 from sandkasten.backends.docker.engine.engine_address import address_of
 from sandkasten.backends.docker.engine.engine_client import EngineClient, Refused, asked, translated
 from sandkasten.backends.docker.engine.engine_images import EngineImages, gone
+from sandkasten.backends.docker.engine.workspace_mode import PROBE_IMAGE
 from sandkasten.backends.docker.engine_setup import TRIAL, EngineSetup
 from sandkasten.backends.docker.kept_volumes import KeptVolumes
 from sandkasten.backends.docker.runner_volume import RunnerVolume
@@ -353,7 +354,7 @@ class DockerBackend:
             image=image,
             mounts=mounted if archive else (self._injection.mount, *mounted),
             seccomp=seccomp_oci.profile(seccomp_bpf.machine()),
-            given=place.mode != "volume" and not kept,
+            given=place.mode not in ("volume", "directory") and not kept,
             image_volumes=await self._images.volumes(spec.image, image),
             writable_root=archive,
             separate_sockets=self._footing.separate_sockets,
@@ -397,6 +398,8 @@ class DockerBackend:
             found = [str(one["Id"]) for one in containers]
         for one in found:
             await asked(self._engine.remove(one), "a container")
+        if record is not None and record.place.mode == "directory":
+            await self._erase(record.place, sandbox_id)
         if record is not None and whole:
             await session_volumes.remove(
                 record.place, self._engine, sandbox_id, record.image_volumes
@@ -410,6 +413,18 @@ class DockerBackend:
                 self._engine, *(str(one["Name"]) for one in volumes)
             )
         await asyncio.to_thread(self._home.end, sandbox_id)
+
+    async def _erase(self, place: SessionVolumes, sandbox_id: SandboxId) -> None:
+        # Provides the runner and the empty image, which may be gone since the session was made.
+        await self._footing.settle()
+        await session_volumes.erase(
+            place,
+            self._engine,
+            sandbox_id,
+            self._injection.mount,
+            f"{PROBE_IMAGE}:latest",
+            await self._footing.owner(),
+        )
 
     # ---- small things
 

@@ -23,6 +23,7 @@ from sandkasten.model.sandbox.cell_spec import (
     CellSpec,
     base_environment,
     home,
+    root_is_writable,
     user_id,
 )
 
@@ -72,6 +73,8 @@ class ContainerMount:
     read_only: bool = False
     engines_own: bool = False
     """True if the source is among the engine's own files, for which it allows no private bind."""
+    created: bool = False
+    """Whether the engine creates a missing source; `to_text` instead of `to_json`."""
 
     def to_json(self) -> dict[str, Any]:
         made: dict[str, Any] = {
@@ -88,6 +91,10 @@ class ContainerMount:
             # Image content at that path must not be copied into the workspace.
             made["VolumeOptions"] = {"NoCopy": True}
         return made
+
+    def to_text(self) -> str:
+        """Return a bind in the older form: every engine creates its source if it is missing."""
+        return f"{self.source}:{self.target}:{'rslave' if self.engines_own else 'rprivate'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +163,7 @@ def labels(kind: str, owner: str, sandbox_id: str = "", *, version: str = "") ->
     made = {resource_names.LABEL: kind, resource_names.LABEL_OWNER: owner}
     if sandbox_id:
         made[resource_names.LABEL_ID] = sandbox_id
+        made[resource_names.LABEL_SESSION] = sandbox_id
     if version:
         made[resource_names.LABEL_VERSION] = version
     return made
@@ -189,13 +197,14 @@ def _host_config(
     kept = capabilities.DEV_USER if spec.profile == "dev" else ()
     to_give = () if platform.given else _TO_GIVE
     held = sorted({*capabilities.RUNNER, *to_give, *kept})
+    created = [mount.to_text() for mount in platform.mounts if mount.created]
     core = {"Name": "core", "Soft": 0, "Hard": 0}
     files = {"Name": "nofile", "Soft": limits.open_files, "Hard": limits.open_files}
     return {
         "CapDrop": ["ALL"],
         "CapAdd": [name.removeprefix("CAP_") for name in held],
         "SecurityOpt": ["no-new-privileges:true", f"seccomp={json.dumps(platform.seccomp)}"],
-        "ReadonlyRootfs": not platform.writable_root and spec.profile != "dev",
+        "ReadonlyRootfs": not (platform.writable_root or root_is_writable(spec)),
         "Privileged": False,
         "NetworkMode": "none",
         "IpcMode": "private",
@@ -209,8 +218,9 @@ def _host_config(
         "Ulimits": [core, files],
         "ShmSize": limits.tmp_bytes,
         "Tmpfs": _tmpfs(spec, platform),
+        **({"Binds": created} if created else {}),
         "Mounts": [
-            *(mount.to_json() for mount in platform.mounts),
+            *(mount.to_json() for mount in platform.mounts if not mount.created),
             *(
                 _image_volume(number, path, sandbox_id, platform)
                 for number, path in enumerate(platform.image_volumes)

@@ -27,6 +27,8 @@ class DockerOptions:
     engine: EngineMode = "auto"
     """What the operator expects to find there; `auto` accepts anything."""
     workspace: WorkspaceMode = "auto"
+    workspace_dir: str = ""
+    """Directory of the engine's machine in which workspaces are stored; empty: none."""
     shared_volume: str = SHARED_VOLUME
     tls_ca: str = ""
     tls_cert: str = ""

@@ -114,7 +114,7 @@ class EngineSetup:
         if not found.ready:
             return found
         try:
-            await self._settle(info)
+            await self.settle(info)
         except SandkastenError as exc:
             lines.append(Requirement("workspaces", False, exc.message, exc.hint))
             return host_requirements.verdict(lines, ())
@@ -122,7 +122,7 @@ class EngineSetup:
         lines.append(probe.socket_memory(info, local=self.place.sized))
         return host_requirements.verdict(lines, self.unenforced)
 
-    async def _settle(self, info: Mapping[str, Any] | None = None) -> None:
+    async def settle(self, info: Mapping[str, Any] | None = None) -> None:
         """Detect where files are kept and provide the runner: once per object."""
         if self._place is not None:
             return
@@ -173,7 +173,7 @@ class EngineSetup:
         required.
         """
         async with self._preparing:
-            await self._settle()
+            await self.settle()
             unsupported.check(spec, self._info, self.place)
             if spec.profile in self._prepared:
                 return

@@ -11,6 +11,8 @@ from sandkasten.model.ids import SandboxId
 LABEL: Final = "sandkasten"
 """On every resource of ours; its value is the kind: cell, runner, content, workspace, probe."""
 LABEL_ID: Final = "sandkasten.id"
+LABEL_SESSION: Final = "sandkasten.session_id"
+"""The same, under the name that tools for other implementations filter by."""
 LABEL_OWNER: Final = "sandkasten.owner"
 """The installation (a data directory) that owns the resource: no other installation removes it."""
 LABEL_SOURCE: Final = "sandkasten.source"

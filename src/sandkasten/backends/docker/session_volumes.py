@@ -1,7 +1,8 @@
 """Where a session's files are kept, as this process and as the engine sees them.
 
-`bind` and `shared` are directories that both see, perhaps by different paths; `volume` is visible
-to the engine only; `archive` means no volume at all, so the container's own layer holds the files.
+`bind` and `shared` are directories that both see, perhaps by different paths; `volume` and
+`directory` (which the operator names) are visible to the engine only; `archive` means no volume at
+all, so the container's own layer holds the files.
 This module creates and removes them; `workspace_mode` finds out which mode is supported. Blocking
 parts run in a thread. Raises BackendUnavailable, QuotaExceeded, Conflict.
 """
@@ -33,8 +34,11 @@ if TYPE_CHECKING:
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.sandbox.cell_spec import CellSpec
 
-Mode = Literal["bind", "volume", "shared", "archive"]
+Mode = Literal["bind", "volume", "shared", "archive", "directory"]
 
+# One tree of a session is removed by a container; what takes longer goes on at the next attempt.
+_ERASE_S, _ERASE_PAUSE_S = 60.0, 0.02
+_ERASED = "/base"
 # An engine releases a volume slightly after its container is gone.
 _VOLUME_TRIES, _VOLUME_PAUSE_S, _VOLUME_LONGEST_S = 20, 0.005, 0.1
 
@@ -97,7 +101,13 @@ def mounts(
     if place.direct:
         found.append((f"{root}/listen", resource_names.LISTEN_DIR))
     return tuple(
-        ContainerMount("bind", source, target, engines_own=place.engines_own)
+        ContainerMount(
+            "bind",
+            source,
+            target,
+            engines_own=place.engines_own,
+            created=place.mode == "directory",
+        )
         for source, target in found
     )
 
@@ -204,6 +214,64 @@ async def remove(
             resource_names.home_volume_name(sandbox_id),
         ]
     await remove_volumes(engine, *known)
+
+
+async def erase(
+    place: SessionVolumes,
+    engine: EngineClient,
+    sandbox_id: SandboxId,
+    runner: ContainerMount,
+    image: str,
+    owner: str,
+) -> None:
+    """Remove the session's directory of the engine's machine, which only a container reaches.
+
+    The container has nothing but our own program and that directory, and no user code runs in it.
+    """
+    base = ContainerMount("bind", place.engine, _ERASED, engines_own=place.engines_own)
+    config = {
+        "Image": image,
+        "Entrypoint": [resource_names.RUNNER_PATH, "--erase", f"{_ERASED}/{sandbox_id}"],
+        "Cmd": [],
+        "User": "0:0",
+        # So that it is found and removed with the session, if this process is killed meanwhile.
+        "Labels": labels(resource_names.CELL, owner, sandbox_id),
+        "NetworkDisabled": True,
+        "HostConfig": {
+            "NetworkMode": "none",
+            "ReadonlyRootfs": True,
+            "CapDrop": ["ALL"],
+            # Files of every owner, also below directories with a sticky bit.
+            "CapAdd": ["DAC_OVERRIDE", "FOWNER"],
+            "SecurityOpt": ["no-new-privileges:true"],
+            "Mounts": [runner.to_json(), base.to_json()],
+        },
+    }
+    try:
+        container = await engine.create(None, config)
+        try:
+            await engine.start(container)
+            code = await _exit_code(engine, container)
+            if code != 0:
+                why = "it takes long" if code is None else (await engine.logs(container)).strip()
+                raise BackendUnavailable(
+                    f"the directory {place.engine}/{sandbox_id} could not be removed: {why[:500]}",
+                    hint="it is removed later; see the engine's own log",
+                )
+        finally:
+            await asyncio.shield(engine.remove(container))
+    except Refused as exc:
+        raise translated(exc, f"{place.engine}/{sandbox_id} could not be removed") from exc
+
+
+async def _exit_code(engine: EngineClient, container: str) -> int | None:
+    """Wait for the end of a container; None if it still runs after a minute."""
+    for _ in range(int(_ERASE_S / _ERASE_PAUSE_S)):
+        state = (await engine.inspect(container)).get("State") or {}
+        if not state.get("Running"):
+            return int(state.get("ExitCode") or 0)
+        await asyncio.sleep(_ERASE_PAUSE_S)
+    return None
 
 
 async def remove_volumes(engine: EngineClient, *volumes: str) -> None:

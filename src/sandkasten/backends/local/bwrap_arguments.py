@@ -23,6 +23,7 @@ from sandkasten.model.sandbox.cell_spec import (
     CellSpec,
     base_environment,
     home,
+    root_is_writable,
     user_id,
 )
 
@@ -57,7 +58,7 @@ def bwrap_args(spec: CellSpec, platform: BwrapPlatform) -> list[str]:
         *(_image_places(spec, platform) if on_image else _host_places(spec, platform)),
         *_mounts(spec, platform),
         # Last: nothing can be added to the root after this.
-        *(() if spec.profile == "dev" else ("--remount-ro", "/")),
+        *(() if root_is_writable(spec) else ("--remount-ro", "/")),
         "--chdir", "/",
         *_environment(spec),
         *_seccomp(platform.seccomp_filters),

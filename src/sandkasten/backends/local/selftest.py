@@ -26,7 +26,7 @@ from sandkasten.linux.programs import Programs, find_bwrap
 from sandkasten.linux.sandbox_removal import remove
 from sandkasten.linux.state_layout import Layout, read_pid, read_state
 from sandkasten.model.ids import SandboxId
-from sandkasten.model.sandbox.cell_spec import CellSpec
+from sandkasten.model.sandbox.cell_spec import CellSpec, root_is_writable
 from sandkasten.wire.channel import Channel
 
 _DEADLINE_S = 30.0
@@ -54,7 +54,9 @@ def _key(programs: Programs) -> str:
 
 def kind_of(spec: CellSpec) -> str:
     """Return the kind; sandboxes of one kind are assembled the same way."""
-    return "host" if spec.image.kind == "host" else f"image-{spec.profile}"
+    if spec.image.kind == "host":
+        return "host"
+    return f"image-{spec.profile}{'-writable' if spec.writable_root else ''}"
 
 
 async def ensure(layout: Layout, programs: Programs, create: Create, spec: CellSpec) -> None:
@@ -91,7 +93,8 @@ async def run(layout: Layout, create: Create, spec: CellSpec) -> list[str]:
     # Not an id that `owned` reports: it has no ledger record and must not look like a leftover.
     sandbox_id = SandboxId(_PREFIX + secrets.token_hex(8))
     # Nothing of the caller's: no kept workspace, no mounts, no environment.
-    cell = await create(sandbox_id, CellSpec(image=spec.image, profile=spec.profile))
+    bare = CellSpec(image=spec.image, profile=spec.profile, writable_root=spec.writable_root)
+    cell = await create(sandbox_id, bare)
     try:
         async with asyncio.timeout(_DEADLINE_S):
             return await _examine(layout, cell, spec)
@@ -116,7 +119,7 @@ async def _examine(layout: Layout, cell: LocalCell, spec: CellSpec) -> list[str]
         host = posture.read(os.getpid())
         dev = spec.profile == "dev"
         kept = capabilities.bits(capabilities.DEV_USER) if dev else 0
-        writable = ("/", "/run") if dev else ()
+        writable = ("/", "/run") if dev else ("/",) if root_is_writable(spec) else ()
 
         def judge(seen: posture.Posture) -> list[str]:
             return posture.deviations(seen, host, ids=ids, capabilities=kept, writable=writable)

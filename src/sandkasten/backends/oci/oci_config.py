@@ -22,6 +22,7 @@ from sandkasten.model.sandbox.cell_spec import (
     CellSpec,
     base_environment,
     home,
+    root_is_writable,
     user_id,
 )
 
@@ -92,7 +93,7 @@ def config(spec: CellSpec, platform: OciPlatform) -> dict[str, object]:
         "ociVersion": "1.0.2",
         "hostname": spec.hostname,
         "process": _process(spec, platform),
-        "root": {"path": f"{platform.stage}/root", "readonly": spec.profile != "dev"},
+        "root": {"path": f"{platform.stage}/root", "readonly": not root_is_writable(spec)},
         "mounts": _mounts(spec, platform),
         "linux": linux,
     }

@@ -26,7 +26,7 @@ from sandkasten.linux.confinement import capabilities, id_ranges, posture, postu
 from sandkasten.linux.sandbox_removal import remove
 from sandkasten.linux.state_layout import read_pid, read_state
 from sandkasten.model.ids import SandboxId
-from sandkasten.model.sandbox.cell_spec import CellSpec
+from sandkasten.model.sandbox.cell_spec import CellSpec, root_is_writable
 from sandkasten.wire.channel import Channel
 from sandkasten.wire.messages import decode_exec
 
@@ -50,7 +50,9 @@ _ORDINARY = (("stat", "/"), ("ls", "/"))
 
 def kind_of(spec: CellSpec) -> str:
     """Return the kind; sandboxes of one kind are assembled the same way."""
-    return "host" if spec.image.kind == "host" else f"image-{spec.profile}"
+    if spec.image.kind == "host":
+        return "host"
+    return f"image-{spec.profile}{'-writable' if spec.writable_root else ''}"
 
 
 async def ensure(
@@ -60,7 +62,7 @@ async def ensure(
     key = _key(programs, runtime)
     mark = layout.data_dir / f"trial-{key}-{kind_of(spec)}"
     # Nothing of the caller's: no kept workspace, no mounts, no environment.
-    bare = CellSpec(image=spec.image, profile=spec.profile)
+    bare = CellSpec(image=spec.image, profile=spec.profile, writable_root=spec.writable_root)
     async with locked(layout.data_dir / "trial"):
         with contextlib.suppress(FileNotFoundError):
             return _platform(mark.read_text())
@@ -148,7 +150,7 @@ async def _examine(layout: Layout, cell: OciCell, channel: Channel, spec: CellSp
             await _try_ordinary_programs(channel)
         return await asyncio.to_thread(_of_gvisor, state, host, ids, kept)
     await channel.call("exec.start", {"exec_id": "t", "argv": list(_SUBJECT), "follow": False})
-    writable = ("/", "/run") if dev else ("/run",)
+    writable = ("/", "/run") if root_is_writable(spec) else ("/run",)
 
     def judge(seen: posture.Posture) -> list[str]:
         return posture.deviations(seen, host, ids=ids, capabilities=kept, writable=writable)

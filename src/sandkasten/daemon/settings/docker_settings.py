@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from sandkasten.daemon.settings.setting_fields import Origin
     from sandkasten.model.images.pull_rules import PullMode
 
+STATION_HOST: Final = "sandbox.docker_host"
+"""Key of a Station configuration. It is about Docker only, so it selects the backend too."""
 _FOREIGN: Final = ("default", "env DOCKER_")
 _SCHEMES: Final = ("unix", "tcp", "ssh")
 _VOLUME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{1,127}\Z")
@@ -54,6 +56,20 @@ def volume(name: str, value: object) -> str:
     return volume_name
 
 
+def engine_directory(name: str, value: object) -> str:
+    """Accept an absolute path of the engine's machine; it cannot be looked at from here."""
+    directory = string(name, value).rstrip("/")
+    parts = directory.split("/")[1:]
+    if (
+        not directory.startswith("/")
+        or not directory.isprintable()
+        or ":" in directory
+        or {"", ".", ".."} & {*parts}
+    ):
+        raise invalid(name, "an absolute path without colons, . and ..", value)
+    return directory
+
+
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     # Checked as an address only when it is used: a foreign DOCKER_HOST must not stop others.
@@ -63,6 +79,7 @@ class EngineSettings:
         None,
         "The engine: unix://, tcp:// or ssh://; default: the usual sockets.",
         aliases=("DOCKER_HOST",),
+        keys=(STATION_HOST,),
     )
     engine_mode: EngineMode = setting(
         "backends.docker.engine_mode",
@@ -76,6 +93,13 @@ class EngineSettings:
         choice(*WORKSPACE_MODES),
         "auto",
         "How workspaces are stored: bind, volume, shared, archive or auto.",
+    )
+    workspace_dir: str | None = setting(
+        "backends.docker.workspace_dir",
+        engine_directory,
+        None,
+        "Directory of the engine's machine in which workspaces are stored.",
+        keys=("sandbox.workspace_base_dir",),
     )
     shared_volume: str = setting(
         "backends.docker.shared_volume",
@@ -187,6 +211,9 @@ def docker_settings(
     try:
         return DockerSettings(_options(engine, environ))
     except InvalidConfiguration as exc:
+        if origins["backends.docker.host"].origin.endswith(f"({STATION_HOST})"):
+            message = exc.message.replace("backends.docker", STATION_HOST, 1)
+            raise InvalidConfiguration(message, hint=exc.hint, **exc.details) from exc
         sources = [origins[one.name].origin for one in settings_of(EngineSettings)]
         if default or not all(source.startswith(_FOREIGN) for source in sources):
             raise
@@ -199,6 +226,11 @@ def _options(engine: EngineSettings, environ: Mapping[str, str]) -> DockerOption
         split = engine_address("backends.docker.host", engine.host)
     files = _certificate_files(engine, environ)
     _check_mode(engine.engine_mode, split, environ)
+    if engine.workspace_dir and engine.workspace_mode != "auto":
+        raise _contradiction(
+            f"workspace_mode is {engine.workspace_mode}, but workspace_dir names a directory",
+            "leave one of them out",
+        )
     _check_tls(engine, split, files)
     # A socket and ssh are protected by other means and use no certificates.
     used = files if split.scheme == "tcp" else dict.fromkeys(_PEM, "")
@@ -206,6 +238,7 @@ def _options(engine: EngineSettings, environ: Mapping[str, str]) -> DockerOption
         host=engine.host or "",
         engine=engine.engine_mode,
         workspace=engine.workspace_mode,
+        workspace_dir=engine.workspace_dir or "",
         shared_volume=engine.shared_volume,
         tls_ca=used["tls_ca"],
         tls_cert=used["tls_cert"],
@@ -272,7 +305,7 @@ def _check_tls(engine: EngineSettings, split: SplitResult, files: Mapping[str, s
             f"plain tcp to {split.hostname} is not allowed: any machine in between could take "
             "over the engine",
             "use TLS (cert_path with ca.pem, cert.pem and key.pem), ssh://user@host, or "
-            "insecure: true on a private network",
+            "backends.docker.insecure: true on a private network",
         )
 
 

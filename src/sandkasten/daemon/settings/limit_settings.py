@@ -14,7 +14,6 @@ from sandkasten.daemon.settings.setting_parsers import (
     choice,
     network_default,
     number,
-    only_true,
     seconds,
 )
 from sandkasten.errors import InvalidConfiguration, InvalidRequest
@@ -108,9 +107,9 @@ class FixedDefaults:
     )
     readonly_rootfs: bool = setting(
         "defaults.readonly_rootfs",
-        only_true,
+        boolean,
         True,
-        "Only true is available outside the dev profile.",
+        "Whether the root of a hardened sandbox is read-only; the host image always is.",
     )
 
 

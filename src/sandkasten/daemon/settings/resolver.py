@@ -22,6 +22,7 @@ from sandkasten.daemon.settings.core_settings import (
     RecordSettings,
 )
 from sandkasten.daemon.settings.docker_settings import (
+    STATION_HOST,
     DockerSettings,
     EngineSettings,
     docker_settings,
@@ -153,7 +154,8 @@ def load(
     flags = dict(flags or {})
     names = [one.name for section in SECTIONS for one in settings_of(section)]
     file = find_file(flags.pop("config", None) or environ.get("SANDKASTEN_CONFIG"), cwd)
-    file_values = read_file(file, names) if file is not None else {}
+    keys = [key for section in SECTIONS for one in settings_of(section) for key in one.keys]
+    file_values = read_file(file, [*names, *keys]) if file is not None else {}
     for name in flags:
         if name not in names:
             raise InvalidConfiguration(
@@ -207,6 +209,10 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
     workspace, disk = source.read(WorkspaceSettings), source.read(DiskSettings)
     images = source.read(ImageSettings)
     engine = source.read(EngineSettings)
+    chosen = source.origins["backends.docker.host"].origin
+    if source.origins["backend"].origin == "default" and chosen.endswith(f"({STATION_HOST})"):
+        general = replace(general, backend="docker")
+        source.origins["backend"] = Origin("backend", "docker", chosen)
     packages = source.read(PackageSettings)
     http = source.read(HttpSettings)
     records = source.read(RecordSettings)
@@ -254,6 +260,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
             isolation_minimum=policy.isolation_minimum,
             ceiling=ceilings,
             allow_network=policy.allow_network,
+            readonly_rootfs=fixed.readonly_rootfs,
         ),
         oci_runtime=images.oci_runtime,
         oci_strict=images.oci_strict,

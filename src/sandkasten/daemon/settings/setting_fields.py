@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar
 
+from sandkasten.errors import InvalidConfiguration
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from dataclasses import Field
@@ -50,6 +52,8 @@ class Setting:
     doc: str
     aliases: tuple[str, ...]
     show: Callable[[Any], Shown]
+    keys: tuple[str, ...] = ()
+    """Other names of it in the settings file."""
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -83,9 +87,10 @@ def setting(
     *,
     aliases: tuple[str, ...] = (),
     show: Callable[[T], Shown] = plain,
+    keys: tuple[str, ...] = (),
 ) -> T | D:
     """Declare a field of a section. A value with its own `show` may be secret: repr omits it."""
-    about = {_KEY: Setting(name, parse, default, doc, aliases, show)}
+    about = {_KEY: Setting(name, parse, default, doc, aliases, show, keys)}
     # A field stands for its value, as in the stubs of dataclasses.
     declared: T | D = field(default_factory=lambda: default, metadata=about, repr=show is plain)
     return declared
@@ -136,6 +141,14 @@ class SettingSource:
             # An empty variable is how a shell script says "not set".
             if self._environ.get(variable):
                 return declared.parse(variable, self._environ[variable]), f"env {variable}"
-        if name in self._file_values:
-            return declared.parse(name, self._file_values[name]), self._file_origin
+        written = [key for key in (*declared.keys, name) if key in self._file_values]
+        if len(written) > 1 and len({repr(self._file_values[key]) for key in written}) > 1:
+            raise InvalidConfiguration(
+                f"{' and '.join(written)} contradict each other in the settings file",
+                hint="they are the same setting; keep one of them",
+                setting=name,
+            )
+        for key in written:
+            said = self._file_origin if key == name else f"{self._file_origin} ({key})"
+            return declared.parse(key, self._file_values[key]), said
         return declared.default, "default"

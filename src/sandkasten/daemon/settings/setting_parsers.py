@@ -119,16 +119,6 @@ def choice(*choices: C) -> Callable[[str, object], C]:
     return parse
 
 
-def only_true(name: str, value: object) -> bool:
-    if not boolean(name, value):
-        raise InvalidConfiguration(
-            f"{name} cannot be false: the root file system of a hardened sandbox is read-only",
-            hint="leave it out; write to the workspace, /tmp or the home directory",
-            setting=name,
-        )
-    return True
-
-
 def network_default(name: str, value: object) -> Literal["none"]:
     """Accept none, and false as another way to write it."""
     if value == "none" or value is False:

@@ -130,6 +130,7 @@ class Planner:
             mounts=await self._mounts(rules),
             reserve_disk=self._policy.disk.reserve == "all",
             min_free_bytes=self._policy.disk.min_free_bytes,
+            writable_root=not self._policy.readonly_rootfs and image.kind != "host",
         )
         # Last, because it may take minutes: what can be refused was refused by now.
         sets = await self._provided(packages, rules, spec, backend.name, sites) if packages else ()
@@ -142,7 +143,7 @@ class Planner:
             labels=labels,
             env_names=tuple(sorted(env)),
             session_key=session_key_of(request),
-            warnings=(image.warning,) if image.warning else (),
+            warnings=tuple(filter(None, (image.warning, self._root_warning(image)))),
             workspace=workspace,
             mounts=(
                 *(Mounted(rule.name, rule.target) for rule in rules),
@@ -151,6 +152,11 @@ class Planner:
             tenant=tenant,
             key_id=request.key_id,
         )
+
+    def _root_warning(self, image: Image) -> str:
+        if self._policy.readonly_rootfs or image.kind != "host":
+            return ""
+        return "the root of the host image is read-only; defaults.readonly_rootfs is for images"
 
     async def check_present(self, plan: SandboxPlan) -> None:
         """Raise ImageNotFound if the image was removed since it was resolved."""

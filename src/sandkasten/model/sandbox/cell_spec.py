@@ -70,6 +70,9 @@ class CellSpec:
     """Whether all space of what goes with the sandbox is taken when it is made."""
     min_free_bytes: int = 0
     """What must stay free on the host's disk."""
+    writable_root: bool = False
+    """Whether the root of an image is writable in the hardened profile too. Changes count against
+    the workspace's size and end with the sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,10 @@ class RootChanges:
 
     tree: str
     first_id: int
+
+
+def root_is_writable(spec: CellSpec) -> bool:
+    return spec.profile == "dev" or (spec.writable_root and spec.image.kind != "host")
 
 
 def user_id(spec: CellSpec) -> int:

@@ -68,6 +68,8 @@ class Policy:
     """The most a request may ask for, by public names of limits; a name that is missing: any."""
     allow_network: bool = False
     """Whether an agent may ask for a network at all."""
+    readonly_rootfs: bool = True
+    """Whether the root of a hardened sandbox is read-only; that of the host image always is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,8 @@ class WorkspaceModes:
     async def find(self, info: Mapping[str, Any]) -> SessionVolumes:
         """Return the best supported mode, or the one the operator requires."""
         await self.ensure_probe_image()
+        if self._options.workspace_dir:
+            return await self._directory(self._options.workspace_dir, info)
         wanted = self._options.workspace
         tried: list[str] = []
         for mode in ("bind", "shared", "volume", "archive") if wanted == "auto" else (wanted,):
@@ -131,6 +133,23 @@ class WorkspaceModes:
         return SessionVolumes(
             "bind", how, at, seen, direct=True, sized=not unsized, engines_own=own
         )
+
+    async def _directory(self, path: str, info: Mapping[str, Any]) -> SessionVolumes:
+        """Check that the engine's machine has the directory that the operator names."""
+        own = _below(path, info)
+        try:
+            async with self.probe_container(
+                ContainerMount("bind", path, "/probe", engines_own=own)
+            ):
+                pass
+        except Refused as exc:
+            raise BackendUnavailable(
+                f"backends.docker.workspace_dir: the engine's machine has no directory {path} "
+                f"({exc.message})",
+                hint="create it on that machine, or leave the setting out",
+            ) from exc
+        how = f"directories in {path} of the engine's machine"
+        return SessionVolumes("directory", how, engine=path, engines_own=own)
 
     async def _unsized(self) -> str:
         """Return why the engine cannot have volumes of exact size from us; empty if it can."""
