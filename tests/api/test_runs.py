@@ -118,6 +118,25 @@ async def test_a_workflow_run_is_followed_and_inspected(daemon, home):
     assert (await daemon.ask("POST", "/workflow-runs", {})).status == 422
 
 
+async def test_a_retained_session_of_a_workflow_is_reopened_by_its_key(daemon, home):
+    body = {"workflow_id": "flow", "input": {"text": "abc"}, "session": {"retain": "1h"}}
+    begun = await daemon.ask("POST", "/workflow-runs", body)
+    assert begun.status == 202, begun.raw
+    last = await ended(daemon, begun.json["run_id"])
+    [(key, the_id)] = last["retained"].items()
+    assert key == f"workflow:{last['id']}:default"
+    again = await daemon.ask("POST", "/v1/sessions", {"session_key": key})
+    assert (again.status, again.json["id"], again.json["created"]) == (201, the_id, False)
+    read = await daemon.ask("POST", f"/v1/sessions/{the_id}/exec", {"cmd": "cat note.txt"})
+    assert read.json["stdout"] == "write abc\n"
+    # Another tenant's key means another session.
+    other = await daemon.ask("POST", "/v1/sessions", {"session_key": key}, headers=OTHER)
+    assert other.json["id"] != the_id
+    for retain, status in (("2h", 403), ("soon", 400), (-1, 400), ([], 422)):
+        wrong = {"agent_name": "writer", "session": {"retain": retain}}
+        assert (await daemon.ask("POST", "/execute", wrong)).status == status, retain
+
+
 async def test_a_run_is_cancelled_and_gone_with_its_sandbox(daemon, home):
     begun = await daemon.ask("POST", "/execute", {"agent_name": "writer", "task": "hang"})
     run_id = begun.json["run_id"]

@@ -172,6 +172,7 @@ class AgentService:
     async def _start_agent(self, request: AgentRunRequest) -> RunRow:
         agent = await self._preparation.agent(request)
         row = RunRow(
+            retain_s=request.retain_seconds or 0.0,
             id=new_run_id(),
             kind="agent",
             name=agent.name,
@@ -193,7 +194,9 @@ class AgentService:
 
     async def _start_workflow(self, request: WorkflowRunRequest) -> RunRow:
         prepared = await self._preparation.workflow(request)
+        asked = request.retain_seconds
         row = RunRow(
+            retain_s=prepared.workflow.retain_s if asked is None else asked,
             id=new_run_id(),
             kind="workflow",
             name=prepared.workflow.id,
@@ -368,8 +371,8 @@ class AgentService:
         async with self._runs.claim(row.id) as ours:
             fresh = await self._runs.get(row.id) if ours else None
             if fresh is not None and not fresh.ended:
-                await self._lifecycle.destroy_sandboxes(fresh)
-                await self._lifecycle.conclude(self._lost_row(fresh))
+                lost = await self._lifecycle.clean_up(self._lost_row(fresh))
+                await self._lifecycle.conclude(lost)
 
     def _lost_row(self, row: RunRow) -> RunRow:
         error = Cancelled("the process that worked on the run died", hint="start it again")
@@ -423,12 +426,11 @@ class AgentService:
                 )
             fresh = await self._runs.get(row.id)
             if fresh is not None and not fresh.ended:
-                await self._lifecycle.destroy_sandboxes(fresh)
                 error = Cancelled("the run was cancelled")
                 data = {"code": error.code, "message": error.message, "hint": ""}
                 now = self._clock.now()
                 ended = replace(fresh, status="cancelled", ended_at=now, error=data)
-                await self._lifecycle.conclude(ended)
+                await self._lifecycle.conclude(await self._lifecycle.clean_up(ended))
         if row.kind == "workflow":
             await self._settle_below(row)
 
@@ -450,11 +452,15 @@ class AgentService:
                 await self._run_sandboxes.renew(self._tasks.ids(), now - last)
                 last = now
 
-    async def _clean(self, row: RunRow) -> None:
-        done = await self._toolbox.finish(row.kind, row.id, row.tenant)
+    async def _clean(self, row: RunRow) -> Mapping[str, str]:
+        """Destroy or retain the sandboxes of a run; return those that were retained."""
+        # Who cancels a run wants an end to it.
+        retain_from = None if row.status == "cancelled" else self._clock.now()
+        done = await self._toolbox.finish(row.kind, row.id, row.tenant, retain_from=retain_from)
         for the_id, why in done.failed:
             data = {"run": row.id, "sandbox": the_id, "why": why.code}
             log.warning("run.sandbox_left", extra={"sandkasten": data})
+        return done.retained
 
     @contextmanager
     def _reserved(self) -> Iterator[None]:

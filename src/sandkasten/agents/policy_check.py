@@ -49,7 +49,15 @@ def check_sandbox(sandbox: AgentSandbox, policy: Policy) -> None:
             "session_max_lifetime_seconds",
             f"{policy.lifetime_s:g}",
         )
+    check_retention("sandbox.session.retain", sandbox.retain_s, policy)
     parse_limits(options.limits, policy.limits, policy.ceiling)
+
+
+def check_retention(field: str, retain_s: float, policy: Policy) -> None:
+    """Raise PolicyDenied if a session is to be kept longer than the operator allows."""
+    if retain_s > policy.max_retain_s:
+        most = f"{policy.max_retain_s:g}"
+        raise _denied(field, f"{retain_s:g} s", "session_max_retain_seconds", most)
 
 
 def _check_network(field: str, network: str, policy: Policy) -> None:

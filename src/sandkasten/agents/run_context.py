@@ -30,6 +30,10 @@ class RunContext:
     sandbox: AgentSandbox = field(default_factory=AgentSandbox)
     files: bool = True
     """Whether this run may use the stored files of the tenant."""
+    retain_s: float = 0.0
+    """How long the sessions of the workflow run are kept after its end, or those of the agent run
+    when it has no workflow.
+    """
     depth: int = 0
     """Number of agents above this one in the chain of calls."""
     idle_timeout_s: float | None = None
@@ -49,6 +53,11 @@ class RunContext:
             return SessionKey("agent", self.agent_run_id, inner)
         inner = "default" if asked in _WORKFLOWS else asked
         return SessionKey("workflow", self.workflow_run_id, inner)
+
+    def retention(self, key: SessionKey) -> float:
+        """Return for how many seconds a session is kept after its run."""
+        shared = self.workflow_run_id is None or key.namespace == "workflow"
+        return max(self.sandbox.retain_s, self.retain_s if shared else 0.0)
 
     def owns(self, key: SessionKey) -> bool:
         """Return whether a sandbox with this key was opened in this run."""

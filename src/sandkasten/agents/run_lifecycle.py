@@ -1,17 +1,18 @@
 """Lifecycle of one run of any kind: claim, record, end, clean up.
 
 However the work ends (success, failure, cancellation, timeout), the sandboxes of the run are
-destroyed first, then the end event is recorded, then the row is updated. This part is shielded and
-has its own deadline: what cannot be destroyed in time is left to the periodic sweep. When `execute`
-is cancelled from outside, it lets the cancellation through after that.
+destroyed or retained first, then the end event is recorded, then the row is updated. This part is
+shielded and has its own deadline: what cannot be destroyed in time is left to the periodic sweep.
+When `execute` is cancelled from outside, it lets the cancellation through after that.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sandkasten.agents.transcript_bounds import bounded, error_fields
 from sandkasten.errors import (
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from sandkasten.model.runs.run_values import RunRow, RunStatus
     from sandkasten.ports import Clock, EventSink
     from sandkasten.ports.agent_ports import Runs
+
+T = TypeVar("T")
 
 log = logging.getLogger("sandkasten.agents")
 # Destroying is fast unless an engine does not answer; then the sweep removes the sandboxes later.
@@ -72,7 +75,7 @@ class RunLifecycle:
     def __init__(
         self,
         runs: Runs,
-        clean: Callable[[RunRow], Awaitable[None]],
+        clean: Callable[[RunRow], Awaitable[Mapping[str, str]]],
         clock: Clock,
         events: EventSink | None = None,
     ) -> None:
@@ -114,7 +117,7 @@ class RunLifecycle:
                     raise
                 cancelled = exc
                 ended = self._ended(claimed, "cancelled", error=self._why_cancelled())
-            await finish_shielded(self._settle(ended))
+            ended = await finish_shielded(self._settle(ended))
             if cancelled is not None:
                 raise cancelled
             return ended
@@ -185,8 +188,8 @@ class RunLifecycle:
             ended_at=self._clock.now(),
         )
 
-    async def _settle(self, ended: RunRow) -> None:
-        await self.destroy_sandboxes(ended)
+    async def _settle(self, ended: RunRow) -> RunRow:
+        ended = await self.clean_up(ended)
         try:
             await self.conclude(ended)
         except SandkastenError as exc:
@@ -194,14 +197,22 @@ class RunLifecycle:
             data = {"run": ended.id, "why": exc.code}
             log.error("run.unrecorded", extra={"sandkasten": data})  # noqa: TRY400
         self._emit("run.ended", ended)
+        return ended
 
-    async def destroy_sandboxes(self, row: RunRow) -> None:
+    async def clean_up(self, row: RunRow) -> RunRow:
+        """Destroy the sandboxes of a run; return its row with those that were retained."""
         try:
             async with asyncio.timeout(CLEAN_S):
-                await self._clean(row)
+                retained = await self._clean(row)
         except (SandkastenError, TimeoutError) as exc:
             data = {"run": row.id, "why": getattr(exc, "code", "TIMEOUT")}
             log.warning("run.uncleaned", extra={"sandkasten": data})
+            return row
+        for key, the_id in retained.items():
+            with suppress(SandkastenError):
+                told = {"session_key": key, "sandbox_id": the_id}
+                await self._runs.note(row.id, "session.retained", told)
+        return replace(row, retained=retained)
 
     async def conclude(self, ended: RunRow) -> None:
         """Record the event before the row: followers stop reading at the row."""
@@ -225,7 +236,7 @@ class RunLifecycle:
         self._events.emit(event, fields)
 
 
-async def finish_shielded(work: Coroutine[Any, Any, None]) -> None:
+async def finish_shielded(work: Coroutine[Any, Any, T]) -> T:
     """Finish the work even when cancelled meanwhile; then pass the cancellation on."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
@@ -238,6 +249,7 @@ async def finish_shielded(work: Coroutine[Any, Any, None]) -> None:
             cancelled = exc
         except Exception:  # noqa: BLE001  (raised below, from the task itself)
             break
-    task.result()
+    done = task.result()
     if cancelled is not None:
         raise cancelled
+    return done

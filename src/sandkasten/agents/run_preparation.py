@@ -16,7 +16,7 @@ from sandkasten.agents.definition_info import described_workflow
 from sandkasten.agents.definitions import json_schemas
 from sandkasten.agents.definitions.prompt_file import parse_agent, slug
 from sandkasten.agents.definitions.prompt_render import render
-from sandkasten.agents.policy_check import check_sandbox
+from sandkasten.agents.policy_check import check_retention, check_sandbox
 from sandkasten.agents.transcript_bounds import error_fields
 from sandkasten.agents.workflows.issues import Issue
 from sandkasten.agents.workflows.workflow_file import inspect, parse_workflow
@@ -29,6 +29,7 @@ from sandkasten.errors import (
     SandkastenError,
     WorkflowNotFound,
 )
+from sandkasten.model.numbers import number
 from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 # Steps named in the message about an agent.
 _MOST_STEPS: Final = 10
+_MOST_RETAIN_S: Final = 365 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +133,15 @@ class RunPreparation:
             agent = parse_agent(request.source, request.agent)
         else:
             agent = self._library.agent(request.agent)
+        self._check_retention(request.retain_seconds)
         self._check_allowed(agent)
         render(agent, request.task, request.variables)
         return agent
+
+    def _check_retention(self, asked: float | None) -> None:
+        if asked is not None:
+            number("session.retain", asked, low=0, high=_MOST_RETAIN_S)
+            check_retention("session.retain", asked, self._policy)
 
     def _check_allowed(self, agent: Agent) -> None:
         """Check the agent and all agents it may call: a failure in the middle of a run costs
@@ -176,6 +184,8 @@ class RunPreparation:
             source = self._source(request.workflow)
         found = inspect(source)
         workflow = found.workflow or parse_workflow(source)
+        self._check_retention(request.retain_seconds)
+        check_retention("session.retain", workflow.retain_s, self._policy)
         for name in agents_of(workflow):
             self._check_allowed(self._library.agent(name))
         problems = json_schemas.check(request.input, workflow.input_schema)
@@ -231,6 +241,10 @@ class RunPreparation:
             self._visit(parse_agent(found.source, found.name), "", findings)
         else:
             workflow = parse_workflow(found.source)
+            try:
+                check_retention("session.retain", workflow.retain_s, self._policy)
+            except SandkastenError as exc:
+                findings.add("", exc)
             for name in agents_of(workflow):
                 where = _steps_of(workflow, name)
                 try:

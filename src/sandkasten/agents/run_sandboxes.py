@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from sandkasten.engine.engine import Engine
+    from sandkasten.model.runs.run_values import RunRow
     from sandkasten.model.sandbox.sandbox_values import Info
     from sandkasten.ports.agent_ports import Runs
 
@@ -36,15 +37,16 @@ class RunSandboxes:
     async def sweep(self) -> list[str]:
         """Destroy the sandboxes of ended or deleted runs; return their ids."""
         gone: list[str] = []
-        over: dict[str, bool] = {}
+        rows: dict[str, RunRow | None] = {}
         for info in await self._engine.list():
             run_id = run_of(info)
             if run_id is None:
                 continue
-            if run_id not in over:
-                row = await self._runs.get(run_id)
-                over[run_id] = row is None or row.ended
-            if not over[run_id]:
+            if run_id not in rows:
+                rows[run_id] = await self._runs.get(run_id)
+            row = rows[run_id]
+            # What a run retained ends by itself.
+            if row is not None and (not row.ended or info.id in row.retained.values()):
                 continue
             try:
                 await self._engine.destroy(info.id)

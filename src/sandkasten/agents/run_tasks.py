@@ -165,6 +165,7 @@ class RunTasks:
             key_id=row.key_id,
             quota=row.quota,
             files=row.files,
+            retain_s=row.retain_s,
             sandbox=agent.sandbox or AgentSandbox(),
             idle_timeout_s=self._idle_timeout_s,
         )
@@ -268,7 +269,7 @@ class RunTasks:
         above = claimed.row
         agent = await asyncio.to_thread(self._library.agent, call.agent)
         row = self._child_row(agent, call.task, call.variables, above)
-        row = replace(row, parent_id=above.id, workflow_run_id=above.id)
+        row = replace(row, parent_id=above.id, workflow_run_id=above.id, retain_s=above.retain_s)
         spent = UsageMeter()
 
         async def do(inner: ClaimedRun) -> AgentResult:

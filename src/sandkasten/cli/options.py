@@ -55,6 +55,15 @@ Follow = Annotated[
 Detach = Annotated[
     bool, typer.Option("--detach", "-d", help="Print the run's id and return; the daemon goes on.")
 ]
+Retain = Annotated[
+    float | None,
+    typer.Option(
+        "--retain",
+        metavar="TIME",
+        parser=seconds,
+        help="Keep its sandboxes after its end for 90 (seconds), 30m, 1h.",
+    ),
+]
 Most = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000)]
 RunStatus = Annotated[
     str | None,

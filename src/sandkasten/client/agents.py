@@ -126,15 +126,23 @@ class AsyncAgents:
         *,
         variables: Mapping[str, Any] | None = None,
         source: str | None = None,
+        retain_seconds: float | None = None,
         wait: bool = True,
     ) -> RunRow:
         """Run an agent. Returns the run at its end, or with `wait=False` at its start.
 
-        `source` is the text of a prompt file, in place of an agent of the library.
+        `source` is the text of a prompt file, in place of an agent of the library. Its sessions
+        are kept for `retain_seconds` after its end; `retained` of the run names them.
         """
         agents = await self.transport()
         row = await agents.start_agent(
-            AgentRunRequest(agent=agent, task=task, variables=variables or {}, source=source)
+            AgentRunRequest(
+                agent=agent,
+                task=task,
+                variables=variables or {},
+                source=source,
+                retain_seconds=retain_seconds,
+            )
         )
         return await self.run_events(row.id).wait() if wait else row
 
@@ -144,12 +152,18 @@ class AsyncAgents:
         input: Any = None,
         *,
         source: str | None = None,
+        retain_seconds: float | None = None,
         wait: bool = True,
     ) -> RunRow:
-        """Run a workflow. Returns the run at its end, or with `wait=False` at its start."""
+        """Run a workflow. Returns the run at its end, or with `wait=False` at its start.
+
+        Its sessions are kept for `retain_seconds` after its end.
+        """
         agents = await self.transport()
         row = await agents.start_workflow(
-            WorkflowRunRequest(workflow=workflow, input=input, source=source)
+            WorkflowRunRequest(
+                workflow=workflow, input=input, source=source, retain_seconds=retain_seconds
+            )
         )
         return await self.run_events(row.id).wait() if wait else row
 

@@ -24,6 +24,8 @@ class AgentSandbox:
     """default or workflow: shared by the workflow run; isolated or agent: private to this agent
     run; otherwise a name.
     """
+    retain_s: float = 0.0
+    """How long its session is kept after the run that opened it."""
     timeout_seconds: float | None = None
     """Timeout of one run or one command."""
     network_field: str = field(default="sandbox.allow_network", compare=False)

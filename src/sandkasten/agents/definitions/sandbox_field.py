@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
 from sandkasten.agents.definitions.definition_fields import DefinitionFields
 from sandkasten.errors import InvalidAgent, InvalidImage, InvalidRequest
+from sandkasten.model.durations import seconds
 from sandkasten.model.images.image_name import checked_name
 from sandkasten.model.runs.session_key import SessionKey
 from sandkasten.model.sandbox.limits import Limits
@@ -60,6 +61,7 @@ OPTION_FIELDS: Final = (
 )
 """The options of `SandboxOptions` that a file can set and a listing of agents shows."""
 RUNTIMES: Final = ("python", "node", "bash", "shell", "linux", "base", "host")
+SESSION_FIELDS: Final = ("name", "retain")
 NETWORK_FIELDS: Final = ("enabled", "allow")
 LIMIT_FIELDS: Final = (*LIMIT_NAMES, "timeout_seconds", "idle_timeout_seconds")
 
@@ -98,8 +100,8 @@ def parse_sandbox(value: object) -> tuple[AgentSandbox, tuple[str, ...]]:
     mode = cast("Mode", fields.choice("mode", ("compute", "code")) or "compute")
     runtime = _image_of(fields, "runtime")
     warnings += _nearly(fields.path("runtime"), runtime)
-    session = _session(fields)
-    if mode == "compute" and session is not None:
+    session, retain_s = _session(fields, warnings)
+    if mode == "compute" and (session is not None or retain_s):
         warnings.append(
             "sandbox.session has no effect in compute mode: every run gets a new sandbox"
         )
@@ -109,6 +111,7 @@ def parse_sandbox(value: object) -> tuple[AgentSandbox, tuple[str, ...]]:
         mode=mode,
         runtime=runtime,
         session=session or "default",
+        retain_s=retain_s,
         timeout_seconds=_agreed(
             fields.path("timeout_seconds"),
             fields.number("timeout_seconds", low=0.001, high=_DAY_S),
@@ -159,17 +162,30 @@ def _image_of(fields: DefinitionFields, name: str) -> str | None:
     return None if value is None else _image(value, fields.path(name))
 
 
-def _session(fields: DefinitionFields) -> str | None:
-    name = fields.text("session")
+def _session(fields: DefinitionFields, warnings: list[str]) -> tuple[str | None, float]:
+    """Return the name of the session, and for how many seconds it is kept after the run."""
+    if not isinstance(fields.values.get("session"), dict):
+        return _session_name(fields, "session"), 0.0
+    inner = fields.mapping("session") or DefinitionFields({})
+    warnings += inner.unknown(SESSION_FIELDS)
+    asked = inner.values.get("retain")
+    retain_s = 0.0 if asked is None else seconds(asked)
+    if retain_s is None or retain_s > 365 * _DAY_S:
+        raise inner.wrong("retain", "a duration such as 30m, 1h or 90 (seconds)", asked)
+    return _session_name(inner, "name"), retain_s
+
+
+def _session_name(fields: DefinitionFields, field: str) -> str | None:
+    name = fields.text(field)
     if name is None:
         return None
     try:
         return SessionKey("agent", "run", name).name
     except InvalidRequest as exc:
         raise InvalidAgent(
-            f"sandbox.session must not be {shown(name)}",
+            f"{fields.path(field)} must not be {shown(name)}",
             hint="1 to 100 letters, digits, '.', '_' or '-', beginning with a letter or digit",
-            field="sandbox.session",
+            field=fields.path(field),
         ) from exc
 
 

@@ -82,6 +82,8 @@ class ChildAgent:
             agent_name=self.agent.name,
             sandbox=self.agent.sandbox or AgentSandbox(),
             depth=self.parent.depth + 1,
+            # Without a workflow, its sessions are its own.
+            retain_s=self.parent.retain_s if self.parent.workflow_run_id else 0.0,
         )
 
 

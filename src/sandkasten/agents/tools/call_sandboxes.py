@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from sandkasten.agents.tools.tool_answers import unforeseen
-from sandkasten.agents.tools.tool_requests import request_for
+from sandkasten.agents.tools.tool_requests import request_for, retain_label, retention_of
 from sandkasten.errors import (
     Conflict,
     InvalidRequest,
@@ -26,9 +26,10 @@ from sandkasten.errors import (
 )
 from sandkasten.model.ids import sandbox_id
 from sandkasten.model.runs.session_key import SessionKey, is_legacy, parse_session_key
+from sandkasten.model.sandbox.sandbox_values import UpdateRequest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterator, Mapping
 
     from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
     from sandkasten.agents.run_context import RunContext
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
     from sandkasten.model.runs.session_key import Namespace
     from sandkasten.model.sandbox.sandbox_values import CreateRequest, Info
 
-_Kind: TypeAlias = tuple[str | None, str | None, tuple[str, ...], tuple[str, ...]]
-"""What a sandbox of a key must match: image, profile and packages."""
+_Kind: TypeAlias = tuple[str | None, str | None, tuple[str, ...], tuple[str, ...], float]
+"""What a sandbox of a key must match: image, profile, packages and retention."""
 
 # Sandboxes cached beside the ledger, a few hundred bytes each; the oldest is dropped.
 _REMEMBERED: Final = 10_000
@@ -64,6 +65,8 @@ class FinishResult:
     destroyed: tuple[str, ...] = ()
     failed: tuple[tuple[str, SandkastenError], ...] = ()
     """Sandboxes that remain, with the error; the engine's reaper or a second call retries."""
+    retained: Mapping[str, str] = field(default_factory=dict)
+    """Sandboxes that were kept, by session key."""
 
 
 @dataclass(slots=True)
@@ -87,13 +90,18 @@ class CallSandboxes:
         """Return the session with this key; create it if needed."""
         the_key = key or context.session_key()
         before = self._known.get((context.tenant, str(the_key)))
-        kind = _kind(context.sandbox, image)
+        kind = _kind(context, the_key, image)
         if before is not None and kind in before.kinds:
             found = await self._alive(before.id, str(the_key))
             if found is not None:
                 return CallSandbox(found)
         async with self._reserved(context.tenant, the_key):
             info = await self._made(context, the_key, image)
+        retain_s = context.retention(the_key)
+        if retain_s > retention_of(info.labels):
+            # The agent that opened the session asked for less.
+            labels = {**info.labels, **retain_label(retain_s)}
+            info = await self._engine.update(info.id, UpdateRequest(labels=labels))
         self._remember(info, kind)
         if before is not None and before.id != info.id:
             return CallSandbox(
@@ -148,19 +156,28 @@ class CallSandboxes:
         self._known.pop((info.tenant, info.session_key or ""), None)
 
     async def finish(
-        self, namespace: Namespace, run_id: str, tenant: str | None = None
+        self,
+        namespace: Namespace,
+        run_id: str,
+        tenant: str | None = None,
+        *,
+        retain_from: float | None = None,
     ) -> FinishResult:
         """Destroy every sandbox of a run. Idempotent, and one failure does not stop the rest.
 
-        Raises only when the ledger cannot be read.
+        With `retain_from`, the current time, those that are to be kept stay, and end by
+        themselves. Raises only when the ledger cannot be read.
         """
         destroyed: list[str] = []
+        retained: dict[str, str] = {}
         failed: dict[str, SandkastenError] = {}
         for _ in range(_PASSES):
             found = [
                 info
                 for info in await self._engine.list(tenant=tenant)
-                if _run_of(info) == (namespace, run_id) and info.id not in failed
+                if _run_of(info) == (namespace, run_id)
+                and info.id not in failed
+                and info.id not in retained.values()
             ]
             if not found:
                 break
@@ -168,6 +185,9 @@ class CallSandboxes:
 
             async def one(info: Info, gate: asyncio.Semaphore = gate) -> None:
                 async with gate:
+                    if retain_from is not None and await self._retain(info, retain_from):
+                        retained[str(info.session_key)] = info.id
+                        return
                     try:
                         await self._engine.destroy(info.id)
                     except NotFound:
@@ -185,7 +205,26 @@ class CallSandboxes:
             async with asyncio.TaskGroup() as group:
                 for info in found:
                     group.create_task(one(info))
-        return FinishResult(tuple(destroyed), tuple(failed.items()))
+        return FinishResult(tuple(destroyed), tuple(failed.items()), retained)
+
+    async def _retain(self, info: Info, now: float) -> bool:
+        """Let a sandbox live as long as it is to be kept; return False if it is not."""
+        policy = self._engine.policy
+        retain_s = min(retention_of(info.labels), policy.max_retain_s)
+        if retain_s < 1 or info.status != "running":
+            return False
+        age_s = max(0.0, now - info.created_at)
+        lifetime_s = min(age_s + retain_s, policy.lifetime_s)
+        request = UpdateRequest(
+            idle_timeout_seconds=min(retain_s, lifetime_s), lifetime_seconds=lifetime_s
+        )
+        try:
+            await self._engine.update(info.id, request)
+        except SandkastenError:
+            # It has reached its longest lifetime, or does not answer.
+            return False
+        self.forget(info)
+        return True
 
     async def _alive(self, the_id: str, key: str) -> Info | None:
         try:
@@ -286,13 +325,14 @@ def _explained(image: str | None) -> Iterator[None]:
         raise Conflict(exc.message, hint=hint, **exc.details) from exc
 
 
-def _kind(sandbox: AgentSandbox, image: str | None) -> _Kind:
-    options = sandbox.options
+def _kind(context: RunContext, key: SessionKey, image: str | None) -> _Kind:
+    options = context.sandbox.options
     return (
-        _image_of(sandbox, image),
+        _image_of(context.sandbox, image),
         options.profile,
         options.pip_packages,
         options.npm_packages,
+        context.retention(key),
     )
 
 

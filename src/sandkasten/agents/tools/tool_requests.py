@@ -9,15 +9,20 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from sandkasten.model.durations import seconds
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
     from sandkasten.agents.run_context import RunContext
     from sandkasten.model.runs.session_key import SessionKey
 
 RUN_LABEL: Final = "sandkasten.run"
 AGENT_LABEL: Final = "sandkasten.agent"
+RETAIN_LABEL: Final = "sandkasten.retain"
+"""For how many seconds a session is kept after its run."""
 _PROGRAMS: Final = ("python", "node", "bash", "sh", "linux", "shell", "python3", "javascript")
 # Images without bash.
 _SMALL: Final = ("alpine", "busybox")
@@ -84,12 +89,25 @@ def request_for(
             lifetime_seconds=None
             if context.idle_timeout_s is None
             else min(context.idle_timeout_s, most_life_s),
-            labels={RUN_LABEL: the_key.id, AGENT_LABEL: _label(context.agent_name)},
+            labels={
+                RUN_LABEL: the_key.id,
+                AGENT_LABEL: _label(context.agent_name),
+                **retain_label(context.retention(the_key)),
+            },
         ),
         session_key=str(the_key),
         tenant=context.tenant,
         key_id=context.key_id,
     )
+
+
+def retain_label(retain_s: float) -> dict[str, str]:
+    return {RETAIN_LABEL: f"{retain_s:g}"} if retain_s else {}
+
+
+def retention_of(labels: Mapping[str, str]) -> float:
+    """Return what `retain_label` wrote; 0 for anything else, since a client can set labels too."""
+    return seconds(labels.get(RETAIN_LABEL)) or 0.0
 
 
 def _label(text: str) -> str:

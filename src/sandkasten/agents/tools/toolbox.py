@@ -107,10 +107,18 @@ class Toolbox:
         return await check(options, runtime_for(sandbox))
 
     async def finish(
-        self, namespace: Namespace, run_id: str, tenant: str | None = None
+        self,
+        namespace: Namespace,
+        run_id: str,
+        tenant: str | None = None,
+        *,
+        retain_from: float | None = None,
     ) -> FinishResult:
-        """Destroy every sandbox of a run, by the ledger; failures are returned, not raised."""
-        done = await self._sessions.finish(namespace, run_id, tenant)
+        """Destroy every sandbox of a run, by the ledger; failures are returned, not raised.
+
+        With `retain_from`, the current time, those that are to be kept stay.
+        """
+        done = await self._sessions.finish(namespace, run_id, tenant, retain_from=retain_from)
         for the_id in done.destroyed:
             self._files.forget(the_id)
         return done

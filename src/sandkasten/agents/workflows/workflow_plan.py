@@ -122,6 +122,8 @@ class Workflow:
     output: Any = None
     """Template that replaces the last output as the result."""
     timeout_s: float | None = None
+    retain_s: float = 0.0
+    """How long its shared sessions are kept after a run."""
 
 
 def every_step(body: Body) -> Iterator[Step]:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from sandkasten.agents.workflows.issues import SpellingHint
-from sandkasten.agents.workflows.workflow_fields import WorkflowFields, kind, seconds
+from sandkasten.agents.workflows.workflow_fields import WorkflowFields, kind
 from sandkasten.agents.workflows.workflow_plan import Body, Branch, Choice, Retry, Step, Workflow
+from sandkasten.model.durations import seconds
 
 if TYPE_CHECKING:
     from sandkasten.agents.workflows.issues import IssueCollector
@@ -87,10 +88,18 @@ def read(raw: Any, findings: IssueCollector) -> Workflow | None:
         output_schema=fields.mapping("outputSchema", "output_schema") or {},
         output=fields.value("output"),
         timeout_s=fields.duration_s("timeout", "timeout_seconds", most_s=MOST_WORKFLOW_S),
+        retain_s=_retention(fields, findings),
     )
     fields.value("metadata", "labels", "tags")
     fields.report_unknown()
     return workflow
+
+
+def _retention(fields: WorkflowFields, findings: IssueCollector) -> float:
+    session = WorkflowFields(fields.mapping("session") or {}, "session", findings)
+    retain_s = session.duration_s("retain", most_s=MOST_WORKFLOW_S)
+    session.report_unknown()
+    return retain_s or 0.0
 
 
 @dataclass(slots=True)

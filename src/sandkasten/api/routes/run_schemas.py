@@ -20,6 +20,15 @@ _Name = Annotated[str, schema(minLength=1)]
 Seq = Annotated[int, Field(ge=0, le=1 << 62)]
 
 
+class RunSession(Body):
+    retain: float | str | None = Field(
+        None,
+        description="How long its sessions are kept after its end: seconds, or `30m`, `1h`. They "
+        "are reopened with their `session_key`. Default: as the file says.",
+        examples=["1h"],
+    )
+
+
 class ExecuteBody(Body):
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -37,6 +46,7 @@ class ExecuteBody(Body):
     source: Source | None = Field(
         None, description="The text of a prompt file, in place of one of the daemon's."
     )
+    session: RunSession | None = None
 
 
 class WorkflowBody(Body):
@@ -47,6 +57,7 @@ class WorkflowBody(Body):
     source: Source | None = Field(
         None, description="The text of a workflow file, in place of one of the daemon's."
     )
+    session: RunSession | None = None
 
 
 class SourceBody(Body):
@@ -87,6 +98,9 @@ class Run(Answer):
     input: Any
     output: Any
     error: dict[str, Any] | None
+    retained: dict[str, str] = Field(
+        description="Sessions that were kept at its end: their ids by `session_key`."
+    )
     parent_id: str | None = Field(description="The run that started this one.")
     workflow_run_id: str | None
     usage: RunUsageAnswer

@@ -22,6 +22,7 @@ from sandkasten.api.routes.run_schemas import (
     ExecuteBody,
     RunDetail,
     RunList,
+    RunSession,
     RunsQuery,
     SourceBody,
     WorkflowBody,
@@ -45,9 +46,11 @@ from sandkasten.errors import (
     UnsupportedByBackend,
     WorkflowNotFound,
 )
+from sandkasten.model.durations import seconds
 from sandkasten.model.json_codec import to_json
 from sandkasten.model.optional_extras import install_command
 from sandkasten.model.runs.run_values import AgentRunRequest, RunEvent, RunRow, WorkflowRunRequest
+from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -83,6 +86,7 @@ async def execute(call: Call) -> Response:
             quota=call.principal.quota,
             source=body.source,
             files=call.principal.may("files"),
+            retain_seconds=_retention(body.session),
         )
     )
     return answer({**run_fields(row), "message": f"agent {row.name} runs"}, 202)
@@ -101,9 +105,23 @@ async def start_workflow(call: Call) -> Response:
             quota=call.principal.quota,
             source=body.source,
             files=call.principal.may("files"),
+            retain_seconds=_retention(body.session),
         )
     )
     return answer({**run_fields(row), "message": f"workflow {row.name} runs"}, 202)
+
+
+def _retention(session: RunSession | None) -> float | None:
+    if session is None or session.retain is None:
+        return None
+    found = seconds(session.retain)
+    if found is None:
+        raise InvalidRequest(
+            f"{shown(str(session.retain))} is not a valid duration",
+            hint="write seconds, or 30m, 1h",
+            field="session.retain",
+        )
+    return found
 
 
 async def runs(call: Call) -> Response:

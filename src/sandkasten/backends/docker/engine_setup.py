@@ -140,7 +140,7 @@ class EngineSetup:
 
     async def settled(self) -> SessionVolumes:
         async with self._preparing:
-            await self._settle()
+            await self.settle()
         return self.place
 
     def probing(self) -> AbstractAsyncContextManager[None]:

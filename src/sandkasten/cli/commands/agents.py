@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sandkasten.cli.commands import runs
-from sandkasten.cli.options import Detach, Follow, Json, Most, RunId, RunStatus, state_of
+from sandkasten.cli.options import Detach, Follow, Json, Most, Retain, RunId, RunStatus, state_of
 from sandkasten.cli.state import State, go
 from sandkasten.errors import AgentNotFound, FileTrouble, InvalidRequest, WorkflowNotFound
 from sandkasten.model.runs.run_values import Definition
@@ -83,6 +83,7 @@ def _run(
             "--variables", metavar="JSON|@FILE", help="Variables of its template, as JSON."
         ),
     ] = None,
+    retain: Retain = None,
     follow: Follow = False,
     detach: Detach = False,
     json: Json = False,
@@ -102,7 +103,7 @@ def _run(
     text = runs.stdin() if task == "-" else task
     state = state_of(context, json=json)
     try:
-        status = go(_execute(state, agent, text, values, follow=follow, detach=detach))
+        status = go(_execute(state, agent, text, values, retain, follow=follow, detach=detach))
     except InvalidRequest as exc:
         raise _as_values(exc, pairs(var, "--var")) from exc
     raise SystemExit(status)
@@ -178,12 +179,21 @@ async def _looked_at(transport: AgentsPort, kind: RunKind, word: str) -> Definit
 
 
 async def _execute(
-    state: State, word: str, task: str, values: dict[str, Any], *, follow: bool, detach: bool
+    state: State,
+    word: str,
+    task: str,
+    values: dict[str, Any],
+    retain_s: float | None,
+    *,
+    follow: bool,
+    detach: bool,
 ) -> int:
     name, source = runs.named(word)
     check_detach(state, detach)
     async with runs.agents(state) as service:
-        row = await service.run_agent(name, task, variables=values, source=source, wait=False)
+        row = await service.run_agent(
+            name, task, variables=values, source=source, retain_seconds=retain_s, wait=False
+        )
         if detach:
             return runs.begun(state, row)
         row = await runs.follow(state, service, row, talk=follow)

@@ -158,6 +158,9 @@ def finish(state: State, row: RunRow) -> int:
         put_json(described(row))
     elif row.status == "completed":
         put(_shown(row.output).removesuffix("\n"))
+    if not state.json:
+        for key, the_id in row.retained.items():
+            say(f"retained: {visible(the_id)} ({visible(key)})")
     if row.error is not None and not state.json:
         tell("error", str(row.error.get("message", "")))
         if row.error.get("hint"):

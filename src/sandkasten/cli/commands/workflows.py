@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from sandkasten.cli.commands import agents, runs
-from sandkasten.cli.options import Detach, Follow, Json, Most, RunId, RunStatus, state_of
+from sandkasten.cli.options import Detach, Follow, Json, Most, Retain, RunId, RunStatus, state_of
 from sandkasten.cli.output import put, put_json
 from sandkasten.cli.state import State, go
 
@@ -79,6 +79,7 @@ def _run(
         str | None,
         typer.Option("--input", "-i", metavar="JSON|@FILE|-", help="Input of the workflow."),
     ] = None,
+    retain: Retain = None,
     follow: Follow = False,
     detach: Detach = False,
     json: Json = False,
@@ -86,7 +87,7 @@ def _run(
     """Run a workflow and print its result."""
     given = None if input is None else runs.json_of(input, "--input")
     state = state_of(context, json=json)
-    raise SystemExit(go(_execute(state, workflow, given, follow=follow, detach=detach)))
+    raise SystemExit(go(_execute(state, workflow, given, retain, follow=follow, detach=detach)))
 
 
 def _runs(
@@ -107,11 +108,15 @@ def _resume(
     raise SystemExit(go(_resumed(state_of(context, json=json), run, follow=follow, detach=detach)))
 
 
-async def _execute(state: State, word: str, given: Any, *, follow: bool, detach: bool) -> int:
+async def _execute(
+    state: State, word: str, given: Any, retain_s: float | None, *, follow: bool, detach: bool
+) -> int:
     name, source = runs.named(word)
     agents.check_detach(state, detach)
     async with runs.agents(state) as service:
-        row = await service.run_workflow(name, given, source=source, wait=False)
+        row = await service.run_workflow(
+            name, given, source=source, retain_seconds=retain_s, wait=False
+        )
         if detach:
             return runs.begun(state, row)
         row = await runs.follow(state, service, row, talk=follow)

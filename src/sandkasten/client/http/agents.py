@@ -52,11 +52,16 @@ class HttpAgents:
             task=request.task or None,
             variables=dict(request.variables),
             source=request.source,
+            session=_session(request),
         )
         return _row(record(await self._connection.ask(HttpRequest("POST", "/execute", body))))
 
     async def start_workflow(self, request: WorkflowRunRequest) -> RunRow:
-        body = given(workflow_id=request.workflow or None, source=request.source)
+        body = given(
+            workflow_id=request.workflow or None,
+            source=request.source,
+            session=_session(request),
+        )
         if request.input is not None:
             body["input"] = request.input
         return _row(record(await self._connection.ask(HttpRequest("POST", "/workflow-runs", body))))
@@ -155,6 +160,10 @@ class HttpAgents:
 def _path(run_id: str, verb: str = "") -> str:
     base = f"/runs/{quote(run_id, safe='')}"
     return f"{base}/{verb}" if verb else base
+
+
+def _session(request: AgentRunRequest | WorkflowRunRequest) -> dict[str, float] | None:
+    return None if request.retain_seconds is None else {"retain": request.retain_seconds}
 
 
 def _row(found: object) -> RunRow:

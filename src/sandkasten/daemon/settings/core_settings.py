@@ -94,6 +94,12 @@ class GeneralSettings:
         "When a session ends regardless of activity.",
         aliases=("SANDBOX_SESSION_MAX_LIFETIME",),
     )
+    max_retain_s: float = setting(
+        "session_max_retain_seconds",
+        seconds,
+        3600.0,
+        "How long a session may be kept after the run of an agent or a workflow.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

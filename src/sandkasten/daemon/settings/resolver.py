@@ -250,6 +250,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
             ttl_s=min(general.ttl_s, general.lifetime_s),
             idle_timeout_s=min(general.idle_timeout_s, general.lifetime_s),
             lifetime_s=general.lifetime_s,
+            max_retain_s=general.max_retain_s,
             blocked_paths=policy.blocked_paths,
             env={name: environ[name] for name in policy.env_allow if name in environ},
             workspaces=workspace.rules(in_effect["workspace_mb"]),

@@ -63,6 +63,10 @@ class RunRow:
     """What its tenant might have when it began; also for what is gone on with after a crash."""
     files: bool = True
     """Whether its creator may use its tenant's stored files, and so may the run."""
+    retain_s: float = 0.0
+    """How long its sessions are kept after its end."""
+    retained: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
+    """Sessions that were kept at its end: their sandboxes by session key."""
     usage: RunUsage = field(default_factory=RunUsage)
     source: str = ""
     """The file it was begun with, so that a change of the file does not change a run."""
@@ -99,6 +103,8 @@ class AgentRunRequest:
     """The text of a prompt file, in place of one in the library."""
     files: bool = True
     """Whether the caller may use the stored files of the tenant."""
+    retain_seconds: float | None = None
+    """How long its sessions are kept after its end; None: as its file says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +119,8 @@ class WorkflowRunRequest:
     """The text of a workflow file, in place of one in the library."""
     files: bool = True
     """Whether the caller may use the stored files of the tenant."""
+    retain_seconds: float | None = None
+    """How long its shared sessions are kept after its end; None: as its file says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +155,7 @@ def public_run(row: RunRow) -> dict[str, Any]:
         "input": row.input,
         "output": row.output,
         "error": error,
+        "retained": dict(row.retained),
         "parent_id": row.parent_id,
         "workflow_run_id": row.workflow_run_id,
         "usage": {

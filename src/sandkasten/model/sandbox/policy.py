@@ -51,6 +51,8 @@ class Policy:
     idle_timeout_s: float = 1800.0
     lifetime_s: float = 4 * 3600.0
     """Also the most a request may ask for."""
+    max_retain_s: float = 3600.0
+    """The longest that a session may be kept after the run of an agent or a workflow."""
     blocked_paths: tuple[str, ...] = DEFAULT_BLOCKED_PATHS
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """What the operator lets in of its own environment; the caller's names win."""
