@@ -108,6 +108,20 @@ async def test_tls_works_with_a_self_signed_certificate(tmp_path):
         context = ssl.create_default_context(cafile=tmp_path / "cert.pem")
         status, health = await ask(http, "GET", daemon.url + "/healthz", ssl=context)
         assert (status, health["status"]) == (200, "ok")
+        # The same for our own clients, which trust what this variable names.
+        environ = {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+        words = [sys.executable, "-m", "sandkasten.cli", "--url", daemon.url, "ls", "-q"]
+        for trusted, status in ((str(tmp_path / "cert.pem"), 0), ("/nonexistent", 125)):
+            environ["SSL_CERT_FILE"] = trusted
+            program = await asyncio.create_subprocess_exec(
+                *words,
+                env=environ,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            _, wrong = await program.communicate()
+            assert program.returncode == status, wrong
+        assert b"certificate" in wrong
 
 
 async def test_init_writes_settings_that_serve_accepts(tmp_path):
