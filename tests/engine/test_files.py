@@ -75,6 +75,33 @@ async def test_blocked_paths_are_refused_for_reading_and_writing(engine, box, pa
         await engine.files.write(box, path, b"x")
 
 
+@pytest.mark.promise("P36")
+async def test_a_directory_where_a_file_is_expected_is_named(engine, box):
+    files = engine.files
+    await engine.exec(box, ExecRequest("mkdir d; ln -s d link; mkfifo p"))
+
+    async def streamed(path):
+        async with files.read_stream(box, path):
+            pass
+
+    async def pieces():
+        yield b"x"
+
+    calls = (
+        lambda path: files.read(box, path),
+        streamed,
+        lambda path: files.write(box, path, b"x"),
+        lambda path: files.write(box, path, pieces()),
+    )
+    for call in calls:
+        for path in ("d", "link"):
+            with pytest.raises(IsADirectory, match="is a directory") as refused:
+                await call(path)
+            assert refused.value.hint
+        with pytest.raises(NotRegular):
+            await call("p")
+
+
 async def test_writes_stay_in_the_workspace_tmp_and_home(engine, box):
     for path in ("x", "/tmp/x", "/home/sandbox/x"):
         await engine.files.write(box, path, b"x")

@@ -191,10 +191,8 @@ async def test_a_missing_or_foreign_stored_file_is_not_staged(tools):
 
 async def test_a_directory_is_not_published(tools):
     await tools.call("exec", cmd="mkdir d")
-    assert (await tools.call("publish_file", source="d"))["code"] in (
-        "NOT_REGULAR",
-        "IS_A_DIRECTORY",
-    )
+    assert (await tools.call("publish_file", source="d"))["code"] == "IS_A_DIRECTORY"
+    assert (await tools.call("fs_read", path="d"))["code"] == "IS_A_DIRECTORY"
     assert (await tools.call("publish_file", source="none"))["code"] == "FILE_NOT_FOUND"
 
 

@@ -29,7 +29,6 @@ from sandkasten.errors import (
     Busy,
     InvalidRequest,
     IsADirectory,
-    NotRegular,
     PayloadTooLarge,
     SandkastenError,
 )
@@ -160,9 +159,8 @@ async def download(
     if not tar:
         try:
             return await _file(call, held, spot, path)
-        except (IsADirectory, NotRegular):
-            if not (await call.engine.files.stat(spot.sandbox_id, path)).is_dir:
-                raise
+        except IsADirectory:
+            pass
     return await _tree(call, held, spot, path)
 
 

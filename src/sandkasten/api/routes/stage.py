@@ -128,7 +128,15 @@ ROUTES = (
         "files",
         body=PublishBody,
         answer=Published,
-        errors=(*_GONE, FileNotFound, PolicyDenied, NotRegular, PayloadTooLarge, QuotaExceeded),
+        errors=(
+            *_GONE,
+            FileNotFound,
+            PolicyDenied,
+            IsADirectory,
+            NotRegular,
+            PayloadTooLarge,
+            QuotaExceeded,
+        ),
         description="Takes the scopes sessions and files. The whole file, replacing what the key "
         "led to.",
     ),

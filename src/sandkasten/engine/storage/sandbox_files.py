@@ -19,6 +19,8 @@ from sandkasten.errors import (
     FilePermission,
     FileTrouble,
     InvalidRequest,
+    IsADirectory,
+    NotRegular,
     PayloadTooLarge,
     ProtocolViolation,
     QuotaExceeded,
@@ -93,7 +95,8 @@ class FileOperations:
             self._handles.explaining(handle),
             channel.stream("fs.read", fields) as call,
         ):
-            entry = await _opened(call)
+            async with self._telling_directories(sandbox_id, path):
+                entry = await _opened(call)
             # Bounded: the size that a sandbox reports must not decide how much memory we allocate.
             left = min(max(0, entry.size - offset), MAX_WHOLE_READ)
             whole_file = collector(left if count is None else min(left, count))
@@ -116,7 +119,8 @@ class FileOperations:
             self._handles.explaining(handle),
             channel.stream("fs.read", self._range(path, offset, limit)) as call,
         ):
-            entry = await _opened(call)
+            async with self._telling_directories(sandbox_id, path):
+                entry = await _opened(call)
             yield _entry(entry), _bytes(call)
 
     async def write(
@@ -136,7 +140,10 @@ class FileOperations:
             fields["mode"] = whole("mode", mode, low=0, high=0o7777)
         if not overwrite:
             fields["overwrite"] = False
-        async with self._changing(sandbox_id) as channel:
+        async with (
+            self._telling_directories(sandbox_id, path),
+            self._changing(sandbox_id) as channel,
+        ):
             if isinstance(data, bytes | bytearray | memoryview):
                 fields["size"] = len(data)
                 done = await channel.call("fs.write", fields, data=bytes(data))
@@ -148,6 +155,22 @@ class FileOperations:
                     await call.send(part)
                 await call.end()
                 return _entry(decode_entry(await call.result()))
+
+    @asynccontextmanager
+    async def _telling_directories(self, sandbox_id: str, path: str) -> AsyncIterator[None]:
+        """Raise IsADirectory for a directory: the runner's code is the same as for a FIFO."""
+        try:
+            yield
+        except NotRegular as exc:
+            try:
+                found = await self.stat(sandbox_id, path)
+            except SandkastenError:
+                raise exc from None
+            if not found.is_dir:
+                raise
+            raise IsADirectory(
+                f"{found.path} is a directory", hint="name a file, or list or download it"
+            ) from exc
 
     async def stat(self, sandbox_id: str, path: str, *, follow: bool = True) -> FileEntry:
         body = await self._call(sandbox_id, "fs.stat", path, self._deny, follow=follow)
