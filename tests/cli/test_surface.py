@@ -11,7 +11,7 @@ from datetime import datetime
 import pytest
 
 from sandkasten import __version__
-from sandkasten.cli.command_table import command_names
+from sandkasten.cli.command_table import command_in, command_names
 from sandkasten.cli.output import age, painted, paragraph, report, size, visible
 from sandkasten.cli.quantities import limit, seconds
 from sandkasten.cli.sandbox_names import Remote, pick, side
@@ -239,6 +239,41 @@ def test_run_loads_no_unneeded_modules():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "0\n[]\n"
+
+
+@pytest.mark.parametrize("words", [["version"], ["--version"], ["--embedded", "image", "--help"]])
+def test_a_command_describes_only_itself_to_the_parser(words):
+    code = (
+        "import sys\n"
+        "from sandkasten.cli.main import main\n"
+        f"try: main({words!r})\n"
+        "except SystemExit: pass\n"
+        "mine = {'asyncio', 'rich', 'aiohttp', 'sandkasten.engine.engine'} & set(sys.modules)\n"
+        "other = {m for m in sys.modules if m.startswith('sandkasten.cli.commands.')}\n"
+        "print('', *sorted(mine | other), sep='\\n')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    loaded = done.stdout.split("\n\n")[-1].split("\n")
+    images = ["sandkasten.cli.commands.image_build", "sandkasten.cli.commands.images"]
+    assert [one for one in loaded if one] == (images if "image" in words else [])
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["ls", "--json"], "ls"),
+        (["--data-dir", "run", "--embedded", "image", "ls"], "image"),
+        (["--url=http://x", "ps"], "ps"),
+        (["--help"], None),
+        (["--unknown", "ls"], None),
+        (["--url"], None),
+        ([], None),
+    ],
+)
+def test_the_command_of_a_command_line_is_found(words, command):
+    assert command_in(words) == command
 
 
 @pytest.mark.parametrize(

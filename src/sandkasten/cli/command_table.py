@@ -68,6 +68,8 @@ def command_in(words: Sequence[str]) -> str | None:
     """Return the command of a command line; None if the options before it are not clear."""
     rest = iter(words)
     for word in rest:
+        if word == "--version":
+            return "version"
         if word in _WITH_VALUE:
             next(rest, None)
         elif not word.startswith("-"):
@@ -153,11 +155,9 @@ def _nothing() -> None:
     """The settings in force."""
 
 
-def _print_version(asked: bool) -> None:
+def _print_version(context: typer.Context, asked: bool) -> None:
     if asked:
-        from sandkasten import __version__
-
-        typer.echo(f"sandkasten {__version__}")
+        _version(context)
         raise typer.Exit
 
 
@@ -427,9 +427,22 @@ def _config_show(
 
 def _version(context: typer.Context, json: Json = False) -> None:
     """Print the version."""
-    from sandkasten.cli.commands import listings
+    from sandkasten import __version__
 
-    listings.version(state_of(context, json=json))
+    if not json:
+        typer.echo(f"sandkasten {__version__}")
+        return
+    import platform
+
+    from sandkasten.cli.output import put_json
+
+    put_json(
+        {
+            "version": __version__,
+            "python": platform.python_version(),
+            "platform": f"{platform.system().lower()}-{platform.machine()}",
+        }
+    )
 
 
 def command_names() -> list[str]:

@@ -65,7 +65,11 @@ class State:
 def go(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine. A signal cancels it, waits for its clean-up and exits with 128 + N."""
     import asyncio
+    import gc
 
+    # Most commands are over before garbage is worth collecting; looking for it among what is
+    # imported takes as long as a tenth of the command.
+    gc.set_threshold(50_000)
     ended: list[int] = []
     try:
         return asyncio.run(_orderly(work, ended))

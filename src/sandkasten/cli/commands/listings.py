@@ -1,10 +1,9 @@
-"""Output of `ls`, `ps`, `stats`, `inspect`, `config show` and `version`."""
+"""Output of `ls`, `ps`, `stats`, `inspect` and `config show`."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import platform
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -308,18 +307,3 @@ def _value(value: object) -> str:
     if isinstance(value, tuple | list):
         return ",".join(str(one) for one in value) or "-"
     return str(value)
-
-
-def version(state: State) -> None:
-    from sandkasten import __version__
-
-    if state.json:
-        put_json(
-            {
-                "version": __version__,
-                "python": platform.python_version(),
-                "platform": f"{platform.system().lower()}-{platform.machine()}",
-            }
-        )
-    else:
-        put(f"sandkasten {__version__}")
