@@ -11,11 +11,14 @@ from datetime import datetime
 import pytest
 
 from sandkasten import __version__
+from sandkasten.cli import completions
 from sandkasten.cli.command_table import command_in, command_names
 from sandkasten.cli.output import age, painted, paragraph, report, size, visible
 from sandkasten.cli.quantities import limit, seconds
 from sandkasten.cli.sandbox_names import Remote, pick, side
+from sandkasten.daemon.settings.core_settings import BACKENDS
 from sandkasten.errors import BuildFailed, InvalidRequest, SessionNotFound
+from sandkasten.images.image_names import ALIASES, HOST
 from tests.cli.conftest import COMMAND
 
 
@@ -195,6 +198,41 @@ def test_a_malformed_setting_refuses_to_start(cli, monkeypatch):
     assert done.err.startswith("error: ")
 
 
+@pytest.mark.parametrize(
+    ("listen", "hint"),
+    [
+        ("19403", "write 127.0.0.1:19403; the port is 0 to 65535"),
+        ("127.0.0.1:80000", "write 127.0.0.1:8080; the port is 0 to 65535"),
+        ("::1:80", "write [::1]:8080"),
+    ],
+)
+def test_an_invalid_address_is_refused_with_an_example(cli, listen, hint):
+    done = cli("serve", "--listen", listen)
+    assert (done.status, done.err.splitlines()[-1]) == (125, f"hint: {hint}")
+
+
+def test_a_misspelled_image_is_corrected(cli):
+    done = cli("run", "-i", "pyhton", "-c", "1")
+    assert done.status == 125
+    assert "hint: did you mean python?; " in done.err
+    assert "did you mean" not in cli("run", "-i", "registry.example/x", "-c", "1").err
+
+
+def test_a_missing_recipe_is_not_a_question_of_its_mode(cli, tmp_path):
+    done = cli("image", "build", "x", "-f", str(tmp_path / "nothing.yaml"))
+    assert done.status == 125
+    assert "No such file or directory" in done.err
+    assert done.err.endswith("hint: check the path\n")
+
+
+def test_doctor_with_a_named_daemon_says_that_it_cannot_know(cli, monkeypatch):
+    monkeypatch.setenv("SANDKASTEN_URL", "http://127.0.0.1:1")
+    done = cli("doctor")
+    assert (done.status, done.out) == (125, "")
+    assert "for this machine: sandkasten --embedded doctor" in done.err
+    assert cli("--embedded", "doctor").status == 0
+
+
 def test_help_explains_the_exit_statuses(cli):
     shown = " ".join(cli("--help").out.split())
     for status in (
@@ -210,6 +248,39 @@ def test_completion_knows_commands(monkeypatch, process):
     monkeypatch.setenv("COMP_WORDS", "sandkasten d")
     monkeypatch.setenv("COMP_CWORD", "1")
     assert process().stdout.split() == [b"doctor", b"down"]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("sandkasten run --isolation g", ["gvisor"]),
+        ("sandkasten create --backend ", ["docker", "gvisor", "local", "oci"]),
+        ("sandkasten create --profile d", ["dev"]),
+        ("sandkasten run -i py", ["python"]),
+        ("sandkasten run -r ", ["bash", "node", "python", "sh"]),
+    ],
+)
+def test_completion_knows_choices(monkeypatch, process, line, words):
+    assert _completed(monkeypatch, process, line) == words
+
+
+def test_completion_knows_workspaces(monkeypatch, cli, process):
+    assert cli("workspace", "create", "team-a").status == 0
+    assert _completed(monkeypatch, process, "sandkasten create --workspace t") == ["team-a"]
+    assert _completed(monkeypatch, process, "sandkasten workspace rm ") == ["team-a"]
+
+
+def test_completed_names_are_those_that_exist():
+    assert tuple(one for one in BACKENDS if one != "unisolated") == completions.BACKENDS
+    assert tuple(sorted({HOST, *ALIASES})) == completions.ALIASES
+
+
+def _completed(monkeypatch, process, line: str) -> list[str]:
+    with monkeypatch.context() as patch:
+        patch.setenv("_SANDKASTEN_COMPLETE", "complete_bash")
+        patch.setenv("COMP_WORDS", line)
+        patch.setenv("COMP_CWORD", str(len(line.split(" ")) - 1))
+        return process().stdout.decode().split()
 
 
 def test_a_closed_output_pipe_ends_the_command_quietly():

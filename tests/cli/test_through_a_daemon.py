@@ -131,6 +131,30 @@ def test_a_named_daemon_is_contacted_with_its_key(daemon, cli, monkeypatch, tmp_
     assert cli("rm", made.out.strip()).status == 0
 
 
+def test_a_failing_command_names_the_daemon_that_answered(daemon, cli, monkeypatch):
+    said = cli("agent", "run", "Nobody", "a task")
+    assert said.status == 125
+    last = said.err.splitlines()[-1]
+    assert last == (
+        f"note: answered by the daemon at unix://{daemon.socket}; "
+        "--embedded does the work in this process instead"
+    )
+    body = json.loads(cli("ps", "--json", "sbx_0000000000000000").out)
+    assert body["details"]["daemon"] == f"unix://{daemon.socket}"
+    assert "note:" not in cli("--embedded", "ps", "sbx_0000000000000000").err
+    assert "note:" not in cli("--url", daemon.url, "--api-key", KEY, "ps", "sbx_00").err
+    monkeypatch.setenv("SANDKASTEN_URL", daemon.url)
+    monkeypatch.setenv("SANDKASTEN_API_KEY", KEY)
+    assert f"note: answered by the daemon at {daemon.url};" in cli("ps", "sbx_00").err
+
+
+def test_a_wrong_key_is_answered_with_the_variable_to_set(daemon, cli):
+    said = cli("--url", daemon.url, "--api-key", "sk-wrong", "ls")
+    assert said.status == 125
+    assert "set SANDKASTEN_API_KEY to a key of this daemon" in said.err
+    assert "Authorization" not in said.err
+
+
 @pytest.mark.promise("P35")
 def test_an_unreachable_named_daemon_is_an_error_without_fallback(cli, monkeypatch):
     said = cli("--url", "http://127.0.0.1:1", "ls")

@@ -11,6 +11,8 @@ from sandkasten import (
     Conflict,
     FileExists,
     FileNotFound,
+    ImageNotFound,
+    Images,
     InvalidRequest,
     Sandbox,
     StoredFiles,
@@ -78,3 +80,32 @@ async def test_the_asynchronous_client_does_the_same(place_options):
     await files.put(b"", key="empty")
     assert await files.get("empty") == b""
     assert [one.key for one in await files.list("em")] == ["empty"]
+
+
+@pytest.mark.promise("P35")
+def test_the_sdk_uses_the_daemon_of_the_data_directory(tmp_path, monkeypatch):
+    data = tmp_path / "data"
+    monkeypatch.setenv("SANDKASTEN_BACKEND", "unisolated")
+    with served(data):
+        StoredFiles(data_dir=data).put(b"x", key="k")
+        with Sandbox(data_dir=data) as box:
+            box.stage("k", "k")
+            assert box.read("k") == b"x"
+            # An unisolated sandbox lives in the process that created it.
+            assert [one.id for one in Sandbox.list(data_dir=data)] == [box.id]
+            assert Sandbox.list(data_dir=data, url="embedded") == []
+            monkeypatch.setenv("SANDKASTEN_URL", "embedded")
+            assert Sandbox.list(data_dir=data) == []
+            with pytest.raises(Conflict, match="another daemon"):
+                StoredFiles(data_dir=data).list()
+    # Without the daemon the same call works in this process.
+    assert [one.key for one in StoredFiles(data_dir=data).list()] == ["k"]
+
+
+def test_images_of_this_machine_are_built_and_exported_beside_a_daemon(tmp_path, monkeypatch):
+    monkeypatch.setenv("SANDKASTEN_BACKEND", "unisolated")
+    with served(tmp_path / "data"):
+        images = Images(data_dir=tmp_path / "data")
+        assert images.list() == []
+        with pytest.raises(ImageNotFound):
+            images.export("nothing", tmp_path / "x.tar")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from sandkasten.cli import completions
 from sandkasten.cli.options import (
     Backend,
     Environment,
@@ -21,7 +22,6 @@ from sandkasten.cli.options import (
     sandbox_flags,
     state_of,
 )
-from sandkasten.cli.sandbox_names import complete
 from sandkasten.cli.state import State, go
 
 if TYPE_CHECKING:
@@ -167,7 +167,10 @@ def _before(
         str | None, typer.Option("--data-dir", metavar="DIR", help="The data directory.")
     ] = None,
     backend: Annotated[
-        str | None, typer.Option("--backend", metavar="B", help="The backend.")
+        str | None,
+        typer.Option(
+            "--backend", metavar="B", help="The backend.", autocompletion=completions.backends
+        ),
     ] = None,
     url: Annotated[
         str | None,
@@ -211,7 +214,13 @@ def _run(
     ] = None,
     runtime: Annotated[
         str | None,
-        typer.Option("--runtime", "-r", metavar="R", help="python, node, bash or sh."),
+        typer.Option(
+            "--runtime",
+            "-r",
+            metavar="R",
+            help="python, node, bash or sh.",
+            autocompletion=completions.runtimes,
+        ),
     ] = None,
     timeout: Timeout = None,
     file: Annotated[
@@ -373,7 +382,7 @@ def _shell(
         typer.Argument(
             metavar="[ID]",
             help="A sandbox; default: a new one that ends with the shell.",
-            autocompletion=complete,
+            autocompletion=completions.sandboxes,
         ),
     ] = None,
     options: dict[str, Any] = {},  # noqa: B006

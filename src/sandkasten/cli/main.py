@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from sandkasten.cli.output import report
         from sandkasten.cli.state import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND
 
-        report(exc, as_json=state.json)
+        report(state.with_daemon(exc), as_json=state.json)
         status = EXIT_OURS
         if isinstance(exc, CommandNotFound):
             status = EXIT_NOT_FOUND

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
 
 import typer
 
+from sandkasten.cli import completions
 from sandkasten.cli.quantities import limit, seconds
-from sandkasten.cli.sandbox_names import complete
 from sandkasten.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -26,12 +26,16 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Id = Annotated[
     str,
     typer.Argument(
-        metavar="ID", help="Id of a sandbox, or a unique prefix.", autocompletion=complete
+        metavar="ID",
+        help="Id of a sandbox, or a unique prefix.",
+        autocompletion=completions.sandboxes,
     ),
 ]
 OptionalId = Annotated[
     str | None,
-    typer.Argument(metavar="[ID]", help="A sandbox; default: all.", autocompletion=complete),
+    typer.Argument(
+        metavar="[ID]", help="A sandbox; default: all.", autocompletion=completions.sandboxes
+    ),
 ]
 Environment = Annotated[
     list[str],
@@ -39,7 +43,12 @@ Environment = Annotated[
 ]
 Backend = Annotated[
     str | None,
-    typer.Option("--backend", metavar="B", help="local, oci, gvisor or docker."),
+    typer.Option(
+        "--backend",
+        metavar="B",
+        help="local, oci, gvisor or docker.",
+        autocompletion=completions.backends,
+    ),
 ]
 Timeout = Annotated[
     float | None,
@@ -110,6 +119,7 @@ class _Flag:
     short: str | None = None
     kind: Any = str | None
     read: Callable[[Any], Any] = lambda value: value
+    complete: Callable[[str], list[str]] | None = None
 
     @property
     def name(self) -> str:
@@ -118,7 +128,9 @@ class _Flag:
     @property
     def parameter(self) -> inspect.Parameter:
         names = [self.declaration, *([self.short] if self.short else [])]
-        option = typer.Option(*names, metavar=self.metavar, help=self.help or None)
+        option = typer.Option(
+            *names, metavar=self.metavar, help=self.help or None, autocompletion=self.complete
+        )
         default: Any = [] if self.kind == list[str] else False if self.kind is bool else None
         return inspect.Parameter(
             self.name,
@@ -134,7 +146,7 @@ _ALL: Final = frozenset({"create", "run", "shell"})
 _WORDS: Final = list[str]
 
 _FLAGS: Final = (
-    _Flag("image", "--image", "The image.", _ALL, "I", "-i"),
+    _Flag("image", "--image", "The image.", _ALL, "I", "-i", complete=completions.images),
     _Flag(
         "ttl_seconds",
         "--ttl",
@@ -172,9 +184,16 @@ _FLAGS: Final = (
         kind=_WORDS,
         read=numbers,
     ),
-    _Flag("profile", "--profile", "", _CREATE, "P"),
+    _Flag("profile", "--profile", "", _CREATE, "P", complete=completions.profiles),
     _Flag("hostname", "--hostname", "Host name of the sandbox.", _ALL, "H"),
-    _Flag("isolation", "--isolation", "standard, gvisor or strongest.", _RUN, "I"),
+    _Flag(
+        "isolation",
+        "--isolation",
+        "standard, gvisor or strongest.",
+        _RUN,
+        "I",
+        complete=completions.isolations,
+    ),
     _Flag(
         "session_key",
         "--session-key",
@@ -182,7 +201,14 @@ _FLAGS: Final = (
         _CREATE,
         "K",
     ),
-    _Flag("workspace", "--workspace", "A named workspace; created on first use.", _RUN, "NAME"),
+    _Flag(
+        "workspace",
+        "--workspace",
+        "A named workspace; created on first use.",
+        _RUN,
+        "NAME",
+        complete=completions.workspaces,
+    ),
     _Flag(
         "workspace_mode",
         "--shared",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # Controls, surrogates, private and unassigned characters; formats are among them (bidi marks).
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
+_WITHOUT_DAEMON: Final = "--embedded does the work in this process instead"
 # SGR codes; what a word means, not where it is printed.
 _COLOURS: Final = {"error": "1;31", "warning": "1;33", "ok": "32", "missing": "1;31"}
 
@@ -106,6 +107,8 @@ def report(error: SandkastenError, *, as_json: bool) -> None:
     tell("error", error.message)
     if error.hint:
         tell("hint", error.hint)
+    if "daemon" in error.details:
+        tell("note", f"answered by the daemon at {error.details['daemon']}; {_WITHOUT_DAEMON}")
 
 
 def colour(stream: TextIO) -> bool:

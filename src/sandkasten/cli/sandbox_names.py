@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.errors import InvalidRequest, SandkastenError, SessionNotFound
+from sandkasten.errors import InvalidRequest, SessionNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -49,20 +49,6 @@ async def resolve_all(state: State, starts: Sequence[str]) -> list[str]:
     transport = await connect(state.place)
     ids = [info.id for info in await transport.list(all=True)]
     return [pick(start, ids) for start in starts]
-
-
-def complete(incomplete: str) -> list[str]:
-    """Return ids for the shell's completion; errors are ignored there."""
-    import asyncio
-
-    from sandkasten.cli.state import State
-    from sandkasten.client.sandbox import AsyncSandbox
-
-    try:
-        infos = asyncio.run(AsyncSandbox.list(**State().where))
-    except (SandkastenError, OSError):
-        return []
-    return [info.id for info in infos if info.id.startswith(incomplete)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from sandkasten.client.server.daemon_or_embedded import ServerAddress
+    from sandkasten.errors import SandkastenError
 
 T = TypeVar("T")
 
@@ -46,12 +47,22 @@ class State:
             self._found = whom(self)
         return self._found
 
+    def with_daemon(self, error: SandkastenError) -> SandkastenError:
+        """Name the daemon in an error's details, unless the user named it on this command line."""
+        from sandkasten.errors import BackendUnavailable
+
+        place = self._found
+        named = place is None or place.url is None or self.url is not None
+        if place is not None and not named and not isinstance(error, BackendUnavailable):
+            error.details.setdefault("daemon", place.url)
+        return error
+
     @property
     def here(self) -> ServerAddress:
         """This process, for questions about this machine."""
         from sandkasten.client.server.daemon_or_embedded import ServerAddress
 
-        return ServerAddress(self.data_dir, self.backend)
+        return ServerAddress(self.data_dir, self.backend, embedded=True)
 
     @property
     def where(self) -> dict[str, Any]:
@@ -59,7 +70,7 @@ class State:
         place = self.place
         if place.url is not None:
             return {"url": place.url, "api_key": place.api_key, "backend": self.backend}
-        return {"data_dir": place.data_dir, "backend": self.backend}
+        return {"data_dir": place.data_dir, "url": "embedded", "backend": self.backend}
 
 
 def go(work: Coroutine[Any, Any, T]) -> T:

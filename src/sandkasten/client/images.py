@@ -6,7 +6,9 @@ class of `errors`.
 
 from __future__ import annotations
 
+import asyncio
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sandkasten.client.server.daemon_or_embedded import place_of
@@ -68,7 +70,9 @@ class AsyncImages:
         The kind is detected by content. `name` replaces the names in it; a root file system has
         none. `platform` chooses among several (`linux/arm64`); the default is this machine's.
         """
-        images = await self.transport()
+        # A directory (an OCI layout) cannot be sent to a daemon.
+        layout = await asyncio.to_thread(os.path.isdir, path)
+        images = await (self._here() if layout else self.transport())
         found = await images.import_archive(
             _absolute(path), name=name, platform=platform, progress=progress
         )
@@ -83,7 +87,7 @@ class AsyncImages:
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> Exported:
         """Write an image to one file: `docker` as docker save does, `oci` as a tar of a layout."""
-        images = await self.transport()
+        images = await self._here()
         return await images.export(name, _absolute(path), format=format, progress=progress)
 
     async def pull(
@@ -117,7 +121,7 @@ class AsyncImages:
         `mirror` is an address or a line of sources.list; the default is that of this machine's apt.
         A second build comes from the cache, unless `refresh`. BuildFailed has the reason.
         """
-        images = await self.transport()
+        images = await self._here()
         return await images.build_debian(
             name,
             suite,
@@ -141,7 +145,7 @@ class AsyncImages:
         Files to copy are in the recipe's directory. A step that was done before on the same parent
         comes from the cache, unless `refresh`. BuildFailed names the step that failed.
         """
-        images = await self.transport()
+        images = await self._here()
         return await images.build_steps(name, _absolute(file), refresh=refresh, progress=progress)
 
     async def tag(self, name: str, new: str) -> ImageInfo:
@@ -163,6 +167,14 @@ class AsyncImages:
     async def transport(self) -> ImagesPort:
         """Return the server of the images, opened on first use."""
         return (await connect(self._place)).images
+
+    async def _here(self) -> ImagesPort:
+        """Return the images of this machine, for operations that the HTTP API does not have.
+
+        A daemon that serves the same data directory has the same store.
+        """
+        place = self._place
+        return (await connect(replace(place, embedded=place.url is None))).images
 
 
 def _absolute(path: str | PathLike[str]) -> str:

@@ -64,7 +64,8 @@ class AsyncSandbox(SandboxFiles):
         outlives the sandbox, created at first use and used by one sandbox at a time unless
         `workspace_mode` is "shared". `mounts` names the operator's host mounts. `pip_packages` and
         `npm_packages` are installed before, once; the sandbox still has no network. With `url` (or
-        SANDKASTEN_URL) a daemon creates it, else this process does.
+        SANDKASTEN_URL) that daemon creates it, otherwise the daemon that serves the data directory,
+        otherwise this process; `url="embedded"` is this process in any case.
         """
         check_keywords("Sandbox", SessionKeywords, options)
         self._place = place_of(data_dir, options.get("backend"), url, api_key)

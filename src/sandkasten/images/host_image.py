@@ -21,6 +21,7 @@ from sandkasten.images.image_names import (
 )
 from sandkasten.model.images.resolved_image import Image, Lookup
 from sandkasten.model.sandbox.cell_spec import DEFAULT_PATH
+from sandkasten.model.spelling import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
@@ -122,6 +123,9 @@ class HostImages:
     def missing(self, meant: Sequence[str], why: str = "", *remedies: str) -> ImageNotFound:
         """Return the error for an image that is not there; the hint names what can be used."""
         name, target = meant[0], meant[-1]
+        near = nearest(name, (HOST, *self._aliases) if self._allowed is None else self._allowed)
+        if len(meant) == 1 and near is not None:
+            remedies = (f"did you mean {near}?", *remedies)
         stands_for = f"is an alias of {target}, which is " if len(meant) > 1 else "is "
         if is_id(target):
             how = "see what is there with sandkasten image ls"

@@ -12,7 +12,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from sandkasten.client.server.daemon_or_embedded import ServerAddress, no_tenant, place_of
+from sandkasten.client.server.daemon_or_embedded import (
+    ServerAddress,
+    find_server,
+    no_tenant,
+    place_of,
+)
 from sandkasten.client.server.embedded import require_installed, require_linux
 
 if TYPE_CHECKING:
@@ -60,7 +65,7 @@ async def open_tools(
 
     With a `session` name the sandboxes stay, and the next block that uses the name finds them.
     """
-    place = place or place_of()
+    place = await asyncio.to_thread(find_server, place or place_of())
     if place.url is None:
         require_linux()
         no_tenant(place)

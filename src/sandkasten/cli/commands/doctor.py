@@ -41,10 +41,14 @@ async def examine(state: State, *, measure: bool) -> int:
 
 
 async def _findings(state: State, *, measure: bool) -> Findings:
+    from sandkasten.client.server.daemon_or_embedded import place_of
     from sandkasten.client.server.server_pool import connect
 
+    named = place_of(state.data_dir, state.backend, state.url, state.api_key)
     try:
-        transport = await connect(state.here if state.url is None else state.place)
+        # A daemon that happens to serve the data directory is not asked about its own machine.
+        remote = named.url is not None and not state.embedded
+        transport = await connect(named if remote else state.here)
         machine = await transport.probe(state.backend)
         return Findings(machine, tuple(await transport.tiers(measure=measure)))
     except BackendUnavailable as exc:

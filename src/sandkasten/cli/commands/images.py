@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
+from sandkasten.cli import completions
 from sandkasten.cli.commands.image_build import add_sources
 from sandkasten.cli.options import Json, state_of
 from sandkasten.cli.state import EXIT_OURS, State, go
@@ -24,7 +25,12 @@ if TYPE_CHECKING:
 _SHORT: Final = 12
 
 Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="Name or id of an image, or a prefix of its id.")
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="Name or id of an image, or a prefix of its id.",
+        autocompletion=completions.images,
+    ),
 ]
 
 
@@ -98,7 +104,9 @@ def _export(
 
 def _rm(
     context: typer.Context,
-    names: Annotated[list[str], typer.Argument(metavar="NAME...")],
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME...", autocompletion=completions.images)
+    ],
     json: Json = False,
 ) -> None:
     """Remove names; an image is removed with its last name, unless a sandbox uses it."""
@@ -148,7 +156,8 @@ def images_here(state: State) -> AsyncImages:
         return images_of(state)
     from sandkasten.client.server.embedded import settings
 
-    return AsyncImages(data_dir=settings(state.here).data_dir, backend=state.backend)
+    data_dir = settings(state.here).data_dir
+    return AsyncImages(data_dir=data_dir, url="embedded", backend=state.backend)
 
 
 async def listed(state: State) -> None:

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+from sandkasten.cli import completions
 from sandkasten.cli.options import Backend, Id, Json, OptionalId, pairs, sandbox_flags, state_of
 from sandkasten.cli.quantities import seconds
-from sandkasten.cli.sandbox_names import complete
 from sandkasten.cli.state import go
 
 
@@ -62,15 +62,15 @@ def stats(
         ),
     ] = False,
     interval: Annotated[
-        float, typer.Option("--interval", metavar="TIME", parser=seconds, help="Between two looks.")
-    ] = 2.0,
+        str, typer.Option("--interval", metavar="TIME", help="Time between two looks.")
+    ] = "2s",
     json: Json = False,
 ) -> None:
     """Show memory, CPU, processes, disk and network usage of one sandbox, or a table of all."""
     from sandkasten.cli.commands import listings
 
     state = state_of(context, json=json)
-    go(listings.stats(state, id, follow=follow, interval_s=max(0.1, interval)))
+    go(listings.stats(state, id, follow=follow, interval_s=max(0.1, seconds(interval))))
 
 
 def update(
@@ -138,7 +138,7 @@ def resume(context: typer.Context, id: Id, json: Json = False) -> None:
 def rm(
     context: typer.Context,
     ids: Annotated[
-        list[str] | None, typer.Argument(metavar="ID...", autocompletion=complete)
+        list[str] | None, typer.Argument(metavar="ID...", autocompletion=completions.sandboxes)
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="All sandboxes.")] = False,
     json: Json = False,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sandkasten.cli import completions
 from sandkasten.cli.options import Json, state_of
 from sandkasten.cli.output import age, put, put_json, put_table, report, size
 from sandkasten.cli.quantities import megabytes
@@ -20,8 +21,14 @@ if TYPE_CHECKING:
     from sandkasten.client.workspaces import AsyncWorkspaces
     from sandkasten.model.sandbox.workspace import Workspace
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The workspace.")]
-Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...")]
+Name = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="The workspace.", autocompletion=completions.workspaces),
+]
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[NAME]...", autocompletion=completions.workspaces),
+]
 
 
 def commands() -> typer.Typer:
@@ -111,7 +118,9 @@ def _resize(
 
 def _rm(
     context: typer.Context,
-    names: Annotated[list[str], typer.Argument(metavar="NAME...")],
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME...", autocompletion=completions.workspaces)
+    ],
     json: Json = False,
 ) -> None:
     """Delete workspaces and their files."""

@@ -271,6 +271,12 @@ class Connection:
 
     def _unreachable(self, exc: Exception) -> BackendUnavailable:
         found = exc.os_error if isinstance(exc, aiohttp.ClientConnectorError) else exc
+        if isinstance(found, PermissionError):
+            return BackendUnavailable(
+                f"this user may not open {self.address.shown} (Permission denied)",
+                hint="run the command as the daemon's user, or name its HTTP address in "
+                "SANDKASTEN_URL and a key in SANDKASTEN_API_KEY",
+            )
         reason = getattr(found, "strerror", None) or type(found).__name__
         return BackendUnavailable(
             f"no daemon answers at {self.address.shown} ({reason})",

@@ -37,6 +37,7 @@ _BY_STATUS: Final[dict[int, type[SandkastenError]]] = {
     504: errors.BackendUnavailable,
     507: errors.QuotaExceeded,
 }
+_RAW_KEY_HINT: Final = "send Authorization:"
 # More of a foreign error page than this is useless.
 _SHOWN: Final = 200
 
@@ -76,6 +77,9 @@ def body_error(body: dict[str, Any], status: int = 500) -> SandkastenError:
         # The daemon's log has more under it.
         details["request_id"] = str(body["request_id"])
     found.details = details
+    if isinstance(found, errors.Unauthorized) and found.hint.startswith(_RAW_KEY_HINT):
+        # That is for programs that speak HTTP themselves.
+        found.hint = "set SANDKASTEN_API_KEY to a key of this daemon, or pass it as api_key"
     return found
 
 

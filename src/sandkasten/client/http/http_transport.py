@@ -225,10 +225,10 @@ class HttpTransport:
     # ---- what only the machine itself can be asked
 
     async def probe(self, backend: str | None = None) -> Readiness:
-        raise _only_there("what its kernel offers", "sandkasten doctor")
+        raise _only_there("what its kernel offers", _DOCTOR)
 
     async def tiers(self, *, measure: bool = True) -> Sequence[Tier]:
-        raise _only_there("which tiers it has", "sandkasten doctor")
+        raise _only_there("which tiers it has", _DOCTOR)
 
     async def sweep(self) -> Swept:
         raise _only_there("for a sweep", "the daemon does it by itself, every minute")
@@ -264,6 +264,9 @@ class HttpTransport:
         return HttpRequest(
             "POST", session_path(sandbox_id, verb), body, repeatable=True, answer_s=answer_s
         )
+
+
+_DOCTOR: Final = "sandkasten doctor; for this machine: sandkasten --embedded doctor"
 
 
 def session_path(sandbox_id: str, verb: str = "") -> str:

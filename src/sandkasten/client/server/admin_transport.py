@@ -6,10 +6,11 @@ same lock. Only classes of `errors` leave an implementation.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from sandkasten.client.server.daemon_or_embedded import no_tenant
+from sandkasten.client.server.daemon_or_embedded import find_server, no_tenant
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
@@ -97,6 +98,7 @@ class BooksTransport(Protocol):
 @asynccontextmanager
 async def books_of(place: ServerAddress) -> AsyncIterator[BooksTransport]:
     """Open the records of a daemon, or of a data directory that no daemon serves."""
+    place = await asyncio.to_thread(find_server, place)
     if place.url is None:
         no_tenant(place)
         from sandkasten.client.server.embedded import open_books

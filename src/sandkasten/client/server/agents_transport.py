@@ -7,10 +7,11 @@ implementation.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from sandkasten.client.server.daemon_or_embedded import no_tenant
+from sandkasten.client.server.daemon_or_embedded import find_server, no_tenant
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def agents_of(place: ServerAddress) -> AsyncIterator[Agents]:
-    """Open the agents of a daemon, or of this process if none is named."""
+    """Open the agents of a daemon, or of this process if there is none."""
+    place = await asyncio.to_thread(find_server, place)
     if place.url is None:
         no_tenant(place)
         from sandkasten.client.server.embedded import open_agents

@@ -1,8 +1,8 @@
-"""The choice of a server: a daemon, or an engine in this process.
+"""The choice of a server, the same for the SDK and the command line.
 
-`place_of` decides by arguments and environment alone: a named daemon (url, SANDKASTEN_URL) is used,
-otherwise an engine in this process. The command line then calls `daemon_of`, which prefers the
-daemon that serves the same data directory. The SDK does not: without a name it never uses a daemon.
+A daemon that is named (url, SANDKASTEN_URL) is always used. Otherwise the daemon that serves the
+same data directory is, by its socket there; without one the engine of this process does the work.
+The name "embedded" in place of a URL stands for the last, whether a daemon runs or not.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from os import PathLike, fspath
 from typing import Final
 
-from sandkasten.errors import InvalidRequest
+from sandkasten.errors import BackendUnavailable, InvalidRequest
 
 # A listening socket accepts a connection at once, even if the daemon is busy.
 ANSWER_S: Final = 0.5
+EMBEDDED: Final = "embedded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,8 @@ class ServerAddress:
     api_key: str | None = field(default=None, repr=False)
     tenant: str | None = None
     """Whom an operator acts for; a key's own tenant by default."""
+    embedded: bool = False
+    """Use this process even if a daemon serves the data directory."""
 
     def flags(self) -> dict[str, str]:
         given = {"data_dir": self.data_dir, "backend": self.backend}
@@ -45,6 +48,12 @@ def place_of(
     api_key: str | None = None,
 ) -> ServerAddress:
     """Return the server that arguments or the environment name; arguments win."""
+    named = os.environ.get("SANDKASTEN_URL") or None
+    if url is None and (data_dir is None or named == EMBEDDED):
+        url = named
+    embedded = url == EMBEDDED
+    if embedded:
+        url = None
     if url is not None and data_dir is not None:
         raise InvalidRequest(
             "url and data_dir exclude each other",
@@ -52,8 +61,6 @@ def place_of(
             field="url",
         )
     tenant = os.environ.get("SANDKASTEN_TENANT") or None
-    if url is None and data_dir is None:
-        url = os.environ.get("SANDKASTEN_URL") or None
     if url is None:
         if api_key is not None:
             raise InvalidRequest(
@@ -61,15 +68,28 @@ def place_of(
                 hint="give the daemon's address as url, or in SANDKASTEN_URL",
                 field="api_key",
             )
-        return ServerAddress(None if data_dir is None else fspath(data_dir), backend, tenant=tenant)
+        directory = None if data_dir is None else fspath(data_dir)
+        return ServerAddress(directory, backend, tenant=tenant, embedded=embedded)
     if api_key is None and not url.startswith("unix:"):
         # A process that can open the socket has the operator's rights; a key only reduces them.
         api_key = os.environ.get("SANDKASTEN_API_KEY") or None
     return ServerAddress(url=url, api_key=api_key, tenant=tenant)
 
 
-def daemon_of(place: ServerAddress, path: str) -> ServerAddress:
-    """Return the daemon with the socket `path` if it answers, otherwise `place`."""
+def find_server(place: ServerAddress) -> ServerAddress:
+    """Return the daemon that serves the data directory, if one answers; otherwise `place`.
+
+    Blocks for a moment: it reads the settings and tries the socket.
+    """
+    if place.url is not None or place.embedded:
+        return place
+    from sandkasten.client.server.embedded import settings
+
+    try:
+        path = str(settings(place).http.socket)
+    except BackendUnavailable:
+        # There is no engine here that could have a data directory; opening it says why.
+        return place
     return ServerAddress(url=f"unix://{path}", tenant=place.tenant) if answers(path) else place
 
 

@@ -11,7 +11,7 @@ import os
 import weakref
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.client.server.daemon_or_embedded import no_tenant
+from sandkasten.client.server.daemon_or_embedded import find_server, no_tenant
 from sandkasten.errors import BackendUnavailable
 
 if TYPE_CHECKING:
@@ -88,12 +88,13 @@ async def held(
 
 async def open_transport(place: ServerAddress) -> Transport:
     """Open a connection that the caller closes."""
+    # In a thread, because the first import takes a while and the loop may serve other requests.
+    place = await asyncio.to_thread(find_server, place)
     if place.url is None:
         no_tenant(place)
         from sandkasten.client.server.embedded import open_engine
 
         return await open_engine(place)
-    # In a thread, because the first import takes a while and the loop may serve other requests.
     return await asyncio.to_thread(_http, place.url, place)
 
 

@@ -35,11 +35,11 @@ _DURATION_PART: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)(ms|s|m|h|d)"
 C = TypeVar("C", bound=str)
 
 
-def invalid(name: str, expected: str, value: object) -> InvalidConfiguration:
+def invalid(
+    name: str, expected: str, value: object, hint: str = "correct the value"
+) -> InvalidConfiguration:
     return InvalidConfiguration(
-        f"{name} must be {expected}, got {str(value)[:40]!r}",
-        hint="correct the value",
-        setting=name,
+        f"{name} must be {expected}, got {str(value)[:40]!r}", hint=hint, setting=name
     )
 
 
@@ -238,10 +238,14 @@ class Address:
 def address(name: str, value: object) -> Address:
     """Accept `host:port`; an IPv6 address must be in brackets."""
     host, _, port = string(name, value).rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise invalid(name, "host:port", value)
+    known = port.isascii() and port.isdigit() and len(port) < 6 and int(port) <= 65_535
+    if not host or not known:
+        only = known and not host
+        hint = f"write {f'127.0.0.1:{port}' if only else '127.0.0.1:8080'}; the port is 0 to 65535"
+        raise invalid(name, "host:port", value, hint)
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
-        raise invalid(name, "host:port with an IPv6 address in brackets", value)
+        hint = "write [::1]:8080"
+        raise invalid(name, "host:port with an IPv6 address in brackets", value, hint)
     return Address(host.strip("[]"), int(port))
 
 

@@ -97,7 +97,9 @@ def read_tree(path: Path) -> object:
                 raise _invalid(path, "is not a regular file", "name a file")
             data = file.read(MAX_BYTES + 1)
     except OSError as exc:
-        raise _invalid(path, f"cannot be read: {exc.strerror}", "check its owner and mode") from exc
+        missing = isinstance(exc, FileNotFoundError | NotADirectoryError)
+        hint = "check the path" if missing else "check its owner and mode"
+        raise _invalid(path, f"cannot be read: {exc.strerror}", hint) from exc
     if len(data) > MAX_BYTES:
         raise _invalid(path, f"is larger than {MAX_BYTES} bytes", "remove what is not a setting")
     return _parse(path, data)
