@@ -148,7 +148,8 @@ async def test_a_directory_whose_name_is_not_utf_8_is_answered_in_both_forms(dae
     assert one.json["cwd_b64"] == first["cwd_b64"]
     stream = await daemon.ask("POST", f"{box}/exec/stream", {"cmd": "true"})
     assert (stream.status, b"event: done" in stream.raw) == (200, True)
-    assert (await daemon.ask("GET", box)).status == 200
+    session = await daemon.ask("GET", box)
+    assert (session.status, session.json["cwd_b64"]) == (200, first["cwd_b64"])
     missing = base64.urlsafe_b64encode(b"no-\xfe").decode()
     gone = await daemon.ask("GET", f"{box}/fs/read?path_b64={missing}")
     assert (gone.status, gone.json["code"]) == (404, "FILE_NOT_FOUND")

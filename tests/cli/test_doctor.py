@@ -8,7 +8,8 @@ import pytest
 
 import sandkasten
 from sandkasten.client.import_clash import find_clash
-from sandkasten.model.sandbox.readiness import Readiness
+from sandkasten.engine.lifecycle.isolation_tiers import TierSurvey
+from sandkasten.model.sandbox.readiness import Readiness, Requirement, Tier
 from tests.unisolated.backend import UnisolatedBackend
 
 pytestmark = pytest.mark.promise("P05")
@@ -46,6 +47,25 @@ def test_doctor_names_each_backend_and_its_remedy(cli):
     assert "--    tier gvisor: not ready: " in done.out
     assert done.out.endswith("ready: sandboxes work on this machine\n")
     assert done.status == 0
+
+
+def test_doctor_shows_a_warning_of_a_tier_once(cli, monkeypatch):
+    old = Requirement("runc release", False, "1.1.5 has CVE-2025-31133", "update", required=False)
+    ours = Requirement("cgroups", False, "none", "mount them", required=False)
+
+    async def survey(self, *, measure: bool = True) -> list[Tier]:
+        return [Tier("unisolated", "unisolated", True, default=True, warnings=(ours,)),
+                Tier("oci", "oci", True, warnings=(ours, old))]  # fmt: skip
+
+    async def probe(self) -> Readiness:
+        return Readiness(True, requirements=(ours,))
+
+    monkeypatch.setattr(TierSurvey, "tiers", survey)
+    monkeypatch.setattr(UnisolatedBackend, "probe", probe)
+    shown = cli("doctor").out
+    assert "warn  tier oci: runc release: 1.1.5 has CVE-2025-31133\n" in shown
+    assert "remedy: update\n" in shown
+    assert shown.count("cgroups: none") == 1
 
 
 def test_no_measure_creates_nothing_and_shows_no_time(cli):

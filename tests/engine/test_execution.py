@@ -51,6 +51,26 @@ async def test_the_shell_remembers(engine, box):
     assert (result.cwd, result.shell, result.why) == ("/tmp", "default", None)
 
 
+async def test_the_directory_of_the_shell_is_that_of_the_sandbox(engine, box):
+    assert (await engine.get(box)).cwd == "/workspace"
+    await engine.exec(box, ExecRequest("cd /tmp"))
+    assert (await engine.get(box)).cwd == "/tmp"
+    assert [one.cwd for one in await engine.list()] == ["/tmp"]
+    # Other shells and processes have directories of their own.
+    await engine.exec(box, ExecRequest("cd /usr", shell="other"))
+    await engine.exec(box, ExecRequest(("true",), cwd="/etc"))
+    assert (await engine.get(box)).cwd == "/tmp"
+    started = await engine.exec_start(box, ExecRequest("cd /usr", stateful=True))
+    await engine.exec_get(box, started.exec_id, wait_s=PATIENCE_S)
+    assert (await engine.get(box)).cwd == "/usr"
+
+
+async def test_another_process_learns_the_directory_of_the_shell(engine, box):
+    await engine.exec(box, ExecRequest("cd /tmp"))
+    await engine._handles.forget(box)
+    assert (await engine.get(box)).cwd == "/tmp"
+
+
 async def test_a_list_is_a_new_process_in_the_workspace(engine, box):
     await engine.exec(box, ExecRequest("cd /tmp; export A=1"))
     result = await engine.exec(box, ExecRequest(("sh", "-c", "pwd; echo [$A]")))

@@ -13,7 +13,7 @@ from sandkasten.errors import BackendUnavailable, Conflict, InvalidRequest, Poli
 from sandkasten.images.host_image import HostImages
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.policy import Policy
-from sandkasten.model.sandbox.readiness import Readiness
+from sandkasten.model.sandbox.readiness import Readiness, Requirement
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests.store.memory_store import MemoryStore
@@ -212,6 +212,30 @@ async def test_the_survey_shows_every_tier_with_reason_remedy_and_time(opened):
         assert (one.create_ms, one.default) == (None, False)
     assert gvisor.reason == "runsc is too old"
     assert await engine.list() == []
+
+
+OLD = Requirement("runc release", False, "1.1.5 has CVE-2025-31133", "update it", required=False)
+
+
+async def test_the_survey_repeats_the_warnings_of_every_tier(opened):
+    good = Requirement("cgroups", True, "v2")
+    engine = opened(Named("local"), Named("oci", Readiness(True, requirements=(good, OLD))))
+    tiers = {one.name: one for one in await engine.tiers(measure=False)}
+    assert (tiers["oci"].ready, tiers["oci"].warnings) == (True, (OLD,))
+    assert tiers["local"].warnings == ()
+
+
+async def test_a_warning_of_a_cell_is_one_of_its_sandbox(opened):
+    class Warned(Named):
+        async def create(self, sandbox_id, spec):
+            cell = await super().create(sandbox_id, spec)
+            cell.warnings = ("runc 1.1.5 has CVE-2025-31133",)
+            return cell
+
+    engine = opened(Warned("oci"))
+    info = await engine.create(CreateRequest(SandboxOptions()))
+    assert "runc 1.1.5 has CVE-2025-31133" in info.warnings
+    assert "runc 1.1.5 has CVE-2025-31133" in (await engine.get(info.id)).warnings
 
 
 GONE = Readiness(False, "no engine answers at unix:///run/docker.sock", "start dockerd")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sandkasten.backends.local import LocalBackend
-from sandkasten.backends.oci import OciBackend, OciCell, probe, selftest
+from sandkasten.backends.oci import OciBackend, OciCell, probe, runtimes, selftest
 from sandkasten.errors import BackendUnavailable, SandboxLost
 from sandkasten.linux import sandbox_removal
 from sandkasten.linux.confinement import id_ranges, posture
@@ -353,6 +353,19 @@ async def test_an_old_runc_is_a_warning_and_refused_with_strict(tmp_path: Path):
     assert strict.ready == release.ok
     if not release.ok:
         assert "CVE-2025-52881" in strict.reason
+
+
+@pytest.mark.parametrize("old", [True, False])
+async def test_a_sandbox_of_an_old_runc_carries_a_warning(
+    old: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(runtimes, "_RUNC_SAFE", (99,) if old else (0,))
+    cell = await OciBackend(tmp_path, "runc").create(new_sandbox_id(), HOST)
+    try:
+        assert len(cell.warnings) == int(old)
+        assert all("CVE-2025-52881" in one for one in cell.warnings)
+    finally:
+        await cell.destroy()
 
 
 async def test_a_missing_runtime_is_named_with_its_remedy(

@@ -28,11 +28,14 @@ from sandkasten.errors import (
     SandkastenError,
     SessionNotFound,
 )
+from sandkasten.model.commands.exec_values import DEFAULT_SHELL
 from sandkasten.model.ids import SandboxId, sandbox_id
+from sandkasten.model.sandbox.cell_spec import WORKSPACE
 from sandkasten.model.sandbox.isolation_levels import has_engine
 from sandkasten.model.sandbox.lifecycle import State, may_move
 from sandkasten.wire.channel import Channel
 from sandkasten.wire.frame_codec import SAYS_ENDING
+from sandkasten.wire.messages import decode_shells
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -41,11 +44,14 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.usage import Usage
     from sandkasten.ports import Backend, Cell, Clock, EventSink, Store
+    from sandkasten.wire.messages import ExecReply
 
 # Attach and dial are local: if they take longer, the host is starving, not the runner.
 ATTACH_TIMEOUT_S = 10.0
 # If the first process of a sandbox exits, it does so within this time of its connections.
 _DYING_S = 3.0
+# A runner answers within a millisecond.
+_DIRECTORY_S = 2.0
 _REMEMBERED = 256
 _REMEMBERED_ENDS = 4096
 _KILLED = "its processes were killed, from outside or for want of memory"
@@ -79,6 +85,10 @@ class Handle:
     """The kernel's counters when they were last read."""
     last_used: float = 0.0
     """Boot time of the last request made here."""
+    cwd: str | None = None
+    """Directory of the default shell; None if this process does not know it."""
+    cwd_ms: int = 0
+    """When the command started that left the shell there."""
     cut_at: float | None = None
     """Boot time at which the connection ended without our closing it."""
     outlived: Channel | None = None
@@ -93,6 +103,11 @@ class Handle:
         if channel is None or channel.closed or self.record.state is State.PAUSED:
             return None
         return channel
+
+    def note(self, reply: ExecReply) -> None:
+        """Remember the directory that the newest command of the default shell ended in."""
+        if reply.ended and reply.shell == DEFAULT_SHELL and reply.started_ms >= self.cwd_ms:
+            self.cwd, self.cwd_ms = reply.cwd, reply.started_ms
 
     def remember(self, exec_id: str, began: ExecStart) -> None:
         if len(self.began) >= _REMEMBERED:
@@ -247,6 +262,26 @@ class Handles:
             hint="check whether the request took effect before you repeat it",
             backend=handle.record.backend,
         )
+
+    async def directory(self, the_id: str) -> str | None:
+        """Return the directory of the default shell; ask the runner unless it is known here.
+
+        None if the sandbox does not answer soon: the directory only describes it.
+        """
+        handle = self._open.get(the_id)
+        if handle is not None and handle.cwd is not None:
+            return handle.cwd
+        with suppress(SandkastenError, TimeoutError):
+            async with asyncio.timeout(_DIRECTORY_S):
+                handle, channel = await self.connect(the_id)
+                shells = decode_shells(await channel.call("shell.list"))
+                ours = next((one for one in shells if one.name == DEFAULT_SHELL), None)
+                found = WORKSPACE if ours is None else ours.cwd
+                # A command in the background may move it, and no caller may ask how that ended.
+                if ours is None or not ours.busy:
+                    handle.cwd = found
+                return found
+        return None
 
     async def connect(self, text: str) -> tuple[Handle, Channel]:
         handle = await self.get(text)

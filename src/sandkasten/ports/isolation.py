@@ -118,6 +118,14 @@ class Candid(Protocol):
 
 
 @runtime_checkable
+class Cautions(Protocol):
+    """A cell that reports what its owner should know about the software below it."""
+
+    @property
+    def warnings(self) -> Sequence[str]: ...
+
+
+@runtime_checkable
 class Pausable(Protocol):
     """A cell whose processes can be stopped and continued, all of them at once."""
 

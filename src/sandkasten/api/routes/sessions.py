@@ -86,7 +86,8 @@ class Session(Answer):
     image: str
     backend: str
     status: str
-    cwd: str
+    cwd: str = Field(description="Where the default shell is.")
+    cwd_b64: str | None = Field(None, description="Its bytes, if the name is not UTF-8.")
     workdir: str
     created: bool
     acquire_source: str

@@ -76,6 +76,7 @@ class OciBackend:
         self._root = os.geteuid() == 0
         self._platform: Platform | None = None
         self._prepared: set[str] = set()
+        self._warnings: tuple[str, ...] = ()
         self._preparing = asyncio.Lock()
 
     @property
@@ -140,6 +141,7 @@ class OciBackend:
                 raise BackendUnavailable(
                     f"{self.name} cannot be used: {found.reason}", hint=found.remedy
                 )
+            self._warnings = probe.warnings(found)
             await asyncio.to_thread(self._lay_out)
             self._platform = await selftest.ensure(
                 self._layout, self._programs, self._runtime, self._create_on, spec
@@ -234,7 +236,14 @@ class OciBackend:
             **self._joined(group.plan),
         }
         self._launch(cell, plan)
-        return OciCell(sandbox_id, self._layout, self._hierarchies, self._kind, group.unenforced)
+        return OciCell(
+            sandbox_id,
+            self._layout,
+            self._hierarchies,
+            self._kind,
+            group.unenforced,
+            self._warnings,
+        )
 
     def _launch(self, cell: Path, plan: dict[str, object]) -> None:
         if self._kind == "gvisor":

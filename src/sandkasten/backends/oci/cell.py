@@ -49,6 +49,8 @@ class OciCell:
     hierarchies: cgroups.Hierarchies
     kind: Kind
     unenforced: tuple[Unenforced, ...] = field(default=())
+    warnings: tuple[str, ...] = ()
+    """See `ports.Cautions`."""
 
     async def dial(self) -> ByteStream:
         path = socket_path(self.layout.cell(self.id), self.kind)

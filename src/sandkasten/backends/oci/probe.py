@@ -45,6 +45,15 @@ def look(
     return host_requirements.verdict(lines, lost)
 
 
+def warnings(looked: Readiness) -> tuple[str, ...]:
+    """Return what a user of a sandbox should know about its runtime."""
+    return tuple(
+        f"runc {line.state}; run sandkasten doctor for the remedy"
+        for line in looked.requirements
+        if line.name == runtimes.RELEASE and not line.ok
+    )
+
+
 def refused(looked: Readiness, runtime: Name, exc: SandkastenError) -> Readiness:
     """Report that everything is present, but a sandbox created with it fails the self-test."""
     line = Requirement(f"{runtime} tried", False, exc.message, exc.hint)

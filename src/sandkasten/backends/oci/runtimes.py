@@ -28,10 +28,11 @@ _PATH = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
 _PACKAGES: dict[Name, str] = {
     "runc": "apt-get install runc",
     "crun": "apt-get install crun",
-    "runsc": "install gVisor of 2024 or newer: https://gvisor.dev/docs/user_guide/install/",
+    "runsc": "install runsc (gVisor) of 2024 or newer: https://gvisor.dev/docs/user_guide/install/",
 }
 # The release that fixes all three container escapes of 2025.
 _RUNC_SAFE = (1, 2, 8)
+RELEASE = "runc release"
 _RUNC_CVES = "CVE-2024-21626, CVE-2025-31133, CVE-2025-52565, CVE-2025-52881"
 _NUMBER = re.compile(r"(\d+(?:\.\d+)+)")
 
@@ -75,9 +76,9 @@ def judge_runc(version: RuntimeVersion, *, strict: bool) -> Requirement:
     """Judge whether it has known escapes: a warning, or a refusal if `strict`."""
     ok = version.number >= _RUNC_SAFE
     if ok:
-        return Requirement("runc release", True, version.text, required=strict)
+        return Requirement(RELEASE, True, version.text, required=strict)
     return Requirement(
-        "runc release",
+        RELEASE,
         False,
         f"{version.text} is before 1.2.8, the release without {_RUNC_CVES}; "
         "distributions patch older ones in place",

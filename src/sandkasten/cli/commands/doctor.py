@@ -73,8 +73,13 @@ def _show(found: Findings) -> None:
         _line(mark, f"{one.name}: {one.state}", "" if one.ok else one.remedy)
     for limit in machine.unenforced:
         _line("warn", f"limit {limit.limit} is not enforced: {limit.reason}", limit.remedy)
+    shown = set(machine.requirements)
     for tier in found.tiers:
         _show_tier(tier)
+        for one in tier.warnings:
+            if one not in shown:
+                shown.add(one)
+                _line("warn", f"tier {tier.name}: {one.name}: {one.state}", one.remedy)
     if found.good:
         put("ready: sandboxes work on this machine")
         return

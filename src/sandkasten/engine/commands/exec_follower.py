@@ -122,6 +122,7 @@ class ExecFollower:
                     if self._overdue:
                         return
                     self.reply = decode_exec(await call.result())
+                    self.handle.note(self.reply)
                 self.handle.began.pop(self.exec_id, None)
                 return
             except ExecNotFound:

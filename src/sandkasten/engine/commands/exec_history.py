@@ -106,8 +106,10 @@ class ExecHistory:
         if self._journal is None:
             return 0
         noted = {row.id: row for row in await self._journal.execs(record.id)}
-        _, channel = await self._handles.connect(record.id)
+        handle, channel = await self._handles.connect(record.id)
         replies = decode_execs(await channel.call("exec.list", timeout_s=_CALL_TIMEOUT_S))
+        for reply in replies:
+            handle.note(reply)
         listed = {reply.exec_id: reply for reply in replies}
         count = 0
         for exec_id in {*listed, *(row.id for row in noted.values() if row.status == "running")}:
@@ -176,6 +178,7 @@ class ExecHistory:
             listed = await channel.call("exec.list", timeout_s=_CALL_TIMEOUT_S)
             replies += decode_execs(listed)
         for reply in replies:
+            handle.note(reply)
             if reply.ended and reply.exec_id in followed.rows:
                 why = await explain_end(self._handles, handle, reply)
                 row = followed.rows.pop(reply.exec_id)

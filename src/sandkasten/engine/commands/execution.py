@@ -84,6 +84,9 @@ class Execution:
         reply = decode_exec(await channel.call("exec.start", fields, timeout_s=CALL_TIMEOUT_S))
         check_same_command(exec_id, reply.exec_id)
         shell = command.shell if command.argv is None else None
+        if shell is not None:
+            # It may change the directory, and no caller may ask how it ended.
+            handle.cwd = None
         row = self._history.began(handle.record, reply.exec_id, request.command, shell)
         if row is not None:
             self._history.follow(row)
@@ -113,6 +116,7 @@ class Execution:
                     if isinstance(item, OutputChunk):
                         _add(output, item)
                 reply = decode_exec(await call.result())
+        handle.note(reply)
         return result_of(reply, output, why=await explain_end(self._handles, handle, reply))
 
     async def output(
@@ -137,6 +141,7 @@ class Execution:
                     if chunk.seq > since_seq:
                         yield chunk
             reply = decode_exec(await call.result())
+        handle.note(reply)
         yield result_of(reply, output, why=await explain_end(self._handles, handle, reply))
 
     async def signal(self, sandbox_id: str, exec_id: str, signal: int) -> None:

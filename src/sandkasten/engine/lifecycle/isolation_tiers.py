@@ -20,7 +20,7 @@ from sandkasten.errors import (
     SandkastenError,
 )
 from sandkasten.model.sandbox.isolation_levels import ISOLATIONS, has_engine, strength, weakest_of
-from sandkasten.model.sandbox.readiness import Readiness, Tier
+from sandkasten.model.sandbox.readiness import Readiness, Requirement, Tier
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.model.spelling import did_you_mean, shown
@@ -240,6 +240,7 @@ class TierSurvey:
             ready=True,
             default=default,
             tried=measure,
+            warnings=_warnings(found),
             create_ms=create_ms,
         )
 
@@ -248,7 +249,7 @@ class TierSurvey:
         found = await self._probed(name)
         if not found.ready:
             return _missing(name, name, found.reason, found.remedy)
-        return Tier(name=name, backend=name, ready=True)
+        return Tier(name=name, backend=name, ready=True, warnings=_warnings(found))
 
     async def _probed(self, backend: str) -> Readiness:
         try:
@@ -284,6 +285,10 @@ class TierSurvey:
             if image.kind == "layers":
                 return name
         return None
+
+
+def _warnings(found: Readiness) -> tuple[Requirement, ...]:
+    return tuple(one for one in found.requirements if not one.ok and not one.required)
 
 
 def _missing(name: str, backend: str, reason: str, remedy: str, *, default: bool = False) -> Tier:

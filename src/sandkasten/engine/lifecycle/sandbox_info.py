@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sandkasten.model.access.tenancy import unscoped
+from sandkasten.model.sandbox.cell_spec import WORKSPACE
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.sandbox_values import Info, Process
 from sandkasten.model.sandbox.workspace import plain_name
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
 SPARE_DETAIL = "kept ready for the next one-shot"
 
 
-def described(record: Record, *, created: bool, used: float, clock: Clock) -> Info:
-    """Return the public description. `used` is the boot time of the last use known here."""
+def described(record: Record, *, created: bool, used: float, cwd: str | None, clock: Clock) -> Info:
+    """Return the public description. `used` is the boot time of the last use known here, `cwd` the
+    directory of the default shell if it is known here.
+    """
     now, boottime = clock.now(), clock.boottime()
     ends_idle = now + max(0.0, used + record.idle_timeout_s - boottime)
     ends = now + max(0.0, record.created_boottime + record.lifetime_s - boottime)
@@ -50,6 +53,7 @@ def described(record: Record, *, created: bool, used: float, clock: Clock) -> In
         env_names=record.env_names,
         unenforced=record.unenforced,
         warnings=record.warnings,
+        cwd=cwd or WORKSPACE,
         tenant=record.tenant,
     )
 

@@ -36,10 +36,11 @@ from sandkasten.errors import (
 )
 from sandkasten.model.access.tenancy import DEFAULT_TENANT
 from sandkasten.model.ids import SandboxId, new_sandbox_id, sandbox_id
+from sandkasten.model.sandbox.cell_spec import WORKSPACE
 from sandkasten.model.sandbox.isolation_levels import has_engine
 from sandkasten.model.sandbox.ledger_record import Acquired, Record
 from sandkasten.model.sandbox.lifecycle import State, is_there
-from sandkasten.ports import Backend, Candid, Clock, Discards, EventSink, Sites, Store
+from sandkasten.ports import Backend, Candid, Cautions, Clock, Discards, EventSink, Sites, Store
 from sandkasten.wire.channel import Channel
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ class Sandboxes:
                     lifetime_s=plan.lease.lifetime_s,
                     labels=plan.labels,
                     env_names=plan.env_names,
-                    warnings=plan.warnings,
+                    warnings=(*plan.warnings, *row.warnings),
                     tenant=plan.tenant,
                 )
                 await self._session_journal.begin(claimed, plan.key_id)
@@ -221,7 +222,11 @@ class Sandboxes:
         record = await self._store.get(sandbox_id(text))
         if record is None:
             raise await self._handles.missing(text)
-        return self.describe(await self._looked_at(record), created=False)
+        record = await self._looked_at(record)
+        info = self.describe(record, created=False)
+        if record.state is not State.RUNNING:
+            return info
+        return replace(info, cwd=await self._handles.directory(record.id) or info.cwd)
 
     async def owner(self, the_id: SandboxId) -> str:
         """Return the tenant of a sandbox. Raise SessionNotFound."""
@@ -315,7 +320,8 @@ class Sandboxes:
     def describe(self, record: Record, *, created: bool) -> Info:
         handle = self._handles.peek(record.id)
         used = handle.last_used if handle is not None else record.created_boottime
-        return described(record, created=created, used=used, clock=self._clock)
+        cwd = handle.cwd if handle is not None else None
+        return described(record, created=created, used=used, cwd=cwd, clock=self._clock)
 
     async def _start(self, record: Record, plan: SandboxPlan) -> Record:
         try:
@@ -327,7 +333,9 @@ class Sandboxes:
                 f"backend {plan.backend.name} did not make a sandbox in {CREATE_TIMEOUT_S:g} s",
                 hint="the host may be overloaded; run doctor",
             ) from exc
-        handle = Handle(record=record, backend=plan.backend, cell=cell, channel=channel)
+        handle = Handle(
+            record=record, backend=plan.backend, cell=cell, channel=channel, cwd=WORKSPACE
+        )
         self._handles.keep(handle)
         # The runner ends itself, so a sandbox is removed even if every daemon is dead.
         leasing = asyncio.ensure_future(_lease(channel, plan, LEASE_TIMEOUT_S))
@@ -337,7 +345,13 @@ class Sandboxes:
             unenforced = tuple(cell.unenforced) if isinstance(cell, Candid) else ()
             told = {one.limit for one in unenforced}
             unenforced += tuple(one for one in record.unenforced if one.limit not in told)
-            running = replace(record, state=State.RUNNING, unenforced=unenforced)
+            warnings = tuple(cell.warnings) if isinstance(cell, Cautions) else ()
+            running = replace(
+                record,
+                state=State.RUNNING,
+                unenforced=unenforced,
+                warnings=(*record.warnings, *warnings),
+            )
             await self._store.put(running)
             await leasing
         except BaseException:

@@ -26,6 +26,7 @@ class Pty:
 
 # Of a timeout: 115 days.
 MAX_SECONDS: Final = 10**7
+DEFAULT_SHELL: Final = "default"
 DIRECTORY: Final = {"pattern": shown_form(NO_NUL), "minLength": 1, "maxLength": PATH_MAX - 1}
 
 
@@ -59,7 +60,7 @@ class ExecRequest:
         ),
     )
     shell: str = field(
-        default="default",
+        default=DEFAULT_SHELL,
         metadata=described(
             "The name of one of several shells.", schema={"pattern": shown_form(SHELL_NAME)}
         ),

@@ -44,5 +44,7 @@ class Tier:
     """What a request gets that asks for nothing."""
     tried: bool = False
     """Sandboxes were really made; without that, `ready` is what the machine looks like."""
+    warnings: tuple[Requirement, ...] = ()
+    """Requirements that are not met and not required."""
     create_ms: float | None = None
     """The median of a few creates."""
