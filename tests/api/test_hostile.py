@@ -480,6 +480,28 @@ async def test_pipelined_requests_are_answered_in_order(daemon):
     assert b'"status":"ok"' in heard.raw
 
 
+@pytest.mark.parametrize("pad", [b" ", b"\t", b"  \t "])
+async def test_white_space_around_the_value_of_a_header_is_ignored(keyed_daemon, pad):
+    lines = (
+        b"Host:%slocalhost%s\r\nAuthorization:%sBearer " + KEY.encode() + b"%s\r\n"
+        b"Content-Type:%sapplication/json%s\r\nContent-Length:%s2%s\r\n"
+        b"Connection:%sclose%s\r\nX-Request-Id:%sa%s\r\n"
+    )
+    heard = await say(
+        keyed_daemon.port, b"POST /v1/keys HTTP/1.1\r\n" + lines % ((pad,) * 12) + b"\r\n[]"
+    )
+    assert (heard.status, heard.closed) == (400, True)
+    assert b"the body is not a JSON object" in heard.raw
+    assert b"x-request-id: a\r\n" in heard.raw
+    asked = (
+        b"GET /v1/sessions/sbx_0000000000000000/pty HTTP/1.1\r\nHost: localhost%s\r\n"
+        b"Authorization: Bearer " + KEY.encode() + b"%s\r\nUpgrade: websocket%s\r\n"
+        b"Connection: Upgrade%s\r\nSec-WebSocket-Version: 13%s\r\n"
+        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==%s\r\n\r\n"
+    )
+    assert (await say(keyed_daemon.port, asked % ((pad,) * 6))).status == 404
+
+
 async def test_a_request_id_cannot_inject_anything_into_the_answer(daemon):
     for given in ("a\tb", "x" * 65, "<b>", "ä", "a b"):
         reply = await daemon.ask("GET", "/healthz", headers={"X-Request-Id": given})

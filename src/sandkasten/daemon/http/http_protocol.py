@@ -194,6 +194,10 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._patience is None:
             self._wait_for_headers()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # The parser removes white space before a value, and leaves it behind one (RFC 9110, 5.5).
+        super().on_header(name, value.rstrip(b" \t"))
+
     def on_headers_complete(self) -> None:
         self._heading = False
         self._rest()
