@@ -73,10 +73,10 @@ $(VENV)/.docs: requirements/docs.txt $(VENV)/.made
 	@$(PIP) install --require-hashes -r requirements/docs.txt
 	@touch $@
 
-$(BIN)/sandkasten-runner $(BIN)/sandkasten-launch $(BIN)/sandkasten-unpack &: $(RUNNER_SOURCES) | packages
+$(BIN)/sandkasten-runner $(BIN)/sandkasten-launch $(BIN)/sandkasten-unpack $(BIN)/sandkasten-egress &: $(RUNNER_SOURCES) | packages
 	@echo "building the runner"
 	@CARGO_TARGET_DIR=$(CURDIR)/build/runner runner/build.sh
-	@touch $(BIN)/sandkasten-runner $(BIN)/sandkasten-launch $(BIN)/sandkasten-unpack
+	@touch $(BIN)/sandkasten-runner $(BIN)/sandkasten-launch $(BIN)/sandkasten-unpack $(BIN)/sandkasten-egress
 
 # ---- use ---------------------------------------------------------------------------------------
 

@@ -63,7 +63,7 @@ esac
 
 out=${2:-$here/../src/sandkasten/_bin}
 mkdir -p "$out"
-for program in sandkasten-runner sandkasten-launch sandkasten-unpack; do
+for program in sandkasten-runner sandkasten-launch sandkasten-unpack sandkasten-egress; do
     # Replaced by rename: a running copy keeps its inode.
     cp "$target/$triple/$what/$program" "$out/.$program.new"
     mv -f "$out/.$program.new" "$out/$program"

@@ -12,7 +12,7 @@ python=.venv/bin/python
 version=$("$python" -c 'import tomllib; print(tomllib.load(open("pyproject.toml", "rb"))["project"]["version"])')
 base=${BASE:-$(sed -n 's/^ARG BASE=//p' deploy/Dockerfile)}
 
-for program in sandkasten-runner sandkasten-launch sandkasten-unpack; do
+for program in sandkasten-runner sandkasten-launch sandkasten-unpack sandkasten-egress; do
     if [ ! -x "src/sandkasten/_bin/$program" ]; then
         echo "$program is not built: an image without it could make no sandbox" >&2
         echo "hint: make setup, or runner/build.sh" >&2

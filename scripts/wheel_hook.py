@@ -13,7 +13,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-BINARIES = ("sandkasten-runner", "sandkasten-launch", "sandkasten-unpack")
+BINARIES = ("sandkasten-runner", "sandkasten-launch", "sandkasten-unpack", "sandkasten-egress")
 
 # e_machine of the ELF header; the platform comes from the binary and not from the machine that
 # packs it, so that a cross-built runner is never tagged for the wrong one.

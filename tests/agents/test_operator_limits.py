@@ -6,7 +6,8 @@ import pytest
 
 from sandkasten.agents.definitions.sandbox_field import parse_sandbox
 from sandkasten.agents.policy_check import check_sandbox
-from sandkasten.errors import PolicyDenied, UnsupportedByBackend
+from sandkasten.errors import PolicyDenied
+from sandkasten.model.sandbox.network_policy import NetworkCeiling
 from sandkasten.model.sandbox.policy import Policy
 
 POLICY = Policy(ceiling={"mem_limit_mb": 1024, "cpu_limit": 2, "max_files": 50}, lifetime_s=3600)
@@ -28,8 +29,8 @@ def asked(**fields):
         ({"timeout_seconds": 3601}, "defaults.max_exec_timeout_ms"),
         ({"limits": {"exec_timeout_seconds": 3601}}, "defaults.max_exec_timeout_ms"),
         ({"limits": {"max_exec_timeout_seconds": 3601}}, "defaults.max_exec_timeout_ms"),
-        ({"allow_network": True}, "policy.allow_network"),
-        ({"network": {"allow": ["example.org"]}}, "policy.allow_network"),
+        ({"allow_network": True}, "policy.network"),
+        ({"network": {"allow": ["example.org"]}}, "policy.network"),
     ],
 )
 def test_a_request_over_the_limit_is_denied_and_names_the_rule(fields, rule):
@@ -74,6 +75,9 @@ def test_a_request_at_the_limit_is_allowed():
     check_sandbox(asked(), Policy())
 
 
-def test_an_allowed_but_unavailable_network_is_reported():
-    with pytest.raises(UnsupportedByBackend):
-        check_sandbox(asked(allow_network=True), Policy(allow_network=True))
+def test_a_network_that_the_operator_allows_is_allowed():
+    check_sandbox(asked(allow_network=True), Policy(allow_network=True))
+    rules = NetworkCeiling(allow=("*.example.org",))
+    check_sandbox(asked(network={"allow": ["a.example.org"]}), Policy(network=rules))
+    with pytest.raises(PolicyDenied, match="not permitted here"):
+        check_sandbox(asked(network={"allow": ["example.net"]}), Policy(network=rules))

@@ -64,7 +64,7 @@ def test_every_field_is_read():
         timeout_seconds=300.0,
         options=SandboxOptions(
             image="python:3.11-slim",
-            network="allow:example.org,*.example.org,127.0.0.1:8080",
+            network={"allow": ["example.org", "*.example.org", "127.0.0.1:8080"]},
             pip_packages=("pandas", "numpy==2.1.0", "uvicorn[standard]>=0.30,<1"),
             npm_packages=("lodash", "@types/node@20.1.0", "left-pad@^1.3.0"),
             profile="dev",

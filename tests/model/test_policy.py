@@ -12,7 +12,6 @@ from sandkasten.model.sandbox.limits import MIB, Limits
 from sandkasten.model.sandbox.policy import (
     Lease,
     Policy,
-    check_network,
     check_profile_on,
     checked_hostname,
     checked_profile,
@@ -133,17 +132,6 @@ def test_a_name_that_is_not_a_label_is_refused(name):
         checked_hostname(name)
     assert refused.value.details["field"] == "hostname"
     assert refused.value.hint
-
-
-@pytest.mark.parametrize("network", ["bridge", "host", "full", "", "None"])
-def test_any_network_but_none_is_refused(network):
-    with pytest.raises(UnsupportedByBackend):
-        check_network(network)
-
-
-def test_no_network_is_accepted():
-    check_network(None)
-    check_network("none")
 
 
 @pytest.mark.parametrize("key", ["", "a\nb", "a\0b", "k" * 257, 7])

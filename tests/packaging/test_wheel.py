@@ -25,6 +25,7 @@ pytestmark = pytest.mark.timeout(600)
 INFO = "sandkasten_runtime-0.1.0.dist-info"
 BINARIES = {
     "sandkasten/_bin/sandkasten-runner",
+    "sandkasten/_bin/sandkasten-egress",
     "sandkasten/_bin/sandkasten-launch",
     "sandkasten/_bin/sandkasten-unpack",
 }

@@ -17,6 +17,8 @@ mod failure;
 mod inside;
 mod loopdev;
 mod mounts;
+mod netlink;
+mod network;
 mod plan;
 mod root;
 mod runtime;
@@ -44,12 +46,18 @@ fn launch() -> Outcome<spawn::Born> {
         return Ok(spawn::Born { pid: 0, start: 0 });
     }
     let plan = Plan::parse(&source)?;
-    sys::close_all_but(&[0, 1, 2, plan.listen_fd]).map_err(failed("descriptors", "close_range"))?;
+    let control_fd = plan.network.as_ref().map_or(0, |n| n.control_fd);
+    sys::close_all_but(&[0, 1, 2, plan.listen_fd, control_fd])
+        .map_err(failed("descriptors", "close_range"))?;
     // Joined before any namespace is made, so that this cgroup is the root of the cgroup namespace and
     // /proc/self/cgroup inside shows "/".
     for file in &plan.cgroup_tasks {
         write_file("cgroup", file, b"0")?;
     }
+    let egress = match &plan.network {
+        Some(network) => Some(network::start(network, plan.cgroup_v2.as_deref())?),
+        None => None,
+    };
     let userns = match plan.id_map {
         Some(map) => {
             let fd = userns::mapped(map)?;
@@ -67,11 +75,22 @@ fn launch() -> Outcome<spawn::Born> {
         sys::lower_limit(resource as libc::__rlimit_resource_t, value)
             .map_err(failed("limits", "setrlimit"))?;
     }
-    match &plan.program {
+    if let Some(egress) = &egress {
+        egress.prepare()?;
+    }
+    let born = match &plan.program {
         Program::Trial => Ok(spawn::Born { pid: 0, start: 0 }),
         Program::Bubblewrap(bwrap) => spawn::bubblewrap(&plan, bwrap, userns),
         Program::Runtime(runtime) => runtime::run(&plan, runtime, userns),
+    }?;
+    if let Some(egress) = egress {
+        if let Err(failure) = egress.release(born.pid) {
+            // SAFETY: a sandbox with a network that nothing serves is not what was asked for.
+            unsafe { libc::kill(born.pid, libc::SIGKILL) };
+            return Err(failure);
+        }
     }
+    Ok(born)
 }
 
 fn main() {

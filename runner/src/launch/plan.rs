@@ -94,6 +94,18 @@ pub struct Memory {
     pub mode: u32,
 }
 
+/// The process outside through which the sandbox reaches a network.
+#[derive(Debug)]
+pub struct Network {
+    pub program: String,
+    /// The user it runs as; absent for an ordinary user, who has no other.
+    pub id: Option<u32>,
+    /// A listening socket, on which it takes new rules.
+    pub control_fd: i32,
+    pub config: String,
+    pub records: [String; 2],
+}
+
 #[derive(Debug)]
 pub struct Plan {
     /// 0: no descriptor, the runner binds a socket itself.
@@ -114,6 +126,8 @@ pub struct Plan {
     pub memory: Vec<Memory>,
     pub mounts: Vec<HostMount>,
     pub masks: Masks,
+    /// Absent: bubblewrap or the runtime makes a namespace with nothing but loopback.
+    pub network: Option<Network>,
     pub program: Program,
     pub limits: Vec<(i32, u64)>,
     pub timeout_ms: i32,
@@ -206,6 +220,7 @@ impl Plan {
             memory,
             mounts,
             masks: masks(&v["masks"])?,
+            network: network(&v["network"])?,
             program: program(v)?,
             limits,
             timeout_ms: number(v, "timeout_ms")? as i32,
@@ -287,6 +302,28 @@ fn root(v: &Value) -> Outcome<Option<Root>> {
             given => Some(volume(given)?),
         },
         places,
+    }))
+}
+
+fn network(v: &Value) -> Outcome<Option<Network>> {
+    if v.is_null() {
+        return Ok(None);
+    }
+    let records = strings(v, "records")?;
+    let id = match &v["id"] {
+        Value::Null => None,
+        // Whatever a hostile stream does to this process, it must not be root.
+        _ => Some(number(v, "id")? as u32).filter(|id| *id != 0),
+    };
+    if v["id"].is_null() != id.is_none() {
+        return Err(bad("id"));
+    }
+    Ok(Some(Network {
+        program: string(v, "program")?,
+        id,
+        control_fd: number(v, "control_fd")? as i32,
+        config: string(v, "config")?,
+        records: <[String; 2]>::try_from(records).map_err(|_| bad("records"))?,
     }))
 }
 

@@ -101,3 +101,144 @@ pub fn widen_socket(fd: RawFd) {
         }
     }
 }
+
+/// Return the IP address in a socket address of the kernel; None for other families.
+///
+/// # Safety
+/// `address` is null or points to a socket address that is as long as its family says.
+pub unsafe fn ip_of(address: *const libc::sockaddr) -> Option<std::net::IpAddr> {
+    if address.is_null() {
+        return None;
+    }
+    match i32::from((*address).sa_family) {
+        libc::AF_INET => {
+            let v4 = &*(address as *const libc::sockaddr_in);
+            Some(std::net::Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr)).into())
+        }
+        libc::AF_INET6 => {
+            let v6 = &*(address as *const libc::sockaddr_in6);
+            Some(std::net::Ipv6Addr::from(v6.sin6_addr.s6_addr).into())
+        }
+        _ => None,
+    }
+}
+
+/// Return where a redirected connection wanted to go.
+pub fn original_destination(fd: RawFd, v4: bool) -> Result<std::net::SocketAddr> {
+    const SO_ORIGINAL_DST: libc::c_int = 80;
+    // SAFETY: an all-zero sockaddr_storage is valid, and has room for any address.
+    let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+    let mut length = std::mem::size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+    let level = if v4 { libc::SOL_IP } else { libc::SOL_IPV6 };
+    // SAFETY: `storage` has the given length.
+    check(unsafe {
+        libc::getsockopt(
+            fd,
+            level,
+            SO_ORIGINAL_DST,
+            (&mut storage as *mut libc::sockaddr_storage).cast(),
+            &mut length,
+        )
+    })?;
+    // SAFETY: the kernel filled it in, and it is larger than either kind of address.
+    let address = unsafe { ip_of((&storage as *const libc::sockaddr_storage).cast()) };
+    let address = address.ok_or(libc::EAFNOSUPPORT)?;
+    // SAFETY: the port has the same place in both kinds of address.
+    let port = unsafe { (*(&storage as *const _ as *const libc::sockaddr_in)).sin_port };
+    Ok((address, u16::from_be(port)).into())
+}
+
+/// Return an address in the form of the kernel, and its length.
+pub fn socket_address(of: std::net::SocketAddr) -> (libc::sockaddr_storage, libc::socklen_t) {
+    // SAFETY: an all-zero sockaddr_storage is valid, and has room for any address.
+    unsafe {
+        let mut storage: libc::sockaddr_storage = std::mem::zeroed();
+        let place = &mut storage as *mut libc::sockaddr_storage;
+        let length = match of {
+            std::net::SocketAddr::V4(v4) => {
+                let address = &mut *(place as *mut libc::sockaddr_in);
+                address.sin_family = libc::AF_INET as libc::sa_family_t;
+                address.sin_port = v4.port().to_be();
+                address.sin_addr.s_addr = u32::from(*v4.ip()).to_be();
+                std::mem::size_of::<libc::sockaddr_in>()
+            }
+            std::net::SocketAddr::V6(v6) => {
+                let address = &mut *(place as *mut libc::sockaddr_in6);
+                address.sin6_family = libc::AF_INET6 as libc::sa_family_t;
+                address.sin6_port = v6.port().to_be();
+                address.sin6_addr.s6_addr = v6.ip().octets();
+                address.sin6_scope_id = v6.scope_id();
+                std::mem::size_of::<libc::sockaddr_in6>()
+            }
+        };
+        (storage, length as libc::socklen_t)
+    }
+}
+
+const MOST_DESCRIPTORS: usize = 8;
+
+/// Send descriptors as one message.
+pub fn send_descriptors(channel: RawFd, fds: &[RawFd]) -> Result<()> {
+    let mut byte = [0u8; 1];
+    let mut part = libc::iovec {
+        iov_base: byte.as_mut_ptr().cast(),
+        iov_len: 1,
+    };
+    let mut space = [0u64; 8];
+    let bytes = (fds.len() * std::mem::size_of::<RawFd>()) as libc::c_uint;
+    if fds.len() > MOST_DESCRIPTORS {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: the control buffer has room for eight descriptors and is aligned for its header.
+    unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        message.msg_iov = &mut part;
+        message.msg_iovlen = 1;
+        message.msg_control = space.as_mut_ptr().cast();
+        message.msg_controllen = libc::CMSG_SPACE(bytes) as _;
+        let header = libc::CMSG_FIRSTHDR(&message);
+        (*header).cmsg_level = libc::SOL_SOCKET;
+        (*header).cmsg_type = libc::SCM_RIGHTS;
+        (*header).cmsg_len = libc::CMSG_LEN(bytes) as _;
+        std::ptr::copy_nonoverlapping(
+            fds.as_ptr().cast::<u8>(),
+            libc::CMSG_DATA(header),
+            bytes as usize,
+        );
+        check(libc::sendmsg(channel, &message, libc::MSG_NOSIGNAL) as libc::c_int)?;
+    }
+    Ok(())
+}
+
+/// Wait for a message and return its descriptors, at most `most`; ECONNRESET if the other side is gone.
+pub fn receive_descriptors(channel: RawFd, most: usize) -> Result<Vec<OwnedFd>> {
+    let mut byte = [0u8; 1];
+    let mut part = libc::iovec {
+        iov_base: byte.as_mut_ptr().cast(),
+        iov_len: 1,
+    };
+    let mut space = [0u64; 8];
+    let bytes = (most.min(MOST_DESCRIPTORS) * std::mem::size_of::<RawFd>()) as libc::c_uint;
+    let mut found = Vec::new();
+    // SAFETY: the buffers have the given lengths, and every descriptor received is owned at once.
+    unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        message.msg_iov = &mut part;
+        message.msg_iovlen = 1;
+        message.msg_control = space.as_mut_ptr().cast();
+        message.msg_controllen = libc::CMSG_SPACE(bytes) as _;
+        let n = check(libc::recvmsg(channel, &mut message, libc::MSG_CMSG_CLOEXEC) as libc::c_int)?;
+        if n == 0 {
+            return Err(libc::ECONNRESET);
+        }
+        let header = libc::CMSG_FIRSTHDR(&message);
+        if !header.is_null() && (*header).cmsg_type == libc::SCM_RIGHTS {
+            let length = (*header).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
+            let data = libc::CMSG_DATA(header).cast::<RawFd>();
+            for i in 0..length / std::mem::size_of::<RawFd>() {
+                found.push(own(std::ptr::read_unaligned(data.add(i))));
+            }
+        }
+    }
+    Ok(found)
+}

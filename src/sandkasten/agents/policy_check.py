@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sandkasten.errors import PolicyDenied, UnsupportedByBackend
-from sandkasten.model.sandbox.policy import check_enabled, check_network, parse_limits
+from sandkasten.errors import PolicyDenied
+from sandkasten.model.sandbox.network_policy import network_for
+from sandkasten.model.sandbox.policy import check_enabled, parse_limits
 
 if TYPE_CHECKING:
     from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
@@ -60,16 +61,19 @@ def check_retention(field: str, retain_s: float, policy: Policy) -> None:
         raise _denied(field, f"{retain_s:g} s", "session_max_retain_seconds", most)
 
 
-def _check_network(field: str, network: str, policy: Policy) -> None:
-    if not policy.allow_network:
-        asked = network.removeprefix("allow:") if field.endswith(".allow") else "true"
-        raise _denied(field, asked, "policy.allow_network", "false")
+def _check_network(field: str, network: object, policy: Policy) -> None:
+    """Agent files are not the operator's: without policy.network they get no network."""
+    if policy.allow_network:
+        network_for(network, policy.network, operator=True)
+        return
     try:
-        check_network("full")
-    except UnsupportedByBackend as exc:
-        raise UnsupportedByBackend(
-            f"{field} requests a network, which is not available on this backend",
-            hint="sandboxes have no network; leave the field out",
+        network_for(network, policy.network, operator=False)
+    except PolicyDenied as exc:
+        asked = ", ".join(network.get("allow", ())) if isinstance(network, dict) else str(network)
+        raise PolicyDenied(
+            f"{field} requests {asked}, but {exc.message}",
+            hint="ask the operator to set policy.network, or leave the field out",
+            rule="policy.network",
             field=field,
         ) from exc
 

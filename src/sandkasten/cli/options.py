@@ -106,6 +106,17 @@ def numbers(words: Sequence[str]) -> dict[str, float]:
     return {name: limit(name, text) for name, text in pairs(words, "--limit").items()}
 
 
+def network_of(mode: str | None, allow: Sequence[str]) -> str | dict[str, Any] | None:
+    """Return the network that --network and --allow stand for."""
+    if not allow:
+        return mode
+    if mode is not None:
+        raise InvalidRequest(
+            "--network and --allow exclude each other", hint="use --allow alone for single hosts"
+        )
+    return {"allow": list(allow)}
+
+
 @dataclass(frozen=True, slots=True)
 class _Flag:
     """One flag of a sandbox, and the keyword argument of the client it stands for."""
@@ -186,6 +197,15 @@ _FLAGS: Final = (
     ),
     _Flag("profile", "--profile", "", _CREATE, "P", complete=completions.profiles),
     _Flag("hostname", "--hostname", "Host name of the sandbox.", _ALL, "H"),
+    _Flag("network", "--network", "none (the default) or full.", _ALL, "N"),
+    _Flag(
+        "network_allow",
+        "--allow",
+        "A destination it may reach, e.g. example.com, *.example.com:443, preset:pypi; repeatable.",
+        _ALL,
+        "RULE",
+        kind=_WORDS,
+    ),
     _Flag(
         "isolation",
         "--isolation",
@@ -250,6 +270,7 @@ def sandbox_flags(command: str) -> Callable[[F], F]:
         @functools.wraps(function)
         def call(**values: Any) -> Any:
             options = {one.keyword: one.read(values.pop(one.name)) for one in flags}
+            options["network"] = network_of(options["network"], options.pop("network_allow"))
             return function(options=options, **values)
 
         shown: list[inspect.Parameter] = []

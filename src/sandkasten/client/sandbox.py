@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from sandkasten.client.caller_input import Command, check_keywords, takes
 from sandkasten.client.process import AsyncExecStream, AsyncProcess, AsyncTerminal
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from sandkasten.client.server.transport import Transport
+    from sandkasten.model.sandbox.network_policy import NetworkAttempt, NetworkStatus
 
 # Removing a sandbox takes milliseconds; a caller that was cancelled waits no longer than this.
 CLOSE_GRACE_S: Final = 10.0
@@ -211,13 +212,15 @@ class AsyncSandbox(SandboxFiles):
         idle_timeout_seconds: float | None = None,
         lifetime_seconds: float | None = None,
         labels: Mapping[str, str] | None = None,
+        network: str | Mapping[str, Any] | None = None,
     ) -> Info:
-        """Change how long it lives, or its labels (all of them, in place of the old)."""
+        """Change how long it lives, its labels (all of them), or what it may reach (at once)."""
         request = UpdateRequest(
             ttl_seconds=ttl_seconds,
             idle_timeout_seconds=idle_timeout_seconds,
             lifetime_seconds=lifetime_seconds,
             labels=labels,
+            network=network,
         )
         self._info = await (await self.transport()).update(self.id, request)
         return self._info
@@ -235,6 +238,15 @@ class AsyncSandbox(SandboxFiles):
     async def reclaim(self) -> int:
         """Return unused memory (page cache) to the host; returns how many bytes."""
         return await (await self.transport()).reclaim(self.id)
+
+    async def network(self) -> NetworkStatus:
+        """Return what it may reach, what was counted, and the rules that it would need."""
+        return await (await self.transport()).network.status(self.id)
+
+    async def network_log(self, *, since_seq: int = 0) -> builtins.list[NetworkAttempt]:
+        """Return what it tried to reach, oldest first; only the newest attempts are kept."""
+        transport = await self.transport()
+        return builtins.list(await transport.network.log(self.id, since_seq=since_seq))
 
     async def stats(self) -> Stats:
         """Return memory, CPU, processes and disk; if it is paused, only the kernel's counters."""

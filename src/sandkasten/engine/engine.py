@@ -30,6 +30,7 @@ from sandkasten.engine.lifecycle.session_list import MOST, SessionList, SessionP
 from sandkasten.engine.lifecycle.tenant_quotas import TenantQuotas
 from sandkasten.engine.lifecycle.workspace_claims import WorkspaceClaims
 from sandkasten.engine.lifecycle.workspace_loans import Loans
+from sandkasten.engine.network_control import NetworkControl
 from sandkasten.engine.oneshot.build_sandbox import BuildSandbox
 from sandkasten.engine.oneshot.oneshot import OneShot
 from sandkasten.engine.oneshot.package_sandbox import PackageSandboxes
@@ -154,7 +155,9 @@ class Engine:
             events=events,
         )
         self._listing = SessionList(self._sandboxes, self._session_journal)
+        self.network = NetworkControl(self._handles)
         self._updating = SandboxUpdates(
+            control=self.network,
             handles=self._handles,
             store=store,
             session_journal=self._session_journal,
@@ -243,10 +246,7 @@ class Engine:
     async def create(
         self, request: CreateRequest, quota: TenantQuota | None = None, *, any_image: bool = False
     ) -> Info:
-        """Create a sandbox; `quota` bounds what the request's tenant has in all.
-
-        With `any_image` the image is that of a new session: an existing one keeps its own.
-        """
+        """Create a sandbox within `quota`. `any_image`: an existing session keeps its own image."""
         with self._in_flight.within():
             return await self._sandboxes.create(
                 request, quota, sites=self._sites, any_image=any_image

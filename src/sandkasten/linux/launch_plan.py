@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from sandkasten.linux.state_layout import Layout
 
 
+RESOLV = "/etc/resolv.conf"
+
+
 def refuse(spec: CellSpec, *, root: bool) -> None:
     """Raise if this host does not support the spec; nothing was made yet."""
     if spec.image.kind == "engine":
@@ -74,6 +77,8 @@ def root_plan(layout: Layout, cell: Path, spec: CellSpec) -> dict[str, object] |
         _place("/proc", 0o555), _place("/dev"), _place(TMP, 0o1777), _place("/run"),
         _place(WORKSPACE), _place(home(spec), 0o700 if spec.profile == "dev" else 0o755),
     ]  # fmt: skip
+    if not spec.network.closed:
+        places.append(_place(RESOLV, 0o644, directory=False))
     places += [_place(m.target, directory=os.path.isdir(m.source)) for m in spec.mounts]
     writable = root_is_writable(spec)
     return {

@@ -43,6 +43,10 @@ _REMEDIES: Mapping[str, str] = {
         "images need overlayfs, and as root idmapped mounts (Linux 5.19) on the file system of the "
         "data directory; run sandkasten doctor"
     ),
+    "network": (
+        "the kernel needs nf_tables with NAT (modprobe nft_redir nft_chain_nat); or use "
+        "network: none"
+    ),
     "seccomp": "reinstall the package; the compiled filter cannot be read",
     "limits": "raise the hard limits of this process (ulimit -Hn)",
     "bubblewrap": "run sandkasten doctor",
@@ -52,7 +56,7 @@ _REMEDIES: Mapping[str, str] = {
 }
 
 
-def launch(launcher: Path, plan: Mapping[str, object], listen_fd: int | None = None) -> int:
+def launch(launcher: Path, plan: Mapping[str, object], *fds: int) -> int:
     """Return the host pid of the first process inside. On SandkastenError nothing is left
     running.
     """
@@ -61,7 +65,7 @@ def launch(launcher: Path, plan: Mapping[str, object], listen_fd: int | None = N
             [os.fspath(launcher)],
             input=json.dumps(plan).encode(),
             capture_output=True,
-            pass_fds=() if listen_fd is None else (listen_fd,),
+            pass_fds=fds,
             env={},
             start_new_session=True,
             timeout=_OUTER_DEADLINE_S,

@@ -27,6 +27,7 @@ def find_bwrap() -> str | None:
 class Programs:
     runner: Path
     launcher: Path
+    egress: Path = _BUNDLED / "sandkasten-egress"
 
     @classmethod
     def found(cls, runner: Path | None, launcher: Path | None) -> Programs:
@@ -52,4 +53,4 @@ class Programs:
                 shutil.copyfileobj(source, copy)
             os.chmod(temporary, 0o755)  # noqa: S103  (a public program, run by the sandbox's user)
             os.rename(temporary, target)
-        return Programs(target, self.launcher)
+        return Programs(target, self.launcher, self.egress)

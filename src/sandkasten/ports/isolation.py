@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from sandkasten.model.ids import SandboxId
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount, RootChanges
     from sandkasten.model.sandbox.host_mounts import MountRule
     from sandkasten.model.sandbox.limits import Unenforced
+    from sandkasten.model.sandbox.network_policy import NetworkCounts, NetworkPolicy
     from sandkasten.model.sandbox.readiness import Readiness
     from sandkasten.model.sandbox.usage import Usage
 
@@ -144,6 +145,23 @@ class Reclaims(Protocol):
 
     async def reclaim(self) -> int:
         """Return how many bytes the host got back; pages that are needed again are read again."""
+        ...
+
+
+@runtime_checkable
+class Networked(Protocol):
+    """A cell that can reach a network by rule."""
+
+    async def change_network(self, policy: NetworkPolicy) -> None:
+        """Use other rules from now on; connections that they refuse end at once."""
+        ...
+
+    async def network_counts(self) -> NetworkCounts:
+        """Return what was counted since the cell was made."""
+        ...
+
+    async def network_records(self, after: int) -> Sequence[Mapping[str, Any]]:
+        """Return the records after a sequence number, oldest first; old ones may be gone."""
         ...
 
 

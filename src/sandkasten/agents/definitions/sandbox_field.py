@@ -19,6 +19,7 @@ from sandkasten.model.durations import seconds
 from sandkasten.model.images.image_name import checked_name
 from sandkasten.model.runs.session_key import SessionKey
 from sandkasten.model.sandbox.limits import Limits
+from sandkasten.model.sandbox.network_policy import rules_of
 from sandkasten.model.sandbox.policy import (
     LIMIT_NAMES,
     checked_hostname,
@@ -199,8 +200,10 @@ def _checked(fields: DefinitionFields, name: str, check: Callable[[str], str]) -
         raise InvalidAgent(f"{path}: {exc.message}", hint=exc.hint, field=path) from exc
 
 
-def _network(fields: DefinitionFields, warnings: list[str]) -> tuple[str | None, str]:
-    """Return `full`, `allow:host,…`, or None for no network, and the field that says so."""
+def _network(
+    fields: DefinitionFields, warnings: list[str]
+) -> tuple[str | dict[str, Any] | None, str]:
+    """Return `full`, `{allow: […]}`, or None for no network, and the field that says so."""
     said = fields.flag("allow_network")
     if fields.values.get("network") == "none":
         inner = DefinitionFields({"enabled": False}, fields.path("network"))
@@ -209,8 +212,10 @@ def _network(fields: DefinitionFields, warnings: list[str]) -> tuple[str | None,
     warnings.extend(inner.unknown(NETWORK_FIELDS))
     hosts = inner.texts("allow") or ()
     for at, host in enumerate(hosts):
-        if len(host) > 253 or not _HOST.match(host):
-            raise inner.wrong(f"allow[{at}]", "a host name", host)
+        try:
+            rules_of(host)
+        except InvalidRequest as exc:
+            raise inner.wrong(f"allow[{at}]", "a rule such as a host name", host) from exc
     asked = [
         (fields.path("allow_network"), said),
         (inner.path("enabled"), inner.flag("enabled")),
@@ -221,7 +226,7 @@ def _network(fields: DefinitionFields, warnings: list[str]) -> tuple[str | None,
         if value != requested[0][1]:
             raise _contradiction(requested[0][0], path)
     if hosts:
-        return "allow:" + ",".join(hosts), inner.path("allow")
+        return {"allow": list(hosts)}, inner.path("allow")
     if not requested or not requested[0][1]:
         return None, fields.path("allow_network")
     return "full", requested[0][0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
@@ -60,7 +60,7 @@ CreateBody = body_of(
         Field(None, description="Get the live session that has this key, or create it."),
     ),
 )
-UpdateBody = body_of("UpdateBody", UpdateRequest)
+UpdateBody = body_of("UpdateBody", UpdateRequest, without=("key_id",))
 
 
 class ListQuery(Query):
@@ -110,7 +110,7 @@ class Session(Answer):
     mounts: list[dict[str, str]]
     unenforced: list[dict[str, str]]
     warnings: list[str]
-    network: str
+    network: str | dict[str, Any]
     tenant: str
 
 
@@ -134,7 +134,8 @@ async def describe(call: Call) -> Response:
 
 async def change(call: Call) -> Response:
     the_id = await call.session()
-    request = UpdateRequest(**given(await call.body(UpdateBody)))
+    fields = given(await call.body(UpdateBody))
+    request = UpdateRequest(**fields, key_id=call.principal.key_id)
     return answer(session_fields(await call.engine.update(the_id, request)))
 
 
@@ -165,7 +166,6 @@ def session_fields(info: Info) -> dict[str, object]:
         "ended_at": None,
         "reason": None,
         "ttl_seconds": info.idle_timeout_s,
-        "network": "none",
     }
 
 

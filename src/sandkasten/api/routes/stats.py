@@ -1,12 +1,13 @@
-"""Usage and processes of a session."""
+"""Usage, processes and network of a session."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from sandkasten.api.response.json_response import answer
+from sandkasten.api.response.sse import begun, event
 from sandkasten.api.route import Answer, Query, Route
 from sandkasten.api.routes.execs import GONE
 from sandkasten.errors import Busy, Conflict
@@ -14,6 +15,8 @@ from sandkasten.model.json_codec import to_json
 from sandkasten.model.sandbox.sandbox_values import NetworkUsage
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from starlette.responses import Response
 
     from sandkasten.api.request.http_call import Call
@@ -82,6 +85,40 @@ class ProcessAnswer(Answer):
     exec_id: str | None
 
 
+class NetworkStatusAnswer(Answer):
+    network: str | dict[str, Any]
+    open: int
+    opened: int
+    refused: int
+    bytes_in: int
+    bytes_out: int
+    suggested: list[str]
+
+
+class NetworkAttemptAnswer(Answer):
+    seq: int
+    at: str
+    at_unix: float
+    connection: int
+    event: str
+    host: str | None
+    address: str | None
+    port: int
+    rule: str
+    allowed: bool
+    bytes_in: int | None
+    bytes_out: int | None
+    ms: int | None
+    reason: str | None
+
+
+class LogQuery(Query):
+    since_seq: int = Field(0, ge=0, le=2**53, description="Only records after this number.")
+    follow: bool = Field(
+        False, description="Answer with server-sent events `attempt` as they happen."
+    )
+
+
 async def stats(call: Call) -> Response:
     query = call.query(StatsQuery)
     the_id = await call.session()
@@ -121,6 +158,24 @@ def _text(name: str) -> str:
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
+async def network(call: Call) -> Response:
+    return answer(to_json(await call.engine.network.status(await call.session())))
+
+
+async def network_log(call: Call) -> Response:
+    query = call.query(LogQuery)
+    the_id = await call.session()
+    if query.follow:
+        return await begun(_events(call, the_id, query.since_seq), call)
+    found = await call.engine.network.log(the_id, since_seq=query.since_seq)
+    return answer([to_json(one) for one in found])
+
+
+async def _events(call: Call, the_id: str, since_seq: int) -> AsyncIterator[bytes]:
+    async for one in call.engine.network.follow(the_id, since_seq=since_seq):
+        yield event("attempt", to_json(one), one.seq)
+
+
 BUSY = (*GONE, Conflict, Busy)
 
 ROUTES = (
@@ -141,6 +196,26 @@ ROUTES = (
         "Processes of a session",
         "sessions",
         answer=ProcessAnswer,
+        array=True,
+        errors=BUSY,
+    ),
+    Route(
+        "GET",
+        "/v1/sessions/{id}/network",
+        network,
+        "Network rules and counters of a session",
+        "sessions",
+        answer=NetworkStatusAnswer,
+        errors=BUSY,
+    ),
+    Route(
+        "GET",
+        "/v1/sessions/{id}/network/log",
+        network_log,
+        "What a session tried to reach",
+        "sessions",
+        query=LogQuery,
+        answer=NetworkAttemptAnswer,
         array=True,
         errors=BUSY,
     ),

@@ -44,6 +44,7 @@ from sandkasten.linux.state_layout import CellState, write_state
 from sandkasten.model.images.pull_rules import PullLimits
 from sandkasten.model.optional_extras import install_command
 from sandkasten.model.sandbox.cell_spec import CellSpec, home
+from sandkasten.model.sandbox.network_policy import refuse_network
 from sandkasten.model.sandbox.readiness import Readiness, Requirement
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ class DockerBackend:
             return Readiness(False, exc.message, exc.hint, (line,))
 
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> DockerCell:
+        refuse_network(spec.network, "docker")
         await self._footing.prepare(spec, self._create, self._remove)
         making = asyncio.ensure_future(self._create(sandbox_id, spec))
         try:

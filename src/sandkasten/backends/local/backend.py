@@ -31,7 +31,7 @@ from sandkasten.errors import (
     SandboxLost,
     SandkastenError,
 )
-from sandkasten.linux import launch_plan
+from sandkasten.linux import egress, launch_plan
 from sandkasten.linux.cgroup import cgroups
 from sandkasten.linux.confinement import id_ranges, seccomp_bpf
 from sandkasten.linux.host_requirements import make_group
@@ -181,9 +181,25 @@ class LocalBackend:
         platform = BwrapPlatform(self._stage, self._root, self._host_root, len(filters))
         shown = [(self._programs.runner, "runner", False)]
         if spec.image.kind == "host":
-            shown.append((host_root.etc_skeleton(self._layout.shared("etc")), "etc", True))
+            shown.append(
+                (
+                    host_root.etc_skeleton(
+                        self._layout.shared("etc"), network=not spec.network.closed
+                    ),
+                    "etc",
+                    True,
+                )
+            )
+        elif not spec.network.closed:
+            shown.append(
+                (host_root.resolver_file(self._layout.shared("etc")), "resolv.conf", False)
+            )
         base = id_ranges.base_of(slot) if slot is not None else 0
         listener = listen(cell / "socket")
+        way_out = None
+        if not spec.network.closed:
+            user = None if slot is None else base + id_ranges.COUNT - 1
+            way_out = egress.prepare(cell, self._programs.egress, spec.network, spec.ceiling, user)
         try:
             launch(
                 self._programs.launcher,
@@ -205,6 +221,7 @@ class LocalBackend:
                         "files": self._host_root.proc_files,
                         "directories": self._host_root.proc_dirs,
                     },
+                    "network": None if way_out is None else way_out.plan,
                     "bwrap": bwrap,
                     "args": bwrap_args(spec, platform),
                     "command": runner_command(spec, platform),
@@ -215,9 +232,12 @@ class LocalBackend:
                     "timeout_ms": LAUNCH_DEADLINE_MS,
                 },
                 listener.fileno(),
+                *(() if way_out is None else (way_out.control.fileno(),)),
             )
         finally:
             listener.close()
+            if way_out is not None:
+                way_out.close()
         return LocalCell(sandbox_id, self._layout, self._hierarchies, unenforced)
 
     def _rlimits(self, limits: Limits) -> list[dict[str, int]]:

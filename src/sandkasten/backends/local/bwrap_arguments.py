@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from sandkasten.linux.confinement import capabilities
-from sandkasten.linux.launch_plan import mount_name
+from sandkasten.linux.launch_plan import RESOLV, mount_name
 from sandkasten.model.sandbox.cell_spec import (
     HOME,
     RUNNER_ID,
@@ -84,7 +84,9 @@ def runner_command(spec: CellSpec, platform: BwrapPlatform) -> list[str]:
 
 
 def _namespaces(spec: CellSpec, platform: BwrapPlatform) -> list[str]:
-    args = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup"]
+    # A sandbox with a network is started in the namespace that the launcher has made for it.
+    network = ["--unshare-net"] if spec.network.closed else []
+    args = ["--unshare-pid", *network, "--unshare-ipc", "--unshare-uts", "--unshare-cgroup"]
     args += ["--hostname", spec.hostname, "--new-session", "--cap-drop", "ALL"]
     if platform.ranged:
         args += ["--userns", str(USERNS_FD), "--uid", str(RUNNER_ID), "--gid", str(RUNNER_ID)]
@@ -170,6 +172,8 @@ def _image_places(spec: CellSpec, platform: BwrapPlatform) -> list[str]:
         *_runner_place(platform),
         "--bind", f"{platform.stage}/volume/workspace", WORKSPACE,
     ]  # fmt: skip
+    if not spec.network.closed:
+        args += ["--ro-bind", f"{platform.stage}/resolv.conf", RESOLV]
     if spec.profile == "dev":
         return args
     return [*args, "--bind", f"{platform.stage}/volume/home", HOME, "--remount-ro", "/run"]

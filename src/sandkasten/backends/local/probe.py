@@ -68,7 +68,7 @@ def _images(layout: Layout, programs: Programs, *, root: bool) -> Requirement:
         with tempfile.TemporaryDirectory(prefix="trial-", dir=at) as place:
             for name in ("lower", "upper", "stage"):
                 os.mkdir(os.path.join(place, name))
-            launcher.launch(programs.launcher, trial_plan(place, root=root), None)
+            launcher.launch(programs.launcher, trial_plan(place, root=root))
     except (OSError, SandkastenError) as exc:
         return Requirement("images", False, str(exc)[:300], remedy, required=False)
     how = "overlay over idmapped layers" if root else "overlay in a user namespace"

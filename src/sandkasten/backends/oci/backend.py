@@ -29,7 +29,7 @@ from sandkasten.errors import (
     SandboxLost,
     SandkastenError,
 )
-from sandkasten.linux import launch_plan
+from sandkasten.linux import egress, launch_plan
 from sandkasten.linux.cgroup import cgroups
 from sandkasten.linux.confinement import id_ranges, seccomp_bpf, seccomp_oci
 from sandkasten.linux.host_requirements import make_group
@@ -41,6 +41,7 @@ from sandkasten.linux.storage import host_root
 from sandkasten.linux.undoable_work import whole_or_nothing
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import RUNNER_ID, CellSpec, user_id
+from sandkasten.model.sandbox.network_policy import refuse_network
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,6 +114,8 @@ class OciBackend:
 
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> OciCell:
         launch_plan.refuse(spec, root=self._root)
+        if self._kind == "gvisor":
+            refuse_network(spec.network, "gvisor")
         await self._prepare(spec)
         return await self._make(sandbox_id, spec)
 
@@ -207,10 +210,17 @@ class OciBackend:
         base = id_ranges.base_of(slot)
         cell_platform = self._cell_platform(sandbox_id, spec, base)
         shared = [
-            (host_root.etc_skeleton(self._layout.shared("etc")), "etc", True),
+            (
+                host_root.etc_skeleton(self._layout.shared("etc"), network=not spec.network.closed),
+                "etc",
+                True,
+            ),
             (self._programs.runner, "runner", False),
             (self._bundle(cell, spec, cell_platform), _BUNDLE, True),
         ]
+        if spec.image.kind == "layers" and not spec.network.closed:
+            resolver = host_root.resolver_file(self._layout.shared("etc"))
+            shared.append((resolver, "resolv.conf", False))
         if self._kind == "gvisor":
             shared.append((_socket_directory(cell, base), "listen", True))
         bundle = f"{self._stage}/{_BUNDLE}"
@@ -235,7 +245,7 @@ class OciBackend:
             "timeout_ms": LAUNCH_DEADLINE_MS,
             **self._joined(group.plan),
         }
-        self._launch(cell, plan)
+        self._launch(cell, plan, spec, base)
         return OciCell(
             sandbox_id,
             self._layout,
@@ -245,13 +255,21 @@ class OciBackend:
             self._warnings,
         )
 
-    def _launch(self, cell: Path, plan: dict[str, object]) -> None:
+    def _launch(self, cell: Path, plan: dict[str, object], spec: CellSpec, base: int) -> None:
         if self._kind == "gvisor":
             launch(self._programs.launcher, {**plan, "listen_fd": 0})
             return
-        with listen(cell / "socket") as listener:
-            fd = listener.fileno()
-            launch(self._programs.launcher, {**plan, "listen_fd": fd}, fd)
+        with contextlib.ExitStack() as stack:
+            fds = [stack.enter_context(listen(cell / "socket")).fileno()]
+            if not spec.network.closed:
+                user = base + id_ranges.COUNT - 1
+                way_out = egress.prepare(
+                    cell, self._programs.egress, spec.network, spec.ceiling, user
+                )
+                stack.callback(way_out.close)
+                plan = {**plan, "network": way_out.plan}
+                fds.append(way_out.control.fileno())
+            launch(self._programs.launcher, {**plan, "listen_fd": fds[0]}, *fds)
 
     def _joined(self, group: cgroups.CgroupPlan) -> dict[str, object]:
         """Return the cgroups that gVisor starts in; runc requires an empty group and joins it

@@ -13,22 +13,25 @@ import os
 import stat
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sandkasten.backends.oci.oci_config import SOCKET_NAME
 from sandkasten.errors import SandboxLost
+from sandkasten.linux import egress
 from sandkasten.linux.cgroup import cgroups
 from sandkasten.linux.cgroup.pausable_group import PausableGroup
 from sandkasten.linux.sandbox_removal import alive, remove
 from sandkasten.wire.unix_socket import connect_unix
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from sandkasten.backends.oci.oci_config import Kind
     from sandkasten.linux.state_layout import Layout
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.sandbox.limits import Unenforced
+    from sandkasten.model.sandbox.network_policy import NetworkCounts, NetworkPolicy
     from sandkasten.model.sandbox.usage import Usage
     from sandkasten.ports import ByteStream
 
@@ -100,6 +103,16 @@ class OciCell:
     async def reclaim(self) -> int:
         """See `ports.Reclaims`."""
         return await self._group.reclaim()
+
+    async def change_network(self, policy: NetworkPolicy) -> None:
+        """See `ports.Networked`."""
+        await egress.change(self.layout.cell(self.id), policy)
+
+    async def network_counts(self) -> NetworkCounts:
+        return await egress.counts(self.layout.cell(self.id))
+
+    async def network_records(self, after: int) -> Sequence[Mapping[str, Any]]:
+        return await asyncio.to_thread(egress.records, self.layout.cell(self.id), after)
 
     @property
     def _group(self) -> PausableGroup:

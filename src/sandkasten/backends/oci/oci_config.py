@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sandkasten.linux.confinement import capabilities
 from sandkasten.linux.confinement.id_ranges import COUNT
-from sandkasten.linux.launch_plan import mount_name
+from sandkasten.linux.launch_plan import RESOLV, mount_name
 from sandkasten.model.sandbox.cell_spec import (
     HOME,
     RUNNER_ID,
@@ -74,7 +74,7 @@ class MountPoint:
 
 def config(spec: CellSpec, platform: OciPlatform) -> dict[str, object]:
     linux: dict[str, object] = {
-        "namespaces": _namespaces(platform),
+        "namespaces": _namespaces(spec, platform),
         "uidMappings": [{"containerID": 0, "hostID": platform.base, "size": COUNT}],
         "gidMappings": [{"containerID": 0, "hostID": platform.base, "size": COUNT}],
         "rootfsPropagation": "private",
@@ -115,6 +115,8 @@ def places(spec: CellSpec, platform: OciPlatform) -> list[MountPoint]:
         found.append(MountPoint(SOCKET_DIR))
     found.append(MountPoint(WORKSPACE))
     found.append(MountPoint(home(spec), 0o700) if spec.profile == "dev" else MountPoint(HOME))
+    if spec.image.kind == "layers" and not spec.network.closed:
+        found.append(MountPoint(RESOLV, 0o644, directory=False))
     return found + [
         MountPoint(mount.target, directory=mount.source not in platform.files)
         for mount in spec.mounts
@@ -144,8 +146,10 @@ def runner_command(spec: CellSpec, platform: OciPlatform) -> list[str]:
     return command
 
 
-def _namespaces(platform: OciPlatform) -> list[dict[str, str]]:
-    kinds = ("pid", "network", "ipc", "uts", "mount", "cgroup")
+def _namespaces(spec: CellSpec, platform: OciPlatform) -> list[dict[str, str]]:
+    # A sandbox with a network is started in the namespace that the launcher has made for it.
+    network = ["network"] if spec.network.closed else []
+    kinds = ("pid", *network, "ipc", "uts", "mount", "cgroup")
     user = {"type": "user"}
     if platform.kind == "runc":
         # Created by the launcher: no other one can be created inside it, and its creator is not
@@ -203,6 +207,8 @@ def _mounts(spec: CellSpec, platform: OciPlatform) -> list[dict[str, object]]:
         found.append(_bind(f"{stage}/volume/home", HOME, "rw"))
     if platform.kind == "gvisor":
         found.append(_bind(f"{stage}/listen", SOCKET_DIR, "rw"))
+    if spec.image.kind == "layers" and not spec.network.closed:
+        found.append(_bind(f"{stage}/resolv.conf", RESOLV))
     found += [
         _bind(f"{stage}/{mount_name(index)}", mount.target)
         for index, mount in enumerate(spec.mounts)

@@ -7,7 +7,16 @@ from typing import Annotated, Any
 import typer
 
 from sandkasten.cli import completions
-from sandkasten.cli.options import Backend, Id, Json, OptionalId, pairs, sandbox_flags, state_of
+from sandkasten.cli.options import (
+    Backend,
+    Id,
+    Json,
+    OptionalId,
+    network_of,
+    pairs,
+    sandbox_flags,
+    state_of,
+)
 from sandkasten.cli.quantities import seconds
 from sandkasten.cli.state import go
 
@@ -101,16 +110,30 @@ def update(
         ),
     ] = [],  # noqa: B006
     no_labels: Annotated[bool, typer.Option("--no-labels", help="Remove all labels.")] = False,
+    network: Annotated[
+        str | None, typer.Option("--network", metavar="N", help="none or full.")
+    ] = None,
+    allow: Annotated[
+        list[str],
+        typer.Option(
+            "--allow", metavar="RULE", help="A destination; replaces all rules; repeatable."
+        ),
+    ] = [],  # noqa: B006
     json: Json = False,
 ) -> None:
-    """Change how long a sandbox lives, or its labels."""
+    """Change how long a sandbox lives, its labels, or what it may reach."""
     from sandkasten.cli.commands import sandbox_lifecycle
     from sandkasten.model.sandbox.sandbox_values import UpdateRequest
 
-    if ttl is None and lifetime is None and not label and not no_labels:
-        raise typer.BadParameter("say what to change: --ttl, --lifetime, --label or --no-labels")
+    rules = network_of(network, allow)
+    if ttl is None and lifetime is None and not label and not no_labels and rules is None:
+        raise typer.BadParameter(
+            "say what to change: --ttl, --lifetime, --label, --no-labels, --network or --allow"
+        )
     labels = pairs(label, "--label") if label or no_labels else None
-    request = UpdateRequest(ttl_seconds=ttl, lifetime_seconds=lifetime, labels=labels)
+    request = UpdateRequest(
+        ttl_seconds=ttl, lifetime_seconds=lifetime, labels=labels, network=rules
+    )
     go(sandbox_lifecycle.update(state_of(context, json=json), id, request))
 
 

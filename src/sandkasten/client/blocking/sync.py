@@ -217,6 +217,8 @@ class Sandbox:
     pause = waiting(AsyncSandbox.pause)
     resume = waiting(AsyncSandbox.resume)
     reclaim = waiting(AsyncSandbox.reclaim)
+    network = waiting(AsyncSandbox.network)
+    network_log = waiting(AsyncSandbox.network_log)
     stats = waiting(AsyncSandbox.stats)
     processes = waiting(AsyncSandbox.processes)
 

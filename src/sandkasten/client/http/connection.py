@@ -14,6 +14,7 @@ import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 from urllib.request import getproxies
 
 import aiohttp
@@ -376,3 +377,8 @@ async def pieces(
             if not piece:
                 return
             yield piece
+
+
+def session_path(sandbox_id: str, verb: str = "") -> str:
+    base = f"/v1/sessions/{quote(sandbox_id, safe='')}"
+    return f"{base}/{verb}" if verb else base

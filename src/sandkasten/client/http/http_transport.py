@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from sandkasten.client.http import session_json
-from sandkasten.client.http.connection import ANSWER_S, Connection, HttpRequest
+from sandkasten.client.http.connection import ANSWER_S, Connection, HttpRequest, session_path
 from sandkasten.client.http.event_streams import COMMAND, follow
 from sandkasten.client.http.files import HttpFiles
 from sandkasten.client.http.images import HttpImages
 from sandkasten.client.http.json_values import records
+from sandkasten.client.http.network import HttpNetwork
 from sandkasten.client.http.terminal import open_terminal
 from sandkasten.client.http.workspaces import HttpWorkspaces
 from sandkasten.errors import UnsupportedByBackend
@@ -55,6 +56,7 @@ class HttpTransport:
         self.files = HttpFiles(self.connection)
         self.images = HttpImages(self.connection)
         self.workspaces = HttpWorkspaces(self.connection)
+        self.network = HttpNetwork(self.connection)
 
     # ---- sandboxes
 
@@ -267,11 +269,6 @@ class HttpTransport:
 
 
 _DOCTOR: Final = "sandkasten doctor; for this machine: sandkasten --embedded doctor"
-
-
-def session_path(sandbox_id: str, verb: str = "") -> str:
-    base = f"/v1/sessions/{quote(sandbox_id, safe='')}"
-    return f"{base}/{verb}" if verb else base
 
 
 def _exec_path(sandbox_id: str, exec_id: str, verb: str = "") -> str:

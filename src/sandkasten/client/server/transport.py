@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         Listing,
         TarSummary,
     )
+    from sandkasten.model.sandbox.network_policy import NetworkAttempt, NetworkStatus
     from sandkasten.model.sandbox.oneshot_values import RunRequest, RunResult
     from sandkasten.model.sandbox.readiness import Readiness, Tier
     from sandkasten.model.sandbox.sandbox_values import (
@@ -110,9 +111,18 @@ class WorkspacesTransport(Protocol):
     async def delete(self, name: str) -> None: ...
 
 
+class NetworkTransport(Protocol):
+    """The network of the sandboxes of one server."""
+
+    async def status(self, sandbox_id: str) -> NetworkStatus: ...
+    async def log(self, sandbox_id: str, *, since_seq: int = 0) -> Sequence[NetworkAttempt]: ...
+
+
 class Transport(Protocol):
     """One server of sandboxes."""
 
+    @property
+    def network(self) -> NetworkTransport: ...
     @property
     def workspaces(self) -> WorkspacesTransport: ...
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from sandkasten.daemon.settings.network_settings import network_rules
 from sandkasten.daemon.settings.registry_settings import parse_registries, show_registries
 from sandkasten.daemon.settings.setting_fields import setting
 from sandkasten.daemon.settings.setting_parsers import (
@@ -140,7 +141,13 @@ class PolicySettings:
         "policy.allow_network",
         boolean,
         False,
-        "Whether agents may ask for a network, which no backend has yet.",
+        "Whether agent files may ask for a network although policy.network is not set.",
+    )
+    network: tuple[str, ...] | None = setting(
+        "policy.network",
+        network_rules,
+        None,
+        "What requests may reach: none, full or rules; default: full without a key, none with one.",
     )
     isolation: str | None = setting(
         "policy.isolation",

@@ -37,6 +37,7 @@ from sandkasten.daemon.settings.limit_settings import (
     WorkspaceSettings,
     default_limits,
 )
+from sandkasten.daemon.settings.network_settings import NetworkSettings
 from sandkasten.daemon.settings.provider_settings import ProviderEndpoint, ProviderSettings
 from sandkasten.daemon.settings.setting_fields import (
     Origin,
@@ -76,6 +77,7 @@ SECTIONS = (
     LimitCeilings,
     WorkspaceSettings,
     DiskSettings,
+    NetworkSettings,
     ImageSettings,
     EngineSettings,
     PackageSettings,
@@ -262,6 +264,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
             ceiling=ceilings,
             allow_network=policy.allow_network,
             readonly_rootfs=fixed.readonly_rootfs,
+            network=source.read(NetworkSettings).ceiling(policy.network),
         ),
         oci_runtime=images.oci_runtime,
         oci_strict=images.oci_strict,

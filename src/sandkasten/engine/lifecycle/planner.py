@@ -23,12 +23,13 @@ from sandkasten.model.environment import checked_environment, checked_labels
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec, base_environment
 from sandkasten.model.sandbox.host_mounts import Mounted, choose_mounts, touching
+from sandkasten.model.sandbox.isolation_levels import has_network
+from sandkasten.model.sandbox.network_policy import network_for, refuse_network
 from sandkasten.model.sandbox.package_sets import MOUNT_PREFIX, checked_packages, environment
 from sandkasten.model.sandbox.policy import (
     Lease,
     Policy,
     check_enabled,
-    check_network,
     check_profile_on,
     checked_hostname,
     checked_profile,
@@ -104,7 +105,9 @@ class Planner:
         check_enabled(self._policy)
         options = request.options
         tenant = checked_tenant(request.tenant)
-        check_network(options.network)
+        network = network_for(
+            options.network, self._policy.network, operator=request.key_id is None
+        )
         profile = checked_profile(options.profile)
         hostname = checked_hostname(options.hostname)
         env = checked_environment(options.env)
@@ -115,6 +118,8 @@ class Planner:
         rules = choose_mounts(options.mounts, self._policy.mounts)
         packages = checked_packages(options.pip_packages, options.npm_packages)
         backend = await self._tiers.choose(options.backend, options.isolation)
+        if not has_network(backend.name):
+            refuse_network(network, backend.name)
         if image is None and joins is not None:
             # Packages belong to an image, so they need its layers.
             image = await self._resolved(backend, joins.image) if packages else _image_of(joins)
@@ -127,6 +132,8 @@ class Planner:
             profile=profile,
             hostname=hostname,
             env={**self._policy.env, **env},
+            network=network,
+            ceiling=self._policy.network,
             mounts=await self._mounts(rules),
             reserve_disk=self._policy.disk.reserve == "all",
             min_free_bytes=self._policy.disk.min_free_bytes,

@@ -54,6 +54,7 @@ def described(record: Record, *, created: bool, used: float, cwd: str | None, cl
         unenforced=record.unenforced,
         warnings=record.warnings,
         cwd=cwd or WORKSPACE,
+        network=record.network,
         tenant=record.tenant,
     )
 

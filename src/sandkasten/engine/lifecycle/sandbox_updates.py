@@ -16,12 +16,14 @@ from sandkasten.model.environment import checked_labels
 from sandkasten.model.ids import sandbox_id
 from sandkasten.model.numbers import number
 from sandkasten.model.sandbox.lifecycle import is_there
-from sandkasten.model.sandbox.policy import check_network
+from sandkasten.model.sandbox.network_policy import network_for
 
 if TYPE_CHECKING:
     from sandkasten.engine.handles import Handles
+    from sandkasten.engine.network_control import NetworkControl
     from sandkasten.engine.session_journal import SessionJournal
     from sandkasten.model.sandbox.ledger_record import Record
+    from sandkasten.model.sandbox.network_policy import NetworkPolicy
     from sandkasten.model.sandbox.policy import Policy
     from sandkasten.model.sandbox.sandbox_values import UpdateRequest
     from sandkasten.ports import Clock, EventSink, Store
@@ -41,7 +43,9 @@ class SandboxUpdates:
         policy: Policy,
         clock: Clock,
         events: EventSink | None,
+        control: NetworkControl,
     ) -> None:
+        self._control = control
         self._handles = handles
         self._store = store
         self._session_journal = session_journal
@@ -51,7 +55,7 @@ class SandboxUpdates:
 
     async def update(self, text: str, request: UpdateRequest) -> Record:
         the_id = sandbox_id(text)
-        check_network(request.network)
+        network = self._network(request)
         labels = None if request.labels is None else checked_labels(request.labels)
         async with self._store.lock(the_id, wait_s=_LOCK_WAIT_S):
             handle = await self._handles.get(the_id)
@@ -62,6 +66,9 @@ class SandboxUpdates:
             new = self._leased(old, request)
             if labels is not None:
                 new = replace(new, labels=labels)
+            if network is not None:
+                await self._control.change(handle, network)
+                new = replace(new, network=network.public())
             if new == old:
                 return old
             if _lease(new) == _lease(old):
@@ -74,6 +81,11 @@ class SandboxUpdates:
                 await self._session_journal.changed(new)
         self._emit("sandbox.updated", new)
         return new
+
+    def _network(self, request: UpdateRequest) -> NetworkPolicy | None:
+        if request.network is None:
+            return None
+        return network_for(request.network, self._policy.network, operator=request.key_id is None)
 
     def _leased(self, record: Record, request: UpdateRequest) -> Record:
         """Return the row with the requested times; times that are not named stay."""

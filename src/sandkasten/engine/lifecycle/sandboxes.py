@@ -157,6 +157,7 @@ class Sandboxes:
             warnings=plan.warnings,
             acquired=acquired,
             mounts=plan.mounts,
+            network=plan.spec.network.public(),
             # A warm-pool sandbox has no owner until it is claimed; the operator's row keeps it out
             # of every tenant's sum.
             tenant=DEFAULT_TENANT if acquired == "spare" else plan.tenant,

@@ -15,6 +15,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandkasten.disk.atomic_file import write_file
 from sandkasten.model.sandbox.cell_spec import (
     DEFAULT_PATH,
     HOME,
@@ -73,6 +74,10 @@ sandkasten: packages are installed before a sandbox starts. Name them when you c
 END
 exit 1
 """
+NETWORK_FILES = {
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+    "resolv.conf": "nameserver 127.0.0.1\noptions timeout:5 attempts:2\n",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +121,15 @@ def root_skeleton(directory: Path, root: HostRoot) -> Path:
     return _settle(making, path)
 
 
-def etc_skeleton(directory: Path, usr: Path = Path("/usr")) -> Path:
+def resolver_file(directory: Path) -> Path:
+    """Return the resolv.conf of a sandbox with a network, for an image that has its own /etc."""
+    path = directory / "resolv.conf"
+    if not path.exists():
+        write_file(path, NETWORK_FILES["resolv.conf"].encode(), mode=0o644)
+    return path
+
+
+def etc_skeleton(directory: Path, usr: Path = Path("/usr"), *, network: bool = False) -> Path:
     """Return a directory to mount as /etc: our own files and copies of this machine's public ones.
 
     Copies, because one mount is cheaper than six; the name derives from their sources, so that an
@@ -126,13 +139,14 @@ def etc_skeleton(directory: Path, usr: Path = Path("/usr")) -> Path:
     seen = [(s, os.stat(s).st_mtime_ns, os.stat(s).st_size) for s in sources]
     zone = os.readlink("/etc/localtime") if os.path.islink("/etc/localtime") else ""
     python = _python(usr)
-    text = repr((sorted(_FILES.items()), seen, zone, python, _PIP))
+    files = {**_FILES, **(NETWORK_FILES if network else {})}
+    text = repr((sorted(files.items()), seen, zone, python, _PIP))
     path = directory / hashlib.sha256(text.encode()).hexdigest()[:16]
     if path.is_dir():
         return path
     making = Path(tempfile.mkdtemp(dir=directory))
     making.chmod(0o755)
-    for name, content in _FILES.items():
+    for name, content in files.items():
         (making / name).write_text(content)
         (making / name).chmod(0o644)
     (making / "os-release").symlink_to("../usr/lib/os-release")

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from sandkasten.model.sandbox.limits import Limits
+from sandkasten.model.sandbox.network_policy import CLOSED, NetworkCeiling, NetworkPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from sandkasten.model.images.resolved_image import Image
 
 Profile = Literal["hardened", "dev"]
-Network = Literal["none"]
 
 WORKSPACE = "/workspace"
 HOME = "/home/sandbox"
@@ -60,7 +60,9 @@ class CellSpec:
     image: Image
     limits: Limits = field(default_factory=Limits)
     profile: Profile = "hardened"
-    network: Network = "none"
+    network: NetworkPolicy = CLOSED
+    ceiling: NetworkCeiling = field(default_factory=NetworkCeiling)
+    """What the operator opens besides public addresses."""
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     hostname: str = "sandbox"
     workspace: Volume | None = None

@@ -13,11 +13,18 @@ MINIMA: Final = ("standard", "gvisor")
 # isolates nothing that was examined.
 _STRENGTH: Final = {"local": 1, "oci": 1, "docker": 1, "gvisor": 2}
 _ENGINES: Final = frozenset({"docker"})
+# gVisor has its own network stack, and the network of a container belongs to its engine.
+_NETWORKS: Final = frozenset({"local", "oci"})
 _WEAKEST: Final = {"standard": 1, "gvisor": 2}
 
 
 def strength(backend: str) -> int:
     return _STRENGTH.get(backend, 0)
+
+
+def has_network(backend: str) -> bool:
+    """Return whether sandboxes of a backend can have a network by rule."""
+    return backend in _NETWORKS
 
 
 def has_engine(backend: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping  # noqa: TC003  (the codec reads the annotations)
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from sandkasten.model.access.tenancy import DEFAULT_TENANT
 from sandkasten.model.ids import SandboxId  # noqa: TC001
@@ -50,6 +50,8 @@ class Record:
     or created to serve the files of a named workspace, and in no list."""
     mounts: tuple[Mounted, ...] = ()
     tenant: str = DEFAULT_TENANT
+    network: Any = "none"
+    """The network policy as the contract writes it."""
 
     @property
     def hidden(self) -> bool:

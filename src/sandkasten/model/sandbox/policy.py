@@ -15,6 +15,7 @@ from sandkasten.model.field_patterns import HOSTNAME, PRINTABLE, form
 from sandkasten.model.json_codec import ShapeError
 from sandkasten.model.numbers import number, whole
 from sandkasten.model.sandbox.limits import MAX_KEPT_BYTES, MIB, Limits
+from sandkasten.model.sandbox.network_policy import NetworkCeiling
 from sandkasten.model.sandbox.workspace import DiskRules, WorkspaceRules
 from sandkasten.model.spelling import did_you_mean, shown
 
@@ -72,6 +73,8 @@ class Policy:
     """Whether an agent may ask for a network at all."""
     readonly_rootfs: bool = True
     """Whether the root of a hardened sandbox is read-only; that of the host image always is."""
+    network: NetworkCeiling = field(default_factory=NetworkCeiling)
+    """What requests may reach at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,17 +309,6 @@ def check_enabled(policy: Policy) -> None:
             hint="ask the operator; STATION_SANDBOX_ENABLED and policy.enabled turn them on",
             rule="policy.enabled",
         )
-
-
-def check_network(network: str | None) -> None:
-    """Raise UnsupportedByBackend for every network but `none`."""
-    if network in (None, "none"):
-        return
-    raise UnsupportedByBackend(
-        f"network {shown(str(network))} is not available on this backend",
-        hint="sandboxes have no network; leave the field out or use none",
-        network=str(network)[:80],
-    )
 
 
 def checked_session_key(key: str | None) -> str | None:

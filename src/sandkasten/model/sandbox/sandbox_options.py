@@ -51,6 +51,19 @@ LABELS: Final = {
 }
 
 
+_RULES: Final = {
+    "type": "array",
+    "items": {"type": "string", "minLength": 1, "maxLength": 300},
+    "maxItems": 256,
+}
+NETWORK: Final = {
+    "pattern": "^(?:none|full)$",
+    "properties": {"allow": _RULES, "deny": _RULES, "dry_run": {"type": "boolean"}},
+    "additionalProperties": False,
+}
+"""Of a network: a string or an object; each keyword is about one of the two."""
+
+
 def described(description: str, **more: Any) -> dict[str, Any]:
     """Return field metadata for the API document: the description, the bounds that it enforces,
     and in `schema` further keywords of a JSON Schema, which the rules of `model` enforce.
@@ -111,7 +124,14 @@ class SandboxOptions:
         default=None,
         metadata=_choice(*ISOLATIONS),
     )
-    network: str | None = None
+    network: str | Mapping[str, Any] | None = field(
+        default=None,
+        metadata=described(
+            "`none` (the default), `full`, or `{allow: [rule], deny: [rule], dry_run}`. A rule is "
+            "a host, `*.host`, `host:port`, an address, a network or `preset:name`.",
+            schema=NETWORK,
+        ),
+    )
     hostname: str | None = field(
         default=None,
         metadata=described(
@@ -157,7 +177,7 @@ class SandboxKeywords(TypedDict, total=False):
 
     env: Mapping[str, str] | None
     limits: Mapping[str, Number] | None
-    network: str | None
+    network: str | Mapping[str, Any] | None
     hostname: str | None
     profile: str | None
     backend: str | None

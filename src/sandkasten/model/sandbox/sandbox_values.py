@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping  # noqa: TC003  (the codec reads the annotations)
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from sandkasten.model.access.tenancy import DEFAULT_TENANT
 from sandkasten.model.json_codec import OPEN, FileName, Public, Timestamp
@@ -16,7 +16,13 @@ from sandkasten.model.sandbox.cell_spec import WORKSPACE
 from sandkasten.model.sandbox.host_mounts import Mounted  # noqa: TC001
 from sandkasten.model.sandbox.limits import Limits, Unenforced
 from sandkasten.model.sandbox.policy import public_limits, read_public_limits
-from sandkasten.model.sandbox.sandbox_options import LABELS, SECONDS, SandboxOptions, described
+from sandkasten.model.sandbox.sandbox_options import (
+    LABELS,
+    NETWORK,
+    SECONDS,
+    SandboxOptions,
+    described,
+)
 from sandkasten.model.sandbox.usage import Usage  # noqa: TC001
 
 SandboxStatus = Literal["creating", "running", "paused", "destroying", "lost"]
@@ -54,7 +60,12 @@ class UpdateRequest:
     labels: Mapping[str, str] | None = field(
         default=None, metadata=described("Replaces all labels.", schema=LABELS)
     )
-    network: str | None = field(default=None, metadata=described("Only `none` is available."))
+    network: str | Mapping[str, Any] | None = field(
+        default=None,
+        metadata=described("Replaces the rules at once; as in a create request.", schema=NETWORK),
+    )
+    key_id: str | None = None
+    """The API key of the request; None for the operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +99,8 @@ class Info:
     env_names: tuple[str, ...] = ()
     unenforced: tuple[Unenforced, ...] = ()
     warnings: tuple[str, ...] = ()
+    network: Any = "none"
+    """As the contract writes it: `none`, `full` or an object of rules."""
     cwd: FileName = WORKSPACE
     workdir: str = WORKSPACE
     tenant: str = DEFAULT_TENANT

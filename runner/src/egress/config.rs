@@ -1,0 +1,67 @@
+//! What the egress was told when it was started, and how it may be told otherwise later.
+
+use crate::addresses::{is_public, plain, Network};
+use crate::resolver::own_addresses;
+use crate::rules::Rules;
+use serde_json::Value;
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+pub struct Config {
+    pub rules: Rules,
+    /// Networks that the operator opened although they are not public.
+    reachable: Vec<Network>,
+    pub servers: Vec<SocketAddr>,
+    /// Names with fixed addresses, as in /etc/hosts.
+    pub hosts: HashMap<String, Vec<IpAddr>>,
+    pub connections: usize,
+    pub names_per_minute: u32,
+    pub idle: Duration,
+}
+
+impl Config {
+    pub fn parse(text: &[u8]) -> Option<Config> {
+        let v: Value = serde_json::from_slice(text).ok()?;
+        let strings = |key: &str| -> Option<Vec<String>> {
+            v[key]
+                .as_array()?
+                .iter()
+                .map(|one| one.as_str().map(str::to_owned))
+                .collect()
+        };
+        let mut hosts = HashMap::new();
+        for (name, addresses) in v["hosts"].as_object()? {
+            let list: Option<Vec<IpAddr>> = addresses
+                .as_array()?
+                .iter()
+                .map(|one| one.as_str()?.parse().ok())
+                .collect();
+            hosts.insert(name.to_ascii_lowercase(), list?);
+        }
+        Some(Config {
+            rules: Rules::parse(&v["rules"])?,
+            reachable: strings("reachable")?
+                .iter()
+                .map(|text| Network::parse(text))
+                .collect::<Option<_>>()?,
+            servers: strings("servers")?
+                .iter()
+                .map(|text| text.parse().ok())
+                .collect::<Option<_>>()?,
+            hosts,
+            connections: v["connections"].as_u64()? as usize,
+            names_per_minute: v["names_per_minute"].as_u64()? as u32,
+            idle: Duration::from_secs(v["idle_seconds"].as_u64()?),
+        })
+    }
+
+    /// Whether an address may be dialled at all, whatever the rules say.
+    pub fn may_dial(&self, address: IpAddr) -> bool {
+        if self.reachable.iter().any(|n| n.contains(address)) {
+            return true;
+        }
+        let address = plain(address);
+        is_public(address) && !own_addresses().contains(&address)
+    }
+}

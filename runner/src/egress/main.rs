@@ -1,0 +1,82 @@
+//! sandkasten-egress: the network of one sandbox, outside of it.
+//!
+//! The launcher made sockets in the sandbox's network namespace and handed them to us; we are in the
+//! host's. Every connection that a program inside makes arrives here, and this process decides by rule,
+//! dials, counts and records. It depends on no daemon and ends with its sandbox. It runs without
+//! privileges, and reads nothing but the descriptors it was given.
+//!
+//! Descriptors: 3 TCP over IPv4, 4 the same over IPv6 (or /dev/null), 5 DNS, 6 control, 7 the life of the
+//! sandbox, 8 and 9 records, 10 the configuration.
+
+#![allow(unknown_lints)]
+#![allow(clippy::incompatible_msrv)]
+
+mod addresses;
+mod config;
+mod dns;
+mod hello;
+mod names;
+mod record;
+mod relay;
+mod resolver;
+mod rules;
+mod server;
+
+use sandkasten_runner::sys;
+use std::io::Read;
+use std::os::unix::io::{AsRawFd, FromRawFd, OwnedFd};
+
+const MAX_CONFIG: u64 = 4 << 20;
+
+fn main() {
+    let code = match serve() {
+        Ok(()) => 0,
+        Err(message) => {
+            eprintln!("sandkasten-egress: {}", message);
+            1
+        }
+    };
+    std::process::exit(code);
+}
+
+fn serve() -> Result<(), String> {
+    // SAFETY: plain system calls. A peer that is gone is an error of the write, not the end of us; and
+    // nobody may read our memory.
+    unsafe {
+        libc::signal(libc::SIGPIPE, libc::SIG_IGN);
+        libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    }
+    let mut text = Vec::new();
+    let file = std::fs::File::from(descriptor(10));
+    file.take(MAX_CONFIG)
+        .read_to_end(&mut text)
+        .map_err(|e| e.to_string())?;
+    let config = config::Config::parse(&text).ok_or("the configuration is not valid")?;
+    let tcp6 = descriptor(4);
+    let sockets = server::Sockets {
+        tcp4: descriptor(3),
+        tcp6: is_socket(&tcp6).then_some(tcp6),
+        dns: descriptor(5),
+        control: descriptor(6),
+        life: descriptor(7),
+    };
+    let records = record::Records::new(descriptor(8), descriptor(9));
+    server::Egress::new(config, sockets, records)
+        .and_then(server::Egress::run)
+        .map_err(|errno| std::io::Error::from_raw_os_error(errno).to_string())
+}
+
+fn descriptor(number: i32) -> OwnedFd {
+    // SAFETY: the launcher gave us these numbers, and each is taken once.
+    unsafe { OwnedFd::from_raw_fd(number) }
+}
+
+fn is_socket(fd: &OwnedFd) -> bool {
+    // SAFETY: an all-zero stat is a valid value to be filled in.
+    unsafe {
+        let mut stat: libc::stat = std::mem::zeroed();
+        sys::check(libc::fstat(fd.as_raw_fd(), &mut stat)).is_ok()
+            && stat.st_mode & libc::S_IFMT == libc::S_IFSOCK
+    }
+}

@@ -1,0 +1,147 @@
+//! Lookups of names at the host's name servers.
+//!
+//! Each lookup has a socket and two random ids of its own, so a false reply must guess 48 bits. Both
+//! address families are asked for at once; a server that does not answer is followed by the next one.
+
+use crate::dns::{self, Reply};
+use crate::sys::{self, check, Result};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::unix::io::{AsRawFd, RawFd};
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_millis(2500);
+const ROUNDS: usize = 2;
+const KINDS: [u16; 2] = [dns::A, dns::AAAA];
+
+pub struct Lookup {
+    pub name: String,
+    pub deadline: Instant,
+    servers: Vec<SocketAddr>,
+    attempt: usize,
+    socket: UdpSocket,
+    ids: [u16; 2],
+    replies: [Option<Reply>; 2],
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub enum Found {
+    Addresses(Vec<IpAddr>),
+    NoSuchName,
+    Failed,
+}
+
+impl Lookup {
+    /// Ask the first server; None if there is no server or the name cannot be asked for.
+    pub fn start(name: &str, servers: &[SocketAddr], now: Instant) -> Option<Lookup> {
+        let servers: Vec<SocketAddr> = servers.repeat(ROUNDS);
+        let (socket, ids) = ask(name, *servers.first()?)?;
+        Some(Lookup {
+            name: name.to_owned(),
+            deadline: now + PATIENCE,
+            servers,
+            attempt: 0,
+            socket,
+            ids,
+            replies: [None, None],
+        })
+    }
+
+    pub fn fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+
+    /// Read what arrived; return the result when it is complete.
+    pub fn read(&mut self) -> Option<Found> {
+        let mut buffer = [0u8; 1500];
+        while let Ok(n) = self.socket.recv(&mut buffer) {
+            for (i, kind) in KINDS.iter().enumerate() {
+                if let Some(reply) = dns::reply(&buffer[..n], self.ids[i], &self.name, *kind) {
+                    self.replies[i].get_or_insert(reply);
+                }
+            }
+        }
+        if self.replies.iter().all(Option::is_some) {
+            return Some(self.outcome());
+        }
+        None
+    }
+
+    /// After the deadline: use what is there, ask the next server, or give up. The caller watches the
+    /// new socket.
+    pub fn late(&mut self, now: Instant) -> Option<Found> {
+        if self.replies.iter().any(Option::is_some) {
+            return Some(self.outcome());
+        }
+        self.attempt += 1;
+        let next = self.servers.get(self.attempt).copied();
+        match next.and_then(|server| ask(&self.name, server)) {
+            Some((socket, ids)) => {
+                self.socket = socket;
+                self.ids = ids;
+                self.deadline = now + PATIENCE;
+                None
+            }
+            None => Some(Found::Failed),
+        }
+    }
+
+    fn outcome(&mut self) -> Found {
+        let replies: Vec<Reply> = self.replies.iter_mut().filter_map(Option::take).collect();
+        let addresses: Vec<IpAddr> = replies.iter().flat_map(|r| r.addresses.clone()).collect();
+        if !addresses.is_empty() {
+            return Found::Addresses(addresses);
+        }
+        if replies.iter().any(|r| r.code == dns::NO_SUCH_NAME) {
+            return Found::NoSuchName;
+        }
+        if replies.iter().all(|r| r.code == dns::NO_ERROR) {
+            return Found::Addresses(Vec::new());
+        }
+        Found::Failed
+    }
+}
+
+fn ask(name: &str, server: SocketAddr) -> Option<(UdpSocket, [u16; 2])> {
+    let any: SocketAddr = if server.is_ipv4() {
+        ([0, 0, 0, 0], 0).into()
+    } else {
+        (std::net::Ipv6Addr::UNSPECIFIED, 0).into()
+    };
+    let socket = UdpSocket::bind(any).ok()?;
+    socket.connect(server).ok()?;
+    socket.set_nonblocking(true).ok()?;
+    let ids = random_ids().ok()?;
+    for (id, kind) in ids.iter().zip(KINDS) {
+        socket.send(&dns::query(*id, name, kind)?).ok()?;
+    }
+    Some((socket, ids))
+}
+
+fn random_ids() -> Result<[u16; 2]> {
+    let mut bytes = [0u8; 4];
+    // SAFETY: the buffer has the given length.
+    check(unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), 4, 0) } as libc::c_int)?;
+    let first = u16::from_ne_bytes([bytes[0], bytes[1]]);
+    Ok([first, u16::from_ne_bytes([bytes[2], bytes[3]]) ^ u16::from(first == 0)])
+}
+
+/// Return the addresses of this host's own devices.
+pub fn own_addresses() -> Vec<IpAddr> {
+    let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
+    // SAFETY: the list is freed below, and every pointer in it is checked before it is read.
+    unsafe {
+        if libc::getifaddrs(&mut list) != 0 {
+            return Vec::new();
+        }
+        let mut found = Vec::new();
+        let mut at = list;
+        while !at.is_null() {
+            if let Some(address) = sys::ip_of((*at).ifa_addr) {
+                found.push(address);
+            }
+            at = (*at).ifa_next;
+        }
+        libc::freeifaddrs(list);
+        found
+    }
+}

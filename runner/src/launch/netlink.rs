@@ -1,0 +1,260 @@
+//! Messages to the kernel's network configuration: the loopback device, routes and address translation.
+//!
+//! No program of the host is used, because a sandbox must also start where `ip` and `nft` are missing.
+//! Every request is acknowledged; the first refusal is the error.
+
+use crate::sys::{self, check, Errno, Result};
+use std::os::unix::io::{AsRawFd, OwnedFd};
+
+const LO: u32 = 1;
+const ALIGN: usize = 4;
+const NLM_F_REQUEST: u16 = 1;
+const NLM_F_ACK: u16 = 4;
+const NLM_F_CREATE: u16 = 0x400;
+const NLM_F_APPEND: u16 = 0x800;
+const NLA_F_NESTED: u16 = 0x8000;
+const NLMSG_ERROR: u16 = 2;
+
+const RTM_NEWLINK: u16 = 16;
+const RTM_NEWROUTE: u16 = 24;
+
+const NFTABLES: u16 = 10 << 8;
+const BATCH_BEGIN: u16 = 16;
+const BATCH_END: u16 = 17;
+const NEW_TABLE: u16 = NFTABLES;
+const NEW_CHAIN: u16 = NFTABLES | 3;
+const NEW_RULE: u16 = NFTABLES | 6;
+const TABLE: &[u8] = b"sandkasten\0";
+const CHAIN: &[u8] = b"output\0";
+const HOOK_OUTPUT: u32 = 3;
+const PRIORITY_DSTNAT: i32 = -100;
+const META_L4PROTO: u32 = 16;
+const NETWORK_HEADER: u32 = 1;
+const REGISTER: u32 = 1;
+const VERDICT_REGISTER: u32 = 0;
+const ACCEPT: u32 = 1;
+
+/// Bytes of one or more messages.
+struct Messages {
+    bytes: Vec<u8>,
+    acknowledged: u32,
+    sequence: u32,
+}
+
+impl Messages {
+    fn new() -> Messages {
+        Messages {
+            bytes: Vec::new(),
+            acknowledged: 0,
+            sequence: 0,
+        }
+    }
+
+    fn message(&mut self, kind: u16, flags: u16, head: &[u8], body: &[u8]) {
+        self.sequence += 1;
+        if flags & NLM_F_ACK != 0 {
+            self.acknowledged += 1;
+        }
+        let length = (16 + padded(head.len()) + body.len()) as u32;
+        self.bytes.extend_from_slice(&length.to_ne_bytes());
+        self.bytes.extend_from_slice(&kind.to_ne_bytes());
+        self.bytes
+            .extend_from_slice(&(flags | NLM_F_REQUEST).to_ne_bytes());
+        self.bytes.extend_from_slice(&self.sequence.to_ne_bytes());
+        self.bytes.extend_from_slice(&[0; 4]);
+        self.bytes.extend_from_slice(head);
+        self.bytes.resize(self.bytes.len() + pad(head.len()), 0);
+        self.bytes.extend_from_slice(body);
+    }
+
+    /// Send all messages at once and wait for every acknowledgement.
+    fn send(self, protocol: libc::c_int) -> Result<()> {
+        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+        // SAFETY: plain system call.
+        let fd = sys::own(check(unsafe {
+            libc::socket(libc::AF_NETLINK, kind, protocol)
+        })?);
+        sys::write_all(fd.as_raw_fd(), &self.bytes)?;
+        let mut left = self.acknowledged;
+        let mut buffer = vec![0u8; 1 << 16];
+        while left > 0 {
+            left = left.saturating_sub(acknowledgements(&fd, &mut buffer)?);
+        }
+        Ok(())
+    }
+}
+
+fn acknowledgements(fd: &OwnedFd, buffer: &mut [u8]) -> Result<u32> {
+    // SAFETY: the buffer has the given length.
+    let n = unsafe { libc::recv(fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0) };
+    let n = check(n as libc::c_int)? as usize;
+    let mut at = 0;
+    let mut seen = 0;
+    while at + 20 <= n {
+        let length = u32::from_ne_bytes([buffer[at], buffer[at + 1], buffer[at + 2], buffer[at + 3]]);
+        let kind = u16::from_ne_bytes([buffer[at + 4], buffer[at + 5]]);
+        if kind == NLMSG_ERROR {
+            let code = i32::from_ne_bytes([
+                buffer[at + 16],
+                buffer[at + 17],
+                buffer[at + 18],
+                buffer[at + 19],
+            ]);
+            if code != 0 {
+                return Err(-code as Errno);
+            }
+            seen += 1;
+        }
+        at += padded(length.max(16) as usize);
+    }
+    Ok(seen)
+}
+
+fn pad(length: usize) -> usize {
+    padded(length) - length
+}
+
+fn padded(length: usize) -> usize {
+    (length + ALIGN - 1) / ALIGN * ALIGN
+}
+
+fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(4 + padded(value.len()));
+    out.extend_from_slice(&((4 + value.len()) as u16).to_ne_bytes());
+    out.extend_from_slice(&kind.to_ne_bytes());
+    out.extend_from_slice(value);
+    out.resize(padded(out.len()), 0);
+    out
+}
+
+fn nested(kind: u16, parts: &[Vec<u8>]) -> Vec<u8> {
+    attribute(kind | NLA_F_NESTED, &parts.concat())
+}
+
+/// Numbers of nftables are big-endian.
+fn number(kind: u16, value: u32) -> Vec<u8> {
+    attribute(kind, &value.to_be_bytes())
+}
+
+/// Set the loopback device up.
+pub fn loopback_up() -> Result<()> {
+    let up = libc::IFF_UP as u32;
+    // struct ifinfomsg: family, pad, type, index, flags, change.
+    let mut head = vec![0u8; 4];
+    for word in [LO, up, up] {
+        head.extend_from_slice(&word.to_ne_bytes());
+    }
+    let mut messages = Messages::new();
+    messages.message(RTM_NEWLINK, NLM_F_ACK, &head, &[]);
+    messages.send(libc::NETLINK_ROUTE)
+}
+
+/// Deliver packets for any address of the family to this namespace itself.
+pub fn everything_is_local(family: libc::c_int) -> Result<()> {
+    const TABLE_LOCAL: u8 = 255;
+    const PROTOCOL_BOOT: u8 = 3;
+    const SCOPE_HOST: u8 = 254;
+    const TYPE_LOCAL: u8 = 2;
+    const RTA_OIF: u16 = 4;
+    // struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags.
+    let mut head = vec![
+        family as u8,
+        0,
+        0,
+        0,
+        TABLE_LOCAL,
+        PROTOCOL_BOOT,
+        SCOPE_HOST,
+        TYPE_LOCAL,
+    ];
+    head.extend_from_slice(&[0; 4]);
+    let body = attribute(RTA_OIF, &LO.to_ne_bytes());
+    let mut messages = Messages::new();
+    messages.message(RTM_NEWROUTE, NLM_F_ACK | NLM_F_CREATE, &head, &body);
+    messages.send(libc::NETLINK_ROUTE)
+}
+
+/// Redirect TCP connections to anything but loopback to `port` on loopback.
+pub fn redirect_tcp(family: libc::c_int, port: u16) -> Result<()> {
+    const IPV4: u8 = 2;
+    const IPV6: u8 = 10;
+    let v4 = family == libc::AF_INET;
+    let head = [if v4 { IPV4 } else { IPV6 }, 0, 0, 0];
+    let batch = [0, 0, (NFTABLES >> 8 >> 8) as u8, (NFTABLES >> 8) as u8];
+    let create = NLM_F_ACK | NLM_F_CREATE;
+    let mut messages = Messages::new();
+    messages.message(BATCH_BEGIN, 0, &batch, &[]);
+    messages.message(NEW_TABLE, create, &head, &attribute(1, TABLE));
+    let hook = [number(1, HOOK_OUTPUT), number(2, PRIORITY_DSTNAT as u32)];
+    let chain = [
+        attribute(1, TABLE),
+        attribute(3, CHAIN),
+        nested(4, &hook),
+        attribute(7, b"nat\0"),
+    ];
+    messages.message(NEW_CHAIN, create, &head, &chain.concat());
+    let loopback = if v4 {
+        [payload(16, 1), equals(&[127])]
+    } else {
+        [payload(24, 16), equals(&std::net::Ipv6Addr::LOCALHOST.octets())]
+    };
+    let [load, compare] = loopback;
+    let add = create | NLM_F_APPEND;
+    messages.message(NEW_RULE, add, &head, &rule(&[load, compare, accept()]));
+    let redirect = [
+        expression(b"meta\0", &[number(1, REGISTER), number(2, META_L4PROTO)]),
+        equals(&[libc::IPPROTO_TCP as u8]),
+        expression(
+            b"immediate\0",
+            &[
+                number(1, REGISTER),
+                nested(2, &[attribute(1, &port.to_be_bytes())]),
+            ],
+        ),
+        expression(b"redir\0", &[number(1, REGISTER)]),
+    ];
+    messages.message(NEW_RULE, add, &head, &rule(&redirect));
+    messages.message(BATCH_END, 0, &batch, &[]);
+    messages.send(libc::NETLINK_NETFILTER)
+}
+
+fn rule(expressions: &[Vec<u8>]) -> Vec<u8> {
+    [
+        attribute(1, TABLE),
+        attribute(2, CHAIN),
+        nested(4, expressions),
+    ]
+    .concat()
+}
+
+fn expression(name: &[u8], parts: &[Vec<u8>]) -> Vec<u8> {
+    nested(1, &[attribute(1, name), nested(2, parts)])
+}
+
+/// Load bytes of the network header.
+fn payload(offset: u32, length: u32) -> Vec<u8> {
+    let parts = [
+        number(1, REGISTER),
+        number(2, NETWORK_HEADER),
+        number(3, offset),
+        number(4, length),
+    ];
+    expression(b"payload\0", &parts)
+}
+
+fn equals(value: &[u8]) -> Vec<u8> {
+    let parts = [
+        number(1, REGISTER),
+        number(2, 0),
+        nested(3, &[attribute(1, value)]),
+    ];
+    expression(b"cmp\0", &parts)
+}
+
+fn accept() -> Vec<u8> {
+    let parts = [
+        number(1, VERDICT_REGISTER),
+        nested(2, &[nested(2, &[number(1, ACCEPT)])]),
+    ];
+    expression(b"immediate\0", &parts)
+}

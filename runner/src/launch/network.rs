@@ -1,0 +1,144 @@
+//! The network of a sandbox: a namespace in which every connection leads to one listener, and the process
+//! outside that owns this listener.
+//!
+//! The egress process is forked before anything else, so that it keeps the host's network and, for an
+//! ordinary user, its plain identity. It waits until we have made the sockets in the sandbox's namespace
+//! and know the sandbox's first process; both are passed to it, and then it becomes its program. If the
+//! launch fails, it sees that we are gone and ends.
+
+use crate::failure::{c_string, check, failed, io_failed, open, Failure, Outcome};
+use crate::plan::Network;
+use crate::{netlink, spawn, sys};
+use std::net::{TcpListener, UdpSocket};
+use std::os::unix::io::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+const STEP: &str = "network";
+/// Where redirected connections arrive. No program inside can use this port itself.
+const PORT: u16 = 65053;
+const SYS_PIDFD_OPEN: libc::c_long = 434;
+const OPEN_FILES: u64 = 8192;
+const START_PATIENCE: Duration = Duration::from_secs(10);
+
+/// The waiting egress process.
+pub struct Waiting {
+    pid: i32,
+    channel: OwnedFd,
+}
+
+/// Fork the process that will become the egress.
+pub fn start(network: &Network, cgroup: Option<&str>) -> Outcome<Waiting> {
+    let (ours, theirs) = sys::socket_pair().map_err(failed(STEP, "socketpair"))?;
+    let pid = spawn::born_in(cgroup)?;
+    if pid == 0 {
+        drop(ours);
+        let errno = match wait_and_become(network, &theirs) {
+            Ok(()) => 0,
+            Err(failure) => failure.errno.max(1),
+        };
+        let _ = sys::write_all(theirs.as_raw_fd(), &errno.to_ne_bytes());
+        // SAFETY: ends a forked child without running what belongs to its parent.
+        unsafe { libc::_exit(spawn::NOT_EXECUTED) };
+    }
+    Ok(Waiting { pid, channel: ours })
+}
+
+impl Waiting {
+    /// Enter a new network namespace and pass on its sockets. Everything started from now on is in it.
+    pub fn prepare(&self) -> Outcome<()> {
+        // SAFETY: plain system call.
+        check(STEP, "make a network namespace", unsafe {
+            libc::unshare(libc::CLONE_NEWNET)
+        })?;
+        netlink::loopback_up().map_err(failed(STEP, "set the loopback device up"))?;
+        let families = [(libc::AF_INET, "127.0.0.1"), (libc::AF_INET6, "::1")];
+        let mut sockets: Vec<OwnedFd> = Vec::new();
+        for (family, address) in families {
+            match listen(family, address) {
+                Ok(listener) => sockets.push(listener),
+                // A kernel without IPv6 has nothing to redirect there.
+                Err(_) if family == libc::AF_INET6 => {}
+                Err(failure) => return Err(failure),
+            }
+        }
+        let dns = UdpSocket::bind(("127.0.0.1", 53)).map_err(io_failed(STEP, "listen for DNS"))?;
+        sockets.insert(1, OwnedFd::from(dns));
+        let raw: Vec<RawFd> = sockets.iter().map(AsRawFd::as_raw_fd).collect();
+        sys::send_descriptors(self.channel.as_raw_fd(), &raw)
+            .map_err(failed(STEP, "pass the sockets on"))
+    }
+
+    /// Let the egress go: the sandbox has started. Returns when it runs its program.
+    pub fn release(self, first: i32) -> Outcome<()> {
+        // SAFETY: plain system call.
+        let life = unsafe { libc::syscall(SYS_PIDFD_OPEN, first, 0) } as libc::c_int;
+        let life = sys::own(check(STEP, "watch the sandbox", life)?);
+        sys::send_descriptors(self.channel.as_raw_fd(), &[life.as_raw_fd()])
+            .map_err(failed(STEP, "pass the sandbox on"))?;
+        let mut errno = [0u8; 4];
+        match spawn::read_within(self.channel.as_raw_fd(), &mut errno, START_PATIENCE) {
+            Some(0) => Ok(()),
+            Some(4) => {
+                let errno = i32::from_ne_bytes(errno);
+                Err(Failure::new(STEP, "start the egress", errno))
+            }
+            _ => {
+                spawn::kill_and_reap(self.pid);
+                Err(Failure::new(STEP, "start the egress", libc::ETIMEDOUT))
+            }
+        }
+    }
+}
+
+fn listen(family: libc::c_int, address: &str) -> Outcome<OwnedFd> {
+    let what = |text: &str| format!("{} ({})", text, address);
+    netlink::everything_is_local(family).map_err(failed(STEP, what("add a route")))?;
+    netlink::redirect_tcp(family, PORT).map_err(failed(STEP, what("redirect connections")))?;
+    let listener = TcpListener::bind((address, PORT)).map_err(io_failed(STEP, "listen"))?;
+    listener.set_nonblocking(true).map_err(io_failed(STEP, "listen"))?;
+    Ok(OwnedFd::from(listener))
+}
+
+/// In the child. Returns only if it could not become the program.
+fn wait_and_become(network: &Network, channel: &OwnedFd) -> Outcome<()> {
+    let gone = || Failure::new(STEP, "the launch failed", libc::ECANCELED);
+    let mut sockets = sys::receive_descriptors(channel.as_raw_fd(), 3).map_err(|_| gone())?;
+    let mut life = sys::receive_descriptors(channel.as_raw_fd(), 1).map_err(|_| gone())?;
+    let (life, tcp4) = match (life.pop(), sockets.len()) {
+        (Some(life), 2..=3) => (life, sockets.remove(0)),
+        _ => return Err(gone()),
+    };
+    let dns = sockets.remove(0);
+    let null = open(STEP, "/dev/null", libc::O_RDWR, 0)?;
+    let tcp6 = sockets.pop().map_or(null, IntoRawFd::into_raw_fd);
+    let append = libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND;
+    let moves = vec![
+        (tcp4.as_raw_fd(), 3),
+        (tcp6, 4),
+        (dns.as_raw_fd(), 5),
+        (network.control_fd, 6),
+        (life.as_raw_fd(), 7),
+        (open(STEP, &network.records[0], append, 0o600)?, 8),
+        (open(STEP, &network.records[1], append, 0o600)?, 9),
+        (open(STEP, &network.config, libc::O_RDONLY, 0)?, 10),
+    ];
+    let program = c_string(STEP, &network.program)?;
+    let argv = vec![c_string(STEP, "sandkasten-egress")?];
+    let _ = sys::lower_limit(libc::RLIMIT_NOFILE, OPEN_FILES);
+    let _ = sys::lower_limit(libc::RLIMIT_CORE, 0);
+    if let Some(id) = network.id {
+        become_user(id)?;
+    }
+    spawn::become_program(&program, &argv, &moves, -1, null)
+}
+
+/// Give up every privilege for good.
+fn become_user(id: u32) -> Outcome<()> {
+    // SAFETY: plain system calls. Changing all three user ids from root clears the capabilities.
+    unsafe {
+        check(STEP, "setgroups", libc::setgroups(0, std::ptr::null()))?;
+        check(STEP, "setresgid", libc::setresgid(id, id, id))?;
+        check(STEP, "setresuid", libc::setresuid(id, id, id))?;
+    }
+    Ok(())
+}

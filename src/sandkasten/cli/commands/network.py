@@ -1,0 +1,133 @@
+"""`net …`: what a sandbox may reach, and what it tried to reach."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sandkasten.cli.options import Id, Json, state_of
+from sandkasten.cli.output import put, put_json, put_table, visible
+from sandkasten.cli.sandbox_names import resolve
+from sandkasten.cli.state import State, go
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sandkasten.model.sandbox.network_policy import NetworkAttempt
+
+_EVERY_S = 0.5
+
+# The first character keeps click from joining the lines.
+_EXAMPLES = """\b
+Examples:
+  sandkasten create --allow preset:pypi --allow api.example.com:443
+  sandkasten net log ID --follow
+  sandkasten net suggest ID
+  sandkasten update ID --allow preset:pypi --allow github.com"""
+
+
+def commands() -> typer.Typer:
+    group = typer.Typer(rich_markup_mode=None, no_args_is_help=True, epilog=_EXAMPLES)
+    group.callback(help="What a sandbox may reach, and what it tried to reach.")(_nothing)
+    group.command("show")(_show)
+    group.command("log")(_log)
+    group.command("suggest")(_suggest)
+    return group
+
+
+def _nothing() -> None:
+    """What a sandbox may reach, and what it tried to reach."""
+
+
+def _show(context: typer.Context, id: Id, json: Json = False) -> None:
+    """Show rules and counters."""
+    go(_status(state_of(context, json=json), id, only_rules=False))
+
+
+def _suggest(context: typer.Context, id: Id, json: Json = False) -> None:
+    """Print the smallest list of rules that the sandbox needed so far, one per line."""
+    go(_status(state_of(context, json=json), id, only_rules=True))
+
+
+def _log(
+    context: typer.Context,
+    id: Id,
+    since_seq: Annotated[
+        int, typer.Option("--since-seq", metavar="N", min=0, help="Only entries after number N.")
+    ] = 0,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Wait for new entries until Ctrl-C.")
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document; with --follow, one per line.")
+    ] = False,
+) -> None:
+    """List attempts, oldest first."""
+    go(_attempts(state_of(context, json=json), id, since_seq, follow=follow))
+
+
+async def _status(state: State, start: str, *, only_rules: bool) -> None:
+    from sandkasten.client.server.server_pool import connect
+    from sandkasten.model.json_codec import to_json
+
+    transport = await connect(state.place)
+    found = await transport.network.status(await resolve(state, start))
+    if state.json:
+        put_json(list(found.suggested) if only_rules else to_json(found))
+        return
+    if only_rules:
+        for rule in found.suggested:
+            put(rule)
+        return
+    rules: Any = found.network
+    shown = rules if isinstance(rules, str) else ", ".join(rules.get("allow", ()))
+    counted = (found.open, found.opened, found.refused, found.bytes_in, found.bytes_out)
+    heads = ("NETWORK", "OPEN", "OPENED", "REFUSED", "BYTES IN", "BYTES OUT")
+    put_table(heads, [(shown, *(str(one) for one in counted))])
+
+
+async def _attempts(state: State, start: str, since_seq: int, *, follow: bool) -> None:
+    from sandkasten.client.server.server_pool import connect
+    from sandkasten.model.json_codec import to_json
+
+    transport = await connect(state.place)
+    the_id = await resolve(state, start)
+    found = await transport.network.log(the_id, since_seq=since_seq)
+    if not follow:
+        if state.json:
+            put_json([to_json(one) for one in found])
+        else:
+            put_table(("SEQ", "AT", "EVENT", "TO", "RULE", "DETAIL"), _cells(found))
+        return
+    while True:
+        for one, cells in zip(found, _cells(found), strict=True):
+            since_seq = one.seq
+            if state.json:
+                put_json(to_json(one))
+            else:
+                put("  ".join(visible(cell) for cell in cells))
+        await asyncio.sleep(_EVERY_S)
+        found = await transport.network.log(the_id, since_seq=since_seq)
+
+
+def _moved(one: NetworkAttempt) -> str:
+    return "-" if one.ms is None else f"{one.bytes_in} in, {one.bytes_out} out, {one.ms} ms"
+
+
+def _cells(found: Sequence[NetworkAttempt]) -> list[tuple[str, ...]]:
+    from sandkasten.cli.commands.listings import moment
+
+    return [
+        (
+            str(one.seq),
+            moment(one.at),
+            one.event,
+            f"{one.host or one.address}:{one.port}",
+            one.rule,
+            one.reason
+            or (f"{one.bytes_in} in, {one.bytes_out} out" if one.ms is not None else "-"),
+        )
+        for one in found
+    ]

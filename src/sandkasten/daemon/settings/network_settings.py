@@ -1,0 +1,135 @@
+"""Settings of the network: what sandboxes may reach at most, and names and addresses of it."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sandkasten.daemon.settings.setting_fields import setting
+from sandkasten.daemon.settings.setting_parsers import invalid, string_list
+from sandkasten.errors import InvalidConfiguration, InvalidRequest
+from sandkasten.model.sandbox.network_policy import PRESETS, NetworkCeiling, parse_rule
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Lists = dict[str, tuple[str, ...]]
+
+
+def network_rules(name: str, value: object) -> tuple[str, ...]:
+    """Accept `none`, `full` or rules. Presets are checked when they are all known."""
+    if value in ("none", "full"):
+        return ("*",) if value == "full" else ()
+    rules = string_list(name, value)
+    for rule in rules:
+        if rule != "*" and not rule.startswith("preset:"):
+            _checked_rule(name, rule)
+    return rules
+
+
+def _checked_rule(name: str, rule: str) -> str:
+    try:
+        return parse_rule(rule).text
+    except InvalidRequest as exc:
+        raise InvalidConfiguration(f"{name}: {exc.message}", hint=exc.hint, setting=name) from exc
+
+
+def address_ranges(name: str, value: object) -> tuple[str, ...]:
+    ranges = string_list(name, value)
+    try:
+        return tuple(str(ipaddress.ip_network(one, strict=False)) for one in ranges)
+    except ValueError as exc:
+        raise invalid(name, "addresses or networks such as 10.1.0.0/16", value) from exc
+
+
+def server_list(name: str, value: object) -> tuple[str, ...]:
+    servers = []
+    for one in string_list(name, value):
+        host, colon, port = (
+            one.rpartition(":") if one.count(":") == 1 or "]" in one else (one, "", "")
+        )
+        try:
+            address = ipaddress.ip_address(host.strip("[]"))
+            number = int(port) if colon else 53
+        except ValueError as exc:
+            raise invalid(name, "addresses such as 192.0.2.53 or 192.0.2.53:53", value) from exc
+        shown = f"[{address}]" if address.version == 6 else str(address)
+        servers.append(f"{shown}:{number}")
+    return tuple(servers)
+
+
+def lists(name: str, value: object) -> Lists:
+    """Accept a mapping of names to lists, or strings `name=one+two`."""
+    if isinstance(value, dict):
+        return {str(key): string_list(f"{name}.{key}", found) for key, found in value.items()}
+    pairs = (item.partition("=") for item in string_list(name, value))
+    return {key: tuple(found.split("+")) for key, _, found in pairs}
+
+
+def host_addresses(name: str, value: object) -> Lists:
+    hosts = lists(name, value)
+    for host, addresses in hosts.items():
+        _checked_rule(name, host)
+        address_ranges(name, list(addresses))
+    return {host.lower(): addresses for host, addresses in hosts.items()}
+
+
+def presets(name: str, value: object) -> Lists:
+    found = lists(name, value)
+    for rules in found.values():
+        for rule in rules:
+            _checked_rule(name, rule)
+    return found
+
+
+def show_lists(value: Mapping[str, tuple[str, ...]]) -> list[str]:
+    return [f"{name}={'+'.join(found)}" for name, found in value.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSettings:
+    reachable: tuple[str, ...] = setting(
+        "network.reachable",
+        address_ranges,
+        (),
+        "Networks that rules may open although their addresses are not public.",
+    )
+    servers: tuple[str, ...] = setting(
+        "network.servers",
+        server_list,
+        (),
+        "Name servers of sandboxes; default: those of this machine.",
+    )
+    hosts: Mapping[str, tuple[str, ...]] = setting(
+        "network.hosts",
+        host_addresses,
+        {},
+        "Names with fixed addresses, as in /etc/hosts.",
+        show=show_lists,
+    )
+    presets: Mapping[str, tuple[str, ...]] = setting(
+        "network.presets",
+        presets,
+        {},
+        "Presets of rules in addition to the built-in ones.",
+        show=show_lists,
+    )
+
+    def ceiling(self, allow: tuple[str, ...] | None) -> NetworkCeiling:
+        """Return the operator's limits. `allow` is policy.network."""
+        known = {**PRESETS, **self.presets}
+        for rule in allow or ():
+            if rule.startswith("preset:") and rule.removeprefix("preset:") not in known:
+                raise InvalidConfiguration(
+                    f"policy.network: there is no {rule}",
+                    hint=f"known: {', '.join(sorted(known))}",
+                    setting="policy.network",
+                )
+        return NetworkCeiling(
+            allow=allow,
+            reachable=self.reachable,
+            hosts=self.hosts,
+            presets=known,
+            servers=self.servers,
+        )

@@ -1,0 +1,70 @@
+"""The network of a live sandbox: its rules, its counters, its record of attempts.
+
+Raises UnsupportedByBackend for a sandbox that was created without a network: the way out is made
+with the sandbox, and only its rules can change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.errors import UnsupportedByBackend
+from sandkasten.model.ids import sandbox_id
+from sandkasten.model.sandbox.network_policy import (
+    CLOSED,
+    NetworkAttempt,
+    NetworkStatus,
+    attempt,
+    suggested,
+)
+from sandkasten.ports import Networked
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from sandkasten.engine.handles import Handle, Handles
+    from sandkasten.model.sandbox.network_policy import NetworkPolicy
+
+_LOOK_EVERY_S: Final = 0.2
+
+
+class NetworkControl:
+    def __init__(self, handles: Handles) -> None:
+        self._handles = handles
+
+    async def status(self, text: str) -> NetworkStatus:
+        """Return rules and counters; zeros for a sandbox without a network."""
+        handle = await self._handles.get(sandbox_id(text))
+        network = handle.record.network
+        if network == CLOSED.public() or not isinstance(handle.cell, Networked):
+            return NetworkStatus()
+        counts = await handle.cell.network_counts()
+        tried = suggested(await self.log(text))
+        return NetworkStatus(network, **asdict(counts), suggested=tried)
+
+    async def log(self, text: str, *, since_seq: int = 0) -> list[NetworkAttempt]:
+        """Return the attempts after a sequence number; none for a sandbox without a network."""
+        handle = await self._handles.get(sandbox_id(text))
+        if not isinstance(handle.cell, Networked):
+            return []
+        return [attempt(one) for one in await handle.cell.network_records(since_seq)]
+
+    async def follow(self, text: str, *, since_seq: int = 0) -> AsyncIterator[NetworkAttempt]:
+        """Yield attempts as they happen, until the sandbox ends."""
+        while True:
+            for one in await self.log(text, since_seq=since_seq):
+                since_seq = one.seq
+                yield one
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def change(self, handle: Handle, policy: NetworkPolicy) -> None:
+        if handle.record.network == policy.public():
+            return
+        if handle.record.network == CLOSED.public() or not isinstance(handle.cell, Networked):
+            raise UnsupportedByBackend(
+                f"sandbox {handle.record.id} was created without a network",
+                hint="create it with a network; its rules can be changed later",
+            )
+        await handle.cell.change_network(policy)

@@ -1,0 +1,154 @@
+"""The process that is a sandbox's network: its files, its part of the launcher's plan, its control.
+
+Knows where things are on the host; decides nothing about destinations, which the rules do. The
+process itself is started by the launcher and ends with its sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.errors import SandboxLost
+from sandkasten.linux.launcher import listen
+from sandkasten.model.sandbox.network_policy import NetworkCounts, NetworkPolicy, parse_rule
+
+if TYPE_CHECKING:
+    import socket
+    from pathlib import Path
+
+    from sandkasten.model.sandbox.network_policy import NetworkCeiling
+
+CONTROL: Final = "egress.sock"
+CONFIG: Final = "egress.json"
+RECORDS: Final = ("egress.0", "egress.1")
+_RESOLV: Final = "/etc/resolv.conf"
+_MAX_ANSWER: Final = 1 << 16
+_TIMEOUT_S: Final = 5.0
+_MAX_RECORDS: Final = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Egress:
+    """What the launcher needs to start the process. Close it when the launcher has ended."""
+
+    control: socket.socket
+    plan: dict[str, object]
+
+    def close(self) -> None:
+        self.control.close()
+
+
+def prepare(
+    cell: Path, program: Path, policy: NetworkPolicy, ceiling: NetworkCeiling, user: int | None
+) -> Egress:
+    """Write the files of the process. `user` is who it runs as; None for an ordinary user."""
+    (cell / CONFIG).write_text(json.dumps(config(policy, ceiling)))
+    control = listen(cell / CONTROL)
+    return Egress(
+        control,
+        {
+            "program": os.fspath(program),
+            "id": user,
+            "control_fd": control.fileno(),
+            "config": os.fspath(cell / CONFIG),
+            "records": [os.fspath(cell / name) for name in RECORDS],
+        },
+    )
+
+
+def config(policy: NetworkPolicy, ceiling: NetworkCeiling) -> dict[str, object]:
+    return {
+        "rules": rules_json(policy),
+        "reachable": list(ceiling.reachable),
+        "servers": list(ceiling.servers) or name_servers(),
+        "hosts": {name: list(addresses) for name, addresses in ceiling.hosts.items()},
+        "connections": 256,
+        "names_per_minute": 600,
+        "idle_seconds": 900,
+    }
+
+
+def rules_json(policy: NetworkPolicy) -> dict[str, object]:
+    return {
+        "full": policy.full,
+        "dry_run": policy.dry_run,
+        "allow": [_rule_json(text) for text in policy.allow],
+        "deny": [_rule_json(text) for text in policy.deny],
+    }
+
+
+def _rule_json(text: str) -> dict[str, object]:
+    rule = parse_rule(text)
+    return {"text": rule.text, "host": rule.host, "network": rule.network, "port": rule.port}
+
+
+def name_servers(file: str = _RESOLV) -> list[str]:
+    """Return the name servers of this machine as `address:port`."""
+    try:
+        with open(file, encoding="utf-8", errors="replace") as lines:
+            words = [line.split() for line in lines]
+    except OSError:
+        return []
+    found = [line[1].partition("%")[0] for line in words if line[:1] == ["nameserver"] and line[1:]]
+    return [f"[{one}]:53" if ":" in one else f"{one}:53" for one in found[:3]]
+
+
+async def ask(cell: Path, command: dict[str, object]) -> dict[str, Any]:
+    """Send one command to the process and return its answer; SandboxLost if it has ended."""
+    directory = os.open(cell, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            reader, writer = await asyncio.open_unix_connection(
+                f"/proc/self/fd/{directory}/{CONTROL}", limit=_MAX_ANSWER
+            )
+            try:
+                writer.write(json.dumps(command).encode() + b"\n")
+                answer = json.loads(await reader.readline())
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, ValueError) as exc:
+        raise SandboxLost(
+            f"the network of sandbox {cell.name} does not answer", hint="create a new sandbox"
+        ) from exc
+    finally:
+        os.close(directory)
+    if not isinstance(answer, dict) or "error" in answer:
+        raise SandboxLost(
+            f"the network of sandbox {cell.name} refused a command", hint="create a new sandbox"
+        )
+    return answer
+
+
+async def change(cell: Path, policy: NetworkPolicy) -> None:
+    """Send new rules."""
+    await ask(cell, {"rules": rules_json(policy)})
+
+
+async def counts(cell: Path) -> NetworkCounts:
+    answer = await ask(cell, {})
+    return NetworkCounts(
+        **{one.name: int(answer.get(one.name, 0)) for one in fields(NetworkCounts)}
+    )
+
+
+def records(cell: Path, after: int = 0) -> list[dict[str, Any]]:
+    """Return the records after a sequence number, oldest first. Blocking, bounded."""
+    found: list[dict[str, Any]] = []
+    for name in RECORDS:
+        try:
+            with (cell / name).open("rb") as file:
+                data = file.read(_MAX_RECORDS)
+        except OSError:
+            continue
+        for line in data.splitlines():
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue  # written at this moment
+            if isinstance(record, dict) and record.get("seq", 0) > after:
+                found.append(record)
+    return sorted(found, key=lambda record: record["seq"])

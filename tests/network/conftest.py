@@ -1,0 +1,99 @@
+"""Servers on this machine's loopback, and sandboxes that may reach some of them by name."""
+
+from __future__ import annotations
+
+import http.server
+import socketserver
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sandkasten import Sandbox
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        if self.path == "/elsewhere":
+            self.send_response(302)
+            self.send_header("Location", f"http://evil.test:{self.server.server_port}/")  # type: ignore[attr-defined]
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        body = f"hello {self.headers['Host']}\n".encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+class _Echo(socketserver.BaseRequestHandler):
+    """A protocol in which the server speaks first."""
+
+    def handle(self) -> None:
+        self.request.sendall(b"READY\n")
+        while data := self.request.recv(65536):
+            self.request.sendall(data)
+
+
+class _Threaded(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+
+
+@contextmanager
+def served(server: socketserver.BaseServer) -> Iterator[int]:
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield server.server_address[1]  # type: ignore[misc]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def web() -> Iterator[int]:
+    """Return the port of an HTTP server."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    server.daemon_threads = True
+    with served(server) as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def echo() -> Iterator[int]:
+    """Return the port of a server that greets and then repeats what it gets."""
+    with served(_Threaded(("127.0.0.1", 0), _Echo)) as port:
+        yield port
+
+
+HOSTS = "good.test=127.0.0.1,evil.test=127.0.0.1,far.test=127.0.0.2,mixed.test=10.9.8.7+127.0.0.1"
+
+
+@pytest.fixture
+def boxed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Sandbox]]:
+    """Return what creates sandboxes; only 127.0.0.1 is open besides public addresses."""
+    monkeypatch.setenv("SANDKASTEN_NETWORK_REACHABLE", "127.0.0.1/32")
+    monkeypatch.setenv("SANDKASTEN_NETWORK_HOSTS", HOSTS)
+    monkeypatch.setenv("SANDKASTEN_NETWORK_SERVERS", "127.0.0.1:1")
+    made: list[Sandbox] = []
+
+    def create(**options: Any) -> Sandbox:
+        made.append(Sandbox(data_dir=str(tmp_path / "data"), **options))
+        return made[-1]
+
+    yield create
+    for one in made:
+        one.close()

@@ -1,0 +1,147 @@
+"""Network rules as people write them, and the operator's limits on them."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandkasten.daemon.settings.resolver import load
+from sandkasten.errors import InvalidConfiguration, InvalidRequest, PolicyDenied
+from sandkasten.model.sandbox.network_policy import (
+    CLOSED,
+    NetworkAttempt,
+    NetworkCeiling,
+    NetworkPolicy,
+    network_for,
+    parse_network,
+    parse_rule,
+    suggested,
+)
+
+
+@pytest.mark.parametrize("value", [None, "none", {}, {"allow": []}, False])
+def test_nothing_is_open_by_default(value):
+    assert parse_network(value) == CLOSED
+    assert parse_network(value).public() == "none"
+
+
+def test_full_and_rules_are_written_as_they_are_read():
+    assert parse_network("full").public() == "full"
+    rules = {"allow": ["a.example", "*.b.example:443"], "deny": ["x.b.example"], "dry_run": True}
+    assert parse_network(rules).public() == rules
+    assert parse_network(parse_network(rules).public()) == parse_network(rules)
+
+
+def test_a_preset_stands_for_its_rules():
+    allowed = parse_network({"allow": ["preset:pypi", "a.example"]}).allow
+    assert len(allowed) == 3
+    assert allowed[-1] == "a.example"
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "network", "port"),
+    [
+        ("Example.COM", "example.com", None, None),
+        ("*.example.com:8443", "*.example.com", None, 8443),
+        ("192.0.2.7", None, "192.0.2.7/32", None),
+        ("192.0.2.0/24", None, "192.0.2.0/24", None),
+        ("[2001:db8::1]:443", None, "2001:db8::1/128", 443),
+        ("2001:db8::/32", None, "2001:db8::/32", None),
+        ("example.com.", "example.com", None, None),
+    ],
+)
+def test_a_rule_names_a_host_or_a_network(text, host, network, port):
+    rule = parse_rule(text)
+    assert (rule.host, rule.network, rule.port) == (host, network, port)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0x7f.1", "2130706433", "127.1", "017700000001", "http://example.com", "exa mple.com",
+        "example.com:0", "example.com:99999", "example.com:http", "*", "*example.com", "a..b",
+        "-a.example", "", "ä.example", "a" * 400, "[::1", "1.2.3.4/33", "user@example.com", 7,
+    ],
+)  # fmt: skip
+def test_an_unusual_spelling_is_refused_and_not_guessed(text):
+    with pytest.raises(InvalidRequest) as refused:
+        parse_network({"deny": [text]})
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    "value", ["bridge", 7, ["a"], {"alow": []}, {"allow": "a"}, {"dry_run": 1}]
+)
+def test_what_is_no_network_is_refused(value):
+    with pytest.raises(InvalidRequest):
+        parse_network(value)
+
+
+def test_without_a_setting_the_operator_may_ask_and_a_key_may_not():
+    assert network_for("full", NetworkCeiling(), operator=True) == NetworkPolicy(full=True)
+    with pytest.raises(PolicyDenied):
+        network_for("full", NetworkCeiling(), operator=False)
+    assert network_for(None, NetworkCeiling(), operator=False) == CLOSED
+
+
+@pytest.mark.parametrize(
+    ("rule", "permitted"),
+    [
+        ("example.com", False), ("a.example.com", True), ("*.example.com", True),
+        ("*.a.example.com", True), ("*.com", False), ("b.test:443", True), ("b.test", False),
+        ("b.test:80", False), ("10.1.2.3", True), ("10.0.0.0/7", False), ("badexample.com", False),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("operator", [True, False])
+def test_a_request_stays_within_the_setting(rule, permitted, operator):
+    ceiling = NetworkCeiling(allow=("*.example.com", "b.test:443", "10.0.0.0/8"))
+    if permitted:
+        assert network_for({"allow": [rule]}, ceiling, operator=operator).allow == (rule,)
+        return
+    with pytest.raises(PolicyDenied) as refused:
+        network_for({"allow": [rule]}, ceiling, operator=operator)
+    assert refused.value.details["rule"] == "policy.network"
+
+
+@pytest.mark.parametrize("value", ["full", {"allow": ["*"]}, {"dry_run": True}])
+def test_full_and_a_dry_run_need_an_open_setting(value):
+    with pytest.raises(PolicyDenied):
+        network_for(value, NetworkCeiling(allow=("*.example.com",)), operator=True)
+    assert network_for(value, NetworkCeiling(allow=("*",)), operator=False)
+
+
+def test_settings_are_read_from_a_file_and_from_variables(tmp_path):
+    (tmp_path / "sandkasten.yaml").write_text(
+        "policy:\n  network: [preset:mine, b.test]\n"
+        "network:\n  presets:\n    mine: [a.test:443]\n  hosts:\n    a.test: [192.0.2.1]\n"
+    )
+    found = load({}, {"SANDKASTEN_NETWORK_REACHABLE": "10.0.0.0/8"}, tmp_path).policy.network
+    assert found.allow == ("preset:mine", "b.test")
+    assert found.presets["mine"] == ("a.test:443",)
+    assert (found.reachable, dict(found.hosts)) == (("10.0.0.0/8",), {"a.test": ("192.0.2.1",)})
+    assert load({"policy.network": "none"}, {}, tmp_path).policy.network.allow == ()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"policy.network": "preset:none-such"},
+        {"policy.network": "0x7f.1"},
+        {"network.reachable": "everything"},
+        {"network.servers": "dns.example"},
+        {"network.hosts": "a.test=there"},
+        {"network.presets": "mine=a b"},
+    ],
+)
+def test_wrong_settings_are_refused(flags, tmp_path):
+    with pytest.raises(InvalidConfiguration):
+        load(flags, {}, tmp_path)
+
+
+def test_the_smallest_list_of_rules_is_suggested():
+    tried = [
+        NetworkAttempt(1, 0.0, "refused", 443, host="b.test"),
+        NetworkAttempt(2, 0.0, "opened", 80, host="a.test"),
+        NetworkAttempt(3, 0.0, "closed", 80, host="a.test"),
+        NetworkAttempt(4, 0.0, "refused", 22, address="2001:db8::1"),
+    ]
+    assert suggested(tried) == ("[2001:db8::1]:22", "a.test:80", "b.test:443")

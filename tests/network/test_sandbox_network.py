@@ -1,0 +1,269 @@
+"""Real programs in sandboxes, and real servers outside: what is allowed works, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from sandkasten import Images, Sandbox
+from sandkasten.daemon.daemon_assembly import open_daemon
+from sandkasten.daemon.settings.resolver import load
+from sandkasten.errors import UnsupportedByBackend
+from tests import imagekit
+from tests.network.conftest import HOSTS
+from tests.ordinary_user import OrdinaryUser
+from tests.patience import PATIENCE_S
+
+pytestmark = pytest.mark.root
+
+BACKENDS = ["local", "oci"]
+
+
+def get(box: Sandbox, url: str, *options: str) -> tuple[int | None, str]:
+    done = box.exec(["curl", "-sS", "-m", "10", *options, url])
+    return done.exit_code, done.output.strip()
+
+
+@pytest.mark.promise("P75")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_sandbox_reaches_what_is_allowed_and_nothing_else(boxed, web, echo, backend):
+    allow = [f"good.test:{web}", f"good.test:{echo}", f"far.test:{web}", f"mixed.test:{web}"]
+    box = boxed(backend=backend, network={"allow": allow})
+    assert get(box, f"http://good.test:{web}/") == (0, f"hello good.test:{web}")
+    # A server that speaks first.
+    talk = f"exec 3<>/dev/tcp/good.test/{echo}; head -1 <&3; echo back >&3; head -1 <&3"
+    assert box.exec(["bash", "-c", talk]).output == "READY\nback\n"
+    # The operator opened one of its two addresses.
+    assert get(box, f"http://mixed.test:{web}/")[0] == 0
+    refused = {
+        "another name at the same address": f"http://evil.test:{web}/",
+        "another port": f"http://good.test:{web + 1}/",
+        "a name that leads to a closed address": f"http://far.test:{web}/",
+        "an address": f"http://127.0.0.2:{web}/",
+        "metadata": "http://169.254.169.254/latest/",
+        "private": "http://10.0.0.1/",
+        "decimal": f"http://2130706433:{web}/",
+        "hexadecimal": f"http://0x7f.1:{web}/",
+        "mapped": f"http://[::ffff:127.0.0.1]:{web}/",
+        "IPv6": "http://[fd00:ec2::254]/",
+        "public": "http://1.1.1.1/",
+        "a redirect": f"http://good.test:{web}/elsewhere",
+        "another host in the request": f"http://good.test:{web}/x",
+    }
+    for name, url in refused.items():
+        more = ("-H", "Host: evil.test") if name == "another host in the request" else ("-L",)
+        status, output = get(box, url, *more)
+        assert "hello" not in output, name
+        assert status != 0 or "may not reach" in output, (name, status, output)
+    log = box.network_log()
+    assert {one.host for one in log if one.event == "opened" and one.allowed} >= {"good.test"}
+    assert {one.host for one in log if one.event == "refused"} >= {"evil.test", "far.test"}
+    assert [one.seq for one in log] == sorted({one.seq for one in log})
+    status = box.network()
+    assert status.opened >= 3
+    assert status.refused >= 3
+    assert status.bytes_in > 0
+    assert f"evil.test:{web}" in status.suggested
+
+
+def test_a_sandbox_on_an_image_has_names(boxed, web, tmp_path):
+    Images(data_dir=tmp_path / "data").import_archive(imagekit.debian_tar(), name="debian")
+    box = boxed(image="debian", network={"allow": [f"good.test:{web}"]})
+    code = (
+        f"import urllib.request as u; print(u.urlopen('http://good.test:{web}/').read().decode())"
+    )
+    assert box.exec(["python3", "-c", code]).output.strip() == f"hello good.test:{web}"
+
+
+def test_rules_change_at_once_and_end_open_connections(boxed, web, echo):
+    box = boxed(network={"allow": [f"good.test:{echo}"]})
+    talk = f"exec 3<>/dev/tcp/good.test/{echo}; head -1 <&3; cat <&3; echo ended"
+    process = box.start(["bash", "-c", talk])
+    with process.follow() as output:
+        assert "READY" in next(iter(output)).text
+    box.update(network={"allow": [f"good.test:{web}"]})
+    assert process.wait().output.endswith("ended\n")
+    assert get(box, f"http://good.test:{web}/")[0] == 0
+    assert box.info().network == {"allow": [f"good.test:{web}"]}
+    assert get(box, f"http://good.test:{echo}/")[1].startswith("This sandbox may not reach")
+
+
+def test_a_network_cannot_be_added_later(boxed):
+    box = boxed()
+    with pytest.raises(UnsupportedByBackend):
+        box.update(network="full")
+    assert box.network().network == "none"
+    assert box.network_log() == []
+
+
+def test_a_dry_run_allows_and_reports(boxed, web):
+    box = boxed(network={"allow": ["other.test"], "dry_run": True})
+    assert get(box, f"http://good.test:{web}/")[0] == 0
+    opened = [one for one in box.network_log() if one.event == "opened"]
+    assert [(one.host, one.allowed, one.rule) for one in opened] == [
+        ("good.test", False, "default")
+    ]
+
+
+def test_a_dry_run_still_keeps_closed_addresses_closed(boxed, web):
+    box = boxed(network={"allow": ["other.test"], "dry_run": True})
+    assert "may not reach" in get(box, f"http://far.test:{web}/")[1]
+
+
+def _egress_of(box: Sandbox, tmp_path: Path) -> int:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                links = [os.readlink(one) for one in (entry / "fd").iterdir()]
+                name = (entry / "comm").read_text().strip()
+            except OSError:
+                continue
+            if name.startswith("sandkasten-egr") and any(box.id in link for link in links):
+                return int(entry.name)
+    raise AssertionError("the sandbox has no egress process")
+
+
+def test_the_egress_is_not_root_and_ends_with_its_sandbox(boxed, tmp_path):
+    box = boxed(network="full")
+    pid = _egress_of(box, tmp_path)
+    status = Path(f"/proc/{pid}/status").read_text()
+    assert "Uid:\t0\t" not in status
+    assert "CapEff:\t0000000000000000" in status
+    assert "NoNewPrivs:\t1" in status
+    box.close()
+    end = time.monotonic() + PATIENCE_S
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_without_its_egress_a_sandbox_reaches_nothing(boxed, web, tmp_path):
+    box = boxed(network={"allow": [f"good.test:{web}"]})
+    assert get(box, f"http://good.test:{web}/")[0] == 0
+    os.kill(_egress_of(box, tmp_path), signal.SIGKILL)
+    status, output = get(box, f"http://good.test:{web}/")
+    assert status != 0
+    assert "hello" not in output
+
+
+def test_an_ordinary_user_has_the_same_network(web):
+    script = (
+        "from sandkasten import Sandbox\n"
+        f"with Sandbox(network={{'allow': ['good.test:{web}']}}) as box:\n"
+        f"    print(box.exec('curl -sS -m 10 http://good.test:{web}/').output.strip())\n"
+        f"    print(box.exec('curl -sS -m 10 http://evil.test:{web}/').output.split()[0])\n"
+    )
+    env = {
+        "SANDKASTEN_NETWORK_REACHABLE": "127.0.0.1/32",
+        "SANDKASTEN_NETWORK_HOSTS": "good.test=127.0.0.1,evil.test=127.0.0.1",
+    }
+    with OrdinaryUser() as user:
+        done = user.python("-c", script, env=env, timeout_s=PATIENCE_S)
+    assert done.stdout.split("\n")[:2] == [f"hello good.test:{web}", "This"], done.stderr
+
+
+def test_a_connection_survives_the_end_of_its_creator(boxed, echo, tmp_path):
+    """The process that made the sandbox is killed; another one goes on with it."""
+    script = (
+        "import sys, time\n"
+        "from sandkasten import Sandbox\n"
+        f"network = {{'allow': ['good.test:{echo}']}}\n"
+        f"box = Sandbox(network=network, data_dir={str(tmp_path / 'data')!r})\n"
+        f"box.exec('exec 3<>/dev/tcp/good.test/{echo}; head -1 <&3')\n"
+        "print(box.id, flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
+    ) as made:
+        assert made.stdout is not None
+        the_id = made.stdout.readline().strip()
+        made.kill()
+    box = Sandbox.attach(the_id, data_dir=str(tmp_path / "data"))
+    try:
+        assert box.exec("echo still here >&3; head -1 <&3").output == "still here\n"
+    finally:
+        box.close()
+
+
+def test_the_command_line_creates_shows_and_changes_a_network(web, tmp_path):
+    env = {
+        "PATH": os.environ["PATH"],
+        "SANDKASTEN_DATA_DIR": str(tmp_path / "data"),
+        "SANDKASTEN_NETWORK_REACHABLE": "127.0.0.1/32",
+        "SANDKASTEN_NETWORK_HOSTS": HOSTS,
+    }
+
+    def cli(*words: str) -> str:
+        command = [sys.executable, "-m", "sandkasten.cli", *words]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    the_id = cli("create", "--allow", f"good.test:{web}")
+    try:
+        assert cli("exec", the_id, f"curl -sS http://good.test:{web}/").startswith("hello")
+        assert "may not reach" in cli("exec", the_id, f"curl -sS http://evil.test:{web}/")
+        assert cli("net", "suggest", the_id).split() == [f"evil.test:{web}", f"good.test:{web}"]
+        log = json.loads(cli("net", "log", the_id, "--json"))
+        assert [one["event"] for one in log] == ["opened", "closed", "refused"]
+        assert f"good.test:{web}" in cli("net", "show", the_id)
+        cli("update", the_id, "--allow", f"evil.test:{web}")
+        assert cli("exec", the_id, f"curl -sS http://evil.test:{web}/").startswith("hello")
+    finally:
+        cli("rm", the_id)
+
+
+async def test_a_daemon_shows_the_network_and_holds_keys_to_the_setting(web, tmp_path):
+    settings = load(
+        {
+            "data_dir": str(tmp_path / "data"),
+            "listen": "127.0.0.1:0",
+            "api_key": "the-key-of-the-operator",
+            "network.reachable": "127.0.0.1/32",
+            "network.hosts": HOSTS,
+        },
+        {},
+        tmp_path,
+    )
+    rules = {"network": {"allow": [f"good.test:{web}"]}}
+    async with open_daemon(settings) as daemon, aiohttp.ClientSession() as session:
+
+        async def ask(method: str, path: str, key: str, body: object = None) -> tuple[int, Any]:
+            headers = {"Authorization": f"Bearer {key}"}
+            url = daemon.http.url + path
+            async with session.request(method, url, json=body, headers=headers) as answer:
+                return answer.status, await answer.json()
+
+        operator = "the-key-of-the-operator"
+        _, made = await ask("POST", "/v1/keys", operator, {"tenant": "acme"})
+        status, refused = await ask("POST", "/v1/sessions", made["key"], rules)
+        assert (status, refused["code"], refused["details"]["rule"]) == (
+            403,
+            "FORBIDDEN",
+            "policy.network",
+        )
+        status, box = await ask("POST", "/v1/sessions", operator, rules)
+        assert (status, box["network"]) == (201, rules["network"])
+        path = f"/v1/sessions/{box['id']}"
+        command = {"cmd": f"curl -sS http://evil.test:{web}/; curl -sS http://good.test:{web}/"}
+        await ask("POST", f"{path}/exec", operator, command)
+        _, shown = await ask("GET", f"{path}/network", operator)
+        assert (shown["network"], shown["refused"], shown["opened"]) == (rules["network"], 1, 1)
+        _, log = await ask("GET", f"{path}/network/log?since_seq=1", operator)
+        assert [one["seq"] for one in log] == [2, 3]
+        url = f"{daemon.http.url}{path}/network/log?follow=true"
+        async with session.get(url, headers={"Authorization": f"Bearer {operator}"}) as events:
+            first = await events.content.readuntil(b"\n\n")
+            assert b"event: attempt" in first
+            assert b"evil.test" in first
+        await ask("DELETE", path, operator)
