@@ -139,7 +139,8 @@ def test_unfinished_code_is_recognised(source, lines):
 
 def _foreign_words(content: str, root: Path = tree.ROOT) -> list[str]:
     """Hosts of package registries and paths that exist on one machine only."""
-    paths = ["/work/" + "main", "/work/" + "shared", "/root/" + "."]
+    # `main` alone: in a sandbox, /work is the workspace and has a main.py.
+    paths = ["/work/" + "main/", "/work/" + "shared", "/root/" + "."]
     # A checkout in /tmp/x says nothing: that is what people call things in examples.
     if len(root.parts) > 4:
         paths.append(str(root))
@@ -163,7 +164,7 @@ def test_a_registry_host_and_a_machine_path_are_recognised():
     home = Path("/home/somebody/src/sandkasten")
     assert _foreign_words(f"see {home}/x", home) == [str(home)]
     assert _foreign_words("see /tmp/x/y", Path("/tmp/x")) == []
-    assert _foreign_words("pip install sandkasten; /workspace/x; /root") == []
+    assert _foreign_words("pip install sandkasten; /workspace/x; /work/main.py; /root") == []
 
 
 def test_nothing_tells_a_user_to_install_the_other_project_of_that_name():

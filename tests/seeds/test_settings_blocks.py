@@ -74,7 +74,7 @@ def test_a_settings_file_is_read_without_a_warning(tmp_path, source):
     settings = load({}, PLAIN_TCP, tmp_path)
     assert settings.warnings == ()
     read = {one.name for one in settings.origins() if one.origin.startswith("file ")}
-    assert len(read) == len(_names(yaml.safe_load(source.text)))
+    assert len(read) >= len(_names(yaml.safe_load(source.text)))
 
 
 def _names(value: Any, prefix: str = "") -> list[str]:
