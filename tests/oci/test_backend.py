@@ -339,7 +339,7 @@ async def test_a_gvisor_build_in_which_ordinary_programs_fail_is_refused(
     readiness = await backend.probe()
     assert not readiness.ready
     assert "false fails inside with status 1" in readiness.reason
-    assert "runsc" in readiness.remedy
+    assert "gVisor" in readiness.remedy
     with pytest.raises(BackendUnavailable):
         await backend.create(new_sandbox_id(), HOST)
     assert list((tmp_path / "gvisor" / "cells").iterdir()) == []

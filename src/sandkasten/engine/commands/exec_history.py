@@ -113,13 +113,13 @@ class ExecHistory:
         listed = {reply.exec_id: reply for reply in replies}
         count = 0
         for exec_id in {*listed, *(row.id for row in noted.values() if row.status == "running")}:
-            reply = listed.get(exec_id)
-            row = noted.get(exec_id) or _found(record, reply, exec_id)
-            if row.status == "running" and (reply is None or not reply.ended):
+            known = listed.get(exec_id)
+            row = noted.get(exec_id) or _found(record, known, exec_id)
+            if row.status == "running" and (known is None or not known.ended):
                 self.follow(row)
                 count += 1
-            elif row.status == "running" and reply is not None:
-                self._ended_alone(row, result_of(reply, KeptOutput(0, 0)))
+            elif row.status == "running" and known is not None:
+                self._ended_alone(row, result_of(known, KeptOutput(0, 0)))
         return count
 
     async def aclose(self) -> None:
