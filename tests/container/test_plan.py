@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from sandkasten.daemon.container import up_checks
 from sandkasten.daemon.container.docker_commands import commands_of
 from sandkasten.daemon.container.install_plan import (
     Certificates,
@@ -27,6 +28,7 @@ from sandkasten.daemon.container.install_plan import (
 from sandkasten.daemon.container.installation import packed
 from sandkasten.daemon.settings.resolver import documented
 from sandkasten.errors import InvalidRequest
+from sandkasten.model.installation_values import InstallationRequest
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
 SOCKET = InstallSpec(image="sandkasten:1.2.3", version="1.2.3")
@@ -176,6 +178,31 @@ def test_files_are_accessible_to_the_daemon_only():
         ("certs/ca.pem", False, "0o600", 7, 8),
         ("key", False, "0o600", 7, 8),
     ]
+
+
+def test_directories_of_this_machine_are_not_mounted_by_an_engine_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agents").mkdir()
+    here = str(tmp_path / "agents")
+    found = up_checks.definitions
+    assert (found(None, "agents", local=True), found(None, "agents", local=False)) == (here, "")
+    assert found("", "agents", local=True) == ""
+    assert found("/srv/agents", "agents", local=False) == "/srv/agents"
+    assert found(None, "workflows", local=True) == ""
+    with pytest.raises(InvalidRequest, match="--agents agents is relative, and the engine is on"):
+        found("agents", "agents", local=False)
+    notes = up_checks.notes_of(InstallationRequest(), None, local=False)
+    assert [note.partition(",")[0] for note in notes] == ["agents/ is not mounted"]
+    assert up_checks.notes_of(InstallationRequest(), None, local=True) == []
+
+
+def test_a_model_on_the_loopback_address_is_explained_and_another_is_not():
+    def notes(url: str) -> list[str]:
+        return up_checks.notes_of(InstallationRequest(), ModelAccess(url), local=True)
+
+    (note,) = notes("http://localhost:11434/v1")
+    assert "SANDKASTEN_MODELS_BASE_URL=http://host.docker.internal:11434/v1 " in note
+    assert notes("https://models.example/v1") == []
 
 
 if __name__ == "__main__":

@@ -10,10 +10,15 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import imagekit
 from tests.examples.page import script_of, steps_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 pytestmark = [pytest.mark.promise("P41"), pytest.mark.root, pytest.mark.timeout(300)]
 
@@ -35,6 +40,8 @@ class Page:
     """Left out as well when none runs; None: the page needs one."""
     files: dict[str, str] = field(default_factory=dict)
     """What a reader brings along."""
+    bring: Callable[[Path], object] | None = None
+    """Makes more of it, in the reader's directory."""
     key: str = KEY
     """The key of the daemon that runs from the start; empty: it has none."""
 
@@ -83,6 +90,21 @@ GUIDES = [
         files=dict.fromkeys(("data.bin", "a.csv", "b.csv", "src/a.py", "big.csv"), "x"),
     ),
     Page(
+        "docs/guides/images.md",
+        {r"docker|image build": MACHINE},
+        # As `docker save` writes it.
+        bring=lambda here: imagekit.write_tar(
+            here / "python.tar",
+            imagekit.docker_members(
+                imagekit.rootfs_sketch(
+                    imagekit.debian_tar(),
+                    names=("python:3.11-slim",),
+                    config={"Env": ["PATH=/usr/bin:/bin"]},
+                )
+            ),
+        ),
+    ),
+    Page(
         "docs/guides/mcp.md",
         {r"--transport http|^export": ANOTHER},
     ),
@@ -98,6 +120,8 @@ def run(page: Page, tmp_path: Path, *, daemon: bool) -> None:
     for name, text in page.files.items():
         (here / name).parent.mkdir(parents=True, exist_ok=True)
         (here / name).write_text(text)
+    if page.bring is not None:
+        page.bring(here)
     if daemon:
         (here / "sandkasten.key").write_text(page.key)
     environ = {

@@ -35,6 +35,20 @@ def test_agents_and_models_are_read_from_file_and_environment(tmp_path):
     assert (found.max_steps, found.model_timeout_s, found.retention_s) == (7, 90.0, 7200.0)
 
 
+def test_the_key_of_the_models_may_be_in_a_file_of_its_own(tmp_path):
+    file = tmp_path / "models.key"
+    file.write_text("k-in-a-file\n")
+    file.chmod(0o600)
+    named = {"SANDKASTEN_MODELS_API_KEY_FILE": str(file)}
+    assert settings(tmp_path, **named).agents.api_key == "k-in-a-file"
+    assert settings(tmp_path, **named, SANDKASTEN_MODELS_API_KEY="k").agents.api_key == "k"
+    file.chmod(0o644)
+    with pytest.raises(InvalidConfiguration) as refused:
+        settings(tmp_path, **named)
+    assert refused.value.details["setting"] == "models.api_key_file"
+    assert refused.value.hint == f"chmod 600 {file}"
+
+
 def test_the_default_has_directories_and_no_models(tmp_path):
     found = settings(tmp_path).agents
     assert (found.agent_dirs, found.workflow_dirs) == ((Path("agents"),), (Path("workflows"),))
