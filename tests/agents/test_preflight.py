@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.agents.agency import FLOW, WRITER, house
@@ -99,7 +101,7 @@ steps:
   - {id: e, type: agent, agent: noone}
   - {id: f, type: agent, agent: noone}
 """
-    none = {"SANDKASTEN_MODELS_BASE_URL": "", "SANDKASTEN_IMAGES_PULL": "never"}
+    none: dict[str, Any] = {"SANDKASTEN_MODELS_BASE_URL": "", "SANDKASTEN_IMAGES_PULL": "never"}
     async with house(tmp_path, backend="unisolated", files=files, **none) as home:
         found = await home.service.check("workflow", flow, "flow")
         assert found.error is not None

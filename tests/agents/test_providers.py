@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ async def test_an_agent_reaches_the_provider_that_its_model_names(
 ):
     caplog.set_level(logging.DEBUG)
     async with ScriptedModel([Answer("from the provider")]) as server:
-        environ = {url: server.base_url} | ({} if key is None else {key: KEY})
+        environ: dict[str, Any] = {url: server.base_url} | ({} if key is None else {key: KEY})
         async with house(
             tmp_path, backend="unisolated", SANDKASTEN_MODELS_BASE_URL="", **environ
         ) as home:

@@ -52,16 +52,14 @@ YAML = [
     "---\n" + "k: {a: 1}\n" * 40_000 + "---\n",
 ]
 SMALL: dict[str, Any] = {"text": "a", "list": ["a"], "object": {"a": "b"}, "any": {"a": [1]}}
-LARGE = {
-    kind: [json.dumps(one).encode() for one in several]
-    for kind, several in {
-        "text": ["a/" * (MB // 2), "a" * MB, "../" * (MB // 3), "*" * (MB // 4), "{{" * 5000],
-        "list": [["a" * 20] * 32_000, [""] * MANY],
-        "object": [{f"K{n}": "" for n in range(4000)}, {f"K{n}": "" for n in range(MANY)}],
-        "any": [{"a": [1] * MANY}, {"a": DEEP}, WRONG],
-        "yaml": YAML,
-    }.items()
+_LARGE: dict[str, list[Any]] = {
+    "text": ["a/" * (MB // 2), "a" * MB, "../" * (MB // 3), "*" * (MB // 4), "{{" * 5000],
+    "list": [["a" * 20] * 32_000, [""] * MANY],
+    "object": [{f"K{n}": "" for n in range(4000)}, {f"K{n}": "" for n in range(MANY)}],
+    "any": [{"a": [1] * MANY}, {"a": DEEP}, WRONG],
+    "yaml": YAML,
 }
+LARGE = {kind: [json.dumps(one).encode() for one in several] for kind, several in _LARGE.items()}
 
 
 @pytest.fixture(scope="module")

@@ -183,15 +183,16 @@ def prepare(case: Case, target: DaemonThread) -> None:
         for wait in ("wait", "wait_seconds"):
             if isinstance(case.query.get(wait), int | float):
                 case.query[wait] = 0.01
-    if isinstance(case.body, dict):
+    body: Any = case.body
+    if isinstance(body, dict):
         for packages in ("pip_packages", "npm_packages"):
-            if isinstance(case.body.get(packages), list):
+            if isinstance(body.get(packages), list):
                 # A valid name would be looked up in its registry.
-                case.body[packages] = [name for name in case.body[packages] if name == ""]
+                body[packages] = [name for name in body[packages] if name == ""]
         for seconds in ("ttl_seconds", "idle_timeout_seconds", "lifetime_seconds"):
-            if case.method.upper() == "PATCH" and isinstance(case.body.get(seconds), int | float):
+            if case.method.upper() == "PATCH" and isinstance(body.get(seconds), int | float):
                 # The session lasts longer than the test.
-                case.body[seconds] += 86_400 if case.body[seconds] >= 1 else 0
+                body[seconds] += 86_400 if body[seconds] >= 1 else 0
     if _is_valid(case):
         _choose(case)
 

@@ -108,7 +108,7 @@ def test_another_package_with_our_import_name_is_a_warning(cli, other_project):
 
 def test_a_name_of_the_other_project_is_explained_when_imported(other_project):
     with pytest.raises(ImportError, match="another project with the same import name"):
-        from sandkasten import SandkastenAPIError  # type: ignore[attr-defined]  # noqa: F401
+        from sandkasten import SandkastenAPIError  # noqa: F401
 
 
 def test_an_unknown_name_is_an_ordinary_error_without_the_other_project():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -27,7 +27,7 @@ def engine() -> Reached:
     return lent.engine("private", "debian")
 
 
-def wish(*packages: str, **more: object) -> CreateRequest:
+def wish(*packages: str, **more: Any) -> CreateRequest:
     options = SandboxOptions(
         backend="docker", image=stock.reference("debian"), pip_packages=packages, **more
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("P22")]
 
 
-def wish(name: str, backend: str = "docker", **more: object) -> CreateRequest:
+def wish(name: str, backend: str = "docker", **more: Any) -> CreateRequest:
     image = IMAGE if backend == "docker" else "host"
     options = SandboxOptions(backend=backend, image=image, workspace_id=name, **more)
     return CreateRequest(options)

@@ -229,7 +229,7 @@ async def test_a_warning_of_a_cell_is_one_of_its_sandbox(opened):
     class Warned(Named):
         async def create(self, sandbox_id, spec):
             cell = await super().create(sandbox_id, spec)
-            cell.warnings = ("runc 1.1.5 has CVE-2025-31133",)
+            cell.warnings = ("runc 1.1.5 has CVE-2025-31133",)  # type: ignore[attr-defined]
             return cell
 
     engine = opened(Warned("oci"))

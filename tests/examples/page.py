@@ -70,7 +70,8 @@ def steps_of(page: str, left_out: dict[str, str]) -> list[Step]:
 
 
 def _commands(block: str) -> Iterator[Step]:
-    command, prints, open_line = "", [], False
+    prints: list[str] = []
+    command, open_line = "", False
     for line in block.splitlines():
         if line.startswith("$ "):
             if command:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -133,7 +133,7 @@ def test_a_malformed_registry_setting_is_refused_without_showing_it(value):
 # ---- when a sandbox asks for an image ----------------------------------------------------------
 
 
-def catalog(place: Path, pull: str, **more) -> Images:
+def catalog(place: Path, pull: Any, **more) -> Images:
     store = LayerStore(place / "data" / "images")
     return Images(store, pull=pull, sources=Sources(store), usr=place / "usr", **more)
 

@@ -56,7 +56,8 @@ def served(server: socketserver.BaseServer) -> Iterator[int]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
-        yield server.server_address[1]  # type: ignore[misc]
+        address: Any = server.server_address
+        yield address[1]
     finally:
         server.shutdown()
         server.server_close()

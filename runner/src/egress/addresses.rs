@@ -82,9 +82,8 @@ fn public_v4(address: Ipv4Addr) -> bool {
 
 fn public_v6(address: Ipv6Addr) -> bool {
     let s = address.segments();
-    let embedded = |high: u16, low: u16| {
-        public_v4(Ipv4Addr::from(u32::from(high) << 16 | u32::from(low)))
-    };
+    let embedded =
+        |high: u16, low: u16| public_v4(Ipv4Addr::from(u32::from(high) << 16 | u32::from(low)));
     match s {
         // Translation to IPv4 (NAT64) and 6to4: what they lead to counts.
         [0x64, 0xff9b, 0, 0, 0, 0, high, low] => embedded(high, low),
@@ -103,11 +102,34 @@ mod tests {
     #[test]
     fn reserved_addresses_are_not_public() {
         for text in [
-            "0.0.0.0", "10.1.2.3", "100.64.0.1", "127.0.0.1", "127.1.2.3", "169.254.169.254",
-            "172.16.0.1", "172.31.255.255", "192.168.1.1", "198.18.0.1", "198.19.255.255",
-            "224.0.0.1", "255.255.255.255", "::", "::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1",
-            "::127.0.0.1", "64:ff9b::7f00:1", "64:ff9b:1::1", "2002:7f00:1::", "fc00::1", "fd00:ec2::254",
-            "fe80::1", "ff02::1", "2001:db8::1", "2001::1", "100::1",
+            "0.0.0.0",
+            "10.1.2.3",
+            "100.64.0.1",
+            "127.0.0.1",
+            "127.1.2.3",
+            "169.254.169.254",
+            "172.16.0.1",
+            "172.31.255.255",
+            "192.168.1.1",
+            "198.18.0.1",
+            "198.19.255.255",
+            "224.0.0.1",
+            "255.255.255.255",
+            "::",
+            "::1",
+            "::ffff:127.0.0.1",
+            "::ffff:10.0.0.1",
+            "::127.0.0.1",
+            "64:ff9b::7f00:1",
+            "64:ff9b:1::1",
+            "2002:7f00:1::",
+            "fc00::1",
+            "fd00:ec2::254",
+            "fe80::1",
+            "ff02::1",
+            "2001:db8::1",
+            "2001::1",
+            "100::1",
         ] {
             assert!(!is_public(text.parse().unwrap()), "{}", text);
         }
@@ -116,8 +138,15 @@ mod tests {
     #[test]
     fn public_addresses_are_public() {
         for text in [
-            "1.1.1.1", "8.8.8.8", "172.32.0.1", "100.128.0.1", "198.20.0.1", "2606:4700::1111",
-            "2001:4860:4860::8888", "64:ff9b::808:808", "::ffff:8.8.8.8",
+            "1.1.1.1",
+            "8.8.8.8",
+            "172.32.0.1",
+            "100.128.0.1",
+            "198.20.0.1",
+            "2606:4700::1111",
+            "2001:4860:4860::8888",
+            "64:ff9b::808:808",
+            "::ffff:8.8.8.8",
         ] {
             assert!(is_public(text.parse().unwrap()), "{}", text);
         }
@@ -126,7 +155,9 @@ mod tests {
     #[test]
     fn a_network_contains_its_addresses() {
         let contains = |network: &str, address: &str| {
-            Network::parse(network).unwrap().contains(address.parse().unwrap())
+            Network::parse(network)
+                .unwrap()
+                .contains(address.parse().unwrap())
         };
         assert!(contains("10.0.0.0/8", "10.255.0.1") && !contains("10.0.0.0/8", "11.0.0.1"));
         assert!(contains("0.0.0.0/0", "1.2.3.4") && !contains("0.0.0.0/0", "::1"));

@@ -120,7 +120,10 @@ pub fn reply(message: &[u8], id: u16, name: &str, kind: u16) -> Option<Reply> {
 }
 
 fn word(message: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_be_bytes([*message.get(at)?, *message.get(at + 1)?]))
+    Some(u16::from_be_bytes([
+        *message.get(at)?,
+        *message.get(at + 1)?,
+    ]))
 }
 
 /// Return the name at a position, and the position after it. Compressed names are followed backwards
@@ -143,7 +146,11 @@ fn name_at(message: &[u8], start: usize) -> Option<(String, usize)> {
             return Some((name, end.unwrap_or(at + 1)));
         }
         let label = message.get(at + 1..at + 1 + length)?;
-        if length > 63 || !label.iter().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(b)) {
+        if length > 63
+            || !label
+                .iter()
+                .all(|b| b.is_ascii_alphanumeric() || b"-_".contains(b))
+        {
             return None;
         }
         if !name.is_empty() {
@@ -165,7 +172,10 @@ mod tests {
     fn a_question_is_answered_with_an_address() {
         let asked = query(7, "Files.Example.com", A).unwrap();
         let parsed = question(&asked).unwrap();
-        assert_eq!((parsed.name.as_str(), parsed.kind), ("files.example.com", A));
+        assert_eq!(
+            (parsed.name.as_str(), parsed.kind),
+            ("files.example.com", A)
+        );
         let sent = answer(&parsed, NO_ERROR, Some(Ipv4Addr::new(198, 18, 0, 1)));
         let got = reply(&sent, 7, "files.example.com", A).unwrap();
         assert_eq!(got.addresses, [IpAddr::from([198, 18, 0, 1])]);
@@ -191,7 +201,9 @@ mod tests {
         for _ in 0..20_000 {
             let mut bytes = Vec::new();
             for _ in 0..(seed % 80) {
-                seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                seed = seed
+                    .wrapping_mul(6364136223846793005)
+                    .wrapping_add(1442695040888963407);
                 bytes.push((seed >> 33) as u8);
             }
             seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1);

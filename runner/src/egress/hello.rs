@@ -101,7 +101,14 @@ impl<'a> Bytes<'a> {
 
 fn http(bytes: &[u8]) -> First {
     const METHODS: [&[u8]; 9] = [
-        b"GET ", b"POST ", b"PUT ", b"HEAD ", b"PATCH ", b"DELETE ", b"OPTIONS ", b"TRACE ",
+        b"GET ",
+        b"POST ",
+        b"PUT ",
+        b"HEAD ",
+        b"PATCH ",
+        b"DELETE ",
+        b"OPTIONS ",
+        b"TRACE ",
         b"PRI ",
     ];
     let starts = |method: &&[u8]| {

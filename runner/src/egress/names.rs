@@ -123,7 +123,10 @@ mod tests {
         let now = Instant::now();
         let mut names = Names::default();
         for i in 0..2 * MOST {
-            names.stand_in(&format!("n{}.example", i), now + Duration::from_millis(i as u64));
+            names.stand_in(
+                &format!("n{}.example", i),
+                now + Duration::from_millis(i as u64),
+            );
         }
         assert_eq!((names.by_name.len(), names.by_address.len()), (MOST, MOST));
     }

@@ -80,7 +80,14 @@ fn splice(from: RawFd, to: RawFd, most: usize) -> Result<Option<usize>> {
     loop {
         // SAFETY: no offsets are given, which sockets and pipes do not have.
         let n = unsafe {
-            libc::splice(from, std::ptr::null_mut(), to, std::ptr::null_mut(), most, flags)
+            libc::splice(
+                from,
+                std::ptr::null_mut(),
+                to,
+                std::ptr::null_mut(),
+                most,
+                flags,
+            )
         };
         match check(n as libc::c_int) {
             Ok(n) => return Ok(Some(n as usize)),

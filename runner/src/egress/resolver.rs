@@ -122,7 +122,10 @@ fn random_ids() -> Result<[u16; 2]> {
     // SAFETY: the buffer has the given length.
     check(unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), 4, 0) } as libc::c_int)?;
     let first = u16::from_ne_bytes([bytes[0], bytes[1]]);
-    Ok([first, u16::from_ne_bytes([bytes[2], bytes[3]]) ^ u16::from(first == 0)])
+    Ok([
+        first,
+        u16::from_ne_bytes([bytes[2], bytes[3]]) ^ u16::from(first == 0),
+    ])
 }
 
 /// Return the addresses of this host's own devices.

@@ -163,17 +163,32 @@ mod tests {
             "allow": [host("*.example.com"), {"host": "one.test", "port": 443, "text": "one.test:443"}],
             "deny": [host("evil.example.com")],
         }));
-        assert!(!some.decide(Destination::Name("evil.example.com"), 443).allowed);
+        assert!(
+            !some
+                .decide(Destination::Name("evil.example.com"), 443)
+                .allowed
+        );
         assert!(some.decide(Destination::Name("one.test"), 443).allowed);
         assert!(!some.decide(Destination::Name("one.test"), 80).allowed);
-        assert_eq!(some.decide(Destination::Name("one.test"), 443).rule, "allow one.test:443");
+        assert_eq!(
+            some.decide(Destination::Name("one.test"), 443).rule,
+            "allow one.test:443"
+        );
     }
 
     #[test]
     fn a_network_matches_addresses_alone() {
-        let some = rules(json!({"allow": [{"network": "192.0.2.0/24", "port": null, "text": "n"}]}));
-        assert!(some.decide(Destination::Address("192.0.2.7".parse().unwrap()), 1).allowed);
-        assert!(!some.decide(Destination::Address("192.0.3.7".parse().unwrap()), 1).allowed);
+        let some =
+            rules(json!({"allow": [{"network": "192.0.2.0/24", "port": null, "text": "n"}]}));
+        assert!(
+            some.decide(Destination::Address("192.0.2.7".parse().unwrap()), 1)
+                .allowed
+        );
+        assert!(
+            !some
+                .decide(Destination::Address("192.0.3.7".parse().unwrap()), 1)
+                .allowed
+        );
         assert!(!some.decide(Destination::Name("192.0.2.7"), 1).allowed);
     }
 }

@@ -139,9 +139,8 @@ impl Egress {
                 TICK.as_millis() as libc::c_int
             };
             // SAFETY: the array has the given length.
-            let n = unsafe {
-                libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), 64, wait)
-            };
+            let n =
+                unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), 64, wait) };
             let n = match check(n) {
                 Ok(n) => n as usize,
                 Err(libc::EINTR) => continue,
@@ -167,9 +166,8 @@ impl Egress {
     fn watch(&self, fd: RawFd, token: u64, events: u32) -> Result<()> {
         let mut event = libc::epoll_event { events, u64: token };
         // SAFETY: `event` is a filled-in epoll_event.
-        let added = unsafe {
-            libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &mut event)
-        };
+        let added =
+            unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &mut event) };
         check(added).map(|_| ())
     }
 
@@ -522,9 +520,11 @@ impl Egress {
     fn first_bytes(&self, connection: &Connection) -> Option<bool> {
         let mut buffer = [0u8; hello::MOST];
         let bytes = peek(connection.client.as_raw_fd(), &mut buffer)?;
-        let same = |host: Option<String>| {
-            host.map_or(true, |host| Some(host) == connection.name)
-        };
+        if bytes.is_empty() {
+            // It has ended without a word.
+            return Some(true);
+        }
+        let same = |host: Option<String>| host.map_or(true, |host| Some(host) == connection.name);
         match hello::look(bytes) {
             First::More => None,
             First::Tls(host) | First::Http(host) => Some(same(host)),
@@ -535,7 +535,12 @@ impl Egress {
     fn refused_step(&mut self, id: u64, connection: Box<Connection>) {
         let fd = connection.client.as_raw_fd();
         let mut buffer = [0u8; hello::MOST];
-        match peek(fd, &mut buffer).map(hello::look) {
+        let first = peek(fd, &mut buffer).map(|bytes| match bytes {
+            // It has ended without a word.
+            [] => First::Other,
+            _ => hello::look(bytes),
+        });
+        match first {
             None | Some(First::More) => {
                 self.items.insert(id, Item::Connection(connection));
             }
@@ -645,7 +650,8 @@ impl Egress {
         let mut buffer = [0u8; 16 << 10];
         loop {
             // SAFETY: the buffer has the given length.
-            let n = unsafe { libc::recv(fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0) };
+            let n =
+                unsafe { libc::recv(fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0) };
             match check(n as libc::c_int) {
                 Ok(n) if n > 0 && text.len() < MAX_CONTROL => {
                     text.extend_from_slice(&buffer[..n as usize]);
@@ -797,7 +803,11 @@ fn connected(fd: RawFd) -> Result<bool> {
 }
 
 fn connect(to: SocketAddr) -> Result<OwnedFd> {
-    let family = if to.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    let family = if to.is_ipv4() {
+        libc::AF_INET
+    } else {
+        libc::AF_INET6
+    };
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: plain system call.
     let fd = unsafe { OwnedFd::from_raw_fd(check(libc::socket(family, kind, 0))?) };

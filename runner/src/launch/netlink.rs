@@ -91,7 +91,8 @@ fn acknowledgements(fd: &OwnedFd, buffer: &mut [u8]) -> Result<u32> {
     let mut at = 0;
     let mut seen = 0;
     while at + 20 <= n {
-        let length = u32::from_ne_bytes([buffer[at], buffer[at + 1], buffer[at + 2], buffer[at + 3]]);
+        let length =
+            u32::from_ne_bytes([buffer[at], buffer[at + 1], buffer[at + 2], buffer[at + 3]]);
         let kind = u16::from_ne_bytes([buffer[at + 4], buffer[at + 5]]);
         if kind == NLMSG_ERROR {
             let code = i32::from_ne_bytes([
@@ -196,7 +197,10 @@ pub fn redirect_tcp(family: libc::c_int, port: u16) -> Result<()> {
     let loopback = if v4 {
         [payload(16, 1), equals(&[127])]
     } else {
-        [payload(24, 16), equals(&std::net::Ipv6Addr::LOCALHOST.octets())]
+        [
+            payload(24, 16),
+            equals(&std::net::Ipv6Addr::LOCALHOST.octets()),
+        ]
     };
     let [load, compare] = loopback;
     let add = create | NLM_F_APPEND;

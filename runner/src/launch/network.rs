@@ -95,7 +95,9 @@ fn listen(family: libc::c_int, address: &str) -> Outcome<OwnedFd> {
     netlink::everything_is_local(family).map_err(failed(STEP, what("add a route")))?;
     netlink::redirect_tcp(family, PORT).map_err(failed(STEP, what("redirect connections")))?;
     let listener = TcpListener::bind((address, PORT)).map_err(io_failed(STEP, "listen"))?;
-    listener.set_nonblocking(true).map_err(io_failed(STEP, "listen"))?;
+    listener
+        .set_nonblocking(true)
+        .map_err(io_failed(STEP, "listen"))?;
     Ok(OwnedFd::from(listener))
 }
 
