@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.promise("P37")]
 
 # They last as long as the client stays, or speak to other machines.
-LEFT_OUT = {"/fs/watch", "/images/pull", "/images/import", "/pty"}
+LEFT_OUT = {"/fs/watch", "/network/log", "/images/pull", "/images/import", "/pty"}
 CANNOT_NOW = {502, 503, 504, 507}
 CHECKS: list[Any] = [
     checks.status_code_conformance,

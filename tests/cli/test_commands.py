@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 async def box():
-    async with AsyncSandbox(backend="unisolated", labels={"team": "a"}) as made:
+    async with AsyncSandbox(backend="unisolated", url="embedded", labels={"team": "a"}) as made:
         yield made
 
 
@@ -174,7 +174,7 @@ async def test_logs_shows_the_newest_command_unless_another_is_named(box, state,
 
 async def test_a_foreground_command_keeps_the_default_timeout(state):
     limits = {"exec_timeout_seconds": 0.2}
-    async with AsyncSandbox(backend="unisolated", limits=limits) as short:
+    async with AsyncSandbox(backend="unisolated", url="embedded", limits=limits) as short:
         assert await exec.execute(state, short.id, _order("sleep", "60")) == 124
 
 
@@ -229,8 +229,8 @@ async def test_one_side_of_a_copy_must_be_in_a_sandbox(box, state):
 
 
 async def test_rm_continues_after_a_failure_and_reports_it(state, capfd):
-    first = await AsyncSandbox(backend="unisolated")
-    second = await AsyncSandbox(backend="unisolated")
+    first = await AsyncSandbox(backend="unisolated", url="embedded")
+    second = await AsyncSandbox(backend="unisolated", url="embedded")
     assert await sandbox_lifecycle.remove(state, [first.id], everything=False) == 0
     assert capfd.readouterr().out == f"{first.id}\n"
     assert await sandbox_lifecycle.remove(state, [], everything=True) == 0

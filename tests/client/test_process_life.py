@@ -87,6 +87,11 @@ def test_without_the_engine_the_error_names_the_extra_to_install():
         "except sandkasten.BackendUnavailable as exc: print(exc.hint)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code],
+        env={name: value for name, value in os.environ.items() if name != "SANDKASTEN_BACKEND"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.stdout == install_command("server") + "\n", done

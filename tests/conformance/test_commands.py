@@ -152,10 +152,10 @@ async def test_a_malformed_request_is_invalid_and_runs_nothing(box: Box, fields:
     assert (await box.list()).entries == ()
 
 
-async def test_argv_and_shell_together_are_invalid(box: Box):
-    asked = {**box.fields(["true"]), "shell": "default", "command": "true"}
-    with pytest.raises(InvalidRequest):
-        await box.ask("exec.start", **asked)
+async def test_argv_with_a_shell_starts_with_its_directory(box: Box):
+    await box.run("mkdir -p inner && cd inner")
+    ran = await box.run(["pwd"], shell="default")
+    assert ran.stdout.decode().strip().endswith("/inner")
 
 
 async def test_unknown_fields_are_ignored(box: Box):

@@ -82,7 +82,8 @@ async def test_a_sandbox_takes_few_engine_calls_to_create_and_destroy(
     # Volumes are made by themselves: only then an engine says whose a volume of that name is.
     volumes = ["POST volumes/create"] * (2 if relayed else 0)
     assert made[: len(volumes)] == volumes
-    made = made[len(volumes) :]
+    # Of cgroup v1, which container it is must be known to limit the memory of its sockets.
+    made = [one for one in made[len(volumes) :] if one != f"GET {at}/json"]
     assert made[:2] == ["POST containers/create", f"POST {at}/start"]
     assert made[2:3] == ([f"POST {at}/exec"] if relayed else [])
     assert len(made) == (4 if relayed else 2)

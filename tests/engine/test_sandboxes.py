@@ -135,7 +135,8 @@ async def test_an_allow_list_with_one_image_makes_it_the_default():
     [
         (CreateRequest(SandboxOptions(image="--privileged")), InvalidImage),
         (CreateRequest(SandboxOptions(image="python:3.11-slim")), InvalidImage),
-        (CreateRequest(SandboxOptions(network="bridge")), UnsupportedByBackend),
+        (CreateRequest(SandboxOptions(network="bridge")), InvalidRequest),
+        (CreateRequest(SandboxOptions(network="full")), UnsupportedByBackend),
         (CreateRequest(SandboxOptions(profile="dev")), UnsupportedByBackend),
         (CreateRequest(SandboxOptions(backend="docker")), BackendUnavailable),
         (CreateRequest(SandboxOptions(env={"A B": "x"})), InvalidRequest),

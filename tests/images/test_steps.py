@@ -500,7 +500,8 @@ async def test_a_cancelled_build_leaves_nothing(shared, images, context):
 @pytest.mark.parametrize(
     ("base", "said"), [("none:1", "is not in the store"), ("host", "cannot be used as a base")]
 )
-async def test_an_invalid_base_image_is_named(images, context, base, said):
+async def test_an_invalid_base_image_is_named(images, context, base, said, monkeypatch):
+    monkeypatch.setenv("SANDKASTEN_IMAGES_PULL", "never")
     with pytest.raises(InvalidImage) as refused:
         await images.build_steps("x:1", recipe(context, base=base))
     assert said in refused.value.message

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sandkasten.backends.local import LocalBackend
 
 # In our environment from the start, so that every sandbox could have inherited it.
-PLANTED = "SANDKASTEN_PLANTED_SECRET"
+PLANTED = "PLANTED_SECRET_OF_A_TEST"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

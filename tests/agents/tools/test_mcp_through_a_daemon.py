@@ -83,7 +83,9 @@ async def test_a_clients_sandboxes_in_the_daemon_are_its_own_and_named_ones_pers
 async def test_image_and_runtime_options_reach_the_daemon(daemon):
     place = ServerAddress(url=daemon.url, api_key=KEY)
     async with open_tools(place, image="nonsense:1", runtime="bash") as tools:
-        assert (await tools.call("sandbox_open", {}))["code"] == "IMAGE_NOT_FOUND"
+        missing = (await tools.call("sandbox_open", {}))["code"]
+        # Where a registry can be reached, it is looked for there.
+        assert missing in ("IMAGE_NOT_FOUND", "REGISTRY_UNAVAILABLE")
     async with open_tools(place, runtime="bash") as tools:
         ran = await tools.call("sandbox_run", {"code": "echo $BASH"})
         assert (ran["runtime"], ran["exit_code"]) == ("bash", 0)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping  # noqa: TC003  (the codec reads the annotations)
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from sandkasten.model.access.tenancy import DEFAULT_TENANT
 from sandkasten.model.ids import SandboxId  # noqa: TC001
+from sandkasten.model.json_codec import Public
 from sandkasten.model.sandbox.host_mounts import Mounted  # noqa: TC001
 from sandkasten.model.sandbox.lifecycle import State  # noqa: TC001
 from sandkasten.model.sandbox.limits import Limits, Unenforced  # noqa: TC001
+from sandkasten.model.sandbox.network_policy import read_network
 
 Acquired = Literal["cold", "pool", "spare", "internal"]
 
@@ -50,7 +52,7 @@ class Record:
     or created to serve the files of a named workspace, and in no list."""
     mounts: tuple[Mounted, ...] = ()
     tenant: str = DEFAULT_TENANT
-    network: Any = "none"
+    network: Annotated[Any, Public(lambda value: value, read_network)] = "none"
     """The network policy as the contract writes it."""
 
     @property

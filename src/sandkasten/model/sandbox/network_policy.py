@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.errors import InvalidRequest, PolicyDenied, UnsupportedByBackend
-from sandkasten.model.json_codec import Timestamp, from_json
+from sandkasten.model.json_codec import ShapeError, Timestamp, from_json
 from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:
@@ -282,6 +282,13 @@ def refuse_network(policy: NetworkPolicy, backend: str) -> None:
         hint="use backend local or oci, or network: none",
         backend=backend,
     )
+
+
+def read_network(value: object) -> object:
+    """Return a stored policy as it is; ShapeError if it cannot be one."""
+    if not isinstance(value, str | dict):
+        raise ShapeError("network", "a string or an object")
+    return value
 
 
 def attempt(record: Mapping[str, Any]) -> NetworkAttempt:
