@@ -11,7 +11,7 @@ import asyncio
 import json
 import os
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,7 +31,7 @@ from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.engine.clock import SystemClock
-from sandkasten.errors import QuotaExceeded
+from sandkasten.errors import QuotaExceeded, SessionNotFound
 from sandkasten.mcp.remote_caller import RemoteCaller, remote_shapes
 from sandkasten.model.access.tenancy import SCOPES, TenantQuota
 from tests.agents.agency import environ_for, files_in, played, until
@@ -255,7 +255,9 @@ async def whole_daemon(directory) -> AsyncIterator[Daemon]:
                     yield daemon
             finally:
                 for info in await engine.list(all=True):
-                    await engine.destroy(info.id)
+                    # One may end by itself meanwhile.
+                    with suppress(SessionNotFound):
+                        await engine.destroy(info.id)
                 await engine.aclose()
 
 

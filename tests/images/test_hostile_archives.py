@@ -63,13 +63,15 @@ class Ground:
 
 def children() -> set[int]:
     found = set()
-    for entry in Path("/proc").glob("[0-9]*/stat"):
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
         try:
-            words = entry.read_text(errors="replace").rpartition(")")[2].split()
+            stat = Path("/proc", name, "stat").read_text(errors="replace")
         except OSError:
             continue
-        if int(words[1]) == os.getpid():
-            found.add(int(entry.parent.name))
+        if int(stat.rpartition(")")[2].split()[1]) == os.getpid():
+            found.add(int(name))
     return found
 
 

@@ -378,7 +378,8 @@ def test_two_commands_on_one_shell_run_strictly_in_order(box):
 def test_shells_with_different_names_run_in_parallel(box):
     slow = box.start("sleep 600", shell="slow", timeout_s=100)
     assert box.exec("echo quick", shell="quick").text == "quick\n"
-    assert box.wait(slow, 0).state == "running"
+    # On a busy machine the first shell may still be starting.
+    assert box.wait(slow, 0).state in ("queued", "running")
     box.call("exec.signal", exec_id=slow, signal=9)
     assert box.wait(slow).ended
 
