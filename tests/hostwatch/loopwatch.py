@@ -1,9 +1,10 @@
 """Detect callbacks that block an event loop.
 
 Times every callback of every asyncio loop in the process, including the embedded engine's own
-thread. Time in which a thread waited for a processor does not count, nor what a test's own tools
-did (`of_the_test`). It costs well under a microsecond per callback, while asyncio's debug mode
-would change what is tested.
+thread. Time in which a thread of the process waited for a processor does not count: another thread
+may have held the interpreter's lock meanwhile. Nor does what a test's own tools did
+(`of_the_test`). It costs well under a microsecond per callback, while asyncio's debug mode would
+change what is tested.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ T = TypeVar("T")
 # large file there.
 LIMIT_S = 1.0
 
-# Of what a thread has waited for a processor: too dear to be read for every callback.
+# Of what the threads have waited for a processor: too dear to be read for every callback.
 _LOOK_EVERY_S = 0.2
 _thread = threading.local()
 
@@ -41,11 +42,11 @@ def _timed(self: Any) -> None:
         return
     began = time.perf_counter()
     if began - getattr(_thread, "looked_at", 0.0) > _LOOK_EVERY_S:
-        _thread.looked_at, _thread.queued_s = began, queued_s()
+        _thread.looked_at, _thread.queued = began, _queued()
     own = getattr(_thread, "own_s", 0.0)
     _original(self)
     took = time.perf_counter() - began - (getattr(_thread, "own_s", 0.0) - own)
-    if took > LIMIT_S and took - (queued_s() - _thread.queued_s) > LIMIT_S:
+    if took > LIMIT_S and took - _waited_s(_thread.queued) > LIMIT_S:
         _slow.append(f"{took:.2f} s in {_named(self)}")
 
 
@@ -90,16 +91,30 @@ def of_the_test(tool: Callable[P, T]) -> Callable[P, T]:
     return timed
 
 
-def queued_s() -> float:
-    """Return how long this thread has waited for a processor, as the kernel counts it."""
+def _queued() -> dict[int, float]:
+    """Return how long each thread of this process has waited for a processor, by the kernel."""
+    found = {}
+    for thread in threading.enumerate():
+        if thread.native_id is not None:
+            found[thread.native_id] = _queued_of(thread.native_id)
+    return found
+
+
+def _waited_s(before: dict[int, float]) -> float:
+    return sum(max(0.0, now - before.get(one, 0.0)) for one, now in _queued().items())
+
+
+def _queued_of(thread: int) -> float:
     try:
-        with open(f"/proc/self/task/{threading.get_native_id()}/schedstat", "rb") as file:
+        with open(f"/proc/self/task/{thread}/schedstat", "rb") as file:
             return int(file.read().split()[1]) / 1e9
+    except (FileNotFoundError, ProcessLookupError):  # It has ended.
+        return 0.0
     except OSError as exc:
         # A test may have used up all descriptors; an error here would end its event loop.
         if exc.errno not in (errno.EMFILE, errno.ENFILE):
             raise
-        return float(getattr(_thread, "queued_s", 0.0))
+        return 0.0
 
 
 def _named(handle: Any) -> str:
