@@ -31,6 +31,8 @@ def asked(**fields):
         ({"limits": {"max_exec_timeout_seconds": 3601}}, "defaults.max_exec_timeout_ms"),
         ({"allow_network": True}, "policy.network"),
         ({"network": {"allow": ["example.org"]}}, "policy.network"),
+        ({"gpus": 1}, "policy.gpus"),
+        ({"limits": {"gpus": 1}}, "policy.gpus"),
     ],
 )
 def test_a_request_over_the_limit_is_denied_and_names_the_rule(fields, rule):

@@ -293,3 +293,17 @@ def test_a_misspelt_runtime_is_used_as_an_image_with_a_warning(value, path, mean
 @pytest.mark.parametrize("value", ["python:3.12", "node", "shell", "python-data", "mine"])
 def test_other_images_cause_no_warning(value):
     assert parse_sandbox({"runtime": value})[1] == ()
+
+
+@pytest.mark.parametrize("value", [1, "all", ["nvidia.com/gpu=0"]])
+def test_gpus_are_a_field_or_a_limit(value):
+    wanted = tuple(value) if isinstance(value, list) else value
+    assert sandbox(gpus=value).options.gpus == wanted
+    assert sandbox(limits={"gpus": value}).options == sandbox(gpus=value).options
+    assert sandbox(gpus=value, limits={"gpus": value}).options.gpus == wanted
+
+
+def test_invalid_or_contradictory_gpus_are_refused_with_their_path():
+    assert refusal({"gpus": -1}).details["field"] == "sandbox.gpus"
+    assert refusal({"limits": {"gpus": "--all"}}).details["field"] == "sandbox.limits.gpus"
+    assert "contradict" in refusal({"gpus": 1, "limits": {"gpus": 2}}).message

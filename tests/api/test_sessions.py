@@ -31,6 +31,16 @@ async def test_a_host_name_that_is_not_a_label_is_refused(daemon):
     assert (await daemon.ask("POST", "/v1/sessions", {"hostname": "box"})).status == 201
 
 
+async def test_gpus_are_checked_and_need_the_operators_permission(daemon):
+    for body in ({"gpus": 1}, {"gpus": "all"}, {"gpus": ["0"]}, {"limits": {"gpus": 1}}):
+        reply = await daemon.ask("POST", "/v1/sessions", body)
+        assert (reply.status, reply.json["details"]["rule"]) == (403, "policy.gpus")
+    for wrong in (-1, 65, "a b", [], [1], True):
+        reply = await daemon.ask("POST", "/v1/sessions", {"gpus": wrong})
+        assert reply.status in (400, 422), wrong
+    assert (await daemon.ask("POST", "/v1/sessions", {"gpus": 0})).json["gpus"] is None
+
+
 async def test_a_foreign_host_and_a_foreign_origin_are_refused(daemon):
     assert (await daemon.ask("GET", "/healthz", headers={"Host": "evil.example"})).status == 421
     foreign = await daemon.ask("GET", "/healthz", headers={"Origin": "http://evil.example"})

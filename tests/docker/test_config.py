@@ -24,6 +24,7 @@ from sandkasten.linux.confinement import capabilities
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec, home
+from sandkasten.model.sandbox.gpus import ALL, GpuRequest
 from sandkasten.model.sandbox.limits import Limits
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
@@ -175,3 +176,23 @@ if __name__ == "__main__":
     SNAPSHOTS.mkdir(exist_ok=True)
     for each in PLACES:
         snapshot(each).write_text(json.dumps(made(each), indent=1, sort_keys=True) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "request_"),
+    [
+        (GpuRequest(2), {"Driver": "", "Count": 2, "Capabilities": [["gpu"]]}),
+        (GpuRequest(ALL), {"Driver": "", "Count": -1, "Capabilities": [["gpu"]]}),
+        (
+            GpuRequest(ids=("0", "GPU-3a")),
+            {"Driver": "", "DeviceIDs": ["0", "GPU-3a"], "Capabilities": [["gpu"]]},
+        ),
+        (
+            GpuRequest(ids=("nvidia.com/gpu=0",)),
+            {"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=0"]},
+        ),
+    ],
+)
+def test_gpus_are_a_device_request_of_the_engine(gpus, request_):
+    assert made("volume", replace(SPEC, gpus=gpus))["HostConfig"]["DeviceRequests"] == [request_]
+    assert "DeviceRequests" not in made("volume")["HostConfig"]

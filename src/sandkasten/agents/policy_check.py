@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import PolicyDenied
+from sandkasten.model.sandbox.gpus import check_gpus, requested_gpus
 from sandkasten.model.sandbox.network_policy import network_for
 from sandkasten.model.sandbox.policy import check_enabled, parse_limits
 
@@ -51,6 +52,9 @@ def check_sandbox(sandbox: AgentSandbox, policy: Policy) -> None:
             f"{policy.lifetime_s:g}",
         )
     check_retention("sandbox.session.retain", sandbox.retain_s, policy)
+    gpus = requested_gpus(options)
+    if gpus is not None:
+        check_gpus(gpus, policy.gpus, "sandbox.gpus")
     parse_limits(options.limits, policy.limits, policy.ceiling)
 
 

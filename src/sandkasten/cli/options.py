@@ -241,6 +241,14 @@ _FLAGS: Final = (
         "mounts", "--mount", "One of the operator's mounts; repeatable.", _RUN, "NAME", kind=_WORDS
     ),
     _Flag(
+        "gpus",
+        "--gpus",
+        "GPUs: a number, all, or device ids with commas between.",
+        _ALL,
+        "N",
+        read=lambda text: text.split(",") if text is not None and "," in text else text,
+    ),
+    _Flag(
         "pip_packages",
         "--pip",
         "A Python package to install; repeatable.",

@@ -12,9 +12,10 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
+from sandkasten.daemon.settings.settings_file import read_tree
 from sandkasten.errors import BackendUnavailable, InternalError, InvalidConfiguration
 from sandkasten.model.optional_extras import install_command
 from sandkasten.model.sandbox.readiness import Readiness
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from sandkasten.model.images.resolved_image import Image
     from sandkasten.model.sandbox.cell_spec import CellSpec
     from sandkasten.ports import Backend, Cell, EventSink, Store, Workspaces
+
+# A specification of devices nests deeper than settings.
+_DEVICE_DEPTH = 12
 
 
 class LazyBackend:
@@ -145,8 +149,13 @@ def open_backing(settings: Settings, layers: LayerStore, events: EventSink) -> B
 
     def oci() -> Backend:
         from sandkasten.backends.oci import OciBackend
+        from sandkasten.backends.oci.cdi import DeviceSpecs
 
-        return OciBackend(data_dir, settings.oci_runtime, strict=settings.oci_strict)
+        read = partial(read_tree, max_depth=_DEVICE_DEPTH)
+        devices = DeviceSpecs(settings.cdi_dirs, settings.cdi_hooks, read)
+        return OciBackend(
+            data_dir, settings.oci_runtime, strict=settings.oci_strict, devices=devices
+        )
 
     def gvisor() -> Backend:
         from sandkasten.backends.oci import OciBackend

@@ -20,6 +20,10 @@ KEY_ID: Final = r"key_[0-9a-f]{12}"
 SESSION_KEY_PART: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 # Neither a path nor an option, and the same on a file system that ignores case.
 WORKSPACE_NAME: Final = r"[a-z0-9][a-z0-9._-]{0,63}"
+# An index, a vendor's own id, or a name of the Container Device Interface (nvidia.com/gpu=0).
+DEVICE_ID: Final = r"[A-Za-z0-9][A-Za-z0-9._:/=-]{0,127}"
+# A number of GPUs up to 64, `all`, or one id.
+GPUS: Final = rf"(?:[0-9]|[1-5][0-9]|6[0-4]|(?![0-9]+$){DEVICE_ID})"
 CONTENT_TYPE: Final = (
     r"[A-Za-z0-9!#$&^_.+-]{1,127}/[A-Za-z0-9!#$&^_.+-]{1,127}(?:;[\x20-\x7e]{0,200})?"
 )

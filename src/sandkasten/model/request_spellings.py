@@ -62,6 +62,8 @@ def sandbox_options(given: Mapping[str, Any]) -> SandboxOptions:
     }
     if "image" not in values and given.get("runtime") is not None:
         values["image"] = given["runtime"]
+    if isinstance(values.get("gpus"), list):
+        values["gpus"] = tuple(values["gpus"])
     workspace = agreed(given, "workspace", "workspace_id")
     if workspace is not None:
         values["workspace_id"] = workspace

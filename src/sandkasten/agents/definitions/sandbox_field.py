@@ -18,6 +18,7 @@ from sandkasten.errors import InvalidAgent, InvalidImage, InvalidRequest
 from sandkasten.model.durations import seconds
 from sandkasten.model.images.image_name import checked_name
 from sandkasten.model.runs.session_key import SessionKey
+from sandkasten.model.sandbox.gpus import parse_gpus
 from sandkasten.model.sandbox.limits import Limits
 from sandkasten.model.sandbox.network_policy import rules_of
 from sandkasten.model.sandbox.policy import (
@@ -49,6 +50,7 @@ SANDBOX_FIELDS: Final = (
     "npm_packages",
     "profile",
     "hostname",
+    "gpus",
     "limits",
 )
 OPTION_FIELDS: Final = (
@@ -57,6 +59,7 @@ OPTION_FIELDS: Final = (
     "npm_packages",
     "profile",
     "hostname",
+    "gpus",
     "limits",
     "idle_timeout_seconds",
 )
@@ -64,7 +67,7 @@ OPTION_FIELDS: Final = (
 RUNTIMES: Final = ("python", "node", "bash", "shell", "linux", "base", "host")
 SESSION_FIELDS: Final = ("name", "retain")
 NETWORK_FIELDS: Final = ("enabled", "allow")
-LIMIT_FIELDS: Final = (*LIMIT_NAMES, "timeout_seconds", "idle_timeout_seconds")
+LIMIT_FIELDS: Final = (*LIMIT_NAMES, "gpus", "timeout_seconds", "idle_timeout_seconds")
 
 # The widest range that any operator may set: only the type is checked here.
 _WIDEST: Final = Limits(max_exec_timeout_s=86_400.0)
@@ -127,6 +130,7 @@ def parse_sandbox(value: object) -> tuple[AgentSandbox, tuple[str, ...]]:
             npm_packages=_packages(fields, "npm_packages", _NPM, "lodash or @types/node@20.1.0"),
             profile=_checked(fields, "profile", checked_profile),
             hostname=_checked(fields, "hostname", checked_hostname),
+            gpus=_gpus(fields, limits),
             limits=MappingProxyType(numbers),
             idle_timeout_seconds=_agreed(
                 limits.path("timeout_seconds"),
@@ -266,6 +270,22 @@ def _check_limits(asked: dict[str, Any], path: Callable[[str], str]) -> None:
         raise InvalidAgent(
             f"sandbox.limits: {exc.message}", hint=exc.hint, field="sandbox.limits"
         ) from exc
+
+
+def _gpus(fields: DefinitionFields, limits: DefinitionFields) -> int | str | tuple[str, ...] | None:
+    """Return the GPUs, from the field or from `limits`."""
+    found = []
+    for one in (fields, limits):
+        value = one.values.get("gpus")
+        try:
+            request = parse_gpus(value, one.path("gpus"))
+        except InvalidRequest as exc:
+            raise InvalidAgent(exc.message, hint=exc.hint, field=one.path("gpus")) from exc
+        if value is not None:
+            found.append((tuple(value) if isinstance(value, list) else value, request))
+    if len(found) > 1 and found[0][1] != found[1][1]:
+        raise _contradiction(fields.path("gpus"), limits.path("gpus"))
+    return found[0][0] if found else None
 
 
 def _agreed(

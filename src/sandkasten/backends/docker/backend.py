@@ -312,7 +312,8 @@ class DockerBackend:
                     f"the engine has a container named {name} already",
                     hint="remove it (docker rm), or use another id",
                 ) from exc
-            raise translated(exc, f"sandbox {sandbox_id} could not be made") from exc
+            made = f"sandbox {sandbox_id} could not be made"
+            raise unsupported.no_gpus(spec, exc.message) or translated(exc, made) from exc
 
     async def _check_links(self, container: str, spec: CellSpec) -> None:
         """Raise InvalidImage if a symlink of the image would redirect a volume, for example

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from sandkasten.model.ids import SandboxId
+    from sandkasten.model.sandbox.gpus import GpuRequest
 
 # A command is at most 1 MiB and is stored here while it is read; several shells may do so at once.
 _STATE_BYTES = 8 << 20
@@ -200,7 +201,9 @@ def _host_config(
     created = [mount.to_text() for mount in platform.mounts if mount.created]
     core = {"Name": "core", "Soft": 0, "Hard": 0}
     files = {"Name": "nofile", "Soft": limits.open_files, "Hard": limits.open_files}
+    devices = {} if spec.gpus is None else {"DeviceRequests": [_device_request(spec.gpus)]}
     return {
+        **devices,
         "CapDrop": ["ALL"],
         "CapAdd": [name.removeprefix("CAP_") for name in held],
         "SecurityOpt": ["no-new-privileges:true", f"seccomp={json.dumps(platform.seccomp)}"],
@@ -235,6 +238,18 @@ def _host_config(
         "Init": False,
         "OomScoreAdj": 500,
     }
+
+
+def _device_request(gpus: GpuRequest) -> dict[str, Any]:
+    """Return the engine's request: by the Container Device Interface for names of it, otherwise
+    by a driver that has GPUs.
+    """
+    if gpus.ids and all("=" in one for one in gpus.ids):
+        return {"Driver": "cdi", "DeviceIDs": list(gpus.ids)}
+    driver: dict[str, Any] = {"Driver": "", "Capabilities": [["gpu"]]}
+    if gpus.ids:
+        return {**driver, "DeviceIDs": list(gpus.ids)}
+    return {**driver, "Count": gpus.count}
 
 
 def _image_volume(

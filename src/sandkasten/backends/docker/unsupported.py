@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.cell_spec import CellSpec
 
 _ENVIRONMENT = ("argument list too long", "environment variable")
+_DEVICES = ("device driver", "cdi", "nvidia", "device requests", "gpu")
 
 
 def check(spec: CellSpec, info: Mapping[str, Any], place: SessionVolumes) -> None:
@@ -57,7 +58,21 @@ def odd_environment(spec: CellSpec, why: str) -> InvalidImage | None:
     )
 
 
+def no_gpus(spec: CellSpec, why: str) -> UnsupportedByBackend | None:
+    """Return the error for GPUs that the engine does not have."""
+    if spec.gpus is None or not any(words in why.lower() for words in _DEVICES):
+        return None
+    return UnsupportedByBackend(
+        f"the engine cannot give a sandbox GPUs: {why}",
+        hint="install the vendor's container toolkit on the engine's machine, or request fewer or "
+        "other devices",
+        field="gpus",
+    )
+
+
 def unstarted(sandbox_id: SandboxId, spec: CellSpec, exc: Refused) -> SandkastenError:
-    return odd_environment(spec, exc.message) or translated(
-        exc, f"sandbox {sandbox_id} could not be started"
+    return (
+        no_gpus(spec, exc.message)
+        or odd_environment(spec, exc.message)
+        or translated(exc, f"sandbox {sandbox_id} could not be started")
     )

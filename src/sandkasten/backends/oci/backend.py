@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sandkasten.backends.oci import probe, runtimes, selftest
+from sandkasten.backends.oci.cdi import DeviceSpecs
 from sandkasten.backends.oci.cell import OciCell
 from sandkasten.backends.oci.oci_config import OciPlatform, config, places
 from sandkasten.disk.os_errors import disk_error
@@ -41,11 +42,13 @@ from sandkasten.linux.storage import host_root
 from sandkasten.linux.undoable_work import whole_or_nothing
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import RUNNER_ID, CellSpec, user_id
+from sandkasten.model.sandbox.gpus import check_gpus_on
 from sandkasten.model.sandbox.network_policy import refuse_network
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sandkasten.backends.oci.cdi import DeviceEdits
     from sandkasten.backends.oci.runtimes import Name, Platform
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.sandbox.readiness import Readiness
@@ -67,7 +70,9 @@ class OciBackend:
         strict: bool = False,
         runner: Path | None = None,
         launcher: Path | None = None,
+        devices: DeviceSpecs | None = None,
     ) -> None:
+        self._devices = devices or DeviceSpecs()
         self._runtime: Name = runtime
         self._kind = runtimes.kind_of(runtime)
         # A separate one: `owned` must not report another backend's sandboxes.
@@ -116,8 +121,16 @@ class OciBackend:
         launch_plan.refuse(spec, root=self._root)
         if self._kind == "gvisor":
             refuse_network(spec.network, "gvisor")
+        edits = await asyncio.to_thread(self._edits, spec)
         await self._prepare(spec)
-        return await self._make(sandbox_id, spec)
+        return await self._make(sandbox_id, spec, edits)
+
+    def _edits(self, spec: CellSpec) -> DeviceEdits | None:
+        """Return what the requested devices add, or raise before anything is made."""
+        if spec.gpus is None:
+            return None
+        check_gpus_on(self.name)
+        return self._devices.edits(spec.gpus, host_image=spec.image.kind == "host")
 
     async def attach(self, sandbox_id: SandboxId) -> OciCell:
         if not alive(self._layout, sandbox_id):
@@ -164,19 +177,24 @@ class OciBackend:
         self._platform = platform
         return await self._make(sandbox_id, spec)
 
-    async def _make(self, sandbox_id: SandboxId, spec: CellSpec) -> OciCell:
+    async def _make(
+        self, sandbox_id: SandboxId, spec: CellSpec, edits: DeviceEdits | None = None
+    ) -> OciCell:
+        if edits is not None:
+            env = {**spec.env, **dict(edits.env)}
+            spec = replace(spec, env=env, mounts=(*spec.mounts, *edits.mounts))
         return await whole_or_nothing(
-            lambda: self._create(sandbox_id, spec), lambda: remove(self._layout, sandbox_id)
+            lambda: self._create(sandbox_id, spec, edits), lambda: remove(self._layout, sandbox_id)
         )
 
-    def _create(self, sandbox_id: SandboxId, spec: CellSpec) -> OciCell:
+    def _create(self, sandbox_id: SandboxId, spec: CellSpec, edits: DeviceEdits | None) -> OciCell:
         cell = self._layout.cell(sandbox_id)
         try:
             cell.mkdir(mode=0o700)
         except FileExistsError as exc:
             raise Conflict(f"sandbox {sandbox_id} exists already") from exc
         try:
-            return self._fill(sandbox_id, cell, spec)
+            return self._fill(sandbox_id, cell, spec, edits)
         except BaseException as exc:
             with contextlib.suppress(SandkastenError):
                 remove(self._layout, sandbox_id)
@@ -184,7 +202,9 @@ class OciBackend:
                 raise disk_error(f"make sandbox {sandbox_id}", exc, BackendUnavailable) from exc
             raise
 
-    def _fill(self, sandbox_id: SandboxId, cell: Path, spec: CellSpec) -> OciCell:
+    def _fill(
+        self, sandbox_id: SandboxId, cell: Path, spec: CellSpec, edits: DeviceEdits | None
+    ) -> OciCell:
         program = runtimes.find(self._runtime)
         if program is None:
             absent = runtimes.missing(self._runtime)
@@ -208,7 +228,7 @@ class OciBackend:
             lost = tuple((u.limit, u.reason, u.remedy) for u in group.unenforced)
             write_state(cell, replace(state, unenforced=lost))
         base = id_ranges.base_of(slot)
-        cell_platform = self._cell_platform(sandbox_id, spec, base)
+        cell_platform = replace(self._cell_platform(sandbox_id, spec, base), devices=edits)
         shared = [
             (
                 host_root.etc_skeleton(self._layout.shared("etc"), network=not spec.network.closed),

@@ -29,6 +29,7 @@ from sandkasten.model.sandbox.cell_spec import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from sandkasten.backends.oci.cdi import DeviceEdits
     from sandkasten.linux.storage.host_root import HostRoot
 
 Kind = Literal["runc", "gvisor"]
@@ -61,6 +62,8 @@ class OciPlatform:
     seccomp: Mapping[str, object] | None = None
     files: frozenset[str] = frozenset()
     """Sources of host mounts that are not directories."""
+    devices: DeviceEdits | None = None
+    """Requested devices; their mounts and variables are in the spec."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ def config(spec: CellSpec, platform: OciPlatform) -> dict[str, object]:
         "gidMappings": [{"containerID": 0, "hostID": platform.base, "size": COUNT}],
         "rootfsPropagation": "private",
         # Limits are written to the group directly, before the runtime starts.
-        "resources": {},
+        "resources": _resources(platform),
     }
     if platform.cgroups_path is not None:
         linux["cgroupsPath"] = platform.cgroups_path
@@ -90,6 +93,7 @@ def config(spec: CellSpec, platform: OciPlatform) -> dict[str, object]:
         linux["maskedPaths"] = [f"/proc/{name}" for name in hidden]
         linux["readonlyPaths"] = ["/proc/sys"]
     return {
+        **_hooks(platform),
         "ociVersion": "1.0.2",
         "hostname": spec.hostname,
         "process": _process(spec, platform),
@@ -213,7 +217,39 @@ def _mounts(spec: CellSpec, platform: OciPlatform) -> list[dict[str, object]]:
         _bind(f"{stage}/{mount_name(index)}", mount.target)
         for index, mount in enumerate(spec.mounts)
     ]
+    nodes = () if platform.devices is None else platform.devices.nodes
+    # Bound, because a user namespace cannot make device nodes; without nodev, to be usable.
+    found += [
+        {
+            "destination": node.target,
+            "type": "bind",
+            "source": node.source,
+            "options": ["bind", "nosuid", "noexec", "rw"],
+        }
+        for node in nodes
+    ]
     return found
+
+
+def _resources(platform: OciPlatform) -> dict[str, object]:
+    """Return the devices that the sandbox may open besides the usual ones."""
+    if platform.devices is None:
+        return {}
+    return {
+        "devices": [
+            {"allow": True, "type": "c", "major": one.major, "minor": one.minor, "access": "rw"}
+            for one in platform.devices.nodes
+        ]
+    }
+
+
+def _hooks(platform: OciPlatform) -> dict[str, object]:
+    if platform.devices is None or not platform.devices.hooks:
+        return {}
+    found: dict[str, list[dict[str, object]]] = {}
+    for stage, hook in platform.devices.hooks:
+        found.setdefault(stage, []).append(hook)
+    return {"hooks": found}
 
 
 def _devices(platform: OciPlatform) -> dict[str, object]:

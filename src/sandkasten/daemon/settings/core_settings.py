@@ -12,6 +12,7 @@ from sandkasten.daemon.settings.setting_parsers import (
     alias_map,
     boolean,
     choice,
+    gpu_count,
     image,
     image_list,
     mount_list,
@@ -31,6 +32,7 @@ from sandkasten.images.packages.package_rules import address as without_credenti
 from sandkasten.model.files.file_store_rules import FileRules
 from sandkasten.model.images.pull_rules import PULL_MODES, PullLimits
 from sandkasten.model.journal_rows import Retention
+from sandkasten.model.sandbox.gpus import ALL
 from sandkasten.model.sandbox.isolation_levels import ISOLATIONS, MINIMA
 from sandkasten.model.sandbox.policy import DEFAULT_BLOCKED_PATHS
 
@@ -149,6 +151,13 @@ class PolicySettings:
         None,
         "What requests may reach: none, full or rules; default: full without a key, none with one.",
     )
+    gpus: int = setting(
+        "policy.gpus",
+        gpu_count,
+        0,
+        "The most GPUs that a request may ask for: a number, or all.",
+        show=lambda count: "all" if count == ALL else count,
+    )
     isolation: str | None = setting(
         "policy.isolation",
         choice(*ISOLATIONS),
@@ -220,6 +229,18 @@ class ImageSettings:
     )
     oci_runtime: Literal["runc", "crun"] = setting(
         "oci.runtime", choice("runc", "crun"), "runc", "The runtime of backend oci: runc or crun."
+    )
+    cdi_dirs: tuple[str, ...] = setting(
+        "oci.cdi_dirs",
+        string_list,
+        ("/etc/cdi", "/var/run/cdi"),
+        "Where specifications of devices (Container Device Interface) are.",
+    )
+    cdi_hooks: bool = setting(
+        "oci.cdi_hooks",
+        boolean,
+        False,
+        "Whether hooks of these specifications, which run on the host, are used.",
     )
     oci_strict: bool = setting(
         "oci.strict",

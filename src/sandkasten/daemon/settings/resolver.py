@@ -106,6 +106,8 @@ class Settings:
     oci_runtime: Literal["runc", "crun"]
     oci_strict: bool
     """Whether a runc with known escapes is refused instead of reported."""
+    cdi_dirs: tuple[str, ...]
+    cdi_hooks: bool
     retention: Retention
     file_rules: FileRules
     http: HttpSettings = field(repr=False)
@@ -259,6 +261,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
             disk=disk.rules(),
             mounts=_mount_rules(policy.mounts, data_dir),
             reclaim_after_s=images.reclaim_after_s,
+            gpus=policy.gpus,
             isolation=policy.isolation,
             isolation_minimum=policy.isolation_minimum,
             ceiling=ceilings,
@@ -268,6 +271,8 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
         ),
         oci_runtime=images.oci_runtime,
         oci_strict=images.oci_strict,
+        cdi_dirs=images.cdi_dirs,
+        cdi_hooks=images.cdi_hooks,
         retention=Retention(
             sessions_s=records.sessions_s, execs_s=records.execs_s, audit_s=records.audit_s
         ),

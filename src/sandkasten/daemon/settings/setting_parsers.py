@@ -19,6 +19,7 @@ from sandkasten.errors import InvalidConfiguration, InvalidImage, InvalidRequest
 from sandkasten.images.image_names import all_aliases, checked_name
 from sandkasten.model.addresses import is_loopback
 from sandkasten.model.files.sandbox_paths import sandbox_path
+from sandkasten.model.sandbox.gpus import ALL, MAX_GPUS
 from sandkasten.model.sandbox.host_mounts import mount_text, parse_mounts
 from sandkasten.model.spelling import did_you_mean
 
@@ -86,6 +87,17 @@ def positive_integer(name: str, value: object) -> int:
     parsed = number(name, value)
     if not 1 <= parsed <= 1 << 60 or parsed != int(parsed):
         raise invalid(name, "an integer of at least 1", value)
+    return int(parsed)
+
+
+def gpu_count(name: str, value: object) -> int:
+    if value == "all":
+        return ALL
+    if value == "none":
+        return 0
+    parsed = number(name, value)
+    if not 0 <= parsed <= MAX_GPUS or parsed != int(parsed):
+        raise invalid(name, f"an integer of at most {MAX_GPUS}, or all", value)
     return int(parsed)
 
 

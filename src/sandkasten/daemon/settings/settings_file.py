@@ -88,8 +88,8 @@ def _flat(
     return flat
 
 
-def read_tree(path: Path) -> object:
-    """Read a small YAML file as plain values."""
+def read_tree(path: Path, max_depth: int = _MAX_DEPTH) -> object:
+    """Read a small YAML file as plain values, nested at most that deep."""
     try:
         # Non-blocking: opening a FIFO without a writer would block for ever.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -102,10 +102,10 @@ def read_tree(path: Path) -> object:
         raise _invalid(path, f"cannot be read: {exc.strerror}", hint) from exc
     if len(data) > MAX_BYTES:
         raise _invalid(path, f"is larger than {MAX_BYTES} bytes", "remove what is not a setting")
-    return _parse(path, data)
+    return _parse(path, data, max_depth)
 
 
-def _parse(path: Path, data: bytes) -> object:
+def _parse(path: Path, data: bytes, max_depth: int) -> object:
     # Imported here: most processes have no settings file, and the import takes longer than
     # making a sandbox.
     import yaml
@@ -120,7 +120,7 @@ def _parse(path: Path, data: bytes) -> object:
             if getattr(event, "tag", None):
                 raise _invalid(path, "uses a YAML tag", "write a plain value")
             depth = getattr(self, "_depth", 0) + 1
-            if depth > _MAX_DEPTH:
+            if depth > max_depth:
                 raise _invalid(path, "is nested too deep", "no setting has that many levels")
             self._depth = depth
             try:

@@ -22,6 +22,12 @@ from sandkasten.model.access.tenancy import DEFAULT_TENANT, checked_tenant, scop
 from sandkasten.model.environment import checked_environment, checked_labels
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec, base_environment
+from sandkasten.model.sandbox.gpus import (
+    check_gpus,
+    check_gpus_on,
+    requested_gpus,
+    without_gpus,
+)
 from sandkasten.model.sandbox.host_mounts import Mounted, choose_mounts, touching
 from sandkasten.model.sandbox.isolation_levels import has_network
 from sandkasten.model.sandbox.network_policy import network_for, refuse_network
@@ -111,7 +117,11 @@ class Planner:
         profile = checked_profile(options.profile)
         hostname = checked_hostname(options.hostname)
         env = checked_environment(options.env)
-        limits = parse_limits(options.limits, self._policy.limits, self._policy.ceiling)
+        gpus = requested_gpus(options)
+        if gpus is not None:
+            check_gpus(gpus, self._policy.gpus)
+        asked = without_gpus(options.limits)
+        limits = parse_limits(asked, self._policy.limits, self._policy.ceiling)
         lease = lease_for(options, self._policy)
         labels = checked_labels(options.labels)
         workspace = workspace_request(request, self._policy.workspaces)
@@ -120,6 +130,8 @@ class Planner:
         backend = await self._tiers.choose(options.backend, options.isolation)
         if not has_network(backend.name):
             refuse_network(network, backend.name)
+        if gpus is not None:
+            check_gpus_on(backend.name)
         if image is None and joins is not None:
             # Packages belong to an image, so they need its layers.
             image = await self._resolved(backend, joins.image) if packages else _image_of(joins)
@@ -135,6 +147,7 @@ class Planner:
             network=network,
             ceiling=self._policy.network,
             mounts=await self._mounts(rules),
+            gpus=gpus,
             reserve_disk=self._policy.disk.reserve == "all",
             min_free_bytes=self._policy.disk.min_free_bytes,
             writable_root=not self._policy.readonly_rootfs and image.kind != "host",
@@ -344,6 +357,7 @@ def check_same_kind(found: Record, options: SandboxOptions, plan: SandboxPlan) -
         ("backend", options.backend, plan.backend.name, found.backend),
         ("backend", options.isolation, plan.backend.name, found.backend),
         ("profile", options.profile, plan.spec.profile, found.profile),
+        ("gpus", plan.spec.gpus, str(plan.spec.gpus), found.gpus),
         ("workspace", options.workspace_id, options.workspace_id, has_workspace),
         ("packages", _shown(plan.mounts), _shown(plan.mounts) or "none", _shown(found.mounts)),
     )

@@ -49,6 +49,7 @@ def described(record: Record, *, created: bool, used: float, cwd: str | None, cl
         workspace_id=None if record.workspace_id is None else plain_name(record.workspace_id),
         workspace_shared=record.workspace_shared,
         mounts=record.mounts,
+        gpus=record.gpus,
         labels=dict(record.labels),
         env_names=record.env_names,
         unenforced=record.unenforced,

@@ -158,6 +158,7 @@ class Sandboxes:
             acquired=acquired,
             mounts=plan.mounts,
             network=plan.spec.network.public(),
+            gpus=None if plan.spec.gpus is None else str(plan.spec.gpus),
             # A warm-pool sandbox has no owner until it is claimed; the operator's row keeps it out
             # of every tenant's sum.
             tenant=DEFAULT_TENANT if acquired == "spare" else plan.tenant,

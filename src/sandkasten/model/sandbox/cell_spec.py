@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sandkasten.model.images.resolved_image import Image
+    from sandkasten.model.sandbox.gpus import GpuRequest
 
 Profile = Literal["hardened", "dev"]
 
@@ -68,6 +69,7 @@ class CellSpec:
     workspace: Volume | None = None
     """None: a fresh one that goes with the sandbox."""
     mounts: tuple[HostMount, ...] = ()
+    gpus: GpuRequest | None = None
     reserve_disk: bool = False
     """Whether all space of what goes with the sandbox is taken when it is made."""
     min_free_bytes: int = 0

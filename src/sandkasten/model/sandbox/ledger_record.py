@@ -51,6 +51,7 @@ class Record:
     """Created for a request; or claimed from the warm pool; or unclaimed in the warm pool;
     or created to serve the files of a named workspace, and in no list."""
     mounts: tuple[Mounted, ...] = ()
+    gpus: str | None = None
     tenant: str = DEFAULT_TENANT
     network: Annotated[Any, Public(lambda value: value, read_network)] = "none"
     """The network policy as the contract writes it."""

@@ -14,6 +14,7 @@ from sandkasten.errors import InvalidRequest, PolicyDenied, UnsupportedByBackend
 from sandkasten.model.field_patterns import HOSTNAME, PRINTABLE, form
 from sandkasten.model.json_codec import ShapeError
 from sandkasten.model.numbers import number, whole
+from sandkasten.model.sandbox.gpus import MAX_GPUS
 from sandkasten.model.sandbox.limits import MAX_KEPT_BYTES, MIB, Limits
 from sandkasten.model.sandbox.network_policy import NetworkCeiling
 from sandkasten.model.sandbox.workspace import DiskRules, WorkspaceRules
@@ -69,6 +70,8 @@ class Policy:
     """The weakest isolation a request may have; None: any."""
     ceiling: Mapping[str, Number] = field(default_factory=lambda: _NO_CEILING)
     """The most a request may ask for, by public names of limits; a name that is missing: any."""
+    gpus: int = 0
+    """The most GPUs a request may have, or `gpus.ALL`."""
     allow_network: bool = False
     """Whether an agent may ask for a network at all."""
     readonly_rootfs: bool = True
@@ -146,6 +149,7 @@ def limits_schema() -> dict[str, Any]:
         }
         for name, known in _LIMITS.items()
     }
+    properties["gpus"] = {"type": "integer", "minimum": 0, "maximum": MAX_GPUS}
     names: dict[str, list[str]] = {}
     for name, known in _LIMITS.items():
         names.setdefault(known.field, []).append(name)

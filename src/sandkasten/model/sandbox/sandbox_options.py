@@ -15,7 +15,9 @@ from typing import Any, Final, TypedDict
 
 from sandkasten.model.environment import MAX_LABEL_VALUE, MAX_LABELS
 from sandkasten.model.field_patterns import (
+    DEVICE_ID,
     ENV_NAME,
+    GPUS,
     HOSTNAME,
     IMAGE_NAME,
     LABEL_NAME,
@@ -26,6 +28,7 @@ from sandkasten.model.field_patterns import (
     shown_form,
 )
 from sandkasten.model.images.image_name import MAX_NAME
+from sandkasten.model.sandbox.gpus import MAX_GPUS
 from sandkasten.model.sandbox.isolation_levels import ISOLATIONS
 from sandkasten.model.sandbox.package_sets import MAX_PACKAGE_NAME, MAX_PACKAGES
 
@@ -48,6 +51,16 @@ LABELS: Final = {
         "maxLength": MAX_LABEL_VALUE,
     },
     "maxProperties": MAX_LABELS,
+}
+_DEVICE: Final = {"type": "string", "pattern": shown_form(DEVICE_ID)}
+# Each keyword applies to the type that it is about.
+_GPUS: Final = {
+    "minimum": 0,
+    "maximum": MAX_GPUS,
+    "pattern": shown_form(GPUS),
+    "items": _DEVICE,
+    "minItems": 1,
+    "maxItems": MAX_GPUS,
 }
 
 
@@ -164,6 +177,12 @@ class SandboxOptions:
         default=(),
         metadata=_packages(NPM_PACKAGE),
     )
+    gpus: int | str | tuple[str, ...] | None = field(
+        default=None,
+        metadata=described(
+            "A number of GPUs, `all`, or device ids; within `policy.gpus`.", schema=_GPUS
+        ),
+    )
 
 
 SESSION_ONLY: Final = frozenset(
@@ -188,6 +207,7 @@ class SandboxKeywords(TypedDict, total=False):
     mounts: Sequence[str]
     pip_packages: Sequence[str]
     npm_packages: Sequence[str]
+    gpus: int | str | Sequence[str] | None
 
 
 class SessionKeywords(SandboxKeywords, total=False):

@@ -95,6 +95,8 @@ class Info:
     workspace_shared: bool = False
     mounts: tuple[Mounted, ...] = ()
     """The operator's host mounts and the sets of packages it has, read-only."""
+    gpus: str | None = None
+    """A number, `all`, or device ids with commas between; None: no GPU."""
     labels: Mapping[str, str] = field(default_factory=lambda: _NO_TEXT)
     env_names: tuple[str, ...] = ()
     unenforced: tuple[Unenforced, ...] = ()
