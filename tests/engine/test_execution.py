@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from sandkasten.engine.commands import exec_follower
+from sandkasten.engine.commands.terminals import terminal_fields
 from sandkasten.errors import (
     CommandNotFound,
     ExecNotFound,
@@ -528,3 +529,20 @@ async def test_a_background_string_of_a_new_sandbox_runs_in_the_workspace(engine
     began = await engine.exec_start(box, ExecRequest("pwd"))
     ended = await engine.exec_get(box, began.exec_id, wait_s=PATIENCE_S)
     assert ended.stdout == b"/workspace\n"
+
+
+@pytest.mark.parametrize("shell", [("bash", "--norc"), ("dash",), ("busybox", "sh")])
+async def test_the_prompt_of_a_shell_names_the_sandbox_and_the_directory(engine, box, shell):
+    _, channel = await engine._handles.connect(box)
+    env = {"TERM": "xterm-256color", "PS1": f"{box[:8]}:$PWD\\$ "}
+    assert terminal_fields(box, channel, None, Pty(24, 80), None, None)["env"] == env
+    # Only a shell that was not named gets it, and a prompt of the request wins.
+    named = terminal_fields(box, channel, shell, Pty(24, 80), None, None)
+    assert named["env"] == {"TERM": "xterm-256color"}
+    asked = terminal_fields(box, channel, None, Pty(24, 80), {"PS1": "mine> "}, None)
+    assert asked["env"] == env | {"PS1": "mine> "}
+    # Each shell shows it alike; the start-up files of the machine would replace it.
+    async with engine.terminal(box, command=shell, env=env, cwd="/tmp") as terminal:
+        await terminal.send(b"exit\n")
+        seen = b"".join([chunk async for chunk in terminal]).decode()
+    assert f"{box[:8]}:/tmp$ " in seen

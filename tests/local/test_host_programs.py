@@ -1,7 +1,8 @@
-"""The host image has `python`, and its `pip` says how a sandbox gets packages."""
+"""The host image has `python`, its `pip` says how a sandbox gets packages, and it finds fonts."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from typing import TYPE_CHECKING
 
@@ -51,3 +52,16 @@ def test_python_runs_and_pip_names_the_way_to_packages(make_box):
             assert ran.code != 0
             assert "pip_packages" in ran.text
             assert "--pip requests" in ran.text
+
+
+@pytest.mark.skipif(
+    shutil.which("fc-match", path="/usr/bin") is None
+    or not os.path.exists("/etc/fonts/fonts.conf"),
+    reason="no fontconfig on this host",
+)
+def test_fonts_are_found_without_an_error(make_box):
+    with make_box(Image("host")) as box:
+        ran = box.exec("fc-match sans 2>&1; find /etc/fonts -xtype l; touch /etc/fonts/x 2>&1")
+        assert ".ttf" in ran.text or ".otf" in ran.text
+        assert "error" not in ran.text
+        assert ran.text.endswith("Read-only file system\n")

@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 HANGUP_GRACE_S = 0.5
 DEFAULT_TERM = "xterm-256color"
+# Understood by bash, dash and busybox. Start-up files of an image that set a prompt replace it.
+_PROMPT = "{}:$PWD\\$ "
+_PROMPT_CHARS = len("sbx_") + 4
 # Output kept for a viewer that returns; a full screen is a few KiB.
 KEPT_BYTES = 1 << 20
 
@@ -104,7 +107,7 @@ async def open_terminal(
     program ends, the caller leaves, or the sandbox ends.
     """
     handle, channel = await handles.connect(sandbox_id)
-    fields = terminal_fields(channel, command, Pty(rows, cols), env, cwd)
+    fields = terminal_fields(sandbox_id, channel, command, Pty(rows, cols), env, cwd)
     exec_id = str(fields["exec_id"])
     async with handles.explaining(handle), channel.stream("exec.start", fields) as call:
         await _started(call)
@@ -117,6 +120,7 @@ async def open_terminal(
 
 
 def terminal_fields(
+    sandbox_id: str,
     channel: Channel,
     command: tuple[str, ...] | None,
     pty: Pty,
@@ -124,16 +128,18 @@ def terminal_fields(
     cwd: str | None,
 ) -> dict[str, object]:
     """Return the body of `exec.start` for a program on a terminal, with a new exec id."""
+    defaults = {"TERM": DEFAULT_TERM}
     if command is None:
         if channel.hello.shell is None:
             raise ShellNotFound("the image has no shell", hint="name a program to run")
         command = (channel.hello.shell,)
+        defaults["PS1"] = _PROMPT.format(sandbox_id[:_PROMPT_CHARS])
     if not command or not command[0]:
         raise InvalidRequest("the command is empty", hint="name a program to run")
     for part in command:
         text_bytes("an argument of the command", part)
     pty = checked_pty(pty)
-    variables = {"TERM": DEFAULT_TERM, **checked_environment(env or {})}
+    variables = {**defaults, **checked_environment(env or {})}
     return {
         "exec_id": new_exec_id(),
         "argv": [to_bytes_json(part) for part in command],
@@ -234,7 +240,7 @@ class TerminalSessions:
         """Start a terminal. It runs when this returns; attach to it by its id."""
         self._in_flight.check()
         handle, channel = await self._handles.connect(sandbox_id)
-        fields = terminal_fields(channel, command, Pty(rows, cols), env, cwd)
+        fields = terminal_fields(sandbox_id, channel, command, Pty(rows, cols), env, cwd)
         fields |= {"follow": False, "stdout_cap": KEPT_BYTES}
         reply = decode_exec(await channel.call("exec.start", fields, timeout_s=CALL_TIMEOUT_S))
         line = command or (channel.hello.shell or "sh",)

@@ -26,8 +26,11 @@ from sandkasten.model.sandbox.cell_spec import (
 )
 
 _TOP = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-# Public files: library locations, certificates of authorities, alternatives.
-_ETC_SHARED = ("alternatives", "ld.so.cache", "mime.types", "ssl/certs", "ssl/openssl.cnf")
+# Public files: library locations, certificates of authorities, alternatives, where fonts are.
+_ETC_SHARED = (
+    "alternatives", "fonts/conf.avail", "fonts/conf.d", "fonts/fonts.conf", "ld.so.cache",
+    "mime.types", "ssl/certs", "ssl/openssl.cnf",
+)  # fmt: skip
 # World-readable entries of a fresh /proc that describe the host. Entries that only host root may
 # open need no mask. Each mask costs a mount, and bubblewrap's time grows with their square.
 _PROC_FILES = (
