@@ -5,20 +5,26 @@ from __future__ import annotations
 import asyncio
 import re
 
+import aiohttp
 import pytest
+from starlette.responses import Response
 
 from sandkasten.api.http_limits import HttpLimits
 from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.api.response.docs_page import CSP, page
-from sandkasten.api.routes import system
+from sandkasten.api.routes import ports, system
 from sandkasten.client.server.embedded import ServerAddress, settings
 from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import BackendUnavailable
+from sandkasten.model.access.tenancy import SCOPES, TenantQuota
+from sandkasten.model.journal_rows import KeyRow
 from sandkasten.model.sandbox.readiness import Readiness
+from sandkasten.telemetry.json_log import JsonLines
 from sandkasten.telemetry.log_events import FanOut, LogEvents
 from sandkasten.telemetry.metrics import Metrics
 from tests.api.daemon_in_process import serving
+from tests.api.raw import say
 
 
 async def test_a_daemon_is_ready_until_it_drains(daemon):
@@ -175,6 +181,81 @@ async def test_metrics_count_events(metered_daemon):
     await metered_daemon.ask("DELETE", box)
     found = _figures((await metered_daemon.ask("GET", "/metrics")).raw.decode())
     assert found['sandkasten_sessions{backend="unisolated",state="running"}'] == 0
+
+
+@pytest.mark.promise("P71")
+async def test_metrics_do_not_grow_with_unknown_routes_methods_and_statuses(metered_daemon):
+    box = f"/v1/sessions/{await metered_daemon.session()}"
+    reached: list[int] = []
+
+    async def inner(call, the_id, target):
+        reached.append(int(target.path.removeprefix("/")))
+        return Response(status_code=reached[-1])
+
+    async def round_(first: int) -> int:
+        for n in range(first, first + 20):
+            for method in ("GET", "POST", "PROPFIND", "MKCOL", "REPORT"):
+                path = f"/nothing-{n}/{n}"
+                assert (await metered_daemon.ask(method, path)).status == 404
+            await metered_daemon.ask("PUT", "/v1/sessions")
+            for method in ("GET", "SEARCH", "LINK"):
+                url = f"{metered_daemon.url}{box}/ports/1/{n + 200}"
+                await (await metered_daemon.http.request(method, url)).read()
+        text = (await metered_daemon.ask("GET", "/metrics")).raw.decode()
+        return len([line for line in text.splitlines() if "_http_" in line])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ports, "forward", inner)
+        # Its own line is in the next one.
+        await metered_daemon.ask("GET", "/metrics")
+        before = await round_(5)
+        assert await round_(30) == before
+    assert len(set(reached)) == 40
+
+
+@pytest.mark.promise("P71")
+async def test_every_request_has_one_line_in_the_log(engine, caplog):
+    row = KeyRow("key_1", "t1", "n", SCOPES, 0.0, TenantQuota())
+    keeper = Doorkeeper(clock=SystemClock(), keys=_OneKey(row))  # type: ignore[arg-type]
+    caplog.set_level("INFO", logger="sandkasten.api")
+    async with serving(engine, doorkeeper=keeper) as daemon:
+        key = {"Authorization": "Bearer sk-any"}
+        path = "/v1/sessions/sbx_0000000000000000"
+        await daemon.ask("GET", path + "?a%0ab=%1b", headers={**key, "X-Request-Id": "mine"})
+        await daemon.ask("GET", "/v1/no%0athing", headers=key)
+        await daemon.ask("GET", "/healthz", headers={"X-Request-Id": "a\tb"})
+        with pytest.raises(aiohttp.WSServerHandshakeError):
+            await daemon.http.ws_connect(daemon.url + path + "/pty", headers=key)
+        await say(daemon.port, b"GET / HTTP/1.1\r\n\0\r\n")
+    records = [r for r in caplog.records if r.getMessage() == "http.request"]
+    lines = [r.sandkasten for r in records]
+    shown = "".join(map(JsonLines().format, records))
+    assert shown.isprintable()
+    assert not any(one in shown for one in ("sk-any", "sbx_", "thing", "a\\nb"))
+    assert all(one.pop("ms") >= 0 for one in lines)
+    assert lines.pop(0)["request_id"] == "mine"
+    ids = [one.pop("request_id") for one in lines]
+    assert all(re.fullmatch(r"req_[0-9a-f]{16}", one) for one in ids)
+    assert lines == [
+        _line("GET", "none", 404, ("key_1", "t1"), "NOT_FOUND"),
+        _line("GET", "/healthz", 200, (None, None), None),
+        _line("WS", "/v1/sessions/{id}/pty", 404, ("key_1", "t1"), "SESSION_NOT_FOUND"),
+        _line(None, "none", 400, (None, None), "INVALID_REQUEST"),
+    ]
+
+
+def _line(method, route, status, origin, code):
+    key_id, tenant = origin
+    line = {"method": method, "route": route, "status": status}
+    return line | {"key_id": key_id, "tenant": tenant, "code": code}
+
+
+class _OneKey:
+    def __init__(self, row: KeyRow) -> None:
+        self.row = row
+
+    def check(self, hashed: bytes, now: float) -> KeyRow:
+        return self.row
 
 
 @pytest.mark.promise("P71")

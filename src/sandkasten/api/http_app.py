@@ -25,6 +25,7 @@ from sandkasten.api.request.rate_limit import Rates
 from sandkasten.api.request.request_audit import Auditor
 from sandkasten.api.request.request_body import ClientLeft
 from sandkasten.api.request.request_guard import check_origin, check_type, plain_headers
+from sandkasten.api.request.request_log import log_request
 from sandkasten.api.request.route_matcher import Paths
 from sandkasten.api.response.json_response import as_json
 from sandkasten.api.response.sse import EventStream
@@ -37,10 +38,12 @@ if TYPE_CHECKING:
 
     from sandkasten.api.route import Route
     from sandkasten.api.server_context import Server
+    from sandkasten.model.access.tenancy import Principal
 
 log = logging.getLogger("sandkasten.api")
 # What a daemon that goes down still answers: to look at what there is, and to end it.
 _STILL = frozenset({"GET", "HEAD", "DELETE"})
+_MEASURED = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _POLICY_VIOLATION = 1008
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 
@@ -113,8 +116,7 @@ class App:
             work.end()
             if held is not None:
                 held.end()
-            if self.server.events is not None and not websocket:
-                self._note(scope, answering.status, time.perf_counter() - began)
+            self._note(connection, answering, time.perf_counter() - began)
 
     def _admitted(
         self,
@@ -178,18 +180,29 @@ class App:
     def _is_open(self, route: Route) -> bool:
         return route.scope is None or (route.scope == "metrics" and self.server.rules.metrics_open)
 
-    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+    def _note(self, connection: HTTPConnection, answering: _Answering, seconds: float) -> None:
+        scope = connection.scope
         route: Route | None = scope.get("sandkasten.route")
-        assert self.server.events is not None
-        self.server.events.emit(
-            "http.answered",
-            {
-                "method": "other" if route is None else scope["method"],
-                # The template: ids and paths would make a series of every request.
-                "route": "none" if route is None else route.path,
-                "status": status,
-                "seconds": seconds,
-            },
+        principal: Principal | None = scope.get("sandkasten.principal")
+        status = answering.status
+        if isinstance(connection, WebSocket):
+            method = "WS"
+            if connection.application_state is not WebSocketState.CONNECTING:
+                status = status or 101
+        else:
+            method = scope["method"]
+            if self.server.events is not None:
+                self.server.events.emit("http.answered", _measured(method, route, status, seconds))
+        log_request(
+            method=method,
+            route=None if route is None else route.path,
+            status=status,
+            seconds=seconds,
+            request_id=answering.request_id,
+            key_id=None if principal is None else principal.key_id,
+            # The anonymous principal belongs to no tenant.
+            tenant=None if principal is None else principal.tenant or None,
+            code=answering.code,
         )
 
     async def _fail(
@@ -200,6 +213,7 @@ class App:
         scope: Scope,
         receive: Receive,
     ) -> None:
+        answering.code = error.code
         if self.server.events is not None:
             self.server.events.emit("http.error", {"code": error.code})
         if answering.began:
@@ -255,6 +269,8 @@ class _Answering:
         self.began = False
         self.status = 0
         """0 if the client had left."""
+        self.code: str | None = None
+        """The code of the error that was sent."""
 
     async def __call__(self, message: Any) -> None:
         if message["type"] == "http.response.start":
@@ -268,13 +284,32 @@ class _Answering:
         await self._send(message)
 
     async def refuse_websocket(self, error: SandkastenError) -> None:
-        status = status_of(error)
+        status = self.status = status_of(error)
         headers = [(b"content-type", b"application/json")]
         await self._send(
             {"type": "websocket.http.response.start", "status": status, "headers": headers}
         )
         body = as_json(body_of(error, self.request_id))
         await self._send({"type": "websocket.http.response.body", "body": body})
+
+
+def _measured(
+    method: str, route: Route | None, status: int, seconds: float
+) -> dict[str, str | int | float]:
+    """Return the labels of a request, from a closed set.
+
+    Neither a client nor a server inside a sandbox can add values to it.
+    """
+    shown: str | int = status
+    if route is not None and route.method == "ANY":
+        shown = f"{status // 100}xx"
+    return {
+        "method": method if route is not None and method in _MEASURED else "other",
+        # The template: ids and paths would make a series of every request.
+        "route": "none" if route is None else route.path,
+        "status": shown,
+        "seconds": seconds,
+    }
 
 
 def _nothing_there(allowed: frozenset[str], method: str, path: str) -> SandkastenError:

@@ -21,6 +21,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from sandkasten.api.error_responses import body_of
 from sandkasten.api.http_limits import HttpLimits
+from sandkasten.api.request.request_log import log_request
 from sandkasten.api.response.json_response import as_json
 from sandkasten.daemon.http.receive_buffer import ReceiveBuffer
 from sandkasten.errors import InvalidRequest, PayloadTooLarge, SandkastenError
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 LINGER_S: Final = 2.0
 # Up to this size copying costs less than a second system call.
 _JOINED_BYTES: Final = 64 * 1024
+# Parsed in a row: up to 900 of the smallest requests (17 ms), or 350 empty frames. With 2 kB, an
+# upload takes a third more processor time than with 16 kB.
+_HTTP_SLICE_BYTES: Final = 16 * 1024
+_WEBSOCKET_SLICE_BYTES: Final = 2 * 1024
 # Pings and pongs of one WebSocket in a second. Each is answered, and a client sends one in many.
 MAX_CONTROL_FRAMES: Final = 100
 _POLICY_VIOLATION: Final = 1008
@@ -127,7 +132,11 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = _Flow(self)
         self.received = ReceiveBuffer(
-            transport, self.loop, parse=self._parse, is_paused=lambda: self.flow.read_paused
+            transport,
+            self.loop,
+            slice_bytes=_HTTP_SLICE_BYTES,
+            parse=self._parse,
+            is_paused=lambda: self.flow.read_paused,
         )
         # Its lines contain whole URLs, which may hold secrets by mistake.
         self.access_log = False
@@ -299,7 +308,18 @@ class GuardedProtocol(HttpToolsProtocol):
             # The response to an earlier request is under way, so no error can be sent.
             self.transport.abort()
             return
-        body = as_json(body_of(error, "req_" + secrets.token_hex(8)))
+        request_id = "req_" + secrets.token_hex(8)
+        log_request(
+            method=None,
+            route=None,
+            status=status,
+            seconds=0.0,
+            request_id=request_id,
+            key_id=None,
+            tenant=None,
+            code=error.code,
+        )
+        body = as_json(body_of(error, request_id))
         self.transport.write(
             b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
             b"connection: close\r\n\r\n%s" % (status, _PHRASES[status], len(body), body)
@@ -363,6 +383,7 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
         self._received = ReceiveBuffer(
             self.transport,
             self.loop,
+            slice_bytes=_WEBSOCKET_SLICE_BYTES,
             parse=super().data_received,
             is_paused=lambda: self.read_paused,
         )

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-# Holds at most 350 empty frames.
-SLICE_BYTES: Final = 2048
 # Parsed in a row; a client with one large message notices no difference.
 TURN_S: Final = 0.005
 
@@ -27,10 +25,12 @@ class ReceiveBuffer:
         transport: asyncio.Transport,
         loop: asyncio.AbstractEventLoop,
         *,
+        slice_bytes: int,
         parse: Callable[[bytes], None],
         is_paused: Callable[[], bool],
     ) -> None:
         """`is_paused` tells whether the application must take what was parsed before more is."""
+        self._slice_bytes = slice_bytes
         self._transport = transport
         self._loop = loop
         self._parse = parse
@@ -61,8 +61,8 @@ class ReceiveBuffer:
         until = monotonic() + TURN_S
         try:
             while self._data and not self._is_paused():
-                part = self._data[self._at : self._at + SLICE_BYTES]
-                self._at += SLICE_BYTES
+                part = self._data[self._at : self._at + self._slice_bytes]
+                self._at += self._slice_bytes
                 if self._at >= len(self._data):
                     self._data, self._at = b"", 0
                 self._parse(part)

@@ -1,0 +1,37 @@
+"""One line in the log for each request, without anything that a client chose freely.
+
+Paths and queries may hold names of files, ids and keys given by mistake; the template of the route
+tells enough. The request id has only letters, digits and three signs.
+"""
+
+from __future__ import annotations
+
+import logging
+
+log = logging.getLogger("sandkasten.api")
+
+
+def log_request(
+    *,
+    method: str | None,
+    route: str | None,
+    status: int,
+    seconds: float,
+    request_id: str,
+    key_id: str | None,
+    tenant: str | None,
+    code: str | None,
+) -> None:
+    """Log a request. What is unknown is None; `status` is 0 if the client had left."""
+    if log.isEnabledFor(logging.INFO):
+        fields = {
+            "method": method,
+            "route": route or "none",
+            "status": status,
+            "ms": round(seconds * 1000, 1),
+            "request_id": request_id,
+            "key_id": key_id,
+            "tenant": tenant,
+            "code": code,
+        }
+        log.info("http.request", extra={"sandkasten": fields})
