@@ -65,8 +65,8 @@ def test_a_network_by_default_is_refused_by_name(tmp_path):
     with pytest.raises(InvalidConfiguration) as refused:
         loaded(tmp_path, STATION_SANDBOX_ALLOW_NETWORK_DEFAULT="true")
     assert refused.value.message == (
-        "STATION_SANDBOX_ALLOW_NETWORK_DEFAULT must be false or none, got 'true': no backend has "
-        "a network"
+        "STATION_SANDBOX_ALLOW_NETWORK_DEFAULT must be false or none, got 'true': a network is "
+        "requested for each sandbox"
     )
     assert refused.value.details["setting"] == "STATION_SANDBOX_ALLOW_NETWORK_DEFAULT"
 

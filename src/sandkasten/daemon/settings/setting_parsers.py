@@ -138,8 +138,9 @@ def network_default(name: str, value: object) -> Literal["none"]:
     if isinstance(value, str) and _BOOLEANS.get(value.strip().lower()) is False:
         return "none"
     raise InvalidConfiguration(
-        f"{name} must be false or none, got {str(value)[:40]!r}: no backend has a network",
-        hint="leave it out; install packages with pip_packages and npm_packages",
+        f"{name} must be false or none, got {str(value)[:40]!r}: a network is requested for "
+        "each sandbox",
+        hint="leave it out, and request a network for each sandbox; see policy.network",
         setting=name,
     )
 
