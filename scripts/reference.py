@@ -85,6 +85,11 @@ _PROMISES_HEAD = """\
 Each promise of [SPECIFICATION.md](../../SPECIFICATION.md), and the tests that are marked with its
 id. A file without names is marked as a whole.
 """
+_SEEDS_HEAD = """\
+Five documents describe what Sandkasten is to do. These are their requirements, from their own lists
+of goals, fields, variables, endpoints and criteria. Each has a state and the tests that show it.
+Edit `tests/seeds/requirements.yaml` to change them.
+"""
 _EXAMPLE_HEAD = """\
 # Settings of sandkasten, every one with its default. Made by scripts/reference.py.
 # Uncomment what should be otherwise (a key and the line of its group), and put the file where
@@ -134,6 +139,14 @@ def promises() -> str:
     read = marked.read(marked.SPECIFICATION.read_text())
     table = marked.table(read, marked.markers(tree.files(), ROOT))
     return "\n".join([NOTE, "# Promises and their tests\n", _PROMISES_HEAD, table])
+
+
+def seeds() -> str:
+    sys.path.insert(0, str(ROOT))
+    from tests.seeds.requirements import FILE, read, tables
+
+    table = tables(read(FILE.read_text()))
+    return "\n".join([NOTE, "# Source documents and their tests\n", _SEEDS_HEAD, table])
 
 
 def _walk(prefix: str, group: object, context: object) -> Iterator[tuple[str, object]]:
@@ -393,6 +406,7 @@ def main() -> int:
         PAGES / "http.md": http,
         PAGES / "benchmarks.md": benchmarks,
         PAGES / "promises.md": promises,
+        PAGES / "seeds.md": seeds,
         ROOT / "deploy" / "sandkasten.yaml": example,
         ROOT / "spec" / "openapi.json": openapi,
         **_tools(),

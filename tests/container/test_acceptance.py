@@ -13,7 +13,7 @@ import secrets
 import shlex
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -167,6 +167,26 @@ def definitions(host: Host) -> Iterator[Path]:
         shutil.rmtree(host.folder / name)
 
 
+def _use_every_tool_of_code_mode(agents: Agents) -> None:
+    def call(name: str, **arguments: Any) -> dict[str, Any]:
+        answer = agents.call_tool(f"sandbox_{name}", arguments)
+        assert answer.get("ok") is not False, (name, answer)
+        return answer
+
+    assert call("open", image=DEBIAN)["status"] == "ready"
+    call("fs_write", path="a.txt", contents="6 * 7")
+    assert call("fs_read", path="a.txt")["contents"] == "6 * 7"
+    assert [one["name"] for one in call("fs_list")["entries"]] == ["a.txt"]
+    begun = call("exec", cmd=["sh", "-c", "cat a.txt; exit 3"], stream=True)
+    assert call("exec_wait", exec_id=begun["exec_id"])["exit_code"] == 3
+    assert call("exec_read", exec_id=begun["exec_id"])["chunks"][0]["text"] == "6 * 7"
+    assert call("publish_file", source="a.txt", file_key="sum")["size_bytes"] == 5
+    call("fs_delete", path="a.txt")
+    assert call("stage_file", file_key="sum", destination="b.txt")["size_bytes"] == 5
+    assert call("exec", cmd="cat b.txt")["stdout"] == "6 * 7"
+    assert call("close")["closed"]
+
+
 @pytest.mark.promise("P56")
 def test_agents_workflows_tools_and_mcp_work_in_the_image(host, daemon_image, definitions):
     models = "SANDKASTEN_MODELS_BASE_URL=http://127.0.0.1:8600/v1"
@@ -183,6 +203,7 @@ def test_agents_workflows_tools_and_mcp_work_in_the_image(host, daemon_image, de
         assert flowed.status == "completed", flowed
         answer = agents.call_tool("sandbox_run", {"runtime": "bash", "code": "echo $((6*7))"})
         assert (answer["ok"], answer["stdout"]) == (True, "42\n")
+        _use_every_tool_of_code_mode(agents)
     # The same image serves MCP: here over stdio, on the daemon that runs in the container.
     words = ("docker", "exec", "--interactive", "sandkasten", "sandkasten", "mcp")
     told = host.run("sh", "-c", f"echo {shlex.quote(_INITIALIZE)} | {shlex.join(words)}")

@@ -1,7 +1,6 @@
-"""The source documents: their code blocks and their requirements, as data.
+"""The code blocks of the source documents, as data.
 
-`blocks/*.yaml` has every code block as written, with a verdict. `requirements.yaml` has the
-requirements, with a status and the test that shows it.
+`blocks/*.yaml` has every code block as written, with a verdict.
 """
 
 from __future__ import annotations
