@@ -84,6 +84,12 @@ async def test_a_tool_that_cannot_run_answers_with_an_error(desk):
     assert "stdout" not in answer
 
 
+async def test_the_shell_is_bash(desk):
+    told = await desk.call("exec", command="echo ${BASH_VERSION:+bash}")
+    assert told["stdout"] == "bash\n"
+    await desk.call("close")
+
+
 @pytest.mark.root
 @pytest.mark.parametrize("backend", ["local", "oci"])
 @pytest.mark.parametrize("field", [{"allow_network": True}, {"network": {"enabled": True}}])
