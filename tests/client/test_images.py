@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,9 @@ def test_an_image_is_imported_used_and_removed(archive, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     written = images.export("other", "out.tar", format="oci")
     assert written.path == str(tmp_path / "out.tar")
+    assert _tags(images.export("sketch:1", "one.tar").path) == ["sketch:1"]
+    assert _tags(images.export("other", "other.tar").path) == ["other:latest"]
+    assert _tags(images.export(image.id, "id.tar").path) == []
     assert images.usage().layers == 3
     assert not images.remove("other").deleted
     gone = images.remove("sketch:1")
@@ -44,6 +49,14 @@ def test_an_image_is_imported_used_and_removed(archive, tmp_path, monkeypatch):
     assert images.collect().layers == ()
     [again] = images.import_archive(Path("out.tar"), name="again")
     assert (again.names, again.env["A"]) == (("again:latest",), "1")
+
+
+def _tags(archive: str) -> list[str]:
+    with tarfile.open(archive) as opened:
+        contents = opened.extractfile("manifest.json")
+        assert contents is not None
+        [entry] = json.load(contents)
+    return entry["RepoTags"]
 
 
 async def test_the_asynchronous_client_reports_progress_on_its_loop(archive):

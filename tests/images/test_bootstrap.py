@@ -231,6 +231,28 @@ def child(*argv: str, whole_s: float = 60, deadline: Deadline | None = None) -> 
     )
 
 
+def test_a_listener_that_is_cancelled_ends_quietly():
+    failures: list[object] = []
+
+    def said(_: str) -> None:
+        raise Cancelled("the image operation was cancelled")
+
+    hook, threading.excepthook = threading.excepthook, failures.append
+    try:
+        stream = Child(
+            ["sh", "-c", "echo line >&2; exec sleep 60"],
+            env=child_environment({}),
+            deadline=Deadline(60),
+            what="it",
+            said=said,
+        )
+        with stream:
+            stream._listener.join(PATIENCE_S)
+    finally:
+        threading.excepthook = hook
+    assert failures == []
+
+
 def test_a_failing_program_raises_at_the_end_of_its_stream_with_its_output():
     with child("sh", "-c", "echo data; echo why >&2; exit 3") as stream:
         assert stream.read() == b"data\n"

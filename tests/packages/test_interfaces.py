@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -47,11 +48,20 @@ def test_the_sdk_runs_code_and_creates_sandboxes_with_packages(embedded):
 
 
 def test_the_command_line_accepts_packages(embedded, capsys):
+    # No other test asks for it in these words, so it is not installed yet.
+    spec = "delta==4.0"
     where = ["--data-dir", str(embedded)]
     with pytest.raises(SystemExit) as ended:
-        main([*where, "run", "--json", "--pip", "delta", "-c", CODE])
+        main([*where, "run", "--json", "--pip", spec, "-c", CODE])
     assert ended.value.code == 0
-    assert json.loads(capsys.readouterr().out)["stdout"] == "4.0\n"
+    out, err = capsys.readouterr()
+    assert json.loads(out)["stdout"] == "4.0\n"
+    begun, done = err.splitlines()
+    assert begun == f"installing {spec}"
+    assert re.fullmatch(rf"installed {spec} \(\d+ s\)", done)
+    with pytest.raises(SystemExit):
+        main([*where, "run", "--pip", spec, "-c", CODE])
+    assert capsys.readouterr() == ("4.0\n", "")
 
 
 @pytest.mark.anyio

@@ -57,7 +57,9 @@ async def open_engine(
         sources=sources,
         events=events,
     )
-    packages = Provisioner(settings.data_dir.absolute() / "packages", settings.packages, os.environ)
+    packages = Provisioner(
+        settings.data_dir.absolute() / "packages", settings.packages, os.environ, events
+    )
     engine = Engine(
         backends=backing.backends,
         default_backend=settings.backend,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -244,7 +245,8 @@ class Images:
             from sandkasten.images.archives.archive_export import export_file
 
             with self.store.working():
-                return export_file(self.store, self._get(name), Path(path), format, report)
+                image = self._named_only(name)
+                return export_file(self.store, image, Path(path), format, report)
 
         return await in_thread(work, progress)
 
@@ -368,6 +370,16 @@ class Images:
         if found is None:
             raise not_in_store(name)
         return found
+
+    def _named_only(self, name: str) -> StoredImage:
+        """Find an image as `_get` does, with no other names than the given one.
+
+        An archive with all its names would move those names wherever it is loaded. An image that is
+        found by its id keeps no name.
+        """
+        image = self._get(name)
+        meant = {canonical_name(one) for one in self._host.meaning(name)}
+        return replace(image, names=tuple(one for one in image.names if one in meant))
 
     def _list(self) -> Sequence[ImageInfo]:
         images = self.store.list()

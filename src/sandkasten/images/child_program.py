@@ -161,6 +161,6 @@ class Child(io.RawIOBase):
                     self._talk.append(text)
                     if self._said is not None:
                         self._said(text)
-        except ValueError:
-            # The pipe was closed: another thread stopped the program.
+        except (ValueError, Cancelled):
+            # The pipe was closed, or the work cancelled: another thread stops the program.
             return

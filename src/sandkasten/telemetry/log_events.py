@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sandkasten")
 
 _TROUBLE = ("failed", "lost", "crashed", "silent", "corrupt")
-# No request failed: the next run creates its own sandbox.
-_NO_TROUBLE = frozenset({"sandbox.spare_failed"})
+# After the first, the next run creates its own sandbox; the second is an error for the caller.
+_NO_TROUBLE = frozenset({"sandbox.spare_failed", "packages.install_failed"})
 
 
 class LogEvents:

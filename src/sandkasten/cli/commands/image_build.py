@@ -91,7 +91,7 @@ def _build(
 async def pulled(state: State, name: str, platform: str | None) -> None:
     from sandkasten.cli.commands.images import images_of, progress_bar, tell_new
 
-    with progress_bar() as progress:
+    with progress_bar(quiet=state.json) as progress:
         image = await images_of(state).pull(name, platform=platform, progress=progress)
     tell_new(state, [image])
 
@@ -108,7 +108,7 @@ async def bootstrapped(
 ) -> None:
     from sandkasten.cli.commands.images import images_here
 
-    with last_line() as progress:
+    with last_line(quiet=state.json) as progress:
         built = await images_here(state).build_debian(
             name,
             suite,
@@ -147,10 +147,12 @@ def tell_built(state: State, built: BuiltImage) -> None:
 
 
 @contextmanager
-def last_line() -> Iterator[Callable[[ImageProgress], None] | None]:
-    """Show the last line of output if stderr is a terminal."""
+def last_line(*, quiet: bool) -> Iterator[Callable[[ImageProgress], None] | None]:
+    """Show the last line of output on a terminal, elsewhere every line unless `quiet`."""
     if not sys.stderr.isatty():
-        yield None
+        from sandkasten.cli.commands.images import plain_steps
+
+        yield None if quiet else plain_steps()
         return
     from rich.console import Console
     from rich.markup import escape

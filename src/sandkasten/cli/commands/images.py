@@ -189,7 +189,7 @@ async def listed(state: State) -> None:
 async def imported(
     state: State, images: AsyncImages, file: str, name: str | None, platform: str | None
 ) -> None:
-    with progress_bar() as progress:
+    with progress_bar(quiet=state.json) as progress:
         found = await images.import_archive(file, name=name, platform=platform, progress=progress)
     tell_new(state, found)
 
@@ -211,7 +211,7 @@ def tell_new(state: State, found: Sequence[ImageInfo]) -> None:
 async def exported(state: State, name: str, file: str, format: Literal["docker", "oci"]) -> None:
     from sandkasten.cli.output import put, put_json, say, size
 
-    with progress_bar() as progress:
+    with progress_bar(quiet=state.json) as progress:
         done = await images_here(state).export(name, file, format=format, progress=progress)
     if state.json:
         put_json(asdict(done))
@@ -353,11 +353,30 @@ def _platform(image: ImageInfo) -> str:
     return "/".join(part for part in (image.os, image.architecture, image.variant) if part)
 
 
+def plain_steps() -> Callable[[ImageProgress], None]:
+    """Return a function that prints each step once, and each line of output."""
+    from sandkasten.cli.output import say, visible
+
+    begun: set[str] = set()
+
+    def show(update: ImageProgress) -> None:
+        if update.step not in begun:
+            begun.add(update.step)
+            say(visible(update.step))
+        if update.text:
+            say(f"  {visible(update.text)}")
+
+    return show
+
+
 @contextmanager
-def progress_bar() -> Iterator[Callable[[ImageProgress], None] | None]:
-    """Show one progress bar per step if stderr is a terminal."""
+def progress_bar(*, quiet: bool = False) -> Iterator[Callable[[ImageProgress], None] | None]:
+    """Show one progress bar per step on a terminal, elsewhere a line when a step begins.
+
+    With `quiet` there are no lines.
+    """
     if not sys.stderr.isatty():
-        yield None
+        yield None if quiet else plain_steps()
         return
     from rich.console import Console
     from rich.progress import (

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
+from sandkasten.cli.create_progress import create_progress
 from sandkasten.cli.output import put_json, say, tell, visible
-from sandkasten.cli.pull_progress import pull_progress
 from sandkasten.cli.state import EXIT_INTERRUPTED, State, go, status_of
 from sandkasten.errors import FileTrouble, InvalidRequest
 
@@ -72,7 +72,7 @@ async def _run(
 ) -> RunResult:
     from sandkasten.client.run_once import run_async
 
-    async with pull_progress(state, job.options.get("image")):
+    async with create_progress(state, job.options):
         return await run_async(
             program.code,
             program.runtime,

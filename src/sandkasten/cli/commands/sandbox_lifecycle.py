@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.cli.commands.listings import described
+from sandkasten.cli.create_progress import create_progress
 from sandkasten.cli.output import put, put_json, report, say, size, tell
-from sandkasten.cli.pull_progress import pull_progress
 from sandkasten.cli.sandbox_names import resolve, resolve_all
 from sandkasten.cli.state import EXIT_OURS, State
 from sandkasten.errors import SandkastenError
@@ -21,7 +21,7 @@ async def create(state: State, options: dict[str, Any]) -> None:
     """Create a sandbox with these keyword arguments of the client, and print its id."""
     from sandkasten.client.sandbox import AsyncSandbox
 
-    async with pull_progress(state, options.get("image")):
+    async with create_progress(state, options):
         box = await AsyncSandbox(**options, **state.where)
     info = box.known or await box.info()
     if state.json:

@@ -14,8 +14,8 @@ from contextlib import AsyncExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.cli.commands.exec import accompany
+from sandkasten.cli.create_progress import create_progress
 from sandkasten.cli.output import say
-from sandkasten.cli.pull_progress import pull_progress
 from sandkasten.cli.sandbox_names import resolve
 from sandkasten.cli.state import State, status_of
 from sandkasten.cli.stdin import STDIN, blocks
@@ -37,7 +37,7 @@ async def shell(state: State, start: str | None, options: dict[str, Any]) -> int
 
     async with AsyncExitStack() as stack:
         if start is None:
-            async with pull_progress(state, options.get("image")):
+            async with create_progress(state, options):
                 box = await stack.enter_async_context(AsyncSandbox(**options, **state.where))
             say(f"sandbox {box.id}: destroyed when this shell ends")
         else:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from sandkasten.images.packages.package_rules import PackageRules
     from sandkasten.model.images.resolved_image import Image
-    from sandkasten.ports import Sites
+    from sandkasten.ports import EventSink, Sites
 
 # Each one is a program that fetches and a sandbox that installs.
 _AT_ONCE: Final = 4
@@ -56,7 +56,14 @@ _FORM: Final = 1
 
 
 class Provisioner:
-    def __init__(self, root: Path, rules: PackageRules, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        rules: PackageRules,
+        environ: Mapping[str, str],
+        events: EventSink | None = None,
+    ) -> None:
+        self._events = events
         self._rules = rules
         self._environ = environ
         self._shelf = Shelf(root, max_bytes=rules.max_bytes)
@@ -132,15 +139,26 @@ class Provisioner:
         sites: Sites,
     ) -> None:
         limit_s = self._rules.timeout_s
+        told: dict[str, str | float] = {"ecosystem": ecosystem, "packages": ", ".join(specs)}
+        self._emit("packages.install_started", told)
+        started, done = time.monotonic(), False
         try:
             async with asyncio.timeout(limit_s + _MARGIN_S):
                 await self._make(key, ecosystem, specs, image, backend, sites)
+            done = True
         except TimeoutError as exc:
             raise ProvisioningFailed(
                 f"installing {', '.join(specs)} was not done within {limit_s:g} s",
                 hint="ask for less, or raise packages.timeout_seconds",
                 packages=list(specs),
             ) from exc
+        finally:
+            told["seconds"] = round(time.monotonic() - started, 3)
+            self._emit("packages.installed" if done else "packages.install_failed", told)
+
+    def _emit(self, event: str, fields: Mapping[str, str | float]) -> None:
+        if self._events is not None:
+            self._events.emit(event, fields)
 
     async def _make(
         self,
