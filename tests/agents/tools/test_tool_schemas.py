@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from jsonschema import Draft202012Validator
+from jsonschema import Draft7Validator, Draft202012Validator
 
+from sandkasten.agents.tools.adapter_protocols import schema_of
+from sandkasten.agents.tools.tool_arguments import checked
 from sandkasten.agents.tools.tool_schemas import CONTENTS, TOOLS
+from sandkasten.errors import InvalidRequest
 
 SPEC = Path(__file__).resolve().parents[3] / "spec" / "tools"
 TWELVE = {
@@ -27,8 +30,49 @@ TWELVE = {
 }
 
 
+# What every validator and every model provider understands, of draft 7 and of 2020-12.
+KEYWORDS = {
+    *("type", "description", "default", "enum", "anyOf", "pattern", "minLength", "maxLength"),
+    *("minimum", "maximum", "items", "minItems", "maxItems", "properties", "required"),
+    *("additionalProperties", "minProperties", "maxProperties"),
+}
+DOCUMENT = {"$schema", "$id", "title"}
+
+
 def accepts(tool: str, **arguments: object) -> bool:
-    return Draft202012Validator(TOOLS[tool].parameters).is_valid(arguments)
+    try:
+        checked(TOOLS[tool], arguments)
+    except InvalidRequest:
+        return False
+    return True
+
+
+def problems(schema: object, where: str = "#") -> list[str]:
+    """Return what a strict check of a schema finds, as the inspector of MCP makes it."""
+    if not isinstance(schema, dict):
+        return [f"{where} is not an object"]
+    found = [f"{where} has {name}" for name in sorted(set(schema) - KEYWORDS)]
+    kind = schema.get("type")
+    if "anyOf" in schema:
+        if kind is not None:
+            found.append(f"{where} has a type beside anyOf")
+        for at, one in enumerate(schema["anyOf"]):
+            found += problems(one, f"{where}/anyOf/{at}")
+    elif not isinstance(kind, str):
+        found.append(f"{where} has the type {kind!r}")
+    if kind == "array":
+        found += problems(schema.get("items"), f"{where}/items")
+    if kind == "object":
+        inner = schema.get("properties", {})
+        for name, one in inner.items():
+            found += problems(one, f"{where}/properties/{name}")
+        found += [f"{where} requires {n}" for n in schema.get("required", ()) if n not in inner]
+        more = schema.get("additionalProperties")
+        if more is None:
+            found.append(f"{where} does not state additionalProperties")
+        elif not isinstance(more, bool):
+            found += problems(more, f"{where}/additionalProperties")
+    return found
 
 
 def test_there_are_twelve_tools_with_the_required_arguments_of_the_contract():
@@ -56,6 +100,33 @@ def test_a_tool_schema_is_accepted_by_model_providers(name):
     assert not {"anyOf", "oneOf", "allOf", "not", "enum"} & set(schema)
     assert len(TOOLS[name].description) <= 1024
     assert all(one.get("description") for one in schema["properties"].values())
+
+
+@pytest.mark.promise("P65")
+@pytest.mark.parametrize("name", TWELVE)
+def test_a_tool_schema_passes_a_strict_check(name):
+    assert "anyOf" not in TOOLS[name].parameters
+    assert TOOLS[name].parameters["type"] == "object"
+    whole = {key: one for key, one in TOOLS[name].parameters.items() if key not in DOCUMENT}
+    assert problems(whole) == []
+    assert problems(schema_of(TOOLS[name])) == []
+    Draft7Validator.check_schema(schema_of(TOOLS[name]))
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        ({"type": "array"}, "#/items is not an object"),
+        ({"type": ["string", "null"]}, "# has the type ['string', 'null']"),
+        ({"type": "object", "properties": {"x": False}}, "#/properties/x is not an object"),
+        ({"type": "object", "dependentSchemas": {}}, "# has dependentSchemas"),
+        ({"type": "object"}, "# does not state additionalProperties"),
+        ({"type": "string", "$ref": "x.json"}, "# has $ref"),
+        ({"anyOf": [{"minLength": 1}]}, "#/anyOf/0 has the type None"),
+    ],
+)
+def test_the_strict_check_finds_what_it_is_for(schema, problem):
+    assert problem in problems(schema)
 
 
 @pytest.mark.parametrize("name", sorted(set(TWELVE) - {"sandbox_run", "sandbox_open"}))

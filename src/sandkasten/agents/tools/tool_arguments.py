@@ -39,7 +39,7 @@ def checked(spec: ToolSpec, arguments: object) -> Mapping[str, Any]:
         raise _refused(spec, ["the arguments are not an object"])
     if _is_too_much(arguments):
         raise _refused(spec, ["the arguments have too many parts"])
-    problems = _choice(spec, arguments) + _unknown(spec, arguments)
+    problems = _choice(spec, arguments) + _lacking(spec, arguments) + _unknown(spec, arguments)
     if not problems:
         found = _validator(spec.name).iter_errors(arguments)
         problems = [_describe(one) for one in islice(found, _MOST_PROBLEMS)]
@@ -98,6 +98,14 @@ def _choice(spec: ToolSpec, arguments: Mapping[str, Any]) -> list[str]:
     if given:
         return [f"{' and '.join(given)} are mutually exclusive; pass one of them"]
     return [f"{spec.one_of[0]} is missing (or {', '.join(spec.one_of[1:])})"]
+
+
+def _lacking(spec: ToolSpec, arguments: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{name} requires {other}"
+        for name, other in spec.needs
+        if name in arguments and other not in arguments
+    ]
 
 
 def _unknown(spec: ToolSpec, arguments: Mapping[str, Any]) -> list[str]:

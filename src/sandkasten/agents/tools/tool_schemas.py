@@ -1,8 +1,8 @@
 """The twelve tools as a model sees them: names, descriptions, and JSON Schemas of their arguments.
 
-Values only, identical to `spec/tools/<tool>.json`. No schema has `anyOf`, `oneOf`, `allOf` or `not`
-at its top level, because model providers reject them there; alternatives are expressed with
-`dependentSchemas` and `if`, which every validator of draft 2020-12 supports.
+Values only, identical to `spec/tools/<tool>.json`. A schema has only keywords that every validator
+and model provider understands: no combinator at its top level, no boolean schema, no list of types.
+What these cannot express, `one_of` and `needs` say, and `tool_arguments` checks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from sandkasten.agents.definitions.agent_sandbox import Mode
 
@@ -38,7 +38,9 @@ class ToolSpec:
     """JSON Schema (draft 2020-12) of one object."""
     mode: Mode
     one_of: tuple[str, ...] = ()
-    """Exactly one of these arguments is required; the schema says so too."""
+    """Exactly one of these arguments is required."""
+    needs: tuple[tuple[str, str], ...] = ()
+    """An argument, and another one that it requires."""
 
 
 def _string(description: str, most: int | None = None, *, least: int = 1) -> dict[str, Any]:
@@ -64,19 +66,6 @@ def _strings(description: str, most: int) -> dict[str, Any]:
         "description": description,
         "items": {"type": "string"},
         "maxItems": most,
-    }
-
-
-def _exactly_one(names: Sequence[str]) -> dict[str, Any]:
-    """Require exactly one of these properties, without a combinator at the top level."""
-    return {
-        "dependentSchemas": {
-            name: {"properties": {other: False for other in names if other != name}}
-            for name in names
-        },
-        # Without any of them no value is valid.
-        "if": {"properties": dict.fromkeys(names, False)},
-        "then": False,
     }
 
 
@@ -126,7 +115,7 @@ def _tool(
     *,
     required: tuple[str, ...] = (),
     one_of: tuple[str, ...] = (),
-    needs: Mapping[str, list[str]] | None = None,
+    needs: tuple[tuple[str, str], ...] = (),
     mode: Mode = "code",
 ) -> ToolSpec:
     title = f"sandbox_{name}"
@@ -140,11 +129,7 @@ def _tool(
         "required": list(required),
         "additionalProperties": False,
     }
-    if needs:
-        schema["dependentRequired"] = dict(needs)
-    if one_of:
-        schema |= _exactly_one(one_of)
-    return ToolSpec(title, description, schema, mode, one_of)
+    return ToolSpec(title, description, schema, mode, one_of, needs)
 
 
 RUN: Final = _tool(
@@ -222,9 +207,9 @@ EXEC: Final = _tool(
         **_WHICH,
         "cmd": _command(
             'A text for the shell ("cd app && pytest -q"), or a program with its arguments '
-            '(["python3", "main.py"]).'
+            '(["python3", "main.py"]). Required, unless command is given.'
         ),
-        "command": _command("Another name for cmd; give one of the two."),
+        "command": _command("Another name for cmd; give only one of the two."),
         "cwd": _string("The directory it runs in; default: the shell's own, or /workspace.", 4096),
         "workdir": _string("Another name for cwd.", 4096),
         "env": _ENV,
@@ -284,7 +269,7 @@ EXEC_WAIT: Final = _tool(
 FS_WRITE: Final = _tool(
     "fs_write",
     "Write a file in the sandbox, whole; missing directories are made. Give its text in contents, "
-    "or its bytes in contents_b64. For large files let a command make them.",
+    "or its bytes in contents_b64, and only one of them. For large files let a command make them.",
     {
         **_WHICH,
         "path": _string(_PATH, most=4095),
@@ -293,7 +278,7 @@ FS_WRITE: Final = _tool(
         "content": _string("As contents, or with encoding base64 as contents_b64.", least=0),
         "encoding": {
             "type": "string",
-            "description": "Of content.",
+            "description": "The encoding of content; requires content.",
             "enum": ["utf-8", "utf8", "text", "base64"],
         },
         "text": _string("Another name for contents.", least=0),
@@ -303,7 +288,7 @@ FS_WRITE: Final = _tool(
     },
     required=("path",),
     one_of=CONTENTS,
-    needs={"encoding": ["content"]},
+    needs=(("encoding", "content"),),
 )
 FS_READ: Final = _tool(
     "fs_read",
