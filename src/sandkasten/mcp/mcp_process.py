@@ -66,8 +66,9 @@ async def _stdio(opening: AbstractAsyncContextManager[ProvidedTools]) -> None:
         caller = tools.open_caller()
         server = mcp_server(tools.shapes, OneCaller(caller), version=VERSION)
         try:
-            await serve_stdio(server)
+            await serve_stdio(server, caller.aclose)
         finally:
+            # After a signal; twice is fine.
             await caller.aclose()
 
 

@@ -1,37 +1,49 @@
 """MCP over stdin and stdout, for the client that started this process.
 
 While it serves, file descriptor 1 is stderr and 0 is empty: only the protocol reaches the client,
-and no other code reads its lines. Ends when the client closes its side.
+and no other code reads its lines. Ends when the client closes its side: calls in progress are
+cancelled and not answered any more, and a client that does not read cannot delay the end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import queue
 import threading
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 import anyio
 from mcp.server.stdio import stdio_server
+from mcp.types import CONNECTION_CLOSED
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from mcp.server.lowlevel import Server
 
 
-async def serve_stdio(server: Server[Any]) -> None:
+# For answers that were complete when the input ended; a client that reads takes a millisecond.
+_LAST_ANSWERS_S: Final = 1.0
+
+
+async def serve_stdio(server: Server[Any], at_end: Callable[[], Awaitable[None]]) -> None:
+    """Serve until the input ends, then await `at_end`, whether or not the client still reads."""
     with _private_copy(0, os.devnull, os.O_RDONLY) as stdin, _private_copy(1) as stdout:
         reading = os.fdopen(stdin, encoding="utf-8", errors="replace", closefd=False)
         writing = os.fdopen(stdout, "w", encoding="utf-8", closefd=False)
         # The library uses only the methods that these have.
-        lines, answers = cast("Any", _Lines(reading)), cast("Any", _Answers(writing))
+        answers = _Answers(writing)
+        lines = _Lines(reading, answers.end)
         try:
-            async with stdio_server(lines, answers) as (read, write):
+            async with stdio_server(cast("Any", lines), cast("Any", answers)) as (read, write):
                 await server.run(read, write, server.create_initialization_options())
+                await at_end()
+                # The library waits for its writer when the block ends.
+                answers.drop_after(_LAST_ANSWERS_S)
         except* (anyio.BrokenResourceError, anyio.ClosedResourceError):
             # A message arrived while the library was closing its streams.
             pass
@@ -43,8 +55,9 @@ class _Lines:
     The library's own thread would keep a stopping process alive until the client sends a line.
     """
 
-    def __init__(self, file: IO[str]) -> None:
+    def __init__(self, file: IO[str], ended: Callable[[], None]) -> None:
         self._file = file
+        self._ended = ended
         self._loop = asyncio.get_running_loop()
         self._lines: asyncio.Queue[str | None] = asyncio.Queue(1)
         threading.Thread(target=self._read, name="mcp-stdin", daemon=True).start()
@@ -68,19 +81,24 @@ class _Lines:
     async def __aiter__(self) -> AsyncIterator[str]:
         while (line := await self._lines.get()) is not None:
             yield line
+        self._ended()
 
 
 class _Answers:
     """Responses, written by a daemon thread.
 
     A client that does not read delays only its own responses. After a client has gone, writes fail
-    silently and the end of stdin ends the server.
+    silently and the end of stdin ends the server. What the library writes for the calls that it
+    cancels then is dropped: the client does not wait for it.
     """
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
         self._loop = asyncio.get_running_loop()
         self._texts: queue.SimpleQueue[tuple[str, asyncio.Future[None]]] = queue.SimpleQueue()
+        self._pending: set[asyncio.Future[None]] = set()
+        self._input_ended = False
+        self._dropping = False
         threading.Thread(target=self._write, name="mcp-stdout", daemon=True).start()
 
     def _write(self) -> None:
@@ -93,12 +111,35 @@ class _Answers:
                 self._loop.call_soon_threadsafe(_settle, done)
 
     async def write(self, text: str) -> None:
+        if self._dropping or (self._input_ended and _is_cancellation(text)):
+            return
         done: asyncio.Future[None] = self._loop.create_future()
+        self._pending.add(done)
+        done.add_done_callback(self._pending.discard)
         self._texts.put((text, done))
         await done
 
+    def end(self) -> None:
+        """Note that the input has ended."""
+        self._input_ended = True
+
+    def drop_after(self, delay_s: float) -> None:
+        """Give the client that long to read the last answers, then drop what is left."""
+        self._loop.call_later(delay_s, self._drop)
+
+    def _drop(self) -> None:
+        self._dropping = True
+        for one in list(self._pending):
+            _settle(one)
+
     async def flush(self) -> None:
         """Do nothing: `write` returns after the flush."""
+
+
+def _is_cancellation(text: str) -> bool:
+    """Return whether it tells the client that the library cancelled a request at the end."""
+    error = json.loads(text).get("error")
+    return isinstance(error, dict) and error.get("code") == CONNECTION_CLOSED
 
 
 def _settle(done: asyncio.Future[None]) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import termios
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +31,7 @@ from sandkasten.mcp.tool_provider import ToolOffer, provide_tools
 from sandkasten.model.optional_extras import install_command
 from sandkasten.store.run_directory import RunDirectory
 from tests.patience import PATIENCE_S
+from tests.security.harness import poll
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -199,8 +203,60 @@ async def test_no_sandbox_outlives_its_client(tmp_path, end):
     async with asyncio.timeout(PATIENCE_S):
         rest = await server.stdout.read()
         assert await server.wait() == 0
-    assert [json.loads(line)["jsonrpc"] for line in rest.splitlines()] in ([], ["2.0"])
+    # The call in progress was cancelled, and its client does not wait for an answer.
+    assert rest == b""
     assert await sandboxes(data_dir) == []
+
+
+def test_a_client_that_stops_reading_cannot_keep_its_sandbox(tmp_path):
+    data_dir = tmp_path / "d"
+    server = subprocess.Popen(
+        [*COMMAND, "mcp", "--mode", "code"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ(data_dir),
+    )  # fmt: skip
+    assert server.stdin is not None
+    assert server.stdout is not None
+    opening = ("tools/call", {"name": "sandbox_open", "arguments": {}})
+    # An answer that no pipe holds.
+    printing = "head -c 150000 /dev/zero | tr '\\0' x"
+    large = ("tools/call", {"name": "sandbox_exec", "arguments": {"cmd": printing}})
+    try:
+        server.stdin.write(lines(HELLO, opening))
+        server.stdin.flush()
+        for _ in range(2):
+            assert server.stdout.readline()
+        server.stdin.write(b"".join(lines(HELLO, opening, large).splitlines(keepends=True)[2:]))
+        server.stdin.flush()
+        # The pipe is full, so the answer is being written.
+        poll("room in the pipe", lambda: unread(server.stdout) < 1 << 16)
+        server.stdin.close()
+        assert server.wait(PATIENCE_S) == 0
+    finally:
+        server.kill()
+        server.wait()
+        server.stdout.close()
+    assert asyncio.run(sandboxes(data_dir)) == []
+
+
+def unread(pipe) -> int:
+    """Return how many bytes of a pipe wait for its reader."""
+    waiting = array.array("i", [0])
+    fcntl.ioctl(pipe.fileno(), termios.FIONREAD, waiting)
+    return waiting[0]
+
+
+@pytest.mark.promise("P65")
+@pytest.mark.parametrize("options", [[], ["--session", "kept"]])
+async def test_requests_before_the_end_of_the_input_are_answered(tmp_path, options):
+    """As in the guide: `echo … | sandkasten mcp`."""
+    server = await asyncio.create_subprocess_exec(
+        *COMMAND, "mcp", *options,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ(tmp_path / "d"),
+    )  # fmt: skip
+    async with asyncio.timeout(PATIENCE_S):
+        said, _ = await server.communicate(lines(HELLO))
+    [answer] = said.splitlines()
+    assert json.loads(answer)["result"]["protocolVersion"] == HELLO[1]["protocolVersion"]
 
 
 @pytest.mark.parametrize("end", ["the client leaves", "it is told to end"])
@@ -349,9 +405,17 @@ def test_invalid_server_options_are_typed_errors(tmp_path, capfd, words, code):
 
 @pytest.mark.parametrize("missing", [["mcp"], ["jsonschema"], ["mcp", "jsonschema"]])
 def test_without_the_library_the_command_names_the_package_to_install(tmp_path, missing):
-    # A module that is None in sys.modules cannot be imported.
-    block = f"import sys; sys.modules.update(dict.fromkeys({missing}))"
-    blocked = f"{block}; from sandkasten.cli.main import main; main()"
+    blocked = f"""
+import sys, types
+
+def find_spec(name, path=None, target=None):
+    if name in {missing}:
+        raise ModuleNotFoundError(name=name)
+
+sys.meta_path.insert(0, types.SimpleNamespace(find_spec=find_spec))
+from sandkasten.cli.main import main
+main()
+"""
     done = subprocess.run(
         [sys.executable, "-c", blocked, "mcp"], env=environ(tmp_path / "d"), capture_output=True,
         text=True, timeout=60, check=False,

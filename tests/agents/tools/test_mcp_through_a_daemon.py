@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from sandkasten.agents.tools.tool_schemas import TOOLS
 from sandkasten.client.server.daemon_or_embedded import ServerAddress
 from sandkasten.errors import BackendUnavailable, Unauthorized
 from sandkasten.mcp.tool_access import open_tools
+from tests.agents.tools.test_mcp import HELLO, lines
 from tests.client.http.served import KEY, Served, served
 from tests.patience import PATIENCE_S
 
@@ -107,6 +109,39 @@ async def test_a_cancelled_call_ends_its_command_in_the_daemon(daemon):
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await until(sleeps_no_more)
+
+
+async def test_a_call_cancelled_while_it_opens_a_sandbox_leaves_none(daemon):
+    place = ServerAddress(url=daemon.url, api_key=KEY)
+    for after_s in (0.0, 0.005, 0.02, 0.05):
+        async with open_tools(place) as tools:
+            opening = asyncio.create_task(tools.call("sandbox_open", {}))
+            await asyncio.sleep(after_s)
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
+        assert await sandboxes(daemon) == []
+
+
+async def test_a_client_that_closes_the_input_leaves_no_sandbox_in_the_daemon(daemon):
+    server = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "sandkasten.cli", "--data-dir", str(daemon.data_dir), "mcp",
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert server.stdin is not None
+    assert server.stdout is not None
+    opening = ("tools/call", {"name": "sandbox_open", "arguments": {}})
+    waiting = ("tools/call", {"name": "sandbox_exec", "arguments": {"cmd": "sleep 99"}})
+    requests = lines(HELLO, opening, waiting).splitlines(keepends=True)
+    server.stdin.writelines(requests[:2])
+    for _ in range(2):
+        assert await server.stdout.readline()
+    assert len(await sandboxes(daemon)) == 1
+    server.stdin.write(requests[2])
+    server.stdin.close()
+    async with asyncio.timeout(PATIENCE_S):
+        assert await server.stdout.read() == b""
+        assert await server.wait() == 0
+    assert await sandboxes(daemon) == []
 
 
 async def test_a_daemon_that_rejects_the_key_is_an_error_before_the_first_call(daemon):
