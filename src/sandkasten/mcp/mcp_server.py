@@ -31,6 +31,7 @@ from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 
 from sandkasten.agents.tools.adapter_protocols import schema_of
 from sandkasten.agents.tools.tool_answers import failed
+from sandkasten.mcp.sandboxes_by_id import shapes_by_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -59,6 +60,9 @@ class Callers(Protocol):
         ...
 
     def of(self, connection: Connection) -> ToolCaller: ...
+    def by_id(self, connection: Connection) -> bool:
+        """Return whether the client reaches its sandboxes only by their ids."""
+        ...
 
 
 class OneCaller:
@@ -72,6 +76,9 @@ class OneCaller:
     def of(self, connection: Connection) -> ToolCaller:
         return self._caller
 
+    def by_id(self, connection: Connection) -> bool:
+        return False
+
 
 def mcp_server(
     tools: Sequence[ToolInfo],
@@ -81,16 +88,14 @@ def mcp_server(
     progress_every_s: float = PROGRESS_EVERY_S,
 ) -> Server[Any]:
     """Return a server for one transport; `callers` executes the calls."""
-    listed = [
-        Tool(name=one.name, description=one.description, input_schema=schema_of(one))
-        for one in tools
-    ]
+    listed, listed_by_id = _listed(tools), _listed(shapes_by_id(tools))
     known = frozenset(one.name for one in listed)
 
     async def list_tools(
         context: ServerRequestContext[Any], params: PaginatedRequestParams | None
     ) -> ListToolsResult:
-        return ListToolsResult(tools=listed)
+        by_id = callers.by_id(context.session._connection)
+        return ListToolsResult(tools=listed_by_id if by_id else listed)
 
     async def call_tool(
         context: ServerRequestContext[Any], params: CallToolRequestParams
@@ -126,6 +131,13 @@ def mcp_server(
     )
     server.add_request_handler("server/discover", RequestParams, discover)
     return server
+
+
+def _listed(tools: Sequence[ToolInfo]) -> list[Tool]:
+    return [
+        Tool(name=one.name, description=one.description, input_schema=schema_of(one))
+        for one in tools
+    ]
 
 
 def result_of(answer: Mapping[str, Any]) -> CallToolResult:

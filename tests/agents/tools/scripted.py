@@ -20,6 +20,13 @@ class Shown:
 
 
 _ANYTHING = {"type": "object", "properties": {"x": {"type": "integer"}}}
+_WITH_ID = {"type": "object", "properties": {"sandbox_id": {"type": "string"}}}
+BY_ID = [
+    Shown("sandbox_run", "", _ANYTHING),
+    Shown("sandbox_open", "", _ANYTHING),
+    Shown("sandbox_exec", "", _WITH_ID),
+    Shown("sandbox_close", "", _WITH_ID),
+]
 TOOLS = [Shown(name, f"It can {name}.", _ANYTHING) for name in ("echo", "fail", "wait", "break")]
 
 
@@ -61,13 +68,17 @@ class Scripted:
             return {"ok": False, "error_code": "NO", "message": "it cannot be"}
         if name == "break":
             raise ValueError("a secret of the server")
-        if name == "wait":
+        if name == "wait" or arguments.get("wait"):
             self._log.waiting.set()
             try:
                 await self._log.go_on.wait()
             except asyncio.CancelledError:
                 self._log.note(f"cancelled {self._number}")
                 raise
+        if name == "sandbox_open":
+            return {"ok": True, "sandbox_id": f"sbx_{self._number}"}
+        if name == "sandbox_close":
+            return {"ok": True, "closed": True}
         return {"ok": True, "caller": self._number, "arguments": dict(arguments)}
 
     async def aclose(self) -> None:

@@ -5,18 +5,28 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
 from mcp import Client, MCPError
+from mcp.types import CLIENT_CAPABILITIES_META_KEY, PROTOCOL_VERSION_META_KEY
+from mcp.types.version import (
+    HANDSHAKE_PROTOCOL_VERSIONS,
+    KNOWN_PROTOCOL_VERSIONS,
+    LATEST_HANDSHAKE_VERSION,
+)
 
+from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.settings.http_settings import HttpSettings
+from sandkasten.daemon.settings.resolver import load
 from sandkasten.daemon.settings.setting_parsers import Address
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.mcp.mcp_http import mcp_over_http
 from sandkasten.mcp.mcp_server import OneCaller, mcp_server
-from tests.agents.tools.scripted import TOOLS, Log
+from sandkasten.mcp.sandboxes_by_id import SandboxesById
+from sandkasten.mcp.tool_provider import ToolOffer, provide_tools
+from tests.agents.tools.scripted import BY_ID, TOOLS, Log
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -25,7 +35,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.promise("P65")
 
 KEY = "sk-" + "k" * 40
-OPENING = {
+OPENING: dict[str, Any] = {
     "jsonrpc": "2.0",
     "id": 1,
     "method": "initialize",
@@ -35,13 +45,21 @@ OPENING = {
         "clientInfo": {"name": "test", "version": "0"},
     },
 }
+RUNNING: dict[str, Any] = {
+    "jsonrpc": "2.0",
+    "id": 2,
+    "method": "tools/call",
+    "params": {"name": "sandbox_run", "arguments": {"code": "print(6 * 7)"}},
+}
+# The version without sessions.
+MODERN = "2026-07-28"
 ACCEPT = {"Accept": "application/json, text/event-stream"}
 
 
 @asynccontextmanager
-async def served(log: Log, *, idle_s: float = 60.0, host: str = "127.0.0.1", **rules):
+async def served(log: Log, *, tools=TOOLS, idle_s: float = 60.0, host: str = "127.0.0.1", **rules):
     settings = HttpSettings(listen=Address(host, 0), **rules)
-    async with mcp_over_http(TOOLS, log.caller, settings, idle_s=idle_s) as url:
+    async with mcp_over_http(tools, log.caller, settings, idle_s=idle_s) as url:
         yield url
 
 
@@ -145,15 +163,174 @@ async def test_a_call_cancelled_by_the_client_ends_and_the_session_continues():
         assert (await client.call_tool("echo", {})).structured_content["caller"] == 1
 
 
-async def test_a_protocol_version_without_sessions_is_refused_with_the_supported_ones():
-    async with served(Log()) as url:
-        with pytest.RaisesGroup(pytest.RaisesGroup(MCPError)) as caught:
-            async with Client(url, mode="2026-07-28") as client:
-                await client.call_tool("echo", {})
-    error = caught.value.exceptions[0].exceptions[0]
-    assert isinstance(error, MCPError)
-    assert error.code == -32022
-    assert "2025-11-25" in error.data["supported"]
+@asynccontextmanager
+async def real_tools(data_dir, **rules):
+    """Serve the real tools, on sandboxes that isolate nothing."""
+    flags = {"data_dir": str(data_dir), "backend": "unisolated", "listen": "127.0.0.1:0"}
+    settings = load(flags, {}, data_dir.parent)
+    async with (
+        provide_tools(settings, ToolOffer()) as tools,
+        mcp_over_http(tools.shapes, tools.open_caller, settings.http, **rules) as url,
+    ):
+        yield url
+
+
+async def told(client: Client, tool: str, **arguments) -> dict:
+    answer = await client.call_tool(f"sandbox_{tool}", arguments)
+    assert answer.structured_content is not None
+    return answer.structured_content
+
+
+async def test_without_sessions_a_sandbox_is_reached_by_its_id_alone(tmp_path):
+    async with (
+        real_tools(tmp_path / "d") as url,
+        Client(url, mode=MODERN) as one,
+        Client(url, mode=MODERN) as other,
+    ):
+        shown = {tool.name: tool.input_schema for tool in (await one.list_tools()).tools}
+        assert "sandbox_id" in shown["sandbox_exec"]["required"]
+        assert "session_id" not in shown["sandbox_exec"]["properties"]
+        assert "session_key" not in shown["sandbox_open"]["properties"]
+        assert (await told(one, "run", code="print(6 * 7)"))["stdout"] == "42\n"
+        mine, theirs = await told(one, "open"), await told(other, "open")
+        assert mine["sandbox_id"] != theirs["sandbox_id"]
+        at = {"sandbox_id": mine["sandbox_id"]}
+        await told(one, "fs_write", path="x", text="1", **at)
+        ran = await told(one, "exec", cmd="cd /tmp; cat /workspace/x", **at)
+        assert (ran["stdout"], ran["exit_code"]) == ("1", 0)
+        # The shell keeps its state, although each request stands alone.
+        assert (await told(one, "exec", cmd="pwd", **at))["stdout"] == "/tmp\n"
+        for arguments in ({}, {"session_id": None}, {"sandbox_id": 7}):
+            refused = await told(other, "exec", cmd="cat x", **arguments)
+            assert (refused["code"], "sandbox_open" in refused["hint"]) == (
+                "INVALID_REQUEST",
+                True,
+            )
+        guessed = await told(other, "exec", cmd="cat x", sandbox_id="sbx_" + "0" * 16)
+        assert guessed["code"] == "SESSION_NOT_FOUND"
+        named = await told(other, "open", session_key="mine")
+        assert named["code"] == "INVALID_REQUEST"
+        assert (await told(one, "close", **at))["closed"]
+        assert (await told(one, "exec", cmd="ls", **at))["code"] == "SESSION_NOT_FOUND"
+        assert (await told(other, "fs_list", sandbox_id=theirs["sandbox_id"]))["entries"] == []
+    # Nothing is left when the server ends.
+    engine = await open_engine(
+        load({"data_dir": str(tmp_path / "d"), "backend": "unisolated"}, {}, tmp_path)
+    )
+    assert await engine.list(all=True) == []
+    await engine.aclose()
+
+
+async def test_sandboxes_without_sessions_end_after_silence_and_are_limited():
+    log, now = Log(), 0.0
+    shared = SandboxesById(BY_ID, log.caller, idle_s=10, most=2, clock=lambda: now)
+    first, second = [await shared.call("sandbox_open", {}) for _ in range(2)]
+    assert (await shared.call("sandbox_open", {}))["code"] == "QUOTA_EXCEEDED"
+    now = 8.0
+    at = {"sandbox_id": second["sandbox_id"]}
+    waiting = asyncio.create_task(shared.call("sandbox_exec", {"wait": True, **at}))
+    await log.waiting.wait()
+    now = 100.0
+    # One of them is in use, however long ago its call began.
+    assert (await shared.call("sandbox_open", {}))["ok"]
+    await log.until("closed 1")
+    gone = await shared.call("sandbox_exec", {"sandbox_id": first["sandbox_id"]})
+    assert gone["code"] == "SESSION_NOT_FOUND"
+    log.go_on.set()
+    assert (await waiting)["caller"] == 2
+    assert (await shared.call("sandbox_close", at))["closed"]
+    assert (await shared.call("sandbox_run", {}))["caller"] == 4
+    await shared.aclose()
+    assert sorted(log.events) == ["closed 1", "closed 2", "closed 3", "closed 4"]
+
+
+async def test_a_sandbox_without_a_session_ends_after_silence_although_no_call_follows():
+    log = Log()
+    async with served(log, tools=BY_ID, idle_s=0.2) as url, Client(url, mode=MODERN) as client:
+        await told(client, "open")
+        await log.until("closed 1")
+
+
+async def test_without_sessions_a_cancelled_call_ends_and_keeps_its_sandbox():
+    log = Log()
+    async with served(log, tools=BY_ID) as url, Client(url, mode=MODERN) as client:
+        at = {"sandbox_id": (await told(client, "open"))["sandbox_id"]}
+        for tool, arguments in (("exec", at), ("run", {}), ("open", {})):
+            log.waiting.clear()
+            call = asyncio.create_task(told(client, tool, wait=True, **arguments))
+            await log.waiting.wait()
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+        # Those that had no sandbox yet are closed.
+        await log.until("cancelled 1", "cancelled 2", "closed 2", "cancelled 3", "closed 3")
+        assert (await told(client, "exec", **at))["caller"] == 1
+    assert log.events[-1] == "closed 1"
+
+
+async def test_sandboxes_that_are_being_opened_count_against_the_limit():
+    log = Log()
+    shared = SandboxesById(BY_ID, log.caller, idle_s=10, most=1)
+    opening = asyncio.create_task(shared.call("sandbox_open", {"wait": True}))
+    await log.waiting.wait()
+    assert (await shared.call("sandbox_open", {}))["code"] == "QUOTA_EXCEEDED"
+    log.go_on.set()
+    assert (await opening)["ok"]
+    await shared.aclose()
+    assert log.events == ["closed 1"]
+
+
+@pytest.mark.parametrize("version", [*KNOWN_PROTOCOL_VERSIONS, "2099-01-01", "nonsense"])
+async def test_a_client_can_call_tools_with_every_version_it_asks_for(
+    tmp_path, monkeypatch, version
+):
+    # What the client library requests in its handshake; the server has its own constant.
+    monkeypatch.setattr("mcp.client.session.LATEST_HANDSHAKE_VERSION", version)
+    handshake = version != MODERN
+    async with (
+        real_tools(tmp_path / "d") as url,
+        Client(url, mode="legacy" if handshake else MODERN) as client,
+    ):
+        known = version in KNOWN_PROTOCOL_VERSIONS
+        assert client.protocol_version == (version if known else LATEST_HANDSHAKE_VERSION)
+        assert len((await client.list_tools()).tools) == 12
+        answer = await client.call_tool("sandbox_run", {"code": "print(6 * 7)"})
+        assert not answer.is_error
+        assert json.loads(getattr(answer.content[0], "text"))["stdout"] == "42\n"  # noqa: B009
+
+
+@pytest.mark.parametrize("version", ["2099-01-01", "nonsense"])
+async def test_an_unknown_version_is_answered_with_one_whose_calls_work(tmp_path, version):
+    opening = {**OPENING, "params": {**OPENING["params"], "protocolVersion": version}}
+    call = RUNNING
+    async with (
+        real_tools(tmp_path / "d") as url,
+        aiohttp.ClientSession(headers=ACCEPT) as http,
+    ):
+        # In the handshake.
+        async with http.post(url, json=opening) as opened:
+            agreed = message(await opened.text())["result"]["protocolVersion"]
+            headers = {"Mcp-Session-Id": opened.headers["Mcp-Session-Id"]}
+        assert agreed in HANDSHAKE_PROTOCOL_VERSIONS
+        headers["MCP-Protocol-Version"] = agreed
+        async with http.post(url, json=call, headers=headers) as called:
+            assert message(await called.text())["result"]["structuredContent"]["stdout"] == "42\n"
+        # In a header, without one.
+        meta = {PROTOCOL_VERSION_META_KEY: version, CLIENT_CAPABILITIES_META_KEY: {}}
+        alone = {**call, "params": {**call["params"], "_meta": meta}}
+        named = {"Mcp-Method": "tools/call", "Mcp-Name": "sandbox_run"}
+        headers = {"MCP-Protocol-Version": version, **named}
+        async with http.post(url, json=alone, headers=headers) as refused:
+            error = message(await refused.text())["error"]
+        assert error["code"] == -32022
+        for supported in error["data"]["supported"]:
+            async with Client(url, mode=supported) as client:
+                assert (await told(client, "run", code="print(6 * 7)"))["stdout"] == "42\n"
+
+
+def message(raw: str) -> dict:
+    """Return the JSON-RPC message of a response, plain or as an event."""
+    lines = [line.removeprefix("data: ") for line in raw.splitlines() if '"jsonrpc"' in line]
+    return json.loads(lines[-1])
 
 
 @pytest.mark.parametrize(
