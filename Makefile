@@ -50,11 +50,11 @@ $(VENV)/.made: | packages
 	@touch $@
 
 $(VENV)/.server: requirements/server.txt requirements/docker.txt requirements/agents.txt requirements/jwt.txt \
-		requirements/mcp.txt \
+		requirements/signatures.txt requirements/mcp.txt \
 		requirements/build.txt pyproject.toml scripts/wheel_hook.py $(VENV)/.made
 	@echo "installing the locked requirements and sandkasten itself"
 	@$(PIP) install --require-hashes -r requirements/server.txt -r requirements/docker.txt \
-		-r requirements/agents.txt -r requirements/jwt.txt -r requirements/mcp.txt \
+		-r requirements/agents.txt -r requirements/jwt.txt -r requirements/signatures.txt -r requirements/mcp.txt \
 		-r requirements/build.txt
 	@$(PIP) --quiet uninstall --yes sandkasten  # what older checkouts called it
 	@$(PIP) install --no-deps --no-build-isolation --no-index --editable .

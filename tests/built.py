@@ -141,7 +141,7 @@ _DAEMON = Recipe(
         "deploy/Dockerfile", "deploy/healthcheck.py", "scripts/image.sh", "scripts/wheel_hook.py",
         "pyproject.toml", "src", "requirements/server.txt",
         "requirements/docker.txt", "requirements/agents.txt", "requirements/mcp.txt",
-        "requirements/jwt.txt", "requirements/image.txt",
+        "requirements/jwt.txt", "requirements/signatures.txt", "requirements/image.txt",
     ),
     (DAEMON, "sandkasten:latest"),
     _build_daemon,

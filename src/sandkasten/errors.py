@@ -10,6 +10,7 @@ SandkastenError
 │   │   └── ImageNotFound       IMAGE_NOT_FOUND
 │   ├── PayloadTooLarge         PAYLOAD_TOO_LARGE
 │   ├── PolicyDenied            FORBIDDEN
+│   │   └── UntrustedImage      UNTRUSTED_IMAGE
 │   ├── Unauthorized            UNAUTHORIZED
 │   ├── Conflict                CONFLICT
 │   │   └── IdempotencyKeyReused IDEMPOTENCY_KEY_REUSED
@@ -105,6 +106,12 @@ class PayloadTooLarge(RequestError):
 
 class PolicyDenied(RequestError):
     code = "FORBIDDEN"
+
+
+class UntrustedImage(PolicyDenied):
+    """The image has no signature that `policy.images.signatures` accepts."""
+
+    code = "UNTRUSTED_IMAGE"
 
 
 class Unauthorized(RequestError):

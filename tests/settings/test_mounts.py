@@ -93,8 +93,10 @@ def test_a_forbidden_mount_prevents_the_start(file, mounts, complaint):
 
 
 def test_a_mount_nested_one_level_too_deep_is_refused(file):
-    with pytest.raises(InvalidConfiguration, match="nested too deep"):
+    with pytest.raises(InvalidConfiguration, match="source is not an absolute path"):
         load({}, {}, file("policy: {mounts: {m: {source: {a: b}}}}\n"))
+    with pytest.raises(InvalidConfiguration, match="nested too deep"):
+        load({}, {}, file("policy: {mounts: {m: {source: {a: {b: {c: d}}}}}}\n"))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ STATUS: Final[dict[type[SandkastenError], int]] = {
     errors.RequestError: 400,
     errors.PayloadTooLarge: 413,
     errors.PolicyDenied: 403,
+    errors.UntrustedImage: 403,
     errors.Unauthorized: 401,
     errors.Conflict: 409,
     errors.IdempotencyKeyReused: 409,

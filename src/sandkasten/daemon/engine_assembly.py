@@ -18,6 +18,7 @@ from sandkasten.images.catalog import Images
 from sandkasten.images.image_sources import Sources
 from sandkasten.images.layers.image_store import LayerStore
 from sandkasten.images.packages.provisioner import Provisioner
+from sandkasten.images.signatures.image_trust import ImageTrust
 from sandkasten.linux.storage.host_mount_check import HostMountCheck
 from sandkasten.telemetry.log_events import LogEvents
 
@@ -46,6 +47,7 @@ async def open_engine(
         layers,
         registries=settings.registries,
         limits=settings.pull_limits,
+        trust=ImageTrust(settings.signatures) if settings.signatures else None,
         read_recipe=read_tree,
     )
     images = Images(

@@ -23,6 +23,7 @@ from sandkasten.errors import (
     RegistryUnavailable,
     SandkastenError,
     Unauthorized,
+    UntrustedImage,
 )
 from sandkasten.images.host_image import HostImages
 from sandkasten.images.image_config import machine_architecture
@@ -106,7 +107,13 @@ class Images:
         if found is None and fetch and pulls and self._pull != "always":
             await self._pull_or_fall_back(meant, names)
             found = self._found(names)
-        return Lookup(tuple(_spelled(one) for one in names), found, full, pulls)
+        return Lookup(
+            tuple(_spelled(one) for one in names),
+            found,
+            full,
+            pulls,
+            self._sources.trust is not None,
+        )
 
     def _in_full(self, meant: Sequence[str]) -> bool:
         """Return whether the name says which image of which registry is meant, and requests may
@@ -143,6 +150,8 @@ class Images:
             async with self._pulling.setdefault(target, asyncio.Lock()):
                 if self._pull == "always" or self._found(names) is None:
                     await self._pull_for_request(target)
+        except UntrustedImage:
+            raise
         except (InvalidImage, PolicyDenied, RegistryUnavailable, Unauthorized) as exc:
             if len(meant) > 1 and self._host.stands_in(meant):
                 return
@@ -186,6 +195,7 @@ class Images:
                 hint="import or pull it for this machine",
                 image=name,
             )
+        self._check_trust(name, image)
         return Image(
             name=name if name == image.id else canonical_name(name),
             kind="layers",
@@ -193,6 +203,12 @@ class Images:
             id=image.id,
             env=image.config.env,
         )
+
+    def _check_trust(self, name: str, image: StoredImage) -> None:
+        """Raise UntrustedImage unless the image has a signature that the operator accepts."""
+        trust = self._sources.trust
+        if trust is not None:
+            trust.check(name, self.store.signatures(image.id))
 
     # ---- ports.ImageLibrary
 
@@ -359,7 +375,9 @@ class Images:
         pulls = may_pull(self._pull, in_full=self._in_full(meant))
         if pulls and self.store.lookup(meant[-1]) is None:
             await self._pulled(meant[-1])
-        return await asyncio.to_thread(self._get, name)
+        found = await asyncio.to_thread(self._get, name)
+        self._check_trust(name, found)
+        return found
 
     def _get(self, name: str) -> StoredImage:
         """Find an image by name, by id, or by alias."""

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from sandkasten.images.builder.debian_bootstrap import Built
     from sandkasten.images.builder.recipe import Recipe
     from sandkasten.images.layers.image_store import LayerStore, StoredImage
+    from sandkasten.images.registry.puller import Puller
     from sandkasten.images.registry.registry_credentials import Access
     from sandkasten.images.registry.registry_http import Patience
+    from sandkasten.images.signatures.image_trust import ImageTrust
     from sandkasten.model.images.image_info import ImageProgress
     from sandkasten.ports import Workbench
 
@@ -36,7 +38,9 @@ _REQUEST_CONNECT_S = 5.0
 
 
 class Sources:
-    """`registries` are the settings of each registry, by host; `read_recipe` reads YAML."""
+    """`registries` are the settings of each registry, by host; `read_recipe` reads YAML; `trust`
+    has the rules about signatures.
+    """
 
     def __init__(
         self,
@@ -45,8 +49,10 @@ class Sources:
         registries: Mapping[str, Access] | None = None,
         limits: PullLimits | None = None,
         read_recipe: Callable[[Path], object] | None = None,
+        trust: ImageTrust | None = None,
     ) -> None:
         self._store = store
+        self.trust = trust
         self._read_recipe = read_recipe
         self._registries = dict(registries or {})
         self._limits = limits or PullLimits()
@@ -60,7 +66,8 @@ class Sources:
         from sandkasten.images.registry.registry_http import Patience
 
         patience = Patience(whole_s=self._limits.seconds)
-        return await self._pull(name, platform, progress, patience, self._limits.image_bytes)
+        puller = self._puller(patience, self._limits.image_bytes, unsigned=True)
+        return await puller.pull(name, platform=platform, progress=progress)
 
     async def pull_for_request(self, name: str, progress: Report | None) -> StoredImage:
         """Pull within the limits of the store too, and give up soon without a network."""
@@ -72,8 +79,9 @@ class Sources:
             attempts=_REQUEST_ATTEMPTS, connect_s=_REQUEST_CONNECT_S, whole_s=self._limits.seconds
         )
         most = self._limits.image_bytes
+        puller = self._puller(patience, min(most, max(left, 0)), unsigned=False)
         try:
-            return await self._pull(name, None, progress, patience, min(most, max(left, 0)))
+            return await puller.pull(name, progress=progress)
         except PayloadTooLarge as exc:
             if left >= most:
                 raise
@@ -83,21 +91,18 @@ class Sources:
                 image=name,
             ) from exc
 
-    async def _pull(
-        self,
-        name: str,
-        platform: str | None,
-        progress: Report | None,
-        patience: Patience,
-        max_bytes: int,
-    ) -> StoredImage:
+    def _puller(self, patience: Patience, max_bytes: int, *, unsigned: bool) -> Puller:
         from sandkasten.images.registry.puller import Puller
         from sandkasten.images.registry.registry_credentials import Keyring
 
-        puller = Puller(
-            self._store, Keyring(self._registries), patience=patience, max_bytes=max_bytes
+        return Puller(
+            self._store,
+            Keyring(self._registries),
+            patience=patience,
+            max_bytes=max_bytes,
+            trust=self.trust,
+            unsigned=unsigned,
         )
-        return await puller.pull(name, platform=platform, progress=progress)
 
     def debian(
         self,

@@ -26,6 +26,7 @@ from sandkasten.daemon.settings.setting_parsers import (
     wheel_directory,
     zero_or_one,
 )
+from sandkasten.daemon.settings.signature_settings import parse_signatures, show_signatures
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.images.packages.package_rules import PackageRules
 from sandkasten.images.packages.package_rules import address as without_credentials
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sandkasten.images.registry.registry_credentials import Access
+    from sandkasten.images.signatures.trust_rules import TrustRule
     from sandkasten.model.images.pull_rules import PullMode
 
 BACKENDS: tuple[str, ...] = ("local", "oci", "gvisor", "docker")
@@ -150,6 +152,13 @@ class PolicySettings:
         network_rules,
         None,
         "What requests may reach: none, full or rules; default: full without a key, none with one.",
+    )
+    signatures: tuple[TrustRule, ...] = setting(
+        "policy.images.signatures",
+        parse_signatures,
+        (),
+        "Whose signatures images need: rules with a key, or with a certificate's identity.",
+        show=show_signatures,
     )
     gpus: int = setting(
         "policy.gpus",

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 
     from sandkasten.images.packages.package_rules import PackageRules
     from sandkasten.images.registry.registry_credentials import Access
+    from sandkasten.images.signatures.trust_rules import TrustRule
     from sandkasten.model.images.pull_rules import PullMode
 
 _PREFIXES: Final = ("SANDKASTEN_", "STATION_SANDBOX_")
@@ -99,6 +100,7 @@ class Settings:
     image_aliases: Mapping[str, str]
     images_pull: PullMode
     pull_limits: PullLimits
+    signatures: tuple[TrustRule, ...]
     registries: Mapping[str, Access] = field(repr=False)
     """Holds secrets: never printed."""
     policy: Policy = field(repr=False)
@@ -244,6 +246,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
         oneshot_spares=bool(images.oneshot_spares),
         image_aliases=images.aliases,
         images_pull=images.pull,
+        signatures=policy.signatures,
         pull_limits=PullLimits(images.pull_timeout_s, images.pull_max_bytes, images.max_bytes),
         registries=images.registries,
         policy=Policy(

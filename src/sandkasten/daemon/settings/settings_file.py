@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 NAME = "sandkasten.yaml"
 SYSTEM = Path("/etc/sandkasten") / NAME
 MAX_BYTES = 1024 * 1024
-# `images.registries.<host>.<key>` and `policy.mounts.<name>.<key>` are the deepest a setting goes.
-_MAX_DEPTH = 5
+# `policy.images.signatures` is the deepest setting: a list of mappings with a list of names.
+_MAX_DEPTH = 7
 
 
 def find_file(named: str | None, cwd: Path | None) -> Path | None:

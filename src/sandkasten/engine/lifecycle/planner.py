@@ -17,6 +17,7 @@ from sandkasten.errors import (
     PolicyDenied,
     RegistryUnavailable,
     UnsupportedByBackend,
+    UntrustedImage,
 )
 from sandkasten.model.access.tenancy import DEFAULT_TENANT, checked_tenant, scoped, unscoped
 from sandkasten.model.environment import checked_environment, checked_labels
@@ -256,6 +257,9 @@ class Planner:
         try:
             default = self._policy.default_image
             image = await self._resolved(backend, default, otherwise, fetch=fetch)
+        except UntrustedImage:
+            # Not forbidden, but perhaps replaced: another image would hide that.
+            raise
         except PolicyDenied:
             image = await self._resolved(backend, otherwise, fetch=fetch)
         # The caller named no image, so there is nothing to warn about.
@@ -285,7 +289,7 @@ class Planner:
                 image=name,
             )
         found, unreachable = there.image, None
-        if found is None:
+        if found is None and not there.signed:
             pulls = fetch and keeper.may_fetch(in_full=there.in_full)
             try:
                 found = await keeper.find_image(there.names, fetch=pulls)
@@ -303,6 +307,14 @@ class Planner:
             return found
         if unreachable is not None:
             raise unreachable
+        if there.signed:
+            raise ImageNotFound(
+                f"image {name} is not in the store, and images of the engine are not used: their "
+                "signatures are not checked",
+                hint="policy.images.signatures is set; run sandkasten image pull "
+                f"{there.names[-1]}",
+                image=name,
+            )
         sought = " or ".join(there.names)
         last = there.names[-1]
         raise ImageNotFound(

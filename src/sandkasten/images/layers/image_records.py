@@ -21,11 +21,14 @@ from sandkasten.images.canonical_json import canonical_json
 from sandkasten.images.image_config import DIGEST, ImageConfig, parse_config
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 _LIVE: Final = ".json"
 _GONE: Final = ".gone"
+_SIGNED: Final = ".signed"
+# One content can be in several repositories, with a signature in each.
+_MAX_PULLS: Final = 8
 _ID_START: Final = re.compile(r"(?:sha256:)?[0-9a-f]{8,64}\Z")
 
 
@@ -89,8 +92,24 @@ class Records:
         """Turn a record into a tombstone: it is not found any more, but still owns its layers."""
         self._path(the_id, _LIVE).rename(self._path(the_id, _GONE))
 
+    def sign(self, the_id: str, signatures: Mapping[str, Any]) -> None:
+        """Keep the signatures of a pull, besides those of the pulls before it."""
+        same = canonical_json(signatures.get("signatures"))
+        others = (
+            one for one in self.signatures(the_id) if canonical_json(one.get("signatures")) != same
+        )
+        kept = [dict(signatures), *others][:_MAX_PULLS]
+        while len(data := canonical_json({"pulls": kept})) > MAX_SMALL_BYTES:
+            kept.pop()
+        write_file(self._path(the_id, _SIGNED), data)
+
+    def signatures(self, the_id: str) -> list[dict[str, Any]]:
+        """Return the signatures of an image by pull, the newest first."""
+        found = (read_json_object(self._path(the_id, _SIGNED)) or {}).get("pulls")
+        return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
     def forget(self, the_id: str) -> None:
-        for suffix in (_LIVE, _GONE):
+        for suffix in (_LIVE, _GONE, _SIGNED):
             self._path(the_id, suffix).unlink(missing_ok=True)
 
     def ids(self) -> list[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from sandkasten.disk.os_errors import translated
 from sandkasten.errors import Busy, Conflict, ImageNotFound, InvalidImage
@@ -24,7 +24,7 @@ from sandkasten.images.layers.skeleton import make_skeleton
 from sandkasten.images.layers.store_locks import StoreLocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
     from pathlib import Path
 
@@ -126,6 +126,7 @@ class LayerStore:
         names: Sequence[str],
         *,
         source: str = "",
+        signatures: Mapping[str, Any] | None = None,
     ) -> StoredImage:
         """Record an image of existing layers. Its name is taken from the image that had it."""
         if len(layers) > MAX_LAYERS:
@@ -156,6 +157,9 @@ class LayerStore:
             )
             self._skeleton(image)
             with self._locks.editing():
+                # First: an image is never there without the signatures that it needs.
+                if signatures is not None:
+                    self._records.sign(image.id, signatures)
                 if self._records.get(image.id) is None:
                     self._records.put(image)
                 for name in wanted:
@@ -197,6 +201,10 @@ class LayerStore:
                 if (image := self._records.get(the_id)) is not None
             ]
         return sorted(found, key=lambda image: (not image.names, image.names, image.id))
+
+    def signatures(self, the_id: str) -> Sequence[dict[str, Any]]:
+        """Return the signatures that an image was pulled with, by pull."""
+        return self._records.signatures(the_id)
 
     def there(self, the_id: str) -> bool:
         """Return whether an image of this id can still be found."""

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from sandkasten.images.registry.image_reference import Reference
     from sandkasten.images.registry.manifests import Descriptor
     from sandkasten.images.registry.registry_client import Registry
+    from sandkasten.images.signatures.image_trust import ImageTrust
 
     Report = Callable[[ImageProgress], None]
 
@@ -60,8 +61,14 @@ class Puller:
         patience: Patience | None = None,
         environ: Mapping[str, str] | None = None,
         max_bytes: int | None = None,
+        trust: ImageTrust | None = None,
+        unsigned: bool = False,
     ) -> None:
-        """`max_bytes` limits the layers of one image, compressed and unpacked."""
+        """`max_bytes` limits the layers of one image, compressed and unpacked. `trust` decides
+        about an image before its layers are fetched; `unsigned`: see `ImageTrust.collect`.
+        """
+        self._trust = trust
+        self._unsigned = unsigned
         self._store = store
         self._keyring = Keyring() if keyring is None else keyring
         self._patience = Patience() if patience is None else patience
@@ -79,7 +86,12 @@ class Puller:
             _working(self._store),
             opened(reference, access, self._patience, environ=self._environ) as registry,
         ):
-            manifest, digest = await _chosen(registry, reference, wanted)
+            manifest, digests = await _chosen(registry, reference, wanted)
+            evidence = None
+            if self._trust is not None:
+                evidence = await self._trust.collect(
+                    registry, reference.familiar, digests, unsigned=self._unsigned
+                )
             self._check_size(reference.familiar, sum(one.size for one in manifest.layers))
             config, diff_ids = await _configured(registry, manifest, reference, wanted)
             await self._fetch(registry, manifest, diff_ids, reference.familiar, progress)
@@ -88,7 +100,8 @@ class Puller:
                 diff_ids,
                 config,
                 [reference.familiar],
-                source=f"{reference.registry}/{reference.repository}@{digest}",
+                source=f"{reference.registry}/{reference.repository}@{digests[0]}",
+                signatures=evidence.to_json() if evidence and evidence.signatures else None,
             )
 
     async def _fetch(
@@ -208,18 +221,23 @@ class _Told:
 
 async def _chosen(
     registry: Registry, reference: Reference, wanted: Platform
-) -> tuple[Manifest, str]:
+) -> tuple[Manifest, tuple[str, ...]]:
+    """Return the manifest for this platform, and the digests that a signature may be of: that of
+    the index, if there is one, and its own.
+    """
     found, digest = await registry.manifest(reference.wanted)
+    digests: tuple[str, ...] = (digest,)
     if isinstance(found, Index):
         entry = found.choose(wanted, reference.familiar)
-        found, _ = await registry.manifest(entry.digest)
+        found, own = await registry.manifest(entry.digest)
+        digests = (digest, own)
         if isinstance(found, Index):
             raise InvalidImage(
                 f"image {reference.familiar} is an index of indexes",
                 hint="name one of the indexes inside it by its digest",
                 image=reference.familiar,
             )
-    return found, digest
+    return found, digests
 
 
 async def _configured(

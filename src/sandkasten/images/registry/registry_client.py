@@ -11,7 +11,7 @@ import asyncio
 import json
 import os
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.errors import (
     ImageNotFound,
@@ -103,6 +103,29 @@ class Registry:
                 image=name,
             )
         return read_manifest(data, headers.get("Content-Type", ""), name), digest
+
+    async def artifact(self, wanted: str) -> dict[str, Any] | None:
+        """Return a manifest that is not an image's, as it is; None if there is none."""
+        name = self._shown(wanted)
+        try:
+            data, _ = await self._document(f"manifests/{wanted}", name)
+        except InvalidImage:
+            return None
+        if wanted.startswith("sha256:") and digest_of(data) != wanted:
+            return None
+        return _tree(data)
+
+    async def referrers(self, digest: str) -> list[dict[str, Any]]:
+        """Return the descriptors of what refers to a digest: by the API, or, in a registry that
+        does not have it, by the tag that stands in for it.
+        """
+        try:
+            data, _ = await self._document(f"referrers/{digest}", self._shown(digest))
+            tree = _tree(data)
+        except InvalidImage:
+            tree = await self.artifact(digest.replace(":", "-"))
+        listed = (tree or {}).get("manifests")
+        return [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
 
     def blob(self, blob: Descriptor) -> BlobStream:
         """Return a blob as a stream, opened on the first read."""
@@ -202,6 +225,16 @@ class Registry:
 
     def _shown(self, wanted: str) -> str:
         return f"{self._repository}{'@' if wanted.startswith('sha256:') else ':'}{wanted}"
+
+
+def _tree(data: bytes) -> dict[str, Any] | None:
+    if len(data) > MAX_MANIFEST_BYTES:
+        return None
+    try:
+        tree = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return tree if isinstance(tree, dict) else None
 
 
 async def _reason(answer: aiohttp.ClientResponse) -> str:

@@ -46,3 +46,5 @@ class Lookup:
     """Whether the request named it in full, in a registry that requests may use."""
     fetchable: bool = False
     """Whether a missing one may be fetched."""
+    signed: bool = False
+    """Whether it needs a signature, which only the store can check."""

@@ -1,0 +1,1 @@
+"""Signatures of images: where they are, what they say, and whose they must be."""

@@ -1,0 +1,59 @@
+"""The operator's rules about signatures, as values. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sandkasten.images.image_names import canonical_name, is_id
+from sandkasten.images.registry.image_reference import parse_reference
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class TrustRule:
+    """Which images, and whose signature they need: a key's, a certificate's, or none."""
+
+    images: tuple[str, ...] = ("*",)
+    """Names, with their registry or as usual; `*` stands for any characters."""
+    key: str = ""
+    """Path of a public key in PEM."""
+    identity: str = ""
+    issuer: str = ""
+    root: str = ""
+    """Path of the root certificates in PEM."""
+    log_key: str = ""
+    """Path of the public key of the transparency log in PEM."""
+    unsigned: bool = False
+    """They need none once they are in the store; a request still pulls only what is signed."""
+
+    def covers(self, name: str) -> bool:
+        spelled = [name] if is_id(name) else [canonical_name(name), parse_reference(name).full]
+        return any(wildcard_match(one, text) for one in self.images for text in spelled)
+
+    def __str__(self) -> str:
+        how = "unsigned" if self.unsigned else f"key {self.key}" if self.key else self.identity
+        return f"{', '.join(self.images)}: {how}"
+
+
+def covering(rules: Sequence[TrustRule], name: str) -> list[TrustRule]:
+    return [one for one in rules if one.covers(name)]
+
+
+def wildcard_match(pattern: str, text: str) -> bool:
+    """Return whether the pattern, in which `*` is any characters, is the whole text."""
+    first, *rest = pattern.split("*")
+    if not rest:
+        return text == pattern
+    if not text.startswith(first):
+        return False
+    at = len(first)
+    *middle, last = rest
+    for part in middle:
+        found = text.find(part, at)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return len(text) - at >= len(last) and text.endswith(last)
