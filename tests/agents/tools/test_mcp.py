@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from mcp import Client, StdioServerParameters
+from mcp.types import INVALID_REQUEST
 
 from sandkasten.agents.run_sandboxes import RunSandboxes
 from sandkasten.agents.tools.adapter_protocols import openai_functions
@@ -206,6 +207,36 @@ async def test_no_sandbox_outlives_its_client(tmp_path, end):
     # The call in progress was cancelled, and its client does not wait for an answer.
     assert rest == b""
     assert await sandboxes(data_dir) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"cmd": "echo \\ud800"}',
+        '{"\\udc00": 1}',
+        '{"cmd": "true", "timeout_ms": 1%s}' % ("0" * 5000),
+    ],
+)
+async def test_a_request_that_cannot_be_decoded_is_answered_with_its_id(tmp_path, arguments):
+    """A model may produce half of a surrogate pair; its client must not wait forever."""
+    server = await asyncio.create_subprocess_exec(
+        *COMMAND, "mcp",
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ(tmp_path / "d"),
+    )  # fmt: skip
+    params = f'{{"name": "sandbox_exec", "arguments": {arguments}}}'
+    bad = f'{{"jsonrpc": "2.0", "id": "x", "method": "tools/call", "params": {params}}}'
+    batch = '[{"jsonrpc": "2.0", "id": 8, "method": "ping"}]'
+    # Nothing in these can be answered.
+    silent = 'no json\n[]\n7\n{"jsonrpc": "2.0", "method": "x", "params": 7}\n'
+    asked = lines(HELLO) + f"{silent}{bad}\n{batch}\n".encode()
+    async with asyncio.timeout(PATIENCE_S):
+        said, _ = await server.communicate(asked)
+    answers = {one["id"]: one for one in map(json.loads, said.splitlines())}
+    assert answers.pop(1)["result"]
+    assert {key: one["error"]["code"] for key, one in answers.items()} == {
+        "x": INVALID_REQUEST,
+        8: INVALID_REQUEST,
+    }
 
 
 def test_a_client_that_stops_reading_cannot_keep_its_sandbox(tmp_path):
