@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sandkasten.agents.definitions.sandbox_field import parse_sandbox
-from sandkasten.agents.policy_check import check_sandbox
+from sandkasten.agents.policy_check import check_sandbox, network_of
 from sandkasten.errors import PolicyDenied
 from sandkasten.model.sandbox.network_policy import NetworkCeiling
 from sandkasten.model.sandbox.policy import Policy
@@ -41,6 +41,23 @@ def test_a_request_over_the_limit_is_denied_and_names_the_rule(fields, rule):
     assert caught.value.details["rule"] == rule
     assert rule in caught.value.message
     assert caught.value.hint
+
+
+@pytest.mark.promise("P27")
+@pytest.mark.parametrize(
+    ("policy", "fields", "network"),
+    [
+        (Policy(network_default=True), {}, "none"),
+        (Policy(network_default=True, allow_network=True), {}, None),
+        (Policy(network_default=True, network=NetworkCeiling(allow=("a.org",))), {}, None),
+        (Policy(network_default=True, allow_network=True), {"allow_network": False}, "none"),
+        (Policy(network_default=True, allow_network=True), {"network": {"allow": []}}, "none"),
+        (Policy(network_default=True, allow_network=True), {"allow_network": True}, "full"),
+        (Policy(), {}, None),
+    ],
+)
+def test_the_default_network_is_only_for_files_that_may_ask_for_one(policy, fields, network):
+    assert network_of(asked(**fields), policy) == network
 
 
 @pytest.mark.promise("P27")

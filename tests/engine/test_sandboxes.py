@@ -525,3 +525,16 @@ async def test_space_is_reserved_for_what_was_promised_and_not_for_our_own_bound
         async with world.engine.bench.run(layers, ("true",), cwd="/", on_line=print):
             pass
     assert made == [True, False, False]
+
+
+async def test_a_default_network_is_left_out_with_a_warning_where_no_backend_has_one():
+    world = World(policy=Policy(network_default=True))
+    info = await world.engine.create(CreateRequest())
+    assert info.warnings == (
+        "backend unisolated has no network; defaults.network_mode does not apply",
+    )
+    silent = await world.engine.create(CreateRequest(SandboxOptions(network="none")))
+    assert silent.warnings == ()
+    for one in (info, silent):
+        await world.engine.destroy(one.id)
+    await world.engine.aclose()

@@ -11,6 +11,7 @@ from sandkasten.model.sandbox.network_policy import (
     NetworkAttempt,
     NetworkCeiling,
     NetworkPolicy,
+    default_network,
     network_for,
     parse_network,
     parse_rule,
@@ -81,6 +82,23 @@ def test_without_a_setting_the_operator_may_ask_and_a_key_may_not():
     with pytest.raises(PolicyDenied):
         network_for("full", NetworkCeiling(), operator=False)
     assert network_for(None, NetworkCeiling(), operator=False) == CLOSED
+
+
+@pytest.mark.parametrize(
+    ("allow", "operator", "network"),
+    [
+        (None, True, NetworkPolicy(full=True)),
+        (None, False, CLOSED),
+        (("*",), False, NetworkPolicy(full=True)),
+        ((), True, CLOSED),
+        (("preset:mine", "b.test"), False, NetworkPolicy(allow=("a.test:443", "b.test"))),
+    ],
+)
+def test_the_default_network_is_all_that_a_request_may_have(allow, operator, network):
+    ceiling = NetworkCeiling(allow=allow, presets={"mine": ("a.test:443",)})
+    found = default_network(ceiling, operator=operator)
+    assert found == network
+    assert network_for(found.public(), ceiling, operator=operator) == found
 
 
 @pytest.mark.parametrize(

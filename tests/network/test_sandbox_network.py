@@ -97,6 +97,17 @@ def test_rules_change_at_once_and_end_open_connections(boxed, web, echo):
     assert get(box, f"http://good.test:{echo}/")[1].startswith("This sandbox may not reach")
 
 
+@pytest.mark.promise("P75")
+def test_a_default_network_is_what_the_policy_permits(boxed, web, monkeypatch):
+    monkeypatch.setenv("STATION_SANDBOX_ALLOW_NETWORK_DEFAULT", "true")
+    monkeypatch.setenv("SANDKASTEN_POLICY_NETWORK", f"good.test:{web}")
+    box = boxed(backend="local")
+    assert get(box, f"http://good.test:{web}/") == (0, f"hello good.test:{web}")
+    assert "hello" not in get(box, f"http://evil.test:{web}/")[1]
+    closed = boxed(backend="local", network="none")
+    assert get(closed, f"http://good.test:{web}/")[0] != 0
+
+
 def test_a_network_cannot_be_added_later(boxed):
     box = boxed()
     with pytest.raises(UnsupportedByBackend):

@@ -39,7 +39,9 @@ STATION = [
     ("STATION_SANDBOX_MAX_STDOUT_BYTES", "1000", lambda s: s.policy.limits.stdout_bytes, 1000),
     ("STATION_SANDBOX_MAX_STDERR_BYTES", "1000", lambda s: s.policy.limits.stderr_bytes, 1000),
     ("STATION_SANDBOX_MAX_ARTIFACT_BYTES", "1000", lambda s: s.policy.limits.artifact_bytes, 1000),
-    ("STATION_SANDBOX_ALLOW_NETWORK_DEFAULT", "false", lambda s: s.warnings, ()),
+    ("STATION_SANDBOX_ALLOW_NETWORK_DEFAULT", "false", lambda s: s.policy.network_default, False),
+    ("STATION_SANDBOX_ALLOW_NETWORK_DEFAULT", "true", lambda s: s.policy.network_default, True),
+    ("SANDKASTEN_DEFAULTS_NETWORK_MODE", "full", lambda s: s.policy.network_default, True),
     ("STATION_SANDBOX_DIR", "/srv/boxes", lambda s: s.data_dir, Path("/srv/boxes")),
     ("SANDBOX_SESSION_IDLE_TIMEOUT", "30m", lambda s: s.policy.idle_timeout_s, 1800),
     ("SANDBOX_SESSION_MAX_LIFETIME", "4h", lambda s: s.policy.lifetime_s, 14400),
@@ -61,12 +63,12 @@ def test_a_variable_of_station_has_its_effect(tmp_path, name, value, effect, exp
     assert settings.warnings == ()
 
 
-def test_a_network_by_default_is_refused_by_name(tmp_path):
+def test_a_network_by_default_is_none_or_full(tmp_path):
     with pytest.raises(InvalidConfiguration) as refused:
-        loaded(tmp_path, STATION_SANDBOX_ALLOW_NETWORK_DEFAULT="true")
+        loaded(tmp_path, STATION_SANDBOX_ALLOW_NETWORK_DEFAULT="maybe")
     assert refused.value.message == (
-        "STATION_SANDBOX_ALLOW_NETWORK_DEFAULT must be false or none, got 'true': a network is "
-        "requested for each sandbox"
+        "STATION_SANDBOX_ALLOW_NETWORK_DEFAULT must be none or full (also false or true), "
+        "got 'maybe'"
     )
     assert refused.value.details["setting"] == "STATION_SANDBOX_ALLOW_NETWORK_DEFAULT"
 

@@ -6,7 +6,7 @@ source owns the list of allowed images and names the setting itself.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sandkasten.errors import PolicyDenied
 from sandkasten.model.sandbox.gpus import check_gpus, requested_gpus
@@ -14,6 +14,8 @@ from sandkasten.model.sandbox.network_policy import network_for
 from sandkasten.model.sandbox.policy import check_enabled, parse_limits
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
     from sandkasten.model.sandbox.policy import Policy
 
@@ -56,6 +58,18 @@ def check_sandbox(sandbox: AgentSandbox, policy: Policy) -> None:
     if gpus is not None:
         check_gpus(gpus, policy.gpus, "sandbox.gpus")
     parse_limits(options.limits, policy.limits, policy.ceiling)
+
+
+def network_of(sandbox: AgentSandbox, policy: Policy) -> str | Mapping[str, Any] | None:
+    """Return the network to request for an agent; None is the default network.
+
+    A file that may not ask for a network does not get one by default either.
+    """
+    network = sandbox.options.network
+    permitted = policy.allow_network or policy.network.allow is not None
+    if network is None and policy.network_default and not permitted:
+        return "none"
+    return network
 
 
 def check_retention(field: str, retain_s: float, policy: Policy) -> None:

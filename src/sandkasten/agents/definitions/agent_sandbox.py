@@ -31,6 +31,6 @@ class AgentSandbox:
     network_field: str = field(default="sandbox.allow_network", compare=False)
     """The field of the file that requests a network, for messages."""
     options: SandboxOptions = field(default_factory=SandboxOptions)
-    """`image` takes precedence over the runtime's image; `network` is None, `full` or
-    `allow:host,…`.
+    """`image` takes precedence over the runtime's image; `network` is None, `none`,
+    `full` or `{allow: […]}`.
     """

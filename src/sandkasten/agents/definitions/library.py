@@ -247,7 +247,7 @@ def _sandbox(sandbox: AgentSandbox) -> dict[str, Any]:
         "session": sandbox.session,
         "timeout_seconds": sandbox.timeout_seconds,
         **{name: _json(getattr(options, name)) for name in OPTION_FIELDS},
-        "network": options.network is not None,
+        "network": options.network not in (None, "none"),
     }
 
 

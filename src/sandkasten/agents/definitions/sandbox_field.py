@@ -207,7 +207,7 @@ def _checked(fields: DefinitionFields, name: str, check: Callable[[str], str]) -
 def _network(
     fields: DefinitionFields, warnings: list[str]
 ) -> tuple[str | dict[str, Any] | None, str]:
-    """Return `full`, `{allow: […]}`, or None for no network, and the field that says so."""
+    """Return `full`, `none`, `{allow: […]}`, or None if nothing is said, and the field for it."""
     said = fields.flag("allow_network")
     if fields.values.get("network") == "none":
         inner = DefinitionFields({"enabled": False}, fields.path("network"))
@@ -231,8 +231,12 @@ def _network(
             raise _contradiction(requested[0][0], path)
     if hosts:
         return {"allow": list(hosts)}, inner.path("allow")
-    if not requested or not requested[0][1]:
-        return None, fields.path("allow_network")
+    if not requested:
+        # An empty list allows nothing.
+        empty = inner.values.get("allow") is not None
+        return "none" if empty else None, fields.path("allow_network")
+    if not requested[0][1]:
+        return "none", requested[0][0]
     return "full", requested[0][0]
 
 

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from sandkasten.agents.policy_check import network_of
 from sandkasten.agents.tools.tool_answers import unforeseen
 from sandkasten.agents.tools.tool_requests import request_for, retain_label, retention_of
 from sandkasten.errors import (
@@ -280,6 +281,7 @@ class CallSandboxes:
             context,
             key=key,
             image=image,
+            network=network_of(context.sandbox, policy),
             default_idle_s=min(policy.ttl_s, policy.idle_timeout_s),
             most_life_s=policy.lifetime_s,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from sandkasten.agents.policy_check import network_of
 from sandkasten.agents.tools import tool_answers
 from sandkasten.agents.tools.tool_arguments import decoded, encoded
 from sandkasten.agents.tools.tool_requests import (
@@ -55,6 +56,7 @@ class OneshotTool:
             options=replace(
                 sandbox.options,
                 image=compute_image(sandbox),
+                network=network_of(sandbox, self._engine.policy),
                 env=given.get("env", {}),
                 idle_timeout_seconds=None,
             ),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.model.durations import seconds
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
@@ -67,10 +67,12 @@ def request_for(
     *,
     key: SessionKey | None = None,
     image: str | None = None,
+    network: str | Mapping[str, Any] | None = None,
     default_idle_s: float | None = None,
     most_life_s: float = math.inf,
 ) -> CreateRequest:
-    """Return the create request of a session; `key` and `image` replace those of the file.
+    """Return the create request of a session; `key`, `image` and `network` replace those of the
+    file.
 
     `default_idle_s` is the idle time of a file that asks for none, `most_life_s` the longest
     lifetime of any sandbox: the context can only shorten them.
@@ -85,6 +87,7 @@ def request_for(
         replace(
             options,
             image=image or session_image(sandbox),
+            network=options.network if network is None else network,
             idle_timeout_seconds=min(idle_times, default=None),
             lifetime_seconds=None
             if context.idle_timeout_s is None

@@ -98,11 +98,11 @@ class FixedDefaults:
         3_600_000,
         "Longest deadline that a request may ask for.",
     )
-    network_mode: Literal["none"] = setting(
+    network_mode: Literal["none", "full"] = setting(
         "defaults.network_mode",
         network_default,
         "none",
-        "The network of a request that names none; only none is available.",
+        "The network of a request that names none: none, or full for all that it may have.",
         aliases=("STATION_SANDBOX_ALLOW_NETWORK_DEFAULT",),
     )
     readonly_rootfs: bool = setting(

@@ -270,6 +270,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
             ceiling=ceilings,
             allow_network=policy.allow_network,
             readonly_rootfs=fixed.readonly_rootfs,
+            network_default=fixed.network_mode == "full",
             network=source.read(NetworkSettings).ceiling(policy.network),
         ),
         oci_runtime=images.oci_runtime,

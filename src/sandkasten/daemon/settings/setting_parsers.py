@@ -131,18 +131,14 @@ def choice(*choices: C) -> Callable[[str, object], C]:
     return parse
 
 
-def network_default(name: str, value: object) -> Literal["none"]:
-    """Accept none, and false as another way to write it."""
-    if value == "none" or value is False:
-        return "none"
-    if isinstance(value, str) and _BOOLEANS.get(value.strip().lower()) is False:
-        return "none"
-    raise InvalidConfiguration(
-        f"{name} must be false or none, got {str(value)[:40]!r}: a network is requested for "
-        "each sandbox",
-        hint="leave it out, and request a network for each sandbox; see policy.network",
-        setting=name,
-    )
+def network_default(name: str, value: object) -> Literal["none", "full"]:
+    """Accept none and full, and also false and true, as Station writes them."""
+    if value in ("none", "full"):
+        return "full" if value == "full" else "none"
+    try:
+        return "full" if boolean(name, value) else "none"
+    except InvalidConfiguration as exc:
+        raise invalid(name, "none or full (also false or true)", value) from exc
 
 
 def seconds(name: str, value: object) -> float:

@@ -31,7 +31,13 @@ from sandkasten.model.sandbox.gpus import (
 )
 from sandkasten.model.sandbox.host_mounts import Mounted, choose_mounts, touching
 from sandkasten.model.sandbox.isolation_levels import has_network
-from sandkasten.model.sandbox.network_policy import network_for, refuse_network
+from sandkasten.model.sandbox.network_policy import (
+    CLOSED,
+    NetworkPolicy,
+    default_network,
+    network_for,
+    refuse_network,
+)
 from sandkasten.model.sandbox.package_sets import MOUNT_PREFIX, checked_packages, environment
 from sandkasten.model.sandbox.policy import (
     Lease,
@@ -112,9 +118,7 @@ class Planner:
         check_enabled(self._policy)
         options = request.options
         tenant = checked_tenant(request.tenant)
-        network = network_for(
-            options.network, self._policy.network, operator=request.key_id is None
-        )
+        network = self._network(request)
         profile = checked_profile(options.profile)
         hostname = checked_hostname(options.hostname)
         env = checked_environment(options.env)
@@ -130,7 +134,9 @@ class Planner:
         packages = checked_packages(options.pip_packages, options.npm_packages)
         backend = await self._tiers.choose(options.backend, options.isolation)
         if not has_network(backend.name):
-            refuse_network(network, backend.name)
+            if options.network is not None:
+                refuse_network(network, backend.name)
+            network = CLOSED
         if gpus is not None:
             check_gpus_on(backend.name)
         if image is None and joins is not None:
@@ -157,6 +163,11 @@ class Planner:
         sets = await self._provided(packages, rules, spec, backend.name, sites) if packages else ()
         if sets:
             spec = _with_packages(spec, sets)
+        warnings = (
+            image.warning,
+            self._root_warning(image),
+            self._network_warning(options.network, backend.name),
+        )
         return SandboxPlan(
             backend=backend,
             spec=spec,
@@ -164,7 +175,7 @@ class Planner:
             labels=labels,
             env_names=tuple(sorted(env)),
             session_key=session_key_of(request),
-            warnings=tuple(filter(None, (image.warning, self._root_warning(image)))),
+            warnings=tuple(filter(None, warnings)),
             workspace=workspace,
             mounts=(
                 *(Mounted(rule.name, rule.target) for rule in rules),
@@ -173,6 +184,17 @@ class Planner:
             tenant=tenant,
             key_id=request.key_id,
         )
+
+    def _network(self, request: CreateRequest) -> NetworkPolicy:
+        ceiling, operator = self._policy.network, request.key_id is None
+        if request.options.network is None and self._policy.network_default:
+            return default_network(ceiling, operator=operator)
+        return network_for(request.options.network, ceiling, operator=operator)
+
+    def _network_warning(self, asked: object, backend: str) -> str:
+        if asked is not None or not self._policy.network_default or has_network(backend):
+            return ""
+        return f"backend {backend} has no network; defaults.network_mode does not apply"
 
     def _root_warning(self, image: Image) -> str:
         if self._policy.readonly_rootfs or image.kind != "host":

@@ -57,7 +57,10 @@ class BuildSandbox:
     ) -> AsyncIterator[RootChanges]:
         request = CreateRequest(
             SandboxOptions(
-                profile="dev", limits={"workspace_mb": DISK_MB}, labels={"sandkasten.build": "step"}
+                profile="dev",
+                network="none",
+                limits={"workspace_mb": DISK_MB},
+                labels={"sandkasten.build": "step"},
             )
         )
         plan = await self._planner.plan(request, image=image)

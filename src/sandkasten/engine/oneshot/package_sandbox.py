@@ -60,7 +60,9 @@ class PackageSandboxes:
     ) -> AsyncIterator[PackageSandbox]:
         limits = {"workspace_mb": min(_MOST_MB, disk_bytes // MIB + 64)}
         plan = await self._planner.plan(
-            CreateRequest(SandboxOptions(backend=backend, limits=limits, profile="hardened")),
+            CreateRequest(
+                SandboxOptions(backend=backend, limits=limits, profile="hardened", network="none")
+            ),
             image=image,
         )
         longest_s = plan.spec.limits.max_exec_timeout_s

@@ -234,7 +234,7 @@ def _split_port(text: str) -> tuple[str, int | None]:
 def network_for(value: object, ceiling: NetworkCeiling, *, operator: bool) -> NetworkPolicy:
     """Return the policy that a request gets; PolicyDenied names the first rule it may not have."""
     policy = parse_network(value, ceiling.presets)
-    allowed = ceiling.allow if ceiling.allow is not None else ("*",) if operator else ()
+    allowed = _allowed(ceiling, operator=operator)
     if policy.closed or "*" in allowed:
         return policy
     permitted = [rule for text in allowed for rule in rules_of(text, ceiling.presets)]
@@ -256,6 +256,18 @@ def network_for(value: object, ceiling: NetworkCeiling, *, operator: bool) -> Ne
                 rule="policy.network",
             )
     return policy
+
+
+def default_network(ceiling: NetworkCeiling, *, operator: bool) -> NetworkPolicy:
+    """Return everything that a request may have, for one that names no network."""
+    allowed = list(_allowed(ceiling, operator=operator))
+    return parse_network({"allow": allowed}, ceiling.presets) if allowed else CLOSED
+
+
+def _allowed(ceiling: NetworkCeiling, *, operator: bool) -> tuple[str, ...]:
+    if ceiling.allow is not None:
+        return ceiling.allow
+    return ("*",) if operator else ()
 
 
 def _covers(wide: NetworkRule, narrow: NetworkRule) -> bool:

@@ -76,6 +76,8 @@ class Policy:
     """Whether an agent may ask for a network at all."""
     readonly_rootfs: bool = True
     """Whether the root of a hardened sandbox is read-only; that of the host image always is."""
+    network_default: bool = False
+    """Whether a request that names no network gets all that it may have."""
     network: NetworkCeiling = field(default_factory=NetworkCeiling)
     """What requests may reach at most."""
 
