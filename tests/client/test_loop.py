@@ -112,3 +112,20 @@ def test_the_process_ends_while_a_call_of_another_thread_still_waits(script):
         """
     )
     assert (done.stdout, done.returncode) == ("leaving\n", 0), done
+
+
+def test_blocking_work_still_runs_when_python_has_ended_its_thread_pools(script):
+    done = script(
+        """
+        import asyncio, atexit
+        from sandkasten.client.blocking import loop_thread
+
+        # Called before the module's own function, because it is registered later.
+        def last():
+            print(loop_thread.run(asyncio.to_thread(sum, [1, 2])), flush=True)
+
+        loop_thread.run(asyncio.to_thread(print, "first", flush=True))
+        atexit.register(last)
+        """
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("first\n3\n", "", 0), done

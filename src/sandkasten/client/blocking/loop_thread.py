@@ -91,11 +91,17 @@ class _Workers(ThreadPoolExecutor):
     """Threads for blocking work; at interpreter exit, when none can start, the loop's own.
 
     Python ends its pools before it calls `atexit`, and closing still has sandboxes to remove.
+    Tasks of the loop may run between the two.
     """
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         if not _exiting:
-            return super().submit(fn, *args, **kwargs)
+            try:
+                return super().submit(fn, *args, **kwargs)
+            except RuntimeError as exc:
+                # The other one is that no thread could be started; the work is queued then.
+                if "cannot schedule new futures" not in str(exc):
+                    raise
         done: Future[T] = Future()
         try:
             done.set_result(fn(*args, **kwargs))
