@@ -97,7 +97,7 @@ def archives() -> Path:
     """All of them built, in an engine that is started only when one is missing."""
     from tests.deploy.engine import started
 
-    recipes = (_DAEMON, _RUNTIME, _SIDECAR) if LONG else (_DAEMON, _RUNTIME)
+    recipes = (_DAEMON, _RUNTIME, _SIDECAR) if LONG else (_DAEMON,)
     lacking = [one for one in recipes if not one.archive.exists()]
     if lacking and not missing():
         with started() as engine:

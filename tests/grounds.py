@@ -139,42 +139,39 @@ class Part:
 
 Suite = Literal["contract", "security"]
 _LARGE = ("hundred", "thousand", "newest_256")
-# What another kernel, another way into the namespaces or another root file system can change. The
-# rest of the contract is done by the runner, which is the same program everywhere.
-_ENGINE = Part(("port", "commands", "shells", "deadlines_and_signals", "rest", "pausing"), _LARGE)
-_ENTRY = Part(("port", "commands"), _LARGE)
+# The rest of the contract is done by the runner, which is the same program everywhere.
+_ENTRY = Part(("port", "rest"), _LARGE)
+# Where commands and shells are started in another way.
+_COMMANDS = Part((*_ENTRY.files, "commands", "pausing"), _LARGE)
 _CLOSED = ("posture", "network", "kernel_surface")
-# What the way to the files and the way into a container can change.
-_WAYS = Part(("posture", "network", "lifecycle"))
-# Where the way to the files is another one again.
-_FILES = Part(("posture", "lifecycle"))
+_POSTURE = Part(("posture",))
 PARTS: dict[tuple[Suite, str], Part] = {
     ("security", "oci"): Part((*_CLOSED, "lifecycle")),
     ("contract", "gvisor"): Part((), _LARGE),
     ("security", "gvisor"): Part((*_CLOSED, "archives")),
-    ("contract", "local/debian"): _ENGINE,
-    ("security", "local/debian"): Part((*_CLOSED, "processes")),
-    ("contract", "local/dev"): _ENGINE,
-    ("security", "local/dev"): Part((*_CLOSED, "lifecycle", "archives")),
-    ("contract", "local/busybox"): _ENGINE,
-    ("security", "local/busybox"): Part((*_CLOSED, "archives", "shell")),
+    ("contract", "local/debian"): _ENTRY,
+    ("security", "local/debian"): Part(("posture", "processes")),
+    ("contract", "local/dev"): _COMMANDS,
+    ("security", "local/dev"): Part((*_CLOSED, "lifecycle")),
+    ("contract", "local/busybox"): Part((*_ENTRY.files, "shells"), _LARGE),
+    ("security", "local/busybox"): Part(("posture", "shell")),
     ("contract", "docker/volume"): Part((), _LARGE),
     # Paths, archives, output and shells are the runner's work, which is attacked on `local`.
-    ("security", "docker/volume"): Part((*_CLOSED, "lifecycle", "processes", "resources")),
-    ("contract", "docker/bind"): _ENGINE,
-    ("security", "docker/bind"): _WAYS,
+    ("security", "docker/volume"): Part((*_CLOSED, "lifecycle", "resources")),
+    ("contract", "docker/bind"): _ENTRY,
+    ("security", "docker/bind"): _POSTURE,
     ("contract", "docker/shared"): _ENTRY,
-    ("security", "docker/shared"): _FILES,
-    ("contract", "docker/inside"): _ENGINE,
-    ("security", "docker/inside"): _WAYS,
+    ("security", "docker/shared"): _POSTURE,
+    ("contract", "docker/inside"): _ENTRY,
+    ("security", "docker/inside"): Part(("posture", "lifecycle")),
     ("contract", "docker/remote"): _ENTRY,
-    ("security", "docker/remote"): _FILES,
+    ("security", "docker/remote"): _POSTURE,
     ("contract", "docker/busybox"): _ENTRY,
-    ("security", "docker/busybox"): Part(("posture",)),
-    ("contract", "user local"): Part((*_ENGINE.files, "files"), _LARGE),
-    ("security", "user local"): Part((*_CLOSED, "files", "processes")),
+    ("security", "docker/busybox"): _POSTURE,
+    ("contract", "user local"): _COMMANDS,
+    ("security", "user local"): Part((*_CLOSED, "files")),
     ("contract", "user local/debian"): _ENTRY,
-    ("security", "user local/debian"): Part(_CLOSED),
+    ("security", "user local/debian"): _POSTURE,
 }
 
 

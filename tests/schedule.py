@@ -15,13 +15,15 @@ from tests.grounds import GROUNDS
 if TYPE_CHECKING:
     import pytest
 
-# Each folder has an engine of its own, with images in it.
-TOGETHER = ("tests/container", "tests/deploy")
+# Each folder has an engine of its own with images in it, or an installed environment.
+TOGETHER = ("tests/container", "tests/deploy", "tests/packaging")
 SUITES = ("tests/conformance", "tests/security")
 # One run of a suite in another process each.
 APART = ("tests/matrix/test_elsewhere.py",)
 # In this order; all others follow.
-FIRST = (*APART, "tests/deploy", "tests/container", "tests/daemon", "tests/docker")
+FIRST = (
+    *APART, "tests/deploy", "tests/container", "tests/packaging", "tests/daemon", "tests/docker"
+)  # fmt: skip
 
 
 def group(nodeid: str) -> str:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import built
+from tests import built, imagekit
 from tests.deploy.engine import Docker, started
 from tests.engines.engine import missing
+from tests.grounds import LONG
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +31,15 @@ def daemon_image(engine: Docker) -> str:
 @pytest.fixture(scope="session")
 def runtime_images(engine: Docker) -> tuple[str, ...]:
     return built.runtime(engine)
+
+
+@pytest.fixture(scope="session")
+def runtime_base(engine: Docker) -> None:
+    """Put an image with the name that sandboxes use by default into the engine."""
+    if LONG:
+        built.runtime(engine)
+    else:
+        engine.docker("import", str(imagekit.busybox_tar()), built.RUNTIMES[0])
 
 
 @pytest.fixture(scope="session")

@@ -197,7 +197,7 @@ def in_engine(engine: Docker, *prefix: str) -> dict[str, list[str]]:
 def test_with_the_socket_sandboxes_have_their_own_volumes_and_leave_nothing(
     engine: Docker,
     daemon_image: str,
-    runtime_images: tuple[str, ...],
+    runtime_base: None,
     socket_environment: dict[str, str],
 ) -> None:
     with up(Project(engine, "socket", environment=socket_environment)) as project:
@@ -209,7 +209,7 @@ def test_with_the_socket_sandboxes_have_their_own_volumes_and_leave_nothing(
 def test_with_a_shared_volume_sandboxes_work_and_leave_nothing(
     engine: Docker,
     daemon_image: str,
-    runtime_images: tuple[str, ...],
+    runtime_base: None,
     socket_environment: dict[str, str],
 ) -> None:
     with up(Project(engine, "shared-volume", environment=socket_environment)) as project:

@@ -12,7 +12,11 @@ from tests import built
 if TYPE_CHECKING:
     from tests.deploy.engine import Docker
 
-pytestmark = [pytest.mark.timeout(built.PATIENCE_S), pytest.mark.promise("P60")]
+pytestmark = [
+    pytest.mark.timeout(built.PATIENCE_S),
+    pytest.mark.promise("P60"),
+    pytest.mark.long(reason="building the images takes a minute"),
+]
 PROGRAMS = {
     "base": ("bash --version | head -c 8", "ps --version | head -c 4"),
     "python": ("python3 -c 'print(1 + 1)'", "python3 -m pip --version"),

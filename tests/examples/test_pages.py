@@ -164,7 +164,17 @@ def commands(directory: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("daemon", [False, True], ids=["alone", "with-a-daemon"])
+@pytest.mark.parametrize(
+    "daemon",
+    [
+        pytest.param(False, id="alone"),
+        pytest.param(
+            True,
+            id="with-a-daemon",
+            marks=pytest.mark.long(reason="`make test` runs the commands alone"),
+        ),
+    ],
+)
 def test_the_readme_runs_in_order(tmp_path: Path, daemon: bool) -> None:
     run(README, tmp_path, daemon=daemon)
 

@@ -23,6 +23,9 @@ pytest_plugins = ["pytester"]
 BRIEFLY = {SETTLE: "0.5"}
 
 
+ONE_PROCESS = pytest.mark.long(reason="`make test` uses workers")
+
+
 @pytest.fixture
 def planted_canary(tmp_path: Path) -> Path:
     canary_tree.plant(tmp_path)
@@ -136,8 +139,15 @@ def test_sysctls_are_read_by_value_and_counters_are_left_out(planted_canary):
     assert [name for name in sysctls if name.startswith(snapshot.VOLATILE_SYSCTLS)] == []
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2")])
-@pytest.mark.parametrize("leaves", [True, False])
+@pytest.mark.parametrize(
+    ("leaves", "workers"),
+    [
+        (True, ("-n", "2")),
+        (False, ()),
+        pytest.param(True, (), marks=ONE_PROCESS),
+        pytest.param(False, ("-n", "2"), marks=ONE_PROCESS),
+    ],
+)
 def test_a_run_that_leaves_a_process_fails_and_names_it(pytester, leaves, workers):
     root = Path(__file__).parents[2]
     pytester.makeconftest((root / "tests" / "conftest.py").read_text())
@@ -179,7 +189,7 @@ def test_a_run_that_leaves_a_process_fails_and_names_it(pytester, leaves, worker
         assert "the run changed the host" in run.stdout
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2")])
+@pytest.mark.parametrize("workers", [pytest.param((), marks=ONE_PROCESS), ("-n", "2")])
 def test_a_changed_canary_fails_a_run_that_is_not_watched(pytester, workers):
     root = Path(__file__).parents[2]
     pytester.makeconftest((root / "tests" / "conftest.py").read_text())
