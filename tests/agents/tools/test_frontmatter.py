@@ -377,6 +377,31 @@ async def test_max_files_bounds_the_number_of_files_the_tools_write(tools):
     assert many["code"] == "PAYLOAD_TOO_LARGE"
 
 
+# ---- GPUs
+
+
+@pytest.mark.parametrize("field", ["gpus: 2", "gpus: all", "limits: {gpus: 2}"])
+async def test_requested_gpus_are_refused_and_never_silently_dropped(tools, field):
+    coding = await asks(tools, f"{{mode: code, {field}}}").call("open")
+    computing = await asks(tools, f"{{{field}}}").call("run", code="print(1)")
+    assert coding["code"] == computing["code"] == "FORBIDDEN"
+    assert coding["details"]["rule"] == computing["details"]["rule"] == "policy.gpus"
+    assert await tools.engine.list() == []
+
+
+async def test_allowed_gpus_are_asked_of_the_backend(tmp_path):
+    async with opened(tmp_path / "d", "unisolated", policy_gpus="1") as desk:
+        for field in ("gpus: 1", "gpus: ['0']", "limits: {gpus: 1}"):
+            coding = await asks(desk, f"{{mode: code, {field}}}").call("open")
+            computing = await asks(desk, f"{{{field}}}").call("run", code="print(1)")
+            assert coding["code"] == computing["code"] == "UNSUPPORTED_BY_BACKEND"
+            assert coding["message"] == "backend unisolated cannot give a sandbox GPUs"
+        many = await asks(desk, "{mode: code, gpus: 2}").call("open")
+        assert (many["code"], many["details"]["rule"]) == ("FORBIDDEN", "policy.gpus")
+        none = await asks(desk, "{gpus: 0}").call("run", code="print(1)")
+        assert none["stdout"] == "1\n"
+
+
 # ---- network
 
 
