@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,6 +20,7 @@ from sandkasten.model.ids import SandboxId
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from tests import grounds, imagekit
+from tests.docker.fake_engine import FakeEngine
 from tests.engines import lent, seen, stock
 
 if TYPE_CHECKING:
@@ -159,6 +163,27 @@ async def test_a_runner_that_exits_at_once_is_reported_with_its_last_output(
     assert seen.things(engine, ID) == []
     # Others who use this engine count the runners in it.
     engine.docker("volume", "rm", *(one for one in engine.volumes() if one not in before))
+
+
+@pytest.mark.parametrize("question", ["owned", "probe"])
+async def test_a_question_that_is_cancelled_at_once_leaves_nothing_unawaited(
+    tmp_path: Path, question: str
+):
+    async with FakeEngine(tmp_path / "socket") as fake:
+        backend = DockerBackend(tmp_path / "data", DockerOptions(host=fake.host))
+        (tmp_path / "data" / "docker").mkdir(parents=True)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            before = asyncio.all_tasks()
+            task = asyncio.ensure_future(getattr(backend, question)())
+            # Until it has tasks of its own, which have not started yet, or is connected.
+            while not task.done() and asyncio.all_tasks() <= {*before, task}:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            gc.collect()
+        await backend.aclose()
+    assert [str(one.message) for one in told if "never awaited" in str(one.message)] == []
 
 
 @pytest.mark.promise("P09")

@@ -177,10 +177,9 @@ class DockerBackend:
         if not self._home.root.exists():
             return ()
         whose = f"{names.LABEL_OWNER}={await self._footing.owner()}"
-        containers, volumes = await asyncio.gather(
-            asked(self._engine.containers(whose), "containers"),
-            asked(self._engine.volumes(whose), "volumes"),
-        )
+        # One after the other: a task that is cancelled before it starts never awaits its question.
+        containers = await asked(self._engine.containers(whose), "containers")
+        volumes = await asked(self._engine.volumes(whose), "volumes")
         found = [*containers, *volumes]
         if any(_kind(one) == names.PROBE for one in found) or self._footing.probed():
             await self._footing.clear_probes()

@@ -97,9 +97,9 @@ class EngineSetup:
 
     async def look(self) -> Readiness:
         engine = self._engine
-        version, info = await asyncio.gather(
-            asked(engine.version(), "its version"), asked(engine.info(), "its state")
-        )
+        # One after the other: a task that is cancelled before it starts never awaits its question.
+        version = await asked(engine.version(), "its version")
+        info = await asked(engine.info(), "its state")
         lines = [
             probe.reachable(engine.address, version),
             probe.api_version(version),
