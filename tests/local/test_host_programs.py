@@ -1,4 +1,7 @@
-"""The host image has `python`, its `pip` says how a sandbox gets packages, and it finds fonts."""
+"""The host image has `python`, its `pip` says how a sandbox gets packages, and it finds fonts.
+
+Its files are those of the host, through an overlay.
+"""
 
 from __future__ import annotations
 
@@ -65,3 +68,18 @@ def test_fonts_are_found_without_an_error(make_box):
         assert ".ttf" in ran.text or ".otf" in ran.text
         assert "error" not in ran.text
         assert ran.text.endswith("Read-only file system\n")
+
+
+def test_sandboxes_read_the_same_files_of_the_host(make_box):
+    """Each has an overlay of its own; the file below is in the page cache once."""
+    program = os.path.realpath("/usr/bin/python3")
+    real = os.stat(program)
+    shown = "import os, sys; print(os.stat(sys.executable).st_dev, open('/proc/self/maps').read())"
+    for _ in range(2):
+        with make_box(Image("host")) as box:
+            device, maps = box.exec([program, "-c", shown]).text.split(" ", 1)
+            assert int(device) != real.st_dev
+            used = {int(line.split()[4]) for line in maps.splitlines() if program in line}
+            assert used == {real.st_ino}
+            refused = box.exec("touch /usr/bin/env; touch /usr/new; rm /usr/bin/env")
+            assert refused.stderr.count(b"Read-only file system") == 3

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from sandkasten.backends.local import LocalBackend, probe
 from sandkasten.linux import launcher
 from sandkasten.linux.programs import Programs
+from sandkasten.linux.state_layout import Layout
+from sandkasten.linux.storage import host_root, mountinfo
 from tests.security.harness import ROOT
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ def test_the_host_supports_overlayfs(tmp_path: Path) -> None:
     found = {line.name: line for line in readiness.requirements}
     how = "overlay over idmapped layers" if ROOT else "overlay in a user namespace"
     assert (found["images"].ok, found["images"].state) == (True, how)
+    assert found["private host image"].ok
     # The trial leaves nothing.
     assert list(tmp_path.iterdir()) == []
 
@@ -51,5 +54,42 @@ def test_the_overlayfs_trial_runs_no_program(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     programs = Programs.found(None, None)
     plan = probe.trial_plan(str(tmp_path), root=ROOT)
-    assert launcher.launch(programs.launcher, plan) == 0
+    assert launcher.launch(programs.launcher, plan) == launcher.Launched(0)
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["lower", "stage", "upper"]
+
+
+def test_a_directory_that_cannot_be_overlaid_is_shown_itself(tmp_path: Path) -> None:
+    for name in ("lower", "upper", "stage"):
+        (tmp_path / name).mkdir()
+    plan = probe.trial_plan(str(tmp_path), root=ROOT)
+    # The kernel accepts no lower directory whose names it compares in a way of its own.
+    plan["private"] = [
+        {"source": "/usr", "name": "usr"},
+        {"source": "/proc/sys", "name": "settings"},
+    ]
+    launched = launcher.launch(Programs.found(None, None).launcher, plan)
+    assert launched == launcher.Launched(0, ("settings",))
+
+
+def test_directories_with_mounts_below_are_shared_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = host_root.look()
+    assert "usr" in found.private
+    assert found.shared == ()
+    assert found.source("usr", "/stage") == "/stage/usr"
+    below = mountinfo.MountEntry("/usr/share/big", "8:1", "ext4", ())
+    monkeypatch.setattr(mountinfo, "own", lambda: [below])
+    found = host_root.look()
+    assert "usr" not in found.private
+    assert found.shared == ("usr",)
+    assert found.source("usr", "/stage") == "/usr"
+    (line,) = [
+        line
+        for line in probe._overlays(Layout(tmp_path), Programs.found(None, None), root=ROOT)
+        if line.name == "private host image"
+    ]
+    assert (line.ok, line.required) == (False, False)
+    assert line.state.startswith("/usr cannot be overlaid (mounts below it)")
+    assert host_root.sharing(found.shared)[0].startswith("/usr has no overlay of its own here")
+    assert host_root.sharing(()) == ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import subprocess
 import time
 
 import pytest
@@ -20,7 +21,7 @@ from sandkasten.errors import (
     SandkastenError,
 )
 from tests.patience import FAR_TOO_LATE_S, PATIENCE_S
-from tests.security.harness import LONG, PYTHON, Box, paced, poll, sized
+from tests.security.harness import LONG, PYTHON, ROOT, Box, paced, poll, sized
 
 pytestmark = pytest.mark.promise("P18")
 
@@ -600,3 +601,86 @@ def test_a_constantly_swapped_path_never_leads_outside(verb, swapped):
     if verb in ("move out", "remove"):
         assert box.exec(["ls", "/workspace/taken"]).code != 0
     assert outside == sorted([".", "./f", "./sub", "./sub/f", *extra]) + ["OUTSIDE", "OUTSIDE"]
+
+
+# Each sandbox has inodes of its own for all that it shares with others. An ordinary user cannot
+# make device nodes, gVisor has no locks on its own ones, and the sandboxes of a Docker Engine share
+# the volume with the runner.
+DIRECTORIES = ("/usr/bin", "/etc", "/dev") if ROOT else ("/usr/bin", "/etc")
+FILES = ("/usr/bin/env", "/etc/ld.so.cache", *(("/dev/null", "/dev/tty") if ROOT else ()))
+RUNNER = "/run/sandkasten/runner"
+WATCHED = """
+import ctypes, os, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+events = libc.inotify_init1(os.O_NONBLOCK)
+for path in sys.argv[1:]:
+    assert libc.inotify_add_watch(events, path.encode(), 0x21) > 0, path  # opened or read
+print("ready", flush=True)
+while not os.path.exists("stop"):
+    time.sleep(0.01)
+try:
+    print(os.read(events, 65536))
+except BlockingIOError:
+    print("nothing")
+"""
+LOCKED = """
+import fcntl, sys, time
+held = [open(path) for path in sys.argv[1:]]
+for one in held:
+    fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.lockf(one, fcntl.LOCK_SH | fcntl.LOCK_NB)
+print("ready", flush=True)
+time.sleep(600)
+"""
+# A lock for reading is found by asking whether one for writing were possible.
+PROBED = """
+import fcntl, struct, sys
+for path in sys.argv[1:]:
+    with open(path) as one:
+        fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0)
+        found = struct.unpack("hhqqi4x", fcntl.fcntl(one, fcntl.F_GETLK, asked))
+        assert found[0] == fcntl.F_UNLCK, path
+"""
+
+
+def _shared_files(box: Box) -> tuple[str, ...]:
+    return FILES if box.docker else (*FILES, RUNNER)
+
+
+def _ready(box: Box) -> bool:
+    return box.read("/workspace/seen").startswith(b"ready\n")
+
+
+@pytest.mark.needs_program("python3")
+def test_a_sandbox_does_not_see_what_its_neighbours_and_the_host_open(box, neighbour):
+    paths = " ".join((*DIRECTORIES, *_shared_files(box)))
+    box.write("/workspace/seen", b"")
+    box.write("/workspace/watch.py", WATCHED.encode())
+    box.exec(f"cd /workspace; {PYTHON} watch.py {paths} >seen 2>&1 &")
+    poll("starting to watch", lambda: not _ready(box))
+    assert neighbour.exec(["cksum", "/etc/hostname"]).code == 0
+    subprocess.run(
+        ["cksum", "/etc/hostname"], check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+    assert neighbour.exec("head -c 1 /usr/bin/env >/dev/null").code == 0
+    box.write("/workspace/stop", b"")
+    poll("watching", lambda: len(box.read("/workspace/seen").splitlines()) < 2)
+    # Its own shell opened nothing meanwhile.
+    assert box.read("/workspace/seen") == b"ready\nnothing\n"
+
+
+@pytest.mark.needs_program("python3")
+def test_a_lock_is_not_seen_by_a_neighbour(box, neighbour):
+    left_out = "/dev/" if box.gvisor else "/dev/tty"
+    paths = [path for path in _shared_files(box) if not path.startswith(left_out)]
+    box.write("/workspace/seen", b"")
+    box.write("/workspace/lock.py", LOCKED.encode())
+    box.exec(f"cd /workspace; {PYTHON} lock.py {' '.join(paths)} > seen 2>&1 &")
+    poll("starting to lock", lambda: not _ready(box))
+    # Within one sandbox a lock is a lock.
+    refused = box.exec([PYTHON, "-c", LOCKED, *paths])
+    assert (refused.code, b"BlockingIOError" in refused.stderr) == (1, True)
+    asked = neighbour.exec([PYTHON, "-c", PROBED, *paths])
+    assert (asked.code, asked.stderr) == (0, b"")
+    subprocess.run([PYTHON, "-c", PROBED, FILES[0]], check=True)

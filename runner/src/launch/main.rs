@@ -5,7 +5,7 @@
 //! before namespaces exist, mapping a user namespace, mounting in a private mount namespace) cannot be
 //! done safely in a threaded Python process, and is slow in a forked one.
 //!
-//! It reads one plan (JSON) on stdin and writes one JSON object to stdout: `{pid, start}` of the
+//! It reads one plan (JSON) on stdin and writes one JSON object to stdout: `{pid, start, shared}` of the
 //! sandbox's first process, or `{error: {step, message, errno}}` with nothing left running. A plan with
 //! `visible` does not describe a sandbox: one volume is mounted where the caller sees it, and the pid
 //! is 0. It decides nothing: every argument of bubblewrap and of a runtime comes from the plan.
@@ -13,6 +13,7 @@
 #![allow(unknown_lints)]
 #![allow(clippy::incompatible_msrv)]
 
+mod devices;
 mod failure;
 mod inside;
 mod loopdev;
@@ -34,7 +35,14 @@ use sandkasten_runner::sys;
 use serde_json::{json, Value};
 use std::io::{Read, Write};
 
-fn launch() -> Outcome<spawn::Born> {
+/// The first process, and what should be private and is shared with the host.
+struct Launched {
+    born: spawn::Born,
+    shared: Vec<String>,
+}
+
+fn launch() -> Outcome<Launched> {
+    let nothing = || spawn::Born { pid: 0, start: 0 };
     let mut text = String::new();
     std::io::stdin()
         .read_to_string(&mut text)
@@ -43,7 +51,10 @@ fn launch() -> Outcome<spawn::Born> {
         .map_err(|e| Failure::new("plan", format!("not JSON: {}", e), 0))?;
     if let Some(place) = visible::parse(&source)? {
         visible::make(&place)?;
-        return Ok(spawn::Born { pid: 0, start: 0 });
+        return Ok(Launched {
+            born: nothing(),
+            shared: Vec::new(),
+        });
     }
     let plan = Plan::parse(&source)?;
     let control_fd = plan.network.as_ref().map_or(0, |n| n.control_fd);
@@ -70,7 +81,13 @@ fn launch() -> Outcome<spawn::Born> {
             None
         }
     };
-    mounts::stage(&plan, userns)?;
+    let mut shared = mounts::stage(&plan, userns)?;
+    if let Program::Runtime(_) = &plan.program {
+        runtime::prepare(&plan, userns)?;
+    }
+    if plan.own_devices && devices::cover(&plan.stage).is_err() {
+        shared.push("dev".to_owned());
+    }
     for &(resource, value) in &plan.limits {
         sys::lower_limit(resource as libc::__rlimit_resource_t, value)
             .map_err(failed("limits", "setrlimit"))?;
@@ -79,10 +96,10 @@ fn launch() -> Outcome<spawn::Born> {
         egress.prepare()?;
     }
     let born = match &plan.program {
-        Program::Trial => Ok(spawn::Born { pid: 0, start: 0 }),
-        Program::Bubblewrap(bwrap) => spawn::bubblewrap(&plan, bwrap, userns),
-        Program::Runtime(runtime) => runtime::run(&plan, runtime, userns),
-    }?;
+        Program::Trial => nothing(),
+        Program::Bubblewrap(bwrap) => spawn::bubblewrap(&plan, bwrap, userns)?,
+        Program::Runtime(runtime) => runtime::run(&plan, runtime)?,
+    };
     if let Some(egress) = egress {
         if let Err(failure) = egress.release(born.pid) {
             // SAFETY: a sandbox with a network that nothing serves is not what was asked for.
@@ -90,12 +107,15 @@ fn launch() -> Outcome<spawn::Born> {
             return Err(failure);
         }
     }
-    Ok(born)
+    Ok(Launched { born, shared })
 }
 
 fn main() {
     let (answer, code) = match launch() {
-        Ok(born) => (json!({"pid": born.pid, "start": born.start}), 0),
+        Ok(made) => (
+            json!({"pid": made.born.pid, "start": made.born.start, "shared": made.shared}),
+            0,
+        ),
         Err(t) => (
             json!({"error": {"step": t.step, "message": t.message, "errno": t.errno}}),
             1,

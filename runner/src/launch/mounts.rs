@@ -29,7 +29,8 @@ pub fn private_namespace(in_own_userns: bool) -> Outcome<()> {
     mount(what, None, "/", None, libc::MS_REC | libc::MS_PRIVATE, None)
 }
 
-pub fn stage(plan: &Plan, userns: Option<RawFd>) -> Outcome<()> {
+/// Prepare the stage. Return the names that should be private and are shared with the host.
+pub fn stage(plan: &Plan, userns: Option<RawFd>) -> Outcome<Vec<String>> {
     let stage = plan.stage.as_str();
     mount(
         "stage",
@@ -53,6 +54,12 @@ pub fn stage(plan: &Plan, userns: Option<RawFd>) -> Outcome<()> {
         mkdir(&target, 0o755)?;
         volume::mount_memory(&target, memory.bytes, memory.mode)?;
     }
+    let mut shared = Vec::new();
+    for shown in &plan.private {
+        if !root::show_private(stage, &shown.name, &shown.source, ids.is_none())? {
+            shared.push(shown.name.clone());
+        }
+    }
     for bind in &plan.binds {
         let target = format!("{}/{}", stage, bind.name);
         make_target(&target, bind.directory)?;
@@ -66,6 +73,12 @@ pub fn stage(plan: &Plan, userns: Option<RawFd>) -> Outcome<()> {
         )?;
     }
     for shown in &plan.mounts {
+        if shown.private {
+            if !root::show_private(stage, &shown.name, &shown.source, ids.is_none())? {
+                shared.push(shown.name.clone());
+            }
+            continue;
+        }
         let target = format!("{}/{}", stage, shown.name);
         let kind = std::fs::metadata(&shown.source)
             .map_err(io_failed(STEP, &format!("look at {}", shown.source)))?;
@@ -74,8 +87,8 @@ pub fn stage(plan: &Plan, userns: Option<RawFd>) -> Outcome<()> {
         tree::bind(&shown.source, &target, closed, None)?;
     }
     match &plan.root {
-        None => Ok(()),
-        Some(image) => root::build(plan, image, ids),
+        None => Ok(shared),
+        Some(image) => root::build(plan, image, ids).map(|()| shared),
     }
 }
 

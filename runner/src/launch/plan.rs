@@ -55,6 +55,16 @@ pub struct HostMount {
     pub source: String,
     /// Name below the stage directory.
     pub name: String,
+    /// Its content never changes: shown as a `Private`.
+    pub private: bool,
+}
+
+/// A directory of the host, shown through an overlay of its own: no other process shares its inodes.
+#[derive(Debug)]
+pub struct Private {
+    pub source: String,
+    /// Name below the stage directory.
+    pub name: String,
 }
 
 /// An OCI runtime to run in the prepared mount namespace instead of bubblewrap.
@@ -122,6 +132,10 @@ pub struct Plan {
     pub workspace: Volume,
     /// The owner of the files in the workspace, as the sandbox sees it.
     pub workspace_owner: u32,
+    pub private: Vec<Private>,
+    /// Whether the sandbox gets device nodes of its own; only root can make them.
+    pub own_devices: bool,
+    /// Made after `private`, which a source may lie in.
     pub binds: Vec<Bind>,
     pub memory: Vec<Memory>,
     pub mounts: Vec<HostMount>,
@@ -205,6 +219,14 @@ impl Plan {
             mounts.push(HostMount {
                 source: string(m, "source")?,
                 name: name(m)?,
+                private: m["private"].as_bool().unwrap_or(false),
+            });
+        }
+        let mut private = Vec::new();
+        for p in list(v, "private")? {
+            private.push(Private {
+                source: string(p, "source")?,
+                name: name(p)?,
             });
         }
         Ok(Plan {
@@ -216,6 +238,8 @@ impl Plan {
             root: root(&v["root"])?,
             workspace: volume(&v["workspace"])?,
             workspace_owner: number(v, "workspace_owner")? as u32,
+            private,
+            own_devices: v["own_devices"].as_bool().unwrap_or(false),
             binds,
             memory,
             mounts,

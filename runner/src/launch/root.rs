@@ -38,7 +38,7 @@ pub fn build(plan: &Plan, root: &Root, ids: Option<(IdMap, RawFd)>) -> Outcome<(
         None
     };
     mkdir(&format!("{}/root", stage), 0o755)?;
-    lay(stage, &lowers, changes.as_deref(), ids.is_none())?;
+    lay(stage, "root", &lowers, changes.as_deref(), ids.is_none())?;
     let missing = missing(stage, &root.places)?;
     if missing.is_empty() {
         return Ok(());
@@ -54,7 +54,30 @@ pub fn build(plan: &Plan, root: &Root, ids: Option<(IdMap, RawFd)>) -> Outcome<(
     unmount(&format!("{}/root", stage))?;
     lowers.retain(|name| name != "empty");
     lowers.insert(0, "top".to_owned());
-    lay(stage, &lowers, None, ids.is_none())
+    lay(stage, "root", &lowers, None, ids.is_none())
+}
+
+/// Show a directory of the host read-only at `<stage>/<name>`, through an overlay of its own. Its inodes
+/// are then those of this sandbox: what the host or another sandbox does with the same files raises no
+/// event here, and locks are not shared. Return false if the kernel refuses, and the directory itself is
+/// shown instead.
+pub fn show_private(stage: &str, name: &str, source: &str, own: bool) -> Outcome<bool> {
+    let target = format!("{}/{}", stage, name);
+    mkdir(&target, 0o755)?;
+    let lower = format!("of-{}", name);
+    let path = format!("{}/{}", stage, lower);
+    mkdir(&path, 0o755)?;
+    let lowers = [lower, "empty".to_owned()];
+    let laid = tree::bind(source, &path, QUIETLY, None)
+        .and_then(|()| lay(stage, name, &lowers, None, own));
+    if laid.is_ok() {
+        return Ok(true);
+    }
+    // An ordinary user may not take a mount apart from those below it.
+    let flags = libc::MS_BIND | libc::MS_REC;
+    tree::bind(source, &target, QUIETLY, None)
+        .or_else(|_| mount(source, Some(source), &target, None, flags, None))
+        .map(|()| false)
 }
 
 /// Return the mount option that says where changes go.
@@ -78,7 +101,13 @@ fn changes(stage: &str, root: &Root, ids: Option<(IdMap, RawFd)>) -> Outcome<Str
     ))
 }
 
-fn lay(stage: &str, lowers: &[String], changes: Option<&str>, own: bool) -> Outcome<()> {
+fn lay(
+    stage: &str,
+    name: &str,
+    lowers: &[String],
+    changes: Option<&str>,
+    own: bool,
+) -> Outcome<()> {
     let mut options = format!("{},lowerdir={}", NO_REFERENCES, lowers.join(":"));
     if let Some(changes) = changes {
         options = format!("{},{}", options, changes);
@@ -101,8 +130,8 @@ fn lay(stage: &str, lowers: &[String], changes: Option<&str>, own: bool) -> Outc
     chdir(stage)?;
     let laid = mount(
         "the image's layers",
-        Some("root"),
-        "root",
+        Some(name),
+        name,
         Some("overlay"),
         QUIET | libc::MS_NOATIME | read_only,
         Some(&options),

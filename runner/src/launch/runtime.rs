@@ -20,10 +20,9 @@ const SYS_PIDFD_OPEN: libc::c_long = 434;
 /// How much of the end of the log goes into an error message; the whole of it stays in the file.
 const LOG_TAIL: usize = 2000;
 
-pub fn run(plan: &Plan, runtime: &Runtime, userns: Option<RawFd>) -> Outcome<Born> {
+pub fn run(plan: &Plan, runtime: &Runtime) -> Outcome<Born> {
     let deadline = Instant::now() + Duration::from_millis(plan.timeout_ms as u64);
     let left = || deadline.saturating_duration_since(Instant::now());
-    prepare(plan, userns)?;
     let program = c_string(STEP, &runtime.program)?;
     let mut argv: Vec<CString> = Vec::new();
     for word in &runtime.argv {
@@ -58,7 +57,7 @@ pub fn run(plan: &Plan, runtime: &Runtime, userns: Option<RawFd>) -> Outcome<Bor
 }
 
 /// Prepare what a runtime needs on the stage in addition to what bubblewrap needs.
-fn prepare(plan: &Plan, userns: Option<RawFd>) -> Outcome<()> {
+pub fn prepare(plan: &Plan, userns: Option<RawFd>) -> Outcome<()> {
     if let Some(fd) = userns {
         // A path for the namespace, which a configuration can refer to.
         let name = format!("{}/userns", plan.stage);

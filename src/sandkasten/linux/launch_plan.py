@@ -7,6 +7,7 @@ is made; the other functions return parts of the launcher's plan.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import BackendUnavailable, InvalidImage, UnsupportedByBackend
@@ -22,7 +23,7 @@ from sandkasten.model.sandbox.cell_spec import (
 from sandkasten.model.sandbox.policy import check_profile_on
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Mapping
 
     from sandkasten.linux.state_layout import Layout
 
@@ -124,8 +125,29 @@ def mount_name(index: int) -> str:
     return f"m{index}"
 
 
-def mounts_plan(spec: CellSpec) -> list[dict[str, str]]:
+def mounts_plan(spec: CellSpec, *, overlays: bool = True) -> list[dict[str, object]]:
+    """Return the host mounts. An overlay does not show later changes of what is below it, so only
+    content that never changes is private.
+    """
     return [
-        {"source": mount.source, "name": mount_name(index)}
+        {
+            "source": mount.source,
+            "name": mount_name(index),
+            "private": overlays and bool(mount.content),
+        }
         for index, mount in enumerate(spec.mounts)
     ]
+
+
+_PROGRAMS = "programs"
+
+
+def private_plan(runner: Path, directories: Mapping[str, Path | str]) -> list[dict[str, object]]:
+    """Return what is shown through overlays: the runner's directory, and directories by name."""
+    shown = {_PROGRAMS: runner.parent, **directories}
+    return [{"source": os.fspath(source), "name": name} for name, source in shown.items()]
+
+
+def private_runner(stage: str, runner: Path) -> Path:
+    """Return where the runner is on the stage, once the private directories are there."""
+    return Path(stage, _PROGRAMS, runner.name)

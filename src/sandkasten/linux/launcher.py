@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import subprocess
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import (
@@ -56,10 +57,16 @@ _REMEDIES: Mapping[str, str] = {
 }
 
 
-def launch(launcher: Path, plan: Mapping[str, object], *fds: int) -> int:
-    """Return the host pid of the first process inside. On SandkastenError nothing is left
-    running.
-    """
+@dataclass(frozen=True, slots=True)
+class Launched:
+    pid: int
+    """The first process inside, as the host sees it; 0 if the plan starts none."""
+    shared: tuple[str, ...] = ()
+    """What the plan wants private and the kernel could only share with the host."""
+
+
+def launch(launcher: Path, plan: Mapping[str, object], *fds: int) -> Launched:
+    """Carry out the plan. On SandkastenError nothing is left running."""
     try:
         done = subprocess.run(
             [os.fspath(launcher)],
@@ -85,7 +92,7 @@ def launch(launcher: Path, plan: Mapping[str, object], *fds: int) -> int:
         raise InternalError(f"the launcher returned an invalid answer: {said}") from exc
     if "error" in answer:
         raise trouble(answer["error"]["step"], answer["error"]["message"], answer["error"]["errno"])
-    return int(answer["pid"])
+    return Launched(int(answer["pid"]), tuple(answer["shared"]))
 
 
 def trouble(step: str, message: str, number: int) -> SandkastenError:

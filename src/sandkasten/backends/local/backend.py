@@ -13,6 +13,7 @@ import os
 import resource
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sandkasten.backends.local import probe, selftest
@@ -45,7 +46,6 @@ from sandkasten.model.sandbox.cell_spec import RUNNER_ID, CellSpec, user_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.sandbox.limits import Limits
@@ -179,21 +179,20 @@ class LocalBackend:
             )
         filters = seccomp_bpf.compiled(self._layout.shared("seccomp"))
         platform = BwrapPlatform(self._stage, self._root, self._host_root, len(filters))
-        shown = [(self._programs.runner, "runner", False)]
+        runner = self._programs.runner
+        shown = [(launch_plan.private_runner(self._stage, runner), "runner", False)]
+        private: dict[str, Path | str] = {}
+        shared: tuple[str, ...] = ()
         if spec.image.kind == "host":
-            shown.append(
-                (
-                    host_root.etc_skeleton(
-                        self._layout.shared("etc"), network=not spec.network.closed
-                    ),
-                    "etc",
-                    True,
-                )
+            private = {name: f"/{name}" for name in self._host_root.private}
+            private["etc"] = host_root.etc_skeleton(
+                self._layout.shared("etc"), network=not spec.network.closed
             )
+            shared = self._host_root.shared
         elif not spec.network.closed:
-            shown.append(
-                (host_root.resolver_file(self._layout.shared("etc")), "resolv.conf", False)
-            )
+            resolver = host_root.resolver_file(self._layout.shared("etc"))
+            private["resolver"] = resolver.parent
+            shown.append((Path(self._stage, "resolver", resolver.name), "resolv.conf", False))
         base = id_ranges.base_of(slot) if slot is not None else 0
         listener = listen(cell / "socket")
         way_out = None
@@ -201,7 +200,7 @@ class LocalBackend:
             user = None if slot is None else base + id_ranges.COUNT - 1
             way_out = egress.prepare(cell, self._programs.egress, spec.network, spec.ceiling, user)
         try:
-            launch(
+            launched = launch(
                 self._programs.launcher,
                 {
                     "listen_fd": listener.fileno(),
@@ -214,6 +213,8 @@ class LocalBackend:
                     "root": launch_plan.root_plan(self._layout, cell, spec),
                     "workspace": launch_plan.workspace_plan(self._layout, cell, spec),
                     "workspace_owner": user_id(spec),
+                    "private": launch_plan.private_plan(runner, private),
+                    "own_devices": self._root,
                     "binds": binds(shown),
                     "memory": memory_plan(spec, platform),
                     "mounts": launch_plan.mounts_plan(spec),
@@ -238,7 +239,9 @@ class LocalBackend:
             listener.close()
             if way_out is not None:
                 way_out.close()
-        return LocalCell(sandbox_id, self._layout, self._hierarchies, unenforced)
+        shared += tuple(name for name in launched.shared if f"/{name}" == private.get(name))
+        warnings = host_root.sharing(shared)
+        return LocalCell(sandbox_id, self._layout, self._hierarchies, unenforced, warnings)
 
     def _rlimits(self, limits: Limits) -> list[dict[str, int]]:
         wanted = {resource.RLIMIT_NOFILE: limits.open_files, resource.RLIMIT_CORE: 0}

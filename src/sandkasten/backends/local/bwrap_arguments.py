@@ -100,11 +100,12 @@ def _namespaces(spec: CellSpec, platform: BwrapPlatform) -> list[str]:
 
 
 def _host_root(platform: BwrapPlatform) -> list[str]:
-    args = ["--ro-bind", "/usr", "/usr"]
-    for name, target in platform.root.links:
+    root, stage = platform.root, platform.stage
+    args = ["--ro-bind", root.source("usr", stage), "/usr"]
+    for name, target in root.links:
         args += ["--symlink", target, f"/{name}"]
-    for name in platform.root.directories:
-        args += ["--ro-bind", f"/{name}", f"/{name}"]
+    for name in root.directories:
+        args += ["--ro-bind", root.source(name, stage), f"/{name}"]
     return [*args, "--ro-bind", f"{platform.stage}/etc", "/etc"]
 
 

@@ -37,6 +37,8 @@ class LocalCell:
     layout: Layout
     hierarchies: cgroups.Hierarchies
     unenforced: tuple[Unenforced, ...] = field(default=())
+    warnings: tuple[str, ...] = ()
+    """See `ports.Cautions`."""
 
     async def dial(self) -> ByteStream:
         try:

@@ -34,7 +34,7 @@ def look(
         _user_namespaces(),
         host_requirements.data_directory(layout.data_dir),
         *host_requirements.workspace_quota(root, layout.data_dir),
-        _images(layout, programs, root=root),
+        *_overlays(layout, programs, root=root),
     ]
     planned = cgroups.plan(hierarchies, "probe", Limits())
     unenforced = tuple(host_requirements.missing_controllers(planned.missing, root=root))
@@ -55,24 +55,46 @@ def _shown() -> list[str]:
     return args
 
 
-def _images(layout: Layout, programs: Programs, *, root: bool) -> Requirement:
-    """Try it: the launcher overlays two empty layers and ends."""
+def _overlays(layout: Layout, programs: Programs, *, root: bool) -> list[Requirement]:
+    """Try them: the launcher overlays two empty layers, and the machine's own directories."""
     remedy = (
         "a kernel with overlayfs (5.11 for an ordinary user; 5.19 and idmapped mounts as root), "
         "and the data directory on ext4, xfs, btrfs or tmpfs; the host image works without"
     )
     if programs.missing():
-        return Requirement("images", False, "not tried: no launcher", remedy, required=False)
+        return [Requirement("images", False, "not tried: no launcher", remedy, required=False)]
+    found = host_root.look()
     at = layout.data_dir if os.access(layout.data_dir, os.W_OK) else None
     try:
         with tempfile.TemporaryDirectory(prefix="trial-", dir=at) as place:
             for name in ("lower", "upper", "stage"):
                 os.mkdir(os.path.join(place, name))
-            launcher.launch(programs.launcher, trial_plan(place, root=root))
+            plan = trial_plan(place, root=root)
+            plan["own_devices"] = root
+            plan["private"] = [{"source": f"/{name}", "name": name} for name in found.private]
+            shared = launcher.launch(programs.launcher, plan).shared
     except (OSError, SandkastenError) as exc:
-        return Requirement("images", False, str(exc)[:300], remedy, required=False)
+        return [Requirement("images", False, str(exc)[:300], remedy, required=False)]
     how = "overlay over idmapped layers" if root else "overlay in a user namespace"
-    return Requirement("images", True, how, required=False)
+    images = Requirement("images", True, how, required=False)
+    return [images, _private((*found.shared, *shared), found, root=root)]
+
+
+def _private(shared: tuple[str, ...], found: host_root.HostRoot, *, root: bool) -> Requirement:
+    """Report whether a sandbox on the host image has inodes of its own."""
+    name = "private host image"
+    own_devices = root and "dev" not in shared
+    shared = tuple(one for one in shared if one != "dev")
+    if not shared:
+        devices = "" if own_devices else "; the nodes in /dev are the host's"
+        return Requirement(name, True, f"an overlay for each sandbox{devices}", required=False)
+    why = "mounts below it" if set(shared) <= set(found.shared) else "the kernel refuses"
+    return Requirement(
+        name, False,
+        f"{', '.join(f'/{one}' for one in shared)} cannot be overlaid ({why}): sandboxes can "
+        "notice which of its files the host and others use (inotify, flock)",
+        "use an image, or unmount what is mounted below it", required=False,
+    )  # fmt: skip
 
 
 def trial_plan(place: str, *, root: bool) -> dict[str, object]:

@@ -34,7 +34,7 @@ from sandkasten.linux import egress, launch_plan
 from sandkasten.linux.cgroup import cgroups
 from sandkasten.linux.confinement import id_ranges, seccomp_bpf, seccomp_oci
 from sandkasten.linux.host_requirements import make_group
-from sandkasten.linux.launcher import LAUNCH_DEADLINE_MS, binds, launch, listen
+from sandkasten.linux.launcher import LAUNCH_DEADLINE_MS, Launched, binds, launch, listen
 from sandkasten.linux.programs import Programs
 from sandkasten.linux.sandbox_removal import alive, remove
 from sandkasten.linux.state_layout import CellState, Layout, write_state
@@ -95,7 +95,8 @@ class OciBackend:
 
     @cached_property
     def _host_root(self) -> host_root.HostRoot:
-        return host_root.look()
+        found = host_root.look()
+        return replace(found, private=()) if self._kind == "gvisor" else found
 
     @cached_property
     def _stage(self) -> str:
@@ -229,20 +230,26 @@ class OciBackend:
             write_state(cell, replace(state, unenforced=lost))
         base = id_ranges.base_of(slot)
         cell_platform = replace(self._cell_platform(sandbox_id, spec, base), devices=edits)
-        shared = [
-            (
-                host_root.etc_skeleton(self._layout.shared("etc"), network=not spec.network.closed),
-                "etc",
-                True,
-            ),
-            (self._programs.runner, "runner", False),
-            (self._bundle(cell, spec, cell_platform), _BUNDLE, True),
-        ]
-        if spec.image.kind == "layers" and not spec.network.closed:
-            resolver = host_root.resolver_file(self._layout.shared("etc"))
-            shared.append((resolver, "resolv.conf", False))
+        etc = host_root.etc_skeleton(self._layout.shared("etc"), network=not spec.network.closed)
+        runner = self._programs.runner
+        resolver = host_root.resolver_file(self._layout.shared("etc"))
+        resolves = spec.image.kind == "layers" and not spec.network.closed
+        bound = [(self._bundle(cell, spec, cell_platform), _BUNDLE, True)]
+        private: dict[str, Path | str] = {}
         if self._kind == "gvisor":
-            shared.append((_socket_directory(cell, base), "listen", True))
+            # It has locks and events of its own, so overlays would only cost.
+            bound += [(etc, "etc", True), (runner, "runner", False)]
+            bound.append((_socket_directory(cell, base), "listen", True))
+        else:
+            bound.append((launch_plan.private_runner(self._stage, runner), "runner", False))
+            if spec.image.kind == "host":
+                private = {name: f"/{name}" for name in self._host_root.private}
+                private["etc"] = etc
+            elif resolves:
+                private["resolver"] = resolver.parent
+                resolver = Path(self._stage, "resolver", resolver.name)
+        if resolves:
+            bound.append((resolver, "resolv.conf", False))
         bundle = f"{self._stage}/{_BUNDLE}"
         plan: dict[str, object] = {
             "id_map": {"base": base, "count": id_ranges.COUNT, "expect": self._expect(base)},
@@ -250,8 +257,10 @@ class OciBackend:
             "root": self._image_root(cell, spec, cell_platform),
             "workspace": launch_plan.workspace_plan(self._layout, cell, spec),
             "workspace_owner": user_id(spec),
-            "binds": binds(shared),
-            "mounts": launch_plan.mounts_plan(spec),
+            "private": [] if self._kind == "gvisor" else launch_plan.private_plan(runner, private),
+            "own_devices": self._kind != "gvisor",
+            "binds": binds(bound),
+            "mounts": launch_plan.mounts_plan(spec, overlays=self._kind != "gvisor"),
             "runtime": {
                 "program": program,
                 "argv": runtimes.command(
@@ -265,20 +274,22 @@ class OciBackend:
             "timeout_ms": LAUNCH_DEADLINE_MS,
             **self._joined(group.plan),
         }
-        self._launch(cell, plan, spec, base)
+        launched = self._launch(cell, plan, spec, base)
+        shared = [name for name in launched.shared if f"/{name}" == private.get(name)]
+        if spec.image.kind == "host" and self._kind != "gvisor":
+            shared += self._host_root.shared
         return OciCell(
             sandbox_id,
             self._layout,
             self._hierarchies,
             self._kind,
             group.unenforced,
-            self._warnings,
+            (*self._warnings, *host_root.sharing(shared)),
         )
 
-    def _launch(self, cell: Path, plan: dict[str, object], spec: CellSpec, base: int) -> None:
+    def _launch(self, cell: Path, plan: dict[str, object], spec: CellSpec, base: int) -> Launched:
         if self._kind == "gvisor":
-            launch(self._programs.launcher, {**plan, "listen_fd": 0})
-            return
+            return launch(self._programs.launcher, {**plan, "listen_fd": 0})
         with contextlib.ExitStack() as stack:
             fds = [stack.enter_context(listen(cell / "socket")).fileno()]
             if not spec.network.closed:
@@ -289,7 +300,7 @@ class OciBackend:
                 stack.callback(way_out.close)
                 plan = {**plan, "network": way_out.plan}
                 fds.append(way_out.control.fileno())
-            launch(self._programs.launcher, {**plan, "listen_fd": fds[0]}, *fds)
+            return launch(self._programs.launcher, {**plan, "listen_fd": fds[0]}, *fds)
 
     def _joined(self, group: cgroups.CgroupPlan) -> dict[str, object]:
         """Return the cgroups that gVisor starts in; runc requires an empty group and joins it

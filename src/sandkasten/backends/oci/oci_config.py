@@ -190,8 +190,8 @@ def _mounts(spec: CellSpec, platform: OciPlatform) -> list[dict[str, object]]:
     stage = platform.stage
     found = []
     if spec.image.kind == "host":
-        found.append(_bind("/usr", "/usr"))
-        found += [_bind(f"/{name}", f"/{name}") for name in platform.host.directories]
+        shown = ("usr", *platform.host.directories)
+        found += [_bind(platform.host.source(name, stage), f"/{name}") for name in shown]
         found.append(_bind(f"{stage}/etc", "/etc"))
     found += [
         _mount("/proc", "proc", *_QUIET, "noexec"),

@@ -14,8 +14,10 @@ import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sandkasten.disk.atomic_file import write_file
+from sandkasten.linux.storage import mountinfo
 from sandkasten.model.sandbox.cell_spec import (
     DEFAULT_PATH,
     HOME,
@@ -24,6 +26,9 @@ from sandkasten.model.sandbox.cell_spec import (
     USER_ID,
     USER_NAME,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _TOP = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 # Public files: library locations, certificates of authorities, alternatives, where fonts are.
@@ -91,6 +96,29 @@ class HostRoot:
     directories: tuple[str, ...]
     proc_files: tuple[str, ...]
     proc_dirs: tuple[str, ...]
+    private: tuple[str, ...] = ()
+    """Directories, usr among them, that an overlay can show: those without mounts below them."""
+
+    def source(self, name: str, stage: str) -> str:
+        """Return what a sandbox shows as `/name`: the overlay on the launcher's stage if it is
+        private, so that its inodes belong to one sandbox.
+        """
+        return f"{stage}/{name}" if name in self.private else f"/{name}"
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        return tuple(name for name in ("usr", *self.directories) if name not in self.private)
+
+
+def sharing(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the warning of a sandbox with these shared directories."""
+    shown = ", ".join(f"/{name}" for name in names)
+    if not shown:
+        return ()
+    return (
+        f"{shown} has no overlay of its own here: code inside can notice which of its files the "
+        "host and other sandboxes open and lock; run sandkasten doctor",
+    )
 
 
 def look() -> HostRoot:
@@ -101,12 +129,18 @@ def look() -> HostRoot:
             links.append((name, os.readlink(path)))
         elif os.path.isdir(path):
             directories.append(name)
+    shown = ("usr", *directories)
     return HostRoot(
         links=tuple(links),
         directories=tuple(directories),
+        private=tuple(name for name in shown if not _mounts_below(f"/{name}")),
         proc_files=tuple(n for n in _PROC_FILES if os.path.isfile(f"/proc/{n}")),
         proc_dirs=tuple(n for n in _PROC_DIRS if os.path.isdir(f"/proc/{n}")),
     )
+
+
+def _mounts_below(path: str) -> bool:
+    return any(one.point != path for one in mountinfo.under(path))
 
 
 def root_skeleton(directory: Path, root: HostRoot) -> Path:
