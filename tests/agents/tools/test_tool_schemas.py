@@ -160,3 +160,8 @@ def test_a_timeout_is_between_one_second_and_an_hour():
     assert accepts("sandbox_run", code="", timeout_seconds=3600)
     assert not accepts("sandbox_run", code="", timeout_seconds=0.5)
     assert not accepts("sandbox_run", code="", timeout_seconds=3601)
+
+
+def test_no_description_says_whether_there_is_a_network():
+    """The agent's file, the request and the operator decide; the schemas are the same for all."""
+    assert [name for name, tool in TOOLS.items() if "network" in json.dumps(tool.parameters)] == []

@@ -136,8 +136,8 @@ RUN: Final = _tool(
     "run",
     "Run a piece of code in a fresh, isolated sandbox and get its output. Nothing is kept between "
     "calls: pass every file the code needs in files, and name in artifacts the files you want back."
-    " The code runs in /workspace (also called /work) without a network. A failure of the code is "
-    "an answer with ok false, exit_code and stderr.",
+    " The code runs in /workspace (also called /work). A failure of the code is an answer with ok "
+    "false, exit_code and stderr.",
     {
         "runtime": {
             "type": "string",
