@@ -22,7 +22,7 @@ FIELDS = {
     "workdir", "created", "acquire_source", "acquire_detail", "workspace_id", "workspace_shared",
     "created_at", "created_at_unix", "expires_at", "expires_at_unix", "ended_at", "reason",
     "ttl_seconds", "idle_timeout_seconds", "lifetime_seconds", "profile", "limits", "labels",
-    "env_names", "mounts", "unenforced", "warnings", "network", "tenant",
+    "env_names", "gpus", "mounts", "unenforced", "warnings", "network", "tenant",
 }  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 //! How long the sandbox may live without requests and without activity.
 //!
 //! Idle time counts on the work clock, which stands still while the sandbox is frozen; the lifetime
-//! counts on the boot clock, whatever happens. `activity` collects the signs, this file decides.
+//! counts on the boot clock, whatever happens. `activity` collects the signs, this file decides, and
+//! `server/mod.rs` ends the sandbox.
 
 use crate::activity::Signs;
 

@@ -2,7 +2,8 @@
 
 Decisions depend only on the ledger and the runs, so it does not matter which process created a
 sandbox. Only session keys that contain a run id of this service count; sessions with other keys are
-left alone.
+left alone. A run that ends normally removes its sandboxes in `tools/call_sandboxes.py`; this is for
+what is left after a crash.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """The registry of backends: add a backend here, and it can be named in settings and requests.
 
 Its strength is listed in `model/sandbox/isolation_levels.py`, its name in `BACKENDS` of
-`daemon/settings/core_settings.py`. Most processes need one backend, so the others are imported on
-first use. A backend whose directory does
-not exist owns nothing, so a sweep need not import it either. One that cannot be opened reports the
-reason in `probe`; other calls raise BackendUnavailable.
+`daemon/settings/core_settings.py` and of `cli/completions.py`; `doctor` lists it in
+`engine/lifecycle/isolation_tiers.py`. Most processes need one backend, so the others are imported
+on first use. A backend whose directory does not exist owns nothing, so a sweep need not import it
+either. One that cannot be opened reports the reason in `probe`; other calls raise
+BackendUnavailable.
 """
 
 from __future__ import annotations

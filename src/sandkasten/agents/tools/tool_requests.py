@@ -55,7 +55,10 @@ def compute_image(sandbox: AgentSandbox) -> str | None:
 
 
 def timeout_for(sandbox: AgentSandbox) -> float | None:
-    """Return the timeout of a command that names none; None: the sandbox's own."""
+    """Return the timeout of a command that names none, as the agent file says it.
+
+    None: the sandbox's own; of a one-shot, `oneshot_timeout` in `model/sandbox/oneshot_values.py`.
+    """
     if sandbox.timeout_seconds is not None:
         return sandbox.timeout_seconds
     return sandbox.options.limits.get("exec_timeout_seconds")

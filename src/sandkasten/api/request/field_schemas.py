@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from sandkasten.model import field_patterns as forms
+from sandkasten.model.durations import DURATION, MAX_NUMBER
 from sandkasten.model.files.sandbox_paths import PATH_MAX
 from sandkasten.model.images.image_name import MAX_NAME
 from sandkasten.model.sandbox.policy import limits_schema
@@ -48,6 +49,9 @@ FileKey = Annotated[str, shaped(forms.FILE_KEY, maxLength=512)]
 ContentType = Annotated[str, shaped(forms.CONTENT_TYPE)]
 Tenant = Annotated[str, shaped(forms.TENANT)]
 Limits = Annotated[dict[str, int | float], schema(**limits_schema())]
+Duration = (
+    Annotated[float, schema(minimum=0, maximum=MAX_NUMBER)] | Annotated[str, shaped(DURATION)]
+)
 Printable = Annotated[str, shaped(forms.PRINTABLE + "{1,256}")]
 
 EXACTLY_ONE = "x-exactly-one"

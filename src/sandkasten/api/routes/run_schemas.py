@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from sandkasten.api.request.field_schemas import at_least_one, at_most_one, rules, schema
+from sandkasten.api.request.field_schemas import (
+    Duration,
+    at_least_one,
+    at_most_one,
+    rules,
+    schema,
+)
 from sandkasten.api.response.json_response import moments
 from sandkasten.api.route import Answer, Body, Query
 from sandkasten.model.json_codec import to_json
@@ -21,7 +27,7 @@ Seq = Annotated[int, Field(ge=0, le=1 << 62)]
 
 
 class RunSession(Body):
-    retain: float | str | None = Field(
+    retain: Duration | None = Field(
         None,
         description="How long its sessions are kept after its end: seconds, or `30m`, `1h`. They "
         "are reopened with their `session_key`. Default: as the file says.",

@@ -199,6 +199,7 @@ def ended_fields(row: SessionRow) -> dict[str, object]:
         "limits": {},
         "labels": dict(row.labels),
         "env_names": [],
+        "gpus": None,
         "mounts": [],
         "unenforced": [],
         "warnings": [],

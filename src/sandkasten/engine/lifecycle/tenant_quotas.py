@@ -2,7 +2,8 @@
 
 The lock is held until the new row is in the ledger, so two concurrent requests are counted one
 after the other. Raises QuotaExceeded with the exceeded number. A tenant without limits is never
-counted.
+counted. Requests per second are counted in `api/request/rate_limit.py`, stored files in
+`store/file_store.py`.
 """
 
 from __future__ import annotations
