@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 
 from sandkasten.api.http_limits import HttpLimits
+from tests import delayed_blocks
 from tests.api.daemon_in_process import serving
 from tests.patience import PATIENCE_S
 
@@ -290,3 +291,36 @@ async def test_a_file_over_the_quota_is_refused_and_leaves_the_old_one(real_daem
     assert await read(real_daemon, box, "f") == b"old"
     again = await real_daemon.ask("POST", f"{box}/write", {"path": "g", "text": "room"})
     assert again.status == 200
+
+
+@pytest.mark.slow
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has workspaces with ext4")
+async def test_flush_false_answers_before_the_file_is_on_disk(real_daemon):
+    the_id = await real_daemon.session()
+    box, data = f"/v1/sessions/{the_id}/fs", delayed_blocks.DATA
+    ask = real_daemon.ask
+    names: list[str] = []
+    for flush in (True, False):
+        at, query = str(flush), f"flush={str(flush).lower()}"
+        body = {"path": f"{at}/json", "contents": data.decode(), "flush": flush}
+        early, late = (
+            form((b"early", data), path=at.encode()),
+            form((b"late", data), path=at.encode(), late=True),
+        )
+        replies = [
+            await ask("POST", f"{box}/write", body),
+            await ask("PUT", f"{box}/file?path={at}/raw&{query}", data=data),
+            await send(real_daemon, box, early, f"?{query}"),
+            await send(real_daemon, box, late, f"?{query}"),
+            await ask(
+                "POST", f"{box}/upload?path={at}&{query}", data=tar(("tar", data)), headers=TAR
+            ),
+        ]
+        assert [one.status for one in replies] == [200] * 5, [one.raw for one in replies]
+        names += [f"{at}/{name}" for name in ("json", "raw", "early", "late", "tar")]
+    cmd = delayed_blocks.command(*names)
+    told = (await ask("POST", f"/v1/sessions/{the_id}/exec", {"cmd": cmd})).json
+    assert (told["stdout"].split(), told["stderr"]) == (names[5:], "")
+    refused = await ask("PUT", f"{box}/file?path=x&flush=maybe", data=data)
+    assert (refused.status, refused.json["details"]["field"]) == (422, "flush")

@@ -61,6 +61,7 @@ class Verbs:
                 data,
                 mode=permissions(body.mode),
                 overwrite=body.overwrite,
+                flush=body.flush,
             )
         return answer({"ok": True, **entry_fields(entry)})
 
@@ -73,6 +74,7 @@ class Verbs:
                 call.pieces(call.server.rules.max_upload_bytes),
                 mode=permissions(query.mode),
                 overwrite=query.overwrite,
+                flush=query.flush,
             )
         return answer({"ok": True, **entry_fields(entry)})
 
@@ -180,7 +182,7 @@ class Verbs:
             given = query.path is not None or query.path_b64 is not None
             directory = spot.named(query.path, query.path_b64) if given else None
             if kind == FORM:
-                form = FormUpload(call, spot, directory, query.overwrite)
+                form = FormUpload(call, spot, directory, query.overwrite, query.flush)
                 written = await form.run()
                 files = [entry_fields(one) for one in written]
                 path, entries = form.directory or WORKSPACE, len(written)
@@ -188,7 +190,9 @@ class Verbs:
             else:
                 path, files = directory or WORKSPACE, []
                 pieces = call.pieces(call.server.rules.max_upload_bytes)
-                summary = await call.engine.files.tar_in(spot.sandbox_id, path, pieces)
+                summary = await call.engine.files.tar_in(
+                    spot.sandbox_id, path, pieces, flush=query.flush
+                )
                 entries, size = summary.entries, summary.bytes
         return answer(
             {

@@ -44,6 +44,9 @@ PathText = Annotated[
     Path | None, Field(description="`x`, `/work/x` and `/workspace/x` name the same file.")
 ]
 PathBytes = Annotated[PathB64 | None, Field(description=_B64)]
+Flush = Annotated[
+    bool, Field(description="`false`: answer before it is on disk; a power failure may lose it.")
+]
 Offset = Annotated[int, Field(ge=0, le=2**62)]
 
 
@@ -67,6 +70,7 @@ class WriteBody(Body):
     content_base64: AnyBase64 | None = Field(None, description="As `contents_b64`.")
     mode: Mode = None
     overwrite: bool = True
+    flush: Flush = True
 
     def data(self) -> bytes:
         given: dict[str, str] = {
@@ -164,10 +168,12 @@ class ListQuery(AnyPathQuery):
 class FileQuery(PathQuery):
     mode: _Octal | None = Field(None, description="Permissions in octal digits.")
     overwrite: bool = True
+    flush: Flush = True
 
 
 class UploadQuery(AnyPathQuery):
     overwrite: bool = Field(True, description="Applies to forms. A tar always replaces.")
+    flush: Flush = True
 
 
 class DownloadQuery(PathQuery):

@@ -59,6 +59,7 @@ class FormUpload:
     spot: Spot
     directory: str | None
     overwrite: bool
+    flush: bool
     written: list[FileEntry] = field(default_factory=list)
     _named: bool = False
     _waiting: list[tuple[str, str]] = field(default_factory=list)
@@ -127,12 +128,16 @@ class FormUpload:
         files = self.call.engine.files
         if self.directory is None:
             held = f"{WORKSPACE}/.sandkasten-upload-{secrets.token_hex(8)}"
-            await files.write(self.spot.sandbox_id, held, part.data, overwrite=False)
+            await files.write(
+                self.spot.sandbox_id, held, part.data, overwrite=False, flush=self.flush
+            )
             self._waiting.append((held, name))
             return
         path = self.spot.within(f"{self.directory}/{name}")
         self.written.append(
-            await files.write(self.spot.sandbox_id, path, part.data, overwrite=self.overwrite)
+            await files.write(
+                self.spot.sandbox_id, path, part.data, overwrite=self.overwrite, flush=self.flush
+            )
         )
 
     async def _settle(self) -> None:

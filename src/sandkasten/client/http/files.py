@@ -110,12 +110,15 @@ class HttpFiles:
         *,
         mode: int | None = None,
         overwrite: bool = True,
+        flush: bool = True,
     ) -> FileEntry:
         query = mapping.name_fields("path", path)
         if mode is not None:
             query["mode"] = f"{whole('mode', mode, low=0, high=0o7777):04o}"
         if not overwrite:
             query["overwrite"] = "false"
+        if not flush:
+            query["flush"] = "false"
         order = HttpRequest(
             "PUT",
             _path(sandbox_id, "file"),
@@ -214,11 +217,16 @@ class HttpFiles:
                 f"the connection broke while {path} was watched", "watch it again", cause
             )
 
-    async def tar_in(self, sandbox_id: str, path: str, data: AsyncIterable[bytes]) -> TarSummary:
+    async def tar_in(
+        self, sandbox_id: str, path: str, data: AsyncIterable[bytes], *, flush: bool = True
+    ) -> TarSummary:
+        query = mapping.name_fields("path", path)
+        if not flush:
+            query["flush"] = "false"
         order = HttpRequest(
             "POST",
             _path(sandbox_id, "upload"),
-            query=mapping.name_fields("path", path),
+            query=query,
             data=data,
             headers={"Content-Type": _TAR},
             answer_s=None,

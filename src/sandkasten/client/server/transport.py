@@ -71,6 +71,7 @@ class FilesTransport(Protocol):
         *,
         mode: int | None = None,
         overwrite: bool = True,
+        flush: bool = True,
     ) -> FileEntry: ...
     async def stat(self, sandbox_id: str, path: str, *, follow: bool = True) -> FileEntry: ...
     async def list(
@@ -95,7 +96,7 @@ class FilesTransport(Protocol):
         self, sandbox_id: str, path: str, *, recursive: bool = True
     ) -> AsyncIterator[Change]: ...
     async def tar_in(
-        self, sandbox_id: str, path: str, data: AsyncIterable[bytes]
+        self, sandbox_id: str, path: str, data: AsyncIterable[bytes], *, flush: bool = True
     ) -> TarSummary: ...
     def tar_out(self, sandbox_id: str, path: str) -> AsyncIterator[bytes]: ...
 

@@ -5,6 +5,7 @@ Every failure is a class of `errors`.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -49,17 +50,19 @@ class SandboxFiles:
         *,
         mode: int | None = None,
         overwrite: bool = True,
+        flush: bool = True,
     ) -> FileEntry:
         """Write a whole file; readers see the old file or the new one, never a part.
 
-        A binary file object is read to its end and never held in memory as a whole.
+        A binary file object is read to its end and never held in memory as a whole. `flush=False`
+        returns before the file is on disk.
         """
-        files = await self._files()
+        write = partial((await self._files()).write, mode=mode, overwrite=overwrite, flush=flush)
         if isinstance(data, str | bytes):
             raw = data.encode() if isinstance(data, str) else data
-            return await files.write(self.id, path, raw, mode=mode, overwrite=overwrite)
+            return await write(self.id, path, raw)
         async with closing(transfer.stream_of(data)) as stream:
-            return await files.write(self.id, path, stream, mode=mode, overwrite=overwrite)
+            return await write(self.id, path, stream)
 
     async def read(
         self,
@@ -113,10 +116,14 @@ class SandboxFiles:
         remote: str,
         *,
         progress: transfer.Progress | None = None,
+        flush: bool = True,
     ) -> Transfer:
-        """Copy a local file to `remote`, or the contents of a directory into `remote`."""
+        """Copy a local file to `remote`, or the contents of a directory into `remote`.
+
+        `flush=False` returns before the files are on disk.
+        """
         files = await self._files()
-        return await transfer.upload(files, self.id, Path(local), remote, progress)
+        return await transfer.upload(files, self.id, Path(local), remote, progress, flush=flush)
 
     async def download(
         self,

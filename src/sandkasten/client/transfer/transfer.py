@@ -72,6 +72,8 @@ async def upload(
     local: Path,
     remote: str,
     progress: Progress | None = None,
+    *,
+    flush: bool = True,
 ) -> Transfer:
     """Copy a file to `remote`, or the contents of a directory into `remote`."""
     # Tar and what it brings along are only for trees; most programs never move one.
@@ -81,7 +83,7 @@ async def upload(
     try:
         if await asyncio.to_thread(local.is_dir):
             async with aclosing(pack(local, tally)) as packed:
-                await files.tar_in(sandbox_id, remote, _counted(packed, progress))
+                await files.tar_in(sandbox_id, remote, _counted(packed, progress), flush=flush)
             where = (await files.stat(sandbox_id, remote)).path
         else:
             with local.open("rb") as file:
@@ -92,6 +94,7 @@ async def upload(
                         remote,
                         _counted(blocks, progress),
                         mode=status.st_mode & 0o777,
+                        flush=flush,
                     )
             tally.files, tally.bytes, where = 1, entry.size, entry.path
     except OSError as exc:

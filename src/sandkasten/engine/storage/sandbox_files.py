@@ -131,11 +131,12 @@ class FileOperations:
         *,
         mode: int | None = None,
         overwrite: bool = True,
+        flush: bool = True,
     ) -> FileEntry:
         """Write the whole file or nothing: readers see the old file until the last byte has
-        arrived.
+        arrived. `flush=False` acknowledges it before it is on disk.
         """
-        fields: dict[str, object] = {"path": to_bytes_json(sandbox_path(path)), **self._within}
+        fields = self._arrival(path, flush=flush)
         if mode is not None:
             fields["mode"] = whole("mode", mode, low=0, high=0o7777)
         if not overwrite:
@@ -288,11 +289,12 @@ class FileOperations:
         *,
         max_bytes: int | None = None,
         max_entries: int | None = None,
+        flush: bool = True,
     ) -> TarSummary:
         """Unpack a tar inside the sandbox. A member that leads out of `path` raises
-        PolicyDenied.
+        PolicyDenied. `flush=False` acknowledges it before it is on disk.
         """
-        fields: dict[str, object] = {"path": to_bytes_json(sandbox_path(path)), **self._within}
+        fields = self._arrival(path, flush=flush)
         if max_bytes is not None:
             fields["max_bytes"] = whole("max_bytes", max_bytes, low=0, high=_MAX_OFFSET)
         if max_entries is not None:
@@ -349,6 +351,13 @@ class FileOperations:
     def _shares_space(self, record: Record) -> bool:
         reserve = self._disk.reserve
         return reserve == "none" or (reserve == "named" and record.workspace_id is None)
+
+    def _arrival(self, path: str, *, flush: bool) -> dict[str, object]:
+        fields: dict[str, object] = {"path": to_bytes_json(sandbox_path(path)), **self._within}
+        # A request cannot turn on what the operator has turned off.
+        if not flush:
+            fields["flush"] = False
+        return fields
 
     def _range(self, path: str, offset: int, limit: int | None) -> dict[str, object]:
         fields: dict[str, object] = {"path": to_bytes_json(sandbox_path(path)), **self._deny}
