@@ -146,7 +146,9 @@ def test_settings_are_read_from_a_file_and_from_variables(tmp_path):
         {"policy.network": "0x7f.1"},
         {"network.reachable": "everything"},
         {"network.servers": "dns.example"},
+        {"network.servers": "192.0.2.1:70000"},
         {"network.hosts": "a.test=there"},
+        {"network.hosts": "a.test=10.0.0.0/8"},
         {"network.presets": "mine=a b"},
     ],
 )
@@ -155,7 +157,7 @@ def test_wrong_settings_are_refused(flags, tmp_path):
         load(flags, {}, tmp_path)
 
 
-def test_the_smallest_list_of_rules_is_suggested():
+def test_a_rule_is_suggested_for_each_host_and_port():
     tried = [
         NetworkAttempt(1, 0.0, "refused", 443, host="b.test"),
         NetworkAttempt(2, 0.0, "opened", 80, host="a.test"),

@@ -97,6 +97,18 @@ def test_rules_change_at_once_and_end_open_connections(boxed, web, echo):
     assert get(box, f"http://good.test:{echo}/")[1].startswith("This sandbox may not reach")
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rules_can_be_closed_and_opened_again(boxed, web, backend):
+    box = boxed(backend=backend, network={"allow": [f"good.test:{web}"]})
+    assert get(box, f"http://good.test:{web}/")[0] == 0
+    box.update(network="none")
+    assert "hello" not in get(box, f"http://good.test:{web}/")[1]
+    closed = box.network()
+    assert (closed.network, closed.opened, closed.refused) == ("none", 1, 1)
+    box.update(network={"allow": [f"good.test:{web}"]})
+    assert get(box, f"http://good.test:{web}/") == (0, f"hello good.test:{web}")
+
+
 @pytest.mark.promise("P75")
 def test_a_default_network_is_what_the_policy_permits(boxed, web, monkeypatch):
     monkeypatch.setenv("STATION_SANDBOX_ALLOW_NETWORK_DEFAULT", "true")

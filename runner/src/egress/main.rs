@@ -41,7 +41,7 @@ fn main() {
 
 fn serve() -> Result<(), String> {
     // SAFETY: plain system calls. A peer that is gone is an error of the write, not the end of us; and
-    // nobody may read our memory.
+    // no other process may read our memory.
     unsafe {
         libc::signal(libc::SIGPIPE, libc::SIG_IGN);
         libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);

@@ -32,7 +32,7 @@ const REFUSAL_PATIENCE: Duration = Duration::from_secs(1);
 const TICK: Duration = Duration::from_millis(250);
 const MAX_CONTROL: usize = 1 << 20;
 
-/// Descriptors that whoever started us made.
+/// Descriptors that the launcher made.
 pub struct Sockets {
     pub tcp4: OwnedFd,
     pub tcp6: Option<OwnedFd>,
@@ -46,7 +46,7 @@ enum State {
     Resolving,
     Dialling(VecDeque<IpAddr>),
     Relaying,
-    /// Refused; a program that speaks HTTP is told so in its own language.
+    /// Refused; an HTTP client gets a 403 with the reason.
     Refused,
 }
 
@@ -734,11 +734,11 @@ fn forbidden(connection: &Connection) -> String {
         None => connection.wanted.ip().to_string(),
     };
     let body = format!(
-        "This sandbox may not reach {}:{} ({}).\nTo allow it: sandkasten update ID --allow {}\n",
+        "This sandbox may not reach {}:{} ({}).\nIts creator sets what it may reach (network.allow); \
+         only the operator opens addresses that are not public (network.reachable).\n",
         host,
         connection.wanted.port(),
-        connection.verdict.rule,
-        host
+        connection.verdict.rule
     );
     format!(
         "HTTP/1.1 403 Forbidden\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {}\r\n\

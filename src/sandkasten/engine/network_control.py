@@ -1,7 +1,7 @@
-"""The network of a live sandbox: its rules, its counters, its record of attempts.
+"""The network of a live sandbox: its rules, its counters, and its log of attempts.
 
-Raises UnsupportedByBackend for a sandbox that was created without a network: the way out is made
-with the sandbox, and only its rules can change.
+A sandbox that was created without a network cannot get one later (UnsupportedByBackend). One that
+was created with a network can be closed and opened again.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 from sandkasten.errors import UnsupportedByBackend
 from sandkasten.model.ids import sandbox_id
 from sandkasten.model.sandbox.network_policy import (
-    CLOSED,
     NetworkAttempt,
     NetworkStatus,
     attempt,
+    created_without_network,
     suggested,
 )
 from sandkasten.ports import Networked
@@ -37,12 +37,14 @@ class NetworkControl:
     async def status(self, text: str) -> NetworkStatus:
         """Return rules and counters; zeros for a sandbox without a network."""
         handle = await self._handles.get(sandbox_id(text))
-        network = handle.record.network
-        if network == CLOSED.public() or not isinstance(handle.cell, Networked):
+        if not isinstance(handle.cell, Networked):
             return NetworkStatus()
-        counts = await handle.cell.network_counts()
+        try:
+            counts = await handle.cell.network_counts()
+        except UnsupportedByBackend:
+            return NetworkStatus()
         tried = suggested(await self.log(text))
-        return NetworkStatus(network, **asdict(counts), suggested=tried)
+        return NetworkStatus(handle.record.network, **asdict(counts), suggested=tried)
 
     async def log(self, text: str, *, since_seq: int = 0) -> list[NetworkAttempt]:
         """Return the attempts after a sequence number; none for a sandbox without a network."""
@@ -62,9 +64,6 @@ class NetworkControl:
     async def change(self, handle: Handle, policy: NetworkPolicy) -> None:
         if handle.record.network == policy.public():
             return
-        if handle.record.network == CLOSED.public() or not isinstance(handle.cell, Networked):
-            raise UnsupportedByBackend(
-                f"sandbox {handle.record.id} was created without a network",
-                hint="create it with a network; its rules can be changed later",
-            )
+        if not isinstance(handle.cell, Networked):
+            raise created_without_network(handle.record.id)
         await handle.cell.change_network(policy)

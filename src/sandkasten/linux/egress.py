@@ -1,7 +1,7 @@
-"""The process that is a sandbox's network: its files, its part of the launcher's plan, its control.
+"""The egress process of a sandbox: its files, its part of the launcher's plan, its control socket.
 
-Knows where things are on the host; decides nothing about destinations, which the rules do. The
-process itself is started by the launcher and ends with its sandbox.
+The launcher starts the process, which decides by rule about each connection and ends with its
+sandbox. This module only writes its configuration, sends it commands and reads its records.
 """
 
 from __future__ import annotations
@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.errors import SandboxLost
 from sandkasten.linux.launcher import listen
-from sandkasten.model.sandbox.network_policy import NetworkCounts, NetworkPolicy, parse_rule
+from sandkasten.model.sandbox.network_policy import (
+    NetworkCounts,
+    NetworkPolicy,
+    created_without_network,
+    parse_rule,
+)
 
 if TYPE_CHECKING:
     import socket
@@ -98,7 +103,11 @@ def name_servers(file: str = _RESOLV) -> list[str]:
 
 
 async def ask(cell: Path, command: dict[str, object]) -> dict[str, Any]:
-    """Send one command to the process and return its answer; SandboxLost if it has ended."""
+    """Send one command to the process and return its answer.
+
+    Raise UnsupportedByBackend if the sandbox was created without a network, and SandboxLost if the
+    process has ended.
+    """
     directory = os.open(cell, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         async with asyncio.timeout(_TIMEOUT_S):
@@ -110,6 +119,8 @@ async def ask(cell: Path, command: dict[str, object]) -> dict[str, Any]:
                 answer = json.loads(await reader.readline())
             finally:
                 writer.close()
+    except FileNotFoundError as exc:
+        raise created_without_network(cell.name) from exc
     except (OSError, TimeoutError, ValueError) as exc:
         raise SandboxLost(
             f"the network of sandbox {cell.name} does not answer", hint="create a new sandbox"

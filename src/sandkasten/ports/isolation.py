@@ -150,7 +150,11 @@ class Reclaims(Protocol):
 
 @runtime_checkable
 class Networked(Protocol):
-    """A cell that can reach a network by rule."""
+    """A cell that can reach a network by rule.
+
+    If it was created without a network, the methods raise UnsupportedByBackend, and there are no
+    records.
+    """
 
     async def change_network(self, policy: NetworkPolicy) -> None:
         """Use other rules from now on; connections that they refuse end at once."""

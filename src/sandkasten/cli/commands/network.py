@@ -47,7 +47,7 @@ def _show(context: typer.Context, id: Id, json: Json = False) -> None:
 
 
 def _suggest(context: typer.Context, id: Id, json: Json = False) -> None:
-    """Print the smallest list of rules that the sandbox needed so far, one per line."""
+    """Print a rule for each host and port that the sandbox tried to reach, one per line."""
     go(_status(state_of(context, json=json), id, only_rules=True))
 
 
@@ -110,10 +110,6 @@ async def _attempts(state: State, start: str, since_seq: int, *, follow: bool) -
                 put("  ".join(visible(cell) for cell in cells))
         await asyncio.sleep(_EVERY_S)
         found = await transport.network.log(the_id, since_seq=since_seq)
-
-
-def _moved(one: NetworkAttempt) -> str:
-    return "-" if one.ms is None else f"{one.bytes_in} in, {one.bytes_out} out, {one.ms} ms"
 
 
 def _cells(found: Sequence[NetworkAttempt]) -> list[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""Settings of the network: what sandboxes may reach at most, and names and addresses of it."""
+"""Settings of the network: presets, fixed names, name servers, and open private networks."""
 
 from __future__ import annotations
 
@@ -52,6 +52,8 @@ def server_list(name: str, value: object) -> tuple[str, ...]:
         try:
             address = ipaddress.ip_address(host.strip("[]"))
             number = int(port) if colon else 53
+            if not 1 <= number <= 65_535:
+                raise ValueError(port)
         except ValueError as exc:
             raise invalid(name, "addresses such as 192.0.2.53 or 192.0.2.53:53", value) from exc
         shown = f"[{address}]" if address.version == 6 else str(address)
@@ -71,7 +73,11 @@ def host_addresses(name: str, value: object) -> Lists:
     hosts = lists(name, value)
     for host, addresses in hosts.items():
         _checked_rule(name, host)
-        address_ranges(name, list(addresses))
+        try:
+            for one in addresses:
+                ipaddress.ip_address(one)
+        except ValueError as exc:
+            raise invalid(name, "names with addresses such as 192.0.2.7", value) from exc
     return {host.lower(): addresses for host, addresses in hosts.items()}
 
 

@@ -92,7 +92,7 @@ CLOSED: Final = NetworkPolicy()
 
 @dataclass(frozen=True, slots=True)
 class NetworkCounts:
-    """What was counted since a sandbox was made."""
+    """Counters since the sandbox was created."""
 
     open: int = 0
     opened: int = 0
@@ -112,7 +112,7 @@ class NetworkStatus:
     bytes_in: int = 0
     bytes_out: int = 0
     suggested: tuple[str, ...] = ()
-    """The smallest list of rules that everything it tried would have needed."""
+    """A rule for each host and port that it tried to reach."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,9 @@ def parse_network(value: object, presets: Mapping[str, Sequence[str]] = PRESETS)
     if value == "full" or value is True:
         return NetworkPolicy(full=True)
     if not isinstance(value, dict):
-        raise _invalid(f"{shown(str(value))} is not a valid network", "none, full, or {allow: […]}")
+        raise _invalid(
+            f"{shown(str(value))} is not a valid network", "use none, full, or {allow: […]}"
+        )
     for key in value:
         if key not in _KEYS:
             raise _invalid(f"network has no field {shown(str(key))}", did_you_mean(str(key), _KEYS))
@@ -174,7 +176,8 @@ def _rules(value: object, key: str, presets: Mapping[str, Sequence[str]]) -> tup
         return ()
     if not isinstance(value, list | tuple) or len(value) > MAX_RULES:
         raise _invalid(
-            f"network.{key} must be a list of at most {MAX_RULES} rules", "see the guide"
+            f"network.{key} must be a list of at most {MAX_RULES} rules",
+            'write a list such as ["example.com", "preset:pypi"]',
         )
     found: dict[str, None] = {}
     for one in value:
@@ -187,7 +190,7 @@ def _rules(value: object, key: str, presets: Mapping[str, Sequence[str]]) -> tup
 
 
 def rules_of(text: object, presets: Mapping[str, Sequence[str]] = PRESETS) -> list[NetworkRule]:
-    """Return the rules that a text stands for; a preset stands for several."""
+    """Return the rules that a string stands for; a preset stands for several."""
     if not isinstance(text, str) or not 0 < len(text) <= _MAX_RULE or not text.isascii():
         raise _invalid(f"{shown(str(text))} is not a valid rule", _EXAMPLES)
     if text.startswith("preset:"):
@@ -227,7 +230,7 @@ def _split_port(text: str) -> tuple[str, int | None]:
     if not port:
         return host, None
     if not port.isdigit() or not 1 <= int(port) <= 65_535:
-        raise _invalid(f"{shown(text)} has no valid port", "1 to 65535")
+        raise _invalid(f"{shown(text)} has no valid port", "use a port from 1 to 65535")
     return host, int(port)
 
 
@@ -290,9 +293,16 @@ def refuse_network(policy: NetworkPolicy, backend: str) -> None:
     if policy.closed:
         return
     raise UnsupportedByBackend(
-        f"backend {backend} has no network yet",
+        f"backend {backend} does not support a network",
         hint="use backend local or oci, or network: none",
         backend=backend,
+    )
+
+
+def created_without_network(sandbox: str) -> UnsupportedByBackend:
+    return UnsupportedByBackend(
+        f"sandbox {sandbox} was created without a network",
+        hint="create a new one with a network; its rules can be changed later",
     )
 
 
@@ -304,7 +314,7 @@ def read_network(value: object) -> object:
 
 
 def attempt(record: Mapping[str, Any]) -> NetworkAttempt:
-    """Return a record of the egress as a value."""
+    """Return a record of the egress process as a value."""
     fields = {**record, "at_unix": record.get("time")}
     return from_json(NetworkAttempt, fields, "record")
 
