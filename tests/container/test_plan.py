@@ -189,7 +189,7 @@ def test_directories_of_this_machine_are_not_mounted_by_an_engine_elsewhere(tmp_
     assert found("", "agents", local=True) == ""
     assert found("/srv/agents", "agents", local=False) == "/srv/agents"
     assert found(None, "workflows", local=True) == ""
-    with pytest.raises(InvalidRequest, match="--agents agents is relative, and the engine is on"):
+    with pytest.raises(InvalidRequest, match="agents is relative, and the Docker Engine is on"):
         found("agents", "agents", local=False)
     notes = up_checks.notes_of(InstallationRequest(), None, local=False)
     assert [note.partition(",")[0] for note in notes] == ["agents/ is not mounted"]

@@ -85,7 +85,7 @@ async def test_a_call_that_a_proxy_refuses_is_named(
     )
     with proxy.at(at):
         try:
-            with pytest.raises(PolicyDenied, match="the engine forbids it"):
+            with pytest.raises(PolicyDenied, match="the Docker Engine forbids it"):
                 await one_session(backend, image)
         finally:
             await backend.aclose()

@@ -100,7 +100,7 @@ async def test_the_dev_profile_is_root_inside_and_unprivileged_on_the_host(
 
 async def test_the_dev_profile_is_refused_without_user_namespaces(engine, tmp_path):
     backend = DockerBackend(tmp_path, DockerOptions(host=engine.host))
-    with pytest.raises(UnsupportedByBackend, match="root of the engine's own machine"):
+    with pytest.raises(UnsupportedByBackend, match="root of the Docker Engine's own machine"):
         await backend.create(new_sandbox_id(), spec("dev"))
     assert list(await backend.owned()) == []
     await backend.aclose()

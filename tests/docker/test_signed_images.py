@@ -53,7 +53,7 @@ async def test_an_image_of_the_engine_is_not_used_and_a_signed_one_of_a_registry
     async with opened(data, engine) as sand:
         assert (await sand.create(FAR)).image == IMAGE
     async with opened(data, engine, images_pull="never", **rules) as sand:
-        with pytest.raises(ImageNotFound, match="images of the engine are not used") as missing:
+        with pytest.raises(ImageNotFound, match="of the Docker Engine are not used") as missing:
             await sand.create(FAR)
         assert f"sandkasten image pull {IMAGE}" in missing.value.hint
     async with opened(data, engine, allowed_images=name, **rules) as sand:

@@ -149,7 +149,7 @@ async def test_an_image_that_exists_nowhere_names_both_places_and_a_remedy(opene
     world = opened()
     with pytest.raises(ImageNotFound) as refused:
         await world.shown("python")
-    assert "neither in the store nor in the engine of backend docker" in refused.value.message
+    assert "in the store nor in the Docker Engine of backend docker" in refused.value.message
     assert "looked for python:latest or python:3.11-slim" in refused.value.message
     for way in ("sandkasten image build", "docker pull python:3.11-slim", "docker.pull: missing"):
         assert way in refused.value.hint

@@ -114,7 +114,7 @@ def _check(image: Image) -> None:
     if len(image.layers) > MAX_DOCKER_LAYERS:
         raise InvalidImage(
             f"image {image.name} has {len(image.layers)} layers with ours, "
-            f"and an engine takes {MAX_DOCKER_LAYERS}",
+            f"and a Docker Engine takes {MAX_DOCKER_LAYERS}",
             hint="rebuild it with fewer layers, or use another backend",
             image=image.name,
         )

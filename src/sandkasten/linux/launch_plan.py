@@ -35,7 +35,7 @@ def refuse(spec: CellSpec, *, root: bool) -> None:
     """Raise if this host does not support the spec; nothing was made yet."""
     if spec.image.kind == "engine":
         raise UnsupportedByBackend(
-            f"image {spec.image.name} belongs to another engine and is not in the store",
+            f"image {spec.image.name} belongs to a Docker Engine and is not in the store",
             hint="bring it into the store (docker save, sandkasten image import)",
         )
     if spec.image.kind == "layers" and not spec.image.layers:

@@ -308,7 +308,7 @@ class DockerBackend:
                 raise gone(spec.image, exc.message) from exc
             if exc.conflict:
                 raise Conflict(
-                    f"the engine has a container named {name} already",
+                    f"the Docker Engine has a container named {name} already",
                     hint="remove it (docker rm), or use another id",
                 ) from exc
             made = f"sandbox {sandbox_id} could not be made"

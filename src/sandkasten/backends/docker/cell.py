@@ -106,7 +106,7 @@ class DockerCell:
                 if time.monotonic() > deadline:
                     raise BackendUnavailable(
                         f"the runner of sandbox {self.id} does not answer: {exc.strerror or exc}",
-                        hint="the engine may run in a virtual machine of its own: set "
+                        hint="the Docker Engine may run in a virtual machine of its own: set "
                         "backends.docker.workspace_mode: volume",
                     ) from exc
             else:
@@ -181,7 +181,8 @@ class DockerCell:
             return lost
         if any(words in why.lower() for words in _FULL):
             return Busy(
-                f"sandbox {self.id} has reached its limits; the engine cannot start a process",
+                f"sandbox {self.id} has reached its limits; the Docker Engine cannot start a "
+                "process",
                 hint="its processes have used up pids_limit or memory; try again, or destroy it",
             )
         return Busy(

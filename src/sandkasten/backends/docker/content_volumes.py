@@ -52,8 +52,8 @@ class ContentVolumes:
             )
         if any(not one.content for one in wanted):
             raise UnsupportedByBackend(
-                "host mounts are not supported here: the engine does not see our files",
-                hint="run the daemon on the engine's machine, with workspace_mode bind",
+                "host mounts are not supported here: the Docker Engine does not see our files",
+                hint="run the daemon on the Docker Engine's machine, with workspace_mode bind",
             )
         if place.mode == "archive":
             return ()
@@ -91,7 +91,7 @@ class ContentVolumes:
         ours = (made.get("Labels") or {}).get(resource_names.LABEL_OWNER) == owner
         if not ours or made.get("Driver", "local") != "local" or made.get("Options"):
             raise Conflict(
-                f"the engine has a volume named {name} already, which is not ours",
+                f"the Docker Engine has a volume named {name} already, which is not ours",
                 hint=f"remove it (docker volume rm {name})",
             )
         detection = await self._setup.detection()

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 API_NEEDED = (1, 41)
 _DRIVERS = ("overlay2", "fuse-overlayfs", "btrfs", "zfs", "overlayfs", "stargz", "windowsfilter")
 _LIMITS = {
-    "memory": ("MemoryLimit", "one sandbox can use all memory of the engine's machine"),
-    "pids": ("PidsLimit", "one sandbox can use all process ids of the engine's machine"),
+    "memory": ("MemoryLimit", "one sandbox can use all memory of the Docker Engine's machine"),
+    "pids": ("PidsLimit", "one sandbox can use all process ids of the Docker Engine's machine"),
     "cpu": ("CpuCfsQuota", "one sandbox can use every processor"),
 }
 
@@ -52,7 +52,8 @@ def engine_mode(address: EngineAddress, wanted: EngineMode) -> Requirement:
     is_there = "docker_socket" if address.kind == "unix" else "remote"
     shown = wanted if wanted != "auto" else is_there
     return Requirement(
-        "engine mode", fits, shown if fits else f"{wanted}, but the engine is at {address.shown}",
+        "engine mode", fits,
+        shown if fits else f"{wanted}, but the Docker Engine is at {address.shown}",
         "make backends.docker.engine_mode and backends.docker.host agree",
     )  # fmt: skip
 
@@ -62,7 +63,7 @@ def operating_system(info: Mapping[str, Any], machine: str) -> Requirement:
     ok = kind == "linux" and arch == machine
     return Requirement(
         "engine's machine", ok, f"{kind} {arch}",
-        f"the runner is made for linux {machine}: use an engine of that kind, or install "
+        f"the runner is made for linux {machine}: use a Docker Engine of that kind, or install "
         "sandkasten there",
     )  # fmt: skip
 
@@ -79,7 +80,8 @@ def cgroup_version(info: Mapping[str, Any]) -> Requirement:
     version, driver = str(info.get("CgroupVersion", "")), str(info.get("CgroupDriver", ""))
     return Requirement(
         "cgroups", driver != "none", f"v{version or '?'}, {driver or 'none'}",
-        "the engine has no cgroups and enforces no limits: delegate cgroups to it", required=False,
+        "the Docker Engine has no cgroups and enforces no limits: delegate cgroups to it",
+        required=False,
     )  # fmt: skip
 
 
@@ -91,7 +93,8 @@ def separate_sockets(info: Mapping[str, Any]) -> bool:
 def unlimited_sockets() -> Unenforced:
     return Unenforced(
         "memory",
-        "the engine's machine has cgroup v1, where the buffers of TCP and UDP sockets do not count",
+        "the Docker Engine's machine has cgroup v1, where the buffers of TCP and UDP sockets do "
+        "not count",
         "use cgroup v2 there, crun as its runtime, or run the daemon as root on that machine",
     )
 
@@ -109,7 +112,8 @@ def user_ids(info: Mapping[str, Any]) -> Requirement:
     mapped = user_namespaces(info)
     return Requirement(
         "user namespaces", mapped,
-        "ids are mapped" if mapped else "a sandbox's uid 1000 is uid 1000 of the engine's machine",
+        "ids are mapped" if mapped
+        else "a sandbox's uid 1000 is uid 1000 of the Docker Engine's machine",
         "start dockerd with --userns-remap=default, or rootless", required=False,
     )  # fmt: skip
 
@@ -117,13 +121,13 @@ def user_ids(info: Mapping[str, Any]) -> Requirement:
 def seccomp(info: Mapping[str, Any]) -> Requirement:
     ok = any(one.startswith("name=seccomp") for one in info.get("SecurityOptions") or ())
     return Requirement(
-        "seccomp", ok, "our own profile" if ok else "the engine has no system-call filter",
-        "use an engine with seccomp",
+        "seccomp", ok, "our own profile" if ok else "the Docker Engine has no system-call filter",
+        "use a Docker Engine with seccomp",
     )  # fmt: skip
 
 
 def workspace(place: SessionVolumes) -> Requirement:
-    dial = "its socket" if place.direct else "a stream of the engine"
+    dial = "its socket" if place.direct else "a stream of the Docker Engine"
     return Requirement("workspaces", True, f"{place.mode}: {place.why}; spoken to through {dial}")
 
 
@@ -131,7 +135,7 @@ def unenforced(info: Mapping[str, Any], *, sized: bool) -> tuple[Unenforced, ...
     found = [
         Unenforced(
             limit,
-            f"the engine's machine holds no {limit} limit; {consequence}",
+            f"the Docker Engine's machine holds no {limit} limit; {consequence}",
             f"enable the {limit} cgroup controller there",
         )
         for limit, (key, consequence) in _LIMITS.items()
@@ -141,8 +145,8 @@ def unenforced(info: Mapping[str, Any], *, sized: bool) -> tuple[Unenforced, ...
         found.append(
             Unenforced(
                 "workspace",
-                "volumes of an engine have no size; one sandbox can fill the engine's disk",
-                "workspace_mode bind on the engine's own machine, as root, holds it",
+                "volumes of a Docker Engine have no size; one sandbox can fill its disk",
+                "workspace_mode bind on the Docker Engine's own machine, as root, holds it",
             )
         )
     return tuple(found)

@@ -74,7 +74,7 @@ class RunnerVolume:
                     await self._engine.put(container, resource_names.BIN_DIR, packed)
                     return True
             except Refused as exc:
-                raise translated(exc, "the runner could not be given to the engine") from exc
+                raise translated(exc, "the runner could not be given to the Docker Engine") from exc
 
     async def _there(self, container: str) -> bool:
         most = len(self._program)
@@ -98,6 +98,6 @@ class RunnerVolume:
 
 def _not_plain(volume: str) -> BackendUnavailable:
     return BackendUnavailable(
-        f"the engine has a volume {volume} that has an unexpected mount point",
+        f"the Docker Engine has a volume {volume} that has an unexpected mount point",
         hint=f"another program created it; remove it: docker volume rm {volume}",
     )

@@ -67,7 +67,7 @@ async def _posture(cell: DockerCell) -> Mapping[str, Any]:
     if ended.exit_code != 0:
         raise BackendUnavailable(
             f"the runner's own program fails inside with status {ended.exit_code}",
-            hint="the engine's machine may have another architecture than this one",
+            hint="the Docker Engine's machine may have another architecture than this one",
         )
     found: Mapping[str, Any] = json.loads(text)
     return found

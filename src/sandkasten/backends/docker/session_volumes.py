@@ -146,7 +146,8 @@ async def _make_volumes(
         labelled = (one.get("Labels") or {}).get(resource_names.LABEL_OWNER)
         if labelled != told[resource_names.LABEL_OWNER]:
             raise Conflict(
-                f"the engine has a volume named {one.get('Name')} already, which is not ours",
+                f"the Docker Engine has a volume named {one.get('Name')} already, which is not "
+                "ours",
                 hint="remove it (docker volume rm), or use another id",
             )
 
@@ -256,7 +257,7 @@ async def erase(
                 why = "it takes long" if code is None else (await engine.logs(container)).strip()
                 raise BackendUnavailable(
                     f"the directory {place.engine}/{sandbox_id} could not be removed: {why[:500]}",
-                    hint="it is removed later; see the engine's own log",
+                    hint="it is removed later; see the Docker Engine's own log",
                 )
         finally:
             await asyncio.shield(engine.remove(container))

@@ -23,13 +23,14 @@ def check(spec: CellSpec, info: Mapping[str, Any], place: SessionVolumes) -> Non
     """Raise for requests that this engine does not support, before anything is made."""
     if spec.workspace is not None and spec.workspace.kind != "volume" and not place.sized:
         raise UnsupportedByBackend(
-            "this engine does not support named workspaces: it makes no volumes for us",
+            "this Docker Engine does not support named workspaces: it makes no volumes for us",
             hint="set backends.docker.workspace_mode: auto, or use the file store to carry files "
             "from one session to the next",
         )
     if spec.profile == "dev" and not user_namespaces(info):
         raise UnsupportedByBackend(
-            "the dev profile would be root of the engine's own machine: the engine maps no ids",
+            "the dev profile would be root of the Docker Engine's own machine, because the Docker "
+            "Engine maps no ids",
             hint="start dockerd with --userns-remap=default, or use the local backend",
         )
 
@@ -63,9 +64,9 @@ def no_gpus(spec: CellSpec, why: str) -> UnsupportedByBackend | None:
     if spec.gpus is None or not any(words in why.lower() for words in _DEVICES):
         return None
     return UnsupportedByBackend(
-        f"the engine cannot give a sandbox GPUs: {why}",
-        hint="install the vendor's container toolkit on the engine's machine, or request fewer or "
-        "other devices",
+        f"the Docker Engine cannot give a sandbox GPUs: {why}",
+        hint="install the vendor's container toolkit on the Docker Engine's machine, or request "
+        "fewer or other devices",
         field="gpus",
     )
 

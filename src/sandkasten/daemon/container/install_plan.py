@@ -264,7 +264,7 @@ def _remote_plan(spec: InstallSpec, found: FoundEngine) -> InstallPlan:
     if scheme != "tcp":
         named = spec.engine_host[:80] or "not set"
         raise InvalidRequest(
-            f"mode remote requires the tcp address of an engine, and --engine is {named}",
+            f"mode remote requires the tcp address of a Docker Engine, and --engine is {named}",
             hint="--engine tcp://HOST:2376 --engine-certs DIRECTORY; to install on that machine "
             "itself, leave --mode out and set DOCKER_HOST (ssh:// works too)",
         )

@@ -243,15 +243,15 @@ class Installation:
         user = await up_checks.check_image(
             host,
             spec.image,
-            "it is published nowhere: build it on that engine with make image in a checkout "
-            "(DOCKER_HOST names the engine), load it there with docker load, or pass another "
-            "with --image",
+            "it is published nowhere: build it on that Docker Engine with make image in a checkout "
+            "(DOCKER_HOST names the Docker Engine), load it there with docker load, or pass "
+            "another with --image",
         )
         if spec.mode == "sidecar":
             await up_checks.check_image(
                 host,
                 spec.engine_image,
-                f"docker pull {spec.engine_image} on that engine, or pass another with "
+                f"docker pull {spec.engine_image} on that Docker Engine, or pass another with "
                 "--engine-image",
             )
         elif spec.mode == "docker_socket":

@@ -48,7 +48,7 @@ async def check_engine(host: EngineHost) -> EngineFacts:
     if facts.api < OLDEST_API:
         asked, spoken = (".".join(map(str, one)) for one in (OLDEST_API, facts.api))
         raise BackendUnavailable(
-            f"the engine at {host.address.shown} has API {spoken}, and {asked} is required",
+            f"the Docker Engine at {host.address.shown} has API {spoken}, and {asked} is required",
             hint="update it to Docker Engine 20.10 or newer",
         )
     return facts
@@ -67,7 +67,9 @@ async def check_image(host: EngineHost, name: str, remedy: str) -> User:
     user = await host.image_user(name)
     if user is None:
         raise ImageNotFound(
-            f"the engine at {host.address.shown} has no image {name}", hint=remedy, image=name
+            f"the Docker Engine at {host.address.shown} has no image {name}",
+            hint=remedy,
+            image=name,
         )
     uid, _, gid = user.partition(":")
     if not user or uid == "root":
@@ -155,8 +157,8 @@ def check_socket(host: EngineHost, path: str) -> None:
             return
         why = exc.strerror or type(exc).__name__
     raise InvalidRequest(
-        f"{path} is not the engine's socket: {why}",
-        hint="pass its path on the engine's machine: --socket /var/run/docker.sock",
+        f"{path} is not the Docker Engine's socket: {why}",
+        hint="pass its path on the Docker Engine's machine: --socket /var/run/docker.sock",
     )
 
 
@@ -170,7 +172,8 @@ def definitions(given: str | None, default: str, *, local: bool) -> str:
     if given is not None and not local:
         if not given.startswith("/"):
             raise InvalidRequest(
-                f"--{default} {given[:80]} is relative, and the engine is on another machine",
+                f"--{default} {given[:80]} is relative, and the Docker Engine is on another "
+                "machine",
                 hint="pass the full path of the directory on that machine",
             )
         return given
@@ -188,8 +191,8 @@ def definitions(given: str | None, default: str, *, local: bool) -> str:
 def notes_of(asked: InstallationRequest, models: ModelAccess | None, *, local: bool) -> list[str]:
     """Return what the daemon does not get from this machine, and what to do about it."""
     notes = [
-        f"{name}/ is not mounted, because the engine is on another machine; copy it there and "
-        f"pass --{name} with its full path"
+        f"{name}/ is not mounted, because the Docker Engine is on another machine; copy it there "
+        f"and pass --{name} with its full path"
         for name, given in (("agents", asked.agents), ("workflows", asked.workflows))
         if given is None and not local and os.path.isdir(name)
     ]

@@ -331,8 +331,8 @@ class Planner:
             raise unreachable
         if there.signed:
             raise ImageNotFound(
-                f"image {name} is not in the store, and images of the engine are not used: their "
-                "signatures are not checked",
+                f"image {name} is not in the store, and images of the Docker Engine are not used, "
+                "because it does not check signatures",
                 hint="policy.images.signatures is set; run sandkasten image pull "
                 f"{there.names[-1]}",
                 image=name,
@@ -340,10 +340,10 @@ class Planner:
         sought = " or ".join(there.names)
         last = there.names[-1]
         raise ImageNotFound(
-            f"image {name} is neither in the store nor in the engine of backend {backend} "
+            f"image {name} is neither in the store nor in the Docker Engine of backend {backend} "
             f"(looked for {sought})",
             hint=f"bring it into the store (sandkasten image build, import or pull) or into the "
-            f"engine ({backend} pull {last}), let the engine fetch it "
+            f"Docker Engine ({backend} pull {last}), let it pull the image "
             f"(backends.{backend}.pull: missing), or name another image (default_image "
             "applies when a request names none)",
             image=name,

@@ -164,7 +164,7 @@ def supported(directory: Path, programs: Programs | None = None) -> str | None:
     if mount.kind.partition(".")[0] in _FOREIGN:
         return f"{at} lies on {mount.kind}, which cannot hold an image"
     if not _passed_on(mount.tags):
-        return "this process has mounts of its own, which no engine outside of it sees"
+        return "this process has mounts of its own, which no Docker Engine outside of it sees"
     return None
 
 

@@ -198,9 +198,9 @@ def check_keeper(stored: StoredWorkspace, keeper: str, backend: str) -> None:
             workspace=name,
         )
     raise UnsupportedByBackend(
-        f"workspace {name} is stored on the daemon's machine, which the engine of backend "
+        f"workspace {name} is stored on the daemon's machine, which the Docker Engine of backend "
         f"{backend} does not see",
-        hint="use another workspace: it is made in the engine",
+        hint="use another workspace: it is made in the Docker Engine",
         workspace=name,
     )
 

@@ -75,7 +75,7 @@ def usual_socket() -> str:
             continue
     raise BackendUnavailable(
         f"there is no Docker Engine here: {_SOCKET} is not there",
-        hint="start dockerd, mount its socket, or name an engine with DOCKER_HOST",
+        hint="start dockerd, mount its socket, or name a Docker Engine with DOCKER_HOST",
     )
 
 
@@ -92,7 +92,8 @@ def _tcp(options: DockerOptions) -> EngineAddress:
     tls = _tls(options)
     if tls is None and not is_loopback(host) and not _trusted(options):
         raise InvalidConfiguration(
-            f"the engine at {host} would be used without TLS, which gives root to the network path",
+            f"the Docker Engine at {host} would be used without TLS, which gives root to the "
+            "network path",
             hint="give backends.docker.tls_ca, tls_cert and tls_key (or DOCKER_CERT_PATH), or set "
             "backends.docker.insecure: true in a private network",
             setting=_SETTING,
@@ -114,7 +115,7 @@ def _tls(options: DockerOptions) -> Tls | None:
         return None
     if not all(given):
         raise InvalidConfiguration(
-            "an engine over TLS requires all three: tls_ca, tls_cert and tls_key",
+            "a Docker Engine over TLS requires all three: tls_ca, tls_cert and tls_key",
             hint="or one directory with ca.pem, cert.pem and key.pem: DOCKER_CERT_PATH",
             setting="backends.docker.tls_ca",
         )
@@ -141,7 +142,7 @@ def _parts(text: str) -> tuple[str, int, str, str]:
         raise _wrong(text, "write tcp://host:port or ssh://user@host")
     if parts.password:
         raise InvalidConfiguration(
-            "the address of an engine must not contain a password",
+            "the address of a Docker Engine must not contain a password",
             hint="use keys: an ssh agent, or TLS certificates",
             setting=_SETTING,
         )

@@ -73,18 +73,18 @@ def translated(exc: Refused, what: str) -> SandkastenError:
     """Translate a refusal for callers that have nothing to add."""
     if _NO_SPACE in exc.message:
         return QuotaExceeded(
-            f"{what}: the engine's disk is full",
-            hint="free space where the engine keeps its data (docker system df)",
+            f"{what}: the Docker Engine's disk is full",
+            hint="free space where the Docker Engine keeps its data (docker system df)",
         )
     if exc.conflict:
         return Conflict(f"{what}: {exc.message}", hint="see docker ps -a and docker volume ls")
     if exc.status == _FORBIDDEN:
         return PolicyDenied(
-            f"{what}: the engine forbids it ({exc.message})",
+            f"{what}: the Docker Engine forbids it ({exc.message})",
             hint="an authorization plugin or a socket proxy refuses a required call; the "
             "Docker guide lists them",
         )
-    return BackendUnavailable(f"{what}: {exc.message}", hint="see the engine's own log")
+    return BackendUnavailable(f"{what}: {exc.message}", hint="see the Docker Engine's own log")
 
 
 async def asked(question: Awaitable[T], about: str) -> T:
@@ -92,7 +92,7 @@ async def asked(question: Awaitable[T], about: str) -> T:
     try:
         return await question
     except Refused as exc:
-        raise translated(exc, f"the engine was asked about {about}") from exc
+        raise translated(exc, f"the Docker Engine was asked about {about}") from exc
 
 
 class EngineClient:
@@ -466,7 +466,7 @@ def tls_context(tls: Tls) -> ssl.SSLContext:
         context.load_cert_chain(tls.cert, tls.key)
     except (OSError, ssl.SSLError) as exc:
         raise InvalidConfiguration(
-            f"the certificates for the engine cannot be read: {exc}",
+            f"the certificates for the Docker Engine cannot be read: {exc}",
             hint="check backends.docker.tls_ca, tls_cert and tls_key",
             setting="backends.docker.tls_ca",
         ) from exc

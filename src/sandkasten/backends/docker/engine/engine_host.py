@@ -81,7 +81,7 @@ class EngineHost:
         await self._client.aclose()
 
     async def facts(self) -> EngineFacts:
-        with _told("asking the engine what it is"):
+        with _told("asking the Docker Engine what it is"):
             version, info = await self._client.version(), await self._client.info()
         options = [str(one) for one in info.get("SecurityOptions") or ()]
         rootless = any("name=rootless" in one for one in options)
@@ -281,12 +281,13 @@ def _told(doing: str) -> Iterator[None]:
             ) from exc
         if _NOT_OURS in message:
             raise InvalidRequest(
-                f"{doing}: the engine's machine has no such address ({message})",
+                f"{doing}: the Docker Engine's machine has no such address ({message})",
                 hint="choose one that it has with --listen HOST:PORT",
             ) from exc
         if _NO_SOURCE in message:
             raise InvalidRequest(
                 f"{doing}: {message}",
-                hint="pass paths of the engine's machine with --socket, --agents and --workflows",
+                hint="pass paths of the Docker Engine's machine with --socket, --agents and "
+                "--workflows",
             ) from exc
         raise translated(exc, doing) from exc

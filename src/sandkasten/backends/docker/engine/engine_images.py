@@ -68,7 +68,7 @@ class EngineImages:
         if image.kind == "host":
             raise UnsupportedByBackend(
                 "the docker backend does not support the host image",
-                hint="name an image of the store (sandkasten image ls) or of the engine",
+                hint="name an image of the store (sandkasten image ls) or of the Docker Engine",
                 image=image.name,
             )
         reference = resource_names.store_reference(image.id)
@@ -123,8 +123,8 @@ class EngineImages:
     async def _load(self, image: Image, reference: str) -> str:
         if self._packer is None:
             raise UnsupportedByBackend(
-                f"image {image.name} is in the store and cannot be loaded into this engine",
-                hint="use an image that the engine has",
+                f"image {image.name} is in the store and cannot be loaded into this Docker Engine",
+                hint="use an image that the Docker Engine has",
                 image=image.name,
             )
         if not image.id:
@@ -133,14 +133,15 @@ class EngineImages:
             async with aclosing(self._packer.archive(image, reference)) as archive:
                 await self._engine.load(archive)
         except Refused as exc:
-            raise translated(exc, f"image {image.name} could not be given to the engine") from exc
+            what = f"image {image.name} could not be given to the Docker Engine"
+            raise translated(exc, what) from exc
         except BackendUnavailable as exc:
             raise _first_cause(exc) from exc
         found = await self._has(image, reference)
         if not found:
             raise InvalidImage(
-                f"the engine took image {image.name} but does not list it",
-                hint="see the engine's own log",
+                f"the Docker Engine took image {image.name} but does not list it",
+                hint="see the Docker Engine's own log",
                 image=image.name,
             )
         return found
@@ -169,7 +170,7 @@ class EngineImages:
         made_for = str(found.get("Architecture") or "")
         if made_for and self._machine and made_for not in _RUNS.get(self._machine, self._machine):
             raise InvalidImage(
-                f"image {tagged(name)} is made for {made_for}, and the engine's machine is "
+                f"image {tagged(name)} is made for {made_for}, and the Docker Engine's machine is "
                 f"{self._machine}",
                 hint=f"pull or build it for that machine (--platform linux/{self._machine})",
                 image=name,
@@ -182,7 +183,7 @@ class EngineImages:
         except Refused as exc:
             # An invalid name; ours was checked, but engines have their own rules.
             raise InvalidImage(
-                f"the engine has no image {name}: {exc.message}", hint="check its name"
+                f"the Docker Engine has no image {name}: {exc.message}", hint="check its name"
             ) from exc
 
     async def _pulled(self, name: str) -> None:
@@ -216,7 +217,7 @@ class EngineImages:
                 await self._engine.pull(tagged(name), report)
         except TimeoutError as exc:
             raise RegistryUnavailable(
-                f"the engine did not pull {name} within {self._limits.seconds:g} s",
+                f"the Docker Engine did not pull {name} within {self._limits.seconds:g} s",
                 hint="try again, or raise images.pull_timeout_seconds",
                 image=name,
             ) from exc
@@ -224,17 +225,18 @@ class EngineImages:
             told = exc.message.lower()
             if any(words in told for words in _DENIED):
                 raise Unauthorized(
-                    f"the engine may not pull {name}: {exc.message}",
-                    hint="log the engine in to that registry, or check the name",
+                    f"the Docker Engine may not pull {name}: {exc.message}",
+                    hint="log the Docker Engine in to that registry, or check the name",
                 ) from exc
             if any(words in told for words in _UNKNOWN):
                 raise ImageNotFound(
                     f"no registry has {name}: {exc.message}", hint="check its name", image=name
                 ) from exc
             raise RegistryUnavailable(
-                f"the engine could not pull {name}: {exc.message}",
-                hint="check that the engine's machine reaches the registry; or run docker pull and "
-                "docker save elsewhere and docker load there, or sandkasten image import here",
+                f"the Docker Engine could not pull {name}: {exc.message}",
+                hint="check that the Docker Engine's machine reaches the registry; or run docker "
+                "pull and docker save elsewhere and docker load there, or sandkasten image import "
+                "here",
                 image=name,
             ) from exc
 
@@ -245,7 +247,7 @@ class EngineImages:
 
 def gone(image: Image, why: str) -> ImageNotFound:
     return ImageNotFound(
-        f"the engine has no image {image.name}: {why}",
+        f"the Docker Engine has no image {image.name}: {why}",
         hint="it was removed meanwhile; import or pull it again",
         image=image.name,
     )

@@ -55,7 +55,7 @@ class EngineHealthCheck:
                     await self._ask()
             except (TimeoutError, SandkastenError) as exc:
                 for stream in held:
-                    _cut(stream, f"the engine does not answer ({exc or 'in time'})")
+                    _cut(stream, f"the Docker Engine does not answer ({exc or 'in time'})")
 
 
 def _cut(stream: Stream, why: str) -> None:

@@ -72,7 +72,8 @@ class ExecStream:
                     await self._stream.write_in(bytes(part))
         except (aiohttp.ClientError, RuntimeError, AssertionError, AttributeError) as exc:
             # A lost connection has no transport any more.
-            raise BrokenPipeError(str(exc) or "the connection to the engine is gone") from exc
+            lost = "the connection to the Docker Engine is gone"
+            raise BrokenPipeError(str(exc) or lost) from exc
 
     async def aclose(self) -> None:
         """Close. A pending receive returns b"". Twice is fine."""

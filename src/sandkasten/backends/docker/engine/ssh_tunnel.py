@@ -113,7 +113,7 @@ class Tunnel:
         return BackendUnavailable(
             f"ssh to {self._address.shown} failed: {told[-_TOLD_BYTES:] or 'it said nothing'}",
             hint="ssh must work without prompting: check keys, known hosts and the user's access "
-            "to the engine's socket",
+            "to the Docker Engine's socket",
         )
 
     async def aclose(self) -> None:

@@ -98,7 +98,7 @@ class WorkspaceModes:
                 because = f"; {tried[-1]}" if tried else ""
                 return replace(found, why=found.why + because)
         raise BackendUnavailable(
-            f"this engine supports no workspace mode: {'; '.join(tried)}",
+            f"this Docker Engine supports no workspace mode: {'; '.join(tried)}",
             hint="see the Docker guide for the required calls",
         )
 
@@ -106,7 +106,7 @@ class WorkspaceModes:
         match mode:
             case "volume":
                 await self._check_volumes()
-                return SessionVolumes("volume", "volumes of the engine")
+                return SessionVolumes("volume", "volumes of the Docker Engine")
             case "archive":
                 return SessionVolumes(
                     "archive", "the container's own layer, filled by archive copies"
@@ -124,9 +124,9 @@ class WorkspaceModes:
             raise _unshared(at, "it lies in no mount of the container that we are")
         own = _below(seen, info)
         await self._check_seen(self._cells, seen, own)
-        how = "the engine sees our data directory"
+        how = "the Docker Engine sees our data directory"
         if seen != at:
-            how = f"the engine sees our data directory as {seen}"
+            how = f"the Docker Engine sees our data directory as {seen}"
             return SessionVolumes("bind", how, at, seen, direct=True, engines_own=own)
         unsized = await self._unsized()
         how += f"; sizes are not held ({unsized})" if unsized else ", and volumes that we mount"
@@ -144,11 +144,11 @@ class WorkspaceModes:
                 pass
         except Refused as exc:
             raise BackendUnavailable(
-                f"backends.docker.workspace_dir: the engine's machine has no directory {path} "
-                f"({exc.message})",
+                "backends.docker.workspace_dir: the Docker Engine's machine has no directory "
+                f"{path} ({exc.message})",
                 hint="create it on that machine, or leave the setting out",
             ) from exc
-        how = f"directories in {path} of the engine's machine"
+        how = f"directories in {path} of the Docker Engine's machine"
         return SessionVolumes("directory", how, engine=path, engines_own=own)
 
     async def _unsized(self) -> str:
@@ -166,7 +166,7 @@ class WorkspaceModes:
             ):
                 return ""
         except Refused as exc:
-            return f"the engine does not see what we mount: {exc.message}"
+            return f"the Docker Engine does not see what we mount: {exc.message}"
         except SandkastenError as exc:
             return exc.message
         finally:
@@ -207,7 +207,7 @@ class WorkspaceModes:
             )
         if user_namespaces(info):
             raise BackendUnavailable(
-                f"{mode} is not supported by an engine that maps user ids",
+                f"{mode} is not supported by a Docker Engine that maps user ids",
                 hint="set backends.docker.workspace_mode: auto or volume",
             )
 
@@ -234,7 +234,7 @@ class WorkspaceModes:
             await self._engine.make_volume(name, labels(resource_names.PROBE, self._owner))
             await self._engine.remove_volume(name)
         except Refused as exc:
-            raise translated(exc, "the engine makes no volumes for us") from exc
+            raise translated(exc, "the Docker Engine makes no volumes for us") from exc
 
     @contextlib.asynccontextmanager
     async def probe_container(self, *mounts: ContainerMount) -> AsyncIterator[str]:
@@ -262,7 +262,7 @@ class WorkspaceModes:
             if await self._engine.image(f"{PROBE_IMAGE}:latest") is None:
                 await self._engine.import_tree(_empty_tar(), PROBE_IMAGE, "latest")
         except Refused as exc:
-            raise translated(exc, "an empty image could not be given to the engine") from exc
+            raise translated(exc, "an empty image could not be given to the Docker Engine") from exc
 
     async def _self(self) -> OwnContainer | None:
         """Return our own container; None if we are not in one of this engine's."""
@@ -304,7 +304,7 @@ def _make(directory: Path, name: str) -> None:
 
 def _unshared(path: str, why: str) -> BackendUnavailable:
     return BackendUnavailable(
-        f"the engine does not see {path} ({why})",
+        f"the Docker Engine does not see {path} ({why})",
         hint="it runs elsewhere, or we run in a container: let backends.docker.workspace_mode be "
         "auto, or mount the volume station-sandboxes into our container",
     )
