@@ -134,7 +134,7 @@ def test_an_invalid_step_is_refused_with_its_number(step):
 def test_a_network_in_a_recipe_is_refused_and_never_silently_dropped():
     with pytest.raises(UnsupportedByBackend) as refused:
         parse_recipe({"base": "a", "steps": [{"run": "x", "network": True}]})
-    assert refused.value.message == "step 1 asks for a network, which sandboxes do not have"
+    assert refused.value.message == "step 1 asks for a network, which builds do not have"
 
 
 # ---- copying -----------------------------------------------------------------------------------

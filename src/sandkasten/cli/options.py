@@ -53,7 +53,7 @@ Backend = Annotated[
 Timeout = Annotated[
     float | None,
     typer.Option(
-        "--timeout", metavar="TIME", parser=seconds, help="Killed after 90 (seconds), 5m, 1h."
+        "--timeout", metavar="TIME", parser=seconds, help="Kill it after 90 (seconds), 5m, 1h."
     ),
 ]
 
@@ -195,7 +195,14 @@ _FLAGS: Final = (
         kind=_WORDS,
         read=numbers,
     ),
-    _Flag("profile", "--profile", "", _CREATE, "P", complete=completions.profiles),
+    _Flag(
+        "profile",
+        "--profile",
+        "hardened (the default) or dev.",
+        _CREATE,
+        "P",
+        complete=completions.profiles,
+    ),
     _Flag("hostname", "--hostname", "Host name of the sandbox.", _ALL, "H"),
     _Flag("network", "--network", "none (the default) or full.", _ALL, "N"),
     _Flag(
@@ -243,7 +250,7 @@ _FLAGS: Final = (
     _Flag(
         "gpus",
         "--gpus",
-        "GPUs: a number, all, or device ids with commas between.",
+        "GPUs: a number, all, or device ids separated by commas.",
         _ALL,
         "N",
         read=lambda text: text.split(",") if text is not None and "," in text else text,

@@ -40,8 +40,9 @@ async def run_async(
     `files` are written first, `artifacts` are globs of files to bring back; both relative to
     the workspace. Code that fails is a result; only what could not be run raises. With
     `workspace` the run works in the workspace of that name, and what it writes there stays.
-    `pip_packages` and `npm_packages` are installed before, once; the code has no network.
-    With `url` (or SANDKASTEN_URL) a daemon runs it, else this process does.
+    `pip_packages` and `npm_packages` are installed before; the code needs no network for them.
+    With `url` (or SANDKASTEN_URL) that daemon runs it, otherwise the daemon that serves the data
+    directory, otherwise this process.
     """
     check_keywords("run", SandboxKeywords, options)
     transport = await connect(place_of(data_dir, options.get("backend"), url, api_key))

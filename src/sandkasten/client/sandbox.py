@@ -64,7 +64,7 @@ class AsyncSandbox(SandboxFiles):
         `session_key` finds the live sandbox of that key or creates it. `workspace` names one that
         outlives the sandbox, created at first use and used by one sandbox at a time unless
         `workspace_mode` is "shared". `mounts` names the operator's host mounts. `pip_packages` and
-        `npm_packages` are installed before, once; the sandbox still has no network. With `url` (or
+        `npm_packages` are installed before it starts; it needs no network for them. With `url` (or
         SANDKASTEN_URL) that daemon creates it, otherwise the daemon that serves the data directory,
         otherwise this process; `url="embedded"` is this process in any case.
         """

@@ -30,7 +30,7 @@ Examples:
 
 def commands() -> typer.Typer:
     group = typer.Typer(rich_markup_mode=None, no_args_is_help=True, epilog=_EXAMPLES)
-    group.callback(help="What a sandbox may reach, and what it tried to reach.")(_nothing)
+    group.callback(help="Show what a sandbox may reach, and what it tried to reach.")(_nothing)
     group.command("show")(_show)
     group.command("log")(_log)
     group.command("suggest")(_suggest)
@@ -38,7 +38,7 @@ def commands() -> typer.Typer:
 
 
 def _nothing() -> None:
-    """What a sandbox may reach, and what it tried to reach."""
+    """Show what a sandbox may reach, and what it tried to reach."""
 
 
 def _show(context: typer.Context, id: Id, json: Json = False) -> None:

@@ -71,7 +71,7 @@ def stats(
         ),
     ] = False,
     interval: Annotated[
-        str, typer.Option("--interval", metavar="TIME", help="Time between two looks.")
+        str, typer.Option("--interval", metavar="TIME", help="Time between two measurements.")
     ] = "2s",
     json: Json = False,
 ) -> None:

@@ -36,7 +36,7 @@ It also listens on daemon.sock in the data directory: a client that can open tha
 file is the operator and needs no key. On loopback, requests need no key until the
 first one exists (sandkasten key create); any other address requires a key.
 SIGTERM lets responses finish (drain_seconds); a second one exits at once. One line
-tells when it is ready; then stderr has one JSON object per event.
+says that it is ready; then stderr has one JSON object per event.
 Every setting: sandkasten config show --origin"""
 _INIT: Final = """\b
 Example:
@@ -48,7 +48,7 @@ Examples:
   sandkasten mcp --transport http             at http://127.0.0.1:8090/mcp
   SANDKASTEN_API_KEY=sk-... sandkasten mcp --transport http --listen 0.0.0.0:8090
 
-Over stdio there is one client; its sandboxes are destroyed when it leaves, unless
+Over stdio there is one client; its sandboxes are destroyed when it disconnects, unless
 --session names them. Over HTTP each client has its own sandboxes, and other machines
 need the key. Stdout carries only the protocol; stderr has one JSON object per event."""
 
@@ -176,7 +176,7 @@ def _mcp(
         typer.Option(metavar="NAME", help="Keep the sandboxes under this name (stdio)."),
     ] = None,
 ) -> None:
-    """Serve sandboxes as tools to an MCP client until it leaves."""
+    """Serve sandboxes as tools to an MCP client until it disconnects."""
     from sandkasten.mcp.tool_access import serve_mcp
 
     state = cast("State", context.obj)

@@ -1,4 +1,4 @@
-"""`up` and `down`: a daemon as a container on the engine of DOCKER_HOST or the settings."""
+"""`up` and `down`: a daemon as a container on the Docker Engine of DOCKER_HOST or the settings."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 # The first character keeps click from joining the lines.
 _UP: Final = """\b
 Examples:
-  sandkasten up                                   on the local engine
+  sandkasten up                                   on the local Docker Engine
   sandkasten up --listen 0.0.0.0:8080             for other machines as well
   DOCKER_HOST=ssh://me@build sandkasten up        on another machine
-  sandkasten up --mode sidecar                    with its own engine beside it
+  sandkasten up --mode sidecar                    with its own Docker Engine
   sandkasten up --mode remote --engine tcp://box:2376 --engine-certs ./certs
   sandkasten up --env SANDKASTEN_ALLOWED_IMAGES=python --recreate
   SANDKASTEN_MODELS_BASE_URL=https://models.example/v1 sandkasten up --agents ./agents
@@ -33,7 +33,7 @@ Examples:
 
 A second `up` reports the running daemon. Pass settings of the daemon with --env; the models
 (models.base_url, models.default, models.api_key) are taken from the settings here. Its data is in
-the volume sandkasten-data. Mode docker_socket gives the daemon the engine's socket, which is root
+the volume sandkasten-data. Mode docker_socket gives the daemon the Docker socket, which is root
 access to that machine: see the guide to Docker."""
 _DOWN: Final = """\b
 Examples:
@@ -70,13 +70,13 @@ def _up(
         typer.Option(metavar="W", help="Storage of workspaces: auto, bind, shared, volume…"),
     ] = None,
     socket: Annotated[
-        str, typer.Option(metavar="PATH", help="The engine's socket, on the engine's machine.")
+        str, typer.Option(metavar="PATH", help="The Docker Engine's socket, on its machine.")
     ] = "",
     engine_image: Annotated[
-        str, typer.Option(metavar="I", help="Mode sidecar: the engine's image.")
+        str, typer.Option(metavar="I", help="Mode sidecar: the image of the Docker Engine.")
     ] = "",
     engine: Annotated[
-        str, typer.Option(metavar="HOST", help="Mode remote: the engine to use, tcp://HOST:PORT.")
+        str, typer.Option(metavar="HOST", help="Mode remote: the Docker Engine, tcp://HOST:PORT.")
     ] = "",
     engine_certs: Annotated[
         str, typer.Option(metavar="DIR", help="Mode remote: ca.pem, cert.pem and key.pem.")
@@ -231,7 +231,7 @@ def _down(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     json: Json = False,
 ) -> None:
-    """Remove the daemon and its sandboxes. Twice is fine."""
+    """Remove the daemon and its sandboxes. It can be repeated."""
     from sandkasten.cli.state import go
     from sandkasten.errors import InvalidRequest
 

@@ -152,8 +152,9 @@ class Sandbox:
 
         `workspace` names one that outlives the sandbox, created at first use and used by one
         sandbox at a time unless `workspace_mode` is "shared". `mounts` names the operator's host
-        mounts. `pip_packages` and `npm_packages` are installed before, once; the sandbox still has
-        no network. With `url` (or SANDKASTEN_URL) a daemon creates it, else this process does.
+        mounts. `pip_packages` and `npm_packages` are installed before it starts; it needs no
+        network for them. With `url` (or SANDKASTEN_URL) that daemon creates it, otherwise the
+        daemon that serves the data directory, otherwise this process.
         """
         self._twin = AsyncSandbox(*args, **kwargs)
         loop_thread.run(self._twin.begin())

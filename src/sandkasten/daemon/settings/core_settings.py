@@ -157,7 +157,7 @@ class PolicySettings:
         "policy.images.signatures",
         parse_signatures,
         (),
-        "Whose signatures images need: rules with a key, or with a certificate's identity.",
+        "Rules for signatures of images: a key, or the identity in a certificate; default: none.",
         show=show_signatures,
     )
     gpus: int = setting(
@@ -206,7 +206,7 @@ class ImageSettings:
         "images.pull",
         choice(*PULL_MODES),
         "named",
-        "Whether requests pull their images: never, named in full, missing (also aliases), always.",
+        "Which images requests pull: never, named (in full), missing (also aliases) or always.",
     )
     pull_timeout_s: float = setting(
         "images.pull_timeout_seconds", seconds, PullLimits().seconds, "How long a pull may take."

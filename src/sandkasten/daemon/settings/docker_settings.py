@@ -77,7 +77,7 @@ class EngineSettings:
         "backends.docker.host",
         string,
         None,
-        "The engine: unix://, tcp:// or ssh://; default: the usual sockets.",
+        "The Docker Engine: unix://, tcp:// or ssh://; default: the usual sockets.",
         aliases=("DOCKER_HOST",),
         keys=(STATION_HOST,),
     )
@@ -85,7 +85,7 @@ class EngineSettings:
         "backends.docker.engine_mode",
         choice(*ENGINE_MODES),
         "auto",
-        "The expected engine: docker_socket, sidecar, remote or auto.",
+        "Where the Docker Engine must be: docker_socket, sidecar, remote or auto (anywhere).",
         aliases=("STATION_SANDBOX_ENGINE_MODE",),
     )
     workspace_mode: WorkspaceMode = setting(
@@ -98,7 +98,7 @@ class EngineSettings:
         "backends.docker.workspace_dir",
         engine_directory,
         None,
-        "Directory of the engine's machine in which workspaces are stored.",
+        "Directory of the Docker Engine's machine in which workspaces are stored.",
         keys=("sandbox.workspace_base_dir",),
     )
     shared_volume: str = setting(
@@ -118,7 +118,7 @@ class EngineSettings:
         "backends.docker.tls_ca",
         string,
         None,
-        "The authority of the engine's certificate; overrides cert_path.",
+        "The authority of the Docker Engine's certificate; overrides cert_path.",
     )
     tls_cert: str | None = setting(
         "backends.docker.tls_cert",
@@ -149,14 +149,14 @@ class EngineSettings:
         "backends.docker.pull",
         choice(*PULL_MODES),
         DockerOptions().pull,
-        "Whether the engine pulls a missing image: never, named, missing or always, as in "
+        "Whether the Docker Engine pulls a missing image: never, named, missing or always, as in "
         "images.pull.",
     )
     timeout_s: float = setting(
         "backends.docker.timeout_seconds",
         seconds,
         DockerOptions().timeout_s,
-        "How long one request to the engine may take.",
+        "How long one request to the Docker Engine may take.",
     )
 
 
@@ -179,7 +179,7 @@ def engine_address(name: str, value: object) -> SplitResult:
         raise invalid(name, "a URL", value) from exc
     if split.scheme not in _SCHEMES:
         raise InvalidConfiguration(
-            f"{name} must be the address of an engine, got {url[:80]!r}",
+            f"{name} must be the address of a Docker Engine, got {url[:80]!r}",
             hint="write unix:///path/to/socket, tcp://host:port or ssh://user@host",
             setting=name,
         )
@@ -265,7 +265,7 @@ def _check_mode(mode: str, split: SplitResult, environ: Mapping[str, str]) -> No
     local = split.scheme in ("", "unix")
     if mode == "docker_socket" and not local:
         raise _contradiction(
-            f"engine_mode is docker_socket, but the engine's address is {split.scheme}://",
+            f"engine_mode is docker_socket, but the Docker Engine's address is {split.scheme}://",
             "leave host out or set it to a unix:// socket; elsewhere use engine_mode: remote",
         )
     if mode == "remote" and local:
@@ -282,7 +282,7 @@ def _check_mode(mode: str, split: SplitResult, environ: Mapping[str, str]) -> No
         )
     if mode == "sidecar" and split.scheme == "ssh":
         raise _contradiction(
-            "engine_mode is sidecar, but the engine's address is ssh://",
+            "engine_mode is sidecar, but the Docker Engine's address is ssh://",
             "set engine_mode to remote, or host to the sidecar's address",
         )
 
@@ -303,7 +303,7 @@ def _check_tls(engine: EngineSettings, split: SplitResult, files: Mapping[str, s
     if split.scheme == "tcp" and not (secured or private or engine.insecure):
         raise _contradiction(
             f"plain tcp to {split.hostname} is not allowed: any machine in between could take "
-            "over the engine",
+            "over the Docker Engine",
             "use TLS (cert_path with ca.pem, cert.pem and key.pem), ssh://user@host, or "
             "backends.docker.insecure: true on a private network",
         )

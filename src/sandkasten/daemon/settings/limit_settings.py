@@ -102,7 +102,7 @@ class FixedDefaults:
         "defaults.network_mode",
         network_default,
         "none",
-        "The network of a request that names none: none, or full for all that it may have.",
+        "The network of a request that names none: none, or full (all that policy.network allows).",
         aliases=("STATION_SANDBOX_ALLOW_NETWORK_DEFAULT",),
     )
     readonly_rootfs: bool = setting(
@@ -204,7 +204,7 @@ class DiskSettings:
         "disk.min_free_mb",
         number,
         DiskRules().min_free_bytes // MIB,
-        "What stays free of the data directory's disk: new workspaces are refused before.",
+        "Free space to keep on the data directory's disk; workspaces that need it are refused.",
     )
     flush: bool = setting(
         "disk.flush",

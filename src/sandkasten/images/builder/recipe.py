@@ -190,7 +190,7 @@ def _run(number: int, said: object, network: object) -> Run:
         raise _wrong(number, "runs nothing", "write run: and a command for the shell")
     if network not in (False, None):
         raise UnsupportedByBackend(
-            f"step {number} asks for a network, which sandboxes do not have",
+            f"step {number} asks for a network, which builds do not have",
             hint="bring what it needs with a copy step, and leave network out",
             step=number,
         )

@@ -30,7 +30,7 @@ _NUMBERS: Final = {
 RUNNER: Final = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL")
 
 # What package managers and build tools need from root, as in usual containers. Left out: making
-# devices (useless in a user namespace) and raw sockets (there is no network).
+# devices (useless in a user namespace) and raw sockets (only TCP and DNS leave a sandbox).
 DEV_USER: Final = tuple(_NUMBERS)
 
 

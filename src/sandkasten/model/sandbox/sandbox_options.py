@@ -87,7 +87,7 @@ def described(description: str, **more: Any) -> dict[str, Any]:
 def _packages(pattern: str) -> dict[str, Any]:
     name = {"type": "string", "pattern": shown_form(pattern), "maxLength": MAX_PACKAGE_NAME}
     return described(
-        "Installed before the sandbox starts; no network inside.",
+        "Installed before the sandbox starts; it needs no network.",
         schema={"items": name, "maxItems": MAX_PACKAGES},
     )
 
