@@ -486,3 +486,13 @@ def test_the_sides_of_a_copy_are_parsed():
 def test_numbers_are_formatted_for_people():
     assert [age(n) for n in (5, 65, 3700, 90_000)] == ["5s", "1m", "1h 1m", "1d 1h"]
     assert [size(n) for n in (None, 5, 2048, 3 << 20)] == ["-", "5 B", "2.0 KB", "3.0 MB"]
+
+
+def test_a_logged_warning_has_a_label(process, monkeypatch):
+    monkeypatch.setenv("SANDKASTEN_LISTNE", "x")
+    done = process("ls")
+    assert done.returncode == 0
+    assert done.stderr.decode().splitlines() == [
+        "warning: the environment variable SANDKASTEN_LISTNE has no effect; did you mean "
+        "SANDKASTEN_LISTEN?"
+    ]

@@ -85,7 +85,8 @@ class _listening(logging.Handler):
             case "packages.installed":
                 self._close()
                 say(f"installed {visible(str(fields['packages']))} ({fields['seconds']:.0f} s)")
-            case "image.pull_failed" | "packages.install_failed":
+            case "image.pull_failed" | "packages.install_failed" | "sandbox.create_failed":
+                # The command prints the error.
                 self._close()
             case _ if record.levelno >= logging.WARNING and logging.lastResort is not None:
                 # Without this handler, that one would show it.

@@ -81,6 +81,7 @@ def go(work: Coroutine[Any, Any, T]) -> T:
     # Most commands are over before garbage is worth collecting; looking for it among what is
     # imported takes as long as a tenth of the command.
     gc.set_threshold(50_000)
+    _label_warnings()
     ended: list[int] = []
     try:
         return asyncio.run(_orderly(work, ended))
@@ -90,6 +91,14 @@ def go(work: Coroutine[Any, Any, T]) -> T:
         if not ended:
             raise
         raise SystemExit(EXIT_SIGNAL_BASE + ended[0]) from None
+
+
+def _label_warnings() -> None:
+    """Print warnings of the libraries as the commands print theirs."""
+    import logging
+
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(logging.Formatter("warning: %(message)s"))
 
 
 async def _orderly(work: Coroutine[Any, Any, T], ended: list[int]) -> T:

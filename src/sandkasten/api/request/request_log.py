@@ -1,7 +1,7 @@
 """One line in the log for each request, without anything that a client chose freely.
 
 Paths and queries may hold names of files, ids and keys given by mistake; the template of the route
-tells enough. The request id has only letters, digits and three signs.
+is logged instead. The request id has only letters, digits and three other characters.
 """
 
 from __future__ import annotations

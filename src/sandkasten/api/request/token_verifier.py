@@ -2,8 +2,8 @@
 
 A token is accepted only with the algorithm that belongs to the key that verifies it, so neither
 `alg: none` nor a public key used as a shared secret can pass. Issuer, audience and expiry are
-always required. Whatever is wrong with a token, the client learns only Unauthorized. Reads no file
-and no network: the keys come from a `KeySource`.
+always required. Every token that is not accepted raises Unauthorized; only wrong claims of a
+verified token are described. Reads no file and no network: the keys come from a `KeySource`.
 """
 
 from __future__ import annotations

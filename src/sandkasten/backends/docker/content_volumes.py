@@ -1,4 +1,4 @@
-"""Copies of our directories in an engine that does not see our files: one volume per content.
+"""Copies of our directories in a Docker Engine that does not see our files: one volume per content.
 
 Only content that never changes is copied, such as a set of packages. A volume is complete when it
 has a marker, which is written last; an incomplete one is filled again. Volumes whose source is gone

@@ -1,4 +1,4 @@
-"""Named workspaces as volumes of an engine that does not see our files.
+"""Named workspaces as volumes of a Docker Engine that does not see our files.
 
 Implements the verbs of `ports.KeepsWorkspaces`. A workspace is two volumes, its files and its home,
 named after the installation and the workspace; the metadata is in our data directory. Needs no

@@ -1,4 +1,4 @@
-"""Settings of tokens: whose JSON Web Tokens the daemon accepts, and what their claims mean."""
+"""Settings of tokens: which JSON Web Tokens the daemon accepts, and what their claims mean."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 # RFC 7518 requires as many bits as the hash has.
 _MIN_SECRET = 32
+_KEYS = "jwt.jwks_url (or jwt.jwks_file, jwt.key_file, jwt.secret)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +63,15 @@ class JwtSettings:
     def checked(self) -> JwtSettings:
         """Return the settings; InvalidConfiguration if tokens could not be verified safely."""
         sources = (self.jwks_url, self.jwks_file, self.key_file, self.shared_secret)
-        given = any(one is not None for one in sources)
-        if not self.enabled and self.audience is None and not given:
+        keys = next((one for one in sources if one is not None), None)
+        needed = {"jwt.issuer": self.issuer, "jwt.audience": self.audience, _KEYS: keys}
+        missing = [name for name, value in needed.items() if value is None]
+        if len(missing) == len(needed):
             return self
-        if self.issuer is None or self.audience is None or not given:
+        if missing:
             raise InvalidConfiguration(
-                "tokens need jwt.issuer, jwt.audience and keys, and one of them is missing",
-                hint="set jwt.jwks_url, jwt.jwks_file, jwt.key_file or jwt.secret, with both names",
+                f"tokens require jwt.issuer, jwt.audience and keys; {missing[0]} is not set",
+                hint=f"set {' and '.join(missing)}, or none of jwt.*",
                 setting="jwt.issuer",
             )
         if self.shared_secret is not None and len(self.shared_secret) < _MIN_SECRET:

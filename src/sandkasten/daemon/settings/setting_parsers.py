@@ -95,9 +95,13 @@ def gpu_count(name: str, value: object) -> int:
         return ALL
     if value == "none":
         return 0
-    parsed = number(name, value)
+    expected = f"an integer from 0 to {MAX_GPUS}, or all"
+    try:
+        parsed = number(name, value)
+    except InvalidConfiguration as exc:
+        raise invalid(name, expected, value) from exc
     if not 0 <= parsed <= MAX_GPUS or parsed != int(parsed):
-        raise invalid(name, f"an integer of at most {MAX_GPUS}, or all", value)
+        raise invalid(name, expected, value)
     return int(parsed)
 
 

@@ -1,7 +1,7 @@
 """Whether an image may be used: the operator's rules, applied to the signatures that it has.
 
 A pull fetches the signatures and checks them before any layer; they are stored with the image and
-checked again with the rules of the day each time a sandbox is made of it. Raises UntrustedImage
+checked again with the current rules each time a sandbox is created from it. Raises UntrustedImage
 with the reason, and InvalidConfiguration for a rule whose files cannot be used.
 """
 
@@ -168,8 +168,9 @@ def _loaded(path: str, load: Callable[[bytes], T]) -> T:
         with Path(path).open("rb") as file:
             return load(file.read(_MAX_PEM))
     except (OSError, ValueError, TypeError) as exc:
+        reason = getattr(exc, "strerror", None) or exc
         raise InvalidConfiguration(
-            f"{_SETTING} names {path}, which cannot be used: {exc}",
+            f"{_SETTING} names {path}, which cannot be used: {reason}",
             hint="give the path of a file in PEM",
             setting=_SETTING,
         ) from exc

@@ -103,7 +103,7 @@ def check_gpus(request: GpuRequest, allowed: int, field: str = "gpus") -> None:
     most = str(allowed) if allowed else "none"
     raise PolicyDenied(
         f"{field} requests {shown(str(request))}, but policy.gpus allows {most}",
-        hint="ask for less, or have the operator raise that setting",
+        hint="request fewer, or ask the operator to raise policy.gpus",
         rule="policy.gpus",
         field=field,
     )

@@ -158,7 +158,8 @@ def parse_network(value: object, presets: Mapping[str, Sequence[str]] = PRESETS)
         return NetworkPolicy(full=True)
     if not isinstance(value, dict):
         raise _invalid(
-            f"{shown(str(value))} is not a valid network", "use none, full, or {allow: […]}"
+            f"{shown(str(value))} is not a valid network",
+            "use none, full, or {allow: [example.com]} (--allow example.com)",
         )
     for key in value:
         if key not in _KEYS:
@@ -229,7 +230,9 @@ def _split_port(text: str) -> tuple[str, int | None]:
         host, _, port = text.partition(":")
     if not port:
         return host, None
-    if not port.isdigit() or not 1 <= int(port) <= 65_535:
+    if not port.isdigit():
+        raise _invalid(f"{shown(text)} is not a valid rule", _EXAMPLES)
+    if not 1 <= int(port) <= 65_535:
         raise _invalid(f"{shown(text)} has no valid port", "use a port from 1 to 65535")
     return host, int(port)
 
@@ -320,7 +323,7 @@ def attempt(record: Mapping[str, Any]) -> NetworkAttempt:
 
 
 def suggested(attempts: Iterable[NetworkAttempt]) -> tuple[str, ...]:
-    """Return the rules that would have allowed everything that was tried."""
+    """Return a rule for each host and port that was tried."""
     tried = (one for one in attempts if one.event in ("opened", "refused"))
     found = {(one.host or one.address or "", one.port) for one in tried}
     return tuple(
