@@ -151,7 +151,7 @@ class PolicySettings:
         "policy.network",
         network_rules,
         None,
-        "What requests may reach: none, full or rules; default: full without a key, none with one.",
+        "What requests may reach: none, full or rules; default: full for the operator, else none.",
     )
     signatures: tuple[TrustRule, ...] = setting(
         "policy.images.signatures",
