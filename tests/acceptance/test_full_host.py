@@ -102,9 +102,7 @@ def test_acknowledged_changes_survive_a_power_cut(small_disk, tmp_path):
 
 
 @pytest.mark.parametrize("reserve", ["all", "none"])
-def test_a_sandbox_that_fills_the_disk_costs_its_neighbours_nothing(
-    small_disk, monkeypatch, reserve
-):
+def test_a_full_disk_does_not_affect_other_sandboxes(small_disk, monkeypatch, reserve):
     """B keeps every file that was acknowledged, whatever A and other users of the disk do."""
     monkeypatch.setenv("SANDKASTEN_DISK_RESERVE", reserve)
     monkeypatch.setenv("SANDKASTEN_DISK_MIN_FREE_MB", "0")

@@ -240,7 +240,7 @@ async def test_a_body_with_too_many_values_is_refused(daemon):
     assert (reply.status, reply.json["code"]) == (413, "PAYLOAD_TOO_LARGE")
 
 
-async def test_a_wrong_list_an_object_and_unknown_fields_are_told_by_the_first(daemon):
+async def test_only_the_first_invalid_field_is_reported(daemon):
     path = "/v1/sessions/sbx_0000000000000000/exec"
     for body, field in (
         ({"cmd": [1] * 30_000}, "cmd.list[str].0"),

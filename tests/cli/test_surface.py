@@ -221,7 +221,7 @@ def test_a_misspelled_image_is_corrected(cli):
     assert "did you mean" not in cli("run", "-i", "registry.example/x", "-c", "1").err
 
 
-def test_a_missing_recipe_is_not_a_question_of_its_mode(cli, tmp_path):
+def test_a_missing_recipe_is_not_reported_as_a_wrong_mode(cli, tmp_path):
     done = cli("image", "build", "x", "-f", str(tmp_path / "nothing.yaml"))
     assert done.status == 125
     assert "No such file or directory" in done.err

@@ -32,7 +32,7 @@ def test_a_reserved_file_has_all_of_its_blocks_and_keeps_its_content(tmp_path):
     assert is_reservable(tmp_path)
 
 
-def test_what_must_stay_free_is_not_reserved(tmp_path):
+def test_space_that_must_stay_free_is_not_reserved(tmp_path):
     free = free_bytes(tmp_path)
     with open(tmp_path / "file", "w+b") as file:
         with pytest.raises(QuotaExceeded, match="kept free") as caught:
@@ -58,7 +58,7 @@ def test_memory_is_not_reserved():
         assert os.fstat(file.fileno()).st_blocks == 0
 
 
-def test_a_file_system_that_cannot_reserve_is_told_apart(tmp_path, monkeypatch):
+def test_a_file_system_that_cannot_reserve_is_recognised(tmp_path, monkeypatch):
     monkeypatch.setattr(free_space, "_allocate", lambda *_: errno.EOPNOTSUPP)
     with open(tmp_path / "file", "w+b") as file:
         assert reserve(file.fileno(), MB, 0, "try") is False

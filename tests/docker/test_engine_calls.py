@@ -166,7 +166,7 @@ async def test_a_runner_that_exits_at_once_is_reported_with_its_last_output(
 
 
 @pytest.mark.parametrize("question", ["owned", "probe"])
-async def test_a_question_that_is_cancelled_at_once_leaves_nothing_unawaited(
+async def test_a_request_that_is_cancelled_at_once_leaves_nothing_unawaited(
     tmp_path: Path, question: str
 ):
     async with FakeEngine(tmp_path / "socket") as fake:

@@ -20,14 +20,14 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_an_engine_without_gpus_refuses_by_name(engine: Reached, data: Path):
-    wish = CreateRequest(SandboxOptions(backend="docker", gpus=1))
+    requested = CreateRequest(SandboxOptions(backend="docker", gpus=1))
     async with opened(data, engine) as sand:
         with pytest.raises(PolicyDenied) as denied:
-            await sand.create(wish)
+            await sand.create(requested)
         assert denied.value.details["rule"] == "policy.gpus"
     async with opened(data, engine, policy_gpus="1") as sand:
         with pytest.raises(UnsupportedByBackend, match="cannot give a sandbox GPUs") as refused:
-            await sand.create(wish)
+            await sand.create(requested)
         assert "container toolkit" in refused.value.hint
         with pytest.raises(UnsupportedByBackend, match="backend local"):
             await sand.create(CreateRequest(SandboxOptions(backend="local", gpus=1)))

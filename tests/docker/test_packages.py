@@ -27,7 +27,7 @@ def engine() -> Reached:
     return lent.engine("private", "debian")
 
 
-def wish(*packages: str, **more: Any) -> CreateRequest:
+def requested(*packages: str, **more: Any) -> CreateRequest:
     options = SandboxOptions(
         backend="docker", image=stock.reference("debian"), pip_packages=packages, **more
     )
@@ -49,7 +49,7 @@ async def test_packages_are_mounted_where_the_engine_sees_our_files(
     data = Path(engine.shares) / tmp_path.name
     more = {"packages_find_links": str(tmp_path / "w")}
     async with opened(data, engine, "bind", **more) as sand:
-        info = await sand.create(wish("epsilon"))
+        info = await sand.create(requested("epsilon"))
         result = await sh(sand, info.id, LOOK)
         assert result.stdout == b"5.0\n"
         assert b"Read-only file system" in result.stderr
@@ -65,7 +65,7 @@ async def test_packages_are_copied_to_an_engine_that_does_not_see_our_files(
     more = {"packages_find_links": str(tmp_path / "w")}
     async with opened(data, engine, "volume", **more) as sand:
         for _ in range(2):
-            info = await sand.create(wish("epsilon"))
+            info = await sand.create(requested("epsilon"))
             result = await sh(sand, info.id, LOOK)
             assert result.stdout == b"5.0\n", result.stderr
             assert b"Read-only file system" in result.stderr
@@ -79,7 +79,7 @@ async def test_packages_are_copied_to_an_engine_that_does_not_see_our_files(
     labels["sandkasten.source"] = str(tmp_path / "gone")
     engine.docker("volume", "create", *(f"--label={k}={v}" for k, v in labels.items()), "old")
     async with opened(data, engine, "volume", **more) as sand:
-        info = await sand.create(wish("epsilon"))
+        info = await sand.create(requested("epsilon"))
         assert (await sh(sand, info.id, LOOK)).stdout == b"5.0\n"
         assert copies(engine, data) == [volume]
     engine.docker("volume", "rm", volume)
@@ -93,7 +93,7 @@ async def test_packages_are_in_the_container_where_the_engine_has_no_volumes(
     data = tmp_path / "data"
     more = {"packages_find_links": str(tmp_path / "w")}
     async with opened(data, engine, "archive", **more) as sand:
-        info = await sand.create(wish("epsilon"))
+        info = await sand.create(requested("epsilon"))
         result = await sh(sand, info.id, LOOK)
         assert result.stdout == b"5.0\n", result.stderr
         assert b"Permission denied" in result.stderr
@@ -108,7 +108,7 @@ async def test_a_host_mount_is_refused_where_the_engine_does_not_see_our_files(
     more = {"policy_mounts": f"docs={tmp_path / 'shown'}:/docs"}
     async with opened(tmp_path / "data", engine, "volume", **more) as sand:
         with pytest.raises(UnsupportedByBackend, match="host mounts are not supported") as refused:
-            await sand.create(wish(mounts=("docs",)))
+            await sand.create(requested(mounts=("docs",)))
         assert "workspace_mode bind" in refused.value.hint
         assert await sand.list(all=True) == []
     assert await nothing_left(engine, tmp_path / "data") == []

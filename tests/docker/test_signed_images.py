@@ -48,7 +48,7 @@ async def test_an_image_of_the_engine_is_not_used_and_a_signed_one_of_a_registry
     private = signing.key()
     rule = {"key": signing.written(tmp_path / "cosign.pub", signing.public(private))}
     rules = {"policy_images_signatures": json.dumps([rule])}
-    wish = CreateRequest(SandboxOptions(backend="docker", image=name))
+    requested = CreateRequest(SandboxOptions(backend="docker", image=name))
     # The twin: without rules, the engine's own image is used.
     async with opened(data, engine) as sand:
         assert (await sand.create(FAR)).image == IMAGE
@@ -58,11 +58,11 @@ async def test_an_image_of_the_engine_is_not_used_and_a_signed_one_of_a_registry
         assert f"sandkasten image pull {IMAGE}" in missing.value.hint
     async with opened(data, engine, allowed_images=name, **rules) as sand:
         with pytest.raises(UntrustedImage, match="has no signature"):
-            await sand.create(wish)
+            await sand.create(requested)
         assert await sand.list(all=True) == []
         assert await nothing_left(engine, data) == []
         await asyncio.to_thread(signing.sign, registry, "team/app", made.digest, private)
-        info = await sand.create(wish)
+        info = await sand.create(requested)
         assert (await sh(sand, info.id, "echo ran")).stdout == b"ran\n"
     assert await nothing_left(engine, data) == []
     # The engine has it now, and another key is required.
@@ -70,6 +70,6 @@ async def test_an_image_of_the_engine_is_not_used_and_a_signed_one_of_a_registry
     rules = {"policy_images_signatures": json.dumps([rule])}
     async with opened(data, engine, allowed_images=name, images_pull="never", **rules) as sand:
         with pytest.raises(UntrustedImage, match="not made by this key"):
-            await sand.create(wish)
+            await sand.create(requested)
         assert await sand.list(all=True) == []
     assert await nothing_left(engine, data) == []

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("P22")]
 
 
-def wish(name: str, backend: str = "docker", **more: Any) -> CreateRequest:
+def requested(name: str, backend: str = "docker", **more: Any) -> CreateRequest:
     image = IMAGE if backend == "docker" else "host"
     options = SandboxOptions(backend=backend, image=image, workspace_id=name, **more)
     return CreateRequest(options)
@@ -33,15 +33,15 @@ async def test_a_named_workspace_is_a_volume_that_outlives_its_sandboxes(
     engine: Reached, data: Path
 ):
     async with opened(data, engine, "volume") as sand:
-        first = await sand.create(wish("notes", limits={"workspace_mb": 64}))
+        first = await sand.create(requested("notes", limits={"workspace_mb": 64}))
         assert "workspace" in [one.limit for one in first.unenforced]
         done = await sh(sand, first.id, "echo one > a; echo two > ~/b; ls -ld . ~ | cut -d' ' -f1")
         assert (done.exit_code, done.stderr) == (0, b"")
         with pytest.raises(Conflict, match="in use"):
-            await sand.create(wish("notes"))
+            await sand.create(requested("notes"))
         await sand.destroy(first.id)
         with pytest.raises(Conflict, match="64 MB"):
-            await sand.create(wish("notes", limits={"workspace_mb": 65}))
+            await sand.create(requested("notes", limits={"workspace_mb": 65}))
         assert len(left(engine, data)) == 2
     # Another process, and a workspace that nothing has: its files and its home are still there.
     async with opened(data, engine, "volume", backend="docker") as sand:
@@ -53,7 +53,7 @@ async def test_a_named_workspace_is_a_volume_that_outlives_its_sandboxes(
         async with sand.workspace_files.lent("notes") as lender:
             assert (await sand.files.read(lender, "a")).data == b"one\n"
         for name in ("notes", "other"):
-            info = await sand.create(wish(name))
+            info = await sand.create(requested(name))
             seen = await sh(sand, info.id, "cat a ~/b; stat -c %u a . ~; echo more >> a")
             assert seen.stdout == b"one\ntwo\n1000\n1000\n1000\n", seen.stderr
             with pytest.raises(Conflict, match="cannot be deleted"):
@@ -70,7 +70,9 @@ async def test_a_named_workspace_is_a_volume_that_outlives_its_sandboxes(
 
 async def test_two_sandboxes_share_a_workspace(engine: Reached, data: Path):
     async with opened(data, engine, "volume") as sand:
-        one, two = [await sand.create(wish("board", workspace_mode="shared")) for _ in range(2)]
+        one, two = [
+            await sand.create(requested("board", workspace_mode="shared")) for _ in range(2)
+        ]
         await sh(sand, one.id, "echo hello > file")
         assert (await sh(sand, two.id, "cat file")).stdout == b"hello\n"
         for info in (one, two):
@@ -81,25 +83,25 @@ async def test_two_sandboxes_share_a_workspace(engine: Reached, data: Path):
 
 async def test_a_workspace_stays_where_it_was_made(engine: Reached, data: Path):
     async with opened(data, engine, "volume") as sand:
-        await sand.destroy((await sand.create(wish("there"))).id)
+        await sand.destroy((await sand.create(requested("there"))).id)
         with pytest.raises(UnsupportedByBackend, match="is a volume of backend docker") as refused:
-            await sand.create(wish("there", backend="local"))
+            await sand.create(requested("there", backend="local"))
         assert "backend docker" in refused.value.hint
         # The default backend is local here.
         assert (await sand.workspaces.create("here")).kind != "volume"
         with pytest.raises(UnsupportedByBackend, match="is stored on the daemon's machine"):
-            await sand.create(wish("here"))
+            await sand.create(requested("here"))
         for name in ("there", "here"):
             await sand.workspaces.delete(name)
     async with opened(data, engine, "archive") as sand:
         with pytest.raises(UnsupportedByBackend, match="named workspaces"):
-            await sand.create(wish("nowhere"))
+            await sand.create(requested("nowhere"))
     assert await nothing_left(engine, data) == []
 
 
 async def test_down_keeps_workspaces_unless_it_removes_volumes(engine: Reached, data: Path):
     async with opened(data, engine, "volume") as sand:
-        await sand.destroy((await sand.create(wish("kept"))).id)
+        await sand.destroy((await sand.create(requested("kept"))).id)
     owner = (data / "docker" / "owner").read_text()
     async with aclosing(EngineHost(DockerOptions(host=engine.host))) as host:
         gone = container_removal._Gone()

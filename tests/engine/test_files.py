@@ -204,7 +204,7 @@ def command(*words: object) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
 @pytest.mark.promise("P74")
 @pytest.mark.parametrize("full", [False, True])
-async def test_a_file_system_that_gave_up_is_not_a_matter_of_permissions(tmp_path, full):
+async def test_a_read_only_file_system_is_not_a_permission_error(tmp_path, full):
     world = World(host_disk=tmp_path / "disk")
     place = world.backend.real.workspaces._root
     for directory in (place, tmp_path / "disk"):

@@ -106,9 +106,7 @@ async def test_a_changed_payload_is_refused(running, site, app, signer):
     assert "it was not made by this key" in await site.refused(rule)
 
 
-async def test_the_rules_of_the_day_decide_also_about_a_stored_image(
-    running, site, app, signer, tmp_path
-):
+async def test_current_rules_apply_to_a_stored_image(running, site, app, signer, tmp_path):
     private, rule = signer
     signing.sign(running, "team/app", app.digest, private)
     await site.catalog(rule).resolve(site.name)

@@ -227,7 +227,7 @@ async def test_a_tag_that_changes_after_it_was_signed_is_refused(scene: Scene):
         assert await there.mark(told["id"]) == f"{scene.root.name} one"
 
 
-async def test_what_is_in_the_store_without_a_signature_is_refused(scene: Scene, tmp_path: Path):
+async def test_a_stored_image_without_a_signature_is_refused(scene: Scene, tmp_path: Path):
     name = await scene.push(f"team/{scene.root.name}:1")
     rules, scene.rules = scene.rules, []
     async with scene.daemon() as there:
@@ -259,7 +259,7 @@ async def test_what_is_in_the_store_without_a_signature_is_refused(scene: Scene,
         await there.refused_everywhere(f"{host}/team/imported:1", "has no signature")
 
 
-async def test_the_host_image_is_a_matter_of_the_allow_list(scene: Scene):
+async def test_only_the_allow_list_decides_about_the_host_image(scene: Scene):
     name = await scene.push(f"team/{scene.root.name}:1")
     async with scene.daemon() as there:
         status, told = await there.create("host")

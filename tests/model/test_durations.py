@@ -39,5 +39,5 @@ def test_numbers_and_units_are_seconds(value, found):
         "5\n",
     ],
 )
-def test_anything_else_is_no_duration(value):
+def test_anything_else_is_not_a_duration(value):
     assert seconds(value) is None

@@ -83,7 +83,7 @@ def test_limits_may_say_the_number_and_must_not_contradict():
         (GpuRequest(ids=("nvidia.com/gpu=all",)), ALL, True),
     ],
 )
-def test_the_operator_has_the_last_word(request_, allowed, fine):
+def test_the_operators_setting_wins(request_, allowed, fine):
     if fine:
         check_gpus(request_, allowed)
         return

@@ -72,7 +72,7 @@ def test_an_unusual_spelling_is_refused_and_not_guessed(text):
 @pytest.mark.parametrize(
     "value", ["bridge", 7, ["a"], {"alow": []}, {"allow": "a"}, {"dry_run": 1}]
 )
-def test_what_is_no_network_is_refused(value):
+def test_an_invalid_network_is_refused(value):
     with pytest.raises(InvalidRequest):
         parse_network(value)
 

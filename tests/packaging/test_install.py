@@ -118,7 +118,7 @@ def test_uninstall_without_an_installation_says_so(tmp_path: Path):
     )
 
 
-def test_a_directory_of_somebody_else_is_not_replaced(tmp_path: Path):
+def test_a_foreign_directory_is_not_replaced(tmp_path: Path):
     (tmp_path / "lib" / "sandkasten").mkdir(parents=True)
     (tmp_path / "lib" / "sandkasten" / "precious").touch()
     done = make_install("install", PREFIX=str(tmp_path))

@@ -9,7 +9,7 @@ import pytest
 from tests.seeds.documents import documents
 from tests.seeds.requirements import FILE, Requirement, problems, read, tables
 
-THIS = "tests/repo/test_requirements.py::test_a_requirement_in_order_has_no_complaint"
+THIS = "tests/repo/test_requirements.py::test_a_valid_requirement_is_accepted"
 FINE = Requirement("000", "Goals", "It runs", "works", "", (THIS,))
 
 
@@ -22,7 +22,7 @@ def test_there_are_requirements_of_every_document():
     assert found == {one.id for one in documents()}
 
 
-def test_a_requirement_in_order_has_no_complaint():
+def test_a_valid_requirement_is_accepted():
     assert problems([FINE]) == []
     assert problems([replace(FINE, state="missing", reason="Not built.", tests=())]) == []
 
@@ -46,7 +46,7 @@ def test_a_requirement_without_what_its_state_needs_is_reported(changes, complai
     assert any(complaint in one for one in found), found
 
 
-def test_a_requirement_that_is_there_twice_is_reported():
+def test_a_duplicate_requirement_is_reported():
     assert problems([FINE, FINE]) == ["000, Goals, It runs: it is there twice"]
 
 

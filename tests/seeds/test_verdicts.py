@@ -42,7 +42,7 @@ def test_a_block_has_a_verdict_and_what_it_needs(block: Block):
     assert block.test is None or exists(block.test), block.test
 
 
-def test_a_test_that_is_not_there_is_noticed():
-    assert exists("tests/seeds/test_verdicts.py::test_a_test_that_is_not_there_is_noticed")
+def test_a_missing_test_is_reported():
+    assert exists("tests/seeds/test_verdicts.py::test_a_missing_test_is_reported")
     assert not exists("tests/seeds/test_verdicts.py::test_nothing")
     assert not exists("tests/seeds/test_nothing.py")

@@ -109,7 +109,7 @@ def test_an_empty_variable_is_not_set(tmp_path):
     assert loaded(tmp_path, SANDKASTEN_LISTNE="").warnings == ()
 
 
-def test_a_program_is_told_once(tmp_path, monkeypatch, caplog):
+def test_a_program_is_warned_once(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("SANDKASTEN_LISTNE", "x")
     monkeypatch.chdir(tmp_path)
     with caplog.at_level(logging.WARNING):

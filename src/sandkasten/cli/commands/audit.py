@@ -39,11 +39,11 @@ def commands() -> typer.Typer:
 
 
 def described(row: AuditRow) -> dict[str, Any]:
-    from sandkasten.cli.commands.listings import moment
+    from sandkasten.cli.commands.listings import timestamp
 
     return {
         **{one.name: getattr(row, one.name) for one in fields(row)},
-        "at": moment(row.at),
+        "at": timestamp(row.at),
         "detail": dict(row.detail),
     }
 
@@ -112,12 +112,12 @@ async def _follow(state: State, since_seq: int | None, wanted: dict[str, Any]) -
 
 
 def _cells(rows: Sequence[AuditRow]) -> list[tuple[str, ...]]:
-    from sandkasten.cli.commands.listings import moment
+    from sandkasten.cli.commands.listings import timestamp
 
     return [
         (
             str(row.seq),
-            moment(row.at),
+            timestamp(row.at),
             row.tenant or "-",
             row.key_id or "-",
             row.action,

@@ -58,7 +58,7 @@ def commands() -> typer.Typer:
 
 
 def described(row: StoredFile) -> dict[str, Any]:
-    from sandkasten.cli.commands.listings import moment
+    from sandkasten.cli.commands.listings import timestamp
 
     shown = {one.name: getattr(row, one.name) for one in fields(row) if one.name != "tenant"}
     return {
@@ -66,8 +66,8 @@ def described(row: StoredFile) -> dict[str, Any]:
         "file_key": row.key,
         "size": row.size_bytes,
         "metadata": dict(row.metadata),
-        "created_at": moment(row.created_at),
-        "expires_at": None if row.expires_at is None else moment(row.expires_at),
+        "created_at": timestamp(row.created_at),
+        "expires_at": None if row.expires_at is None else timestamp(row.expires_at),
     }
 
 

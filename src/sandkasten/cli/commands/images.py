@@ -245,7 +245,7 @@ async def removed(state: State, names: Sequence[str]) -> int:
 
 
 async def inspected(state: State, name: str) -> None:
-    from sandkasten.cli.commands.listings import moment
+    from sandkasten.cli.commands.listings import timestamp
     from sandkasten.cli.output import put, put_json, put_table, size
 
     image = await images_of(state).inspect(name)
@@ -257,7 +257,7 @@ async def inspected(state: State, name: str) -> None:
         *(("name", one) for one in image.names),
         ("size", size(image.bytes)),
         ("platform", _platform(image)),
-        ("added", moment(image.created_at)),
+        ("added", timestamp(image.created_at)),
         ("built", image.created or "-"),
         ("source", image.source or "-"),
         ("user", image.user or "-"),
@@ -322,7 +322,7 @@ async def measured(state: State) -> None:
 
 
 def described(image: ImageInfo) -> dict[str, Any]:
-    from sandkasten.cli.commands.listings import moment
+    from sandkasten.cli.commands.listings import timestamp
 
     return {
         "id": image.id,
@@ -331,7 +331,7 @@ def described(image: ImageInfo) -> dict[str, Any]:
         "os": image.os,
         "architecture": image.architecture,
         "variant": image.variant,
-        "created_at": moment(image.created_at),
+        "created_at": timestamp(image.created_at),
         "created": image.created,
         "source": image.source,
         "layers": [asdict(layer) for layer in image.layers],

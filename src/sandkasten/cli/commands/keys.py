@@ -44,11 +44,11 @@ def commands() -> typer.Typer:
 
 
 def described(row: KeyRow) -> dict[str, Any]:
-    from sandkasten.cli.commands.listings import moment
+    from sandkasten.cli.commands.listings import timestamp
 
     shown = {**asdict(row), "scopes": sorted(row.scopes)}
     times = {name: value for name, value in shown.items() if name.endswith("_at")}
-    return shown | {k: None if v is None else moment(v) for k, v in times.items()}
+    return shown | {k: None if v is None else timestamp(v) for k, v in times.items()}
 
 
 def _nothing() -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 STATS_TIMEOUT_S: Final = 2.0
 
 
-def moment(unix: float) -> str:
+def timestamp(unix: float) -> str:
     return datetime.fromtimestamp(unix, UTC).isoformat(timespec="milliseconds")
 
 
@@ -40,8 +40,8 @@ def described(info: Info) -> dict[str, Any]:
         **public_fields(info),
         "workspace_mode": _mode(info),
         "mounts": [asdict(one) for one in info.mounts],
-        "created_at": moment(info.created_at),
-        "expires_at": moment(info.expires_at),
+        "created_at": timestamp(info.created_at),
+        "expires_at": timestamp(info.expires_at),
         "profile": info.profile,
         "labels": dict(info.labels),
         "limits": public_limits(info.limits),
@@ -123,7 +123,7 @@ def _command(one: Result) -> dict[str, Any]:
         "exit_code": one.exit_code,
         "signal": one.signal,
         "shell": one.shell,
-        "started_at": moment(one.started_at) if one.started_at else None,
+        "started_at": timestamp(one.started_at) if one.started_at else None,
         "duration_ms": one.duration_ms,
         "stdout_bytes": one.stdout_bytes,
         "stderr_bytes": one.stderr_bytes,
@@ -173,7 +173,7 @@ async def processes(state: State, start: str) -> None:
 
 
 def _process(one: Process) -> dict[str, Any]:
-    return {**asdict(one), "cmdline": list(one.cmdline), "started_at": moment(one.started_at)}
+    return {**asdict(one), "cmdline": list(one.cmdline), "started_at": timestamp(one.started_at)}
 
 
 async def stats(state: State, start: str | None, *, follow: bool, interval_s: float) -> None:

@@ -113,12 +113,12 @@ async def _attempts(state: State, start: str, since_seq: int, *, follow: bool) -
 
 
 def _cells(found: Sequence[NetworkAttempt]) -> list[tuple[str, ...]]:
-    from sandkasten.cli.commands.listings import moment
+    from sandkasten.cli.commands.listings import timestamp
 
     return [
         (
             str(one.seq),
-            moment(one.at),
+            timestamp(one.at),
             one.event,
             f"{one.host or one.address}:{one.port}",
             one.rule,

@@ -184,12 +184,12 @@ def begun(state: State, row: RunRow) -> int:
 
 
 def described(row: RunRow) -> dict[str, Any]:
-    from sandkasten.cli.commands.listings import moment
+    from sandkasten.cli.commands.listings import timestamp
 
     return {
         **public_run(row),
-        "created_at": moment(row.created_at),
-        "ended_at": None if row.ended_at is None else moment(row.ended_at),
+        "created_at": timestamp(row.created_at),
+        "ended_at": None if row.ended_at is None else timestamp(row.ended_at),
     }
 
 

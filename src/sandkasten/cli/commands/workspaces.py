@@ -44,11 +44,15 @@ def commands() -> typer.Typer:
 
 
 def described(one: Workspace) -> dict[str, Any]:
-    from sandkasten.cli.commands.listings import moment
+    from sandkasten.cli.commands.listings import timestamp
 
     made = one.created_at
     shown = {**asdict(one), "used_by": list(one.used_by)}
-    return {**shown, "workspace_id": one.name, "created_at": None if made is None else moment(made)}
+    return {
+        **shown,
+        "workspace_id": one.name,
+        "created_at": None if made is None else timestamp(made),
+    }
 
 
 def _nothing() -> None:

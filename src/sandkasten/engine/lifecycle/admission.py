@@ -73,18 +73,18 @@ class Admission:
         self,
         record: Record,
         plan: SandboxPlan,
-        wish: WorkspaceRequest,
+        requested: WorkspaceRequest,
         remover: Remover,
         *,
         make: bool,
     ) -> tuple[Record, SandboxPlan]:
-        async with self._claims.claimed(wish, plan.backend, remover, make=make) as claim:
+        async with self._claims.claimed(requested, plan.backend, remover, make=make) as claim:
             limits = replace(plan.spec.limits, workspace_bytes=claim.stored.size_bytes)
             record = replace(
                 record,
                 limits=limits,
-                workspace_id=wish.name,
-                workspace_shared=wish.shared,
+                workspace_id=requested.name,
+                workspace_shared=requested.shared,
                 unenforced=claim.unenforced,
             )
             await self._store.put(record)

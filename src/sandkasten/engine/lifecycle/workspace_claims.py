@@ -99,7 +99,7 @@ class WorkspaceClaims:
 
     @asynccontextmanager
     async def claimed(
-        self, wish: WorkspaceRequest, backend: Backend, remover: Remover, *, make: bool = True
+        self, requested: WorkspaceRequest, backend: Backend, remover: Remover, *, make: bool = True
     ) -> AsyncIterator[WorkspaceClaim]:
         """The workspace, made if it is not there. The caller writes its row inside the block.
 
@@ -107,23 +107,23 @@ class WorkspaceClaims:
         """
         port = self.port
         keeper = await keeper_name(backend)
-        async with self.lock(wish.name):
-            holders = await self.holders(wish.name, remover)
-            admit(wish.name, wish.shared, holders)
+        async with self.lock(requested.name):
+            holders = await self.holders(requested.name, remover)
+            admit(requested.name, requested.shared, holders)
             try:
-                stored = await port.get(wish.name)
+                stored = await port.get(requested.name)
             except WorkspaceNotFound:
-                if wish.must_exist:
+                if requested.must_exist:
                     raise
                 if not make:
                     raise Busy(
-                        f"workspace {plain_name(wish.name)} was just deleted", hint="try again"
+                        f"workspace {plain_name(requested.name)} was just deleted", hint="try again"
                     ) from None
-                stored = await self.make(wish.name, wish.asked_bytes, keeper)
+                stored = await self.make(requested.name, requested.asked_bytes, keeper)
             else:
                 check_keeper(stored, keeper, backend.name)
-                check_size(stored, wish.asked_bytes)
-            volume = await port.open(wish.name, in_use=bool(holders))
+                check_size(stored, requested.asked_bytes)
+            volume = await port.open(requested.name, in_use=bool(holders))
             yield WorkspaceClaim(stored, volume, _unenforced(stored))
 
     async def make(self, name: str, size_bytes: int | None, keeper: str) -> StoredWorkspace:

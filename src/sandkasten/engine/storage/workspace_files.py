@@ -115,12 +115,12 @@ class WorkspaceFiles:
         stored = await self._claims.port.get(scoped(tenant, name))
         options = SandboxOptions(workspace_id=name, backend=stored.keeper or None, network="none")
         plan = await self._planner.plan(CreateRequest(options, tenant=tenant))
-        wish = plan.workspace
+        requested = plan.workspace
         lease = Lease(idle_timeout_s=LEASE_S, lifetime_s=plan.lease.lifetime_s)
         plan = replace(
             plan,
             lease=lease,
-            workspace=None if wish is None else replace(wish, must_exist=True),
+            workspace=None if requested is None else replace(requested, must_exist=True),
         )
         with self._in_flight.within():
             return await self._sandboxes.make(plan, acquired="internal")
