@@ -26,10 +26,10 @@ log = logging.getLogger("sandkasten.mcp")
 _OPEN: Final = "sandbox_open"
 _CLOSE: Final = "sandbox_close"
 _ID: Final = "sandbox_id"
-_NEEDED: Final = "The sandbox, by the sandbox_id that sandbox_open answered."
+_NEEDED: Final = "The sandbox_id that sandbox_open returned."
 _OPENING: Final = (
     "Open a new sandbox: a Linux machine with a workspace and a shell that keep their state "
-    "between calls. Give the sandbox_id of the answer to the other tools, and close it at the end."
+    "between calls. Pass the returned sandbox_id to the other tools, and close it at the end."
 )
 
 

@@ -71,8 +71,8 @@ def _strings(description: str, most: int) -> dict[str, Any]:
 
 _WHICH = {
     "sandbox_id": _string(
-        "The sandbox, by the sandbox_id that sandbox_open answered. Leave it out for the sandbox "
-        "of this run, which is opened when it is first used.",
+        "The sandbox_id that sandbox_open returned. Leave it out for the sandbox of this run, "
+        "which is opened when it is first used.",
         most=200,
     ),
     "session_id": _string("Another name for sandbox_id.", most=200),
@@ -85,7 +85,7 @@ _ENV = {
     "maxProperties": 1000,
 }
 _MODE = {
-    "description": 'Permissions: octal digits in a text ("0755"), or a number (493).',
+    "description": 'Permissions: octal digits in a string ("0755"), or a number (493).',
     "anyOf": [
         {"type": "string", "pattern": "^0?o?[0-7]{1,4}$"},
         {"type": "integer", "minimum": 0, "maximum": 0o7777},
@@ -136,15 +136,15 @@ RUN: Final = _tool(
     "run",
     "Run a piece of code in a fresh, isolated sandbox and get its output. Nothing is kept between "
     "calls: pass every file the code needs in files, and name in artifacts the files you want back."
-    " The code runs in /workspace (also called /work). A failure of the code is an answer with ok "
+    " The code runs in /workspace (also called /work). If the code fails, the answer has ok "
     "false, exit_code and stderr.",
     {
         "runtime": {
             "type": "string",
-            "description": "What runs the code. Default: what the agent's file names, or python.",
+            "description": "What runs the code. Default: as in the agent's file, or python.",
             "enum": ["python", "node", "bash", "sh", "linux", "shell", "python3", "javascript"],
         },
-        "code": _string("The source code, whole.", most=CODE_BYTES, least=0),
+        "code": _string("The complete source code.", most=CODE_BYTES, least=0),
         "args": _strings("Arguments of the program.", 1000),
         "env": {**_ENV, "description": "Environment variables of the program."},
         "files": {
@@ -169,7 +169,7 @@ RUN: Final = _tool(
             },
         },
         "timeout_seconds": _number(
-            "The code is ended after so many seconds; what it wrote until then is kept.",
+            "Kill the code after this many seconds; its output until then is kept.",
             1,
             MOST_TIMEOUT_S,
         ),
@@ -184,29 +184,27 @@ RUN: Final = _tool(
 )
 OPEN: Final = _tool(
     "open",
-    "Open the sandbox of this run, or come back to it: a Linux machine with a workspace and a "
+    "Open the sandbox of this run, or return to it: a Linux machine with a workspace and a "
     "shell that keep their state between calls. Calling it is optional: every other tool opens the "
     "sandbox when it is first used. created says whether it is new and empty.",
     {
         "session_key": _string(
-            "A name of your choice, for a second sandbox beside the run's own. The same name leads "
-            "to the same sandbox. Give the sandbox_id of the answer to the other tools.",
+            "A name of your choice, for a second sandbox beside the run's own. The same name gives "
+            "the same sandbox. Pass the returned sandbox_id to the other tools.",
             most=300,
         ),
-        "image": _string(
-            "What it is made of, when another image is needed than the agent's own.", most=300
-        ),
+        "image": _string("The image, if another one than the agent's own is needed.", most=300),
     },
 )
 EXEC: Final = _tool(
     "exec",
-    "Run a command in the sandbox and get stdout, stderr and exit_code. A text runs in a shell "
+    "Run a command in the sandbox and get stdout, stderr and exit_code. A string runs in a shell "
     "that keeps its directory and variables between calls; a list runs a program by itself. With "
     "stream true it answers at once with an exec_id, for sandbox_exec_read and sandbox_exec_wait.",
     {
         **_WHICH,
         "cmd": _command(
-            'A text for the shell ("cd app && pytest -q"), or a program with its arguments '
+            'A string for the shell ("cd app && pytest -q"), or a program with its arguments '
             '(["python3", "main.py"]). Required, unless command is given.'
         ),
         "command": _command("Another name for cmd; give only one of the two."),
@@ -214,13 +212,13 @@ EXEC: Final = _tool(
         "workdir": _string("Another name for cwd.", 4096),
         "env": _ENV,
         "timeout_seconds": _number(
-            "The command and all it started are ended after so many seconds (timed_out true); "
-            "what was written until then is kept.",
+            "Kill the command and everything it started after this many seconds (timed_out true); "
+            "the output until then is kept.",
             0.001,
             MOST_TIMEOUT_S,
         ),
         "stream": _boolean(
-            "Begin it and answer at once; for servers and long commands. Without timeout_seconds "
+            "Start it and return at once; for servers and long commands. Without timeout_seconds "
             "it runs until it ends or the sandbox is closed.",
             False,
         ),
@@ -229,12 +227,12 @@ EXEC: Final = _tool(
 )
 EXEC_READ: Final = _tool(
     "exec_read",
-    "Read the output of a command begun with stream true, in chunks numbered from 1. Pass next_seq "
-    "of the last answer as since_seq to go on. done says that the command has ended and that "
-    "nothing more will come.",
+    "Read the output of a command started with stream true, in chunks numbered from 1. Pass "
+    "next_seq of the last answer as since_seq to continue. done is true if the command has ended "
+    "and there is no more output.",
     {
         **_WHICH,
-        "exec_id": _string("The exec_id that sandbox_exec answered.", most=64),
+        "exec_id": _string("The exec_id that sandbox_exec returned.", most=64),
         "since_seq": {
             "type": "integer",
             "description": "Chunks after this number; 0 for all.",
@@ -244,7 +242,7 @@ EXEC_READ: Final = _tool(
         },
         "max_chunks": {
             "type": "integer",
-            "description": "At most so many chunks.",
+            "description": "Return at most this many chunks.",
             "minimum": 1,
             "maximum": MOST_CHUNKS,
             "default": READ_CHUNKS,
@@ -254,13 +252,13 @@ EXEC_READ: Final = _tool(
 )
 EXEC_WAIT: Final = _tool(
     "exec_wait",
-    "Wait for the end of a command begun with stream true. done false means that it still runs: "
-    "wait again, or read what it wrote with sandbox_exec_read.",
+    "Wait for the end of a command started with stream true. If done is false, it still runs: "
+    "wait again, or read its output with sandbox_exec_read.",
     {
         **_WHICH,
-        "exec_id": _string("The exec_id that sandbox_exec answered.", most=64),
+        "exec_id": _string("The exec_id that sandbox_exec returned.", most=64),
         "timeout_seconds": {
-            **_number("How long to wait; the command itself is not ended.", 0, MOST_TIMEOUT_S),
+            **_number("How long to wait; the command is not killed.", 0, MOST_TIMEOUT_S),
             "default": WAIT_S,
         },
     },
@@ -268,8 +266,9 @@ EXEC_WAIT: Final = _tool(
 )
 FS_WRITE: Final = _tool(
     "fs_write",
-    "Write a file in the sandbox, whole; missing directories are made. Give its text in contents, "
-    "or its bytes in contents_b64, and only one of them. For large files let a command make them.",
+    "Write a whole file in the sandbox; missing directories are created. Pass its text in "
+    "contents, or its bytes in contents_b64, not both. To create a large file, run a "
+    "command instead.",
     {
         **_WHICH,
         "path": _string(_PATH, most=4095),
@@ -284,7 +283,7 @@ FS_WRITE: Final = _tool(
         "text": _string("Another name for contents.", least=0),
         "content_base64": _string("Another name for contents_b64.", least=0),
         "mode": _MODE,
-        "overwrite": _boolean("False: fail with FILE_EXISTS when the file is there.", True),
+        "overwrite": _boolean("If false, fail with FILE_EXISTS if the file exists.", True),
     },
     required=("path",),
     one_of=CONTENTS,
@@ -293,20 +292,20 @@ FS_WRITE: Final = _tool(
 FS_READ: Final = _tool(
     "fs_read",
     "Read a file of the sandbox: text as contents, other bytes in base64 as contents_b64. "
-    "size_bytes is the size of the file; truncated says that this is only its beginning.",
+    "size_bytes is the size of the file; truncated is true if this is only its beginning.",
     {
         **_WHICH,
         "path": _string(_PATH, most=4095),
         "max_bytes": {
             "type": "integer",
-            "description": "At most so many bytes from the beginning of the file.",
+            "description": "Read at most this many bytes from the beginning of the file.",
             "minimum": 0,
             "maximum": MOST_READ_BYTES,
             "default": READ_BYTES,
         },
         "encoding": {
             "type": "string",
-            "description": "base64, or text (an error if it is not UTF-8). Default: what it is.",
+            "description": "base64 or text (an error if not UTF-8). Default: text if it is UTF-8.",
             "enum": ["utf-8", "utf8", "text", "base64"],
         },
     },
@@ -314,17 +313,17 @@ FS_READ: Final = _tool(
 )
 FS_LIST: Final = _tool(
     "fs_list",
-    "List a directory of the sandbox, sorted by name. truncated says that there are more than "
-    f"{MOST_ENTRIES} entries; then list a directory below.",
+    "List a directory of the sandbox, sorted by name. truncated is true if there are more than "
+    f"{MOST_ENTRIES} entries; then list a subdirectory.",
     {
         **_WHICH,
         "path": {**_string(_PATH, most=4095), "default": "."},
-        "recursive": _boolean("Also all that is below.", False),
+        "recursive": _boolean("Include everything below.", False),
     },
 )
 FS_DELETE: Final = _tool(
     "fs_delete",
-    "Delete a file, or with recursive true a directory and all that is in it.",
+    "Delete a file, or with recursive true a directory and everything in it.",
     {
         **_WHICH,
         "path": _string(_PATH, most=4095),
@@ -345,13 +344,13 @@ STAGE_FILE: Final = _tool(
 )
 PUBLISH_FILE: Final = _tool(
     "publish_file",
-    "Keep a file of the sandbox in the file store, whole and of any size, so that it outlives the "
+    "Copy a file of the sandbox, of any size, to the file store, so that it outlives the "
     "sandbox. The answer has its file_key.",
     {
         **_WHICH,
         "source": _string(f"The file. {_PATH}", most=4095),
         "file_key": _string(
-            "The key to keep it under, in place of what the key had; one is made up without.",
+            "Its key in the store; an existing file of that key is replaced. Default: a new key.",
             most=1024,
         ),
     },
@@ -359,8 +358,8 @@ PUBLISH_FILE: Final = _tool(
 )
 CLOSE: Final = _tool(
     "close",
-    "Destroy the sandbox with all its processes and files. Not needed at the end of a run: its "
-    "sandboxes go with it. Publish first what must stay.",
+    "Destroy the sandbox with all its processes and files. Not needed at the end of a run, which "
+    "destroys its sandboxes. Publish files that must stay first.",
     {
         **_WHICH,
         "delete_workspace": _boolean(

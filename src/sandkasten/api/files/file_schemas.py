@@ -38,7 +38,7 @@ _PATH_ONCE = exactly_one("path", "path_b64")
 Mode = Annotated[
     Annotated[StrictInt, schema(minimum=0, maximum=0o7777)] | _Octal | None,
     WHOLE,
-    Field(description="Permissions: a number (420), or octal digits in a text (`0644`)."),
+    Field(description="Permissions: a number (420), or octal digits in a string (`0644`)."),
 ]
 PathText = Annotated[
     Path | None, Field(description="`x`, `/work/x` and `/workspace/x` name the same file.")
