@@ -83,7 +83,7 @@ async def test_missing_wrong_and_misplaced_signatures_are_refused_before_any_lay
     assert "it was not made by this key" in await site.refused(rule)
     other = "sha256:" + "0" * 64
     signing.sign(running, "team/app", app.digest, private, said=signing.payload(other))
-    assert f"it is for '{other}'" in await site.refused(rule)
+    assert f"it signs '{other}'" in await site.refused(rule)
     signing.sign(running, "team/app", app.digest, private, said=b"[]")
     assert "its payload is malformed" in await site.refused(rule)
     foreign = json.loads(signing.payload(app.digest))
@@ -268,7 +268,7 @@ async def test_a_certificate_of_the_right_identity_and_root_is_accepted(
     [
         ({"identity": "https://git.example/other/repo/x"}, "it was made by"),
         ({"issuer": "https://evil.example"}, "its signer was identified by"),
-        ({"usage": ExtendedKeyUsageOID.SERVER_AUTH}, "not made for signing"),
+        ({"usage": ExtendedKeyUsageOID.SERVER_AUTH}, "not for signing"),
         ({"signed_at": NOW - timedelta(days=1)}, "was not valid at"),
     ],
 )
@@ -324,7 +324,7 @@ async def test_a_log_entry_about_another_signature_is_refused(
         certificate=pem(certificate).decode(),
         chain=pem(authority.middle).decode(),
     )
-    assert "it is in no transparency log" in await site.refused(logged)
+    assert "it has no entry of a transparency log" in await site.refused(logged)
 
 
 # ---- settings

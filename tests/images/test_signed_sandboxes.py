@@ -219,7 +219,7 @@ async def test_a_tag_that_changes_after_it_was_signed_is_refused(scene: Scene):
     said = signing.payload(first.digest)
     signing.sign(scene.registry, repository, second.digest, scene.private, said=said)
     async with scene.daemon() as there:
-        await there.refused_everywhere(name, f"it is for '{first.digest}'")
+        await there.refused_everywhere(name, f"it signs '{first.digest}'")
         # The signed one by its digest is still accepted.
         full = f"{name.rpartition(':')[0]}@{first.digest}"
         status, told = await there.create(full)

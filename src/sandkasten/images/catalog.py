@@ -126,7 +126,7 @@ class Images:
 
     def _why_not_pulled(self, name: str) -> str:
         if is_id(name):
-            return "an id names only what is there"
+            return "an image named by its id is not pulled"
         if not in_full(name):
             return f"a name with its tag (such as {canonical_name(name)}) is pulled"
         registry = parse_reference(name).registry

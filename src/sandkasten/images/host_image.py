@@ -128,7 +128,7 @@ class HostImages:
             remedies = (f"did you mean {near}?", *remedies)
         stands_for = f"is an alias of {target}, which is " if len(meant) > 1 else "is "
         if is_id(target):
-            how = "see what is there with sandkasten image ls"
+            how = "list the images with sandkasten image ls"
         else:
             how = f"get it with sandkasten image pull {target} or sandkasten image import"
         return ImageNotFound(

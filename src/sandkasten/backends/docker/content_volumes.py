@@ -63,7 +63,7 @@ class ContentVolumes:
         """Without volumes: copy them into the container's own layer, as root's."""
         for one in wanted:
             try:
-                with os_translated("read what a sandbox is shown", BackendUnavailable):
+                with os_translated("read a directory of a mount", BackendUnavailable):
                     archive = packed(Path(one.source), one.target.strip("/"))
                     await self._engine.put_stream(container, "/", archive)
             except Refused as exc:
@@ -98,7 +98,7 @@ class ContentVolumes:
         async with detection.probe_container(ContainerMount("volume", name, _POINT)) as container:
             if await self._is_complete(container):
                 return
-            with os_translated("read what a sandbox is shown", BackendUnavailable):
+            with os_translated("read a directory of a mount", BackendUnavailable):
                 await self._engine.put_stream(container, _POINT, packed(Path(wanted.source)))
             await self._engine.put(container, _POINT, _marker())
         await self._prune(owner)

@@ -313,7 +313,7 @@ class LayerStore:
 def not_in_store(name: str) -> ImageNotFound:
     return ImageNotFound(
         f"image {name} is not in the store",
-        hint="see what is there with: sandkasten image ls",
+        hint="list the images with: sandkasten image ls",
         image=name,
     )
 

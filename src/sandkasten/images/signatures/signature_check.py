@@ -106,7 +106,7 @@ def check_keyless(
     signed_at = pulled_at
     if rule.log_key is not None:
         if signature.entry is None:
-            raise Unverified("it is in no transparency log")
+            raise Unverified("it has no entry of a transparency log")
         signed_at = _logged_at(signature, signature.entry, rule.log_key)
     _check_signer(leaf, rule)
     _check_chain(leaf, chain[1:], rule.roots, signed_at)
@@ -127,7 +127,7 @@ def check_subject(signature: ImageSignature, digests: Sequence[str]) -> None:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise Unverified("its payload is malformed") from exc
     if not set(named) & set(digests):
-        raise Unverified(f"it is for {shown(str(named[0]) if named else 'nothing', 80)}")
+        raise Unverified(f"it signs {shown(str(named[0]) if named else 'nothing', 80)}")
 
 
 def _statement_subjects(payload_type: str, tree: Any) -> list[str]:
@@ -165,7 +165,7 @@ def _check_signer(leaf: x509.Certificate, rule: Keyless) -> None:
         *names.get_values_for_type(x509.RFC822Name),
     ]
     if ExtendedKeyUsageOID.CODE_SIGNING not in usage:
-        raise Unverified("its certificate is not made for signing")
+        raise Unverified("its certificate is not for signing")
     if not any(wildcard_match(rule.identity, one) for one in found):
         raise Unverified(f"it was made by {shown(', '.join(found) or 'an unnamed signer', 200)}")
     issuer = _issuer(leaf)
