@@ -145,7 +145,7 @@ class PolicySettings:
         "policy.allow_network",
         boolean,
         False,
-        "Whether agent files may ask for a network although policy.network is not set.",
+        "Whether agent files of the operator's runs may ask for a network without policy.network.",
     )
     network: tuple[str, ...] | None = setting(
         "policy.network",
