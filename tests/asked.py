@@ -80,7 +80,8 @@ def on_platforms(
     if metafunc.config.getoption("platform", None) == [ALL]:
         names = [name for name in names if part(suite, name).has(module, test)]
         # The backend of other tests must keep the contract as well; it isolates nothing.
-        names += ["unisolated"] if suite == "contract" else []
+        if suite == "contract" and part(suite, "unisolated").has(module, test):
+            names.append("unisolated")
     metafunc.parametrize(argument, names, scope=scope)
 
 

@@ -146,6 +146,7 @@ _COMMANDS = Part((*_ENTRY.files, "commands", "pausing"), _LARGE)
 _CLOSED = ("posture", "network", "kernel_surface")
 _POSTURE = Part(("posture",))
 PARTS: dict[tuple[Suite, str], Part] = {
+    ("contract", "unisolated"): Part((*_COMMANDS.files, "files", "shells"), _LARGE),
     ("security", "oci"): Part((*_CLOSED, "lifecycle")),
     ("contract", "gvisor"): Part((), _LARGE),
     ("security", "gvisor"): Part((*_CLOSED, "archives")),
@@ -169,7 +170,7 @@ PARTS: dict[tuple[Suite, str], Part] = {
     ("contract", "docker/busybox"): _ENTRY,
     ("security", "docker/busybox"): _POSTURE,
     ("contract", "user local"): _COMMANDS,
-    ("security", "user local"): Part((*_CLOSED, "files")),
+    ("security", "user local"): Part(("posture", "files")),
     ("contract", "user local/debian"): _ENTRY,
     ("security", "user local/debian"): _POSTURE,
 }

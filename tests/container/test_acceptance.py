@@ -251,6 +251,7 @@ def test_down_removes_sessions_whose_daemon_is_already_gone(running_daemon):
     assert running_daemon.engine.reached.containers() == []
 
 
+@pytest.mark.long(reason="`make test` tests keys without a container")
 @pytest.mark.promise("P60")
 def test_a_key_is_created_shown_once_and_kept(host, daemon_image):
     made = host.up("--json", SANDKASTEN_API_KEY="")

@@ -29,6 +29,7 @@ def commands(directory: Path) -> Path:
     return directory
 
 
+@pytest.mark.long(reason="`make test` runs the README")
 @pytest.mark.timeout(300)
 async def test_every_command_of_the_guide_works_as_written(tmp_path):
     blocks = BLOCK.findall(GUIDE.read_text())

@@ -15,7 +15,7 @@ from tests.daemon.storm import Storm, eventually
 pytestmark = pytest.mark.promise("P33")
 
 LONG = os.environ.get("SANDKASTEN_LONG") == "1"
-KILLS = 200 if LONG else 8
+KILLS = 200 if LONG else 5
 
 
 @pytest.mark.timeout(3600 if LONG else 900)

@@ -17,6 +17,7 @@ BLOCK = re.compile(r"^```bash\n(.*?)^```\n\n```text\n(.*?)^```", re.MULTILINE | 
 CUT = "=== end of a block ==="
 
 
+@pytest.mark.long(reason="`make test` runs the README")
 @pytest.mark.timeout(300)
 async def test_every_command_of_the_guide_works_as_written(tmp_path):
     blocks = BLOCK.findall(GUIDE.read_text())

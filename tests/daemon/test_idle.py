@@ -20,6 +20,7 @@ _GROWTH_MIB = 4.0
 _POOL = min(32, (os.cpu_count() or 1) + 4)
 
 
+@pytest.mark.long(reason="it waits for idle time")
 @pytest.mark.timeout(300)
 async def test_idle_sessions_cost_little_and_the_daemon_does_not_grow(tmp_path, capsys):
     async with running(tmp_path / "data") as daemon, aiohttp.ClientSession() as http:

@@ -48,6 +48,7 @@ class Client:
         assert took_s < FAR_TOO_LATE_S, f"{method} {path} took {took_s:.1f} s"
 
 
+@pytest.mark.long(reason="`make test` has the shorter outage below")
 async def test_an_unavailable_engine_affects_only_its_own_sessions(
     live_restore_engine, data, monkeypatch
 ):

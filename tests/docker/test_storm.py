@@ -64,6 +64,7 @@ def shared(tmp_path_factory):
         yield engine, place
 
 
+@pytest.mark.long(reason="`make test` has a storm on `local`")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mode", ["volume", "bind"] if LONG else ["bind"])
 async def test_no_session_is_lost_and_nothing_is_left_when_the_daemon_is_killed(

@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 EXAMPLE = ROOT / "examples" / "openai_agents" / "coding_assistant.py"
 
 
+@pytest.mark.long(reason="`make test` runs our own example agents")
 @pytest.mark.root
 def test_an_agent_writes_a_program_and_runs_it():
     python = environments.examples()

@@ -134,6 +134,7 @@ def test_links_owners_modes_and_attributes_survive(store, tmp_path):
     assert os.getxattr(second / "etc" / "one", "user.note") == b"\xff\x00y"
 
 
+@pytest.mark.long(reason="`make test` exports small images")
 @pytest.mark.timeout(300)
 def test_a_complete_debian_survives_export_and_import(store, tmp_path):
     import_file(store, Import(imagekit.debian_tar(), name="debian"))

@@ -207,6 +207,7 @@ def test_the_archive_builder_counts_the_length_of_a_record():
     assert record(b"a", b"b") == b"6 a=b\n"
 
 
+@pytest.mark.long(reason="`make test` tests them as root")
 @pytest.mark.promise("P47")
 @pytest.mark.root
 @pytest.mark.timeout(600)
