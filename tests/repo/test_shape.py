@@ -98,9 +98,10 @@ def _package_paths() -> list[str]:
 
 
 def test_no_module_is_too_long():
+    programs = (tree.ROOT / "runner" / "src").rglob("*.rs")
     long = {
         str(path.relative_to(tree.ROOT)): lines
-        for path in tree.modules().values()
+        for path in (*tree.modules().values(), *programs)
         if (lines := len(path.read_text().splitlines())) > MOST_LINES
     }
     assert long == {}

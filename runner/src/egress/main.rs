@@ -21,6 +21,7 @@ mod relay;
 mod resolver;
 mod rules;
 mod server;
+mod sockets;
 
 use sandkasten_runner::sys;
 use std::io::Read;

@@ -1,0 +1,312 @@
+//! Connections: decided when they arrive, then dialled and relayed, or refused with a reason.
+
+use super::{Connection, Egress, Item, State, Waiter};
+use crate::hello::{self, First};
+use crate::relay::{Direction, Moved};
+use crate::rules::{Destination, Verdict};
+use crate::sockets::{connect, connected, peek, reset};
+use crate::sys;
+use serde_json::json;
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::io::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+const DIAL_PATIENCE: Duration = Duration::from_secs(10);
+/// How long the first bytes of a connection are waited for, where they decide something.
+const HELLO_PATIENCE: Duration = Duration::from_secs(3);
+const REFUSAL_PATIENCE: Duration = Duration::from_secs(1);
+
+impl Egress {
+    pub(super) fn accept(&mut self, v4: bool) {
+        for _ in 0..64 {
+            let listener = match (v4, &self.sockets.tcp6) {
+                (true, _) => self.sockets.tcp4.as_raw_fd(),
+                (false, Some(fd)) => fd.as_raw_fd(),
+                (false, None) => return,
+            };
+            let client = match sys::accept(listener) {
+                Ok(client) => client,
+                Err(_) => return,
+            };
+            if let Ok(wanted) = sys::original_destination(client.as_raw_fd(), v4) {
+                self.begin(client, wanted);
+            }
+        }
+    }
+
+    fn begin(&mut self, client: OwnedFd, wanted: SocketAddr) {
+        let now = Instant::now();
+        let name = self.names.known(wanted.ip(), now).map(|k| k.name.clone());
+        let to = match &name {
+            Some(name) => Destination::Name(name),
+            None => Destination::Address(wanted.ip()),
+        };
+        let mut verdict = self.config.rules.decide(to, wanted.port());
+        let open = self.items.len();
+        if open >= self.config.connections {
+            verdict = Verdict {
+                allowed: false,
+                rule: "limit of connections".to_owned(),
+            };
+        }
+        let dry = self.config.rules.dry_run && !verdict.allowed && open < self.config.connections;
+        let allowed = verdict.allowed || dry;
+        let connection = Connection {
+            client,
+            server: None,
+            state: State::Resolving,
+            checked: name.is_none() || self.config.rules.full || dry,
+            name,
+            wanted,
+            dialled: None,
+            verdict,
+            up: None,
+            down: None,
+            began: now,
+            active: now,
+            deadline: None,
+        };
+        let fd = connection.client.as_raw_fd();
+        let id = self.next;
+        self.next += 1;
+        if self.watch_item(fd, id, 0).is_err() {
+            return;
+        }
+        let connection = Box::new(connection);
+        if !allowed {
+            return self.refuse(id, connection, "refused");
+        }
+        match connection.name.clone() {
+            Some(name) => {
+                self.items.insert(id, Item::Connection(connection));
+                self.look_up(&name, Waiter::Connection(id), now);
+            }
+            None => self.dial(id, connection, vec![wanted.ip()]),
+        }
+    }
+
+    fn refuse(&mut self, id: u64, mut connection: Box<Connection>, verdict: &str) {
+        self.refused += 1;
+        self.note(id, &connection, verdict, None);
+        connection.state = State::Refused;
+        connection.server = None;
+        connection.deadline = Some(Instant::now() + REFUSAL_PATIENCE);
+        self.connection(id, connection);
+    }
+
+    pub(super) fn dial(&mut self, id: u64, mut connection: Box<Connection>, found: Vec<IpAddr>) {
+        let open: VecDeque<IpAddr> = found
+            .iter()
+            .copied()
+            .filter(|address| self.config.may_dial(*address))
+            .collect();
+        if open.is_empty() {
+            if !found.is_empty() {
+                connection.verdict.rule = "address that is not public".to_owned();
+                return self.refuse(id, connection, "refused");
+            }
+            self.note(id, &connection, "failed", Some("the name has no address"));
+            return reset(&connection.client);
+        }
+        connection.state = State::Dialling(open);
+        self.dial_next(id, connection, libc::EHOSTUNREACH);
+    }
+
+    pub(super) fn dial_next(&mut self, id: u64, mut connection: Box<Connection>, last: i32) {
+        let port = connection.wanted.port();
+        loop {
+            let address = match &mut connection.state {
+                State::Dialling(rest) => rest.pop_front(),
+                _ => None,
+            };
+            let address = match address {
+                Some(address) => address,
+                None => {
+                    let reason = std::io::Error::from_raw_os_error(last).to_string();
+                    self.note(id, &connection, "failed", Some(&reason));
+                    return reset(&connection.client);
+                }
+            };
+            if let Ok(server) = connect(SocketAddr::new(address, port)) {
+                if self.watch_item(server.as_raw_fd(), id, 1).is_ok() {
+                    connection.server = Some(server);
+                    connection.dialled = Some(address);
+                    connection.deadline = Some(Instant::now() + DIAL_PATIENCE);
+                    self.items.insert(id, Item::Connection(connection));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Take the next step of a connection. It is put back unless it has ended.
+    pub(super) fn connection(&mut self, id: u64, mut connection: Box<Connection>) {
+        match connection.state {
+            State::Resolving => {
+                self.items.insert(id, Item::Connection(connection));
+            }
+            State::Refused => self.refused_step(id, connection),
+            State::Dialling(_) => {
+                let fd = connection.server.as_ref().map_or(-1, |s| s.as_raw_fd());
+                match connected(fd) {
+                    Ok(false) => {
+                        self.items.insert(id, Item::Connection(connection));
+                    }
+                    Ok(true) => match (Direction::new(), Direction::new()) {
+                        (Ok(up), Ok(down)) => {
+                            self.opened += 1;
+                            self.note(id, &connection, "opened", None);
+                            connection.up = Some(up);
+                            connection.down = Some(down);
+                            connection.state = State::Relaying;
+                            connection.deadline =
+                                (!connection.checked).then(|| Instant::now() + HELLO_PATIENCE);
+                            self.relay(id, connection);
+                        }
+                        _ => reset(&connection.client),
+                    },
+                    Err(errno) => {
+                        connection.server = None;
+                        self.dial_next(id, connection, errno);
+                    }
+                }
+            }
+            State::Relaying => self.relay(id, connection),
+        }
+    }
+
+    pub(super) fn relay(&mut self, id: u64, mut connection: Box<Connection>) {
+        if !connection.checked {
+            match self.first_bytes(&connection) {
+                None => {}
+                Some(true) => {
+                    connection.checked = true;
+                    connection.deadline = None;
+                }
+                Some(false) => {
+                    connection.verdict.rule = "the client names another host".to_owned();
+                    return self.refuse(id, connection, "refused");
+                }
+            }
+        }
+        let c = &mut *connection;
+        let (server, up, down) = match (&c.server, &mut c.up, &mut c.down) {
+            (Some(server), Some(up), Some(down)) => (server, up, down),
+            _ => return,
+        };
+        let (inside, outside) = (c.client.as_raw_fd(), server.as_raw_fd());
+        let before = up.bytes + down.bytes;
+        let sent = if c.checked {
+            up.step(inside, outside)
+        } else {
+            Ok(Moved::Idle)
+        };
+        let received = down.step(outside, inside);
+        if up.bytes + down.bytes != before {
+            c.active = Instant::now();
+        }
+        match (sent, received) {
+            (Ok(Moved::Done), Ok(Moved::Done)) => self.close(id, &connection, None),
+            (Ok(a), Ok(b)) => {
+                if a == Moved::Busy || b == Moved::Busy {
+                    self.busy.push_back(id);
+                }
+                self.items.insert(id, Item::Connection(connection));
+            }
+            (Err(errno), _) | (_, Err(errno)) => {
+                let reason = std::io::Error::from_raw_os_error(errno).to_string();
+                self.close(id, &connection, Some(&reason));
+                reset(&connection.client);
+            }
+        }
+    }
+
+    /// Whether the first bytes may pass; None while that is not known.
+    fn first_bytes(&self, connection: &Connection) -> Option<bool> {
+        let mut buffer = [0u8; hello::MOST];
+        let bytes = peek(connection.client.as_raw_fd(), &mut buffer)?;
+        if bytes.is_empty() {
+            // It has ended without a word.
+            return Some(true);
+        }
+        let same = |host: Option<String>| host.map_or(true, |host| Some(host) == connection.name);
+        match hello::look(bytes) {
+            First::More => None,
+            First::Tls(host) | First::Http(host) => Some(same(host)),
+            First::Other => Some(true),
+        }
+    }
+
+    fn refused_step(&mut self, id: u64, connection: Box<Connection>) {
+        let fd = connection.client.as_raw_fd();
+        let mut buffer = [0u8; hello::MOST];
+        let first = peek(fd, &mut buffer).map(|bytes| match bytes {
+            // It has ended without a word.
+            [] => First::Other,
+            _ => hello::look(bytes),
+        });
+        match first {
+            None | Some(First::More) => {
+                self.items.insert(id, Item::Connection(connection));
+            }
+            Some(First::Http(_)) => {
+                // Read it, or closing would reset the connection before the answer is read.
+                // SAFETY: the buffer has the given length.
+                unsafe { libc::recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), 0) };
+                let _ = sys::write_all(fd, forbidden(&connection).as_bytes());
+            }
+            Some(_) => reset(&connection.client),
+        }
+    }
+
+    pub(super) fn close(&mut self, id: u64, connection: &Connection, reason: Option<&str>) {
+        self.note(id, connection, "closed", reason);
+        self.totals.0 += connection.up.as_ref().map_or(0, |d| d.bytes);
+        self.totals.1 += connection.down.as_ref().map_or(0, |d| d.bytes);
+    }
+
+    fn note(&mut self, id: u64, connection: &Connection, event: &str, reason: Option<&str>) {
+        let mut record = json!({
+            "connection": id,
+            "event": event,
+            "host": connection.name,
+            "port": connection.wanted.port(),
+            "address": connection.dialled.or_else(|| {
+                connection.name.is_none().then(|| connection.wanted.ip())
+            }).map(|a| a.to_string()),
+            "rule": connection.verdict.rule,
+            "allowed": connection.verdict.allowed,
+        });
+        if let (Some(up), Some(down), "closed") = (&connection.up, &connection.down, event) {
+            record["bytes_out"] = json!(up.bytes);
+            record["bytes_in"] = json!(down.bytes);
+            record["ms"] = json!(connection.began.elapsed().as_millis() as u64);
+        }
+        if let Some(reason) = reason {
+            record["reason"] = json!(reason);
+        }
+        self.records.write(record);
+    }
+}
+
+/// The answer to a refused request, for a person or a model to read.
+fn forbidden(connection: &Connection) -> String {
+    let host = match &connection.name {
+        Some(name) => name.clone(),
+        None => connection.wanted.ip().to_string(),
+    };
+    let body = format!(
+        "This sandbox may not reach {}:{} ({}).\nIts creator sets what it may reach (network.allow); \
+         only the operator opens addresses that are not public (network.reachable).\n",
+        host,
+        connection.wanted.port(),
+        connection.verdict.rule
+    );
+    format!(
+        "HTTP/1.1 403 Forbidden\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {}\r\n\
+         Connection: close\r\nX-Sandkasten-Network: refused\r\n\r\n{}",
+        body.len(),
+        body
+    )
+}

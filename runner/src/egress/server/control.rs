@@ -1,0 +1,104 @@
+//! The control socket: the engine asks for counts and changes the rules, one line of JSON each way.
+
+use super::{Connection, Egress, Item, State};
+use crate::relay::Direction;
+use crate::rules::{Destination, Rules};
+use crate::sockets::reset;
+use crate::sys::{self, check};
+use serde_json::{json, Value};
+use std::os::unix::io::{AsRawFd, OwnedFd};
+
+const MAX_CONTROL: usize = 1 << 20;
+
+impl Egress {
+    pub(super) fn accept_control(&mut self) {
+        if let Ok(fd) = sys::accept(self.sockets.control.as_raw_fd()) {
+            let raw = fd.as_raw_fd();
+            let id = self.add(Item::Control(fd, Vec::new()));
+            if self.watch_item(raw, id, 0).is_err() {
+                self.items.remove(&id);
+            }
+        }
+    }
+
+    /// One line of JSON in, one out.
+    pub(super) fn control(&mut self, id: u64, fd: OwnedFd, mut text: Vec<u8>) {
+        let mut buffer = [0u8; 16 << 10];
+        loop {
+            // SAFETY: the buffer has the given length.
+            let n =
+                unsafe { libc::recv(fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0) };
+            match check(n as libc::c_int) {
+                Ok(n) if n > 0 && text.len() < MAX_CONTROL => {
+                    text.extend_from_slice(&buffer[..n as usize]);
+                }
+                Err(libc::EAGAIN) => break,
+                _ => return,
+            }
+            if text.ends_with(b"\n") {
+                let mut answer = self.command(&text).to_string();
+                answer.push('\n');
+                let _ = sys::write_all(fd.as_raw_fd(), answer.as_bytes());
+                return;
+            }
+        }
+        self.items.insert(id, Item::Control(fd, text));
+    }
+
+    fn command(&mut self, text: &[u8]) -> Value {
+        let v: Value = match serde_json::from_slice(text) {
+            Ok(v) => v,
+            Err(_) => return json!({"error": "not JSON"}),
+        };
+        if !v["rules"].is_null() {
+            match Rules::parse(&v["rules"]) {
+                Some(rules) => self.change(rules),
+                None => return json!({"error": "the rules are not valid"}),
+            }
+        }
+        let connections = |item: &&Item| matches!(item, Item::Connection(_));
+        let open = self.items.values().filter(connections).count();
+        let live = |pick: fn(&Connection) -> &Option<Direction>| -> u64 {
+            self.items
+                .values()
+                .map(|item| match item {
+                    Item::Connection(c) => pick(c).as_ref().map_or(0, |d| d.bytes),
+                    _ => 0,
+                })
+                .sum()
+        };
+        json!({
+            "open": open,
+            "opened": self.opened,
+            "refused": self.refused,
+            "bytes_out": self.totals.0 + live(|c| &c.up),
+            "bytes_in": self.totals.1 + live(|c| &c.down),
+        })
+    }
+
+    /// Use new rules; connections that they refuse end at once.
+    fn change(&mut self, rules: Rules) {
+        self.config.rules = rules;
+        let refused: Vec<u64> = self
+            .items
+            .iter()
+            .filter_map(|(id, item)| match item {
+                Item::Connection(c) if !matches!(c.state, State::Refused) => {
+                    let to = match &c.name {
+                        Some(name) => Destination::Name(name),
+                        None => Destination::Address(c.wanted.ip()),
+                    };
+                    let verdict = self.config.rules.decide(to, c.wanted.port());
+                    (!verdict.allowed && !self.config.rules.dry_run).then_some(*id)
+                }
+                _ => None,
+            })
+            .collect();
+        for id in refused {
+            if let Some(Item::Connection(connection)) = self.items.remove(&id) {
+                self.close(id, &connection, Some("the rules were changed"));
+                reset(&connection.client);
+            }
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! The event loop: sockets inside the sandbox on one side, the network on the other.
+//!
+//! One thread, no blocking call. Every connection belongs to one sandbox, so whatever a hostile program
+//! does here it does to its own network alone.
+
+mod connections;
+mod control;
+mod questions;
+
+use crate::config::Config;
+use crate::dns::Question;
+use crate::names::Names;
+use crate::record::Records;
+use crate::relay::Direction;
+use crate::resolver::Lookup;
+use crate::rules::Verdict;
+use crate::sockets::reset;
+use crate::sys::{self, check, Result};
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+const TCP4: u64 = 0;
+const TCP6: u64 = 1;
+const DNS: u64 = 2;
+const CONTROL: u64 = 3;
+const LIFE: u64 = 4;
+const FIRST_ID: u64 = 8;
+
+const TICK: Duration = Duration::from_millis(250);
+
+/// Descriptors that the launcher made.
+pub struct Sockets {
+    pub tcp4: OwnedFd,
+    pub tcp6: Option<OwnedFd>,
+    pub dns: OwnedFd,
+    pub control: OwnedFd,
+    /// Readable when the sandbox has ended.
+    pub life: OwnedFd,
+}
+
+enum State {
+    Resolving,
+    Dialling(VecDeque<IpAddr>),
+    Relaying,
+    /// Refused; an HTTP client gets a 403 with the reason.
+    Refused,
+}
+
+struct Connection {
+    client: OwnedFd,
+    server: Option<OwnedFd>,
+    state: State,
+    name: Option<String>,
+    wanted: SocketAddr,
+    dialled: Option<IpAddr>,
+    verdict: Verdict,
+    /// Whether the first bytes of the client may pass.
+    checked: bool,
+    up: Option<Direction>,
+    down: Option<Direction>,
+    began: Instant,
+    active: Instant,
+    deadline: Option<Instant>,
+}
+
+enum Waiter {
+    Question(Question, SocketAddr),
+    Connection(u64),
+}
+
+enum Item {
+    Connection(Box<Connection>),
+    Lookup(Lookup, Vec<Waiter>),
+    Control(OwnedFd, Vec<u8>),
+}
+
+pub struct Egress {
+    config: Config,
+    sockets: Sockets,
+    records: Records,
+    names: Names,
+    epoll: OwnedFd,
+    items: HashMap<u64, Item>,
+    next: u64,
+    busy: VecDeque<u64>,
+    minute: (Instant, u32),
+    opened: u64,
+    refused: u64,
+    totals: (u64, u64),
+}
+
+impl Egress {
+    pub fn new(config: Config, sockets: Sockets, records: Records) -> Result<Egress> {
+        // SAFETY: plain system call.
+        let epoll = sys::own(check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?);
+        let egress = Egress {
+            config,
+            sockets,
+            records,
+            names: Names::default(),
+            epoll,
+            items: HashMap::new(),
+            next: FIRST_ID,
+            busy: VecDeque::new(),
+            minute: (Instant::now(), 0),
+            opened: 0,
+            refused: 0,
+            totals: (0, 0),
+        };
+        let s = &egress.sockets;
+        for (fd, token) in [
+            (Some(&s.tcp4), TCP4),
+            (s.tcp6.as_ref(), TCP6),
+            (Some(&s.dns), DNS),
+            (Some(&s.control), CONTROL),
+            (Some(&s.life), LIFE),
+        ] {
+            if let Some(fd) = fd {
+                egress.watch(fd.as_raw_fd(), token, libc::EPOLLIN as u32)?;
+            }
+        }
+        Ok(egress)
+    }
+
+    /// Serve until the sandbox ends.
+    pub fn run(mut self) -> Result<()> {
+        // SAFETY: all-zero events are valid values to be filled in.
+        let mut events: [libc::epoll_event; 64] = unsafe { std::mem::zeroed() };
+        loop {
+            let wait = if !self.busy.is_empty() {
+                0
+            } else if self.items.is_empty() {
+                -1
+            } else {
+                TICK.as_millis() as libc::c_int
+            };
+            // SAFETY: the array has the given length.
+            let n =
+                unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), 64, wait) };
+            let n = match check(n) {
+                Ok(n) => n as usize,
+                Err(libc::EINTR) => continue,
+                Err(errno) => return Err(errno),
+            };
+            for event in &events[..n] {
+                match event.u64 {
+                    TCP4 => self.accept(true),
+                    TCP6 => self.accept(false),
+                    DNS => self.questions(),
+                    CONTROL => self.accept_control(),
+                    LIFE => return Ok(()),
+                    token => self.event(token >> 1),
+                }
+            }
+            for id in std::mem::take(&mut self.busy) {
+                self.event(id);
+            }
+            self.check_deadlines();
+        }
+    }
+
+    fn watch(&self, fd: RawFd, token: u64, events: u32) -> Result<()> {
+        let mut event = libc::epoll_event { events, u64: token };
+        // SAFETY: `event` is a filled-in epoll_event.
+        let added =
+            unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &mut event) };
+        check(added).map(|_| ())
+    }
+
+    /// Tokens are the id and one bit for the side.
+    fn watch_item(&self, fd: RawFd, id: u64, side: u64) -> Result<()> {
+        let events = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
+        self.watch(fd, id << 1 | side, events as u32)
+    }
+
+    fn add(&mut self, item: Item) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        self.items.insert(id, item);
+        id
+    }
+
+    fn event(&mut self, id: u64) {
+        match self.items.remove(&id) {
+            Some(Item::Connection(connection)) => self.connection(id, connection),
+            Some(Item::Lookup(mut lookup, waiting)) => match lookup.read() {
+                Some(found) => self.resolved(&lookup.name, found, waiting),
+                None => {
+                    self.items.insert(id, Item::Lookup(lookup, waiting));
+                }
+            },
+            Some(Item::Control(fd, text)) => self.control(id, fd, text),
+            None => {}
+        }
+    }
+
+    fn check_deadlines(&mut self) {
+        let now = Instant::now();
+        let idle = self.config.idle;
+        let late: Vec<u64> = self
+            .items
+            .iter()
+            .filter(|(_, item)| match item {
+                Item::Connection(c) => {
+                    c.deadline.map_or(false, |d| d <= now)
+                        || (matches!(c.state, State::Relaying)
+                            && now.duration_since(c.active) > idle)
+                }
+                Item::Lookup(lookup, _) => lookup.deadline <= now,
+                Item::Control(..) => false,
+            })
+            .map(|(id, _)| *id)
+            .collect();
+        for id in late {
+            match self.items.remove(&id) {
+                Some(Item::Connection(mut connection)) => match connection.state {
+                    State::Dialling(_) => {
+                        connection.server = None;
+                        self.dial_next(id, connection, libc::ETIMEDOUT);
+                    }
+                    State::Relaying if now.duration_since(connection.active) <= idle => {
+                        // What is neither TLS nor HTTP by now is something else.
+                        connection.checked = true;
+                        connection.deadline = None;
+                        self.relay(id, connection);
+                    }
+                    State::Relaying => {
+                        self.close(id, &connection, Some("idle"));
+                        reset(&connection.client);
+                    }
+                    _ => reset(&connection.client),
+                },
+                Some(Item::Lookup(mut lookup, waiting)) => match lookup.late(now) {
+                    Some(found) => self.resolved(&lookup.name, found, waiting),
+                    None => {
+                        let _ = self.watch_item(lookup.fd(), id, 0);
+                        self.items.insert(id, Item::Lookup(lookup, waiting));
+                    }
+                },
+                _ => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Names: questions of programs inside, and lookups of the names that may be resolved.
+
+use super::{Egress, Item, Waiter};
+use crate::dns::{self, Question};
+use crate::resolver::{Found, Lookup};
+use crate::sockets::{receive_from, send_to};
+use std::net::SocketAddr;
+use std::os::unix::io::AsRawFd;
+use std::time::{Duration, Instant};
+
+impl Egress {
+    pub(super) fn questions(&mut self) {
+        let mut buffer = [0u8; 512];
+        for _ in 0..64 {
+            let (n, from) = match receive_from(self.sockets.dns.as_raw_fd(), &mut buffer) {
+                Some(got) => got,
+                None => return,
+            };
+            if let Some(question) = dns::question(&buffer[..n]) {
+                self.question(question, from);
+            }
+        }
+    }
+
+    fn question(&mut self, question: Question, from: SocketAddr) {
+        let now = Instant::now();
+        let name = question.name.clone();
+        if question.kind != dns::A || name.is_empty() {
+            // The address that stands for a name is always IPv4.
+            return self.reply(&dns::answer(&question, dns::NO_ERROR, None), from);
+        }
+        if !self.config.rules.may_resolve(&name) || self.config.hosts.contains_key(&name) {
+            // A refused name is not looked up, so nothing leaves; the connection is refused with a reason.
+            let address = self.names.stand_in(&name, now);
+            return self.reply(&dns::answer(&question, dns::NO_ERROR, Some(address)), from);
+        }
+        self.look_up(&name, Waiter::Question(question, from), now);
+    }
+
+    pub(super) fn look_up(&mut self, name: &str, waiter: Waiter, now: Instant) {
+        if let Some(addresses) = self.config.hosts.get(name) {
+            let found = Found::Addresses(addresses.clone());
+            return self.resolved(name, found, vec![waiter]);
+        }
+        if let Some(addresses) = self.names.fresh(name, now) {
+            let found = Found::Addresses(addresses.to_vec());
+            return self.resolved(name, found, vec![waiter]);
+        }
+        for item in self.items.values_mut() {
+            match item {
+                Item::Lookup(lookup, waiting) if lookup.name == name => {
+                    if waiting.len() < 256 {
+                        waiting.push(waiter);
+                    }
+                    return;
+                }
+                _ => {}
+            }
+        }
+        if !self.may_ask(now) {
+            return self.resolved(name, Found::Failed, vec![waiter]);
+        }
+        match Lookup::start(name, &self.config.servers, now) {
+            Some(lookup) => {
+                let fd = lookup.fd();
+                let id = self.add(Item::Lookup(lookup, vec![waiter]));
+                let _ = self.watch_item(fd, id, 0);
+            }
+            None => self.resolved(name, Found::Failed, vec![waiter]),
+        }
+    }
+
+    /// Bound the lookups: data can be hidden in names.
+    fn may_ask(&mut self, now: Instant) -> bool {
+        if now.duration_since(self.minute.0) > Duration::from_secs(60) {
+            self.minute = (now, 0);
+        }
+        self.minute.1 += 1;
+        let lookups = |item: &&Item| matches!(item, Item::Lookup(..));
+        self.minute.1 <= self.config.names_per_minute
+            && self.items.values().filter(lookups).count() < 64
+    }
+
+    pub(super) fn resolved(&mut self, name: &str, found: Found, waiting: Vec<Waiter>) {
+        let now = Instant::now();
+        if let Found::Addresses(addresses) = &found {
+            self.names.found(name, addresses.clone(), now);
+        }
+        for waiter in waiting {
+            match waiter {
+                Waiter::Question(question, from) => {
+                    let message = match &found {
+                        Found::Addresses(list) if list.is_empty() => {
+                            dns::answer(&question, dns::NO_ERROR, None)
+                        }
+                        Found::Addresses(_) => {
+                            let address = self.names.stand_in(name, now);
+                            dns::answer(&question, dns::NO_ERROR, Some(address))
+                        }
+                        Found::NoSuchName => dns::answer(&question, dns::NO_SUCH_NAME, None),
+                        Found::Failed => dns::answer(&question, dns::SERVER_FAILURE, None),
+                    };
+                    self.reply(&message, from);
+                }
+                Waiter::Connection(id) => {
+                    if let Some(Item::Connection(connection)) = self.items.remove(&id) {
+                        let list = match &found {
+                            Found::Addresses(list) => list.clone(),
+                            _ => Vec::new(),
+                        };
+                        self.dial(id, connection, list);
+                    }
+                }
+            }
+        }
+    }
+
+    fn reply(&self, message: &[u8], to: SocketAddr) {
+        send_to(self.sockets.dns.as_raw_fd(), message, to);
+    }
+}

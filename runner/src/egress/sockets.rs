@@ -1,0 +1,118 @@
+//! Plain calls on sockets that do not block.
+
+use crate::sys::{self, check, Result};
+use std::net::SocketAddr;
+use std::os::unix::io::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+/// Close with a reset instead of an orderly end.
+pub fn reset(fd: &OwnedFd) {
+    let linger = libc::linger {
+        l_onoff: 1,
+        l_linger: 0,
+    };
+    // SAFETY: the option value is one linger.
+    unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_LINGER,
+            (&linger as *const libc::linger).cast(),
+            std::mem::size_of::<libc::linger>() as libc::socklen_t,
+        );
+        libc::shutdown(fd.as_raw_fd(), libc::SHUT_RD);
+    }
+}
+
+pub fn peek(fd: RawFd, buffer: &mut [u8]) -> Option<&[u8]> {
+    // SAFETY: the buffer has the given length.
+    let n = unsafe { libc::recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_PEEK) };
+    check(n as libc::c_int).ok().map(|n| &buffer[..n as usize])
+}
+
+/// Whether a connection is made; an errno if it failed.
+pub fn connected(fd: RawFd) -> Result<bool> {
+    let mut poll = libc::pollfd {
+        fd,
+        events: libc::POLLOUT,
+        revents: 0,
+    };
+    // SAFETY: one pollfd.
+    if check(unsafe { libc::poll(&mut poll, 1, 0) })? == 0 {
+        return Ok(false);
+    }
+    let (mut error, mut length) = (0i32, 4 as libc::socklen_t);
+    // SAFETY: the option value is one int.
+    check(unsafe {
+        libc::getsockopt(
+            fd,
+            libc::SOL_SOCKET,
+            libc::SO_ERROR,
+            (&mut error as *mut i32).cast(),
+            &mut length,
+        )
+    })?;
+    if error == 0 {
+        Ok(true)
+    } else {
+        Err(error)
+    }
+}
+
+pub fn connect(to: SocketAddr) -> Result<OwnedFd> {
+    let family = if to.is_ipv4() {
+        libc::AF_INET
+    } else {
+        libc::AF_INET6
+    };
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: plain system call.
+    let fd = unsafe { OwnedFd::from_raw_fd(check(libc::socket(family, kind, 0))?) };
+    let (address, length) = sys::socket_address(to);
+    // SAFETY: `address` is a filled-in socket address of the given length.
+    let result = unsafe {
+        libc::connect(
+            fd.as_raw_fd(),
+            (&address as *const libc::sockaddr_storage).cast(),
+            length,
+        )
+    };
+    match check(result) {
+        Ok(_) | Err(libc::EINPROGRESS) => Ok(fd),
+        Err(errno) => Err(errno),
+    }
+}
+
+pub fn receive_from(fd: RawFd, buffer: &mut [u8]) -> Option<(usize, SocketAddr)> {
+    // SAFETY: an all-zero sockaddr_storage is valid, and the lengths are those of the buffers.
+    unsafe {
+        let mut from: libc::sockaddr_storage = std::mem::zeroed();
+        let mut length = std::mem::size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+        let n = libc::recvfrom(
+            fd,
+            buffer.as_mut_ptr().cast(),
+            buffer.len(),
+            libc::MSG_DONTWAIT,
+            (&mut from as *mut libc::sockaddr_storage).cast(),
+            &mut length,
+        );
+        let n = check(n as libc::c_int).ok()?;
+        let ip = sys::ip_of((&from as *const libc::sockaddr_storage).cast())?;
+        let port = (*(&from as *const _ as *const libc::sockaddr_in)).sin_port;
+        Some((n as usize, SocketAddr::new(ip, u16::from_be(port))))
+    }
+}
+
+pub fn send_to(fd: RawFd, message: &[u8], to: SocketAddr) {
+    let (address, length) = sys::socket_address(to);
+    // SAFETY: both buffers have the given lengths. A reply that cannot be sent is asked for again.
+    unsafe {
+        libc::sendto(
+            fd,
+            message.as_ptr().cast(),
+            message.len(),
+            libc::MSG_DONTWAIT,
+            (&address as *const libc::sockaddr_storage).cast(),
+            length,
+        )
+    };
+}
