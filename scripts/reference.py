@@ -23,7 +23,8 @@ _SETTINGS_HEAD = """\
 A flag wins over the environment, the environment over the file, the file over the default.
 `sandkasten config show --origin` prints each value and where it came from.
 The file is `sandkasten.yaml` here, then `/etc/sandkasten/sandkasten.yaml`; a dot
-in a name is a level of the file. A duration is seconds, or a string such as `30m`.
+in a name is a level of the file. A duration is seconds, or a string
+with units: `500ms`, `30s`, `30m`, `1h30m`, `7d`.
 """
 _HTTP_HEAD = """\
 From the same table of routes that the daemon serves; `spec/openapi.json` is the whole of it, and

@@ -105,6 +105,10 @@ async def test_an_empty_variable_is_not_set(tmp_path):
         ("4h", 14_400),
         ("1h30m", 5400),
         ("250ms", 0.25),
+        ("1H 30 min", 5400),
+        ("7d", 604_800),
+        (1_000_086_400, 1_000_086_400),
+        ("1000086400", 1_000_086_400),
     ],
 )
 async def test_durations_are_seconds_or_have_a_unit(text, value):

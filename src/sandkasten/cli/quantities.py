@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them: `90`, `30m`, `12h`, `30d`; `500`, `512M`, `2G`."""
+"""Durations and sizes as people write them: `90`, `30m`, `1h30m`, `30d`; `500`, `512M`, `2G`."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ import re
 from typing import Final
 
 from sandkasten.errors import InvalidRequest
+from sandkasten.model import durations
 
 _NUMBER: Final = r"(\d{1,12}(?:\.\d{1,6})?|\.\d{1,6})"
-_DURATION: Final = re.compile(_NUMBER + r"\s*(ms|[smhd]?)\Z", re.IGNORECASE)
-_IN_SECONDS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _SIZE: Final = re.compile(_NUMBER + r"\s*([kmgt]?)(?:i?b)?\Z", re.IGNORECASE)
 _IN_BYTES: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _MB: Final = 1 << 20
 
 
 def seconds(text: str) -> float:
-    """Parse `90`, `30m`, `12h` or `30d`; the default unit is seconds."""
-    found = _DURATION.match(text)
+    """Parse `90`, `30m`, `1h30m` or `30d`; the default unit is seconds."""
+    found = durations.seconds(text.strip().lower())
     if found is None:
         raise InvalidRequest(
-            f"{text[:40]!r} is not a duration", hint="write 90 (seconds), 30m, 12h or 30d"
+            f"{text[:40]!r} is not a duration", hint="write 90 (seconds), 30m, 1h30m or 30d"
         )
-    return float(found[1]) * _IN_SECONDS[found[2].lower()]
+    return found
 
 
 def megabytes(text: str) -> float:

@@ -78,7 +78,7 @@ class WorkflowFields:
             return None
         found = seconds(value)
         if found is None or found > most_s:
-            hint = 'write seconds, or "500ms", "30s", "5m", "1h"'
+            hint = 'write seconds, or "500ms", "30s", "5m", "1h30m"'
             shown = str(value)[:_SHOWN]
             self.bad(f"must be a duration of at most {most_s:g} s, got {shown}", *names, hint=hint)
             return None

@@ -29,8 +29,8 @@ Seq = Annotated[int, Field(ge=0, le=1 << 62)]
 class RunSession(Body):
     retain: Duration | None = Field(
         None,
-        description="How long its sessions are kept after its end: seconds, or `30m`, `1h`. They "
-        "are reopened with their `session_key`. Default: as the file says.",
+        description="How long its sessions are kept after its end: seconds, or `30m`, `1h30m`, "
+        "`7d`. They are reopened with their `session_key`. Default: as the file says.",
         examples=["1h"],
     )
 

@@ -118,7 +118,7 @@ def _retention(session: RunSession | None) -> float | None:
     if found is None:
         raise InvalidRequest(
             f"{shown(str(session.retain))} is not a valid duration",
-            hint="write seconds, or 30m, 1h",
+            hint="write seconds, or 30m, 1h30m, 7d",
             field="session.retain",
         )
     return found

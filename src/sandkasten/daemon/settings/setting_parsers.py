@@ -6,9 +6,7 @@ written. It returns the typed value or raises InvalidConfiguration, which names 
 
 from __future__ import annotations
 
-import re
 import stat
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from sandkasten.errors import InvalidConfiguration, InvalidImage, InvalidRequest
 from sandkasten.images.image_names import all_aliases, checked_name
+from sandkasten.model import durations
 from sandkasten.model.addresses import is_loopback
 from sandkasten.model.files.sandbox_paths import sandbox_path
 from sandkasten.model.sandbox.gpus import ALL, MAX_GPUS
@@ -30,8 +29,6 @@ _BOOLEANS: Final = {
     "true": True, "1": True, "yes": True,
     "false": False, "0": False, "no": False,
 }  # fmt: skip
-_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_DURATION_PART: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)(ms|s|m|h|d)")
 
 C = TypeVar("C", bound=str)
 
@@ -146,35 +143,16 @@ def network_default(name: str, value: object) -> Literal["none", "full"]:
 
 
 def seconds(name: str, value: object) -> float:
-    """Accept a number of seconds, or units: `90`, `30m`, `1h30m`, `250ms`."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return _positive_seconds(name, value)
-    if not isinstance(value, str) or len(value) > 64:
-        raise _not_a_duration(name, value)
-    written = value.strip().lower()
+    """Accept a number of seconds, or units: `90`, `30m`, `1h30m`, `250ms`, `7d`."""
     try:
-        return _positive_seconds(name, float(written))
-    except ValueError:
-        pass
-    parts = _DURATION_PART.findall(written)
-    if not parts or "".join(amount + unit for amount, unit in parts) != written:
-        raise _not_a_duration(name, value)
-    return _positive_seconds(name, sum(float(amount) * _UNITS[unit] for amount, unit in parts))
-
-
-def _positive_seconds(name: str, duration_s: float) -> float:
-    # Compared before it is converted: a file may hold an integer that no float can hold.
-    if not 0 < duration_s <= sys.float_info.max:
-        raise _not_a_duration(name, duration_s)
-    return float(duration_s)
-
-
-def _not_a_duration(name: str, value: object) -> InvalidConfiguration:
-    return InvalidConfiguration(
-        f"{name} must be a positive duration, got {str(value)[:40]!r}",
-        hint="write seconds or 90s, 30m, 4h, 1h30m",
-        setting=name,
-    )
+        # The operator's number may be larger than that of any request.
+        found: float | None = float(number(name, value))
+    except InvalidConfiguration:
+        found = durations.seconds(value.strip().lower() if isinstance(value, str) else None)
+    if not found or found < 0:
+        hint = "write 90 (seconds), 30m, 1h30m or 30d"
+        raise invalid(name, "a positive duration", value, hint)
+    return found
 
 
 # ---- secrets: no message repeats the value
