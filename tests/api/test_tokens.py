@@ -269,6 +269,15 @@ def test_settings_that_cannot_verify_safely_are_refused(flags, tmp_path) -> None
         load(flags, {}, tmp_path)
 
 
+@pytest.mark.parametrize("length", [1, 8, 31, 513])
+@pytest.mark.parametrize("others", [{}, {"jwt.issuer": "i", "jwt.audience": "a"}])
+def test_a_secret_has_one_length_and_one_message(length, others, tmp_path) -> None:
+    with pytest.raises(InvalidConfiguration) as refused:
+        load({**others, "jwt.secret": "x" * length}, {}, tmp_path)
+    assert refused.value.message.endswith("must be 32 to 512 ASCII characters")
+    assert refused.value.hint == "make one: openssl rand -hex 32"
+
+
 async def test_a_missing_key_file_fails_at_the_start(tmp_path) -> None:
     with pytest.raises(InvalidConfiguration, match="cannot be read"):
         async with served(tmp_path, {"jwt.key_file": str(tmp_path / "none.pem")}):

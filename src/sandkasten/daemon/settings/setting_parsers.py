@@ -159,18 +159,22 @@ def seconds(name: str, value: object) -> float:
 
 
 def secret(name: str, value: object) -> str:
-    if not isinstance(value, str) or not 8 <= len(value) <= 512 or not value.isascii():
-        raise InvalidConfiguration(
-            f"{name} must be 8 to 512 ASCII characters",
-            hint="make one: openssl rand -hex 24",
-            setting=name,
-        )
+    return _secret(name, value, 8)
+
+
+def hs256_secret(name: str, value: object) -> str:
+    """Accept at least 32 characters: RFC 7518 requires as many bits as the hash has."""
+    return _secret(name, value, 32)
+
+
+def _secret(name: str, value: object, least: int) -> str:
+    hint = "make one: openssl rand -hex 32"
+    if not isinstance(value, str) or not least <= len(value) <= 512 or not value.isascii():
+        message = f"{name} must be {least} to 512 ASCII characters"
+        raise InvalidConfiguration(message, hint=hint, setting=name)
     if not value.isprintable() or " " in value:
-        raise InvalidConfiguration(
-            f"{name} must not contain spaces or control characters",
-            hint="make one: openssl rand -hex 24",
-            setting=name,
-        )
+        message = f"{name} must not contain spaces or control characters"
+        raise InvalidConfiguration(message, hint=hint, setting=name)
     return value
 
 
