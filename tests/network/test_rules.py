@@ -13,6 +13,7 @@ from sandkasten.model.sandbox.network_policy import (
     NetworkPolicy,
     default_network,
     network_for,
+    not_public,
     parse_network,
     parse_rule,
     suggested,
@@ -162,6 +163,32 @@ def test_a_rule_is_suggested_for_each_host_and_port():
         NetworkAttempt(1, 0.0, "refused", 443, host="b.test"),
         NetworkAttempt(2, 0.0, "opened", 80, host="a.test"),
         NetworkAttempt(3, 0.0, "closed", 80, host="a.test"),
-        NetworkAttempt(4, 0.0, "refused", 22, address="2001:db8::1"),
+        NetworkAttempt(4, 0.0, "refused", 22, address="2606:4700::1111"),
     ]
-    assert suggested(tried) == ("[2001:db8::1]:22", "a.test:80", "b.test:443")
+    assert suggested(tried) == ("[2606:4700::1111]:22", "a.test:80", "b.test:443")
+    assert not_public(tried) == ()
+
+
+def test_what_no_rule_can_open_is_not_suggested():
+    closed = "address that is not public"
+    tried = [
+        NetworkAttempt(1, 0.0, "refused", 80, "default", address="169.254.169.254"),
+        NetworkAttempt(2, 0.0, "refused", 80, "default", address="::ffff:10.0.0.1"),
+        NetworkAttempt(3, 0.0, "refused", 443, "default", address="1.1.1.1"),
+        NetworkAttempt(4, 0.0, "refused", 80, "default", host="inner.test"),
+        NetworkAttempt(5, 0.0, "refused", 80, closed, host="inner.test"),
+        NetworkAttempt(6, 0.0, "refused", 80, "default", host="inner.test"),
+        NetworkAttempt(7, 0.0, "refused", 80, closed, host="moved.test"),
+        NetworkAttempt(8, 0.0, "opened", 80, "moved.test", host="moved.test", address="1.1.1.1"),
+        # A public address of this machine.
+        NetworkAttempt(9, 0.0, "refused", 22, closed, address="8.8.4.4"),
+    ]
+    assert suggested(tried) == ("1.1.1.1:443", "moved.test:80")
+    assert not_public(tried) == (
+        "169.254.169.254:80",
+        "8.8.4.4:22",
+        "[::ffff:10.0.0.1]:80",
+        "inner.test:80",
+    )
+    assert not_public(tried, ["10.0.0.0/8", "8.8.4.4"]) == ("169.254.169.254:80", "inner.test:80")
+    assert "[::ffff:10.0.0.1]:80" in suggested(tried, ["10.0.0.0/8"])

@@ -73,6 +73,10 @@ def test_a_sandbox_reaches_what_is_allowed_and_nothing_else(boxed, web, echo, ba
     assert status.refused >= 3
     assert status.bytes_in > 0
     assert f"evil.test:{web}" in status.suggested
+    assert "1.1.1.1:80" in status.suggested
+    closed = {"169.254.169.254:80", "10.0.0.1:80", f"far.test:{web}"}
+    assert not closed & set(status.suggested)
+    assert closed <= set(status.not_public)
 
 
 def test_a_sandbox_on_an_image_has_names(boxed, web, tmp_path):
@@ -226,19 +230,25 @@ def test_the_command_line_creates_shows_and_changes_a_network(web, tmp_path):
         "SANDKASTEN_NETWORK_HOSTS": HOSTS,
     }
 
-    def cli(*words: str) -> str:
+    def spoken(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "sandkasten.cli", *words]
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
+        return done
+
+    def cli(*words: str) -> str:
+        return spoken(*words).stdout.strip()
 
     the_id = cli("create", "--allow", f"good.test:{web}")
     try:
         assert cli("exec", the_id, f"curl -sS http://good.test:{web}/").startswith("hello")
         assert "may not reach" in cli("exec", the_id, f"curl -sS http://evil.test:{web}/")
-        assert cli("net", "suggest", the_id).split() == [f"evil.test:{web}", f"good.test:{web}"]
+        assert "may not reach" in cli("exec", the_id, "curl -sS http://169.254.169.254/")
+        told = spoken("net", "suggest", the_id)
+        assert told.stdout.split() == [f"evil.test:{web}", f"good.test:{web}"]
+        assert "only the operator can open 169.254.169.254:80: network.reachable" in told.stderr
         log = json.loads(cli("net", "log", the_id, "--json"))
-        assert [one["event"] for one in log] == ["opened", "closed", "refused"]
+        assert [one["event"] for one in log] == ["opened", "closed", "refused", "refused"]
         assert f"good.test:{web}" in cli("net", "show", the_id)
         cli("update", the_id, "--allow", f"evil.test:{web}")
         assert cli("exec", the_id, f"curl -sS http://evil.test:{web}/").startswith("hello")

@@ -155,7 +155,7 @@ class Engine:
             events=events,
         )
         self._listing = SessionList(self._sandboxes, self._session_journal)
-        self.network = NetworkControl(self._handles)
+        self.network = NetworkControl(self._handles, policy.network.reachable)
         self._updating = SandboxUpdates(
             control=self.network,
             handles=self._handles,

@@ -17,12 +17,13 @@ from sandkasten.model.sandbox.network_policy import (
     NetworkStatus,
     attempt,
     created_without_network,
+    not_public,
     suggested,
 )
 from sandkasten.ports import Networked
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from sandkasten.engine.handles import Handle, Handles
     from sandkasten.model.sandbox.network_policy import NetworkPolicy
@@ -31,8 +32,9 @@ _LOOK_EVERY_S: Final = 0.2
 
 
 class NetworkControl:
-    def __init__(self, handles: Handles) -> None:
+    def __init__(self, handles: Handles, reachable: Sequence[str]) -> None:
         self._handles = handles
+        self._reachable = reachable
 
     async def status(self, text: str) -> NetworkStatus:
         """Return rules and counters; zeros for a sandbox without a network."""
@@ -43,8 +45,13 @@ class NetworkControl:
             counts = await handle.cell.network_counts()
         except UnsupportedByBackend:
             return NetworkStatus()
-        tried = suggested(await self.log(text))
-        return NetworkStatus(handle.record.network, **asdict(counts), suggested=tried)
+        tried = await self.log(text)
+        return NetworkStatus(
+            handle.record.network,
+            **asdict(counts),
+            suggested=suggested(tried, self._reachable),
+            not_public=not_public(tried, self._reachable),
+        )
 
     async def log(self, text: str, *, since_seq: int = 0) -> list[NetworkAttempt]:
         """Return the attempts after a sequence number; none for a sandbox without a network."""

@@ -1,8 +1,24 @@
-"""Network addresses: whether one means this machine. Pure."""
+"""Network addresses: whether one means this machine, and whether one is public. Pure."""
 
 from __future__ import annotations
 
 import ipaddress
+from typing import Final
+
+# The same as in runner/src/egress/addresses.rs, which decides.
+_CLOSED_V4: Final = tuple(
+    ipaddress.IPv4Network(one)
+    for one in (
+        "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16",
+        "172.16.0.0/12", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16",
+        "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4",
+    )
+)  # fmt: skip
+_PUBLIC_V6: Final = ipaddress.IPv6Network("2000::/3")
+_CLOSED_V6: Final = tuple(
+    ipaddress.IPv6Network(one) for one in ("2001::/23", "2001:db8::/32")
+)  # fmt: skip
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def is_loopback(host: str) -> bool:
@@ -13,3 +29,23 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def plain(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Return an address, without the IPv6 address that only wraps it; ValueError if invalid."""
+    found = ipaddress.ip_address(address)
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return mapped or found
+
+
+def is_public(address: str) -> bool:
+    """Return whether an address is on the public internet; ValueError if it is not one."""
+    found = plain(address)
+    if isinstance(found, ipaddress.IPv6Address):
+        embedded = found.sixtofour
+        if found in _NAT64:
+            embedded = ipaddress.IPv4Address(int(found) & 0xFFFF_FFFF)
+        if embedded is None:
+            return found in _PUBLIC_V6 and not any(found in one for one in _CLOSED_V6)
+        found = embedded
+    return not any(found in one for one in _CLOSED_V4)

@@ -92,7 +92,13 @@ class NetworkStatusAnswer(Answer):
     refused: int
     bytes_in: int
     bytes_out: int
-    suggested: list[str]
+    suggested: list[str] = Field(
+        description="A rule for each host and port that it tried to reach and that a rule can open."
+    )
+    not_public: list[str] = Field(
+        description="What else it tried to reach: only the operator can open it, with "
+        "`network.reachable`."
+    )
 
 
 class NetworkAttemptAnswer(Answer):

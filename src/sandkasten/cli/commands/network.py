@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sandkasten.cli.options import Id, Json, state_of
-from sandkasten.cli.output import put, put_json, put_table, visible
+from sandkasten.cli.output import put, put_json, put_table, tell, visible
 from sandkasten.cli.sandbox_names import resolve
 from sandkasten.cli.state import State, go
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.network_policy import NetworkAttempt
 
 _EVERY_S = 0.5
+_MAX_SHOWN = 8
 
 # The first character keeps click from joining the lines.
 _EXAMPLES = """\b
@@ -47,7 +48,10 @@ def _show(context: typer.Context, id: Id, json: Json = False) -> None:
 
 
 def _suggest(context: typer.Context, id: Id, json: Json = False) -> None:
-    """Print a rule for each host and port that the sandbox tried to reach, one per line."""
+    """Print a rule for each host and port that the sandbox tried to reach, one per line.
+
+    Addresses that are not public are left out: only the operator can open them.
+    """
     go(_status(state_of(context, json=json), id, only_rules=True))
 
 
@@ -76,10 +80,15 @@ async def _status(state: State, start: str, *, only_rules: bool) -> None:
     found = await transport.network.status(await resolve(state, start))
     if state.json:
         put_json(list(found.suggested) if only_rules else to_json(found))
-        return
-    if only_rules:
+    elif only_rules:
         for rule in found.suggested:
             put(rule)
+    if only_rules and found.not_public:
+        tried = ", ".join(found.not_public[:_MAX_SHOWN])
+        more = len(found.not_public) - _MAX_SHOWN
+        tried += f" and {more} more" if more > 0 else ""
+        tell("note", f"only the operator can open {tried}: network.reachable")
+    if only_rules or state.json:
         return
     rules: Any = found.network
     shown = rules if isinstance(rules, str) else ", ".join(rules.get("allow", ()))

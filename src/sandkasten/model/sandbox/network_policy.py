@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.errors import InvalidRequest, PolicyDenied, UnsupportedByBackend
+from sandkasten.model.addresses import is_public, plain
 from sandkasten.model.json_codec import ShapeError, Timestamp, from_json
 from sandkasten.model.spelling import did_you_mean, shown
 
@@ -26,6 +27,8 @@ _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME = re.compile(rf"(?:\*\.)?{_LABEL}(?:\.{_LABEL})*\Z")
 _NUMBERS = re.compile(r"[0-9.]+\Z|0x", re.IGNORECASE)
 _KEYS: Final = ("allow", "deny", "dry_run")
+# What the egress writes as the rule where it refused to dial.
+_NOT_PUBLIC: Final = "address that is not public"
 
 PRESETS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -112,7 +115,9 @@ class NetworkStatus:
     bytes_in: int = 0
     bytes_out: int = 0
     suggested: tuple[str, ...] = ()
-    """A rule for each host and port that it tried to reach."""
+    """A rule for each host and port that it tried to reach and that a rule can open."""
+    not_public: tuple[str, ...] = ()
+    """What else it tried to reach: only the operator can open it, with `network.reachable`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,13 +327,37 @@ def attempt(record: Mapping[str, Any]) -> NetworkAttempt:
     return from_json(NetworkAttempt, fields, "record")
 
 
-def suggested(attempts: Iterable[NetworkAttempt]) -> tuple[str, ...]:
-    """Return a rule for each host and port that was tried."""
-    tried = (one for one in attempts if one.event in ("opened", "refused"))
-    found = {(one.host or one.address or "", one.port) for one in tried}
-    return tuple(
-        f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in sorted(found)
-    )
+def suggested(attempts: Iterable[NetworkAttempt], reachable: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return a rule for each host and port that was tried and that a rule can open."""
+    return tuple(rule for rule, only in _tried(attempts, reachable) if not only)
+
+
+def not_public(
+    attempts: Iterable[NetworkAttempt], reachable: Iterable[str] = ()
+) -> tuple[str, ...]:
+    """Return each host and port that was tried and that only `network.reachable` can open."""
+    return tuple(rule for rule, only in _tried(attempts, reachable) if only)
+
+
+def _tried(attempts: Iterable[NetworkAttempt], reachable: Iterable[str]) -> list[tuple[str, bool]]:
+    """Return a rule for each host and port, and whether only the operator can open it."""
+    networks = [ipaddress.ip_network(one, strict=False) for one in reachable]
+    found: dict[tuple[str, int], bool] = {}
+    for one in attempts:
+        key = (one.host or one.address or "", one.port)
+        if one.event == "opened":
+            found[key] = False
+        elif one.event == "refused":
+            # The address of a name is known only where a rule let the egress look it up.
+            found[key] = one.rule == _NOT_PUBLIC or found.get(key, False)
+            if one.host is None and one.address is not None:
+                address = plain(one.address)
+                closed = found[key] or not is_public(one.address)
+                found[key] = closed and not any(address in network for network in networks)
+    return [
+        (f"[{host}]:{port}" if ":" in host else f"{host}:{port}", found[host, port])
+        for host, port in sorted(found)
+    ]
 
 
 def _invalid(message: str, hint: str) -> InvalidRequest:
