@@ -25,7 +25,7 @@ from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.root
 
-BACKENDS = ["local", "oci"]
+BACKENDS = ["local", "oci", "gvisor"]
 
 
 def get(box: Sandbox, url: str, *options: str) -> tuple[int | None, str]:
@@ -79,17 +79,19 @@ def test_a_sandbox_reaches_what_is_allowed_and_nothing_else(boxed, web, echo, ba
     assert closed <= set(status.not_public)
 
 
-def test_a_sandbox_on_an_image_has_names(boxed, web, tmp_path):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_sandbox_on_an_image_has_names(boxed, web, tmp_path, backend):
     Images(data_dir=tmp_path / "data").import_archive(imagekit.debian_tar(), name="debian")
-    box = boxed(image="debian", network={"allow": [f"good.test:{web}"]})
+    box = boxed(backend=backend, image="debian", network={"allow": [f"good.test:{web}"]})
     code = (
         f"import urllib.request as u; print(u.urlopen('http://good.test:{web}/').read().decode())"
     )
     assert box.exec(["python3", "-c", code]).output.strip() == f"hello good.test:{web}"
 
 
-def test_rules_change_at_once_and_end_open_connections(boxed, web, echo):
-    box = boxed(network={"allow": [f"good.test:{echo}"]})
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rules_change_at_once_and_end_open_connections(boxed, web, echo, backend):
+    box = boxed(backend=backend, network={"allow": [f"good.test:{echo}"]})
     talk = f"exec 3<>/dev/tcp/good.test/{echo}; head -1 <&3; cat <&3; echo ended"
     process = box.start(["bash", "-c", talk])
     with process.follow() as output:
@@ -159,8 +161,9 @@ def _egress_of(box: Sandbox, tmp_path: Path) -> int:
     raise AssertionError("the sandbox has no egress process")
 
 
-def test_the_egress_is_not_root_and_ends_with_its_sandbox(boxed, tmp_path):
-    box = boxed(network="full")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_egress_is_not_root_and_ends_with_its_sandbox(boxed, tmp_path, backend):
+    box = boxed(backend=backend, network="full")
     pid = _egress_of(box, tmp_path)
     status = Path(f"/proc/{pid}/status").read_text()
     assert "Uid:\t0\t" not in status
@@ -173,13 +176,47 @@ def test_the_egress_is_not_root_and_ends_with_its_sandbox(boxed, tmp_path):
         time.sleep(0.01)
 
 
-def test_without_its_egress_a_sandbox_reaches_nothing(boxed, web, tmp_path):
-    box = boxed(network={"allow": [f"good.test:{web}"]})
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_without_its_egress_a_sandbox_reaches_nothing(boxed, web, tmp_path, backend):
+    box = boxed(backend=backend, network={"allow": [f"good.test:{web}"]})
     assert get(box, f"http://good.test:{web}/")[0] == 0
     os.kill(_egress_of(box, tmp_path), signal.SIGKILL)
     status, output = get(box, f"http://good.test:{web}/")
     assert status != 0
     assert "hello" not in output
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_but_tcp_and_the_resolver_answers(boxed, backend):
+    """In the full network too: the egress has no other door, and datagrams lead nowhere."""
+    box = boxed(backend=backend, network="full")
+    code = """
+import socket
+for at in (("198.18.0.1", 65053), ("198.18.0.1", 53), ("127.0.0.1", 65053), ("198.18.0.2", 80)):
+    try:
+        with socket.create_connection(at, 5) as made:
+            made.settimeout(5)
+            made.sendall(b"{}\\n")
+            print(at, "answered", made.recv(100)[:20])
+    except OSError:
+        pass
+for at in (("1.1.1.1", 53), ("198.18.0.1", 54), ("10.0.0.1", 123)):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sent:
+        sent.settimeout(0.5)
+        try:
+            sent.sendto(b"x" * 40, at)
+            print(at, "answered", sent.recvfrom(100))
+        except OSError:
+            pass
+for kind in (socket.SOCK_RAW, socket.SOCK_PACKET if hasattr(socket, "SOCK_PACKET") else 10):
+    try:
+        socket.socket(socket.AF_INET, kind, socket.IPPROTO_TCP)
+        print("raw socket", kind)
+    except OSError:
+        pass
+"""
+    done = box.exec(["python3", "-c", code])
+    assert (done.exit_code, done.output) == (0, ""), done
 
 
 def test_an_ordinary_user_has_the_same_network(web):

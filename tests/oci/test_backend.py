@@ -320,7 +320,7 @@ async def test_a_failing_runtime_gives_the_reason_and_leaves_nothing(
     backend: OciBackend, monkeypatch: pytest.MonkeyPatch
 ):
     await backend.probe()
-    wrong = lambda *a: ["/usr/bin/env", "sh", "-c", "echo a reason >&2; exit 3"]  # noqa: E731
+    wrong = lambda *a, **k: ["/usr/bin/env", "sh", "-c", "echo a reason >&2; exit 3"]  # noqa: E731
     monkeypatch.setattr("sandkasten.backends.oci.runtimes.command", wrong)
     monkeypatch.setattr("sandkasten.backends.oci.runtimes.find", lambda name: "/usr/bin/env")
     with pytest.raises(BackendUnavailable, match="status 3: a reason") as caught:

@@ -70,6 +70,11 @@ def test_gvisor_runs_without_network_and_own_cgroup():
     assert "--ignore-cgroups" in argv
 
 
+def test_gvisor_uses_its_own_stack_for_a_network():
+    argv = runtimes.command("runsc", "runsc", "sbx_x", "/mnt/bundle", None, network=True)
+    assert argv[argv.index("--network") + 1] == "sandbox"
+
+
 def test_the_installed_runtimes_report_a_version():
     for name in ("runc", "runsc"):
         program = runtimes.find(name)

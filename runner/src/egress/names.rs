@@ -8,8 +8,9 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
-const FIRST: u32 = 0xc612_0001;
-const COUNT: u32 = (1 << 17) - 2;
+/// The first four are the resolver's network.
+const FIRST: u32 = 0xc612_0004;
+const COUNT: u32 = (1 << 17) - 5;
 /// Names that are remembered; the one that was used longest ago is forgotten first.
 const MOST: usize = 4096;
 /// After this, a new question makes a new lookup.

@@ -92,8 +92,12 @@ fn launch() -> Outcome<Launched> {
         sys::lower_limit(resource as libc::__rlimit_resource_t, value)
             .map_err(failed("limits", "setrlimit"))?;
     }
-    if let Some(egress) = &egress {
-        egress.prepare()?;
+    match (&egress, &plan.network) {
+        (Some(egress), Some(network)) if network.device => {
+            egress.prepare_device(&format!("{}/netns", plan.stage))?;
+        }
+        (Some(egress), _) => egress.prepare()?,
+        (None, _) => {}
     }
     let born = match &plan.program {
         Program::Trial => nothing(),

@@ -1,22 +1,29 @@
-//! Messages to the kernel's network configuration: the loopback device, routes and address translation.
+//! Messages to the kernel's network configuration: devices, addresses, routes and address translation.
 //!
 //! No program of the host is used, because a sandbox must also start where `ip` and `nft` are missing.
 //! Every request is acknowledged; the first refusal is the error.
 
 use crate::sys::{self, check, Errno, Result};
-use std::os::unix::io::{AsRawFd, OwnedFd};
+use std::net::Ipv4Addr;
+use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
 
 const LO: u32 = 1;
 const ALIGN: usize = 4;
 const NLM_F_REQUEST: u16 = 1;
 const NLM_F_ACK: u16 = 4;
+const NLM_F_EXCL: u16 = 0x200;
 const NLM_F_CREATE: u16 = 0x400;
 const NLM_F_APPEND: u16 = 0x800;
 const NLA_F_NESTED: u16 = 0x8000;
 const NLMSG_ERROR: u16 = 2;
 
 const RTM_NEWLINK: u16 = 16;
+const RTM_NEWADDR: u16 = 20;
 const RTM_NEWROUTE: u16 = 24;
+const RTA_OIF: u16 = 4;
+const RTA_GATEWAY: u16 = 5;
+const PROTOCOL_BOOT: u8 = 3;
+const IFLA_IFNAME: u16 = 3;
 
 const NFTABLES: u16 = 10 << 8;
 const BATCH_BEGIN: u16 = 16;
@@ -25,14 +32,22 @@ const NEW_TABLE: u16 = NFTABLES;
 const NEW_CHAIN: u16 = NFTABLES | 3;
 const NEW_RULE: u16 = NFTABLES | 6;
 const TABLE: &[u8] = b"sandkasten\0";
-const CHAIN: &[u8] = b"output\0";
-const HOOK_OUTPUT: u32 = 3;
+const CHAIN: &[u8] = b"redirect\0";
 const PRIORITY_DSTNAT: i32 = -100;
 const META_L4PROTO: u32 = 16;
 const NETWORK_HEADER: u32 = 1;
 const REGISTER: u32 = 1;
 const VERDICT_REGISTER: u32 = 0;
 const ACCEPT: u32 = 1;
+
+/// Where connections are redirected.
+#[derive(Clone, Copy)]
+pub enum Hook {
+    /// When they arrive from a device.
+    Prerouting = 0,
+    /// When a program of the same namespace makes them.
+    Output = 3,
+}
 
 /// Bytes of one or more messages.
 struct Messages {
@@ -139,10 +154,92 @@ fn number(kind: u16, value: u32) -> Vec<u8> {
 
 /// Set the loopback device up.
 pub fn loopback_up() -> Result<()> {
+    device_up(LO)
+}
+
+/// Make a device `name` here that is joined to a device `peer` in another namespace.
+pub fn veth(name: &[u8], peer: &[u8], namespace: RawFd) -> Result<()> {
+    const IFLA_LINKINFO: u16 = 18;
+    const IFLA_NET_NS_FD: u16 = 28;
+    const INFO_KIND: u16 = 1;
+    const INFO_DATA: u16 = 2;
+    const VETH_INFO_PEER: u16 = 1;
+    let head = [0u8; 16];
+    let other = [
+        head.to_vec(),
+        attribute(IFLA_IFNAME, peer),
+        attribute(IFLA_NET_NS_FD, &(namespace as u32).to_ne_bytes()),
+    ];
+    let body = [
+        attribute(IFLA_IFNAME, name),
+        nested(
+            IFLA_LINKINFO,
+            &[
+                attribute(INFO_KIND, b"veth"),
+                nested(INFO_DATA, &[nested(VETH_INFO_PEER, &other)]),
+            ],
+        ),
+    ];
+    let mut messages = Messages::new();
+    let create = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
+    messages.message(RTM_NEWLINK, create, &head, &body.concat());
+    messages.send(libc::NETLINK_ROUTE)
+}
+
+/// Give a device an address in a network of four, and set it up. Returns its index.
+pub fn address(name: &[u8], address: Ipv4Addr) -> Result<u32> {
+    const PREFIX: u8 = 30;
+    const IFA_ADDRESS: u16 = 1;
+    const IFA_LOCAL: u16 = 2;
+    // SAFETY: the name ends with a zero.
+    let index = unsafe { libc::if_nametoindex(name.as_ptr().cast()) };
+    if index == 0 {
+        return Err(libc::ENODEV);
+    }
+    // struct ifaddrmsg: family, prefix length, flags, scope, index.
+    let mut head = vec![libc::AF_INET as u8, PREFIX, 0, 0];
+    head.extend_from_slice(&index.to_ne_bytes());
+    let octets = address.octets();
+    let body = [
+        attribute(IFA_LOCAL, &octets),
+        attribute(IFA_ADDRESS, &octets),
+    ];
+    let mut messages = Messages::new();
+    let create = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
+    messages.message(RTM_NEWADDR, create, &head, &body.concat());
+    messages.send(libc::NETLINK_ROUTE)?;
+    device_up(index)?;
+    Ok(index)
+}
+
+/// Send everything that is not in the network of a device to a gateway there.
+pub fn default_route(device: u32, gateway: Ipv4Addr) -> Result<()> {
+    const TABLE_MAIN: u8 = 254;
+    const SCOPE_UNIVERSE: u8 = 0;
+    const TYPE_UNICAST: u8 = 1;
+    // struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags.
+    let mut head = vec![libc::AF_INET as u8, 0, 0, 0];
+    head.extend_from_slice(&[TABLE_MAIN, PROTOCOL_BOOT, SCOPE_UNIVERSE, TYPE_UNICAST]);
+    head.extend_from_slice(&[0; 4]);
+    let body = [
+        attribute(RTA_GATEWAY, &gateway.octets()),
+        attribute(RTA_OIF, &device.to_ne_bytes()),
+    ];
+    let mut messages = Messages::new();
+    messages.message(
+        RTM_NEWROUTE,
+        NLM_F_ACK | NLM_F_CREATE,
+        &head,
+        &body.concat(),
+    );
+    messages.send(libc::NETLINK_ROUTE)
+}
+
+fn device_up(index: u32) -> Result<()> {
     let up = libc::IFF_UP as u32;
     // struct ifinfomsg: family, pad, type, index, flags, change.
     let mut head = vec![0u8; 4];
-    for word in [LO, up, up] {
+    for word in [index, up, up] {
         head.extend_from_slice(&word.to_ne_bytes());
     }
     let mut messages = Messages::new();
@@ -153,10 +250,8 @@ pub fn loopback_up() -> Result<()> {
 /// Deliver packets for any address of the family to this namespace itself.
 pub fn everything_is_local(family: libc::c_int) -> Result<()> {
     const TABLE_LOCAL: u8 = 255;
-    const PROTOCOL_BOOT: u8 = 3;
     const SCOPE_HOST: u8 = 254;
     const TYPE_LOCAL: u8 = 2;
-    const RTA_OIF: u16 = 4;
     // struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags.
     let mut head = vec![
         family as u8,
@@ -175,8 +270,9 @@ pub fn everything_is_local(family: libc::c_int) -> Result<()> {
     messages.send(libc::NETLINK_ROUTE)
 }
 
-/// Redirect TCP connections to anything but loopback to `port` on loopback.
-pub fn redirect_tcp(family: libc::c_int, port: u16) -> Result<()> {
+/// Redirect TCP connections to anything but loopback to `port`: on loopback, or at the device on which
+/// they arrive.
+pub fn redirect_tcp(family: libc::c_int, port: u16, hook: Hook) -> Result<()> {
     const IPV4: u8 = 2;
     const IPV6: u8 = 10;
     let v4 = family == libc::AF_INET;
@@ -186,7 +282,7 @@ pub fn redirect_tcp(family: libc::c_int, port: u16) -> Result<()> {
     let mut messages = Messages::new();
     messages.message(BATCH_BEGIN, 0, &batch, &[]);
     messages.message(NEW_TABLE, create, &head, &attribute(1, TABLE));
-    let hook = [number(1, HOOK_OUTPUT), number(2, PRIORITY_DSTNAT as u32)];
+    let hook = [number(1, hook as u32), number(2, PRIORITY_DSTNAT as u32)];
     let chain = [
         attribute(1, TABLE),
         attribute(3, CHAIN),

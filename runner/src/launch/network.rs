@@ -5,17 +5,25 @@
 //! ordinary user, its plain identity. It waits until we have made the sockets in the sandbox's namespace
 //! and know the sandbox's first process; both are passed to it, and then it becomes its program. If the
 //! launch fails, it sees that we are gone and ends.
+//!
+//! gVisor has a network stack of its own, which takes over a device: it gets one end of a pair, and the
+//! listener is in a second namespace with the other end.
 
 use crate::failure::{c_string, check, failed, io_failed, open, Failure, Outcome};
 use crate::plan::Network;
-use crate::{netlink, spawn, sys};
-use std::net::{TcpListener, UdpSocket};
-use std::os::unix::io::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
+use crate::{mounts, netlink, spawn, sys};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket};
+use std::os::unix::io::{AsRawFd, IntoRawFd, OwnedFd};
 use std::time::Duration;
 
 const STEP: &str = "network";
 /// Where redirected connections arrive. No program inside can use this port itself.
 const PORT: u16 = 65053;
+/// Programs inside find it in /etc/resolv.conf. It and the next one stand for no name.
+const RESOLVER: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
+const DEVICE_ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 2);
+const OUTSIDE: &[u8] = b"outside\0";
+const INSIDE: &[u8] = b"eth0\0";
 const SYS_PIDFD_OPEN: libc::c_long = 434;
 const OPEN_FILES: u64 = 8192;
 const START_PATIENCE: Duration = Duration::from_secs(10);
@@ -46,24 +54,56 @@ pub fn start(network: &Network, cgroup: Option<&str>) -> Outcome<Waiting> {
 impl Waiting {
     /// Enter a new network namespace and pass on its sockets. Everything started from now on is in it.
     pub fn prepare(&self) -> Outcome<()> {
-        // SAFETY: plain system call.
-        check(STEP, "make a network namespace", unsafe {
-            libc::unshare(libc::CLONE_NEWNET)
+        new_namespace()?;
+        let listen4 = listen(IpAddr::V4(Ipv4Addr::LOCALHOST), netlink::Hook::Output)?;
+        // A kernel without IPv6 has nothing to redirect there.
+        let listen6 = listen(IpAddr::V6(Ipv6Addr::LOCALHOST), netlink::Hook::Output).ok();
+        self.pass_on(listen4, listen6)
+    }
+
+    /// Enter a new network namespace with a device. `name` becomes a path of the namespace.
+    pub fn prepare_device(&self, name: &str) -> Outcome<()> {
+        new_namespace()?;
+        let inside = sys::own(open(STEP, "/proc/self/ns/net", libc::O_RDONLY, 0)?);
+        new_namespace()?;
+        netlink::veth(OUTSIDE, INSIDE, inside.as_raw_fd())
+            .and_then(|()| netlink::address(OUTSIDE, RESOLVER))
+            .map_err(failed(STEP, "make the device outside"))?;
+        let listener = listen(IpAddr::V4(RESOLVER), netlink::Hook::Prerouting)?;
+        self.pass_on(listener, None)?;
+        // SAFETY: plain system call on a descriptor of a namespace.
+        check(STEP, "enter the namespace of the sandbox", unsafe {
+            libc::setns(inside.as_raw_fd(), libc::CLONE_NEWNET)
         })?;
-        netlink::loopback_up().map_err(failed(STEP, "set the loopback device up"))?;
-        let families = [(libc::AF_INET, "127.0.0.1"), (libc::AF_INET6, "::1")];
-        let mut sockets: Vec<OwnedFd> = Vec::new();
-        for (family, address) in families {
-            match listen(family, address) {
-                Ok(listener) => sockets.push(listener),
-                // A kernel without IPv6 has nothing to redirect there.
-                Err(_) if family == libc::AF_INET6 => {}
-                Err(failure) => return Err(failure),
-            }
-        }
-        let dns = UdpSocket::bind(("127.0.0.1", 53)).map_err(io_failed(STEP, "listen for DNS"))?;
-        sockets.insert(1, OwnedFd::from(dns));
-        let raw: Vec<RawFd> = sockets.iter().map(AsRawFd::as_raw_fd).collect();
+        netlink::address(INSIDE, DEVICE_ADDRESS)
+            .and_then(|device| netlink::default_route(device, RESOLVER))
+            .map_err(failed(STEP, "make the device inside"))?;
+        std::fs::write(name, b"").map_err(io_failed(STEP, &format!("make {}", name)))?;
+        let source = Some("/proc/self/ns/net");
+        mounts::mount(
+            "the network namespace",
+            source,
+            name,
+            None,
+            libc::MS_BIND,
+            None,
+        )?;
+        // gVisor takes a namespace that has these files for the one of the host; newer kernels show them
+        // in every namespace.
+        mounts::mount(
+            "settings",
+            None,
+            "/proc/sys/net/core",
+            Some("tmpfs"),
+            libc::MS_RDONLY,
+            None,
+        )
+    }
+
+    fn pass_on(&self, listen4: OwnedFd, listen6: Option<OwnedFd>) -> Outcome<()> {
+        let dns = UdpSocket::bind((RESOLVER, 53)).map_err(io_failed(STEP, "listen for DNS"))?;
+        let mut raw = vec![listen4.as_raw_fd(), dns.as_raw_fd()];
+        raw.extend(listen6.iter().map(AsRawFd::as_raw_fd));
         sys::send_descriptors(self.channel.as_raw_fd(), &raw)
             .map_err(failed(STEP, "pass the sockets on"))
     }
@@ -90,10 +130,23 @@ impl Waiting {
     }
 }
 
-fn listen(family: libc::c_int, address: &str) -> Outcome<OwnedFd> {
+fn new_namespace() -> Outcome<()> {
+    // SAFETY: plain system call.
+    check(STEP, "make a network namespace", unsafe {
+        libc::unshare(libc::CLONE_NEWNET)
+    })?;
+    netlink::loopback_up().map_err(failed(STEP, "set the loopback device up"))
+}
+
+fn listen(address: IpAddr, hook: netlink::Hook) -> Outcome<OwnedFd> {
     let what = |text: &str| format!("{} ({})", text, address);
+    let family = match address {
+        IpAddr::V4(_) => libc::AF_INET,
+        IpAddr::V6(_) => libc::AF_INET6,
+    };
     netlink::everything_is_local(family).map_err(failed(STEP, what("add a route")))?;
-    netlink::redirect_tcp(family, PORT).map_err(failed(STEP, what("redirect connections")))?;
+    netlink::redirect_tcp(family, PORT, hook)
+        .map_err(failed(STEP, what("redirect connections")))?;
     let listener = TcpListener::bind((address, PORT)).map_err(io_failed(STEP, "listen"))?;
     listener
         .set_nonblocking(true)

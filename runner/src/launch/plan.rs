@@ -114,6 +114,8 @@ pub struct Network {
     pub control_fd: i32,
     pub config: String,
     pub records: [String; 2],
+    /// Whether the sandbox takes over a device: it has a network stack of its own.
+    pub device: bool,
 }
 
 #[derive(Debug)]
@@ -348,6 +350,7 @@ fn network(v: &Value) -> Outcome<Option<Network>> {
         control_fd: number(v, "control_fd")? as i32,
         config: string(v, "config")?,
         records: <[String; 2]>::try_from(records).map_err(|_| bad("records"))?,
+        device: v["device"].as_bool().ok_or_else(|| bad("device"))?,
     }))
 }
 

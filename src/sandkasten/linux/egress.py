@@ -48,9 +48,18 @@ class Egress:
 
 
 def prepare(
-    cell: Path, program: Path, policy: NetworkPolicy, ceiling: NetworkCeiling, user: int | None
+    cell: Path,
+    program: Path,
+    policy: NetworkPolicy,
+    ceiling: NetworkCeiling,
+    user: int | None,
+    *,
+    device: bool = False,
 ) -> Egress:
-    """Write the files of the process. `user` is who it runs as; None for an ordinary user."""
+    """Write the files of the process. `user` is who it runs as; None for an ordinary user.
+
+    `device`: the sandbox has a network stack of its own, which takes over a device.
+    """
     (cell / CONFIG).write_text(json.dumps(config(policy, ceiling)))
     control = listen(cell / CONTROL)
     return Egress(
@@ -61,6 +70,7 @@ def prepare(
             "control_fd": control.fileno(),
             "config": os.fspath(cell / CONFIG),
             "records": [os.fspath(cell / name) for name in RECORDS],
+            "device": device,
         },
     )
 

@@ -43,7 +43,6 @@ from sandkasten.linux.undoable_work import whole_or_nothing
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import RUNNER_ID, CellSpec, user_id
 from sandkasten.model.sandbox.gpus import check_gpus_on
-from sandkasten.model.sandbox.network_policy import refuse_network
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,8 +119,6 @@ class OciBackend:
 
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> OciCell:
         launch_plan.refuse(spec, root=self._root)
-        if self._kind == "gvisor":
-            refuse_network(spec.network, "gvisor")
         edits = await asyncio.to_thread(self._edits, spec)
         await self._prepare(spec)
         return await self._make(sandbox_id, spec, edits)
@@ -264,7 +261,12 @@ class OciBackend:
             "runtime": {
                 "program": program,
                 "argv": runtimes.command(
-                    self._runtime, program, sandbox_id, bundle, self._platform
+                    self._runtime,
+                    program,
+                    sandbox_id,
+                    bundle,
+                    self._platform,
+                    network=not spec.network.closed,
                 ),
                 "runtime_pid_file": f"{bundle}/{runtimes.PID_FILE}",
                 "log": os.fspath(cell / "log"),
@@ -288,19 +290,26 @@ class OciBackend:
         )
 
     def _launch(self, cell: Path, plan: dict[str, object], spec: CellSpec, base: int) -> Launched:
-        if self._kind == "gvisor":
-            return launch(self._programs.launcher, {**plan, "listen_fd": 0})
+        own_stack = self._kind == "gvisor"
         with contextlib.ExitStack() as stack:
-            fds = [stack.enter_context(listen(cell / "socket")).fileno()]
+            fds: list[int] = []
+            if not own_stack:
+                fds.append(stack.enter_context(listen(cell / "socket")).fileno())
+            plan = {**plan, "listen_fd": fds[0] if fds else 0}
             if not spec.network.closed:
                 user = base + id_ranges.COUNT - 1
                 way_out = egress.prepare(
-                    cell, self._programs.egress, spec.network, spec.ceiling, user
+                    cell,
+                    self._programs.egress,
+                    spec.network,
+                    spec.ceiling,
+                    user,
+                    device=own_stack,
                 )
                 stack.callback(way_out.close)
                 plan = {**plan, "network": way_out.plan}
                 fds.append(way_out.control.fileno())
-            return launch(self._programs.launcher, {**plan, "listen_fd": fds[0]}, *fds)
+            return launch(self._programs.launcher, plan, *fds)
 
     def _joined(self, group: cgroups.CgroupPlan) -> dict[str, object]:
         """Return the cgroups that gVisor starts in; runc requires an empty group and joins it

@@ -159,7 +159,11 @@ def _namespaces(spec: CellSpec, platform: OciPlatform) -> list[dict[str, str]]:
         # Created by the launcher: no other one can be created inside it, and its creator is not
         # host root.
         user["path"] = f"{platform.stage}/userns"
-    return [*({"type": kind} for kind in kinds), user]
+    found = [*({"type": kind} for kind in kinds), user]
+    if platform.kind == "gvisor" and not spec.network.closed:
+        # It starts in a new one unless it is told.
+        found.append({"type": "network", "path": f"{platform.stage}/netns"})
+    return found
 
 
 def _process(spec: CellSpec, platform: OciPlatform) -> dict[str, object]:

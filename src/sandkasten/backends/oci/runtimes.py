@@ -104,7 +104,13 @@ def missing(name: Name) -> Requirement:
 
 
 def command(
-    name: Name, program: str, sandbox_id: str, bundle: str, platform: Platform | None
+    name: Name,
+    program: str,
+    sandbox_id: str,
+    bundle: str,
+    platform: Platform | None,
+    *,
+    network: bool = False,
 ) -> list[str]:
     """Return the argument vector that creates the sandbox. All it stores is below `bundle`."""
     start = ["run", "--detach", "--bundle", bundle, "--pid-file", f"{bundle}/{PID_FILE}"]
@@ -115,7 +121,8 @@ def command(
             "--platform", platform or PLATFORMS[0],
             # It is already in its group; a group that it creates would be a second one.
             "--ignore-cgroups",
-            "--network", "none",
+            # Its own stack on the device of the namespace, or no network.
+            "--network", "sandbox" if network else "none",
             # The runner binds its socket, and programs inside bind theirs.
             "--host-uds", "all",
             # Writes go to the volume and its quota, not to a file of gVisor's own.

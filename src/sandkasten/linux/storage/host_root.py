@@ -84,7 +84,7 @@ exit 1
 """
 NETWORK_FILES = {
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
-    "resolv.conf": "nameserver 127.0.0.1\noptions timeout:5 attempts:2\n",
+    "resolv.conf": "nameserver 198.18.0.1\noptions timeout:5 attempts:2\n",
 }
 
 

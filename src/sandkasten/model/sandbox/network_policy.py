@@ -302,7 +302,7 @@ def refuse_network(policy: NetworkPolicy, backend: str) -> None:
         return
     raise UnsupportedByBackend(
         f"backend {backend} does not support a network",
-        hint="use backend local or oci (isolation standard), or network: none",
+        hint="use backend local, oci or gvisor, or network: none",
         backend=backend,
     )
 
