@@ -172,6 +172,34 @@ async def test_a_malformed_file_is_refused_and_names_the_key(file, text, named):
     assert refused.value.hint
 
 
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        ("data_dir: 7", "in quotes"),
+        ("defaults:\n  readonly_rootfs: perhaps", "true or false"),
+        ("http:\n  max_json_mb: 8M", "without a unit"),
+        ("http:\n  max_json_mb: 0", "such as"),
+        ("files:\n  max_bytes: 1.5", "such as"),
+        ("policy:\n  gpus: some", "all"),
+        ("pool:\n  oneshot_spares: 2", "0"),
+        ("allowed_images: [python, 7]", "[one, two]"),
+        ("defaults:\n  network_mode: bridge", "full"),
+        ("policy:\n  blocked_paths: [etc]", "[/etc/shadow, /root]"),
+        ("network:\n  reachable: [there]", "10.1.0.0/16"),
+        ("network:\n  servers: [dns]", "192.0.2.53"),
+        ("network:\n  hosts: {a.test: [b]}", "192.0.2.7"),
+        ("backends:\n  docker:\n    workspace_dir: here", "/srv/"),
+        ("backends:\n  docker:\n    host: tcp://:2375", "write tcp://"),
+        ("backends:\n  docker:\n    host: unix://here", "unix:///"),
+    ],
+)
+async def test_the_hint_shows_the_expected_form(file, text, form):
+    with pytest.raises(InvalidConfiguration) as refused:
+        load({}, {}, file(text))
+    assert form in refused.value.hint
+    assert "correct the value" not in refused.value.hint
+
+
 async def test_the_nearest_spelling_is_offered(file):
     with pytest.raises(InvalidConfiguration) as refused:
         load({}, {}, file("sesion_ttl_seconds: 5"))

@@ -38,6 +38,7 @@ STATION_HOST: Final = "sandbox.docker_host"
 """Key of a Station configuration. It is about Docker only, so it selects the backend too."""
 _FOREIGN: Final = ("default", "env DOCKER_")
 _SCHEMES: Final = ("unix", "tcp", "ssh")
+_ADDRESSES: Final = "write unix:///path/to/socket, tcp://host:port or ssh://user@host"
 _VOLUME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{1,127}\Z")
 _PEM: Final = {"tls_ca": "ca.pem", "tls_cert": "cert.pem", "tls_key": "key.pem"}
 # Files that container runtimes create in every container.
@@ -52,7 +53,8 @@ def docker_boolean(name: str, value: object) -> bool:
 def volume(name: str, value: object) -> str:
     volume_name = string(name, value)
     if not _VOLUME.match(volume_name):
-        raise invalid(name, "a volume name", value)
+        hint = "write 2 to 128 letters, digits, dots, _ and -, such as sandkasten-data"
+        raise invalid(name, "a volume name", value, hint)
     return volume_name
 
 
@@ -66,7 +68,8 @@ def engine_directory(name: str, value: object) -> str:
         or ":" in directory
         or {"", ".", ".."} & {*parts}
     ):
-        raise invalid(name, "an absolute path without colons, . and ..", value)
+        hint = "write a path such as /srv/workspaces"
+        raise invalid(name, "an absolute path without colons, . and ..", value, hint)
     return directory
 
 
@@ -171,27 +174,29 @@ def engine_address(name: str, value: object) -> SplitResult:
     """Parse `unix:///path`, `tcp://host:port` or `ssh://[user@]host[:port]`."""
     url = string(name, value)
     if not url.isprintable() or " " in url:
-        raise invalid(name, "a URL", value)
+        raise invalid(name, "a URL", value, _ADDRESSES)
     try:
         split = urlsplit(url)
         port = split.port
     except ValueError as exc:
-        raise invalid(name, "a URL", value) from exc
+        raise invalid(name, "a URL", value, _ADDRESSES) from exc
     if split.scheme not in _SCHEMES:
         raise InvalidConfiguration(
             f"{name} must be the address of a Docker Engine, got {url[:80]!r}",
-            hint="write unix:///path/to/socket, tcp://host:port or ssh://user@host",
+            hint=_ADDRESSES,
             setting=name,
         )
     if split.query or split.fragment or split.password is not None:
-        raise invalid(name, "a URL without a password, a query or a fragment", split.scheme)
+        expected = "a URL without a password, a query or a fragment"
+        raise invalid(name, expected, split.scheme, _ADDRESSES)
     if split.scheme == "unix" and (split.netloc or not split.path.startswith("/")):
-        raise invalid(name, "unix:// with an absolute path, such as unix:///run/docker.sock", value)
+        hint = "write unix:///run/docker.sock"
+        raise invalid(name, "unix:// with an absolute path", value, hint)
     bare = split.hostname and port != 0 and split.path in ("", "/")
     if split.scheme == "tcp" and not bare:
-        raise invalid(name, "tcp://host:port", value)
+        raise invalid(name, "tcp://host:port", value, "write tcp://192.0.2.7:2376, without a path")
     if split.scheme == "ssh" and not split.hostname:
-        raise invalid(name, "ssh://[user@]host[:port]", value)
+        raise invalid(name, "ssh://[user@]host[:port]", value, "write ssh://user@host")
     return split
 
 

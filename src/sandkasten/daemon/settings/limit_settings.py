@@ -243,7 +243,7 @@ def default_limits(
         return parse_limits(asked, parse_limits(longest, Limits(max_exec_timeout_s=86_400.0)))
     except InvalidRequest as exc:
         raise InvalidConfiguration(
-            f"defaults: {exc.message}", hint=exc.hint or "correct the value", setting="defaults"
+            f"defaults: {exc.message}", hint=exc.hint, setting="defaults"
         ) from exc
 
 

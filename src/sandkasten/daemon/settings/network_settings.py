@@ -40,7 +40,8 @@ def address_ranges(name: str, value: object) -> tuple[str, ...]:
     try:
         return tuple(str(ipaddress.ip_network(one, strict=False)) for one in ranges)
     except ValueError as exc:
-        raise invalid(name, "addresses or networks such as 10.1.0.0/16", value) from exc
+        hint = "write [10.1.0.0/16, 192.0.2.7]"
+        raise invalid(name, "a list of addresses or networks", value, hint) from exc
 
 
 def server_list(name: str, value: object) -> tuple[str, ...]:
@@ -55,7 +56,8 @@ def server_list(name: str, value: object) -> tuple[str, ...]:
             if not 1 <= number <= 65_535:
                 raise ValueError(port)
         except ValueError as exc:
-            raise invalid(name, "addresses such as 192.0.2.53 or 192.0.2.53:53", value) from exc
+            hint = 'write [192.0.2.53] or ["192.0.2.53:53"]'
+            raise invalid(name, "a list of addresses of name servers", value, hint) from exc
         shown = f"[{address}]" if address.version == 6 else str(address)
         servers.append(f"{shown}:{number}")
     return tuple(servers)
@@ -77,7 +79,8 @@ def host_addresses(name: str, value: object) -> Lists:
             for one in addresses:
                 ipaddress.ip_address(one)
         except ValueError as exc:
-            raise invalid(name, "names with addresses such as 192.0.2.7", value) from exc
+            hint = "write {example.com: [192.0.2.7]}; in a variable example.com=192.0.2.7"
+            raise invalid(name, "names with their addresses", value, hint) from exc
     return {host.lower(): addresses for host, addresses in hosts.items()}
 
 

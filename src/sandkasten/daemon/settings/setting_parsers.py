@@ -29,13 +29,12 @@ _BOOLEANS: Final = {
     "true": True, "1": True, "yes": True,
     "false": False, "0": False, "no": False,
 }  # fmt: skip
+_NUMBERS: Final = "write a number without a unit, such as 256 or 0.5"
 
 C = TypeVar("C", bound=str)
 
 
-def invalid(
-    name: str, expected: str, value: object, hint: str = "correct the value"
-) -> InvalidConfiguration:
+def invalid(name: str, expected: str, value: object, hint: str) -> InvalidConfiguration:
     return InvalidConfiguration(
         f"{name} must be {expected}, got {str(value)[:40]!r}", hint=hint, setting=name
     )
@@ -46,7 +45,8 @@ def invalid(
 
 def string(name: str, value: object) -> str:
     if not isinstance(value, str) or not value or "\0" in value or len(value) > 4096:
-        raise invalid(name, "a non-empty string", value)
+        hint = "write 1 to 4096 characters; a string of digits must be in quotes"
+        raise invalid(name, "a non-empty string", value, hint)
     return value
 
 
@@ -55,7 +55,7 @@ def boolean(name: str, value: object) -> bool:
         return value
     if isinstance(value, str) and value.strip().lower() in _BOOLEANS:
         return _BOOLEANS[value.strip().lower()]
-    raise invalid(name, "true or false", value)
+    raise invalid(name, "true or false", value, "write true or false (also yes or no, 1 or 0)")
 
 
 def number(name: str, value: object) -> float | int:
@@ -63,27 +63,27 @@ def number(name: str, value: object) -> float | int:
         try:
             parsed = float(value)
         except ValueError as exc:
-            raise invalid(name, "a number", value) from exc
+            raise invalid(name, "a number", value, _NUMBERS) from exc
         value = int(parsed) if parsed.is_integer() else parsed
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise invalid(name, "a number", value)
+        raise invalid(name, "a number", value, _NUMBERS)
     # False for NaN too. No setting is larger, and a float could not hold every larger integer.
     if not abs(value) <= 1 << 60:
-        raise invalid(name, "a number", value)
+        raise invalid(name, "a number", value, _NUMBERS)
     return value
 
 
 def positive_number(name: str, value: object) -> float | int:
     parsed = number(name, value)
     if parsed <= 0:
-        raise invalid(name, "a number greater than 0", value)
+        raise invalid(name, "a number greater than 0", value, _NUMBERS)
     return parsed
 
 
 def positive_integer(name: str, value: object) -> int:
     parsed = number(name, value)
     if not 1 <= parsed <= 1 << 60 or parsed != int(parsed):
-        raise invalid(name, "an integer of at least 1", value)
+        raise invalid(name, "an integer of at least 1", value, "write a number such as 1 or 256")
     return int(parsed)
 
 
@@ -93,19 +93,20 @@ def gpu_count(name: str, value: object) -> int:
     if value == "none":
         return 0
     expected = f"an integer from 0 to {MAX_GPUS}, or all"
+    hint = "write a number such as 2, all or none"
     try:
         parsed = number(name, value)
     except InvalidConfiguration as exc:
-        raise invalid(name, expected, value) from exc
+        raise invalid(name, expected, value, hint) from exc
     if not 0 <= parsed <= MAX_GPUS or parsed != int(parsed):
-        raise invalid(name, expected, value)
+        raise invalid(name, expected, value, hint)
     return int(parsed)
 
 
 def zero_or_one(name: str, value: object) -> int:
     parsed = number(name, value)
     if parsed not in (0, 1):
-        raise invalid(name, "0 or 1", value)
+        raise invalid(name, "0 or 1", value, "write 0 for none, 1 for one")
     return int(parsed)
 
 
@@ -114,7 +115,8 @@ def string_list(name: str, value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
     if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
-        raise invalid(name, "a list of strings", value)
+        hint = "write [one, two], with quotes around numbers; in a variable one,two"
+        raise invalid(name, "a list of strings", value, hint)
     return tuple(value)
 
 
@@ -139,7 +141,8 @@ def network_default(name: str, value: object) -> Literal["none", "full"]:
     try:
         return "full" if boolean(name, value) else "none"
     except InvalidConfiguration as exc:
-        raise invalid(name, "none or full (also false or true)", value) from exc
+        hint = "write none, or full for a network by default"
+        raise invalid(name, "none or full (also false or true)", value, hint) from exc
 
 
 def seconds(name: str, value: object) -> float:
@@ -345,12 +348,13 @@ def wheel_directory(name: str, value: object) -> str:
 
 def sandbox_paths(name: str, value: object) -> tuple[str, ...]:
     paths = string_list(name, value)
+    hint = "write [/etc/shadow, /root], without . and .."
     for item in paths:
         try:
             if not item.startswith("/") or sandbox_path(item) != item:
-                raise invalid(name, "a list of absolute paths", item)
+                raise invalid(name, "a list of absolute paths", item, hint)
         except InvalidRequest as exc:
-            raise invalid(name, "a list of absolute paths", item) from exc
+            raise invalid(name, "a list of absolute paths", item, hint) from exc
     return paths
 
 
