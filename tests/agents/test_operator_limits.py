@@ -37,7 +37,7 @@ def asked(**fields):
 )
 def test_a_request_over_the_limit_is_denied_and_names_the_rule(fields, rule):
     with pytest.raises(PolicyDenied) as caught:
-        check_sandbox(asked(**fields), POLICY)
+        check_sandbox(asked(**fields), POLICY, operator=True)
     assert caught.value.details["rule"] == rule
     assert rule in caught.value.message
     assert caught.value.hint
@@ -64,16 +64,16 @@ def test_the_default_network_is_only_for_files_that_may_ask_for_one(policy, fiel
 def test_without_code_mode_only_stateless_sandboxes_are_allowed():
     policy = Policy(code_mode=False)
     with pytest.raises(PolicyDenied) as caught:
-        check_sandbox(asked(mode="code"), policy)
+        check_sandbox(asked(mode="code"), policy, operator=True)
     assert caught.value.details == {"rule": "policy.code_mode", "field": "sandbox.mode"}
-    check_sandbox(asked(mode="compute"), policy)
+    check_sandbox(asked(mode="compute"), policy, operator=True)
 
 
 @pytest.mark.promise("P27")
 def test_without_sandboxes_no_agent_gets_one():
     for mode in ("code", "compute"):
         with pytest.raises(PolicyDenied) as caught:
-            check_sandbox(asked(mode=mode), Policy(enabled=False))
+            check_sandbox(asked(mode=mode), Policy(enabled=False), operator=True)
         assert caught.value.details == {"rule": "policy.enabled"}
 
 
@@ -90,13 +90,24 @@ def test_a_request_at_the_limit_is_allowed():
             },
         ),
         POLICY,
+        operator=True,
     )
-    check_sandbox(asked(), Policy())
+    check_sandbox(asked(), Policy(), operator=True)
+
+
+def test_a_run_of_a_key_needs_policy_network():
+    with pytest.raises(PolicyDenied, match="policy.network allows none"):
+        check_sandbox(asked(allow_network=True), Policy(allow_network=True), operator=False)
+    policy = Policy(allow_network=True, network=NetworkCeiling(allow=("a.org",)))
+    check_sandbox(asked(network={"allow": ["a.org"]}), policy, operator=False)
+    check_sandbox(asked(allow_network=False), Policy(allow_network=True), operator=False)
 
 
 def test_a_network_that_the_operator_allows_is_allowed():
-    check_sandbox(asked(allow_network=True), Policy(allow_network=True))
+    check_sandbox(asked(allow_network=True), Policy(allow_network=True), operator=True)
     rules = NetworkCeiling(allow=("*.example.org",))
-    check_sandbox(asked(network={"allow": ["a.example.org"]}), Policy(network=rules))
+    check_sandbox(asked(network={"allow": ["a.example.org"]}), Policy(network=rules), operator=True)
     with pytest.raises(PolicyDenied, match="not permitted here"):
-        check_sandbox(asked(network={"allow": ["example.net"]}), Policy(network=rules))
+        check_sandbox(
+            asked(network={"allow": ["example.net"]}), Policy(network=rules), operator=True
+        )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
+from sandkasten.errors import PolicyDenied
+from sandkasten.model.runs.run_values import AgentRunRequest
 from tests.agents.agency import FLOW, WRITER, house
 
 MISSING = "IMAGE_NOT_FOUND"
@@ -161,6 +164,14 @@ async def test_a_network_is_refused_under_the_name_that_the_file_uses(tmp_path, 
     ) as home:
         found = await home.service.check("agent", agent(line), "wired")
         assert found.error is None
+        # That setting is for the operator's runs; those of a key need policy.network.
+        found = await home.service.check("agent", agent(line), "wired", key_id="key_1")
+        assert found.error is not None
+        assert found.error["message"].startswith(f"{field}, but ")
+        with pytest.raises(PolicyDenied, match=re.escape(field)):
+            await home.service.start_agent(
+                AgentRunRequest("wired", "x", source=agent(line), key_id="key_1")
+            )
 
 
 async def test_an_agent_of_a_run_keeps_working_without_a_missing_image(home):

@@ -156,12 +156,14 @@ class AgentService:
     async def definition(self, kind: RunKind, name: str) -> Definition:
         return await self._preparation.definition(kind, name)
 
-    async def check(self, kind: RunKind, source: str, name: str = "") -> Definition:
+    async def check(
+        self, kind: RunKind, source: str, name: str = "", *, key_id: str | None = None
+    ) -> Definition:
         describe = described_agent if kind == "agent" else described_workflow
         found = await asyncio.to_thread(describe, source, name)
         if found.error is not None:
             return found
-        return await self._preparation.checked(found)
+        return await self._preparation.checked(found, key_id)
 
     # ---- runs
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.policy import Policy
 
 
-def check_sandbox(sandbox: AgentSandbox, policy: Policy) -> None:
+def check_sandbox(sandbox: AgentSandbox, policy: Policy, *, operator: bool) -> None:
     """Raise PolicyDenied, or UnsupportedByBackend for a request that is allowed but not
-    available.
+    available. `operator` is false for a run that was started with a created key or a token.
     """
     check_enabled(policy)
     if sandbox.mode == "code" and not policy.code_mode:
@@ -34,7 +34,7 @@ def check_sandbox(sandbox: AgentSandbox, policy: Policy) -> None:
         )
     options = sandbox.options
     if options.network is not None:
-        _check_network(sandbox.network_field, options.network, policy)
+        _check_network(sandbox.network_field, options.network, policy, operator=operator)
     most = policy.limits.max_exec_timeout_s
     longest = "max_exec_timeout_seconds"
     for field, asked in (
@@ -79,9 +79,11 @@ def check_retention(field: str, retain_s: float, policy: Policy) -> None:
         raise _denied(field, f"{retain_s:g} s", "session_max_retain_seconds", most)
 
 
-def _check_network(field: str, network: object, policy: Policy) -> None:
-    """Agent files are not the operator's: without policy.network they get no network."""
-    if policy.allow_network:
+def _check_network(field: str, network: object, policy: Policy, *, operator: bool) -> None:
+    """Without policy.network a file gets no network, except in the operator's own runs under
+    policy.allow_network.
+    """
+    if policy.allow_network and operator:
         network_for(network, policy.network, operator=True)
         return
     try:

@@ -75,6 +75,8 @@ class _Problem:
 class _Findings:
     """What a check found: the agents that a definition leads to, and the problems."""
 
+    operator: bool
+    """Whether the check is for a run of the operator, not of a key."""
     agents: dict[str, Agent] = field(default_factory=dict)
     problems: list[_Problem] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -119,12 +121,12 @@ class RunPreparation:
     async def definition(self, kind: RunKind, name: str) -> Definition:
         return await asyncio.to_thread(self._definition, kind, name)
 
-    async def checked(self, found: Definition) -> Definition:
+    async def checked(self, found: Definition, key_id: str | None) -> Definition:
         """Return the definition with every reason why it could not be run on this machine.
 
         A missing model endpoint is a warning: it is no fault of the file. Nothing is fetched.
         """
-        findings = await asyncio.to_thread(self._checked, found)
+        findings = await asyncio.to_thread(self._checked, found, key_id)
         await self._check_images(findings, workflow=found.kind == "workflow")
         return findings.applied(found)
 
@@ -134,7 +136,7 @@ class RunPreparation:
         else:
             agent = self._library.agent(request.agent)
         self._check_retention(request.retain_seconds)
-        self._check_allowed(agent)
+        self._check_allowed(agent, request.key_id)
         render(agent, request.task, request.variables)
         return agent
 
@@ -143,11 +145,11 @@ class RunPreparation:
             number("session.retain", asked, low=0, high=_MOST_RETAIN_S)
             check_retention("session.retain", asked, self._policy)
 
-    def _check_allowed(self, agent: Agent) -> None:
+    def _check_allowed(self, agent: Agent, key_id: str | None) -> None:
         """Check the agent and all agents it may call: a failure in the middle of a run costs
         more.
         """
-        findings = _Findings()
+        findings = _Findings(operator=key_id is None)
         self._visit(agent, "", findings)
         for problem in findings.problems:
             raise problem.error
@@ -164,7 +166,7 @@ class RunPreparation:
             findings.agents[one.name] = one
             try:
                 if one.sandbox is not None:
-                    check_sandbox(one.sandbox, self._policy)
+                    check_sandbox(one.sandbox, self._policy, operator=findings.operator)
             except SandkastenError as exc:
                 findings.add(place, exc)
             below = f"agent {one.name}"
@@ -187,7 +189,7 @@ class RunPreparation:
         self._check_retention(request.retain_seconds)
         check_retention("session.retain", workflow.retain_s, self._policy)
         for name in agents_of(workflow):
-            self._check_allowed(self._library.agent(name))
+            self._check_allowed(self._library.agent(name), request.key_id)
         problems = json_schemas.check(request.input, workflow.input_schema)
         if workflow.input_schema and problems:
             raise InvalidRequest(
@@ -235,8 +237,8 @@ class RunPreparation:
             name=name[:200],
         )
 
-    def _checked(self, found: Definition) -> _Findings:
-        findings = _Findings()
+    def _checked(self, found: Definition, key_id: str | None) -> _Findings:
+        findings = _Findings(operator=key_id is None)
         if found.kind == "agent":
             self._visit(parse_agent(found.source, found.name), "", findings)
         else:

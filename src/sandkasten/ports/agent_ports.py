@@ -126,6 +126,9 @@ class TenantAgents(AgentLibrary, Protocol):
     A run of another tenant is RunNotFound, exactly as an unknown one is.
     """
 
+    async def check(
+        self, kind: RunKind, source: str, name: str = "", *, key_id: str | None = None
+    ) -> Definition: ...
     async def run(self, run_id: str, tenant: str) -> RunRow: ...
     async def runs(
         self,

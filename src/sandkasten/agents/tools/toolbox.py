@@ -131,7 +131,7 @@ class Toolbox:
                 hint="work without them, or start the run with a key that has the scope files",
                 scope="files",
             )
-        check_sandbox(context.sandbox, self._engine.policy)
+        check_sandbox(context.sandbox, self._engine.policy, operator=context.key_id is None)
         if name == "sandbox_run":
             return await self._running.run(given, context)
         if name == "sandbox_open":

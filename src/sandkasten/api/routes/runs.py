@@ -239,13 +239,17 @@ async def workflow(call: Call) -> Response:
 
 async def check_agent(call: Call) -> Response:
     body = await call.body(SourceBody)
-    found = await (await agents_of(call)).check("agent", body.source, body.name)
+    found = await (await agents_of(call)).check(
+        "agent", body.source, body.name, key_id=call.principal.key_id
+    )
     return answer(definition_fields(found, whole=True))
 
 
 async def check_workflow(call: Call) -> Response:
     body = await call.body(SourceBody)
-    found = await (await agents_of(call)).check("workflow", body.source, body.name)
+    found = await (await agents_of(call)).check(
+        "workflow", body.source, body.name, key_id=call.principal.key_id
+    )
     return answer(definition_fields(found, whole=True))
 
 
