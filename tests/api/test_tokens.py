@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -30,6 +31,7 @@ RSA = rsa.generate_private_key(65537, 2048)
 OTHER_RSA = rsa.generate_private_key(65537, 2048)
 EC = ec.generate_private_key(ec.SECP256R1())
 ED = ed25519.Ed25519PrivateKey.generate()
+NESTED = b"[" * 500_000
 SIGNERS: dict[str, Any] = {"HS256": SECRET, "RS256": RSA, "ES256": EC, "EdDSA": ED}
 
 
@@ -189,40 +191,96 @@ async def test_with_tokens_loopback_needs_a_credential(asked: Asked) -> None:
     assert (await asked.get("/v1/sessions", None))[0] == 401
 
 
-async def test_a_rotated_key_of_a_url_is_found_at_once(tmp_path: Path) -> None:
-    published = [jwk(RSA, "one")]
+class Issuer:
+    """An identity provider. It answers with `body`, and only while `answers` is set."""
 
-    async def answer(_: web.Request) -> web.Response:
-        return web.json_response({"keys": published})
+    def __init__(self) -> None:
+        self.url = ""
+        self.reads = 0
+        self._read = asyncio.Condition()
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.publish(jwk(RSA, "one"))
 
+    def publish(self, *keys: dict[str, Any]) -> None:
+        self.body = json.dumps({"keys": keys}).encode()
+
+    async def answer(self, _: web.Request) -> web.Response:
+        async with self._read:
+            self.reads += 1
+            self._read.notify_all()
+        await self.answers.wait()
+        return web.Response(body=self.body)
+
+    async def was_read(self, times: int) -> None:
+        async with asyncio.timeout(30), self._read:
+            await self._read.wait_for(lambda: self.reads >= times)
+
+
+@pytest.fixture
+async def issuer() -> AsyncIterator[Issuer]:
+    one = Issuer()
     app = web.Application()
-    app.router.add_get("/jwks", answer)
+    app.router.add_get("/jwks", one.answer)
     runner = web.AppRunner(app)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}/jwks"
-    try:
-        now = [0.0]
-        settings = load(
-            {"jwt.issuer": "i", "jwt.audience": "a", "jwt.jwks_url": url}, {}, tmp_path
-        ).jwt
-        keys = TokenKeys(settings, lambda: now[0])
-        async with keys.refreshed_regularly():
-            assert [one.kid for one in keys.current()] == ["one"]
-            published[:] = [jwk(EC, "two")]
-            assert not await keys.refresh()  # it was read just now
-            now[0] += 10
-            assert await keys.refresh()
-            assert [(one.kid, one.algorithm) for one in keys.current()] == [("two", "ES256")]
-            await runner.cleanup()
-            now[0] += 10
-            assert not await keys.refresh()
-            assert [one.kid for one in keys.current()] == [
-                "two"
-            ]  # a failed read keeps what is known
-    finally:
-        await runner.cleanup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    one.url = f"http://127.0.0.1:{runner.addresses[0][1]}/jwks"
+    yield one
+    one.answers.set()
+    await runner.cleanup()
+
+
+def keys_of(issuer: Issuer, tmp_path: Path, now: list[float], refresh_s: str = "300") -> TokenKeys:
+    flags = {"jwt.issuer": "i", "jwt.audience": "a", "jwt.jwks_url": issuer.url}
+    settings = load({**flags, "jwt.refresh_seconds": refresh_s}, {}, tmp_path).jwt
+    return TokenKeys(settings, lambda: now[0])
+
+
+def kids(keys: TokenKeys) -> list[str | None]:
+    return [one.kid for one in keys.current()]
+
+
+async def test_a_rotated_key_of_a_url_is_found_at_once(issuer, tmp_path) -> None:
+    now = [0.0]
+    keys = keys_of(issuer, tmp_path, now)
+    async with keys.refreshed_regularly():
+        assert kids(keys) == ["one"]
+        issuer.publish(jwk(EC, "two"))
+        assert not await keys.refresh()  # it was read just now
+        now[0] += 10
+        assert await keys.refresh()
+        assert [(one.kid, one.algorithm) for one in keys.current()] == [("two", "ES256")]
+        issuer.body = b"{}"
+        now[0] += 10
+        assert not await keys.refresh()
+        assert kids(keys) == ["two"]  # a failed read keeps what is known
+
+
+async def test_an_unreadable_key_set_keeps_the_keys_and_the_regular_refresh(
+    issuer, tmp_path, monkeypatch, caplog
+) -> None:
+    monkeypatch.setattr("sandkasten.daemon.token_keys._PAUSE_S", 0.0)
+    keys = keys_of(issuer, tmp_path, [0.0], refresh_s="0.01")
+    async with keys.refreshed_regularly():
+        issuer.body = NESTED
+        await issuer.was_read(issuer.reads + 3)
+        assert kids(keys) == ["one"]
+        assert "cannot be read" in caplog.text
+        issuer.publish(jwk(EC, "two"))
+        await issuer.was_read(issuer.reads + 3)
+        assert kids(keys) == ["two"]
+
+
+async def test_a_daemon_starts_and_refuses_tokens_while_the_key_set_is_unreadable(
+    issuer, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr("sandkasten.daemon.token_keys._PAUSE_S", 0.0)
+    issuer.body = NESTED
+    async with served(tmp_path, {"jwt.jwks_url": issuer.url}) as asked:
+        assert (await asked.get("/v1/sessions", token(kid="one")))[0] == 401
+        issuer.publish(jwk(RSA, "one"))
+        assert (await asked.get("/v1/sessions", token(kid="one")))[0] == 200
 
 
 async def test_a_refused_token_makes_the_daemon_read_its_key_file_again(tmp_path, monkeypatch):
@@ -243,9 +301,11 @@ def test_a_key_set_never_holds_a_shared_secret() -> None:
     ] == ["e"]
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b'{"keys":[]}', b'{"keys":[1]}', b"[]", b"\xff"])
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b'{"keys":[]}', b'{"keys":[1]}', b"[]", b"\xff", NESTED]
+)
 def test_a_useless_key_set_is_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match=r"[Kk]ey|Expecting|decode"):
+    with pytest.raises(ValueError, match=r"[Kk]ey|Expecting|decode|nested"):
         jwks_keys(data)
 
 

@@ -101,18 +101,25 @@ class TokenKeys:
 
 def pem_keys(data: bytes) -> list[TokenKey]:
     """Return the public keys of a PEM file; each algorithm follows from the kind of key."""
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
     end = b"-----END PUBLIC KEY-----"
     blocks = [part + end for part in data.split(end) if b"-----BEGIN PUBLIC KEY-----" in part]
     if not blocks:
         raise ValueError("there is no public key in PEM")
-    return [TokenKey(_algorithm(key), key) for key in map(load_pem_public_key, blocks)]
+    try:
+        return [TokenKey(_algorithm(key), key) for key in map(load_pem_public_key, blocks)]
+    except UnsupportedAlgorithm as exc:
+        raise ValueError(f"a key is of an unknown kind: {exc}") from exc
 
 
 def jwks_keys(data: bytes) -> list[TokenKey]:
-    """Return the usable public keys of a JSON Web Key Set."""
-    found = json.loads(data)
+    """Return the usable public keys of a JSON Web Key Set; ValueError if there is none."""
+    try:
+        found = json.loads(data)
+    except RecursionError as exc:
+        raise ValueError("it is nested too deeply") from exc
     if not isinstance(found, dict) or not isinstance(found.get("keys"), list):
         raise ValueError("it is not a JSON Web Key Set")
     keys = []

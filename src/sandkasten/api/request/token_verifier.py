@@ -87,7 +87,7 @@ class TokenVerifier:
     def _verified(self, token: str) -> dict[str, Any]:
         try:
             header = jwt.get_unverified_header(token)
-        except jwt.PyJWTError as exc:
+        except (jwt.PyJWTError, RecursionError) as exc:
             raise refused() from exc
         kid, algorithm = header.get("kid"), header.get("alg")
         for key in self._source.current():
@@ -105,7 +105,7 @@ class TokenVerifier:
                 )
             except jwt.InvalidSignatureError:
                 continue
-            except (jwt.PyJWTError, ValueError, TypeError, OverflowError) as exc:
+            except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as exc:
                 raise refused() from exc
             return claims
         raise refused()
