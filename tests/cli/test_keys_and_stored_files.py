@@ -87,6 +87,10 @@ def test_a_file_is_stored_and_fetched(run, tmp_path):
     assert run("files", "get", "runs/1/x").out == "hi"
     assert run("files", "get", key, str(tmp_path / "back")).status == 0
     assert (tmp_path / "back").read_bytes() == data
+    (tmp_path / "link").symlink_to("back")
+    assert run("files", "get", "runs/1/x", str(tmp_path / "link")).status == 0
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "back").read_bytes() == b"hi"
     info = told(run("files", "info", key, "--json"))
     assert (info["content_type"], info["size_bytes"]) == ("image/png", len(data))
     assert [one["key"] for one in told(run("files", "ls", "runs/", "--json"))] == ["runs/1/x"]

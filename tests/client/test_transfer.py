@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import stat
+import threading
+
 import pytest
 
 import sandkasten
@@ -60,6 +64,24 @@ def test_an_unwritable_destination_is_a_local_error(box, tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(sandkasten.FileTrouble, match="writing"):
         box.download("a", tmp_path / "file" / "below")
+
+
+def test_a_download_onto_a_link_or_a_fifo_keeps_it(box, tmp_path):
+    box.write("a", b"new")
+    (tmp_path / "file").write_bytes(b"old")
+    (tmp_path / "link").symlink_to("file")
+    box.download("a", tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_bytes() == b"new"
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    received: list[bytes] = []
+    reader = threading.Thread(target=lambda: received.append(fifo.read_bytes()), daemon=True)
+    reader.start()
+    box.download("a", fifo)
+    assert stat.S_ISFIFO(fifo.stat().st_mode)
+    reader.join()
+    assert received == [b"new"]
 
 
 @pytest.mark.slow_loop

@@ -6,12 +6,14 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
 from sandkasten.disk.atomic_file import (
     create_file,
+    overwriting,
     remove_partial_files,
     replacing,
     write_file,
@@ -94,3 +96,80 @@ def test_partial_file_from_another_pid_namespace_is_removed_once_it_is_old(tmp_p
     os.utime(path, (0, time.time() - 61))
     remove_partial_files(tmp_path)
     assert not path.exists()
+
+
+@pytest.fixture
+def device(tmp_path):
+    """A copy of the null device; never a real node, which a defect would replace."""
+    path = tmp_path / "device"
+    try:
+        os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        path.read_bytes()
+    except PermissionError:
+        pytest.skip("requires a user and a file system that permit device nodes")
+    return path
+
+
+def _overwrite(path, data=b"new"):
+    with overwriting(path) as file:
+        file.write(data)
+
+
+def test_overwritten_device_stays_a_device(tmp_path, device):
+    _overwrite(device)
+    assert stat.S_ISCHR(device.lstat().st_mode)
+    assert os.listdir(tmp_path) == ["device"]
+
+
+def test_overwritten_fifo_receives_the_content_and_stays(tmp_path):
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    received: list[bytes] = []
+    reader = threading.Thread(target=lambda: received.append(path.read_bytes()), daemon=True)
+    reader.start()
+    _overwrite(path, b"new" * 100_000)
+    reader.join()
+    assert received == [b"new" * 100_000]
+    assert stat.S_ISFIFO(path.lstat().st_mode)
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_overwriting_a_symbolic_link_writes_its_target(tmp_path, exists):
+    (tmp_path / "below").mkdir()
+    target = tmp_path / "below" / "file"
+    if exists:
+        target.write_bytes(b"old")
+    link = tmp_path / "link"
+    link.symlink_to("below/file")
+    _overwrite(link)
+    assert link.is_symlink()
+    assert target.read_bytes() == b"new"
+    assert os.listdir(tmp_path / "below") == ["file"]
+
+
+def test_overwriting_a_symbolic_link_to_a_device_writes_to_the_device(tmp_path, device):
+    link = tmp_path / "link"
+    link.symlink_to(device)
+    _overwrite(link)
+    assert link.is_symlink()
+    assert stat.S_ISCHR(device.lstat().st_mode)
+
+
+def test_overwriting_a_directory_is_an_error(tmp_path):
+    with pytest.raises(IsADirectoryError):
+        _overwrite(tmp_path)
+
+
+def test_failed_overwrite_leaves_a_fifo_untouched(tmp_path):
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+
+    def fail() -> None:
+        with overwriting(path) as file:
+            file.write(b"half")
+            raise InterruptedError
+
+    # Without a reader, opening the FIFO would block.
+    with pytest.raises(InterruptedError):
+        fail()
+    assert stat.S_ISFIFO(path.lstat().st_mode)

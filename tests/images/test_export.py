@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import tarfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -179,3 +180,26 @@ def test_a_failed_export_leaves_only_the_old_file(filled_store, tmp_path):
     with pytest.raises(InvalidRequest, match="format"):
         export(filled_store, "a:1", folder / "x", "zip")
     assert sorted(os.listdir(tmp_path)) == ["folder", "images", "in"]
+
+
+def test_an_export_onto_a_link_keeps_it(filled_store, tmp_path):
+    plain = export(filled_store, "a:1", tmp_path / "plain.tar")
+    (tmp_path / "link.tar").symlink_to("target.tar")
+    linked = export(filled_store, "a:1", tmp_path / "link.tar")
+    assert (tmp_path / "link.tar").is_symlink()
+    assert (tmp_path / "target.tar").read_bytes() == (tmp_path / "plain.tar").read_bytes()
+    assert linked.digest == plain.digest
+
+
+def test_an_export_onto_a_fifo_writes_the_archive_into_it(filled_store, tmp_path):
+    plain = export(filled_store, "a:1", tmp_path / "plain.tar")
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    received: list[bytes] = []
+    reader = threading.Thread(target=lambda: received.append(fifo.read_bytes()), daemon=True)
+    reader.start()
+    piped = export(filled_store, "a:1", fifo)
+    assert fifo.is_fifo()
+    reader.join()
+    assert received == [(tmp_path / "plain.tar").read_bytes()]
+    assert (piped.digest, piped.bytes) == (plain.digest, plain.bytes)

@@ -6,11 +6,16 @@ tells which process wrote it; `remove_partial_files` removes those of dead proce
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
+import shutil
+import stat
+import tempfile
 import time
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.disk.process_identity import start_time
@@ -18,7 +23,6 @@ from sandkasten.disk.process_identity import start_time
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from io import BufferedRandom
-    from pathlib import Path
 
 # `.<pid namespace>-<pid>-<random>.part`; independent of the target's name, which may be of any
 # length.
@@ -57,6 +61,32 @@ def replacing(path: Path, *, mode: int = 0o600, durable: bool = True) -> Iterato
         temporary.replace(path)
     if durable:
         sync_directory(path.parent)
+
+
+@contextmanager
+def overwriting(path: Path, *, mode: int = 0o600) -> Iterator[BufferedRandom]:
+    """Yield a file whose content goes to `path` when the block ends without an exception.
+
+    A symbolic link is followed. A regular file is replaced. Anything else (a device, a FIFO) stays
+    what it is and receives the content, which may block. IsADirectoryError for a directory.
+    """
+    try:
+        kind = stat.S_IFMT(path.stat().st_mode)
+    except FileNotFoundError:
+        kind = stat.S_IFREG
+    if kind == stat.S_IFDIR:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if kind == stat.S_IFREG:
+        with replacing(Path(os.path.realpath(path)), mode=mode, durable=False) as file:
+            yield file
+        return
+    # Collected first: the caller may seek, and a failure must not leave half of the content there.
+    with tempfile.TemporaryFile() as collected:
+        yield collected
+        collected.seek(0)
+        # Without O_CREAT, which fs.protected_fifos refuses in shared directories.
+        with open(os.open(path, os.O_WRONLY | os.O_NOCTTY), "wb") as target:
+            shutil.copyfileobj(collected, target)
 
 
 def sync_directory(path: Path) -> None:

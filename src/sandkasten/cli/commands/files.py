@@ -17,7 +17,7 @@ from sandkasten.cli.options import Json, state_of
 from sandkasten.cli.output import age, put, put_json, put_table, report, say, size
 from sandkasten.cli.quantities import seconds
 from sandkasten.cli.state import EXIT_OURS, State, go
-from sandkasten.disk.atomic_file import replacing
+from sandkasten.disk.atomic_file import overwriting
 from sandkasten.errors import FileNotFound, FileTrouble, InvalidRequest, SandkastenError
 
 if TYPE_CHECKING:
@@ -236,9 +236,9 @@ async def _inside(state: State, text: str) -> tuple[AsyncSandbox, str]:
 
 
 async def _save(path: str, pieces: AsyncIterator[bytes]) -> None:
-    """Write the file atomically."""
+    """Write the file atomically; a device or a FIFO receives the content."""
     try:
-        with replacing(Path(path), mode=0o666, durable=False) as file:
+        with overwriting(Path(path), mode=0o666) as file:
             async for piece in pieces:
                 file.write(piece)
     except OSError as exc:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Final, cast
 
 from sandkasten.client.results import Transfer
 from sandkasten.client.stream_close import closing
-from sandkasten.disk.atomic_file import replacing
+from sandkasten.disk.atomic_file import overwriting
 from sandkasten.errors import FileTrouble, InvalidRequest, PayloadTooLarge
 
 if TYPE_CHECKING:
@@ -144,11 +144,14 @@ async def _download_file(
         moved = 0
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(target, durable=False) as file:
+            with ExitStack() as opened:
+                file = opened.enter_context(overwriting(target))
                 async for chunk in _counted(chunks, progress):
                     await asyncio.to_thread(file.write, chunk)
                     moved += len(chunk)
-                os.chmod(file.name, entry.mode & 0o777)
+                os.fchmod(file.fileno(), entry.mode & 0o777)
+                # In a thread: a FIFO blocks until it has a reader.
+                await asyncio.to_thread(opened.close)
         except OSError as exc:
             raise FileTrouble(
                 f"writing {target} failed: {exc.strerror or exc}",

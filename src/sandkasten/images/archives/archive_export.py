@@ -12,7 +12,7 @@ import tarfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
-from sandkasten.disk.atomic_file import replacing
+from sandkasten.disk.atomic_file import overwriting
 from sandkasten.disk.os_errors import is_full
 from sandkasten.errors import FileTrouble, InvalidRequest, QuotaExceeded
 from sandkasten.images.canonical_json import canonical_json
@@ -79,7 +79,7 @@ def export_file(
             f"there is no format {format[:40]!r}", hint=did_you_mean(format, ARCHIVE_FORMATS)
         )
     try:
-        with replacing(path, mode=0o644, durable=False) as file:
+        with overwriting(path, mode=0o644) as file:
             writer = _Archive(file, store, image, progress)
             (writer.docker if format == "docker" else writer.oci)()
             file.flush()
