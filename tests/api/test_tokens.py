@@ -123,6 +123,10 @@ async def test_tenant_and_scopes_come_from_the_claims(asked: Asked) -> None:
     assert (await asked.get("/v1/sessions", token(scope="metrics")))[0] == 403
     assert (await asked.get("/v1/sessions", token(scope=["sessions"])))[0] == 200
     assert (await asked.get("/v1/sessions", token(scope=None)))[0] == 200
+    for space in ("\u00a0", "\u2003", "\t", "\n"):
+        # RFC 6749: only a space separates two scopes.
+        assert (await asked.get("/v1/keys", token(scope=f"sessions{space}admin")))[0] == 403
+    assert (await asked.get("/v1/keys", token(scope="sessions  admin")))[0] == 200
 
 
 async def test_a_session_belongs_to_the_tenant_of_the_token(asked: Asked) -> None:
@@ -175,6 +179,9 @@ WRONG = {
     "scopes that are a number": lambda: token(scope=7),
     "three dots": lambda: "a.b.c",
     "too long": lambda: token(note="x" * 9000),
+    "an empty subject": lambda: token(sub=""),
+    "a subject of spaces": lambda: token(sub="  "),
+    "padding": lambda: token() + "==",
     "RS512": lambda: token("RS512", RSA),
     "another curve": lambda: token("ES384", ec.generate_private_key(ec.SECP384R1())),
 }
@@ -281,6 +288,49 @@ async def test_a_daemon_starts_and_refuses_tokens_while_the_key_set_is_unreadabl
         assert (await asked.get("/v1/sessions", token(kid="one")))[0] == 401
         issuer.publish(jwk(RSA, "one"))
         assert (await asked.get("/v1/sessions", token(kid="one")))[0] == 200
+
+
+async def test_refused_tokens_share_one_read_and_wait_for_no_second_one(issuer, tmp_path) -> None:
+    now = [0.0]
+    keys = keys_of(issuer, tmp_path, now)
+    async with keys.refreshed_regularly():
+        now[0] += 10
+        issuer.answers.clear()
+        issuer.publish(jwk(EC, "two"))
+        waiting = [asyncio.create_task(keys.refresh()) for _ in range(4)]
+        await issuer.was_read(2)
+        now[0] += 10  # longer than the pause between two reads
+        waiting[0].cancel()
+        issuer.answers.set()
+        assert await asyncio.gather(*waiting[1:]) == [True, True, True]
+        assert not await keys.refresh()
+        assert (issuer.reads, kids(keys)) == (2, ["two"])
+
+
+async def test_only_so_many_tokens_wait_for_a_read(issuer, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("sandkasten.daemon.token_keys._MAX_WAITING", 1)
+    now = [0.0]
+    keys = keys_of(issuer, tmp_path, now)
+    async with keys.refreshed_regularly():
+        now[0] += 10
+        issuer.answers.clear()
+        waiting = asyncio.create_task(keys.refresh())
+        await issuer.was_read(2)
+        assert not await keys.refresh()
+        issuer.answers.set()
+        assert await waiting
+
+
+async def test_a_token_that_no_key_can_make_valid_causes_no_read(
+    issuer, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr("sandkasten.daemon.token_keys._PAUSE_S", 0.0)
+    async with served(tmp_path, {"jwt.jwks_url": issuer.url}) as asked:
+        for name in ("expired", "another issuer", "another audience", "no expiry", "three dots"):
+            assert (await asked.get("/v1/sessions", WRONG[name]()))[0] == 401
+            assert issuer.reads == 1, name
+        assert (await asked.get("/v1/sessions", WRONG["another key"]()))[0] == 401
+        assert issuer.reads == 2
 
 
 async def test_a_refused_token_makes_the_daemon_read_its_key_file_again(tmp_path, monkeypatch):

@@ -31,6 +31,8 @@ MAX_BYTES: Final = 1 << 20
 _TIMEOUT_S: Final = 10.0
 # Between two reads that tokens cause: an attacker's tokens must not become requests of ours.
 _PAUSE_S: Final = 5.0
+# Each holds a request open until the read has ended.
+_MAX_WAITING: Final = 100
 _log = logging.getLogger("sandkasten.jwt")
 
 
@@ -42,27 +44,45 @@ class TokenKeys:
         self._clock = clock
         self._keys: tuple[TokenKey, ...] = ()
         self._read_at: float | None = None
-        self._lock = asyncio.Lock()
+        self._reading: asyncio.Task[bool] | None = None
+        self._waiting = 0
 
     def current(self) -> Sequence[TokenKey]:
         return self._keys
 
     async def refresh(self) -> bool:
-        async with self._lock:
+        """Read the keys again, or wait for the read that is under way; return whether it worked.
+
+        False also if a read has just ended, or if too many callers wait for one.
+        """
+        if self._reading is None:
             if self._read_at is not None and self._clock() - self._read_at < _PAUSE_S:
                 return False
+            self._reading = asyncio.create_task(self._reread())
+        if self._waiting >= _MAX_WAITING:
+            return False
+        self._waiting += 1
+        try:
+            # A client that leaves must not end the read that others wait for.
+            return await asyncio.shield(self._reading)
+        finally:
+            self._waiting -= 1
+
+    async def _reread(self) -> bool:
+        try:
+            self._keys = await self._read()
+        except (OSError, ValueError, TimeoutError, InvalidConfiguration) as exc:
+            _log.warning("the keys of tokens cannot be read: %s", exc)
+            return False
+        finally:
+            # At the end, so that a slow read is not followed by another at once.
             self._read_at = self._clock()
-            try:
-                self._keys = await self._read()
-            except (OSError, ValueError, TimeoutError, InvalidConfiguration) as exc:
-                _log.warning("the keys of tokens cannot be read: %s", exc)
-                return False
-            return True
+            self._reading = None
+        return True
 
     @asynccontextmanager
     async def refreshed_regularly(self) -> AsyncIterator[None]:
         """Read the keys now, and again while the block runs. A bad file fails at once."""
-        self._read_at = self._clock()
         try:
             self._keys = await self._read()
         except (OSError, ValueError, TimeoutError) as exc:
@@ -73,12 +93,15 @@ class TokenKeys:
                     setting="jwt.jwks_file",
                 ) from exc
             _log.warning("%s cannot be read: %s", self._settings.jwks_url, exc)
+        self._read_at = self._clock()
         task = asyncio.create_task(self._refresh_forever())
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            tasks = [task] if self._reading is None else [task, self._reading]
+            for one in tasks:
+                one.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _refresh_forever(self) -> None:
         while True:

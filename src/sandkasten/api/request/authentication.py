@@ -73,7 +73,7 @@ class Doorkeeper:
         token = _bearer(headers.get("authorization"))
         if self._tokens is None or token is None or not _is_token(token):
             return False
-        return await self._tokens.refresh()
+        return await self._tokens.refresh(token)
 
     def _is_open(self) -> bool:
         """Return whether a loopback request may come without a key.

@@ -8,6 +8,7 @@ verified token are described. Reads no file and no network: the keys come from a
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from sandkasten.model.access.tenancy import Scope
 
 _MAX_SUBJECT: Final = 100
+# Three parts in base64url without padding; the decoder would accept more.
+_FORM: Final = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]*){2}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,10 @@ class KeySource(Protocol):
     def current(self) -> Sequence[TokenKey]: ...
 
     async def refresh(self) -> bool:
-        """Read the keys again unless that was done just now; return whether they were read."""
+        """Read the keys again unless that was done just now; return whether they were read.
+
+        Callers that come during a read share it.
+        """
         ...
 
 
@@ -80,11 +86,22 @@ class TokenVerifier:
                 f"{self._rules.tenant_claim}, {self._rules.scope_claim}, {self._rules.quota_claim}",
             ) from exc
 
-    async def refresh(self) -> bool:
-        """Read the keys again, after a token that none of them verified."""
+    async def refresh(self, token: str) -> bool:
+        """Read the keys again for a refused token; return whether they were read.
+
+        A token that is refused whatever the keys are, such as an expired one, causes no read.
+        """
+        if not _FORM.fullmatch(token):
+            return False
+        try:
+            self._decoded(token, None)
+        except Unauthorized:
+            return False
         return await self._source.refresh()
 
     def _verified(self, token: str) -> dict[str, Any]:
+        if not _FORM.fullmatch(token):
+            raise refused()
         try:
             header = jwt.get_unverified_header(token)
         except (jwt.PyJWTError, RecursionError) as exc:
@@ -93,22 +110,38 @@ class TokenVerifier:
         for key in self._source.current():
             if key.algorithm != algorithm or (kid and key.kid and key.kid != kid):
                 continue
-            try:
-                claims: dict[str, Any] = jwt.decode(
-                    token,
-                    key.key,
-                    algorithms=[key.algorithm],
-                    issuer=self._rules.issuer,
-                    audience=self._rules.audience,
-                    leeway=self._rules.leeway_s,
-                    options={"require": ["exp", "iss", "aud", "sub"]},
-                )
-            except jwt.InvalidSignatureError:
-                continue
-            except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as exc:
-                raise refused() from exc
-            return claims
+            claims = self._decoded(token, key)
+            if claims is not None:
+                return claims
         raise refused()
+
+    def _decoded(self, token: str, key: TokenKey | None) -> dict[str, Any] | None:
+        """Return the claims; None if the signature is not by `key`. Unauthorized for wrong claims.
+
+        Without a key, the claims are checked and the signature is not.
+        """
+        try:
+            claims: dict[str, Any] = jwt.decode(
+                token,
+                "" if key is None else key.key,
+                algorithms=None if key is None else [key.algorithm],
+                issuer=self._rules.issuer,
+                audience=self._rules.audience,
+                leeway=self._rules.leeway_s,
+                options={
+                    "verify_signature": key is not None,
+                    "verify_exp": True,
+                    "verify_nbf": True,
+                    "verify_iss": True,
+                    "verify_aud": True,
+                    "require": ["exp", "iss", "aud", "sub"],
+                },
+            )
+        except jwt.InvalidSignatureError:
+            return None
+        except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as exc:
+            raise refused() from exc
+        return claims
 
 
 def refused() -> Unauthorized:
@@ -122,7 +155,7 @@ def _scopes(claim: object) -> frozenset[Scope]:
     """Return our scopes in the claim. Others, such as `openid`, are ignored."""
     if claim is None:
         return DEFAULT_SCOPES
-    names = claim.split() if isinstance(claim, str) else claim
+    names = claim.split(" ") if isinstance(claim, str) else claim
     if not isinstance(names, list):
         raise refused()
     return frozenset(scope for scope in SCOPES if scope in names)
@@ -138,7 +171,7 @@ def _quota(claim: object) -> dict[str, Any]:
 
 def _subject(claim: object) -> str:
     """Return what lists and the audit show for this principal."""
-    text = str(claim)
-    return (
-        "jwt:" + "".join(c if c.isascii() and c.isprintable() else "?" for c in text)[:_MAX_SUBJECT]
-    )
+    if not isinstance(claim, str) or not claim.strip():
+        raise Unauthorized("sub must be a string that is not empty")
+    text = "".join(c if c.isascii() and c.isprintable() else "?" for c in claim)
+    return "jwt:" + text[:_MAX_SUBJECT]
