@@ -37,7 +37,23 @@ def test_a_number_all_and_ids_are_understood(value, request_, text):
 
 @pytest.mark.parametrize(
     "value",
-    [-1, 65, "65", True, 1.5, "", "--privileged", [], ["a b"], [1], {"count": 1}, ["x" * 200]],
+    [
+        -1,
+        65,
+        "65",
+        "01",
+        "0000000001",
+        "\u0661",
+        True,
+        1.5,
+        "",
+        "--privileged",
+        [],
+        ["a b"],
+        [1],
+        {"count": 1},
+        ["x" * 200],
+    ],
 )
 def test_an_invalid_request_is_refused_and_says_what_to_give(value):
     with pytest.raises(InvalidRequest) as refused:

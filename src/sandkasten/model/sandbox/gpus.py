@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import InvalidRequest, PolicyDenied, UnsupportedByBackend
-from sandkasten.model.field_patterns import DEVICE_ID, form
+from sandkasten.model.field_patterns import DEVICE_ID, GPUS, form
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ BACKENDS: Final = ("docker", "oci")
 """The backends that can give a sandbox GPUs."""
 _WORD: Final = "all"
 _ID: Final = form(DEVICE_ID)
+_TEXT: Final = form(GPUS)
 _HINT: Final = 'give a number, "all", or a list of device ids'
 
 
@@ -62,7 +63,11 @@ def parse_gpus(value: object, field: str = "gpus") -> GpuRequest | None:
     if value is None:
         return None
     if isinstance(value, str) and value.isdecimal():
-        value = int(value[:9])
+        if not _TEXT.match(value):
+            raise InvalidRequest(
+                f"{field} must be 0 to {MAX_GPUS}, got {shown(value)}", hint=_HINT, field=field
+            )
+        value = int(value)
     if isinstance(value, int) and not isinstance(value, bool):
         if not 0 <= value <= MAX_GPUS:
             raise InvalidRequest(
