@@ -79,6 +79,24 @@ async def test_the_session_of_a_workflow_can_be_retained(tmp_path, how):
         assert info.idle_timeout_s == 600
 
 
+async def test_a_request_can_turn_the_retention_of_an_agent_off(home):
+    row = await home.agent("keeper", "hello", source=KEEPER, retain_seconds=0)
+    assert row.status == "completed", row.error
+    assert (dict(row.retained), await home.sandboxes()) == ({}, [])
+
+
+@pytest.mark.parametrize("name", ["workflow", "isolated"])
+async def test_a_request_can_turn_the_retention_of_a_workflow_off(tmp_path, name):
+    joined = f"session: {{name: {name}, retain: 600}}"
+    files = {
+        "workflows/flow.yaml": FLOW + "session: {retain: 10m}\n",
+        "agents/reader.prompt": READER.replace("session: workflow", joined),
+    }
+    async with house(tmp_path, backend="unisolated", files=files) as home:
+        row = await home.flow("flow", {"text": "abc"}, retain_seconds=0)
+        assert (dict(row.retained), await home.sandboxes()) == ({}, [])
+
+
 async def test_a_daemons_sweep_keeps_retained_sessions_and_removes_others(tmp_path):
     async with house(tmp_path, backend="unisolated", recovers=True) as home:
         row = await home.agent("keeper", "hello", source=KEEPER)

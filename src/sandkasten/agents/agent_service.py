@@ -174,7 +174,7 @@ class AgentService:
     async def _start_agent(self, request: AgentRunRequest) -> RunRow:
         agent = await self._preparation.agent(request)
         row = RunRow(
-            retain_s=request.retain_seconds or 0.0,
+            retain_s=request.retain_seconds,
             id=new_run_id(),
             kind="agent",
             name=agent.name,
@@ -198,7 +198,7 @@ class AgentService:
         prepared = await self._preparation.workflow(request)
         asked = request.retain_seconds
         row = RunRow(
-            retain_s=prepared.workflow.retain_s if asked is None else asked,
+            retain_s=prepared.workflow.retain_s or None if asked is None else asked,
             id=new_run_id(),
             kind="workflow",
             name=prepared.workflow.id,

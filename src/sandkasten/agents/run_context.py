@@ -30,9 +30,9 @@ class RunContext:
     sandbox: AgentSandbox = field(default_factory=AgentSandbox)
     files: bool = True
     """Whether this run may use the stored files of the tenant."""
-    retain_s: float = 0.0
+    retain_s: float | None = None
     """How long the sessions of the workflow run are kept after its end, or those of the agent run
-    when it has no workflow.
+    when it has no workflow. 0: none is kept, whatever files say; None: as they say.
     """
     depth: int = 0
     """Number of agents above this one in the chain of calls."""
@@ -57,7 +57,9 @@ class RunContext:
     def retention(self, key: SessionKey) -> float:
         """Return for how many seconds a session is kept after its run."""
         shared = self.workflow_run_id is None or key.namespace == "workflow"
-        return max(self.sandbox.retain_s, self.retain_s if shared else 0.0)
+        if self.retain_s is None or not (shared or self.retain_s == 0):
+            return self.sandbox.retain_s
+        return max(self.sandbox.retain_s, self.retain_s) if self.retain_s else 0.0
 
     def owns(self, key: SessionKey) -> bool:
         """Return whether a sandbox with this key was opened in this run."""

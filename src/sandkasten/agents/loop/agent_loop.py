@@ -76,14 +76,16 @@ class ChildAgent:
 
     def context(self, run_id: str) -> RunContext:
         """Return the context of the child: same workflow, sandbox as its own file requests."""
+        in_workflow = self.parent.workflow_run_id is not None
         return replace(
             self.parent,
             agent_run_id=run_id,
             agent_name=self.agent.name,
             sandbox=self.agent.sandbox or AgentSandbox(),
             depth=self.parent.depth + 1,
-            # Without a workflow, its sessions are its own.
-            retain_s=self.parent.retain_s if self.parent.workflow_run_id else 0.0,
+            # Without a workflow, its sessions are its own, and a request can only forbid to keep
+            # them.
+            retain_s=self.parent.retain_s if in_workflow or self.parent.retain_s == 0 else None,
         )
 
 

@@ -63,8 +63,8 @@ class RunRow:
     """What its tenant might have when it began; also for what is gone on with after a crash."""
     files: bool = True
     """Whether its creator may use its tenant's stored files, and so may the run."""
-    retain_s: float = 0.0
-    """How long its sessions are kept after its end."""
+    retain_s: float | None = None
+    """How long its sessions are kept after its end; 0: not at all, None: as files of agents say."""
     retained: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
     """Sessions that were kept at its end: their sandboxes by session key."""
     usage: RunUsage = field(default_factory=RunUsage)
