@@ -13,6 +13,7 @@ from tests.engine.injections import GO, UNTIL_GO
 PROMISED = {
     *("exec_id", "status", "exit_code", "signal", "stdout", "stderr", "output", "cwd"),
     *("truncated", "timed_out", "oom_killed", "shell_reset", "duration_ms", "usage", "why"),
+    "network",
     *("stdout_bytes", "stderr_bytes", "last_seq", "pid", "shell", "started_at"),
 }
 

@@ -76,6 +76,7 @@ def test_the_result_has_every_field_of_the_contract(box):
         "duration_ms",
         "usage",
         "why",
+        "network",
     ]
 
 

@@ -80,6 +80,33 @@ def echo() -> Iterator[int]:
         yield port
 
 
+class _Recorder(_Threaded):
+    """Keeps what each connection sent first, and answers like a web server."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Recorded)
+        self.received: list[bytes] = []
+
+    @property
+    def port(self) -> int:
+        return int(self.server_address[1])
+
+
+class _Recorded(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        if data := self.request.recv(65536):
+            self.server.received.append(data)  # type: ignore[attr-defined]
+            self.request.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+
+
+@pytest.fixture
+def raw() -> Iterator[_Recorder]:
+    """Return a server that records what reaches it."""
+    server = _Recorder()
+    with served(server):
+        yield server
+
+
 HOSTS = "good.test=127.0.0.1,evil.test=127.0.0.1,far.test=127.0.0.2,mixed.test=10.9.8.7+127.0.0.1"
 
 

@@ -61,7 +61,8 @@ def test_a_rule_names_a_host_or_a_network(text, host, network, port):
     [
         "0x7f.1", "2130706433", "127.1", "017700000001", "http://example.com", "exa mple.com",
         "example.com:0", "example.com:99999", "example.com:http", "*", "*example.com", "a..b",
-        "-a.example", "", "ä.example", "a" * 400, "[::1", "1.2.3.4/33", "user@example.com", 7,
+        "-a.example", "", "ä.example", "a" * 400, "[::1", "1.2.3.4/33", "user@example.com",
+        "fe80::1%eth0", 7,
     ],
 )  # fmt: skip
 def test_an_unusual_spelling_is_refused_and_not_guessed(text):

@@ -103,6 +103,80 @@ def test_rules_change_at_once_and_end_open_connections(boxed, web, echo, backend
     assert get(box, f"http://good.test:{echo}/")[1].startswith("This sandbox may not reach")
 
 
+PLAIN = b"GET / HTTP/1.1\r\nHost: good.test\r\n\r\n"
+HIDDEN = {
+    "after an empty line": [b"\r\nGET / HTTP/1.1\r\nHost: evil.test\r\n\r\n"],
+    "line feeds alone": [b"GET / HTTP/1.1\nHost: evil.test\n\n"],
+    "two hosts": [b"GET / HTTP/1.1\r\nHost: evil.test\r\nHost: good.test\r\n\r\n"],
+    "in the target": [b"GET http://evil.test/ HTTP/1.1\r\nHost: good.test\r\n\r\n"],
+    "another method": [b"PROPFIND / HTTP/1.1\r\nHost: evil.test\r\n\r\n"],
+    "small letters": [b"get / HTTP/1.1\r\nHost: evil.test\r\n\r\n"],
+    "connect": [b"CONNECT evil.test:80 HTTP/1.1\r\n\r\n"],
+    "late": [b"GET / HTTP/1.1\r\n", b"Host: evil.test\r\n\r\n"],
+    "late from the start": [b"", b"GET / HTTP/1.1\r\nHost: evil.test\r\n\r\n"],
+    "late hello": [bytes([22, 3, 1]), bytes([2, 0, 1, 0, 1, 252, 3, 3])],
+    "after much": [b"GET / HTTP/1.1\r\nX: " + b"x" * 40000 + b"\r\nHost: evil.test\r\n\r\n"],
+}
+
+
+def test_a_host_cannot_be_hidden_from_the_rules(boxed, raw):
+    """Whatever a lenient server would read, nothing of it reaches the server."""
+    box = boxed(network={"allow": [f"good.test:{raw.port}"]})
+    code = f"""
+import socket, threading, time
+def send(parts):
+    with socket.create_connection(("good.test", {raw.port}), 10) as made:
+        for number, part in enumerate(parts):
+            time.sleep(number * 4)
+            made.sendall(part)
+        made.settimeout(6)
+        made.recv(1000)
+def quietly(parts):
+    try:
+        send(parts)
+    except OSError:
+        pass
+all = [threading.Thread(target=quietly, args=(parts,)) for parts in {list(HIDDEN.values())!r}]
+[one.start() for one in all]
+[one.join() for one in all]
+send([{PLAIN!r}])
+"""
+    done = box.exec(["python3", "-c", code], timeout_seconds=60)
+    assert done.exit_code == 0, done
+    assert raw.received == [PLAIN]
+
+
+def test_a_denied_network_is_closed_to_names_too(boxed, web):
+    allowed = {"allow": [f"good.test:{web}"]}
+    box = boxed(network=allowed)
+    assert get(box, f"http://good.test:{web}/")[0] == 0
+    box.update(network={**allowed, "deny": ["127.0.0.1"]})
+    assert "hello" not in get(box, f"http://good.test:{web}/")[1]
+    (refused,) = [one for one in box.network_log() if one.event == "refused"]
+    assert (refused.rule, refused.address) == ("deny 127.0.0.1", "127.0.0.1")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_result_names_what_was_refused_while_the_command_ran(boxed, web, backend):
+    box = boxed(backend=backend, network={"allow": [f"good.test:{web}", f"far.test:{web}"]})
+    assert box.exec(f"curl -sS -m 10 http://good.test:{web}/").refused == ()
+    tried = f"for i in 1 2; do curl -sS -m 10 http://evil.test:{web}/ http://far.test:{web}/; done"
+    found = box.exec(tried)
+    assert [(one.host, one.port) for one in found.refused] == [
+        ("evil.test", web),
+        ("far.test", web),
+    ]
+    assert "network.allow" in found.refused[0].hint
+    assert "network.reachable" in found.refused[1].hint
+    refused = found.as_dict()["network"]["refused"]
+    assert [one["host"] for one in refused] == ["evil.test", "far.test"]
+    # Also of a command in the background, and not of the next one.
+    begun = box.start(["curl", "-sS", "-m", "10", f"http://evil.test:{web}/"])
+    assert [one.host for one in begun.wait().refused] == ["evil.test"]
+    time.sleep(0.05)
+    assert box.exec("true").refused == ()
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rules_can_be_closed_and_opened_again(boxed, web, backend):
     box = boxed(backend=backend, network={"allow": [f"good.test:{web}"]})

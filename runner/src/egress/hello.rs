@@ -1,7 +1,7 @@
 //! The first bytes of a connection: the host that a TLS or HTTP client says it speaks to. Pure.
 
 /// More than any client sends before the server answers.
-pub const MOST: usize = 16 << 10;
+pub const MOST: usize = 32 << 10;
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum First {
@@ -11,14 +11,20 @@ pub enum First {
     Tls(Option<String>),
     /// HTTP with the host of its first request, if it has one.
     Http(Option<String>),
+    /// TLS or HTTP whose host cannot be told for certain.
+    Unclear,
     Other,
 }
 
 pub fn look(bytes: &[u8]) -> First {
-    match bytes {
+    let found = match bytes {
         [] => First::More,
         [0x16, ..] => tls(bytes),
         _ => http(bytes),
+    };
+    match found {
+        First::More if bytes.len() >= MOST => First::Unclear,
+        found => found,
     }
 }
 
@@ -46,7 +52,7 @@ fn tls(bytes: &[u8]) -> First {
     }
     let length = usize::from(hello[1]) << 16 | usize::from(hello[2]) << 8 | usize::from(hello[3]);
     if length > MOST {
-        return First::Other;
+        return First::Unclear;
     }
     if hello.len() < 4 + length {
         return First::More;
@@ -99,47 +105,90 @@ impl<'a> Bytes<'a> {
     }
 }
 
+/// Lenient servers accept more than the standard: empty lines before the request, any method, lines that
+/// end with a line feed alone. What could be read in two ways is unclear.
 fn http(bytes: &[u8]) -> First {
-    const METHODS: [&[u8]; 9] = [
-        b"GET ",
-        b"POST ",
-        b"PUT ",
-        b"HEAD ",
-        b"PATCH ",
-        b"DELETE ",
-        b"OPTIONS ",
-        b"TRACE ",
-        b"PRI ",
-    ];
-    let starts = |method: &&[u8]| {
-        let n = method.len().min(bytes.len());
-        bytes[..n] == method[..n]
-    };
-    if !METHODS.iter().any(starts) {
-        return First::Other;
-    }
-    let end = match bytes.windows(4).position(|w| w == b"\r\n\r\n") {
-        Some(end) => end,
-        None if bytes.len() >= MOST => return First::Other,
+    let start = match bytes.iter().position(|b| !b"\r\n".contains(b)) {
+        Some(start) => start,
         None => return First::More,
     };
-    let mut host = None;
-    for line in bytes[..end].split(|&b| b == b'\n').skip(1) {
+    let bytes = &bytes[start..];
+    let end_of_line = bytes.iter().position(|&b| b == b'\n');
+    let line = &bytes[..end_of_line.unwrap_or(bytes.len())];
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    let method = line
+        .iter()
+        .position(|&b| !is_token(b))
+        .unwrap_or(line.len());
+    let odd = |b: &u8| *b < b' ' && !b"\t\r".contains(b) || *b == 0x7f;
+    if method == 0 || line.iter().any(odd) {
+        return First::Other;
+    }
+    if method < line.len() && !b" \t".contains(&line[method]) {
+        return First::Other;
+    }
+    if end_of_line.is_none() {
+        return First::More;
+    }
+    let line = String::from_utf8_lossy(line).to_ascii_lowercase();
+    let mut words = line.split_ascii_whitespace();
+    let (method, target) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
+    if !line.contains("http/") {
+        return First::Other;
+    }
+    // HTTP/2 without TLS: its host is compressed.
+    if method == "pri" {
+        return First::Unclear;
+    }
+    let end = match end_of_headers(bytes) {
+        Some(end) => end,
+        None => return First::More,
+    };
+    let mut hosts: Vec<String> = Vec::new();
+    if let Some((_, rest)) = target.split_once("://") {
+        let authority = rest.split(|c| "/?#\\".contains(c)).next().unwrap_or("");
+        hosts.push(host_of(authority.rsplit('@').next().unwrap_or("")));
+    } else if method == "connect" {
+        hosts.push(host_of(target));
+    }
+    let lines = bytes[..end].split(|b| b"\r\n".contains(b));
+    for line in lines.skip(1).filter(|line| !line.is_empty()) {
+        let folded = b" \t".contains(&line[0]);
+        if folded || line.iter().any(odd) {
+            return First::Unclear;
+        }
         let text = String::from_utf8_lossy(line);
-        let (name, value) = match text.split_once(':') {
-            Some(found) => found,
-            None => continue,
-        };
+        let (name, value) = text.split_once(':').unwrap_or((&text, ""));
         if name.trim().eq_ignore_ascii_case("host") {
-            let value = value.trim().to_ascii_lowercase();
-            let name = value
-                .rsplit_once(':')
-                .filter(|(_, port)| port.bytes().all(|b| b.is_ascii_digit()))
-                .map_or(value.as_str(), |(name, _)| name);
-            host = Some(name.trim_end_matches('.').to_owned());
+            hosts.push(host_of(&value.trim().to_ascii_lowercase()));
         }
     }
-    First::Http(host)
+    if hosts.windows(2).any(|two| two[0] != two[1]) {
+        return First::Unclear;
+    }
+    First::Http(hosts.pop())
+}
+
+fn is_token(b: u8) -> bool {
+    b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b)
+}
+
+/// Where the first empty line begins.
+fn end_of_headers(bytes: &[u8]) -> Option<usize> {
+    (0..bytes.len()).find(|&at| {
+        let rest = &bytes[at..];
+        rest.starts_with(b"\n\n") || rest.starts_with(b"\n\r\n")
+    })
+}
+
+/// A host without its port and without the dot that may end it.
+fn host_of(authority: &str) -> String {
+    authority
+        .rsplit_once(':')
+        .filter(|(_, port)| port.bytes().all(|b| b.is_ascii_digit()))
+        .map_or(authority, |(name, _)| name)
+        .trim_end_matches('.')
+        .to_owned()
 }
 
 #[cfg(test)]
@@ -153,6 +202,65 @@ mod tests {
         assert_eq!(look(b"GE"), First::More);
         assert_eq!(look(b"SSH-2.0-x\r\n"), First::Other);
         assert_eq!(look(b"GET / HTTP/1.0\r\n\r\n"), First::Http(None));
+        for text in [
+            &b"\r\n\r\nGET / HTTP/1.1\r\nHost: example.com\r\n\r\n"[..],
+            b"GET / HTTP/1.1\nHost: example.com\n\n",
+            b"propfind / HTTP/1.1\r\nHost : example.com.\r\n\r\n",
+            b"GET http://user@example.com:80/x HTTP/1.1\r\n\r\n",
+            b"CONNECT example.com:443 HTTP/1.1\r\n\r\n",
+            b"GET\t/\thttp/1.1\r\nX: y\r\nHOST:example.com\r\nhost: example.com\r\n\r\n",
+        ] {
+            let name = String::from_utf8_lossy(text);
+            assert_eq!(
+                look(text),
+                First::Http(Some("example.com".to_owned())),
+                "{}",
+                name
+            );
+            for end in 0..text.len() - 1 {
+                assert_eq!(look(&text[..end]), First::More, "{}", &name[..end]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_request_that_can_be_read_in_two_ways_is_unclear() {
+        let long = [b"GET / HTTP/1.1\r\nX: ", &[b'x'; MOST][..]].concat();
+        for text in [
+            &b"GET / HTTP/1.1\r\nHost: a.test\r\nHost: b.test\r\n\r\n"[..],
+            b"GET http://a.test/ HTTP/1.1\r\nHost: b.test\r\n\r\n",
+            b"GET / HTTP/1.1\r\nHost:\r\n b.test\r\n\r\n",
+            b"GET / HTTP/1.1\r\n\x0bHost: b.test\r\n\r\n",
+            b"GET / HTTP/1.1\r\nX: y\rHost: b.test\r\nHost: a.test\r\n\r\n",
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+            &long,
+        ] {
+            assert_eq!(
+                look(text),
+                First::Unclear,
+                "{}",
+                String::from_utf8_lossy(text)
+            );
+        }
+    }
+
+    #[test]
+    fn other_protocols_are_recognised_at_once() {
+        for text in [
+            &b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n"[..],
+            b"EHLO here\r\n",
+            b"\0\0\0\x08\x04\xd2\x16\x2f",
+            b"0032git-upload-pack /project.git\0host=x\0",
+            b"AMQP\0\0\x09\x01",
+            b"*1\r\n$4\r\nPING\r\n",
+        ] {
+            assert_eq!(
+                look(text),
+                First::Other,
+                "{}",
+                String::from_utf8_lossy(text)
+            );
+        }
     }
 
     fn hello(name: &[u8]) -> Vec<u8> {

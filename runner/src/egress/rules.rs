@@ -61,13 +61,19 @@ impl Rules {
     }
 
     pub fn decide(&self, to: Destination<'_>, port: u16) -> Verdict {
-        if let Some(rule) = self.deny.iter().find(|r| r.matches(to, port)) {
-            return verdict(false, &format!("deny {}", rule.text));
+        if let Some(rule) = self.denied(to, port) {
+            return verdict(false, &rule);
         }
         if let Some(rule) = self.allow.iter().find(|r| r.matches(to, port)) {
             return verdict(true, &format!("allow {}", rule.text));
         }
         verdict(self.full, if self.full { "full" } else { "default" })
+    }
+
+    /// Return the rule that denies a destination.
+    pub fn denied(&self, to: Destination<'_>, port: u16) -> Option<String> {
+        let rule = self.deny.iter().find(|r| r.matches(to, port));
+        rule.map(|rule| format!("deny {}", rule.text))
     }
 
     /// Whether a name may be looked up outside: some port of it is allowed.

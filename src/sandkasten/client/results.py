@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sandkasten.model.commands.exec_values import ExecResult, Status, Why
+    from sandkasten.model.sandbox.network_policy import Refusal
     from sandkasten.model.sandbox.oneshot_values import Artifact
     from sandkasten.model.sandbox.oneshot_values import RunResult as EngineRunResult
     from sandkasten.model.sandbox.usage import ExecUsage
@@ -69,6 +70,8 @@ class Result:
     """The limit or rule that ended it."""
     shell: str | None = field(default=None, repr=False)
     started_at: float = field(default=0.0, repr=False)
+    refused: tuple[Refusal, ...] = ()
+    """Connections that the network refused while it ran."""
 
     @property
     def stdout(self) -> str:
@@ -133,6 +136,7 @@ class Result:
             "duration_ms": self.duration_ms,
             "usage": asdict(self.usage),
             "why": None if self.why is None else asdict(self.why),
+            "network": {"refused": [asdict(one) for one in self.refused]} if self.refused else None,
         }
 
 
@@ -158,6 +162,7 @@ def result_of(answer: ExecResult) -> Result:
         why=answer.why,
         shell=answer.shell,
         started_at=answer.started_at,
+        refused=() if answer.network is None else answer.network.refused,
     )
 
 

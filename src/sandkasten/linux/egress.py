@@ -156,20 +156,26 @@ async def counts(cell: Path) -> NetworkCounts:
     )
 
 
-def records(cell: Path, after: int = 0) -> list[dict[str, Any]]:
-    """Return the records after a sequence number, oldest first. Blocking, bounded."""
+def records(cell: Path, after: int = 0, since: float = 0.0) -> list[dict[str, Any]]:
+    """Return the records after a sequence number and a time, oldest first. Blocking, bounded."""
     found: list[dict[str, Any]] = []
     for name in RECORDS:
         try:
             with (cell / name).open("rb") as file:
+                if os.fstat(file.fileno()).st_mtime < since:
+                    continue
                 data = file.read(_MAX_RECORDS)
         except OSError:
             continue
-        for line in data.splitlines():
+        # From the end, so that a look at the newest ones does not parse the others.
+        for line in reversed(data.splitlines()):
             try:
                 record = json.loads(line)
             except ValueError:
                 continue  # written at this moment
-            if isinstance(record, dict) and record.get("seq", 0) > after:
-                found.append(record)
+            if not isinstance(record, dict):
+                continue
+            if record.get("seq", 0) <= after or record.get("time", 0.0) < since:
+                break
+            found.append(record)
     return sorted(found, key=lambda record: record["seq"])

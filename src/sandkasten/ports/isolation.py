@@ -164,8 +164,11 @@ class Networked(Protocol):
         """Return what was counted since the cell was made."""
         ...
 
-    async def network_records(self, after: int) -> Sequence[Mapping[str, Any]]:
-        """Return the records after a sequence number, oldest first; old ones may be gone."""
+    async def network_records(self, after: int, since: float = 0.0) -> Sequence[Mapping[str, Any]]:
+        """Return the records after a sequence number and since a time, oldest first.
+
+        Old ones may be gone.
+        """
         ...
 
 

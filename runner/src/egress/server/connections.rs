@@ -16,6 +16,8 @@ const DIAL_PATIENCE: Duration = Duration::from_secs(10);
 /// How long the first bytes of a connection are waited for, where they decide something.
 const HELLO_PATIENCE: Duration = Duration::from_secs(3);
 const REFUSAL_PATIENCE: Duration = Duration::from_secs(1);
+/// The rule of a connection whose first bytes do not tell the host for certain.
+pub(super) const UNCLEAR: &str = "the client does not name its host clearly";
 
 impl Egress {
     pub(super) fn accept(&mut self, v4: bool) {
@@ -86,7 +88,7 @@ impl Egress {
         }
     }
 
-    fn refuse(&mut self, id: u64, mut connection: Box<Connection>, verdict: &str) {
+    pub(super) fn refuse(&mut self, id: u64, mut connection: Box<Connection>, verdict: &str) {
         self.refused += 1;
         self.note(id, &connection, verdict, None);
         connection.state = State::Refused;
@@ -96,14 +98,30 @@ impl Egress {
     }
 
     pub(super) fn dial(&mut self, id: u64, mut connection: Box<Connection>, found: Vec<IpAddr>) {
-        let open: VecDeque<IpAddr> = found
+        let port = connection.wanted.port();
+        let mut open: VecDeque<IpAddr> = found
             .iter()
             .copied()
             .filter(|address| self.config.may_dial(*address))
             .collect();
+        let mut rule = "address that is not public".to_owned();
+        if !self.config.rules.dry_run {
+            // A name may lead to a network that a rule denies.
+            let rules = &self.config.rules;
+            open.retain(
+                |address| match rules.denied(Destination::Address(*address), port) {
+                    Some(denied) => {
+                        rule = denied;
+                        false
+                    }
+                    None => true,
+                },
+            );
+        }
         if open.is_empty() {
-            if !found.is_empty() {
-                connection.verdict.rule = "address that is not public".to_owned();
+            if let Some(address) = found.first() {
+                connection.dialled = Some(*address);
+                connection.verdict.rule = rule;
                 return self.refuse(id, connection, "refused");
             }
             self.note(id, &connection, "failed", Some("the name has no address"));
@@ -160,8 +178,7 @@ impl Egress {
                             connection.up = Some(up);
                             connection.down = Some(down);
                             connection.state = State::Relaying;
-                            connection.deadline =
-                                (!connection.checked).then(|| Instant::now() + HELLO_PATIENCE);
+                            connection.deadline = None;
                             self.relay(id, connection);
                         }
                         _ => reset(&connection.client),
@@ -178,14 +195,18 @@ impl Egress {
 
     pub(super) fn relay(&mut self, id: u64, mut connection: Box<Connection>) {
         if !connection.checked {
-            match self.first_bytes(&connection) {
-                None => {}
-                Some(true) => {
+            match first_bytes(&connection) {
+                Passage::Silent => {}
+                Passage::Waits => {
+                    let patience = Instant::now() + HELLO_PATIENCE;
+                    connection.deadline.get_or_insert(patience);
+                }
+                Passage::Open => {
                     connection.checked = true;
                     connection.deadline = None;
                 }
-                Some(false) => {
-                    connection.verdict.rule = "the client names another host".to_owned();
+                Passage::Closed(rule) => {
+                    connection.verdict.rule = rule.to_owned();
                     return self.refuse(id, connection, "refused");
                 }
             }
@@ -222,22 +243,6 @@ impl Egress {
         }
     }
 
-    /// Whether the first bytes may pass; None while that is not known.
-    fn first_bytes(&self, connection: &Connection) -> Option<bool> {
-        let mut buffer = [0u8; hello::MOST];
-        let bytes = peek(connection.client.as_raw_fd(), &mut buffer)?;
-        if bytes.is_empty() {
-            // It has ended without a word.
-            return Some(true);
-        }
-        let same = |host: Option<String>| host.map_or(true, |host| Some(host) == connection.name);
-        match hello::look(bytes) {
-            First::More => None,
-            First::Tls(host) | First::Http(host) => Some(same(host)),
-            First::Other => Some(true),
-        }
-    }
-
     fn refused_step(&mut self, id: u64, connection: Box<Connection>) {
         let fd = connection.client.as_raw_fd();
         let mut buffer = [0u8; hello::MOST];
@@ -250,7 +255,7 @@ impl Egress {
             None | Some(First::More) => {
                 self.items.insert(id, Item::Connection(connection));
             }
-            Some(First::Http(_)) => {
+            Some(First::Http(_) | First::Unclear) if buffer[0] != 0x16 => {
                 // Read it, or closing would reset the connection before the answer is read.
                 // SAFETY: the buffer has the given length.
                 unsafe { libc::recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), 0) };
@@ -287,6 +292,36 @@ impl Egress {
             record["reason"] = json!(reason);
         }
         self.records.write(record);
+    }
+}
+
+/// What the first bytes of a connection to a name lead to.
+enum Passage {
+    Silent,
+    Waits,
+    Open,
+    Closed(&'static str),
+}
+
+fn first_bytes(connection: &Connection) -> Passage {
+    let mut buffer = [0u8; hello::MOST];
+    let bytes = match peek(connection.client.as_raw_fd(), &mut buffer) {
+        Some(bytes) => bytes,
+        None => return Passage::Silent,
+    };
+    if bytes.is_empty() {
+        // It has ended without a word.
+        return Passage::Open;
+    }
+    match hello::look(bytes) {
+        First::More => Passage::Waits,
+        First::Unclear => Passage::Closed(UNCLEAR),
+        First::Tls(Some(host)) | First::Http(Some(host))
+            if Some(&host) != connection.name.as_ref() =>
+        {
+            Passage::Closed("the client names another host")
+        }
+        _ => Passage::Open,
     }
 }
 

@@ -88,8 +88,11 @@ impl Egress {
                         Some(name) => Destination::Name(name),
                         None => Destination::Address(c.wanted.ip()),
                     };
-                    let verdict = self.config.rules.decide(to, c.wanted.port());
-                    (!verdict.allowed && !self.config.rules.dry_run).then_some(*id)
+                    let (rules, port) = (&self.config.rules, c.wanted.port());
+                    let denied = |at| rules.denied(Destination::Address(at), port).is_some();
+                    let refused =
+                        !rules.decide(to, port).allowed || c.dialled.map_or(false, denied);
+                    (refused && !rules.dry_run).then_some(*id)
                 }
                 _ => None,
             })

@@ -221,10 +221,9 @@ impl Egress {
                         self.dial_next(id, connection, libc::ETIMEDOUT);
                     }
                     State::Relaying if now.duration_since(connection.active) <= idle => {
-                        // What is neither TLS nor HTTP by now is something else.
-                        connection.checked = true;
-                        connection.deadline = None;
-                        self.relay(id, connection);
+                        // It has begun like TLS or HTTP and does not go on.
+                        connection.verdict.rule = connections::UNCLEAR.to_owned();
+                        self.refuse(id, connection, "refused");
                     }
                     State::Relaying => {
                         self.close(id, &connection, Some("idle"));

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import os
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.errors import Busy, InternalError
@@ -147,6 +148,7 @@ def ending(result: ExecResult) -> Answer:
             "io_write_bytes": usage.io_write_bytes,
         },
         "why": why(result.why),
+        **({} if result.network is None else {"network": asdict(result.network)}),
     }
 
 

@@ -130,6 +130,17 @@ class WhyAnswer(Answer):
     hint: str
 
 
+class RefusalAnswer(Answer):
+    host: str
+    port: int
+    rule: str
+    hint: str
+
+
+class ExecNetworkAnswer(Answer):
+    refused: list[RefusalAnswer]
+
+
 class Exec(Answer):
     exec_id: str
     status: str = Field(description="completed, running, timed_out, killed or lost")
@@ -150,6 +161,9 @@ class Exec(Answer):
     duration_ms: int
     usage: ExecUsageAnswer
     why: WhyAnswer | None = Field(description="The limit or rule that ended it.")
+    network: ExecNetworkAnswer | None = Field(
+        None, description="What the network refused while it ran; null when nothing was."
+    )
     stdout_bytes: int = Field(description="Number of bytes written, kept or not.")
     stderr_bytes: int
     last_seq: int

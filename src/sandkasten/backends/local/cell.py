@@ -79,8 +79,8 @@ class LocalCell:
     async def network_counts(self) -> NetworkCounts:
         return await egress.counts(self.layout.cell(self.id))
 
-    async def network_records(self, after: int) -> Sequence[Mapping[str, Any]]:
-        return await asyncio.to_thread(egress.records, self.layout.cell(self.id), after)
+    async def network_records(self, after: int, since: float = 0.0) -> Sequence[Mapping[str, Any]]:
+        return await asyncio.to_thread(egress.records, self.layout.cell(self.id), after, since)
 
     @property
     def _group(self) -> PausableGroup:

@@ -194,3 +194,7 @@ def _explain(result: Result) -> None:
         tell("error" if ours else "warning", result.why.message)
     if result.why is not None and result.why.hint:
         tell("hint", result.why.hint)
+    for one in result.refused:
+        tell("warning", f"the network refused {one.host}:{one.port} ({one.rule})")
+    if result.refused:
+        tell("hint", result.refused[0].hint)

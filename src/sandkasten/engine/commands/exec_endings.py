@@ -1,4 +1,4 @@
-"""The end of a command: why it ended, as far as status and counters tell, and its event."""
+"""The end of a command: why it ended, what the network refused, and its event."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING
 
 from sandkasten.engine.commands.exec_results import GRACE_S, ending_of
 from sandkasten.errors import SandkastenError
+from sandkasten.model.commands.exec_values import ExecNetwork
 from sandkasten.model.commands.verdict import needs_figures, verdict
+from sandkasten.model.sandbox.network_policy import attempt, refusals
+from sandkasten.ports import Networked
 from sandkasten.wire.messages import decode_stats
 
 if TYPE_CHECKING:
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
 
 # A file system with less than this free cannot take one more block of most writers.
 _FULL_BELOW_BYTES = 64 * 1024
+# Both clocks are read to the millisecond, one of them perhaps by another kernel.
+_CLOCKS_DIFFER_S = 0.002
 
 
 async def explain_end(
@@ -42,6 +47,17 @@ async def explain_end(
         # The counters only explain; without them the result is still the result.
         return verdict(ending, limits, timeout_s)
     return verdict(ending, limits, timeout_s, before=before, after=after, full=full)
+
+
+async def refused_network(handle: Handle, reply: ExecReply) -> ExecNetwork | None:
+    """Return what the network refused while the command ran; None if nothing was."""
+    if not reply.ended or handle.record.network == "none" or not isinstance(handle.cell, Networked):
+        return None
+    began = reply.started_ms / 1000 - _CLOCKS_DIFFER_S
+    ended = began + reply.duration_ms / 1000 + 2 * _CLOCKS_DIFFER_S
+    seen = [attempt(one) for one in await handle.cell.network_records(0, began)]
+    found = refusals(one for one in seen if one.at <= ended)
+    return ExecNetwork(found) if found else None
 
 
 def emit_finished(events: EventSink | None, sandbox_id: str, result: ExecResult) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from sandkasten.model.commands.exec_values import ExecResult, Source, Status, Why
+from sandkasten.model.commands.exec_values import ExecNetwork, ExecResult, Source, Status, Why
 from sandkasten.model.commands.verdict import Ending
 from sandkasten.model.sandbox.usage import ExecUsage
 from sandkasten.wire.json_bodies import to_bytes_json
@@ -69,7 +69,12 @@ def ending_of(reply: ExecReply) -> Ending:
 
 
 def result_of(
-    reply: ExecReply, output: KeptOutput, *, raw: bool = False, why: Why | None = None
+    reply: ExecReply,
+    output: KeptOutput,
+    *,
+    raw: bool = False,
+    why: Why | None = None,
+    network: ExecNetwork | None = None,
 ) -> ExecResult:
     # A terminal has one stream, which the runner counts as stdout.
     terminal = output.has("pty")
@@ -107,6 +112,7 @@ def result_of(
         started_at=reply.started_ms / 1000,
         pid=reply.pid or 0,
         shell=reply.shell,
+        network=network,
     )
 
 

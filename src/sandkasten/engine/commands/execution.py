@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sandkasten.engine.commands.exec_endings import emit_finished, explain_end
+from sandkasten.engine.commands.exec_endings import emit_finished, explain_end, refused_network
 from sandkasten.engine.commands.exec_follower import ExecFollower, check_same_command
 from sandkasten.engine.commands.exec_results import (
     SOURCES,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from sandkasten.model.journal_rows import ExecRow
     from sandkasten.ports import EventSink
     from sandkasten.wire.channel import Channel
+    from sandkasten.wire.messages import ExecReply
 
 # For verbs that the runner answers at once.
 CALL_TIMEOUT_S = 30.0
@@ -117,7 +118,7 @@ class Execution:
                         _add(output, item)
                 reply = decode_exec(await call.result())
         handle.note(reply)
-        return result_of(reply, output, why=await explain_end(self._handles, handle, reply))
+        return await self._ended(handle, reply, output)
 
     async def output(
         self, sandbox_id: str, exec_id: str, *, since_seq: int = 0, follow: bool = False
@@ -142,7 +143,7 @@ class Execution:
                         yield chunk
             reply = decode_exec(await call.result())
         handle.note(reply)
-        yield result_of(reply, output, why=await explain_end(self._handles, handle, reply))
+        yield await self._ended(handle, reply, output)
 
     async def signal(self, sandbox_id: str, exec_id: str, signal: int) -> None:
         fields = {
@@ -167,6 +168,10 @@ class Execution:
     def _told(self, sandbox_id: str, result: ExecResult) -> ExecResult:
         emit_finished(self._events, sandbox_id, result)
         return result
+
+    async def _ended(self, handle: Handle, reply: ExecReply, output: KeptOutput) -> ExecResult:
+        why = await explain_end(self._handles, handle, reply)
+        return result_of(reply, output, why=why, network=await refused_network(handle, reply))
 
     async def _call(
         self, sandbox_id: str, verb: str, fields: dict[str, object]
@@ -193,7 +198,8 @@ class Execution:
             )
         else:
             why = await explain_end(self._handles, following.handle, reply, following.began)
-        return result_of(reply, following.output, raw=raw, why=why)
+        network = await refused_network(following.handle, reply)
+        return result_of(reply, following.output, raw=raw, why=why, network=network)
 
 
 class _RecordedExec:

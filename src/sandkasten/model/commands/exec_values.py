@@ -11,6 +11,7 @@ from sandkasten.model.field_patterns import NO_NUL, PRINTABLE, SHELL_NAME, shown
 from sandkasten.model.files.sandbox_paths import PATH_MAX
 from sandkasten.model.json_codec import OPEN, FileName, Public
 from sandkasten.model.sandbox.limits import MAX_KEPT_BYTES
+from sandkasten.model.sandbox.network_policy import Refusal  # noqa: TC001  (the codec reads it)
 from sandkasten.model.sandbox.sandbox_options import ENVIRONMENT, described
 from sandkasten.model.sandbox.usage import ExecUsage
 
@@ -114,6 +115,13 @@ class Why:
 
 
 @dataclass(frozen=True, slots=True)
+class ExecNetwork:
+    """What the network refused while a command ran, by it or by another one."""
+
+    refused: tuple[Refusal, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """A piece of output. `gap_bytes` were written right before it and not kept."""
 
@@ -154,3 +162,5 @@ class ExecResult:
     """Inside the sandbox; 0 when it is not known."""
     shell: str | None = None
     """The shell it ran in; None for a fresh process."""
+    network: ExecNetwork | None = None
+    """None when nothing was refused."""

@@ -29,6 +29,9 @@ _NUMBERS = re.compile(r"[0-9.]+\Z|0x", re.IGNORECASE)
 _KEYS: Final = ("allow", "deny", "dry_run")
 # What the egress writes as the rule where it refused to dial.
 _NOT_PUBLIC: Final = "address that is not public"
+_MAX_REFUSALS: Final = 20
+_CREATOR_ALLOWS: Final = "whoever creates the sandbox can allow it (network.allow)"
+_OPERATOR_OPENS: Final = "only the operator opens addresses that are not public (network.reachable)"
 
 PRESETS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -142,6 +145,17 @@ class NetworkAttempt:
 
 
 @dataclass(frozen=True, slots=True)
+class Refusal:
+    """A connection that the rules of the sandbox's network refused."""
+
+    host: str
+    """Its name, or its address where a program used one."""
+    port: int
+    rule: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkCeiling:
     """The operator's limits: what requests may ask for, and what is open besides the public net."""
 
@@ -217,7 +231,7 @@ def parse_rule(text: str) -> NetworkRule:
         network = ipaddress.ip_network(host, strict=False)
     except ValueError:
         network = None
-    if network is not None:
+    if network is not None and "%" not in host:
         return NetworkRule(text, network=str(network), port=port)
     if not _NAME.match(host) or len(host) > 253 or _NUMBERS.match(host):
         raise _invalid(f"{shown(text)} is not a valid rule", _EXAMPLES)
@@ -325,6 +339,17 @@ def attempt(record: Mapping[str, Any]) -> NetworkAttempt:
     """Return a record of the egress process as a value."""
     fields = {**record, "at_unix": record.get("time")}
     return from_json(NetworkAttempt, fields, "record")
+
+
+def refusals(attempts: Iterable[NetworkAttempt]) -> tuple[Refusal, ...]:
+    """Return each host and port that was refused once, and how it could be reached."""
+    found: dict[tuple[str, int], Refusal] = {}
+    for one in attempts:
+        if one.event == "refused" and len(found) < _MAX_REFUSALS:
+            host = one.host or one.address or ""
+            hint = _OPERATOR_OPENS if one.rule == _NOT_PUBLIC else _CREATOR_ALLOWS
+            found.setdefault((host, one.port), Refusal(host, one.port, one.rule, hint))
+    return tuple(found.values())
 
 
 def suggested(attempts: Iterable[NetworkAttempt], reachable: Iterable[str] = ()) -> tuple[str, ...]:
