@@ -16,7 +16,7 @@ from sandkasten.api.error_responses import problem
 from sandkasten.api.http_limits import HttpLimits
 from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.api.request.request_guard import check_origin, plain_headers
-from sandkasten.daemon.http.listeners import listening_on_network
+from sandkasten.daemon.http.listeners import listening_on_network, network_address
 from sandkasten.daemon.settings.http_settings import require_key
 from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import InvalidRequest, NotFound, SandkastenError
@@ -60,13 +60,21 @@ async def mcp_over_http(
         api_key=rules.api_key,
         open_loopback=rules.api_key is None and rules.loopback,
     )
-    async with (
-        mcp_sessions(
-            tools, open_caller, version=version, idle_s=idle_s, max_body_bytes=rules.max_json_bytes
-        ) as sessions,
-        listening_on_network(_GuardedApp(sessions, keeper, guard), rules, guard) as listening,
-    ):
-        yield listening.url + PATH
+    # First: the task group of the sessions would wrap the error of an address in use.
+    with network_address(rules) as address:
+        async with (
+            mcp_sessions(
+                tools,
+                open_caller,
+                version=version,
+                idle_s=idle_s,
+                max_body_bytes=rules.max_json_bytes,
+            ) as sessions,
+            listening_on_network(
+                _GuardedApp(sessions, keeper, guard), address, rules, guard
+            ) as listening,
+        ):
+            yield listening.url + PATH
 
 
 class _GuardedApp:

@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import termios
@@ -432,6 +433,22 @@ def test_invalid_server_options_are_typed_errors(tmp_path, capfd, words, code):
     out, err = capfd.readouterr()
     assert (ended.value.code, out) == (125, "")
     assert code in err
+
+
+def test_an_address_in_use_is_a_typed_error(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = subprocess.run(
+            [*COMMAND, "mcp", "--transport", "http", "--listen", listen],
+            env=environ(tmp_path / "d"),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 125
+    errors = [line for line in done.stderr.splitlines() if not line.startswith("{")]
+    assert [line.partition(":")[0] for line in errors] == ["error", "hint"]
+    assert f"cannot listen on {listen}" in errors[0]
 
 
 @pytest.mark.parametrize("missing", [["mcp"], ["jsonschema"], ["mcp", "jsonschema"]])

@@ -12,6 +12,7 @@ import socket
 import ssl
 import stat
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -78,13 +79,29 @@ async def listening(
         rules.socket.unlink()
 
 
+@dataclass(frozen=True, slots=True)
+class NetworkAddress:
+    """An address that is bound and not served yet."""
+
+    sock: socket.socket
+    tls: ssl.SSLContext | None
+
+
+@contextmanager
+def network_address(rules: HttpSettings) -> Iterator[NetworkAddress]:
+    """Bind the address until the block ends."""
+    tls = _tls(rules)
+    with _network_socket(rules) as sock:
+        yield NetworkAddress(sock, tls)
+
+
 @asynccontextmanager
 async def listening_on_network(
-    app: AsgiApp, rules: HttpSettings, guard: HttpLimits
+    app: AsgiApp, address: NetworkAddress, rules: HttpSettings, guard: HttpLimits
 ) -> AsyncIterator[Listening]:
     """Serve on the network alone, until the block ends."""
-    network = _network_socket(rules)
-    servers = [_http(app, rules, guard, tls=_tls(rules))]
+    network = address.sock
+    servers = [_http(app, rules, guard, tls=address.tls)]
     async with _served(servers, [network]):
         yield Listening(servers, _url(network, rules))
 
