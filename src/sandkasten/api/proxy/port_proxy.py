@@ -259,13 +259,12 @@ def back_headers(head: h11.Response, target: Target, scope: Scope) -> list[tuple
         if name in dropped:
             continue
         if name == "location":
-            ours = next((v for k, v in scope["headers"] if k == b"host"), b"localhost")
             where = kept_inside(
                 value.decode("latin-1"),
                 port=target.port,
                 path=target.path,
                 prefix=target.prefix,
-                ours=ours.decode("latin-1"),
+                ours=_daemon_addresses(scope),
                 scheme=scope.get("scheme", "http"),
             )
             if where is None:
@@ -274,6 +273,18 @@ def back_headers(head: h11.Response, target: Target, scope: Scope) -> list[tuple
         kept.append((name.encode("latin-1"), value))
     kept.append(OPAQUE)
     return kept
+
+
+def _daemon_addresses(scope: Scope) -> list[str]:
+    """Return the Host header, and the address and port that accepted the connection."""
+    host = next((value for name, value in scope["headers"] if name == b"host"), b"localhost")
+    found = [host.decode("latin-1")]
+    # A Unix socket has no port.
+    address, port = scope.get("server") or ("", None)
+    if port is not None:
+        address = address.partition("%")[0]
+        found.append(f"[{address}]:{port}" if ":" in address else f"{address}:{port}")
+    return found
 
 
 async def _cancelled(task: asyncio.Task[Any]) -> None:
