@@ -170,6 +170,8 @@ async def test_interim_answers_are_bounded(real_daemon, hostile):
             b"abc",
         ),
         (b"HTTP/1.1 999 OK\r\nContent-Length: 1\r\n\r\na", 502, None),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nX-A: a\x01b\r\n\r\n", 502, None),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nX-A: \x7f\r\n\r\n", 502, None),
     ],
 )
 async def test_an_unusual_answer_is_normalised_or_refused(

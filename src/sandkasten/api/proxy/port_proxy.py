@@ -8,6 +8,7 @@ for invalid HTTP, CommandTimeout (504) without a response.
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -33,6 +34,8 @@ _MAX_HEADERS: Final = 64 * 1024
 _MAX_INTERIM: Final = 16
 # Parsed in a row before others have their turn: a body can be cut into pieces of one byte.
 _EVENTS_IN_A_ROW: Final = 64
+# h11 accepts them in a header's value, and our own server does not send them.
+_CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 # Of one connection, never of what is carried over it (RFC 9110, 7.6.1).
 HOP: Final = frozenset(
     {
@@ -155,6 +158,8 @@ class _Carrier:
             if isinstance(event, h11.Response):
                 if event.status_code > 599:
                     raise _broken(f"there is no status {event.status_code}")
+                if any(_CONTROL.search(value) for _, value in event.headers):
+                    raise _broken("a header contains a control character")
                 return event
             if isinstance(event, h11.ConnectionClosed):
                 raise _broken("it closed the connection without an answer")
