@@ -100,6 +100,15 @@ async def test_an_abandoned_terminal_is_hung_up(real_daemon):
     assert result.status in ("killed", "completed")
 
 
+async def test_a_client_that_detaches_and_leaves_is_not_an_error(real_daemon, caplog):
+    the_id = await real_daemon.session()
+    for _ in range(5):
+        screen = await opened(real_daemon, the_id)
+        await screen.socket.send_str('{"type": "detach"}')
+        await screen.socket.close()
+    assert "request.failed" not in caplog.text
+
+
 async def test_close_hangs_up_at_once_and_invalid_messages_are_answered(real_daemon):
     the_id = await real_daemon.session()
     screen = await opened(real_daemon, the_id, 'command=["sleep","1000"]')

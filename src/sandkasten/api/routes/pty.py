@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -89,7 +90,9 @@ async def pty(call: Call) -> None:
         for task in done:
             task.result()
     if websocket.client_state is WebSocketState.CONNECTED:
-        await websocket.close()
+        # The client may leave first.
+        with suppress(WebSocketDisconnect, RuntimeError):
+            await websocket.close()
 
 
 async def _show(websocket: WebSocket, attached: AttachedTerminal, request_id: str) -> None:
