@@ -546,3 +546,27 @@ async def test_the_prompt_of_a_shell_names_the_sandbox_and_the_directory(engine,
         await terminal.send(b"exit\n")
         seen = b"".join([chunk async for chunk in terminal]).decode()
     assert f"{box[:8]}:/tmp$ " in seen
+
+
+@pytest.mark.parametrize("kept", [0, 200_000, 8 * 1024 * 1024])
+async def test_slow_reader_gets_or_is_told_of_every_byte(engine, box, kept):
+    written = 20_000_000
+    request = ExecRequest(f"head -c {written} /dev/zero", max_output_bytes=kept)
+    received = missing = 0
+    last = b""
+    async for item in engine.exec_stream(box, request):
+        if isinstance(item, Chunk):
+            received, missing, last = received + len(item.data), missing + item.gap_bytes, item.data
+            await asyncio.sleep(0.002)
+    assert received + missing == written
+    # The newest output is what is kept, so only a reader without any kept output misses the end.
+    assert bool(last) == bool(kept)
+
+
+async def test_output_that_was_dropped_after_the_end_is_a_gap(engine, box):
+    most = 8 * 1024 * 1024
+    noisy = ExecRequest(("sh", "-c", f"head -c {most} /dev/zero"), max_output_bytes=most)
+    first = await engine.exec(box, noisy)
+    await engine.exec(box, noisy)
+    chunks, _ = await collect(engine.exec_output(box, first.exec_id))
+    assert sum(len(chunk.data) + chunk.gap_bytes for chunk in chunks) == most

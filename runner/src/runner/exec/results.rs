@@ -118,13 +118,17 @@ impl Execs {
 
     fn drop_old_results(&mut self) {
         let mut budget = protocol::KEPT_OUTPUT;
-        for number in self.finished.iter().rev() {
+        for (age, number) in self.finished.iter().rev().enumerate() {
             if let Some(exec) = self.by_number.get_mut(number) {
                 match budget.checked_sub(exec.ring.footprint()) {
                     Some(rest) => budget = rest,
                     None => {
                         budget = 0;
-                        exec.ring.forget();
+                        // The end of the newest command is still to be read, as is that of a
+                        // command with a reader; their own caps bound them.
+                        if age > 0 && exec.watchers.is_empty() {
+                            exec.ring.forget();
+                        }
                     }
                 }
             }

@@ -12,7 +12,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from sandkasten.engine.commands.exec_results import GRACE_S, SOURCES, start_fields
+from sandkasten.engine.commands.exec_results import GRACE_S, SOURCES, missing_end, start_fields
 from sandkasten.engine.handles import ExecStart, Handle, Handles, is_paused
 from sandkasten.errors import (
     Cancelled,
@@ -123,6 +123,8 @@ class ExecFollower:
                         return
                     self.reply = decode_exec(await call.result())
                     self.handle.note(self.reply)
+                    for chunk in missing_end(self.reply, self.output, self._real_id):
+                        yield chunk
                 self.handle.began.pop(self.exec_id, None)
                 return
             except ExecNotFound:

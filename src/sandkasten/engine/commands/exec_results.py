@@ -8,7 +8,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from sandkasten.model.commands.exec_values import ExecNetwork, ExecResult, Source, Status, Why
+from sandkasten.model.commands.exec_values import (
+    Chunk,
+    ExecNetwork,
+    ExecResult,
+    Source,
+    Status,
+    Why,
+)
 from sandkasten.model.commands.verdict import Ending
 from sandkasten.model.sandbox.usage import ExecUsage
 from sandkasten.wire.json_bodies import to_bytes_json
@@ -114,6 +121,22 @@ def result_of(
         shell=reply.shell,
         network=network,
     )
+
+
+def missing_end(reply: ExecReply, output: KeptOutput, exec_id: str) -> list[Chunk]:
+    """Return empty chunks for the output that was written after the last received bytes."""
+    if not reply.ended:
+        return []
+    out: Source = "pty" if output.has("pty") else "stdout"
+    totals: dict[Source, int] = {out: reply.stdout_bytes, "stderr": reply.stderr_bytes}
+    gaps = [(source, total - output.end(source)) for source, total in totals.items()]
+    gaps = [(source, gap) for source, gap in gaps if gap > 0]
+    # The numbers differ, because clients drop a chunk whose number they have seen.
+    first = reply.last_seq - len(gaps) + 1
+    return [
+        Chunk(max(first + index, output.last_seq), source, b"", gap, exec_id)
+        for index, (source, gap) in enumerate(gaps)
+    ]
 
 
 def lost_result(exec_id: str, output: KeptOutput, *, raw: bool, why: Why | None) -> ExecResult:

@@ -15,6 +15,7 @@ from sandkasten.engine.commands.exec_follower import ExecFollower, check_same_co
 from sandkasten.engine.commands.exec_results import (
     SOURCES,
     lost_result,
+    missing_end,
     result_of,
     start_fields,
 )
@@ -143,6 +144,9 @@ class Execution:
                         yield chunk
             reply = decode_exec(await call.result())
         handle.note(reply)
+        for chunk in missing_end(reply, output, exec_id):
+            if chunk.seq > since_seq:
+                yield chunk
         yield await self._ended(handle, reply, output)
 
     async def signal(self, sandbox_id: str, exec_id: str, signal: int) -> None:
