@@ -101,12 +101,10 @@ def test_partial_file_from_another_pid_namespace_is_removed_once_it_is_old(tmp_p
 @pytest.fixture
 def device(tmp_path):
     """A copy of the null device; never a real node, which a defect would replace."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can make device nodes")
     path = tmp_path / "device"
-    try:
-        os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
-        path.read_bytes()
-    except PermissionError:
-        pytest.skip("requires a user and a file system that permit device nodes")
+    os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
     return path
 
 

@@ -110,6 +110,8 @@ HIDDEN = {
     "two hosts": [b"GET / HTTP/1.1\r\nHost: evil.test\r\nHost: good.test\r\n\r\n"],
     "in the target": [b"GET http://evil.test/ HTTP/1.1\r\nHost: good.test\r\n\r\n"],
     "another method": [b"PROPFIND / HTTP/1.1\r\nHost: evil.test\r\n\r\n"],
+    "after a space": [b" GET / HTTP/1.1\r\nHost: evil.test\r\n\r\n"],
+    "another space": [b"GET\x0b/\x0bHTTP/1.1\r\nHost: evil.test\r\n\r\n"],
     "small letters": [b"get / HTTP/1.1\r\nHost: evil.test\r\n\r\n"],
     "connect": [b"CONNECT evil.test:80 HTTP/1.1\r\n\r\n"],
     "late": [b"GET / HTTP/1.1\r\n", b"Host: evil.test\r\n\r\n"],

@@ -36,9 +36,12 @@ def test_a_valid_requirement_is_accepted():
         ({"state": "missing", "tests": ()}, "missing requires a reason"),
         ({"state": "missing", "reason": "Not built."}, "it is missing and has a test"),
         ({"state": "done"}, "'done' is not a state"),
-        ({"tests": (f"{THIS}_more",)}, f"there is no test {THIS}_more"),
-        ({"tests": ("tests/repo/test_gone.py::test_x",)}, "there is no test tests/repo/test_gone"),
-        ({"tests": ("tests/repo",)}, "there is no test tests/repo"),
+        ({"tests": (f"{THIS}_more",)}, f"test {THIS}_more does not exist"),
+        (
+            {"tests": ("tests/repo/test_gone.py::test_x",)},
+            "test tests/repo/test_gone.py::test_x does not exist",
+        ),
+        ({"tests": ("tests/repo",)}, "test tests/repo does not exist"),
     ],
 )
 def test_a_requirement_without_what_its_state_needs_is_reported(changes, complaint):

@@ -68,7 +68,7 @@ def problems(requirements: Iterable[Requirement]) -> list[str]:
         if one.state != "missing" and not one.tests:
             complaints.append(f"{place}: {one.state} requires a test")
         complaints += [
-            f"{place}: there is no test {test}"
+            f"{place}: test {test} does not exist"
             for test in one.tests
             if "::test_" not in test or not exists(test)
         ]

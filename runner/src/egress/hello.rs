@@ -105,10 +105,13 @@ impl<'a> Bytes<'a> {
     }
 }
 
-/// Lenient servers accept more than the standard: empty lines before the request, any method, lines that
-/// end with a line feed alone. What could be read in two ways is unclear.
+const SPACES: &[u8] = b" \t\x0b\x0c";
+
+/// Lenient servers accept more than the standard: empty lines and spaces before the request, any method,
+/// other spaces, lines that end with a line feed alone. What could be read in two ways is unclear.
 fn http(bytes: &[u8]) -> First {
-    let start = match bytes.iter().position(|b| !b"\r\n".contains(b)) {
+    let before = |b: &u8| SPACES.contains(b) || b"\r\n".contains(b);
+    let start = match bytes.iter().position(|b| !before(b)) {
         Some(start) => start,
         None => return First::More,
     };
@@ -121,11 +124,17 @@ fn http(bytes: &[u8]) -> First {
         .position(|&b| !is_token(b))
         .unwrap_or(line.len());
     let odd = |b: &u8| *b < b' ' && !b"\t\r".contains(b) || *b == 0x7f;
-    if method == 0 || line.iter().any(odd) {
+    if method == 0 || line.get(method).map_or(false, |b| !SPACES.contains(b)) {
         return First::Other;
     }
-    if method < line.len() && !b" \t".contains(&line[method]) {
-        return First::Other;
+    if line.iter().any(odd) {
+        // The git protocol has zeros here, and a length before its first word.
+        let word = |b: &u8| b.is_ascii_alphabetic() || *b == b'-';
+        return if line[..method].iter().all(word) {
+            First::Unclear
+        } else {
+            First::Other
+        };
     }
     if end_of_line.is_none() {
         return First::More;
@@ -208,6 +217,7 @@ mod tests {
             b"propfind / HTTP/1.1\r\nHost : example.com.\r\n\r\n",
             b"GET http://user@example.com:80/x HTTP/1.1\r\n\r\n",
             b"CONNECT example.com:443 HTTP/1.1\r\n\r\n",
+            b" \tGET / HTTP/1.1\r\nHost: example.com\r\n\r\n",
             b"GET\t/\thttp/1.1\r\nX: y\r\nHOST:example.com\r\nhost: example.com\r\n\r\n",
         ] {
             let name = String::from_utf8_lossy(text);
@@ -233,6 +243,8 @@ mod tests {
             b"GET / HTTP/1.1\r\n\x0bHost: b.test\r\n\r\n",
             b"GET / HTTP/1.1\r\nX: y\rHost: b.test\r\nHost: a.test\r\n\r\n",
             b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+            b"GET /\x01 HTTP/1.1\r\nHost: b.test\r\n\r\n",
+            b"GET\x0b/\x0bHTTP/1.1\r\nHost: b.test\r\n\r\n",
             &long,
         ] {
             assert_eq!(

@@ -160,7 +160,7 @@ class SandboxesById:
         entry = self._entries.get(the_id)
         if entry is None:
             raise SessionNotFound(
-                f"there is no sandbox {the_id[:80]}", hint="it may have ended; open a new one"
+                f"sandbox {the_id[:80]} does not exist", hint="it may have ended; open a new one"
             )
         entry.busy += 1
         try:

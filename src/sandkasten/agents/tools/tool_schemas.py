@@ -229,7 +229,7 @@ EXEC_READ: Final = _tool(
     "exec_read",
     "Read the output of a command started with stream true, in chunks numbered from 1. Pass "
     "next_seq of the last answer as since_seq to continue. done is true if the command has ended "
-    "and there is no more output.",
+    "and you have read all of its output.",
     {
         **_WHICH,
         "exec_id": _string("The exec_id that sandbox_exec returned.", most=64),

@@ -30,7 +30,7 @@ _KEYS: Final = ("allow", "deny", "dry_run")
 # What the egress writes as the rule where it refused to dial.
 _NOT_PUBLIC: Final = "address that is not public"
 _MAX_REFUSALS: Final = 20
-_CREATOR_ALLOWS: Final = "whoever creates the sandbox can allow it (network.allow)"
+_CREATOR_ALLOWS: Final = "the creator of the sandbox can allow it (network.allow)"
 _OPERATOR_OPENS: Final = "only the operator opens addresses that are not public (network.reachable)"
 
 PRESETS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
