@@ -8,7 +8,6 @@ expression and, if something is missing, the path.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
 import signal
@@ -19,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from sandkasten.disk.child_process import ChildProcess, start_child
 from sandkasten.errors import InternalError, RunFailed, RunLimitReached, SandkastenError
 from sandkasten.model.optional_extras import install_command
 
@@ -117,7 +117,7 @@ class Expressions:
 
     bounds: Bounds = field(default_factory=Bounds)
     processes: int = 2
-    _idle: list[asyncio.subprocess.Process] = field(default_factory=list)
+    _idle: list[ChildProcess] = field(default_factory=list)
     _room: asyncio.Semaphore = field(init=False)
 
     def __post_init__(self) -> None:
@@ -131,7 +131,7 @@ class Expressions:
 
     async def close(self) -> None:
         while self._idle:
-            await _end(self._idle.pop())
+            await self._idle.pop().aclose()
 
     async def value(self, expression: str, context: Mapping[str, Any]) -> Any:
         return (await self.values([expression], context))[0]
@@ -154,14 +154,8 @@ class Expressions:
         """
         if not expressions:
             return []
-        for expression in expressions:
-            if why := problem(expression):
-                raise RunFailed(
-                    f"the expression {_shown(expression)} {why}", expression=expression[:200]
-                )
-        seen = frozenset().union(*(_references(expression) for expression in expressions))
-        chosen = {name: value for name, value in context.items() if name in seen}
-        request = json.dumps({"expressions": list(expressions), "context": chosen}).encode()
+        # In a thread: the first call imports a large library, and a context may have megabytes.
+        request = await asyncio.to_thread(_request, expressions, context)
         if len(request) > self.bounds.context_bytes:
             raise RunLimitReached(
                 f"the expression {_shown(expressions[0])} reads {len(request)} bytes, "
@@ -190,22 +184,19 @@ class Expressions:
             raise self._unanswered(died, expressions) from died
 
     async def _exchange(
-        self, process: asyncio.subprocess.Process, request: bytes, expressions: Sequence[str]
+        self, process: ChildProcess, request: bytes, expressions: Sequence[str]
     ) -> dict[str, Any]:
-        assert process.stdin is not None
-        assert process.stdout is not None
         whole = False
         try:
-            # uvloop would raise RuntimeError on a write.
-            if process.stdin.is_closing():
+            if process.reader.at_eof():
                 raise _Died(await process.wait())
             async with asyncio.timeout(self.bounds.wall_s):
-                process.stdin.write(struct.pack(">I", len(request)) + request)
-                await process.stdin.drain()
-                (length,) = struct.unpack(">I", await process.stdout.readexactly(4))
+                process.writer.write(struct.pack(">I", len(request)) + request)
+                await process.writer.drain()
+                (length,) = struct.unpack(">I", await process.reader.readexactly(4))
                 if length > self.bounds.value_bytes + 4096:
                     raise _too_much(expressions, "produced too large a value")
-                answer = json.loads(await process.stdout.readexactly(length))
+                answer = json.loads(await process.reader.readexactly(length))
             whole = True
             return dict(answer)
         except TimeoutError as exc:
@@ -216,7 +207,7 @@ class Expressions:
             if whole:
                 self._idle.append(process)
             else:
-                await _end(process)
+                await process.aclose()
 
     def _unanswered(self, died: _Died, expressions: Sequence[str]) -> SandkastenError:
         if died.status >= 0:
@@ -230,34 +221,27 @@ class Expressions:
             why = "used too much memory, or crashed the process that evaluates it"
         return _too_much(expressions, why)
 
-    async def _spawn(self) -> asyncio.subprocess.Process:
+    async def _spawn(self) -> ChildProcess:
         b = self.bounds
-        return await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-I",
-            str(_EVALUATOR),
-            str(b.cpu_s),
-            str(b.memory_bytes),
-            str(b.value_bytes),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
+        bounds = (str(b.cpu_s), str(b.memory_bytes), str(b.value_bytes))
+        return await start_child(
+            (sys.executable, "-I", str(_EVALUATOR), *bounds),
+            streams=("stdin", "stdout"),
             env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
             cwd="/",
         )
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-    assert process.stdin is not None
-    process.stdin.close()
-    # It was killed, so it ends at once; a cancelled caller must not leave a zombie.
-    await asyncio.shield(process.wait())
-    with contextlib.suppress(
-        OSError
-    ):  # Reports data that was written to the process but never read.
-        await process.stdin.wait_closed()
+def _request(expressions: Sequence[str], context: Mapping[str, Any]) -> bytes:
+    """Return the expressions with what they read, for the evaluator."""
+    for expression in expressions:
+        if why := problem(expression):
+            raise RunFailed(
+                f"the expression {_shown(expression)} {why}", expression=expression[:200]
+            )
+    seen = frozenset().union(*(_references(expression) for expression in expressions))
+    chosen = {name: value for name, value in context.items() if name in seen}
+    return json.dumps({"expressions": list(expressions), "context": chosen}).encode()
 
 
 def _failure(

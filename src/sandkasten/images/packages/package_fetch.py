@@ -16,11 +16,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from sandkasten.disk.child_process import start_child
 from sandkasten.errors import ProvisioningFailed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from sandkasten.disk.child_process import ChildProcess
 
 TAIL_LINES: Final = 20
 _MOST_LINE: Final = 400
@@ -49,14 +52,8 @@ async def fetch(
 ) -> Fetched:
     """Return its status and last lines. Raise ProvisioningFailed if it exceeded a bound."""
     try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            env=dict(env),
-            cwd=into,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
+        process = await start_child(
+            command, streams=("stdout", "stderr"), env=env, cwd=into, new_session=True
         )
     except OSError as exc:
         raise ProvisioningFailed(
@@ -64,8 +61,7 @@ async def fetch(
             hint=f"check that {command[0]} is installed",
         ) from exc
     tail = _Tail()
-    assert process.stdout is not None
-    listening = asyncio.ensure_future(_listen(process.stdout, tail))
+    listening = asyncio.ensure_future(_listen(process.reader, tail))
     try:
         async with asyncio.timeout(timeout_s):
             while not listening.done():
@@ -114,7 +110,7 @@ async def _listen(stream: asyncio.StreamReader, tail: _Tail) -> None:
     tail.end()
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _end(process: ChildProcess) -> None:
     """Kill its session: everything it started is in the group, even after its own end."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
@@ -123,6 +119,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_GRACE_S):
                     await process.wait()
+    await process.aclose()
 
 
 class _Tail:

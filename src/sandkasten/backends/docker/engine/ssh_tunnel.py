@@ -1,7 +1,7 @@
 """An engine behind ssh: one `ssh` process that forwards a private Unix socket to the engine's.
 
 It is the user's own ssh, so keys, agents, jump hosts and known hosts work as configured. It ends
-with this process, however that ends: its standard input is our pipe, and the remote command reads
+with this process, however that ends: its standard input is our socket, and the remote command reads
 it. Fails with BackendUnavailable.
 """
 
@@ -14,10 +14,12 @@ import shutil
 import tempfile
 from typing import TYPE_CHECKING
 
+from sandkasten.disk.child_process import start_child
 from sandkasten.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from sandkasten.backends.docker.engine.engine_address import EngineAddress
+    from sandkasten.disk.child_process import ChildProcess
 
 _READY_S = 20.0
 _LOOK_AGAIN_S = 0.02
@@ -57,7 +59,7 @@ class Tunnel:
     def __init__(self, address: EngineAddress) -> None:
         self._address = address
         self._directory: str | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: ChildProcess | None = None
         self._opening = asyncio.Lock()
 
     @property
@@ -81,13 +83,11 @@ class Tunnel:
             os.unlink(self.socket)
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                *command(self._address, self.socket),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
+            self._process = await start_child(
+                command(self._address, self.socket),
+                streams=("stdin", "stderr"),
                 env=environment,
-                start_new_session=True,
+                new_session=True,
             )
         except OSError as exc:
             raise BackendUnavailable(
@@ -108,8 +108,7 @@ class Tunnel:
 
     async def _failed(self) -> BackendUnavailable:
         assert self._process is not None
-        assert self._process.stderr is not None
-        told = (await self._process.stderr.read(64 * 1024)).decode(errors="replace").strip()
+        told = (await self._process.reader.read(64 * 1024)).decode(errors="replace").strip()
         return BackendUnavailable(
             f"ssh to {self._address.shown} failed: {told[-_TOLD_BYTES:] or 'it said nothing'}",
             hint="ssh must work without prompting: check keys, known hosts and the user's access "
@@ -127,14 +126,10 @@ class Tunnel:
         process, self._process = self._process, None
         if process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
+        process.terminate()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), 2)
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        await process.aclose()
 
 
 def _there(path: str) -> bool:
