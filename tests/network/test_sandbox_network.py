@@ -245,6 +245,7 @@ def test_the_egress_is_not_root_and_ends_with_its_sandbox(boxed, tmp_path, backe
     assert "Uid:\t0\t" not in status
     assert "CapEff:\t0000000000000000" in status
     assert "NoNewPrivs:\t1" in status
+    assert "Seccomp:\t2" in status
     box.close()
     end = time.monotonic() + PATIENCE_S
     while Path(f"/proc/{pid}").exists():

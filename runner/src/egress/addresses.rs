@@ -20,8 +20,14 @@ impl Network {
         (bits <= most).then_some(Network { address, bits })
     }
 
+    /// Whether an address, or the IPv4 address that it leads to, is in this network.
     pub fn contains(&self, address: IpAddr) -> bool {
-        match (self.address, plain(address)) {
+        let inner = embedded(address).map(IpAddr::V4);
+        self.has(plain(address)) || inner.map_or(false, |inner| self.has(inner))
+    }
+
+    fn has(&self, address: IpAddr) -> bool {
+        match (self.address, address) {
             (IpAddr::V4(a), IpAddr::V4(b)) => same(
                 u128::from(u32::from(a)) << 96,
                 u128::from(u32::from(b)) << 96,
@@ -46,6 +52,19 @@ pub fn plain(address: IpAddr) -> IpAddr {
         },
         IpAddr::V4(_) => address,
     }
+}
+
+/// Return the IPv4 address that a translated address (NAT64, 6to4) leads to.
+pub fn embedded(address: IpAddr) -> Option<Ipv4Addr> {
+    let (high, low) = match address {
+        IpAddr::V6(v6) => match v6.segments() {
+            [0x64, 0xff9b, 0, 0, 0, 0, high, low] => (high, low),
+            [0x2002, high, low, ..] => (high, low),
+            _ => return None,
+        },
+        IpAddr::V4(_) => return None,
+    };
+    Some(Ipv4Addr::from(u32::from(high) << 16 | u32::from(low)))
 }
 
 /// Whether an address is on the public internet: not this host, not its neighbours, not reserved.
@@ -81,13 +100,10 @@ fn public_v4(address: Ipv4Addr) -> bool {
 }
 
 fn public_v6(address: Ipv6Addr) -> bool {
-    let s = address.segments();
-    let embedded =
-        |high: u16, low: u16| public_v4(Ipv4Addr::from(u32::from(high) << 16 | u32::from(low)));
-    match s {
-        // Translation to IPv4 (NAT64) and 6to4: what they lead to counts.
-        [0x64, 0xff9b, 0, 0, 0, 0, high, low] => embedded(high, low),
-        [0x2002, high, low, ..] => embedded(high, low),
+    if let Some(inner) = embedded(IpAddr::V6(address)) {
+        return public_v4(inner);
+    }
+    match address.segments() {
         // Teredo, documentation, protocol assignments.
         [0x2001, second, ..] if second < 0x200 || second == 0xdb8 => false,
         // Only this part of the space is assigned to the public internet.
@@ -163,6 +179,10 @@ mod tests {
         assert!(contains("0.0.0.0/0", "1.2.3.4") && !contains("0.0.0.0/0", "::1"));
         assert!(contains("127.0.0.1", "::ffff:127.0.0.1"));
         assert!(contains("fd00::/8", "fdff::1"));
+        assert!(
+            contains("8.8.8.0/24", "64:ff9b::808:808") && contains("64:ff9b::/96", "64:ff9b::1")
+        );
+        assert!(contains("8.8.8.8", "2002:808:808::1") && !contains("8.8.8.8", "2002:808:809::1"));
         assert!(Network::parse("1.2.3.4/33").is_none() && Network::parse("0x7f.1").is_none());
     }
 }

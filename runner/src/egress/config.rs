@@ -1,7 +1,7 @@
 //! What the egress was told when it was started, and how it may be told otherwise later.
 
-use crate::addresses::{is_public, plain, Network};
-use crate::resolver::own_addresses;
+use crate::addresses::{is_public, Network};
+use crate::routes::is_own;
 use crate::rules::Rules;
 use serde_json::Value;
 use std::collections::HashMap;
@@ -58,10 +58,7 @@ impl Config {
 
     /// Whether an address may be dialled at all, whatever the rules say.
     pub fn may_dial(&self, address: IpAddr) -> bool {
-        if self.reachable.iter().any(|n| n.contains(address)) {
-            return true;
-        }
-        let address = plain(address);
-        is_public(address) && !own_addresses().contains(&address)
+        self.reachable.iter().any(|n| n.contains(address))
+            || (is_public(address) && !is_own(address))
     }
 }

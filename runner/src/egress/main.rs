@@ -14,11 +14,13 @@
 mod addresses;
 mod config;
 mod dns;
+mod filter;
 mod hello;
 mod names;
 mod record;
 mod relay;
 mod resolver;
+mod routes;
 mod rules;
 mod server;
 mod sockets;
@@ -64,7 +66,7 @@ fn serve() -> Result<(), String> {
     };
     let records = record::Records::new(descriptor(8), descriptor(9));
     server::Egress::new(config, sockets, records)
-        .and_then(server::Egress::run)
+        .and_then(|egress| filter::install().and_then(|()| egress.run()))
         .map_err(|errno| std::io::Error::from_raw_os_error(errno).to_string())
 }
 

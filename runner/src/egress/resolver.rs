@@ -4,7 +4,7 @@
 //! address families are asked for at once; a server that does not answer is followed by the next one.
 
 use crate::dns::{self, Reply};
-use crate::sys::{self, check, Result};
+use crate::sys::{check, Result};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::unix::io::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
@@ -126,25 +126,4 @@ fn random_ids() -> Result<[u16; 2]> {
         first,
         u16::from_ne_bytes([bytes[2], bytes[3]]) ^ u16::from(first == 0),
     ])
-}
-
-/// Return the addresses of this host's own devices.
-pub fn own_addresses() -> Vec<IpAddr> {
-    let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
-    // SAFETY: the list is freed below, and every pointer in it is checked before it is read.
-    unsafe {
-        if libc::getifaddrs(&mut list) != 0 {
-            return Vec::new();
-        }
-        let mut found = Vec::new();
-        let mut at = list;
-        while !at.is_null() {
-            if let Some(address) = sys::ip_of((*at).ifa_addr) {
-                found.push(address);
-            }
-            at = (*at).ifa_next;
-        }
-        libc::freeifaddrs(list);
-        found
-    }
 }

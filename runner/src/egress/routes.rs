@@ -1,0 +1,98 @@
+//! Whether an address leads to this host itself: asked of the kernel's routes, which know more than the
+//! addresses of its devices (`ip route add local 203.0.113.0/24 dev lo`).
+
+use crate::addresses::{embedded, plain};
+use crate::sys::{self, check, Result};
+use std::net::IpAddr;
+use std::os::unix::io::AsRawFd;
+
+const RTM_NEWROUTE: u16 = 24;
+const RTM_GETROUTE: u16 = 26;
+const NLMSG_ERROR: u16 = 2;
+const NLM_F_REQUEST: u16 = 1;
+const RTA_DST: u16 = 1;
+/// To another host, directly or through a gateway. Other types are this host, broadcasts, and so on.
+const RTN_UNICAST: u8 = 1;
+const HEADER: usize = 16;
+/// The place of the type in a route.
+const TYPE: usize = HEADER + 7;
+
+/// Return whether a connection to the address would stay on this host. An answer that is not understood
+/// counts as yes; an address without a route counts as no, because it cannot be reached.
+pub fn is_own(address: IpAddr) -> bool {
+    let inner = embedded(address).map(IpAddr::V4);
+    std::iter::once(plain(address))
+        .chain(inner)
+        .any(|one| ask(one).unwrap_or(true))
+}
+
+fn ask(address: IpAddr) -> Result<bool> {
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+    // SAFETY: plain system call.
+    let socket = unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE) };
+    let socket = sys::own(check(socket)?);
+    let question = question(address);
+    // The kernel answers before `send` returns, so `recv` need not wait.
+    let mut buffer = [0u8; 4096];
+    // SAFETY: both buffers have the given lengths.
+    let n = unsafe {
+        let fd = socket.as_raw_fd();
+        check(libc::send(fd, question.as_ptr().cast(), question.len(), 0) as libc::c_int)?;
+        let room = buffer.len();
+        check(libc::recv(fd, buffer.as_mut_ptr().cast(), room, libc::MSG_DONTWAIT) as libc::c_int)?
+    };
+    match reply(&buffer[..n as usize]) {
+        Some(own) => Ok(own),
+        None => Err(libc::EPROTO),
+    }
+}
+
+fn question(address: IpAddr) -> Vec<u8> {
+    let (family, bytes) = match address {
+        IpAddr::V4(v4) => (libc::AF_INET, v4.octets().to_vec()),
+        IpAddr::V6(v6) => (libc::AF_INET6, v6.octets().to_vec()),
+    };
+    let mut out = Vec::new();
+    let length = HEADER + 12 + 4 + bytes.len();
+    out.extend_from_slice(&(length as u32).to_ne_bytes());
+    out.extend_from_slice(&RTM_GETROUTE.to_ne_bytes());
+    out.extend_from_slice(&NLM_F_REQUEST.to_ne_bytes());
+    out.extend_from_slice(&[0; 8]);
+    out.extend_from_slice(&[family as u8, bytes.len() as u8 * 8]);
+    out.extend_from_slice(&[0; 10]);
+    out.extend_from_slice(&(4 + bytes.len() as u16).to_ne_bytes());
+    out.extend_from_slice(&RTA_DST.to_ne_bytes());
+    out.extend_from_slice(&bytes);
+    out
+}
+
+fn reply(message: &[u8]) -> Option<bool> {
+    match u16::from_ne_bytes([*message.get(4)?, *message.get(5)?]) {
+        RTM_NEWROUTE => Some(*message.get(TYPE)? != RTN_UNICAST),
+        NLMSG_ERROR => Some(false),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_is_this_host() {
+        for text in [
+            "127.0.0.1",
+            "127.9.9.9",
+            "::ffff:127.0.0.1",
+            "2002:7f00:1::",
+        ] {
+            assert!(is_own(text.parse().unwrap()), "{}", text);
+        }
+    }
+
+    #[test]
+    fn an_answer_that_is_not_understood_is_an_error() {
+        assert_eq!((reply(b""), reply(&[0; 40])), (None, None));
+        assert_eq!(reply(&[0, 0, 0, 0, 24, 0]), None);
+    }
+}
