@@ -34,6 +34,7 @@ from sandkasten.images.builder.recipe import (
     parse_recipe,
 )
 from sandkasten.images.layers.overlay import Landing, Parent, landing
+from sandkasten.model.sandbox.network_policy import CLOSED, NetworkPolicy
 from tests import imagekit
 from tests.patience import PATIENCE_S
 
@@ -131,10 +132,27 @@ def test_an_invalid_step_is_refused_with_its_number(step):
     assert refused.value.hint
 
 
-def test_a_network_in_a_recipe_is_refused_and_never_silently_dropped():
-    with pytest.raises(UnsupportedByBackend) as refused:
-        parse_recipe({"base": "a", "steps": [{"run": "x", "network": True}]})
-    assert refused.value.message == "step 1 asks for a network, which builds do not have"
+def test_a_step_has_its_own_network_or_that_of_the_recipe():
+    steps: list[dict[str, object]] = [
+        {"run": "x"},
+        {"run": "x", "network": {"allow": ["b.test"]}},
+        {"run": "x", "network": False},
+    ]
+    tree = {"base": "a", "network": {"allow": ["a.test"], "deny": ["c.test"]}, "steps": steps}
+    assert parse_recipe(tree, allow=("d.test",)).steps == (
+        Run("x", NetworkPolicy(allow=("a.test", "d.test"), deny=("c.test",))),
+        Run("x", NetworkPolicy(allow=("b.test",))),
+        Run("x", CLOSED),
+    )
+    assert parse_recipe({"base": "a", "steps": steps[:1]}).steps == (Run("x"),)
+
+
+def test_an_invalid_network_in_a_recipe_is_refused():
+    with pytest.raises(InvalidRequest, match="step 1: 'https://a' is not a valid rule"):
+        parse_recipe({"base": "a", "steps": [{"run": "x", "network": {"allow": ["https://a"]}}]})
+    for network in ("open", {"allow": "a.test"}, ["a.test"], 1.5):
+        with pytest.raises(InvalidRequest):
+            parse_recipe({"base": "a", "network": network}, allow=("b.test",))
 
 
 # ---- copying -----------------------------------------------------------------------------------
@@ -455,8 +473,6 @@ async def test_a_step_cannot_reach_the_network(shared, images, context):
     await images.build_steps("net:1", file)
     devices = (await inside(shared, "net:1", "cat /devices")).splitlines()[2:]
     assert [line.split(":")[0].strip() for line in devices] == ["lo"]
-    with pytest.raises(UnsupportedByBackend):
-        await images.build_steps("net:1", recipe(context, {"run": "true", "network": True}))
 
 
 async def test_processes_started_by_a_step_end_with_it(shared, images, context):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from sandkasten.client.server.daemon_or_embedded import place_of
 from sandkasten.client.server.server_pool import connect
+from sandkasten.model.images.image_info import BuildRequest
 
 if TYPE_CHECKING:
     import builtins
@@ -137,16 +138,18 @@ class AsyncImages:
         name: str,
         file: str | PathLike[str],
         *,
+        allow: Sequence[str] = (),
         refresh: bool = False,
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> BuiltImage:
         """Build an image from a recipe (`base`, then `copy`, `run`, `env`, `workdir`, `user`).
 
-        Files to copy are in the recipe's directory. A step that was done before on the same parent
-        comes from the cache, unless `refresh`. BuildFailed names the step that failed.
+        Files to copy are in the recipe's directory. Commands have no network but what the recipe
+        and `allow` name. A step that was done before on the same parent comes from the cache,
+        unless `refresh`. BuildFailed names the step that failed.
         """
-        images = await self._here()
-        return await images.build_steps(name, _absolute(file), refresh=refresh, progress=progress)
+        request = BuildRequest(_absolute(file), name, allow=tuple(allow), refresh=refresh)
+        return await (await self._here()).build(request, progress=progress)
 
     async def tag(self, name: str, new: str) -> ImageInfo:
         """Add a name to an image; a name that another image has is moved."""

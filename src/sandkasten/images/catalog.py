@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from sandkasten.model.images.image_info import (
         ArchiveFormat,
+        BuildRequest,
         BuiltImage,
         CollectedImages,
         Exported,
@@ -307,23 +308,18 @@ class Images:
 
         return await in_thread(work, progress, called_off)
 
-    async def build_steps(
+    async def build(
         self,
-        name: str,
-        file: str,
+        request: BuildRequest,
         *,
         bench: Workbench,
-        refresh: bool = False,
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> BuiltImage:
         from sandkasten.model.images.image_info import BuiltImage
 
-        path = Path(file)
-        recipe = await self._sources.recipe(path)
+        recipe = await self._sources.recipe(request, bench)
         base = await self._base(recipe.base)
-        built = await self._sources.steps(
-            name, base, recipe, path.parent, bench=bench, refresh=refresh, progress=progress
-        )
+        built = await self._sources.steps(request, base, recipe, bench=bench, progress=progress)
         info = await asyncio.to_thread(self._info, built.image)
         return BuiltImage(info, cached=built.cached)
 

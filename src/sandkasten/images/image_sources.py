@@ -7,6 +7,7 @@ anything. A bootstrap is blocking, and an event cancels it.
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import PayloadTooLarge, QuotaExceeded, UnsupportedByBackend
@@ -16,7 +17,6 @@ from sandkasten.model.images.pull_rules import PullLimits
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from sandkasten.images.builder.debian_bootstrap import Built
     from sandkasten.images.builder.recipe import Recipe
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sandkasten.images.registry.registry_credentials import Access
     from sandkasten.images.registry.registry_http import Patience
     from sandkasten.images.signatures.image_trust import ImageTrust
-    from sandkasten.model.images.image_info import ImageProgress
+    from sandkasten.model.images.image_info import BuildRequest, ImageProgress
     from sandkasten.ports import Workbench
 
     Report = Callable[[ImageProgress], None]
@@ -123,7 +123,7 @@ class Sources:
             name, recipe, refresh=refresh, progress=report, called_off=called_off
         )
 
-    async def recipe(self, file: Path) -> Recipe:
+    async def recipe(self, request: BuildRequest, bench: Workbench) -> Recipe:
         """Read and check a whole recipe of steps."""
         from sandkasten.images.builder.recipe import parse_recipe
 
@@ -131,21 +131,25 @@ class Sources:
             raise UnsupportedByBackend(
                 "recipes cannot be read here", hint="use the embedded engine"
             )
-        return parse_recipe(await asyncio.to_thread(self._read_recipe, file))
+        tree = await asyncio.to_thread(self._read_recipe, Path(request.file))
+        return parse_recipe(tree, bench.network, request.allow)
 
     async def steps(
         self,
-        name: str,
+        request: BuildRequest,
         base: StoredImage,
         recipe: Recipe,
-        context: Path,
         *,
         bench: Workbench,
-        refresh: bool,
         progress: Report | None,
     ) -> Built:
         from sandkasten.images.builder.step_builder import StepBuilder
 
         return await StepBuilder(self._store, bench).build(
-            name, base, recipe, context, refresh=refresh, progress=progress
+            request.name,
+            base,
+            recipe,
+            Path(request.file).parent,
+            refresh=request.refresh,
+            progress=progress,
         )

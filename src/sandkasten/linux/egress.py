@@ -34,6 +34,8 @@ _RESOLV: Final = "/etc/resolv.conf"
 _MAX_ANSWER: Final = 1 << 16
 _TIMEOUT_S: Final = 5.0
 _MAX_RECORDS: Final = 4 << 20
+# The timestamp of a file is of the last clock tick: up to 10 ms before the write.
+_TICK_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,7 @@ def records(cell: Path, after: int = 0, since: float = 0.0) -> list[dict[str, An
     for name in RECORDS:
         try:
             with (cell / name).open("rb") as file:
-                if os.fstat(file.fileno()).st_mtime < since:
+                if os.fstat(file.fileno()).st_mtime < since - _TICK_S:
                     continue
                 data = file.read(_MAX_RECORDS)
         except OSError:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from sandkasten.model.images.image_info import (
         ArchiveFormat,
+        BuildRequest,
         BuiltImage,
         CollectedImages,
         Exported,
@@ -129,12 +130,10 @@ class ImageOperations(Protocol):
 class Images(ImageOperations, Protocol):
     """The images of one server, as the client sees them; paths are that server's."""
 
-    async def build_steps(
+    async def build(
         self,
-        name: str,
-        file: str,
+        request: BuildRequest,
         *,
-        refresh: bool = False,
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> BuiltImage: ...
     async def remove(self, name: str) -> RemovedImage: ...
@@ -156,16 +155,14 @@ class ImageLibrary(ImageOperations, Protocol):
         """Like `import_archive`, for streamed data; the archive itself is not stored."""
         ...
 
-    async def build_steps(
+    async def build(
         self,
-        name: str,
-        file: str,
+        request: BuildRequest,
         *,
         bench: Workbench,
-        refresh: bool = False,
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> BuiltImage:
-        """Build an image by the steps of a recipe; its commands run on `bench`."""
+        """Build an image by the steps of a file; its commands run on `bench`."""
         ...
 
     async def remove(self, name: str, *, in_use: AbstractSet[str]) -> RemovedImage:

@@ -184,12 +184,17 @@ class Readable(Protocol):
 class Workbench(Protocol):
     """Runs one command in a throw-away sandbox of an image, and yields what it changed."""
 
+    def network(self, value: object) -> NetworkPolicy:
+        """Return the network that a value stands for. Raise InvalidRequest or PolicyDenied."""
+        ...
+
     def run(
         self,
         image: Image,
         command: tuple[str, ...],
         *,
         cwd: str,
+        network: NetworkPolicy,
         on_line: Callable[[str], None],
     ) -> AbstractAsyncContextManager[RootChanges]:
         """Run the command. Raise BuildFailed if it fails; after the block the sandbox is

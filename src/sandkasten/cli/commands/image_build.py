@@ -71,6 +71,12 @@ def _build(
             help="Mirror URL, or a line of sources.list; default: as apt here.",
         ),
     ] = None,
+    allow: Annotated[
+        list[str],
+        typer.Option(
+            "--allow", metavar="RULE", help="What commands of the build may reach; repeatable."
+        ),
+    ] = [],  # noqa: B006
     refresh: Annotated[bool, typer.Option("--refresh", help="Ignore the build cache.")] = False,
     json: Json = False,
 ) -> None:
@@ -80,8 +86,10 @@ def _build(
     if file is not None:
         if include or mirror is not None or variant != "minbase":
             raise typer.BadParameter("--include, --variant and --mirror go with --debian")
-        go(stepped(state_of(context, json=json), name, file, refresh=refresh))
+        go(stepped(state_of(context, json=json), name, file, allow, refresh=refresh))
         return
+    if allow:
+        raise typer.BadParameter("--allow goes with -f")
     assert debian is not None
     packages = [one.strip() for words in include for one in words.split(",") if one.strip()]
     state = state_of(context, json=json)
@@ -121,7 +129,7 @@ async def bootstrapped(
     tell_built(state, built)
 
 
-async def stepped(state: State, name: str, file: str, *, refresh: bool) -> None:
+async def stepped(state: State, name: str, file: str, allow: list[str], *, refresh: bool) -> None:
     from sandkasten.cli.commands.images import images_here
     from sandkasten.cli.output import say, visible
 
@@ -129,7 +137,7 @@ async def stepped(state: State, name: str, file: str, *, refresh: bool) -> None:
         say(f"  {visible(update.text)}" if update.text else visible(update.step))
 
     built = await images_here(state).build_steps(
-        name, file, refresh=refresh, progress=None if state.json else show
+        name, file, allow=allow, refresh=refresh, progress=None if state.json else show
     )
     tell_built(state, built)
 

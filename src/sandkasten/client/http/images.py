@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sandkasten.client.http.connection import Connection
     from sandkasten.model.images.image_info import (
         ArchiveFormat,
+        BuildRequest,
         BuiltImage,
         CollectedImages,
         Exported,
@@ -126,9 +127,7 @@ class HttpImages:
     ) -> BuiltImage:
         raise _only_there("build images", "sandkasten --embedded image build")
 
-    async def build_steps(
-        self, name: str, file: str, *, refresh: bool = False, progress: Progress | None = None
-    ) -> BuiltImage:
+    async def build(self, request: BuildRequest, *, progress: Progress | None = None) -> BuiltImage:
         raise _only_there("build images", "sandkasten --embedded image build")
 
     async def tag(self, name: str, new: str) -> ImageInfo:

@@ -185,6 +185,12 @@ class Planner:
             key_id=request.key_id,
         )
 
+    def permitted_network(self, value: object) -> NetworkPolicy:
+        """Return the network that the operator gets for a value. Raise InvalidRequest or
+        PolicyDenied.
+        """
+        return network_for(value, self._policy.network, operator=True)
+
     def _network(self, request: CreateRequest) -> NetworkPolicy:
         ceiling, operator = self._policy.network, request.key_id is None
         if request.options.network is None and self._policy.network_default:

@@ -1,7 +1,8 @@
 """Run one command in a throw-away sandbox with its own root, and return what it changed.
 
-Implements `ports.Workbench`. The sandbox has the dev profile and no network, and is gone when the
-block ends, however it ends. A command that fails raises BuildFailed with the end of its output.
+Implements `ports.Workbench`. The sandbox has the dev profile and only the network of its step, and
+is gone when the block ends, however it ends. A command that fails raises BuildFailed with the end
+of its output; the hint names what the network refused.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from sandkasten.engine.cleanup import finish
 from sandkasten.errors import BuildFailed, SandkastenError, UnsupportedByBackend
 from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult
+from sandkasten.model.sandbox.network_policy import rule_for
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.ports import KeepsImages, Pausable, Readable
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from sandkasten.model.images.resolved_image import Image
     from sandkasten.model.sandbox.cell_spec import RootChanges
     from sandkasten.model.sandbox.ledger_record import Record
+    from sandkasten.model.sandbox.network_policy import NetworkPolicy
 
 # A generous bound of our own, so its space is not reserved.
 DISK_MB: Final = 8192
@@ -46,6 +49,9 @@ class BuildSandbox:
         self._execution = execution
         self._handles = handles
 
+    def network(self, value: object) -> NetworkPolicy:
+        return self._planner.permitted_network(value)
+
     @asynccontextmanager
     async def run(
         self,
@@ -53,12 +59,13 @@ class BuildSandbox:
         command: tuple[str, ...],
         *,
         cwd: str,
+        network: NetworkPolicy,
         on_line: Callable[[str], None],
     ) -> AsyncIterator[RootChanges]:
         request = CreateRequest(
             SandboxOptions(
                 profile="dev",
-                network="none",
+                network=network.public(),
                 limits={"workspace_mb": DISK_MB},
                 labels={"sandkasten.build": "step"},
             )
@@ -78,7 +85,7 @@ class BuildSandbox:
             # Checked once before anything runs: a step of an hour must not fail at its end.
             with cell.changes():
                 pass
-            await self._execute(record, command, cwd, longest_s, on_line)
+            await self._execute(record, command, cwd, longest_s, network, on_line)
             async with _still(cell):
                 with ExitStack() as stack:
                     yield await asyncio.to_thread(stack.enter_context, cell.changes())
@@ -91,6 +98,7 @@ class BuildSandbox:
         command: tuple[str, ...],
         cwd: str,
         timeout_s: float,
+        network: NetworkPolicy,
         on_line: Callable[[str], None],
     ) -> None:
         request = ExecRequest(command=command, cwd=cwd, timeout_seconds=timeout_s)
@@ -105,8 +113,7 @@ class BuildSandbox:
         if result is None or result.exit_code != 0:
             raise BuildFailed(
                 f"the command {_ending(result)}:\n" + "\n".join(lines.tail),
-                hint=(result.why.hint if result and result.why else "")
-                or "see the end of its output above",
+                hint=_hint(result, network),
                 exit_code=None if result is None else result.exit_code,
             )
 
@@ -136,6 +143,24 @@ def _cannot_tell(backend: str) -> UnsupportedByBackend:
         hint="build with the local backend, as root",
         backend=backend,
     )
+
+
+def _hint(result: ExecResult | None, network: NetworkPolicy) -> str:
+    if result is not None and result.why is not None and result.why.hint:
+        return result.why.hint
+    refused = result.network.refused if result is not None and result.network is not None else ()
+    rules = [f"--allow {rule_for(one.host, one.port)}" for one in refused if not one.not_public]
+    if rules:
+        return f"the network refused what no rule allows; if it is needed: {' '.join(rules)}"
+    if refused:
+        named = ", ".join(rule_for(one.host, one.port) for one in refused)
+        return f"the network refused {named}: {refused[0].hint}"
+    if network.closed:
+        return (
+            "see the end of its output above; the step had no network: if it needs one, name what "
+            "it may reach (--allow RULE, or network: {allow: [RULE]} in a recipe)"
+        )
+    return "see the end of its output above"
 
 
 def _ending(result: ExecResult | None) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from sandkasten.model.images.image_info import (
         ArchiveFormat,
+        BuildRequest,
         BuiltImage,
         CollectedImages,
         Exported,
@@ -117,18 +118,14 @@ class EngineImages:
             progress=progress,
         )
 
-    async def build_steps(
+    async def build(
         self,
-        name: str,
-        file: str,
+        request: BuildRequest,
         *,
-        refresh: bool = False,
         progress: Callable[[ImageProgress], None] | None = None,
     ) -> BuiltImage:
-        """Make an image by the steps of a recipe; only what changed is done again."""
-        return await self.library.build_steps(
-            name, file, bench=self._bench, refresh=refresh, progress=progress
-        )
+        """Build an image by the steps of a file; only what changed is done again."""
+        return await self.library.build(request, bench=self._bench, progress=progress)
 
     async def tag(self, name: str, new: str) -> ImageInfo:
         return _used(await self.library.tag(name, new), await self._users())

@@ -1,7 +1,7 @@
 """A recipe of steps, parsed: a base, and what is done to it. Pure.
 
 Everything is checked before anything is built, and an error names its step. Raises InvalidRequest,
-InvalidImage for the base, and UnsupportedByBackend for a network, which sandboxes do not have.
+InvalidImage for the base, and PolicyDenied for a network that the operator does not permit.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.errors import (
-    InvalidRequest,
-    PayloadTooLarge,
-    SandkastenError,
-    UnsupportedByBackend,
-)
+from sandkasten.errors import InvalidRequest, PayloadTooLarge, PolicyDenied, SandkastenError
 from sandkasten.images.image_names import checked_name
 from sandkasten.model.environment import checked_environment
+from sandkasten.model.sandbox.network_policy import CLOSED, NetworkPolicy, parse_network
 from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
+
+    ReadNetwork = Callable[[object], NetworkPolicy]
+    """Returns the network that a value stands for, within what the operator permits."""
 
 MAX_STEPS: Final = 100
 _MAX_TEXT: Final = 64 * 1024
+_KEYS: Final = ("base", "network", "steps")
 _KINDS: Final = ("copy", "run", "env", "workdir", "user")
 _USER: Final = re.compile(
     r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?\Z"
@@ -55,6 +55,7 @@ class Copy:
 @dataclass(frozen=True, slots=True)
 class Run:
     command: str
+    network: NetworkPolicy = CLOSED
 
     @property
     def text(self) -> str:
@@ -98,14 +99,16 @@ class Recipe:
     steps: tuple[Step, ...]
 
 
-def parse_recipe(tree: object) -> Recipe:
+def parse_recipe(
+    tree: object, read_network: ReadNetwork = parse_network, allow: Sequence[str] = ()
+) -> Recipe:
+    """Return the recipe. `allow` are rules in addition to those of its own `network`."""
     if not isinstance(tree, dict):
         raise InvalidRequest("a recipe is a mapping", hint="write base: and steps:")
     for key in tree:
-        if key not in ("base", "steps"):
+        if key not in _KEYS:
             raise InvalidRequest(
-                f"a recipe has no key {shown(str(key))}",
-                hint=did_you_mean(str(key), ("base", "steps")),
+                f"a recipe has no key {shown(str(key))}", hint=did_you_mean(str(key), _KEYS)
             )
     steps = tree.get("steps", [])
     if not isinstance(steps, list) or len(steps) > MAX_STEPS:
@@ -113,10 +116,25 @@ def parse_recipe(tree: object) -> Recipe:
             "steps of a recipe are a list", hint=f"begin each with a dash; at most {MAX_STEPS}"
         )
     base = checked_name(tree.get("base"))
-    return Recipe(base, tuple(_step(number, one) for number, one in enumerate(steps, 1)))
+    network = read_network(with_rules(tree.get("network"), allow))
+    return Recipe(
+        base,
+        tuple(_step(number, one, network, read_network) for number, one in enumerate(steps, 1)),
+    )
 
 
-def _step(number: int, value: object) -> Step:
+def with_rules(network: object, allow: Sequence[str]) -> object:
+    """Return a network value with more rules."""
+    if not allow or network == "full" or network is True:
+        return network
+    if not isinstance(network, dict):
+        parse_network(network)
+        return {"allow": list(allow)}
+    own = network.get("allow") or []
+    return {**network, "allow": [*own, *allow]} if isinstance(own, list) else network
+
+
+def _step(number: int, value: object, network: NetworkPolicy, read_network: ReadNetwork) -> Step:
     kinds = [key for key in value if key in _KINDS] if isinstance(value, dict) else []
     if not isinstance(value, dict) or len(kinds) != 1:
         raise _wrong(number, "is not one thing to do", f"write one of: {', '.join(_KINDS)}")
@@ -131,7 +149,9 @@ def _step(number: int, value: object) -> Step:
         case "copy":
             return _copy(number, said)
         case "run":
-            return _run(number, said, value.get("network", False))
+            if "network" in value:
+                network = _network(number, value["network"], read_network)
+            return _run(number, said, network)
         case "env":
             return _env(number, said)
         case "workdir":
@@ -185,16 +205,19 @@ def _mode(number: int, said: object) -> int | None:
     raise _wrong(number, f"names no mode: {shown(str(said))}", 'in quotes, as in mode: "0755"')
 
 
-def _run(number: int, said: object, network: object) -> Run:
+def _run(number: int, said: object, network: NetworkPolicy) -> Run:
     if not isinstance(said, str) or not said.strip() or "\0" in said or len(said) > _MAX_TEXT:
         raise _wrong(number, "runs nothing", "write run: and a command for the shell")
-    if network not in (False, None):
-        raise UnsupportedByBackend(
-            f"step {number} asks for a network, which builds do not have",
-            hint="bring what it needs with a copy step, and leave network out",
-            step=number,
-        )
-    return Run(said)
+    return Run(said, network)
+
+
+def _network(number: int, said: object, read_network: ReadNetwork) -> NetworkPolicy:
+    try:
+        return read_network(said)
+    except (InvalidRequest, PolicyDenied) as exc:
+        raise type(exc)(
+            f"step {number}: {exc.message}", hint=exc.hint, **{**exc.details, "step": number}
+        ) from exc
 
 
 def _env(number: int, said: object) -> SetEnv:

@@ -144,7 +144,9 @@ class StepBuilder:
         self._take(state, key, await asyncio.to_thread(work))
 
     async def _run(self, state: _State, step: Run, told: _Told, *, refresh: bool) -> None:
-        key = build_key(kind="run", form=1, parent=state.id, command=step.command)
+        # A command may do something else with another network. Without one, keys are as ever.
+        reach = {} if step.network.closed else {"network": step.network.public()}
+        key = build_key(kind="run", form=1, parent=state.id, command=step.command, **reach)
         if self._known(state, key, told, refresh=refresh):
             return
         if state.config.architecture not in ("", machine_architecture()):
@@ -155,7 +157,9 @@ class StepBuilder:
         image = await asyncio.to_thread(self._passing, state)
         workdir = state.config.workdir or "/"
         command = ("/bin/sh", "-c", _IN_DIRECTORY, "sh", workdir, step.command)
-        async with self._bench.run(image, command, cwd="/", on_line=told.text) as changes:
+        async with self._bench.run(
+            image, command, cwd="/", network=step.network, on_line=told.text
+        ) as changes:
             layer = await asyncio.to_thread(
                 _add,
                 self._store,

@@ -64,6 +64,17 @@ class ImageInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class BuildRequest:
+    """A build by the steps of a file; paths are absolute and of the machine that builds."""
+
+    file: str
+    name: str
+    allow: tuple[str, ...] = ()
+    """Network rules of its commands, in addition to those of the file."""
+    refresh: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class BuiltImage:
     """A built image; `cached` means that it had been built before."""
 

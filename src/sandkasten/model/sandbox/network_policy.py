@@ -154,6 +154,11 @@ class Refusal:
     rule: str = ""
     hint: str = ""
 
+    @property
+    def not_public(self) -> bool:
+        """Whether only the operator can open it."""
+        return self.rule == _NOT_PUBLIC
+
 
 @dataclass(frozen=True, slots=True)
 class NetworkCeiling:
@@ -379,10 +384,12 @@ def _tried(attempts: Iterable[NetworkAttempt], reachable: Iterable[str]) -> list
                 address = plain(one.address)
                 closed = found[key] or not is_public(one.address)
                 found[key] = closed and not any(address in network for network in networks)
-    return [
-        (f"[{host}]:{port}" if ":" in host else f"{host}:{port}", found[host, port])
-        for host, port in sorted(found)
-    ]
+    return [(rule_for(host, port), found[host, port]) for host, port in sorted(found)]
+
+
+def rule_for(host: str, port: int) -> str:
+    """Return the rule that allows exactly this host and port."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _invalid(message: str, hint: str) -> InvalidRequest:
