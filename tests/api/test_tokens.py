@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from sandkasten.daemon.daemon_assembly import open_daemon
 from sandkasten.daemon.settings.resolver import load
-from sandkasten.daemon.token_keys import TokenKeys, jwks_keys, pem_keys
+from sandkasten.daemon.token_keys import MAX_BYTES, TokenKeys, jwks_keys, pem_keys
 from sandkasten.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ async def test_tenant_and_scopes_come_from_the_claims(asked: Asked) -> None:
     assert (await asked.get("/v1/sessions", token(scope="metrics")))[0] == 403
     assert (await asked.get("/v1/sessions", token(scope=["sessions"])))[0] == 200
     assert (await asked.get("/v1/sessions", token(scope=None)))[0] == 200
+    assert (await asked.get("/v1/keys", token(scope=None)))[0] == 403
     for space in ("\u00a0", "\u2003", "\t", "\n"):
         # RFC 6749: only a space separates two scopes.
         assert (await asked.get("/v1/keys", token(scope=f"sessions{space}admin")))[0] == 403
@@ -204,6 +205,7 @@ class Issuer:
     def __init__(self) -> None:
         self.url = ""
         self.reads = 0
+        self.redirects = 0
         self._read = asyncio.Condition()
         self.answers = asyncio.Event()
         self.answers.set()
@@ -217,6 +219,9 @@ class Issuer:
             self.reads += 1
             self._read.notify_all()
         await self.answers.wait()
+        if self.redirects:
+            self.redirects -= 1
+            raise web.HTTPFound(self.url)
         return web.Response(body=self.body)
 
     async def was_read(self, times: int) -> None:
@@ -290,6 +295,22 @@ async def test_a_daemon_starts_and_refuses_tokens_while_the_key_set_is_unreadabl
         assert (await asked.get("/v1/sessions", token(kid="one")))[0] == 200
 
 
+async def test_a_key_set_is_read_from_its_own_url_only_and_bounded(issuer, tmp_path) -> None:
+    """A redirect could lead to a server that the operator never named."""
+    now = [0.0]
+    keys = keys_of(issuer, tmp_path, now)
+    async with keys.refreshed_regularly():
+        issuer.publish(jwk(EC, "two"))
+        whole = issuer.body
+        issuer.body = whole[:-1] + b" " * MAX_BYTES + b"}"
+        now[0] += 10
+        assert not await keys.refresh()
+        issuer.body, issuer.redirects = whole, 1
+        now[0] += 10
+        assert not await keys.refresh()
+        assert (issuer.redirects, kids(keys)) == (0, ["one"])
+
+
 async def test_refused_tokens_share_one_read_and_wait_for_no_second_one(issuer, tmp_path) -> None:
     now = [0.0]
     keys = keys_of(issuer, tmp_path, now)
@@ -344,11 +365,14 @@ async def test_a_refused_token_makes_the_daemon_read_its_key_file_again(tmp_path
         assert (await asked.get("/v1/sessions", token("RS256", kid="one")))[0] == 401
 
 
-def test_a_key_set_never_holds_a_shared_secret() -> None:
-    secret = {"kty": "oct", "k": "c2VjcmV0", "kid": "s"}
-    assert [
-        one.kid for one in jwks_keys(json.dumps({"keys": [secret, jwk(ED, "e")]}).encode())
-    ] == ["e"]
+def test_only_public_keys_for_signatures_of_a_key_set_are_used() -> None:
+    others = [
+        {"kty": "oct", "k": "c2VjcmV0", "kid": "a shared secret"},
+        {**jwk(RSA, "for encryption"), "use": "enc"},
+        {**jwk(EC, "another algorithm"), "alg": "ES512"},
+    ]
+    found = jwks_keys(json.dumps({"keys": [*others, jwk(ED, "e")]}).encode())
+    assert [one.kid for one in found] == ["e"]
 
 
 @pytest.mark.parametrize(

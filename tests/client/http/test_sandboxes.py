@@ -59,7 +59,8 @@ def test_the_environment_names_the_daemon(served, monkeypatch, tmp_path):
         assert Sandbox.list(data_dir=tmp_path / "elsewhere") == []
 
 
-def test_the_socket_needs_no_key(served):
+def test_the_socket_needs_no_key(served, monkeypatch):
+    monkeypatch.setenv("SANDKASTEN_API_KEY", "sk-of-another-daemon")
     with Sandbox(url=f"unix://{served.socket}") as box:
         assert box.exec("echo hi").stdout == "hi\n"
 
