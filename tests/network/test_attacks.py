@@ -1,4 +1,4 @@
-"""What a hostile program in a sandbox tries: it gets nowhere, and only its own network can suffer."""
+"""What a hostile program tries: it gets nowhere, and only its own network can suffer."""
 
 from __future__ import annotations
 
