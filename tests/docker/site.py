@@ -76,7 +76,7 @@ def left(engine: Reached, *data_dirs: Path) -> list[str]:
     found = [f"container {name}" for name in engine.containers()]
     found += [f"volume {name}" for name in engine.volumes() if not name.startswith(_RUNNER)]
     for data_dir in data_dirs:
-        for place in ("docker/cells", "docker/records", "ledger/rows"):
+        for place in ("docker/cells", "docker/records", "docker/networks", "ledger/rows"):
             at = data_dir / place
             found += [f"{place}/{name}" for name in (os.listdir(at) if at.is_dir() else ())]
         found += [

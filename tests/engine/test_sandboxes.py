@@ -531,7 +531,7 @@ async def test_a_default_network_is_left_out_with_a_warning_where_no_backend_has
     world = World(policy=Policy(network_default=True))
     info = await world.engine.create(CreateRequest())
     assert info.warnings == (
-        "backend unisolated has no network; defaults.network_mode does not apply",
+        "backend unisolated does not support a network; defaults.network_mode does not apply",
     )
     silent = await world.engine.create(CreateRequest(SandboxOptions(network="none")))
     assert silent.warnings == ()

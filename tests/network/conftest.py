@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sandkasten import Sandbox
+from tests.engines import lent, stock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -110,8 +111,28 @@ def raw() -> Iterator[_Recorder]:
 HOSTS = "good.test=127.0.0.1,evil.test=127.0.0.1,far.test=127.0.0.2,mixed.test=10.9.8.7+127.0.0.1"
 
 
+@pytest.fixture(scope="session")
+def docker_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return one data directory for all sandboxes on Docker: the engine is tried once for each."""
+    return tmp_path_factory.mktemp("docker") / "data"
+
+
 @pytest.fixture
-def boxed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Sandbox]]:
+def data(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Return the data directory of a test; with `backend` docker, an engine is set up for it."""
+    params = getattr(getattr(request.node, "callspec", None), "params", {})
+    if params.get("backend") != "docker":
+        return tmp_path / "data"
+    monkeypatch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
+    monkeypatch.setenv("DOCKER_HOST", lent.engine("local", stock.CURL).host)
+    monkeypatch.setenv("SANDKASTEN_DOCKER_WORKSPACE_MODE", "volume")
+    monkeypatch.setenv("SANDKASTEN_DEFAULT_IMAGE", stock.reference(stock.CURL))
+    found: Path = request.getfixturevalue("docker_data")
+    return found
+
+
+@pytest.fixture
+def boxed(data: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Sandbox]]:
     """Return what creates sandboxes; only 127.0.0.1 is open besides public addresses."""
     monkeypatch.setenv("SANDKASTEN_NETWORK_REACHABLE", "127.0.0.1/32")
     monkeypatch.setenv("SANDKASTEN_NETWORK_HOSTS", HOSTS)
@@ -119,7 +140,7 @@ def boxed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     made: list[Sandbox] = []
 
     def create(**options: Any) -> Sandbox:
-        made.append(Sandbox(data_dir=str(tmp_path / "data"), **options))
+        made.append(Sandbox(data_dir=str(data), **options))
         return made[-1]
 
     yield create

@@ -25,7 +25,8 @@ from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.root
 
-BACKENDS = ["local", "oci", "gvisor"]
+STORES = ["local", "oci", "gvisor"]
+BACKENDS = [*STORES, "docker"]
 
 
 def get(box: Sandbox, url: str, *options: str) -> tuple[int | None, str]:
@@ -51,6 +52,7 @@ def test_a_sandbox_reaches_what_is_allowed_and_nothing_else(boxed, web, echo, ba
         "an address": f"http://127.0.0.2:{web}/",
         "metadata": "http://169.254.169.254/latest/",
         "private": "http://10.0.0.1/",
+        "the usual bridge of Docker": "http://172.17.0.1:2375/",
         "decimal": f"http://2130706433:{web}/",
         "hexadecimal": f"http://0x7f.1:{web}/",
         "mapped": f"http://[::ffff:127.0.0.1]:{web}/",
@@ -79,7 +81,7 @@ def test_a_sandbox_reaches_what_is_allowed_and_nothing_else(boxed, web, echo, ba
     assert closed <= set(status.not_public)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", STORES)
 def test_a_sandbox_on_an_image_has_names(boxed, web, tmp_path, backend):
     Images(data_dir=tmp_path / "data").import_archive(imagekit.debian_tar(), name="debian")
     box = boxed(backend=backend, image="debian", network={"allow": [f"good.test:{web}"]})

@@ -29,7 +29,7 @@ from sandkasten.linux.storage import host_root
 from sandkasten.linux.storage.workspace_directory import WorkspaceDirectory
 from sandkasten.linux.undoable_work import whole_or_nothing
 from sandkasten.model.sandbox.cell_spec import TMP, WORKSPACE, base_environment, home, user_id
-from sandkasten.model.sandbox.network_policy import refuse_network
+from sandkasten.model.sandbox.network_policy import unsupported_network
 from sandkasten.model.sandbox.readiness import Readiness, Requirement
 from sandkasten.model.sandbox.usage import Usage
 from sandkasten.wire.unix_socket import connect_unix
@@ -90,7 +90,8 @@ class UnisolatedBackend:
         )
 
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> UnisolatedCell:
-        refuse_network(spec.network, "unisolated")
+        if not spec.network.closed:
+            raise unsupported_network("unisolated")
         if sandbox_id in self._places:
             raise Conflict(f"sandbox {sandbox_id} exists already", hint="choose another id")
 

@@ -8,11 +8,12 @@
 //! It reads one plan (JSON) on stdin and writes one JSON object to stdout: `{pid, start, shared}` of the
 //! sandbox's first process, or `{error: {step, message, errno}}` with nothing left running. A plan with
 //! `visible` does not describe a sandbox: one volume is mounted where the caller sees it, and the pid
-//! is 0. It decides nothing: every argument of bubblewrap and of a runtime comes from the plan.
+//! is 0. A plan with `container` gives a network to a container of an engine; the pid is 0 too. It decides nothing: every argument of bubblewrap and of a runtime comes from the plan.
 
 #![allow(unknown_lints)]
 #![allow(clippy::incompatible_msrv)]
 
+mod container;
 mod devices;
 mod failure;
 mod inside;
@@ -51,6 +52,13 @@ fn launch() -> Outcome<Launched> {
         .map_err(|e| Failure::new("plan", format!("not JSON: {}", e), 0))?;
     if let Some(place) = visible::parse(&source)? {
         visible::make(&place)?;
+        return Ok(Launched {
+            born: nothing(),
+            shared: Vec::new(),
+        });
+    }
+    if let Some(found) = container::parse(&source)? {
+        container::open_network(&found)?;
         return Ok(Launched {
             born: nothing(),
             shared: Vec::new(),
@@ -105,7 +113,7 @@ fn launch() -> Outcome<Launched> {
         Program::Runtime(runtime) => runtime::run(&plan, runtime)?,
     };
     if let Some(egress) = egress {
-        if let Err(failure) = egress.release(born.pid) {
+        if let Err(failure) = network::watch(born.pid).and_then(|life| egress.release(&life)) {
             // SAFETY: a sandbox with a network that nothing serves is not what was asked for.
             unsafe { libc::kill(born.pid, libc::SIGKILL) };
             return Err(failure);

@@ -11,7 +11,7 @@
 
 use crate::failure::{c_string, check, failed, io_failed, open, Failure, Outcome};
 use crate::plan::Network;
-use crate::{mounts, netlink, spawn, sys};
+use crate::{container, mounts, netlink, spawn, sys};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket};
 use std::os::unix::io::{AsRawFd, IntoRawFd, OwnedFd};
 use std::time::Duration;
@@ -55,6 +55,17 @@ impl Waiting {
     /// Enter a new network namespace and pass on its sockets. Everything started from now on is in it.
     pub fn prepare(&self) -> Outcome<()> {
         new_namespace()?;
+        self.prepare_here()
+    }
+
+    /// Enter a network namespace that an engine has made, and pass on its sockets.
+    pub fn prepare_in(&self, namespace: &OwnedFd) -> Outcome<()> {
+        container::enter(namespace)?;
+        netlink::loopback_up().map_err(failed(STEP, "set the loopback device up"))?;
+        self.prepare_here()
+    }
+
+    fn prepare_here(&self) -> Outcome<()> {
         let listen4 = listen(IpAddr::V4(Ipv4Addr::LOCALHOST), netlink::Hook::Output)?;
         // A kernel without IPv6 has nothing to redirect there.
         let listen6 = listen(IpAddr::V6(Ipv6Addr::LOCALHOST), netlink::Hook::Output).ok();
@@ -108,11 +119,9 @@ impl Waiting {
             .map_err(failed(STEP, "pass the sockets on"))
     }
 
-    /// Let the egress go: the sandbox has started. Returns when it runs its program.
-    pub fn release(self, first: i32) -> Outcome<()> {
-        // SAFETY: plain system call.
-        let life = unsafe { libc::syscall(SYS_PIDFD_OPEN, first, 0) } as libc::c_int;
-        let life = sys::own(check(STEP, "watch the sandbox", life)?);
+    /// Let the egress go: the sandbox, whose first process `life` holds, has started. Returns when it
+    /// runs its program.
+    pub fn release(self, life: &OwnedFd) -> Outcome<()> {
         sys::send_descriptors(self.channel.as_raw_fd(), &[life.as_raw_fd()])
             .map_err(failed(STEP, "pass the sandbox on"))?;
         let mut errno = [0u8; 4];
@@ -128,6 +137,13 @@ impl Waiting {
             }
         }
     }
+}
+
+/// Hold a process: the descriptor never means another one.
+pub fn watch(pid: i32) -> Outcome<OwnedFd> {
+    // SAFETY: plain system call.
+    let life = unsafe { libc::syscall(SYS_PIDFD_OPEN, pid, 0) } as libc::c_int;
+    Ok(sys::own(check(STEP, "watch the sandbox", life)?))
 }
 
 fn new_namespace() -> Outcome<()> {

@@ -331,7 +331,7 @@ fn root(v: &Value) -> Outcome<Option<Root>> {
     }))
 }
 
-fn network(v: &Value) -> Outcome<Option<Network>> {
+pub fn network(v: &Value) -> Outcome<Option<Network>> {
     if v.is_null() {
         return Ok(None);
     }

@@ -120,7 +120,10 @@ async def ask(cell: Path, command: dict[str, object]) -> dict[str, Any]:
     Raise UnsupportedByBackend if the sandbox was created without a network, and SandboxLost if the
     process has ended.
     """
-    directory = os.open(cell, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        directory = os.open(cell, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError as exc:
+        raise created_without_network(cell.name) from exc
     try:
         async with asyncio.timeout(_TIMEOUT_S):
             reader, writer = await asyncio.open_unix_connection(

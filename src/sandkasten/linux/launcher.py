@@ -48,6 +48,10 @@ _REMEDIES: Mapping[str, str] = {
         "the kernel needs nf_tables with NAT (modprobe nft_redir nft_chain_nat); or use "
         "network: none"
     ),
+    "container": (
+        "the daemon must be root on the Docker Engine's machine, with CAP_SYS_ADMIN and "
+        "CAP_NET_ADMIN; or use network: none"
+    ),
     "seccomp": "reinstall the package; the compiled filter cannot be read",
     "limits": "raise the hard limits of this process (ulimit -Hn)",
     "bubblewrap": "run sandkasten doctor",

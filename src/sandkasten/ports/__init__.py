@@ -32,6 +32,7 @@ from sandkasten.ports.isolation import (
     Pausable,
     Readable,
     Reclaims,
+    RefusesNetworks,
     Remote,
     Workbench,
 )
@@ -76,6 +77,7 @@ __all__ = [
     "Provisioner",
     "Readable",
     "Reclaims",
+    "RefusesNetworks",
     "Remote",
     "Runs",
     "Site",

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
+    from sandkasten.errors import UnsupportedByBackend
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.images.resolved_image import Image
     from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount, RootChanges
@@ -87,6 +88,15 @@ class Remote(Protocol):
 
     async def sees_files(self) -> bool:
         """Return whether a directory of this machine can be mounted."""
+        ...
+
+
+@runtime_checkable
+class RefusesNetworks(Protocol):
+    """A backend whose platform decides whether its sandboxes can have a network."""
+
+    async def network_refusal(self) -> UnsupportedByBackend | None:
+        """Return the error for a request with a network; None if it can have one."""
         ...
 
 

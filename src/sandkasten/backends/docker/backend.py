@@ -15,7 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from sandkasten.backends.docker import container_config, session_volumes, unsupported
+from sandkasten.backends.docker import (
+    container_config,
+    container_network,
+    session_volumes,
+    unsupported,
+)
 from sandkasten.backends.docker import resource_names as names
 from sandkasten.backends.docker.cell import DockerCell, is_running
 from sandkasten.backends.docker.cell_record import CellRecord, DockerDirectory
@@ -36,6 +41,7 @@ from sandkasten.errors import (
     InvalidImage,
     SandboxLost,
     SandkastenError,
+    UnsupportedByBackend,
 )
 from sandkasten.linux.cgroup import cgroups
 from sandkasten.linux.confinement import seccomp_bpf, seccomp_oci
@@ -44,7 +50,6 @@ from sandkasten.linux.state_layout import CellState, write_state
 from sandkasten.model.images.pull_rules import PullLimits
 from sandkasten.model.optional_extras import install_command
 from sandkasten.model.sandbox.cell_spec import CellSpec, home
-from sandkasten.model.sandbox.network_policy import refuse_network
 from sandkasten.model.sandbox.readiness import Readiness, Requirement
 
 if TYPE_CHECKING:
@@ -62,8 +67,8 @@ _UNGUARDED = "not for root alone"
 
 
 class DockerBackend:
-    """Implements `ports.Backend`, `ports.Discards`, `ports.KeepsImages`, `ports.KeepsWorkspaces`
-    and `ports.Remote`.
+    """Implements `ports.Backend`, `ports.Discards`, `ports.KeepsImages`, `ports.KeepsWorkspaces`,
+    `ports.Remote` and `ports.RefusesNetworks`.
     """
 
     def __init__(
@@ -81,7 +86,7 @@ class DockerBackend:
         self._options = options or DockerOptions()
         self._home = DockerDirectory(data_dir / self.name)
         self._packer = packer
-        self._runner = Programs.found(runner, None).runner
+        self._programs = Programs.found(runner, None)
         # Each cell may still hold its first connection when another process removes it.
         self._made: WeakValueDictionary[SandboxId, DockerCell] = WeakValueDictionary()
 
@@ -110,7 +115,7 @@ class DockerBackend:
 
     @cached_property
     def _injection(self) -> RunnerVolume:
-        return RunnerVolume(self._engine, self._runner)
+        return RunnerVolume(self._engine, self._programs.runner)
 
     @cached_property
     def _footing(self) -> EngineSetup:
@@ -134,7 +139,9 @@ class DockerBackend:
             return Readiness(False, exc.message, exc.hint, (line,))
 
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> DockerCell:
-        refuse_network(spec.network, "docker")
+        refusal = None if spec.network.closed else await self.network_refusal()
+        if refusal is not None:
+            raise refusal
         await self._footing.prepare(spec, self._create, self._remove)
         making = asyncio.ensure_future(self._create(sandbox_id, spec))
         try:
@@ -155,6 +162,11 @@ class DockerBackend:
         """Implement `ports.Remote`."""
         return (await self._footing.settled()).same
 
+    async def network_refusal(self) -> UnsupportedByBackend | None:
+        """Implement `ports.RefusesNetworks`."""
+        await self._footing.settled()
+        return await self._footing.network_refusal()
+
     async def keeps_workspaces(self) -> bool:
         """Implement `ports.KeepsWorkspaces`."""
         return await self._kept.supported()
@@ -170,7 +182,11 @@ class DockerBackend:
         record = await asyncio.to_thread(self._home.read, sandbox_id)
         # Without a record of ours, attach through an exec stream, which needs none.
         record = record or CellRecord(SessionVolumes("volume", "as it was found"))
-        return DockerCell(sandbox_id, self._engine, record, str(found["Id"]), self._remove)
+        return self._cell(sandbox_id, record, str(found["Id"]))
+
+    def _cell(self, sandbox_id: SandboxId, record: CellRecord, container: str) -> DockerCell:
+        network = self._home.network(sandbox_id)
+        return DockerCell(sandbox_id, self._engine, record, container, network, self._remove)
 
     async def owned(self) -> Sequence[SandboxId]:
         written = await asyncio.to_thread(self._home.ids)
@@ -259,7 +275,7 @@ class DockerBackend:
             await self._engine.start(container)
         except Refused as exc:
             raise unsupported.unstarted(sandbox_id, spec, exc) from exc
-        cell = DockerCell(sandbox_id, self._engine, record, container, self._remove)
+        cell = self._cell(sandbox_id, record, container)
         self._made[sandbox_id] = cell
         try:
             await cell.greet()
@@ -280,6 +296,8 @@ class DockerBackend:
         if self._footing.separate_sockets:
             # Nothing but the runner has run yet, and it has no network socket.
             await cell.limit_sockets(cgroups.socket_bytes(spec.limits))
+        if not spec.network.closed:
+            await cell.open_network(self._programs, spec)
         return cell
 
     async def _mended(self) -> bool:
@@ -414,6 +432,8 @@ class DockerBackend:
             await session_volumes.remove_volumes(
                 self._engine, *(str(one["Name"]) for one in volumes)
             )
+        network = self._home.network(sandbox_id)
+        await asyncio.to_thread(container_network.close_network, network, sandbox_id)
         await asyncio.to_thread(self._home.end, sandbox_id)
 
     async def _erase(self, place: SessionVolumes, sandbox_id: SandboxId) -> None:

@@ -1,5 +1,5 @@
-"""One container: connecting to it, its usage and its removal. Implements `ports.Cell`,
-`Pausable` and `Candid`.
+"""One container: connecting to it, its usage, its network and its removal. Implements `ports.Cell`,
+`Pausable`, `Candid` and `Networked`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ import time
 from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.backends.docker import container_usage, probe, resource_names
+from sandkasten.backends.docker import (
+    container_network,
+    container_usage,
+    probe,
+    resource_names,
+)
 from sandkasten.backends.docker.engine import response_checks
 from sandkasten.backends.docker.engine.engine_client import Refused, translated
 from sandkasten.backends.docker.engine.exec_stream import ExecStream, PrefixedStream
@@ -23,19 +28,23 @@ from sandkasten.errors import (
     SandboxLost,
     SandkastenError,
 )
+from sandkasten.linux import egress
 from sandkasten.model.sandbox.cell_spec import RUNNER_ID
 from sandkasten.model.sandbox.limits import Unenforced
 from sandkasten.wire.frame_codec import FROM_RUNNER, Decoder
 from sandkasten.wire.unix_socket import connect_unix
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
     from sandkasten.backends.docker.cell_record import CellRecord
     from sandkasten.backends.docker.engine.engine_client import EngineClient
     from sandkasten.backends.docker.session_volumes import SessionVolumes
+    from sandkasten.linux.programs import Programs
     from sandkasten.model.ids import SandboxId
+    from sandkasten.model.sandbox.cell_spec import CellSpec
+    from sandkasten.model.sandbox.network_policy import NetworkCounts, NetworkPolicy
     from sandkasten.model.sandbox.usage import Usage
     from sandkasten.ports import ByteStream
 
@@ -55,8 +64,8 @@ _FULL = ("resource temporarily unavailable", "cannot allocate memory", "cannot f
 
 
 class DockerCell:
-    """A container that is a sandbox. `end` removes everything of it, given its id and its
-    container.
+    """A container that is a sandbox. `network` is the directory of its egress process, if it has
+    one. `end` removes everything of it, given its id and its container.
     """
 
     def __init__(
@@ -65,12 +74,14 @@ class DockerCell:
         engine: EngineClient,
         record: CellRecord,
         container: str,
+        network: Path,
         end: Callable[[SandboxId, str], Awaitable[None]],
     ) -> None:
         self.id = sandbox_id
         self.container = container
         self._engine = engine
         self._record = record
+        self._network = network
         self._end = end
         self._first: ByteStream | None = None
         self._figures = container_usage.EngineUsage(engine, container)
@@ -122,6 +133,22 @@ class DockerCell:
         if not await asyncio.to_thread(container_usage.limit_sockets, self._seen or {}, size):
             lost = astuple(probe.unlimited_sockets())
             self._record = replace(self._record, unenforced=(*self._record.unenforced, lost))
+
+    async def open_network(self, programs: Programs, spec: CellSpec) -> None:
+        """Give the container its network. Nothing but the runner has run in it yet."""
+        await self.check_alive()
+        await asyncio.to_thread(
+            container_network.open_network, self._network, programs, self.id, self._seen or {}, spec
+        )
+
+    async def change_network(self, policy: NetworkPolicy) -> None:
+        await egress.change(self._network, policy)
+
+    async def network_counts(self) -> NetworkCounts:
+        return await egress.counts(self._network)
+
+    async def network_records(self, after: int, since: float = 0.0) -> Sequence[Mapping[str, Any]]:
+        return await asyncio.to_thread(egress.records, self._network, after, since)
 
     async def dial(self) -> ByteStream:
         first, self._first = self._first, None

@@ -52,6 +52,10 @@ class DockerDirectory:
         """Directory of the sessions' files in mode `bind`."""
         return self.root / "cells"
 
+    def network(self, sandbox_id: SandboxId) -> Path:
+        """Return the directory of a sandbox's egress process, which only some have."""
+        return self.root / "networks" / sandbox_id
+
     def prepare(self) -> str:
         """Create what is missing and return the owner's name."""
         try:

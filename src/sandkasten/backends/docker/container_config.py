@@ -15,6 +15,7 @@ from sandkasten.backends.docker import resource_names
 from sandkasten.errors import InvalidImage
 from sandkasten.linux.cgroup.cgroups import socket_bytes
 from sandkasten.linux.confinement import capabilities
+from sandkasten.linux.storage.host_root import RESOLVER
 from sandkasten.model.sandbox.cell_spec import (
     HOME,
     RUNNER_ID,
@@ -63,6 +64,13 @@ _KERNELS = ("/proc/", "/sys/", "/dev/", f"{resource_names.RUNNER_DIR}/")
 # Needed to give the user the directories that an engine made for root, before the runner drops its
 # privileges.
 _TO_GIVE = ("CAP_CHOWN",)
+
+# The engine writes these to resolv.conf; "." keeps its own search domains out.
+_NAMES = {
+    "Dns": [RESOLVER],
+    "DnsSearch": ["."],
+    "DnsOptions": ["timeout:5", "attempts:2"],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +160,8 @@ def container(sandbox_id: SandboxId, spec: CellSpec, platform: ContainerPlatform
         "WorkingDir": "/",
         "Healthcheck": {"Test": ["NONE"]},
         "Labels": labels(resource_names.CELL, platform.owner, sandbox_id, version=platform.version),
-        "NetworkDisabled": True,
+        # Without a network, the engine writes no resolv.conf.
+        "NetworkDisabled": spec.network.closed,
         "AttachStdin": False, "AttachStdout": False, "AttachStderr": False,
         "OpenStdin": False, "Tty": False,
         "StopSignal": "SIGKILL",
@@ -209,7 +218,9 @@ def _host_config(
         "SecurityOpt": ["no-new-privileges:true", f"seccomp={json.dumps(platform.seccomp)}"],
         "ReadonlyRootfs": not (platform.writable_root or root_is_writable(spec)),
         "Privileged": False,
+        # Also with a network: `container_network` opens the way out.
         "NetworkMode": "none",
+        **({} if spec.network.closed else _NAMES),
         "IpcMode": "private",
         "CgroupnsMode": "private",
         "PidsLimit": limits.pids,

@@ -28,7 +28,7 @@ def from_kernel(container: Mapping[str, Any]) -> Usage | None:
     """Return the usage, or None if the processes are not on this machine or their cgroups are
     not visible.
     """
-    path = _group(container)
+    path = group(container)
     if path is None:
         return None
     parent, name = os.path.split(path)
@@ -41,7 +41,7 @@ def limit_sockets(container: Mapping[str, Any], size: int) -> bool:
 
     runc ignores the limit that the engine passes on; crun sets it.
     """
-    path, at = _group(container), cgroups.detect().v1.get("memory")
+    path, at = group(container), cgroups.detect().v1.get("memory")
     if path is None or at is None:
         return False
     try:
@@ -51,7 +51,7 @@ def limit_sockets(container: Mapping[str, Any], size: int) -> bool:
     return True
 
 
-def _group(container: Mapping[str, Any]) -> str | None:
+def group(container: Mapping[str, Any]) -> str | None:
     """Return the cgroup of a container whose processes are visible here."""
     pid, the_id = (container.get("State") or {}).get("Pid") or 0, str(container.get("Id", ""))
     if not pid or not the_id:

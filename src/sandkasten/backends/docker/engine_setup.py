@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from sandkasten.backends.docker import (
     container_config,
+    container_network,
     probe,
     resource_names,
     selftest,
@@ -30,7 +31,7 @@ from sandkasten.backends.docker.engine.workspace_mode import PROBE_PREFIX, Works
 from sandkasten.backends.docker.session_volumes import SessionVolumes
 from sandkasten.disk.file_lock import locked
 from sandkasten.disk.process_identity import boot_id
-from sandkasten.errors import SandkastenError
+from sandkasten.errors import SandkastenError, UnsupportedByBackend
 from sandkasten.linux import host_requirements
 from sandkasten.linux.storage import host_volume
 from sandkasten.model.ids import SandboxId
@@ -86,6 +87,10 @@ class EngineSetup:
     def separate_sockets(self) -> bool:
         return probe.separate_sockets(self._info)
 
+    async def network_refusal(self) -> UnsupportedByBackend | None:
+        """Return why sandboxes of this engine cannot have a network; None if they can."""
+        return await asyncio.to_thread(container_network.refusal, self._engine.address, self._info)
+
     async def owner(self) -> str:
         """The owner label of this installation's resources in an engine."""
         if not self._owner:
@@ -120,6 +125,7 @@ class EngineSetup:
             return host_requirements.verdict(lines, ())
         lines.append(probe.workspace(self.place))
         lines.append(probe.socket_memory(info, local=self.place.sized))
+        lines.append(probe.network(await self.network_refusal()))
         return host_requirements.verdict(lines, self.unenforced)
 
     async def settle(self, info: Mapping[str, Any] | None = None) -> None:

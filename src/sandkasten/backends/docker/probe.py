@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sandkasten.backends.docker.docker_options import EngineMode
     from sandkasten.backends.docker.engine.engine_address import EngineAddress
     from sandkasten.backends.docker.session_volumes import SessionVolumes
+    from sandkasten.errors import UnsupportedByBackend
 
 # The oldest version with all we need: masked paths, private cgroup namespaces, one-shot stats.
 API_NEEDED = (1, 41)
@@ -106,6 +107,12 @@ def socket_memory(info: Mapping[str, Any], *, local: bool) -> Requirement:
         "socket memory", ok, state if separate_sockets(info) else "part of the memory limit",
         unlimited_sockets().remedy, required=False,
     )  # fmt: skip
+
+
+def network(refusal: UnsupportedByBackend | None) -> Requirement:
+    if refusal is None:
+        return Requirement("network", True, "by rule, through an egress process on this machine")
+    return Requirement("network", False, refusal.message, refusal.hint, required=False)
 
 
 def user_ids(info: Mapping[str, Any]) -> Requirement:

@@ -36,7 +36,7 @@ from sandkasten.model.sandbox.network_policy import (
     NetworkPolicy,
     default_network,
     network_for,
-    refuse_network,
+    unsupported_network,
 )
 from sandkasten.model.sandbox.package_sets import MOUNT_PREFIX, checked_packages, environment
 from sandkasten.model.sandbox.policy import (
@@ -51,7 +51,7 @@ from sandkasten.model.sandbox.policy import (
     parse_limits,
 )
 from sandkasten.model.sandbox.workspace import WorkspaceRequest, plain_name, workspace_request
-from sandkasten.ports import KeepsImages, Watchful
+from sandkasten.ports import KeepsImages, RefusesNetworks, Watchful
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -133,9 +133,10 @@ class Planner:
         rules = choose_mounts(options.mounts, self._policy.mounts)
         packages = checked_packages(options.pip_packages, options.npm_packages)
         backend = await self._tiers.choose(options.backend, options.isolation)
-        if not has_network(backend.name):
+        refusal = None if network.closed else await _network_refusal(backend)
+        if refusal is not None:
             if options.network is not None:
-                refuse_network(network, backend.name)
+                raise refusal
             network = CLOSED
         if gpus is not None:
             check_gpus_on(backend.name)
@@ -166,7 +167,7 @@ class Planner:
         warnings = (
             image.warning,
             self._root_warning(image),
-            self._network_warning(options.network, backend.name),
+            f"{refusal.message}; defaults.network_mode does not apply" if refusal else "",
         )
         return SandboxPlan(
             backend=backend,
@@ -196,11 +197,6 @@ class Planner:
         if request.options.network is None and self._policy.network_default:
             return default_network(ceiling, operator=operator)
         return network_for(request.options.network, ceiling, operator=operator)
-
-    def _network_warning(self, asked: object, backend: str) -> str:
-        if asked is not None or not self._policy.network_default or has_network(backend):
-            return ""
-        return f"backend {backend} has no network; defaults.network_mode does not apply"
 
     def _root_warning(self, image: Image) -> str:
         if self._policy.readonly_rootfs or image.kind != "host":
@@ -354,6 +350,12 @@ class Planner:
             "applies when a request names none)",
             image=name,
         )
+
+
+async def _network_refusal(backend: Backend) -> UnsupportedByBackend | None:
+    if not has_network(backend.name):
+        return unsupported_network(backend.name)
+    return await backend.network_refusal() if isinstance(backend, RefusesNetworks) else None
 
 
 def _with_packages(spec: CellSpec, sets: Sequence[PackageSet]) -> CellSpec:

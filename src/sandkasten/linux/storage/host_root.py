@@ -82,9 +82,10 @@ sandkasten: packages are installed before a sandbox starts. Name them when you c
 END
 exit 1
 """
+RESOLVER = "198.18.0.1"
 NETWORK_FILES = {
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
-    "resolv.conf": "nameserver 198.18.0.1\noptions timeout:5 attempts:2\n",
+    "resolv.conf": f"nameserver {RESOLVER}\noptions timeout:5 attempts:2\n",
 }
 
 

@@ -13,8 +13,8 @@ MINIMA: Final = ("standard", "gvisor")
 # isolates nothing that was examined.
 _STRENGTH: Final = {"local": 1, "oci": 1, "docker": 1, "gvisor": 2}
 _ENGINES: Final = frozenset({"docker"})
-# The network of a container belongs to its engine.
-_NETWORKS: Final = frozenset({"local", "oci", "gvisor"})
+# A Docker Engine may still refuse it: `ports.RefusesNetworks`.
+_NETWORKS: Final = frozenset({"local", "oci", "gvisor", "docker"})
 _WEAKEST: Final = {"standard": 1, "gvisor": 2}
 
 

@@ -315,13 +315,11 @@ def _covers(wide: NetworkRule, narrow: NetworkRule) -> bool:
     return wide.host == narrow.host
 
 
-def refuse_network(policy: NetworkPolicy, backend: str) -> None:
-    """Raise UnsupportedByBackend where a backend cannot give a network by rule."""
-    if policy.closed:
-        return
-    raise UnsupportedByBackend(
+def unsupported_network(backend: str) -> UnsupportedByBackend:
+    """Return the error for a backend that cannot give a network by rule."""
+    return UnsupportedByBackend(
         f"backend {backend} does not support a network",
-        hint="use backend local, oci or gvisor, or network: none",
+        hint="use backend local, oci, gvisor or docker, or network: none",
         backend=backend,
     )
 

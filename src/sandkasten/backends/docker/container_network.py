@@ -1,0 +1,126 @@
+"""The network of a container: its namespace is prepared from outside, for an egress process.
+
+The engine makes the container without a network. The launcher then enters its namespace, which
+requires root on the engine's machine and a runtime that uses that machine's kernel. Nothing but the
+runner runs in the container by then. Blocking.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import struct
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.backends.docker import container_usage
+from sandkasten.disk.os_errors import disk_error
+from sandkasten.errors import BackendUnavailable, UnsupportedByBackend
+from sandkasten.linux import egress
+from sandkasten.linux.confinement import id_ranges
+from sandkasten.linux.launcher import launch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from sandkasten.backends.docker.engine.engine_address import EngineAddress
+    from sandkasten.linux.programs import Programs
+    from sandkasten.model.ids import SandboxId
+    from sandkasten.model.sandbox.cell_spec import CellSpec
+
+# Runtimes whose containers use the network of the machine's kernel. Others have a network stack of
+# their own, which does not see what is changed in the namespace later.
+_RUNTIMES: Final = frozenset({"runc", "crun", "youki", "nvidia", "io.containerd.runc.v2"})
+_CREDENTIALS: Final = struct.Struct("3i")
+_TIMEOUT_S: Final = 5.0
+
+
+def refusal(address: EngineAddress, info: Mapping[str, Any]) -> UnsupportedByBackend | None:
+    """Return why sandboxes of this engine cannot have a network; None if they can."""
+    runtime = str(info.get("DefaultRuntime") or "runc")
+    if address.kind != "unix":
+        return _refused(
+            f"the Docker Engine at {address.shown} is reached over a network",
+            "run the daemon as root on the Docker Engine's machine and use its socket",
+        )
+    if os.geteuid() != 0:
+        return _refused("this requires root", "run the daemon as root")
+    if runtime not in _RUNTIMES:
+        return _refused(
+            f"the runtime {runtime} of the Docker Engine has a network stack of its own",
+            "set its default-runtime to runc, or use backend gvisor",
+        )
+    if not _engine_is_visible(address.path):
+        return _invisible()
+    return None
+
+
+def _refused(why: str, remedy: str) -> UnsupportedByBackend:
+    return UnsupportedByBackend(
+        f"this Docker Engine cannot give a sandbox a network: {why}",
+        hint=f"{remedy}; or use backend local, oci or gvisor, or network: none",
+        backend="docker",
+    )
+
+
+def _invisible() -> UnsupportedByBackend:
+    return _refused(
+        "the daemon does not see its processes",
+        "run the daemon outside of containers, on the Docker Engine's machine",
+    )
+
+
+def _engine_is_visible(path: str) -> bool:
+    """Return whether the process that listens there is one of our pid namespace."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:
+            asked.settimeout(_TIMEOUT_S)
+            asked.connect(path)
+            told = asked.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid = int(_CREDENTIALS.unpack(told)[0])
+        if pid == 0:
+            return False
+        return os.stat(f"/proc/{pid}/ns/pid").st_ino == os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        # It has ended, or cannot be asked; the container's own process decides.
+        return True
+
+
+def open_network(
+    directory: Path,
+    programs: Programs,
+    sandbox_id: SandboxId,
+    container: Mapping[str, Any],
+    spec: CellSpec,
+) -> None:
+    """Prepare the namespace of a container that has just started, and start its egress process.
+
+    `directory` is made for the files of that process; `close_network` removes it.
+    """
+    if container_usage.group(container) is None:
+        raise _invisible()
+    close_network(directory, sandbox_id)  # of an earlier container of the same sandbox
+    try:
+        directory.mkdir(mode=0o700, parents=True)
+        slot = id_ranges.lease(id_ranges.HOST_DIRECTORY, sandbox_id)
+        user = id_ranges.base_of(slot) + id_ranges.COUNT - 1
+        way_out = egress.prepare(directory, programs.egress, spec.network, spec.ceiling, user)
+    except OSError as exc:
+        raise disk_error(f"make the network of {sandbox_id}", exc, BackendUnavailable) from exc
+    try:
+        entered = {"pid": container["State"]["Pid"], "id": container["Id"]}
+        plan = {"container": entered, "network": way_out.plan}
+        launch(programs.launcher, plan, way_out.control.fileno())
+    finally:
+        way_out.close()
+
+
+def close_network(directory: Path, sandbox_id: SandboxId) -> None:
+    """Remove the files and release the ids. The process ends with its container. Twice is fine."""
+    if not directory.exists():
+        return
+    slot = id_ranges.slot_of(id_ranges.HOST_DIRECTORY, sandbox_id)
+    if slot is not None:
+        id_ranges.release(id_ranges.HOST_DIRECTORY, slot, sandbox_id)
+    shutil.rmtree(directory, ignore_errors=True)
