@@ -314,13 +314,14 @@ def test_an_ordinary_user_has_the_same_network(web):
     assert done.stdout.split("\n")[:2] == [f"hello good.test:{web}", "This"], done.stderr
 
 
-def test_a_connection_survives_the_end_of_its_creator(boxed, echo, tmp_path):
+@pytest.mark.parametrize("backend", ["local", "docker"])
+def test_a_connection_survives_the_end_of_its_creator(boxed, web, echo, data, backend):
     """The process that made the sandbox is killed; another one goes on with it."""
     script = (
         "import sys, time\n"
         "from sandkasten import Sandbox\n"
         f"network = {{'allow': ['good.test:{echo}']}}\n"
-        f"box = Sandbox(network=network, data_dir={str(tmp_path / 'data')!r})\n"
+        f"box = Sandbox(backend={backend!r}, network=network, data_dir={str(data)!r})\n"
         f"box.exec('exec 3<>/dev/tcp/good.test/{echo}; head -1 <&3')\n"
         "print(box.id, flush=True)\n"
         "time.sleep(1000)\n"
@@ -331,9 +332,12 @@ def test_a_connection_survives_the_end_of_its_creator(boxed, echo, tmp_path):
         assert made.stdout is not None
         the_id = made.stdout.readline().strip()
         made.kill()
-    box = Sandbox.attach(the_id, data_dir=str(tmp_path / "data"))
+    box = Sandbox.attach(the_id, data_dir=str(data))
     try:
         assert box.exec("echo still here >&3; head -1 <&3").output == "still here\n"
+        box.update(network={"allow": [f"good.test:{web}"]})
+        assert get(box, f"http://good.test:{web}/")[0] == 0
+        assert box.exec("cat <&3 2>/dev/null; echo ended").output == "ended\n"
     finally:
         box.close()
 

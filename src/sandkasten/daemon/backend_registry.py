@@ -20,13 +20,21 @@ from sandkasten.daemon.settings.settings_file import read_tree
 from sandkasten.errors import BackendUnavailable, InternalError, InvalidConfiguration
 from sandkasten.model.optional_extras import install_command
 from sandkasten.model.sandbox.readiness import Readiness
-from sandkasten.ports import Closes, Discards, KeepsImages, KeepsWorkspaces, Remote
+from sandkasten.ports import (
+    Closes,
+    Discards,
+    KeepsImages,
+    KeepsWorkspaces,
+    RefusesNetworks,
+    Remote,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from sandkasten.daemon.settings.resolver import Settings
+    from sandkasten.errors import UnsupportedByBackend
     from sandkasten.images.layers.image_store import LayerStore
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.images.resolved_image import Image
@@ -83,8 +91,8 @@ class LazyBackend:
 
 
 class LazyImageBackend(LazyBackend):
-    """A lazy backend that is a `ports.KeepsImages`, `ports.KeepsWorkspaces` and `ports.Remote`;
-    the engine tests for these.
+    """A lazy backend that is a `ports.KeepsImages`, `ports.KeepsWorkspaces`, `ports.Remote` and
+    `ports.RefusesNetworks`; the engine tests for these.
     """
 
     @property
@@ -128,6 +136,10 @@ class LazyImageBackend(LazyBackend):
     async def sees_files(self) -> bool:
         backend = self._backend
         return not isinstance(backend, Remote) or await backend.sees_files()
+
+    async def network_refusal(self) -> UnsupportedByBackend | None:
+        backend = self._backend
+        return await backend.network_refusal() if isinstance(backend, RefusesNetworks) else None
 
 
 @dataclass(frozen=True, slots=True)
