@@ -80,8 +80,8 @@ def test_the_exit_status_shows_how_a_run_ended(cli, files):
     assert "hint: " in unknown.err
     assert cli("agent", "run", "plain").status == 125
     assert cli("agent", "run", "plain", "--detach", "--var", "word=x").status == 125
-    assert cli("agent", "run", "plain", "--variables", "[1]").status == 125
-    assert cli("agent", "run", "plain", "--var", "word").status == 125
+    assert cli("agent", "run", "plain", "--variables", "[1]").status == 2
+    assert cli("agent", "run", "plain", "--var", "word").status == 2
 
 
 def test_agents_are_listed_shown_and_validated(cli, files):
@@ -129,7 +129,7 @@ def test_workflows_are_drawn_and_checked(cli, files):
     assert cli("workflow", "validate", "flow").out == "flow: ok\n"
     assert cli("workflow", "list", "--json").status == 0
     assert cli("workflow", "show", "flow").status == 0
-    assert cli("workflow", "run", "flow", "--input", "{").status == 125
+    assert cli("workflow", "run", "flow", "--input", "{").status == 2
 
 
 def test_an_unreadable_file_does_not_prevent_checking_the_others(cli, files):

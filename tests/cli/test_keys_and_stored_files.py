@@ -61,7 +61,7 @@ def test_a_key_is_printed_once_listed_without_it_and_revoked(run):
     made_at, ends_at = (datetime.fromisoformat(row[name]) for name in ("created_at", "expires_at"))
     assert (ends_at - made_at).total_seconds() == pytest.approx(86_400)
     assert key not in str(row)
-    assert "lives" in run("key", "ls").out
+    assert "active" in run("key", "ls").out
     gone = run("key", "revoke", row["id"], "key_000000000000", "--json")
     assert gone.status == 125
     body = json.loads(gone.out)
@@ -116,7 +116,7 @@ def test_a_file_is_staged_and_published_by_sandbox_id(tmp_path, cli, unisolated_
         assert told(cli("files", "publish", f"{box}:c", "--json"))["key"].startswith("f_")
         assert cli("files", "get", "out").out == "hi"
         here = cli("files", "stage", "k", str(tmp_path))
-        assert here.status == 125
+        assert here.status == 2
         assert "ID:path" in here.err
         assert cli("rm", box).status == 0
 

@@ -45,10 +45,21 @@ def test_an_option_of_run_after_the_file_is_refused_with_both_ways(cli, tmp_path
     if option == "--no-such":
         assert (done.status, done.out) == (0, "ran\n")
         return
-    assert (done.status, done.out) == (125, "")
+    assert (done.status, done.out) == (2, "")
     assert f"{option} after {tmp_path / 'a.sh'} is ambiguous" in done.err
     assert f"sandkasten run {option} … {tmp_path / 'a.sh'}; " in done.err
     assert f"sandkasten run {tmp_path / 'a.sh'} -- {option} …" in done.err
+
+
+def test_an_unknown_option_before_the_file_is_refused_with_the_nearest(cli, tmp_path):
+    done = cli("run", "--fil", "x.py")
+    assert (done.status, done.out) == (2, "")
+    assert done.err == (
+        "error: run has no option '--fil'\nhint: did you mean --file? a file of that name is "
+        "./--fil\n"
+    )
+    assert "see sandkasten run --help" in cli("run", "--zzzzzz=1", "x.py").err
+    assert cli("run", "-r", "sh", "-c", 'echo "$1"', "--fil").out == "--fil\n"
 
 
 def test_arguments_after_code_are_its_arguments(cli):
@@ -93,7 +104,7 @@ def test_standard_input_is_passed_on_when_asked(process):
 
 def test_nothing_to_run_is_an_error_with_a_hint(cli):
     done = cli("run")
-    assert done.status == 125
+    assert done.status == 2
     assert done.err == ("error: no code to run\nhint: pass -c CODE, a FILE, or - for stdin\n")
 
 

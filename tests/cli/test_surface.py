@@ -127,7 +127,18 @@ def test_version_prints_the_version(cli):
 
 
 @pytest.mark.parametrize(
-    "words", [("nonsense",), ("ls", "--nonsense"), ("rm",), ("rm", "--all", "x"), ("exec", "x")]
+    "words",
+    [("nonsense",), ("ls", "--nonsense"), ("rm",), ("rm", "--all", "x"), ("exec", "x")]
+    + [
+        ("create", "--ttl", "soon"),
+        ("create", "--limit", "mem_limit=512M"),
+        ("create", "--env", "A"),
+        ("create", "--network", "full", "--allow", "example.com"),
+        ("update", "sbx_0123456789abcdef", "--ttl", "soon"),
+        ("key", "create", "--expires", "soon"),
+        ("--url", "http://127.0.0.1:1", "--embedded", "ls"),
+        ("cp", "a", "b"),
+    ],
 )
 def test_an_invalid_command_line_exits_with_2(cli, words):
     done = cli(*words)
@@ -457,7 +468,11 @@ def test_create_takes_units(cli):
     assert told["limits"]["mem_limit_mb"] == 1024
     alive = datetime.fromisoformat(told["expires_at"]) - datetime.fromisoformat(told["created_at"])
     assert 3590 < alive.total_seconds() < 3610
-    assert cli("create", "--ttl", "soon").status == 125
+
+
+def test_a_limit_with_a_unit_and_a_wrong_name_is_corrected(cli):
+    done = cli("create", "--limit", "mem_limit=512M")
+    assert done.err == "error: 'mem_limit' is not a valid limit\nhint: did you mean mem_limit_mb?\n"
 
 
 def test_ids_are_matched_by_prefix():

@@ -33,8 +33,9 @@ _PASSES_ON: Final = {"allow_interspersed_args": False, "ignore_unknown_options":
 _STATUSES: Final = (
     "Exit status: the status of the command inside; 124 if it timed out; 125 for an error of "
     "sandkasten itself; 126 or 127 if the program cannot be executed or does not exist; 128 + N if "
-    "signal N ended it; 130 for Ctrl-C; 2 for an invalid command line; 1 if doctor finds something "
-    "missing. With --json, stdout holds one document: the result or the error.\n\n"
+    "signal N ended it; 130 for Ctrl-C; 2 for an invalid command line or option value; 1 if doctor "
+    "finds something missing. With --json, stdout holds one document: the result or the "
+    "error.\n\n"
     "Environment: SANDKASTEN_URL and SANDKASTEN_API_KEY (the daemon), SANDKASTEN_TENANT (an "
     "operator acts for this tenant), SANDKASTEN_DATA_DIR, SANDKASTEN_CONFIG; each setting has its "
     "own variable (sandkasten config show)."

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.stdout.flush()
     except SandkastenError as exc:
         from sandkasten.cli.output import report
-        from sandkasten.cli.state import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND
+        from sandkasten.cli.state import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_USAGE, UsageError
 
         report(state.with_daemon(exc), as_json=state.json)
         status = EXIT_OURS
@@ -64,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             status = EXIT_NOT_FOUND
         elif isinstance(exc, CommandNotExecutable):
             status = EXIT_NOT_EXECUTABLE
+        elif isinstance(exc, UsageError):
+            status = EXIT_USAGE
         raise SystemExit(status) from None
     except BrokenPipeError:
         _discard_stdout()

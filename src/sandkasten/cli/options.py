@@ -15,7 +15,7 @@ import typer
 
 from sandkasten.cli import completions
 from sandkasten.cli.quantities import limit, seconds
-from sandkasten.errors import InvalidRequest
+from sandkasten.cli.state import UsageError
 
 if TYPE_CHECKING:
     from sandkasten.cli.state import State
@@ -89,14 +89,12 @@ def state_of(context: typer.Context, *, json: bool = False, backend: str | None 
 
 
 def pairs(words: Sequence[str], option: str) -> dict[str, str]:
-    """Parse K=V words; the last of a name wins. InvalidRequest for a word without `=`."""
+    """Parse K=V words; the last of a name wins. UsageError for a word without `=`."""
     found: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not name:
-            raise InvalidRequest(
-                f"{option} must be NAME=VALUE, got {word[:80]!r}", hint="add the ="
-            )
+            raise UsageError(f"{option} must be NAME=VALUE, got {word[:80]!r}", hint="add the =")
         found[name] = value
     return found
 
@@ -111,7 +109,7 @@ def network_of(mode: str | None, allow: Sequence[str]) -> str | dict[str, Any] |
     if not allow:
         return mode
     if mode is not None:
-        raise InvalidRequest(
+        raise UsageError(
             "--network and --allow exclude each other", hint="use --allow alone for single hosts"
         )
     return {"allow": list(allow)}

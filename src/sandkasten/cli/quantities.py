@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from sandkasten.errors import InvalidRequest
+from sandkasten.cli.state import UsageError
 from sandkasten.model import durations
+from sandkasten.model.spelling import did_you_mean, shown
 
 _NUMBER: Final = r"(\d{1,12}(?:\.\d{1,6})?|\.\d{1,6})"
 _SIZE: Final = re.compile(_NUMBER + r"\s*([kmgt]?)(?:i?b)?\Z", re.IGNORECASE)
@@ -18,7 +19,7 @@ def seconds(text: str) -> float:
     """Parse `90`, `30m`, `1h30m` or `30d`; the default unit is seconds."""
     found = durations.seconds(text.strip().lower())
     if found is None:
-        raise InvalidRequest(
+        raise UsageError(
             f"{text[:40]!r} is not a duration", hint="write 90 (seconds), 30m, 1h30m or 30d"
         )
     return found
@@ -43,7 +44,13 @@ def limit(name: str, text: str) -> float:
         return seconds(text)
     if name.endswith("_ms"):
         return seconds(text) * 1000
-    raise InvalidRequest(
+    from sandkasten.model.sandbox.policy import LIMIT_NAMES
+
+    if name not in LIMIT_NAMES:
+        raise UsageError(
+            f"{shown(name)} is not a valid limit", hint=did_you_mean(name, LIMIT_NAMES)
+        )
+    raise UsageError(
         f"--limit {name} must be a number, got {text[:80]!r}", hint=f"--limit {name}=256"
     )
 
@@ -51,5 +58,5 @@ def limit(name: str, text: str) -> float:
 def _bytes(text: str, default: int, hint: str) -> float:
     found = _SIZE.match(text)
     if found is None:
-        raise InvalidRequest(f"{text[:40]!r} is not a size", hint=hint)
+        raise UsageError(f"{text[:40]!r} is not a size", hint=hint)
     return float(found[1]) * _IN_BYTES.get(found[2].lower(), default)

@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sandkasten.cli.state import UsageError
 from sandkasten.client.server.daemon_or_embedded import (
     EMBEDDED,
     ServerAddress,
     find_server,
     place_of,
 )
-from sandkasten.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from sandkasten.cli.state import State
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def whom(state: State) -> ServerAddress:
     if state.embedded and state.url is not None:
-        raise InvalidRequest("--url and --embedded exclude each other", hint="pass one of them")
+        raise UsageError("--url and --embedded exclude each other", hint="pass one of them")
     url = EMBEDDED if state.embedded else state.url
     found = find_server(place_of(state.data_dir, state.backend, url, state.api_key))
     # Found to be this process once, it stays so for the rest of the command.

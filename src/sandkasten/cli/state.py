@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from sandkasten.errors import InvalidRequest
+
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
@@ -24,6 +26,10 @@ EXIT_NOT_EXECUTABLE: Final = 126
 EXIT_NOT_FOUND: Final = 127
 EXIT_SIGNAL_BASE: Final = 128
 EXIT_INTERRUPTED: Final = 130
+
+
+class UsageError(InvalidRequest):
+    """The command line itself is invalid: the exit status is EXIT_USAGE."""
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ import typer
 
 from sandkasten.cli.commands import runs
 from sandkasten.cli.options import Detach, Follow, Json, Most, Retain, RunId, RunStatus, state_of
-from sandkasten.cli.state import State, go
+from sandkasten.cli.state import State, UsageError, go
 from sandkasten.errors import AgentNotFound, FileTrouble, InvalidRequest, WorkflowNotFound
 from sandkasten.model.runs.run_values import Definition
 
@@ -95,7 +95,7 @@ def _run(
     if variables is not None:
         given = runs.json_of(variables, "--variables")
         if not isinstance(given, dict):
-            raise InvalidRequest(
+            raise UsageError(
                 "--variables must be a JSON object", hint="""--variables '{"name": "value"}'"""
             )
         values |= given

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 from sandkasten.cli.output import colour, put_json, tell, visible
 from sandkasten.cli.sandbox_names import Remote, resolve, side
+from sandkasten.cli.state import UsageError
 from sandkasten.cli.stdin import blocks
 from sandkasten.client.results import Transfer
 from sandkasten.client.sandbox import AsyncSandbox
-from sandkasten.errors import FileNotFound, InvalidRequest, IsADirectory
+from sandkasten.errors import FileNotFound, IsADirectory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +31,7 @@ async def copy(state: State, source: str, destination: str) -> None:
     """Copy; one side is in a sandbox, the other is a local path or `-` for a stream."""
     origin, target = side(source), side(destination)
     if isinstance(origin, Remote) == isinstance(target, Remote):
-        raise InvalidRequest(
+        raise UsageError(
             "one side must be in a sandbox and the other local",
             hint="write it as ID:path, for example: sandkasten cp report.csv sbx_0123:/workspace",
         )

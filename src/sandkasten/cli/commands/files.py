@@ -16,9 +16,9 @@ import typer
 from sandkasten.cli.options import Json, state_of
 from sandkasten.cli.output import age, put, put_json, put_table, report, say, size
 from sandkasten.cli.quantities import seconds
-from sandkasten.cli.state import EXIT_OURS, State, go
+from sandkasten.cli.state import EXIT_OURS, State, UsageError, go
 from sandkasten.disk.atomic_file import overwriting
-from sandkasten.errors import FileNotFound, FileTrouble, InvalidRequest, SandkastenError
+from sandkasten.errors import FileNotFound, FileTrouble, SandkastenError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -228,7 +228,7 @@ async def _inside(state: State, text: str) -> tuple[AsyncSandbox, str]:
 
     where = side(text)
     if not isinstance(where, Remote):
-        raise InvalidRequest(
+        raise UsageError(
             f"{text} is not a file of a sandbox", hint="write it as ID:path, as in sandkasten cp"
         )
     found = await resolve(state, where.sandbox)

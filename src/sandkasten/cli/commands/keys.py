@@ -171,7 +171,7 @@ async def _list(state: State, tenant: str | None) -> None:
 def _standing(row: KeyRow, now: float) -> str:
     if row.revoked_at is not None:
         return "revoked"
-    return "expired" if row.expires_at is not None and row.expires_at <= now else "lives"
+    return "expired" if row.expires_at is not None and row.expires_at <= now else "active"
 
 
 async def _end(state: State, ids: Sequence[str]) -> int:

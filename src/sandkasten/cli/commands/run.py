@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.cli.create_progress import create_progress
 from sandkasten.cli.output import put_json, say, tell, visible
-from sandkasten.cli.state import EXIT_INTERRUPTED, State, go, status_of
-from sandkasten.errors import FileTrouble, InvalidRequest
+from sandkasten.cli.state import EXIT_INTERRUPTED, State, UsageError, go, status_of
+from sandkasten.errors import FileTrouble
+from sandkasten.model.spelling import nearest, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -91,8 +92,17 @@ def program_of(job: Job) -> Program:
     if job.code is not None:
         return Program(job.code, _arguments("-c CODE", job), job.runtime or "python")
     if not job.words:
-        raise InvalidRequest("no code to run", hint="pass -c CODE, a FILE, or - for stdin")
+        raise UsageError("no code to run", hint="pass -c CODE, a FILE, or - for stdin")
     name = job.words[0]
+    if name.startswith("-") and name != "-":
+        # The parser passes it on, because it may follow -c CODE.
+        option = name.partition("=")[0]
+        near = nearest(option, job.own_options)
+        raise UsageError(
+            f"run has no option {shown(option)}",
+            hint=(f"did you mean {near}? " if near else "see sandkasten run --help; ")
+            + f"a file of that name is ./{name[:80]}",
+        )
     args = _arguments(name, job)
     if name == "-":
         return Program(sys.stdin.buffer.read(), args, job.runtime or "python")
@@ -101,13 +111,13 @@ def program_of(job: Job) -> Program:
 
 
 def _arguments(code: str, job: Job) -> tuple[str, ...]:
-    """Return the arguments of the code; InvalidRequest for one that may be meant for us."""
+    """Return the arguments of the code; UsageError for one that may be meant for us."""
     words = job.words if job.code is not None else job.words[1:]
     if words[:1] == ("--",):
         return words[1:]
     for word in words:
         if word.partition("=")[0] in job.own_options:
-            raise InvalidRequest(
+            raise UsageError(
                 f"{word[:40]} after {code[:80]} is ambiguous: it is also an option of run",
                 hint=f"an option of run goes first: sandkasten run {word[:40]} … {code[:80]}; "
                 f"an argument of the code goes after --: sandkasten run {code[:80]} -- "

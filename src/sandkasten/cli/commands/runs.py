@@ -17,8 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.cli.output import age, put, put_json, put_table, say, tell, visible
-from sandkasten.cli.state import EXIT_INTERRUPTED, EXIT_OURS, EXIT_SIGNAL_BASE, EXIT_TIMED_OUT
-from sandkasten.errors import FileTrouble, InvalidRequest, SandkastenError
+from sandkasten.cli.state import (
+    EXIT_INTERRUPTED,
+    EXIT_OURS,
+    EXIT_SIGNAL_BASE,
+    EXIT_TIMED_OUT,
+    UsageError,
+)
+from sandkasten.errors import FileTrouble, SandkastenError
 from sandkasten.model.runs.run_values import public_run
 
 if TYPE_CHECKING:
@@ -88,7 +94,7 @@ def json_of(word: str, option: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as exc:
-        raise InvalidRequest(
+        raise UsageError(
             f"{option} is not valid JSON: {exc}", hint=f"{option} '{{\"n\": 1}}', or @file.json"
         ) from None
 

@@ -17,9 +17,9 @@ from sandkasten.cli.commands.exec import accompany
 from sandkasten.cli.create_progress import create_progress
 from sandkasten.cli.output import say
 from sandkasten.cli.sandbox_names import resolve
-from sandkasten.cli.state import State, status_of
+from sandkasten.cli.state import State, UsageError, status_of
 from sandkasten.cli.stdin import STDIN, blocks
-from sandkasten.errors import InvalidRequest, SandkastenError
+from sandkasten.errors import SandkastenError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -50,7 +50,7 @@ async def execute(state: State, start: str, command: Sequence[str], options: dic
     from sandkasten.client.sandbox import AsyncSandbox
 
     if not os.isatty(STDIN):
-        raise InvalidRequest(
+        raise UsageError(
             "-t requires a terminal as standard input", hint="leave it out, or use -i alone"
         )
     box = await AsyncSandbox.attach(await resolve(state, start), **state.where)

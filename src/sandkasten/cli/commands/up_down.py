@@ -232,19 +232,18 @@ def _down(
     json: Json = False,
 ) -> None:
     """Remove the daemon and its sandboxes. It can be repeated."""
-    from sandkasten.cli.state import go
-    from sandkasten.errors import InvalidRequest
+    from sandkasten.cli.state import UsageError, go
 
     state = state_of(context, json=json)
     if keep_sessions and volumes:
-        raise InvalidRequest(
+        raise UsageError(
             "--keep-sessions and --volumes exclude each other: without the data no daemon finds "
             "the sandboxes",
             hint="pass one of them",
         )
     if volumes and not yes:
         if not sys.stdin.isatty():
-            raise InvalidRequest("--volumes deletes data", hint="pass --yes when not on a terminal")
+            raise UsageError("--volumes deletes data", hint="pass --yes when not on a terminal")
         typer.confirm(
             "Delete all data of this daemon (stored files, keys, journal)?", abort=True, err=True
         )

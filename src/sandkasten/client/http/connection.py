@@ -370,13 +370,14 @@ async def pieces(
     connection: Connection, answer: aiohttp.ClientResponse, what: str, stall_s: float
 ) -> AsyncGenerator[bytes]:
     """Iterate over the body; one that ends before its announced length is an error."""
-    async with reading(connection, what):
-        while True:
-            async with asyncio.timeout(stall_s):
-                piece = await answer.content.read(_PIECE)
-            if not piece:
-                return
-            yield piece
+    while True:
+        # Not around the yield: what the reader of the pieces raises is not the connection's, and
+        # a generator that is left early could not close the context manager.
+        async with reading(connection, what), asyncio.timeout(stall_s):
+            piece = await answer.content.read(_PIECE)
+        if not piece:
+            return
+        yield piece
 
 
 def session_path(sandbox_id: str, verb: str = "") -> str:
