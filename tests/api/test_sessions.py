@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import aiohttp
+import pytest
+
+from sandkasten.engine.lifecycle import sandboxes
+from tests.api.daemon_in_process import serving
+from tests.engine.injections import World
+from tests.patience import PATIENCE_S
+
 
 async def test_a_session_is_created_described_listed_and_destroyed(daemon):
     made = await daemon.ask("POST", "/v1/sessions", {"labels": {"a": "b"}})
@@ -46,3 +56,27 @@ async def test_a_foreign_host_and_a_foreign_origin_are_refused(daemon):
     foreign = await daemon.ask("GET", "/healthz", headers={"Origin": "http://evil.example"})
     assert foreign.status == 403
     assert (await daemon.ask("GET", "/healthz")).json["status"] == "ok"
+
+
+async def test_a_client_that_leaves_during_the_creation_leaves_no_sandbox(monkeypatch):
+    # Not the engine's own deadline shall end it.
+    monkeypatch.setattr(sandboxes, "CREATE_TIMEOUT_S", 2 * PATIENCE_S)
+    world = World()
+    entered = asyncio.Event()
+
+    async def hang() -> None:
+        entered.set()
+        await asyncio.Event().wait()
+
+    world.backend.gate.after_create = hang
+    async with serving(world.engine) as daemon:
+        creating = asyncio.create_task(daemon.ask("POST", "/v1/sessions", {}))
+        await asyncio.wait_for(entered.wait(), PATIENCE_S)
+        creating.cancel()
+        with pytest.raises((asyncio.CancelledError, aiohttp.ClientError)):
+            await creating
+        async with asyncio.timeout(PATIENCE_S):
+            while await world.left() != ([], []):  # noqa: ASYNC110  (another task removes it)
+                await asyncio.sleep(0.01)
+        assert (await daemon.ask("GET", "/v1/sessions")).json == []
+    await world.engine.aclose()

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.cli.conftest import UNISOLATED
+from tests.cli.terminal import Person
 from tests.client.http.served import Served, served
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.slow
 
@@ -56,3 +60,47 @@ def test_a_reader_that_leaves_early_causes_no_traceback(cli, box, tmp_path):
     assert _into_head("cp", f"{box}:big", "-") == (1, b"")
     assert _into_head("files", "get", "big", "-") == (1, b"")
     assert cli("files", "rm", "big").status == 0
+
+
+def _until(look: Callable[[], object]) -> None:
+    """Wait until `look` returns something true."""
+    end = time.monotonic() + PATIENCE_S
+    while not (seen := look()):
+        assert time.monotonic() < end, f"last seen: {seen!r}"
+        time.sleep(0.05)
+
+
+def _running(cli, box: str) -> list[str]:
+    commands = json.loads(cli("inspect", box).out)["commands"]
+    return [one["exec_id"] for one in commands if one["status"] == "running"]
+
+
+@pytest.mark.parametrize("command", [["sleep", "600"], ["trap '' TERM; sleep 600 & wait; wait"]])
+def test_sigterm_of_exec_ends_the_command_inside(cli, box, command):
+    with subprocess.Popen([*UNISOLATED, "exec", box, *command], env={**os.environ}) as started:
+        _until(lambda: _running(cli, box))
+        started.send_signal(signal.SIGTERM)
+        assert started.wait(PATIENCE_S) == 128 + signal.SIGTERM
+    _until(lambda: not _running(cli, box))
+
+
+def test_a_command_that_waits_for_a_busy_shell_says_so(cli, box):
+    with subprocess.Popen([*UNISOLATED, "exec", box, "sleep 600"], env={**os.environ}) as busy:
+        _until(lambda: _running(cli, box))
+        with Person([*UNISOLATED, "exec", box, "echo turn"]) as person:
+            person.wait_for("note: the shell default is busy with another command")
+            person.wait_for("--shell NAME uses another shell")
+            busy.send_signal(signal.SIGINT)
+            person.wait_for("turn")
+            assert person.status() == 0
+
+
+def test_one_word_on_a_terminal_is_a_command_line_where_the_shell_is(cli, box):
+    assert cli("exec", box, "cd /usr").status == 0
+    with Person([*UNISOLATED, "exec", "-it", box, "pwd; cd /tmp; pwd; test -t 0 && exit 7"]) as one:
+        one.wait_for("/usr")
+        one.wait_for("/tmp")
+        assert one.status() == 7
+    with Person([*UNISOLATED, "exec", "-it", box, "pwd"]) as one:
+        one.wait_for("/usr")
+        assert one.status() == 0

@@ -293,7 +293,12 @@ def _exec(
     ] = False,
     tty: Annotated[
         bool,
-        typer.Option("--tty", "-t", help="Run it on a terminal of its own, connected to yours."),
+        typer.Option(
+            "--tty",
+            "-t",
+            help="Run it on a terminal of its own, connected to yours. One word runs in a shell "
+            "of its own, where the persistent shell is.",
+        ),
     ] = False,
     timeout: Timeout = None,
     cwd: Annotated[

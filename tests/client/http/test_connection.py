@@ -52,6 +52,27 @@ async def test_an_unreachable_daemon_is_reported_with_a_hint():
     assert "sandkasten serve" in caught.value.hint
 
 
+async def test_a_daemon_that_is_away_for_long_is_logged_once(monkeypatch, caplog):
+    monkeypatch.setattr(connecting, "QUIET_S", 0.0)
+    async with scripted(reply(1), CUT, CUT, reply(2)) as server:
+        one = Connection(server.url)
+        assert [await one.ask(READ), await one.ask(READ)] == [1, 2]
+        await one.aclose()
+    shown = server.url.removeprefix("http://")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the connection to http://{shown} was lost; retrying",
+        f"connected to http://{shown} again",
+    ]
+
+
+async def test_a_short_absence_of_the_daemon_is_not_logged(caplog):
+    async with scripted(reply(1), CUT, reply(2)) as server:
+        one = Connection(server.url)
+        assert [await one.ask(READ), await one.ask(READ)] == [1, 2]
+        await one.aclose()
+    assert caplog.records == []
+
+
 async def test_a_missing_socket_is_reported_with_a_hint(tmp_path):
     with pytest.raises(BackendUnavailable, match="no daemon answers"):
         await ask(f"unix://{tmp_path}/daemon.sock", ONCE)

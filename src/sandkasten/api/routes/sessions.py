@@ -124,7 +124,8 @@ async def create(call: Call) -> Response:
         tenant=call.principal.tenant,
         key_id=call.principal.key_id,
     )
-    info = await call.engine.create(request, call.principal.quota)
+    # Without its response a client does not know the id, so one that leaves ends the creation.
+    info = await call.while_there(call.engine.create(request, call.principal.quota))
     return answer(session_fields(info), 201)
 
 

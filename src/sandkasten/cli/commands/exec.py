@@ -1,6 +1,7 @@
 """`exec`, `logs` and `kill`: one command in a sandbox, connected to our streams or left alone.
 
-Ctrl-C is sent to a command that is waited for, whose status becomes ours. Input is passed on unless
+Ctrl-C is sent to a command that is waited for, whose status becomes ours; a command that loses us
+to SIGTERM is ended. Input is passed on unless
 it is a terminal; `-it` connects the terminal itself. `-d` prints the command's id and returns.
 """
 
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from sandkasten.model.commands.exec_values import CommandKeywords
 
 
+# How long a command has to end after SIGTERM before it is killed.
+TERM_GRACE_S: Final = 2.0
+# A command that waits longer than this for its shell gets a note.
+_QUIET_S: Final = 2.0
 # The most that a sandbox keeps for a slow reader: output never blocks a command.
 KEPT_BYTES: Final = 8 * 1024 * 1024
 
@@ -53,12 +58,30 @@ async def execute(state: State, start: str, line: CommandLine) -> int:
     if isinstance(line.command, str):
         options["stateful"] = True
     process = await box.start(line.command, keep_stdin_open=piped, **options)
-    result = await accompany(process, piped=piped, quiet=state.json)
+    waiting = None
+    if isinstance(line.command, str) and sys.stderr.isatty():
+        waiting = asyncio.create_task(_note_queue(process, str(options.get("shell"))))
+    try:
+        result = await accompany(process, piped=piped, quiet=state.json)
+    finally:
+        if waiting is not None:
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
     if state.json:
         put_json(result.as_dict())
     else:
         _explain(result)
     return status_of(result.exit_code, result.signal, timed_out=result.timed_out)
+
+
+async def _note_queue(process: AsyncProcess, shell: str) -> None:
+    """Tell a person why nothing happens: the shell is busy with another command."""
+    await asyncio.sleep(_QUIET_S)
+    now = await process.poll()
+    # Its time runs only from its turn on.
+    if now.running and now.duration_ms == 0:
+        tell("note", f"the shell {shell} is busy with another command; this one waits for it")
+        tell("hint", "--shell NAME uses another shell, -d runs it in the background")
 
 
 async def detach(state: State, start: str, line: CommandLine) -> None:
@@ -156,6 +179,10 @@ async def accompany(process: AsyncProcess, *, piped: bool, quiet: bool) -> Resul
         # The reader has left, as with `yes | head`: the output would go nowhere.
         await process.signal(signal.SIGPIPE)
         raise
+    except asyncio.CancelledError:
+        # SIGTERM or SIGHUP ends this process, which would leave the command behind.
+        await _end(process)
+        raise
     finally:
         loop.remove_signal_handler(signal.SIGINT)
         for errand in errands:
@@ -169,6 +196,13 @@ def _pass_on(piece: Output) -> None:
         tell("warning", f"{piece.gap_bytes} bytes of output were not kept")
     out.write(piece.data)
     out.flush()
+
+
+async def _end(process: AsyncProcess) -> None:
+    with suppress(SandkastenError):
+        await process.signal(signal.SIGTERM)
+        if (await process.wait(TERM_GRACE_S)).running:
+            await process.kill()
 
 
 async def _interrupt(process: AsyncProcess) -> None:

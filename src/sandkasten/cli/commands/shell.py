@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from contextlib import AsyncExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 
 END_OF_INPUT: Final = b"\x04"
 _BEST_SHELL: Final = "command -v bash >/dev/null 2>&1 && exec bash; exec sh"
+# Run by a shell that gets the command line as its first argument.
+_ONE_LINE: Final = 'command -v bash >/dev/null 2>&1 && exec bash -c "$0"; exec sh -c "$0"'
+# A program alone needs no shell, which the image may not have.
+_PROGRAM: Final = re.compile(r"[\w./+-]+")
 
 
 async def shell(state: State, start: str | None, options: dict[str, Any]) -> int:
@@ -46,7 +51,10 @@ async def shell(state: State, start: str | None, options: dict[str, Any]) -> int
 
 
 async def execute(state: State, start: str, command: Sequence[str], options: dict[str, Any]) -> int:
-    """Run a program in a sandbox on our terminal, for `exec -it`."""
+    """Run a program in a sandbox on our terminal, for `exec -it`.
+
+    One word is a command line: a shell of its own runs it where the persistent shell is.
+    """
     from sandkasten.client.sandbox import AsyncSandbox
 
     if not os.isatty(STDIN):
@@ -54,6 +62,11 @@ async def execute(state: State, start: str, command: Sequence[str], options: dic
             "-t requires a terminal as standard input", hint="leave it out, or use -i alone"
         )
     box = await AsyncSandbox.attach(await resolve(state, start), **state.where)
+    if len(command) == 1:
+        info = box.known or await box.info()
+        options = {**options, "cwd": options["cwd"] or info.cwd}
+        if not _PROGRAM.fullmatch(command[0]):
+            command = ["/bin/sh", "-c", _ONE_LINE, *command]
     return await _typed(box, command, **options)
 
 

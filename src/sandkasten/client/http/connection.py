@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import logging
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -37,6 +38,8 @@ TRIES: Final = 5
 # For a daemon that was there before: it is being restarted, and takes its time.
 PATIENT_TRIES: Final = 8
 FIRST_PAUSE_S: Final = 0.1
+# A daemon that was there is away for longer than this: the client says that it waits.
+QUIET_S: Final = 2.0
 # What a server may make us wait by Retry-After; more than that is the caller's business.
 MOST_PAUSE_S: Final = 10.0
 _BACKOFF: Final = Backoff(FIRST_PAUSE_S, MOST_PAUSE_S)
@@ -47,6 +50,7 @@ _KEEP_ALIVE_S: Final = 4.0
 _MAX_ERROR_BYTES: Final = 1 << 20
 _AT_ONCE: Final = 1 << 18
 _PIECE: Final = 1 << 20
+_log: Final = logging.getLogger("sandkasten.client")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,8 @@ class Connection:
         self._tenant = tenant
         self._http: aiohttp.ClientSession | None = None
         self._reached = False
+        self._lost_at: float | None = None
+        self._told = False
 
     async def ask(self, order: HttpRequest) -> Any:
         """Return the JSON answer."""
@@ -142,13 +148,15 @@ class Connection:
         while True:
             turn += 1
             try:
-                return await self._session().ws_connect(
+                socket = await self._session().ws_connect(
                     self.address.base + path,
                     params=query,
                     max_msg_size=0,
                     heartbeat=20.0,
                     **self._proxy,
                 )
+                self._answered()
+                return socket
             except aiohttp.WSServerHandshakeError as exc:
                 # The library drops the body of a refusal; asked plainly, the daemon says it again.
                 raise await self._refusal(path, query, exc) from None
@@ -192,7 +200,7 @@ class Connection:
                 timeout=aiohttp.ClientTimeout(total=order.answer_s, sock_connect=CONNECT_S),
                 **self._proxy,
             ) as answer:
-                self._reached = True
+                self._answered()
                 yield answer
         except aiohttp.ClientError:
             # What the caller's own stream raised is the caller's, not the connection's.
@@ -247,7 +255,23 @@ class Connection:
         tries = PATIENT_TRIES if self._reached else TRIES
         if turn >= tries or hopeless or not (unsent or order.repeatable) or _is_spent(order):
             return None
-        return _BACKOFF.pause_s(turn)
+        pause_s = _BACKOFF.pause_s(turn)
+        self._note_lost(pause_s)
+        return pause_s
+
+    def _answered(self) -> None:
+        if self._told:
+            _log.warning("connected to %s again", self.address.shown)
+        self._reached, self._lost_at, self._told = True, None, False
+
+    def _note_lost(self, pause_s: float) -> None:
+        """Log once that a daemon is away, before the pause that makes it too long to be silent."""
+        now = time.monotonic()
+        if self._lost_at is None:
+            self._lost_at = now
+        if self._reached and not self._told and now + pause_s - self._lost_at >= QUIET_S:
+            self._told = True
+            _log.warning("the connection to %s was lost; retrying", self.address.shown)
 
     def _trouble(self, order: HttpRequest, exc: Exception) -> SandkastenError:
         if isinstance(exc, aiohttp.ClientSSLError):
