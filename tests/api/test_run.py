@@ -6,6 +6,8 @@ import base64
 
 import pytest
 
+from tests.api.events import events
+
 
 async def test_a_run_returns_every_documented_field(real_daemon):
     reply = await real_daemon.ask(
@@ -71,3 +73,19 @@ async def test_an_artifact_whose_name_is_not_utf_8_is_answered_in_both_forms(dae
     assert reply.status == 200, reply.raw
     found = sorted((one["path"], one.get("path_b64")) for one in reply.json["artifacts"])
     assert found == [("x\ufffd", base64.b64encode(b"x\xff").decode()), ("y", None)]
+
+
+async def test_a_run_is_streamed_when_events_are_accepted(daemon):
+    body = {"code": "echo out; echo err >&2; exit 3", "runtime": "sh"}
+    headers = {"Accept": "text/event-stream"}
+    async with daemon.http.post(f"{daemon.url}/v1/run", json=body, headers=headers) as reply:
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        said = [event async for event in events(reply)]
+    *chunks, last = said
+    assert {(one.data["stream"], one.data["text"]) for one in chunks} == {
+        ("stdout", "out\n"),
+        ("stderr", "err\n"),
+    }
+    assert (last.name, last.data["exit_code"], last.data["stdout"]) == ("done", 3, "out\n")
+    refused = await daemon.ask("POST", "/v1/run", {"code": "", "image": "no/such"}, headers=headers)
+    assert (refused.status, refused.json["code"]) == (404, "IMAGE_NOT_FOUND")

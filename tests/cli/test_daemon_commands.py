@@ -104,3 +104,28 @@ def test_one_word_on_a_terminal_is_a_command_line_where_the_shell_is(cli, box):
     with Person([*UNISOLATED, "exec", "-it", box, "pwd"]) as one:
         one.wait_for("/usr")
         assert one.status() == 0
+
+
+@pytest.mark.parametrize("where", [[], ["--embedded"]])
+def test_run_shows_output_as_it_comes(where):
+    code = "echo first; echo problem >&2; sleep 600"
+    with subprocess.Popen(
+        [*UNISOLATED, *where, "run", "-r", "sh", "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ},
+    ) as started:
+        assert started.stdout is not None
+        assert started.stderr is not None
+        try:
+            seen = [started.stdout.readline(), started.stderr.readline()]
+        finally:
+            started.send_signal(signal.SIGTERM)
+        assert seen == [b"first\n", b"problem\n"]
+        assert started.wait(PATIENCE_S) == 128 + signal.SIGTERM
+
+
+def test_a_run_whose_reader_leaves_is_ended(cli):
+    status, said = _into_head("run", "-r", "sh", "-c", "while :; do echo xxx; done")
+    assert (status, said) == (1, b"")
+    _until(lambda: json.loads(cli("ls", "--json").out) == [])

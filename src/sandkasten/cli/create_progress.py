@@ -24,11 +24,16 @@ _QUIET_S: Final = 3.0
 
 
 @asynccontextmanager
-async def create_progress(state: State, options: Mapping[str, Any]) -> AsyncIterator[None]:
-    """Show what creating a sandbox with these options of the client waits for in the block."""
+async def create_progress(
+    state: State, options: Mapping[str, Any]
+) -> AsyncIterator[Callable[[], None]]:
+    """Show what creating a sandbox with these options of the client waits for in the block.
+
+    Yields a function to call when the sandbox is there, if the block goes on after that.
+    """
     if state.place.url is None:
         with _listening():
-            yield
+            yield lambda: None
         return
     waiting = None
     image = options.get("image")
@@ -38,11 +43,15 @@ async def create_progress(state: State, options: Mapping[str, Any]) -> AsyncIter
     if what:
         text = f"waiting for the daemon, which may be {visible(' and '.join(what))}"
         waiting = asyncio.get_running_loop().call_later(_QUIET_S, say, text)
-    try:
-        yield
-    finally:
+
+    def created() -> None:
         if waiting is not None:
             waiting.cancel()
+
+    try:
+        yield created
+    finally:
+        created()
 
 
 class _listening(logging.Handler):

@@ -72,6 +72,15 @@ def put(text: str) -> None:
     sys.stdout.write(text + "\n")
 
 
+def write_chunk(source: str, data: bytes, gap_bytes: int) -> None:
+    """Print output of a command as it comes, on the stream that it was written to."""
+    if gap_bytes:
+        tell("warning", f"{gap_bytes} bytes of output were not kept")
+    out = sys.stderr.buffer if source == "stderr" else sys.stdout.buffer
+    out.write(data)
+    out.flush()
+
+
 def put_json(value: Any) -> None:
     # ASCII only: names from inside a sandbox may contain bytes that are not valid UTF-8.
     put(json.dumps(value, indent=2 if sys.stdout.isatty() else None))

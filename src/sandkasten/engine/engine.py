@@ -42,7 +42,7 @@ from sandkasten.engine.storage.named_workspaces import NamedWorkspaces
 from sandkasten.engine.storage.sandbox_files import FileOperations
 from sandkasten.engine.storage.workspace_files import WorkspaceFiles
 from sandkasten.errors import BackendUnavailable, Conflict, SandkastenError
-from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult
+from sandkasten.model.commands.exec_values import Chunk, ChunkReader, ExecRequest, ExecResult
 from sandkasten.model.sandbox.readiness import Tier
 from sandkasten.model.sandbox.sandbox_values import (
     CreateRequest,
@@ -428,9 +428,14 @@ class Engine:
     def connect(self, sandbox_id: str, port: int) -> AbstractAsyncContextManager[PortStream]:
         return connect_port(self._handles, sandbox_id, port)
 
-    async def run(self, request: RunRequest, quota: TenantQuota | None = None) -> RunResult:
+    async def run(
+        self,
+        request: RunRequest,
+        quota: TenantQuota | None = None,
+        show: ChunkReader | None = None,
+    ) -> RunResult:
         with self._in_flight.within():
-            return await self._oneshot.run(request, quota)
+            return await self._oneshot.run(request, quota, show)
 
     # ---- upkeep
 

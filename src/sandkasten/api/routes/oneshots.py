@@ -5,6 +5,7 @@ Code that fails is a result with `ok` false.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import ConfigDict, Field
@@ -21,8 +22,10 @@ from sandkasten.api.request.field_schemas import (
     schema,
     shaped,
 )
+from sandkasten.api.response.exec_json import ChunkPrinter
 from sandkasten.api.response.json_response import answer
-from sandkasten.api.route import Answer, Body, Route
+from sandkasten.api.response.sse import begun, event
+from sandkasten.api.route import EVENTS, JSON, Answer, Body, Route
 from sandkasten.api.routes.exec_schemas import WhyAnswer
 from sandkasten.engine.oneshot.oneshot import MAX_FILES, RUNTIME_NAMES
 from sandkasten.errors import (
@@ -46,10 +49,16 @@ from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.sandbox_options import SESSION_ONLY, SandboxOptions
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from starlette.responses import Response
 
     from sandkasten.api.request.http_call import Call
+    from sandkasten.model.commands.exec_values import Chunk
     from sandkasten.model.sandbox.oneshot_values import RunResult
+
+# Pieces of output that wait for the client; the sandbox keeps what comes after them.
+_KEPT_CHUNKS = 16
 
 
 class FileBody(Body):
@@ -147,8 +156,34 @@ async def run(call: Call) -> Response:
         key_id=call.principal.key_id,
     )
     # Nothing can read the result later, so a client that leaves ends the run.
+    if EVENTS in call.connection.headers.get("accept", ""):
+        return await begun(_running(call, request), call)
     result = await call.while_there(call.engine.run(request, call.principal.quota))
     return answer(run_fields(result))
+
+
+async def _running(call: Call, request: RunRequest) -> AsyncIterator[bytes]:
+    """Yield the output as it comes; a client that reads slowly holds up the reading of it."""
+    chunks: asyncio.Queue[Chunk | None] = asyncio.Queue(_KEPT_CHUNKS)
+
+    async def run() -> RunResult:
+        try:
+            return await call.engine.run(request, call.principal.quota, show=chunks.put)
+        finally:
+            await chunks.put(None)
+
+    running = asyncio.create_task(run())
+    printer = ChunkPrinter(call.server.clock, None)
+    try:
+        while (chunk := await chunks.get()) is not None:
+            yield event("chunk", printer.fields(chunk), chunk.seq)
+        yield event("done", run_fields(await running))
+    finally:
+        running.cancel()
+        # Its end has to be put somewhere.
+        while not chunks.empty():
+            chunks.get_nowait()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 def run_fields(result: RunResult) -> dict[str, Any]:
@@ -185,6 +220,9 @@ ROUTES = (
         "run",
         body=RunBody,
         answer=RunAnswer,
+        gives=(JSON, EVENTS),
+        description="With `Accept: text/event-stream`: events `chunk` (a piece of output), then "
+        "`done` with the answer, or `error`. A client that leaves ends the run.",
         errors=(
             InvalidImage,
             ImageNotFound,

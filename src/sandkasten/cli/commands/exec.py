@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.cli.output import put, put_json, tell
+from sandkasten.cli.output import put, put_json, tell, write_chunk
 from sandkasten.cli.sandbox_names import resolve
 from sandkasten.cli.state import State, status_of
 from sandkasten.cli.stdin import blocks, is_prepared
@@ -191,11 +191,7 @@ async def accompany(process: AsyncProcess, *, piped: bool, quiet: bool) -> Resul
 
 
 def _pass_on(piece: Output) -> None:
-    out = sys.stderr.buffer if piece.stream == "stderr" else sys.stdout.buffer
-    if piece.gap_bytes:
-        tell("warning", f"{piece.gap_bytes} bytes of output were not kept")
-    out.write(piece.data)
-    out.flush()
+    write_chunk(piece.stream, piece.data, piece.gap_bytes)
 
 
 async def _end(process: AsyncProcess) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.cli.create_progress import create_progress
-from sandkasten.cli.output import put_json, say, tell, visible
+from sandkasten.cli.output import put_json, say, tell, visible, write_chunk
 from sandkasten.cli.state import EXIT_INTERRUPTED, State, UsageError, go, status_of
 from sandkasten.errors import FileTrouble
 from sandkasten.model.spelling import nearest, shown
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sandkasten.client.results import RunResult
+    from sandkasten.model.commands.exec_values import Chunk
     from sandkasten.model.sandbox.oneshot_values import Artifact
 
 _BY_SUFFIX: Final[Mapping[str, str]] = {
@@ -71,20 +72,29 @@ def run(state: State, job: Job) -> int:
 async def _run(
     state: State, job: Job, program: Program, files: Mapping[str, bytes], stdin: bytes | None
 ) -> RunResult:
-    from sandkasten.client.run_once import run_async
+    from sandkasten.client.results import run_result_of
+    from sandkasten.client.server.server_pool import connect
+    from sandkasten.model.request_spellings import sandbox_options
+    from sandkasten.model.sandbox.oneshot_values import RunRequest
 
-    async with create_progress(state, job.options):
-        return await run_async(
-            program.code,
-            program.runtime,
-            files=files,
-            args=program.args,
-            stdin=stdin,
-            timeout_seconds=job.timeout_s,
-            artifacts=job.artifacts,
-            **job.options,
-            **state.where,
-        )
+    request = RunRequest(
+        code=program.code,
+        runtime=program.runtime,
+        args=program.args,
+        files=files,
+        stdin=stdin,
+        timeout_seconds=job.timeout_s,
+        artifacts=job.artifacts,
+        options=sandbox_options({**job.options, "backend": state.backend}),
+    )
+    async with create_progress(state, job.options) as created:
+
+        async def show(chunk: Chunk) -> None:
+            created()
+            write_chunk(chunk.source, chunk.data, chunk.gap_bytes)
+
+        transport = await connect(state.place)
+        return run_result_of(await transport.run(request, show=None if state.json else show))
 
 
 def program_of(job: Job) -> Program:
@@ -144,15 +154,8 @@ def _bytes_of(path: Path) -> bytes:
 def _show(result: RunResult, job: Job, *, as_json: bool) -> None:
     if as_json:
         put_json(result.as_dict())
-    else:
-        sys.stdout.buffer.write(result.stdout_data)
-        sys.stdout.buffer.flush()
-        sys.stderr.buffer.write(result.stderr_data)
-        sys.stderr.buffer.flush()
     for warning in result.warnings:
         tell("warning", warning)
-    if result.truncated and not as_json:
-        tell("warning", "the output was truncated; see --limit max_stdout_bytes")
     if result.why is not None and not as_json:
         tell("error", result.why.message)
         tell("hint", result.why.hint)

@@ -11,22 +11,29 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from sandkasten.client.http import session_json
-from sandkasten.client.http.connection import ANSWER_S, Connection, HttpRequest, session_path
-from sandkasten.client.http.event_streams import COMMAND, follow
+from sandkasten.client.http.connection import (
+    ANSWER_S,
+    Connection,
+    HttpRequest,
+    reading,
+    session_path,
+)
+from sandkasten.client.http.error_responses import body_error
+from sandkasten.client.http.event_streams import COMMAND, events, follow, parsed
 from sandkasten.client.http.files import HttpFiles
 from sandkasten.client.http.images import HttpImages
 from sandkasten.client.http.json_values import records
 from sandkasten.client.http.network import HttpNetwork
 from sandkasten.client.http.terminal import open_terminal
 from sandkasten.client.http.workspaces import HttpWorkspaces
-from sandkasten.errors import UnsupportedByBackend
+from sandkasten.errors import BackendUnavailable, UnsupportedByBackend
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from sandkasten.client.server.transport import TerminalTransport
-    from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult
+    from sandkasten.model.commands.exec_values import Chunk, ChunkReader, ExecRequest, ExecResult
     from sandkasten.model.sandbox.oneshot_values import RunRequest, RunResult
     from sandkasten.model.sandbox.readiness import Readiness, Tier
     from sandkasten.model.sandbox.sandbox_values import (
@@ -45,6 +52,7 @@ LONGEST_EXEC_S: Final = 86_400.0
 CREATE_S: Final = 1800.0
 SLACK_S: Final = 60.0
 NEXT_CURSOR: Final = "X-Next-Cursor"
+_RUN: Final = "/v1/run"
 _EVENTS: Final[Mapping[str, str]] = {"Accept": "text/event-stream"}
 
 
@@ -218,11 +226,29 @@ class HttpTransport:
             cwd=cwd,
         )
 
-    async def run(self, request: RunRequest) -> RunResult:
-        order = HttpRequest(
-            "POST", "/v1/run", session_json.run_body(request), answer_s=_run_time_of(request)
-        )
-        return session_json.run_result_of(await self.connection.ask(order))
+    async def run(self, request: RunRequest, *, show: ChunkReader | None = None) -> RunResult:
+        body = session_json.run_body(request)
+        if show is None:
+            order = HttpRequest("POST", _RUN, body, answer_s=_run_time_of(request))
+            return session_json.run_result_of(await self.connection.ask(order))
+        order = HttpRequest("POST", _RUN, body, headers=_EVENTS, answer_s=None)
+        async with self.connection.stream(order) as answer:
+            source = events(answer)
+            while True:
+                # Not around `show`, whose failures are the caller's.
+                async with reading(self.connection, "the code ran"):
+                    event = await anext(source, None)
+                if event is None:
+                    raise BackendUnavailable(
+                        "the connection was lost while the code ran",
+                        hint="the daemon ended the run; start it again",
+                    )
+                if event.name == "chunk":
+                    await show(session_json.chunk_of(parsed(event)))
+                elif event.name == "done":
+                    return session_json.run_result_of(parsed(event))
+                elif event.name == "error":
+                    raise body_error(parsed(event))
 
     # ---- what only the machine itself can be asked
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from sandkasten.engine.commands.exec_history import ExecHistory
+    from sandkasten.model.commands.exec_values import ChunkReader
     from sandkasten.model.journal_rows import ExecRow
     from sandkasten.ports import EventSink
     from sandkasten.wire.channel import Channel
@@ -55,12 +56,15 @@ class Execution:
         self._history = history
         self._events = events
 
-    async def run(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
+    async def run(
+        self, sandbox_id: str, request: ExecRequest, show: ChunkReader | None = None
+    ) -> ExecResult:
         following = await self._follow(sandbox_id, request)
         with _RecordedExec(self._history, following, request.command) as noted:
             async with aclosing(following.chunks()) as chunks:
-                async for _ in chunks:
-                    pass
+                async for chunk in chunks:
+                    if show is not None:
+                        await show(chunk)
             return self._told(sandbox_id, noted.ended(await self._result(following)))
 
     async def stream(

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from sandkasten.engine.oneshot.warm_pool import WarmPool
     from sandkasten.engine.storage.sandbox_files import FileOperations
     from sandkasten.model.access.tenancy import TenantQuota
+    from sandkasten.model.commands.exec_values import ChunkReader
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.sandbox_options import SandboxOptions
     from sandkasten.ports import EventSink, Sites
@@ -161,7 +162,13 @@ class OneShot:
         self._files = files
         self._events = events
 
-    async def run(self, request: RunRequest, quota: TenantQuota | None = None) -> RunResult:
+    async def run(
+        self,
+        request: RunRequest,
+        quota: TenantQuota | None = None,
+        show: ChunkReader | None = None,
+    ) -> RunResult:
+        """Run it to its end; `show` receives the output as it comes."""
         job = _checked(request)
         plan = await self._plan(request, job)
         told = _RunEvents(self._events, request, job, plan)
@@ -170,7 +177,7 @@ class OneShot:
             if record is None:
                 record = await self._sandboxes.make(plan, quota=quota)
             try:
-                return await self._compute(record, job, plan, told)
+                return await self._compute(record, job, plan, told, show)
             finally:
                 if job.kept:
                     await self._take_back(record, job)
@@ -223,10 +230,15 @@ class OneShot:
         )
 
     async def _compute(
-        self, record: Record, job: _Job, plan: SandboxPlan, told: _RunEvents
+        self,
+        record: Record,
+        job: _Job,
+        plan: SandboxPlan,
+        told: _RunEvents,
+        show: ChunkReader | None,
     ) -> RunResult:
         try:
-            result = await self._write_and_run(record.id, job, plan)
+            result = await self._write_and_run(record.id, job, plan, show)
         except CommandNotFound as exc:
             raise CommandNotFound(
                 f"there is no {job.runtime.program[0]} in image {record.image}",
@@ -245,14 +257,16 @@ class OneShot:
         told.finished(answer, result)
         return answer
 
-    async def _write_and_run(self, sandbox_id: str, job: _Job, plan: SandboxPlan) -> ExecResult:
+    async def _write_and_run(
+        self, sandbox_id: str, job: _Job, plan: SandboxPlan, show: ChunkReader | None
+    ) -> ExecResult:
         files = job.files
         tasks: list[asyncio.Future[None]] = []
         if len(files) == 1 and sum(map(len, files.values())) <= AT_ONCE_BYTES:
             tasks.append(asyncio.ensure_future(self._write(sandbox_id, files)))
         else:
             await self._write(sandbox_id, files)
-        running = asyncio.ensure_future(self._execution.run(sandbox_id, job.exec))
+        running = asyncio.ensure_future(self._execution.run(sandbox_id, job.exec, show))
         try:
             # One pass of the loop sends the file and then the command: the runner finishes a write
             # before it handles what follows, and without its file no code can run.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping  # noqa: TC003  (the API reads the annotations)
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Final, Literal, TypedDict
@@ -131,6 +131,10 @@ class Chunk:
     gap_bytes: int = 0
     exec_id: str | None = None
     """Whose; None where the reader asked for it by its id."""
+
+
+ChunkReader = Callable[[Chunk], Awaitable[None]]
+"""Receives the output of a command while it runs; a slow one loses output, not the command."""
 
 
 @dataclass(frozen=True, slots=True)
