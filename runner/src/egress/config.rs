@@ -1,12 +1,12 @@
 //! What the egress was told when it was started, and how it may be told otherwise later.
 
 use crate::addresses::{is_public, Network};
+use crate::limits::Limits;
 use crate::routes::is_own;
 use crate::rules::Rules;
 use serde_json::Value;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
 
 pub struct Config {
     pub rules: Rules,
@@ -15,9 +15,7 @@ pub struct Config {
     pub servers: Vec<SocketAddr>,
     /// Names with fixed addresses, as in /etc/hosts.
     pub hosts: HashMap<String, Vec<IpAddr>>,
-    pub connections: usize,
-    pub names_per_minute: u32,
-    pub idle: Duration,
+    pub limits: Limits,
 }
 
 impl Config {
@@ -50,9 +48,7 @@ impl Config {
                 .map(|text| text.parse().ok())
                 .collect::<Option<_>>()?,
             hosts,
-            connections: v["connections"].as_u64()? as usize,
-            names_per_minute: v["names_per_minute"].as_u64()? as u32,
-            idle: Duration::from_secs(v["idle_seconds"].as_u64()?),
+            limits: Limits::parse(&v["limits"])?,
         })
     }
 

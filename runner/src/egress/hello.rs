@@ -178,7 +178,7 @@ fn http(bytes: &[u8]) -> First {
     First::Http(hosts.pop())
 }
 
-fn is_token(b: u8) -> bool {
+pub fn is_token(b: u8) -> bool {
     b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b)
 }
 
@@ -191,7 +191,7 @@ fn end_of_headers(bytes: &[u8]) -> Option<usize> {
 }
 
 /// A host without its port and without the dot that may end it.
-fn host_of(authority: &str) -> String {
+pub fn host_of(authority: &str) -> String {
     authority
         .rsplit_once(':')
         .filter(|(_, port)| port.bytes().all(|b| b.is_ascii_digit()))

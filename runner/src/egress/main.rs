@@ -16,6 +16,8 @@ mod config;
 mod dns;
 mod filter;
 mod hello;
+mod http;
+mod limits;
 mod names;
 mod record;
 mod relay;

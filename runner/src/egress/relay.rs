@@ -8,13 +8,14 @@ use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
 
 /// Bytes moved in one turn.
 const TURN: usize = 4 << 20;
-const PIECE: usize = 1 << 20;
+const PIECE: u64 = 1 << 20;
 
 pub struct Direction {
     pipe: (OwnedFd, OwnedFd),
     held: usize,
     ended: bool,
     closed: bool,
+    /// Bytes that came in; at the end, all of them were delivered.
     pub bytes: u64,
 }
 
@@ -24,6 +25,8 @@ pub enum Moved {
     Idle,
     /// There may be more to move at once.
     Busy,
+    /// It took as much as it may.
+    Held,
     Done,
 }
 
@@ -42,17 +45,25 @@ impl Direction {
         })
     }
 
-    /// Move what can be moved now.
-    pub fn step(&mut self, from: RawFd, to: RawFd) -> Result<Moved> {
+    /// Move what can be moved now, and take at most `most` bytes in.
+    pub fn step(&mut self, from: RawFd, to: RawFd, mut most: u64) -> Result<Moved> {
         if self.closed {
             return Ok(Moved::Done);
         }
         let mut turn = 0;
         while turn < TURN {
             if self.held == 0 && !self.ended {
-                match splice(from, self.pipe.1.as_raw_fd(), PIECE)? {
+                if most == 0 {
+                    return Ok(Moved::Held);
+                }
+                let piece = most.min(PIECE) as usize;
+                match splice(from, self.pipe.1.as_raw_fd(), piece)? {
                     Some(0) => self.ended = true,
-                    Some(n) => self.held = n,
+                    Some(n) => {
+                        self.held = n;
+                        self.bytes += n as u64;
+                        most -= n as u64;
+                    }
                     None => return Ok(Moved::Idle),
                 }
             }
@@ -65,7 +76,6 @@ impl Direction {
             match splice(self.pipe.0.as_raw_fd(), to, self.held)? {
                 Some(n) => {
                     self.held -= n;
-                    self.bytes += n as u64;
                     turn += n;
                 }
                 None => return Ok(Moved::Idle),

@@ -29,6 +29,17 @@ pub fn peek(fd: RawFd, buffer: &mut [u8]) -> Option<&[u8]> {
     check(n as libc::c_int).ok().map(|n| &buffer[..n as usize])
 }
 
+/// Whether the other side sends nothing more; what it sent may still wait to be read.
+pub fn sends_no_more(fd: RawFd) -> bool {
+    let mut poll = libc::pollfd {
+        fd,
+        events: libc::POLLRDHUP,
+        revents: 0,
+    };
+    // SAFETY: one pollfd.
+    unsafe { libc::poll(&mut poll, 1, 0) > 0 }
+}
+
 /// Whether a connection is made; an errno if it failed.
 pub fn connected(fd: RawFd) -> Result<bool> {
     let mut poll = libc::pollfd {

@@ -104,15 +104,26 @@ def numbers(words: Sequence[str]) -> dict[str, float]:
     return {name: limit(name, text) for name, text in pairs(words, "--limit").items()}
 
 
-def network_of(mode: str | None, allow: Sequence[str]) -> str | dict[str, Any] | None:
-    """Return the network that --network and --allow stand for."""
-    if not allow:
+def network_of(
+    mode: str | None, allow: Sequence[str], limits: Sequence[str], *, dry_run: bool
+) -> str | dict[str, Any] | None:
+    """Return the network that the flags of a sandbox's network stand for."""
+    if not (allow or limits or dry_run):
         return mode
-    if mode is not None:
+    if mode == "full" and not allow:
+        allow = ("*",)
+    elif mode is not None:
         raise UsageError(
-            "--network and --allow exclude each other", hint="use --allow alone for single hosts"
+            f"--network {mode} excludes --allow and the other flags of a network",
+            hint="use --allow alone for single hosts",
         )
-    return {"allow": list(allow)}
+    found: dict[str, Any] = {"allow": list(allow)}
+    if limits:
+        named = pairs(limits, "--network-limit")
+        found["limits"] = {name: limit(name, text) for name, text in named.items()}
+    if dry_run:
+        found["dry_run"] = True
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +223,21 @@ _FLAGS: Final = (
         kind=_WORDS,
     ),
     _Flag(
+        "network_limits",
+        "--network-limit",
+        "A limit of its network, e.g. connections=16, bytes_in=1G; repeatable.",
+        _ALL,
+        "NAME=N",
+        kind=_WORDS,
+    ),
+    _Flag(
+        "network_dry_run",
+        "--dry-run",
+        "Let it reach every public address, and log what the rules would refuse.",
+        _ALL,
+        kind=bool,
+    ),
+    _Flag(
         "isolation",
         "--isolation",
         "standard, gvisor or strongest.",
@@ -283,7 +309,12 @@ def sandbox_flags(command: str) -> Callable[[F], F]:
         @functools.wraps(function)
         def call(**values: Any) -> Any:
             options = {one.keyword: one.read(values.pop(one.name)) for one in flags}
-            options["network"] = network_of(options["network"], options.pop("network_allow"))
+            options["network"] = network_of(
+                options["network"],
+                options.pop("network_allow"),
+                options.pop("network_limits"),
+                dry_run=options.pop("network_dry_run"),
+            )
             return function(options=options, **values)
 
         shown: list[inspect.Parameter] = []

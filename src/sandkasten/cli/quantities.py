@@ -38,7 +38,7 @@ def limit(name: str, text: str) -> float:
         pass
     if name.endswith("_mb"):
         return megabytes(text)
-    if name.endswith("_bytes"):
+    if name.endswith("_bytes") or name.startswith("bytes_"):
         return int(_bytes(text, 1, "write 200000 (bytes), 500K or 2M"))
     if name.endswith("_seconds"):
         return seconds(text)

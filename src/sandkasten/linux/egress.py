@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.errors import SandboxLost
@@ -36,6 +36,7 @@ _TIMEOUT_S: Final = 5.0
 _MAX_RECORDS: Final = 4 << 20
 # The timestamp of a file is of the last clock tick: up to 10 ms before the write.
 _TICK_S: Final = 0.02
+_ENDED: Final = "ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,7 @@ def config(policy: NetworkPolicy, ceiling: NetworkCeiling) -> dict[str, object]:
         "reachable": list(ceiling.reachable),
         "servers": list(ceiling.servers) or name_servers(),
         "hosts": {name: list(addresses) for name, addresses in ceiling.hosts.items()},
-        "connections": 256,
-        "names_per_minute": 600,
-        "idle_seconds": 900,
+        "limits": asdict(policy.limits),
     }
 
 
@@ -150,12 +149,21 @@ async def ask(cell: Path, command: dict[str, object]) -> dict[str, Any]:
 
 
 async def change(cell: Path, policy: NetworkPolicy) -> None:
-    """Send new rules."""
-    await ask(cell, {"rules": rules_json(policy)})
+    """Send new rules and limits."""
+    await ask(cell, {"rules": rules_json(policy), "limits": asdict(policy.limits)})
 
 
 async def counts(cell: Path) -> NetworkCounts:
-    answer = await ask(cell, {})
+    return _counts(await ask(cell, {}))
+
+
+def final_counts(cell: Path) -> NetworkCounts:
+    """Return what was counted until the sandbox ended; zeros if nothing was left. Blocking."""
+    found = [one for one in _lines(cell, 0, 0.0) if one.get("event") == _ENDED]
+    return _counts(found[-1]) if found else NetworkCounts()
+
+
+def _counts(answer: dict[str, Any]) -> NetworkCounts:
     return NetworkCounts(
         **{one.name: int(answer.get(one.name, 0)) for one in fields(NetworkCounts)}
     )
@@ -163,6 +171,10 @@ async def counts(cell: Path) -> NetworkCounts:
 
 def records(cell: Path, after: int = 0, since: float = 0.0) -> list[dict[str, Any]]:
     """Return the records after a sequence number and a time, oldest first. Blocking, bounded."""
+    return [one for one in _lines(cell, after, since) if one.get("event") != _ENDED]
+
+
+def _lines(cell: Path, after: int, since: float) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for name in RECORDS:
         try:

@@ -2,11 +2,13 @@
 
 use super::{Connection, Egress, Item, State, Waiter};
 use crate::hello::{self, First};
-use crate::relay::{Direction, Moved};
+use crate::http::{Requests, ANOTHER, UNCLEAR};
+use crate::limits::Room;
+use crate::relay::Direction;
 use crate::rules::{Destination, Verdict};
-use crate::sockets::{connect, connected, peek, reset};
+use crate::sockets::{connect, connected, peek, reset, sends_no_more};
 use crate::sys;
-use serde_json::json;
+use serde_json::{json, Value};
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::io::{AsRawFd, OwnedFd};
@@ -14,10 +16,10 @@ use std::time::{Duration, Instant};
 
 const DIAL_PATIENCE: Duration = Duration::from_secs(10);
 /// How long the first bytes of a connection are waited for, where they decide something.
-const HELLO_PATIENCE: Duration = Duration::from_secs(3);
+pub(super) const HELLO_PATIENCE: Duration = Duration::from_secs(3);
 const REFUSAL_PATIENCE: Duration = Duration::from_secs(1);
-/// The rule of a connection whose first bytes do not tell the host for certain.
-pub(super) const UNCLEAR: &str = "the client does not name its host clearly";
+/// Refused connections that wait for their first bytes, for a 403, besides those that are open.
+const REFUSED_AT_ONCE: usize = 256;
 
 impl Egress {
     pub(super) fn accept(&mut self, v4: bool) {
@@ -45,20 +47,22 @@ impl Egress {
             None => Destination::Address(wanted.ip()),
         };
         let mut verdict = self.config.rules.decide(to, wanted.port());
-        let open = self.items.len();
-        if open >= self.config.connections {
+        let mut dry = self.config.rules.dry_run;
+        if let Some(rule) = self.reached_limit() {
             verdict = Verdict {
                 allowed: false,
-                rule: "limit of connections".to_owned(),
+                rule,
             };
+            dry = false;
         }
-        let dry = self.config.rules.dry_run && !verdict.allowed && open < self.config.connections;
         let allowed = verdict.allowed || dry;
         let connection = Connection {
             client,
             server: None,
             state: State::Resolving,
-            checked: name.is_none() || self.config.rules.full || dry,
+            checked: name.is_none() || self.config.rules.full,
+            requests: None,
+            passes: 0,
             name,
             wanted,
             dialled: None,
@@ -79,6 +83,9 @@ impl Egress {
         if !allowed {
             return self.refuse(id, connection, "refused");
         }
+        if !connection.verdict.allowed {
+            self.would_refuse(id, &connection, None);
+        }
         match connection.name.clone() {
             Some(name) => {
                 self.items.insert(id, Item::Connection(connection));
@@ -88,13 +95,64 @@ impl Egress {
         }
     }
 
+    /// Count the connections that are not refused.
+    pub(super) fn open(&self) -> usize {
+        let open = |item: &&Item| match item {
+            Item::Connection(c) => !matches!(c.state, State::Refused),
+            _ => false,
+        };
+        self.items.values().filter(open).count()
+    }
+
+    /// Return the limit that no further connection passes.
+    fn reached_limit(&mut self) -> Option<String> {
+        let now = Instant::now();
+        if self.open() >= self.config.limits.connections {
+            return Some("limit:connections".to_owned());
+        }
+        for (meter, rule) in [
+            (&mut self.outward, "limit:bytes_out"),
+            (&mut self.inward, "limit:bytes_in"),
+        ] {
+            if meter.room(now, 1) == Room::Never {
+                return Some(rule.to_owned());
+            }
+        }
+        None
+    }
+
     pub(super) fn refuse(&mut self, id: u64, mut connection: Box<Connection>, verdict: &str) {
         self.refused += 1;
         self.note(id, &connection, verdict, None);
         connection.state = State::Refused;
         connection.server = None;
         connection.deadline = Some(Instant::now() + REFUSAL_PATIENCE);
+        if self.items.len() >= self.config.limits.connections + REFUSED_AT_ONCE {
+            return reset(&connection.client);
+        }
         self.connection(id, connection);
+    }
+
+    /// Refuse a connection that was open; a dry run only reports it.
+    pub(super) fn stop(&mut self, id: u64, mut connection: Box<Connection>, rule: &str) {
+        if self.config.rules.dry_run {
+            self.would_refuse(id, &connection, Some(rule));
+            connection.checked = true;
+            connection.requests = None;
+            return self.relay(id, connection);
+        }
+        connection.verdict.rule = rule.to_owned();
+        self.refuse(id, connection, "refused");
+    }
+
+    fn would_refuse(&mut self, id: u64, connection: &Connection, rule: Option<&str>) {
+        self.would_refuse += 1;
+        let mut record = self.record(id, connection, "would_refuse");
+        if let Some(rule) = rule {
+            record["rule"] = json!(rule);
+        }
+        record["allowed"] = json!(false);
+        self.records.write(record);
     }
 
     pub(super) fn dial(&mut self, id: u64, mut connection: Box<Connection>, found: Vec<IpAddr>) {
@@ -105,25 +163,26 @@ impl Egress {
             .filter(|address| self.config.may_dial(*address))
             .collect();
         let mut rule = "address that is not public".to_owned();
-        if !self.config.rules.dry_run {
-            // A name may lead to a network that a rule denies.
-            let rules = &self.config.rules;
-            open.retain(
-                |address| match rules.denied(Destination::Address(*address), port) {
-                    Some(denied) => {
-                        rule = denied;
-                        false
-                    }
-                    None => true,
-                },
-            );
+        // A name may lead to a network that a rule denies.
+        let rules = &self.config.rules;
+        let mut denied = None;
+        open.retain(|address| {
+            let found = rules.denied(Destination::Address(*address), port);
+            let closed = found.is_some();
+            denied = found.or(denied.take());
+            !closed || rules.dry_run
+        });
+        if let (Some(denied), true) = (&denied, rules.dry_run && connection.verdict.allowed) {
+            self.would_refuse(id, &connection, Some(denied));
         }
+        rule = denied.unwrap_or(rule);
         if open.is_empty() {
             if let Some(address) = found.first() {
                 connection.dialled = Some(*address);
                 connection.verdict.rule = rule;
                 return self.refuse(id, connection, "refused");
             }
+            self.failed += 1;
             self.note(id, &connection, "failed", Some("the name has no address"));
             return reset(&connection.client);
         }
@@ -142,6 +201,7 @@ impl Egress {
                 Some(address) => address,
                 None => {
                     let reason = std::io::Error::from_raw_os_error(last).to_string();
+                    self.failed += 1;
                     self.note(id, &connection, "failed", Some(&reason));
                     return reset(&connection.client);
                 }
@@ -201,46 +261,17 @@ impl Egress {
                     let patience = Instant::now() + HELLO_PATIENCE;
                     connection.deadline.get_or_insert(patience);
                 }
-                Passage::Open => {
+                Passage::Open(seen) => {
                     connection.checked = true;
                     connection.deadline = None;
+                    if matches!(seen, First::Http(_)) {
+                        connection.requests = Some(Requests::new());
+                    }
                 }
-                Passage::Closed(rule) => {
-                    connection.verdict.rule = rule.to_owned();
-                    return self.refuse(id, connection, "refused");
-                }
+                Passage::Closed(rule) => return self.stop(id, connection, rule),
             }
         }
-        let c = &mut *connection;
-        let (server, up, down) = match (&c.server, &mut c.up, &mut c.down) {
-            (Some(server), Some(up), Some(down)) => (server, up, down),
-            _ => return,
-        };
-        let (inside, outside) = (c.client.as_raw_fd(), server.as_raw_fd());
-        let before = up.bytes + down.bytes;
-        let sent = if c.checked {
-            up.step(inside, outside)
-        } else {
-            Ok(Moved::Idle)
-        };
-        let received = down.step(outside, inside);
-        if up.bytes + down.bytes != before {
-            c.active = Instant::now();
-        }
-        match (sent, received) {
-            (Ok(Moved::Done), Ok(Moved::Done)) => self.close(id, &connection, None),
-            (Ok(a), Ok(b)) => {
-                if a == Moved::Busy || b == Moved::Busy {
-                    self.busy.push_back(id);
-                }
-                self.items.insert(id, Item::Connection(connection));
-            }
-            (Err(errno), _) | (_, Err(errno)) => {
-                let reason = std::io::Error::from_raw_os_error(errno).to_string();
-                self.close(id, &connection, Some(&reason));
-                reset(&connection.client);
-            }
-        }
+        self.shift(id, connection);
     }
 
     fn refused_step(&mut self, id: u64, connection: Box<Connection>) {
@@ -252,7 +283,10 @@ impl Egress {
             _ => hello::look(bytes),
         });
         match first {
-            None | Some(First::More) => {
+            None => {
+                self.items.insert(id, Item::Connection(connection));
+            }
+            Some(First::More) if !sends_no_more(fd) => {
                 self.items.insert(id, Item::Connection(connection));
             }
             Some(First::Http(_) | First::Unclear) if buffer[0] != 0x16 => {
@@ -267,23 +301,19 @@ impl Egress {
 
     pub(super) fn close(&mut self, id: u64, connection: &Connection, reason: Option<&str>) {
         self.note(id, connection, "closed", reason);
-        self.totals.0 += connection.up.as_ref().map_or(0, |d| d.bytes);
-        self.totals.1 += connection.down.as_ref().map_or(0, |d| d.bytes);
     }
 
-    fn note(&mut self, id: u64, connection: &Connection, event: &str, reason: Option<&str>) {
-        let mut record = json!({
-            "connection": id,
-            "event": event,
-            "host": connection.name,
-            "port": connection.wanted.port(),
-            "address": connection.dialled.or_else(|| {
-                connection.name.is_none().then(|| connection.wanted.ip())
-            }).map(|a| a.to_string()),
-            "rule": connection.verdict.rule,
-            "allowed": connection.verdict.allowed,
-        });
-        if let (Some(up), Some(down), "closed") = (&connection.up, &connection.down, event) {
+    pub(super) fn note(
+        &mut self,
+        id: u64,
+        connection: &Connection,
+        event: &str,
+        reason: Option<&str>,
+    ) {
+        let mut record = self.record(id, connection, event);
+        if let (Some(up), Some(down), "closed" | "refused") =
+            (&connection.up, &connection.down, event)
+        {
             record["bytes_out"] = json!(up.bytes);
             record["bytes_in"] = json!(down.bytes);
             record["ms"] = json!(connection.began.elapsed().as_millis() as u64);
@@ -293,13 +323,27 @@ impl Egress {
         }
         self.records.write(record);
     }
+
+    fn record(&self, id: u64, connection: &Connection, event: &str) -> Value {
+        json!({
+            "connection": id,
+            "event": event,
+            "host": connection.name,
+            "port": connection.wanted.port(),
+            "address": connection.dialled.or_else(|| {
+                connection.name.is_none().then(|| connection.wanted.ip())
+            }).map(|a| a.to_string()),
+            "rule": connection.verdict.rule,
+            "allowed": connection.verdict.allowed,
+        })
+    }
 }
 
 /// What the first bytes of a connection to a name lead to.
 enum Passage {
     Silent,
     Waits,
-    Open,
+    Open(First),
     Closed(&'static str),
 }
 
@@ -311,17 +355,18 @@ fn first_bytes(connection: &Connection) -> Passage {
     };
     if bytes.is_empty() {
         // It has ended without a word.
-        return Passage::Open;
+        return Passage::Open(First::Other);
     }
     match hello::look(bytes) {
+        First::More if sends_no_more(connection.client.as_raw_fd()) => Passage::Closed(UNCLEAR),
         First::More => Passage::Waits,
         First::Unclear => Passage::Closed(UNCLEAR),
         First::Tls(Some(host)) | First::Http(Some(host))
             if Some(&host) != connection.name.as_ref() =>
         {
-            Passage::Closed("the client names another host")
+            Passage::Closed(ANOTHER)
         }
-        _ => Passage::Open,
+        seen => Passage::Open(seen),
     }
 }
 
@@ -331,12 +376,18 @@ fn forbidden(connection: &Connection) -> String {
         Some(name) => name.clone(),
         None => connection.wanted.ip().to_string(),
     };
+    let who = if connection.verdict.rule.starts_with("limit:") {
+        "Its creator sets its limits (network.limits), within those of the operator."
+    } else {
+        "Its creator sets what it may reach (network.allow); only the operator opens addresses that \
+         are not public (network.reachable)."
+    };
     let body = format!(
-        "This sandbox may not reach {}:{} ({}).\nIts creator sets what it may reach (network.allow); \
-         only the operator opens addresses that are not public (network.reachable).\n",
+        "This sandbox may not reach {}:{} ({}).\n{}\n",
         host,
         connection.wanted.port(),
-        connection.verdict.rule
+        connection.verdict.rule,
+        who
     );
     format!(
         "HTTP/1.1 403 Forbidden\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {}\r\n\

@@ -1,7 +1,7 @@
 //! The control socket: the engine asks for counts and changes the rules, one line of JSON each way.
 
-use super::{Connection, Egress, Item, State};
-use crate::relay::Direction;
+use super::{Egress, Item, State};
+use crate::limits::Limits;
 use crate::rules::{Destination, Rules};
 use crate::sockets::reset;
 use crate::sys::{self, check};
@@ -56,24 +56,31 @@ impl Egress {
                 None => return json!({"error": "the rules are not valid"}),
             }
         }
-        let connections = |item: &&Item| matches!(item, Item::Connection(_));
-        let open = self.items.values().filter(connections).count();
-        let live = |pick: fn(&Connection) -> &Option<Direction>| -> u64 {
-            self.items
-                .values()
-                .map(|item| match item {
-                    Item::Connection(c) => pick(c).as_ref().map_or(0, |d| d.bytes),
-                    _ => 0,
-                })
-                .sum()
-        };
+        if !v["limits"].is_null() {
+            match Limits::parse(&v["limits"]) {
+                Some(limits) => self.limit(limits),
+                None => return json!({"error": "the limits are not valid"}),
+            }
+        }
+        self.counts()
+    }
+
+    pub(super) fn counts(&self) -> Value {
         json!({
-            "open": open,
+            "open": self.open(),
             "opened": self.opened,
             "refused": self.refused,
-            "bytes_out": self.totals.0 + live(|c| &c.up),
-            "bytes_in": self.totals.1 + live(|c| &c.down),
+            "failed": self.failed,
+            "would_refuse": self.would_refuse,
+            "bytes_out": self.outward.total,
+            "bytes_in": self.inward.total,
         })
+    }
+
+    fn limit(&mut self, limits: Limits) {
+        self.outward.change(limits.bytes_out, limits.bandwidth_bps);
+        self.inward.change(limits.bytes_in, limits.bandwidth_bps);
+        self.config.limits = limits;
     }
 
     /// Use new rules; connections that they refuse end at once.

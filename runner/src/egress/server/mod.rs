@@ -6,9 +6,12 @@
 mod connections;
 mod control;
 mod questions;
+mod relaying;
 
 use crate::config::Config;
 use crate::dns::Question;
+use crate::http::{Requests, UNCLEAR};
+use crate::limits::Meter;
 use crate::names::Names;
 use crate::record::Records;
 use crate::relay::Direction;
@@ -16,6 +19,7 @@ use crate::resolver::Lookup;
 use crate::rules::Verdict;
 use crate::sockets::reset;
 use crate::sys::{self, check, Result};
+use serde_json::json;
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
@@ -29,6 +33,8 @@ const LIFE: u64 = 4;
 const FIRST_ID: u64 = 8;
 
 const TICK: Duration = Duration::from_millis(250);
+/// How often connections that wait for bandwidth go on.
+const REFILL: Duration = Duration::from_millis(20);
 
 /// Descriptors that the launcher made.
 pub struct Sockets {
@@ -58,6 +64,10 @@ struct Connection {
     verdict: Verdict,
     /// Whether the first bytes of the client may pass.
     checked: bool,
+    /// Plain HTTP, whose requests are checked one by one.
+    requests: Option<Requests>,
+    /// What may pass of the current request.
+    passes: u64,
     up: Option<Direction>,
     down: Option<Direction>,
     began: Instant,
@@ -85,17 +95,25 @@ pub struct Egress {
     items: HashMap<u64, Item>,
     next: u64,
     busy: VecDeque<u64>,
+    /// Connections that wait for bandwidth.
+    throttled: VecDeque<u64>,
     minute: (Instant, u32),
     opened: u64,
     refused: u64,
-    totals: (u64, u64),
+    failed: u64,
+    would_refuse: u64,
+    outward: Meter,
+    inward: Meter,
 }
 
 impl Egress {
     pub fn new(config: Config, sockets: Sockets, records: Records) -> Result<Egress> {
         // SAFETY: plain system call.
         let epoll = sys::own(check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?);
+        let (limits, now) = (&config.limits, Instant::now());
         let egress = Egress {
+            outward: Meter::new(limits.bytes_out, limits.bandwidth_bps, now),
+            inward: Meter::new(limits.bytes_in, limits.bandwidth_bps, now),
             config,
             sockets,
             records,
@@ -104,10 +122,12 @@ impl Egress {
             items: HashMap::new(),
             next: FIRST_ID,
             busy: VecDeque::new(),
-            minute: (Instant::now(), 0),
+            throttled: VecDeque::new(),
+            minute: (now, 0),
             opened: 0,
             refused: 0,
-            totals: (0, 0),
+            failed: 0,
+            would_refuse: 0,
         };
         let s = &egress.sockets;
         for (fd, token) in [
@@ -131,6 +151,8 @@ impl Egress {
         loop {
             let wait = if !self.busy.is_empty() {
                 0
+            } else if !self.throttled.is_empty() {
+                REFILL.as_millis() as libc::c_int
             } else if self.items.is_empty() {
                 -1
             } else {
@@ -150,15 +172,26 @@ impl Egress {
                     TCP6 => self.accept(false),
                     DNS => self.questions(),
                     CONTROL => self.accept_control(),
-                    LIFE => return Ok(()),
+                    LIFE => {
+                        self.finish();
+                        return Ok(());
+                    }
                     token => self.event(token >> 1),
                 }
             }
             for id in std::mem::take(&mut self.busy) {
                 self.event(id);
             }
+            self.refill();
             self.check_deadlines();
         }
+    }
+
+    /// Leave the counts behind: they can be read as long as the files of the sandbox exist.
+    fn finish(mut self) {
+        let mut record = self.counts();
+        record["event"] = json!("ended");
+        self.records.write(record);
     }
 
     fn watch(&self, fd: RawFd, token: u64, events: u32) -> Result<()> {
@@ -198,7 +231,7 @@ impl Egress {
 
     fn check_deadlines(&mut self) {
         let now = Instant::now();
-        let idle = self.config.idle;
+        let idle = self.config.limits.idle;
         let late: Vec<u64> = self
             .items
             .iter()
@@ -222,11 +255,11 @@ impl Egress {
                     }
                     State::Relaying if now.duration_since(connection.active) <= idle => {
                         // It has begun like TLS or HTTP and does not go on.
-                        connection.verdict.rule = connections::UNCLEAR.to_owned();
-                        self.refuse(id, connection, "refused");
+                        connection.deadline = None;
+                        self.stop(id, connection, UNCLEAR);
                     }
                     State::Relaying => {
-                        self.close(id, &connection, Some("idle"));
+                        self.close(id, &connection, Some("limit:idle_seconds"));
                         reset(&connection.client);
                     }
                     _ => reset(&connection.client),

@@ -4,9 +4,14 @@ use super::{Egress, Item, Waiter};
 use crate::dns::{self, Question};
 use crate::resolver::{Found, Lookup};
 use crate::sockets::{receive_from, send_to};
+use serde_json::json;
 use std::net::SocketAddr;
 use std::os::unix::io::AsRawFd;
 use std::time::{Duration, Instant};
+
+const DNS_PORT: u16 = 53;
+/// Refused lookups that are recorded per minute; more of them would only push out older records.
+const NOTED: u32 = 20;
 
 impl Egress {
     pub(super) fn questions(&mut self) {
@@ -57,7 +62,7 @@ impl Egress {
                 _ => {}
             }
         }
-        if !self.may_ask(now) {
+        if !self.may_ask(name, now) {
             return self.resolved(name, Found::Failed, vec![waiter]);
         }
         match Lookup::start(name, &self.config.servers, now) {
@@ -71,14 +76,26 @@ impl Egress {
     }
 
     /// Bound the lookups: data can be hidden in names.
-    fn may_ask(&mut self, now: Instant) -> bool {
+    fn may_ask(&mut self, name: &str, now: Instant) -> bool {
         if now.duration_since(self.minute.0) > Duration::from_secs(60) {
             self.minute = (now, 0);
         }
-        self.minute.1 += 1;
+        self.minute.1 = self.minute.1.saturating_add(1);
+        let most = self.config.limits.names_per_minute;
+        if self.minute.1 > most {
+            self.refused += 1;
+            if self.minute.1 - most <= NOTED {
+                self.records.write(json!({
+                    "event": "refused",
+                    "host": name,
+                    "port": DNS_PORT,
+                    "rule": "limit:names_per_minute",
+                }));
+            }
+            return false;
+        }
         let lookups = |item: &&Item| matches!(item, Item::Lookup(..));
-        self.minute.1 <= self.config.names_per_minute
-            && self.items.values().filter(lookups).count() < 64
+        self.items.values().filter(lookups).count() < 64
     }
 
     pub(super) fn resolved(&mut self, name: &str, found: Found, waiting: Vec<Waiter>) {

@@ -92,8 +92,12 @@ async def _status(state: State, start: str, *, only_rules: bool) -> None:
         return
     rules: Any = found.network
     shown = rules if isinstance(rules, str) else ", ".join(rules.get("allow", ()))
-    counted = (found.open, found.opened, found.refused, found.bytes_in, found.bytes_out)
-    heads = ("NETWORK", "OPEN", "OPENED", "REFUSED", "BYTES IN", "BYTES OUT")
+    refused = found.refused + found.would_refuse
+    counted = (found.open, found.opened, refused, found.failed, found.bytes_in, found.bytes_out)
+    heads = ("NETWORK", "OPEN", "OPENED", "REFUSED", "FAILED", "BYTES IN", "BYTES OUT")
+    if isinstance(rules, dict):
+        shown += " (dry run)" if rules.get("dry_run") else ""
+        shown += "".join(f" {name}={most}" for name, most in rules.get("limits", {}).items())
     put_table(heads, [(shown, *(str(one) for one in counted))])
 
 

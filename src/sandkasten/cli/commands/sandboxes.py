@@ -119,13 +119,20 @@ def update(
             "--allow", metavar="RULE", help="A destination; replaces all rules; repeatable."
         ),
     ] = [],  # noqa: B006
+    network_limit: Annotated[
+        list[str],
+        typer.Option("--network-limit", metavar="NAME=N", help="A limit of its network."),
+    ] = [],  # noqa: B006
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only log what the rules would refuse.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Change how long a sandbox lives, its labels, or what it may reach."""
     from sandkasten.cli.commands import sandbox_lifecycle
     from sandkasten.model.sandbox.sandbox_values import UpdateRequest
 
-    rules = network_of(network, allow)
+    rules = network_of(network, allow, network_limit, dry_run=dry_run)
     if ttl is None and lifetime is None and not label and not no_labels and rules is None:
         raise typer.BadParameter(
             "say what to change: --ttl, --lifetime, --label, --no-labels, --network or --allow"

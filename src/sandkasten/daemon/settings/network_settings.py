@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from sandkasten.daemon.settings.setting_fields import setting
-from sandkasten.daemon.settings.setting_parsers import invalid, string_list
+from sandkasten.daemon.settings.setting_parsers import invalid, positive_integer, string_list
 from sandkasten.errors import InvalidConfiguration, InvalidRequest
+from sandkasten.model.sandbox.network_limits import NetworkLimits, asked_limits
 from sandkasten.model.sandbox.network_policy import PRESETS, NetworkCeiling, parse_rule
 
 if TYPE_CHECKING:
@@ -92,8 +93,63 @@ def presets(name: str, value: object) -> Lists:
     return found
 
 
+def network_limit(name: str, value: object) -> int:
+    """Accept a whole number that a sandbox can have as this limit."""
+    number = positive_integer(name, value)
+    try:
+        asked_limits({name.removeprefix("network.limits."): number})
+    except InvalidRequest as exc:
+        raise InvalidConfiguration(exc.message, hint=exc.hint, setting=name) from exc
+    return number
+
+
 def show_lists(value: Mapping[str, tuple[str, ...]]) -> list[str]:
     return [f"{name}={'+'.join(found)}" for name, found in value.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkLimitSettings:
+    """The limits of a sandbox, and the most that a request may ask for."""
+
+    connections: int = setting(
+        "network.limits.connections",
+        network_limit,
+        256,
+        "Connections that a sandbox has at once, at most.",
+    )
+    bytes_in: int | None = setting(
+        "network.limits.bytes_in",
+        network_limit,
+        None,
+        "Bytes that a sandbox receives in total, at most; default: no limit.",
+    )
+    bytes_out: int | None = setting(
+        "network.limits.bytes_out",
+        network_limit,
+        None,
+        "Bytes that a sandbox sends in total, at most; default: no limit.",
+    )
+    bandwidth_bps: int | None = setting(
+        "network.limits.bandwidth_bps",
+        network_limit,
+        None,
+        "Bits per second of a sandbox, each way, at most; default: no limit.",
+    )
+    names_per_minute: int = setting(
+        "network.limits.names_per_minute",
+        network_limit,
+        600,
+        "Names that a sandbox looks up per minute, at most.",
+    )
+    idle_seconds: int = setting(
+        "network.limits.idle_seconds",
+        network_limit,
+        900,
+        "A connection without a byte for this long is closed.",
+    )
+
+    def limits(self) -> NetworkLimits:
+        return NetworkLimits(**asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +181,8 @@ class NetworkSettings:
         show=show_lists,
     )
 
-    def ceiling(self, allow: tuple[str, ...] | None) -> NetworkCeiling:
-        """Return the operator's limits. `allow` is policy.network."""
+    def ceiling(self, allow: tuple[str, ...] | None, limits: NetworkLimits) -> NetworkCeiling:
+        """Return what the operator permits. `allow` is policy.network."""
         known = {**PRESETS, **self.presets}
         for rule in allow or ():
             if rule.startswith("preset:") and rule.removeprefix("preset:") not in known:
@@ -141,4 +197,5 @@ class NetworkSettings:
             hosts=self.hosts,
             presets=known,
             servers=self.servers,
+            limits=limits,
         )

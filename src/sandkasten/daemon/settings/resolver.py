@@ -37,7 +37,7 @@ from sandkasten.daemon.settings.limit_settings import (
     WorkspaceSettings,
     default_limits,
 )
-from sandkasten.daemon.settings.network_settings import NetworkSettings
+from sandkasten.daemon.settings.network_settings import NetworkLimitSettings, NetworkSettings
 from sandkasten.daemon.settings.provider_settings import ProviderEndpoint, ProviderSettings
 from sandkasten.daemon.settings.setting_fields import (
     Origin,
@@ -79,6 +79,7 @@ SECTIONS = (
     WorkspaceSettings,
     DiskSettings,
     NetworkSettings,
+    NetworkLimitSettings,
     ImageSettings,
     EngineSettings,
     PackageSettings,
@@ -271,7 +272,9 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
             allow_network=policy.allow_network,
             readonly_rootfs=fixed.readonly_rootfs,
             network_default=fixed.network_mode == "full",
-            network=source.read(NetworkSettings).ceiling(policy.network),
+            network=source.read(NetworkSettings).ceiling(
+                policy.network, source.read(NetworkLimitSettings).limits()
+            ),
         ),
         oci_runtime=images.oci_runtime,
         oci_strict=images.oci_strict,

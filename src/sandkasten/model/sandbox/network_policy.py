@@ -16,6 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 from sandkasten.errors import InvalidRequest, PolicyDenied, UnsupportedByBackend
 from sandkasten.model.addresses import is_public, plain
 from sandkasten.model.json_codec import ShapeError, Timestamp, from_json
+from sandkasten.model.sandbox.network_limits import (
+    LIMIT_RULE,
+    NetworkLimits,
+    asked_limits,
+    within,
+)
 from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:
@@ -26,12 +32,15 @@ _MAX_RULE: Final = 300
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME = re.compile(rf"(?:\*\.)?{_LABEL}(?:\.{_LABEL})*\Z")
 _NUMBERS = re.compile(r"[0-9.]+\Z|0x", re.IGNORECASE)
-_KEYS: Final = ("allow", "deny", "dry_run")
+_KEYS: Final = ("allow", "deny", "dry_run", "limits")
 # What the egress writes as the rule where it refused to dial.
 _NOT_PUBLIC: Final = "address that is not public"
 _MAX_REFUSALS: Final = 20
 _CREATOR_ALLOWS: Final = "the creator of the sandbox can allow it (network.allow)"
 _OPERATOR_OPENS: Final = "only the operator opens addresses that are not public (network.reachable)"
+_CREATOR_LIMITS: Final = (
+    "the creator of the sandbox can raise it (network.limits), up to the operator's limit"
+)
 
 PRESETS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -74,6 +83,9 @@ class NetworkPolicy:
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
     dry_run: bool = False
+    limits: NetworkLimits = NetworkLimits()
+    asked: Mapping[str, int] = field(default_factory=dict)
+    """Those of the limits that the request named."""
 
     @property
     def closed(self) -> bool:
@@ -83,13 +95,15 @@ class NetworkPolicy:
         """Return the value as the contract writes it."""
         if self.closed:
             return "none"
-        if self.full and not (self.deny or self.dry_run):
+        if self.full and not (self.deny or self.dry_run or self.asked):
             return "full"
         found: dict[str, Any] = {"allow": ["*"] if self.full else list(self.allow)}
         if self.deny:
             found["deny"] = list(self.deny)
         if self.dry_run:
             found["dry_run"] = True
+        if self.asked:
+            found["limits"] = dict(self.asked)
         return found
 
 
@@ -105,6 +119,8 @@ class NetworkCounts:
     refused: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
+    failed: int = 0
+    would_refuse: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +133,10 @@ class NetworkStatus:
     refused: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
+    failed: int = 0
+    """Allowed, but the server could not be reached."""
+    would_refuse: int = 0
+    """Let pass by a dry run alone."""
     suggested: tuple[str, ...] = ()
     """A rule for each host and port that it tried to reach and that a rule can open."""
     not_public: tuple[str, ...] = ()
@@ -125,7 +145,10 @@ class NetworkStatus:
 
 @dataclass(frozen=True, slots=True)
 class NetworkAttempt:
-    """One step of a connection: `opened`, `closed`, `refused` or `failed`."""
+    """One step of a connection: `opened`, `closed`, `refused` or `failed`.
+
+    `would_refuse`: a dry run let something pass that `rule` would have refused.
+    """
 
     seq: int
     at: Timestamp
@@ -172,14 +195,21 @@ class NetworkCeiling:
     presets: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: PRESETS)
     servers: tuple[str, ...] = ()
     """Name servers; empty: those of this machine."""
+    limits: NetworkLimits = NetworkLimits()
+    """The defaults and maxima of a sandbox."""
 
 
-def parse_network(value: object, presets: Mapping[str, Sequence[str]] = PRESETS) -> NetworkPolicy:
+def parse_network(
+    value: object,
+    presets: Mapping[str, Sequence[str]] = PRESETS,
+    most: NetworkLimits | None = None,
+) -> NetworkPolicy:
     """Return the policy of a request; InvalidRequest names what is wrong."""
+    most = most or NetworkLimits()
     if value is None or value == "none" or value is False:
         return CLOSED
     if value == "full" or value is True:
-        return NetworkPolicy(full=True)
+        return NetworkPolicy(full=True, limits=most)
     if not isinstance(value, dict):
         raise _invalid(
             f"{shown(str(value))} is not a valid network",
@@ -193,7 +223,9 @@ def parse_network(value: object, presets: Mapping[str, Sequence[str]] = PRESETS)
     if not isinstance(dry_run, bool):
         raise _invalid("network.dry_run must be true or false", "leave it out for false")
     full = "*" in allow
-    return NetworkPolicy(full, () if full else allow, deny, dry_run)
+    asked = asked_limits(value.get("limits"))
+    limits = within(asked, most)
+    return NetworkPolicy(full, () if full else allow, deny, dry_run, limits, asked)
 
 
 def _rules(value: object, key: str, presets: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
@@ -263,7 +295,7 @@ def _split_port(text: str) -> tuple[str, int | None]:
 
 def network_for(value: object, ceiling: NetworkCeiling, *, operator: bool) -> NetworkPolicy:
     """Return the policy that a request gets; PolicyDenied names the first rule it may not have."""
-    policy = parse_network(value, ceiling.presets)
+    policy = parse_network(value, ceiling.presets, ceiling.limits)
     allowed = _allowed(ceiling, operator=operator)
     if policy.closed or "*" in allowed:
         return policy
@@ -291,7 +323,9 @@ def network_for(value: object, ceiling: NetworkCeiling, *, operator: bool) -> Ne
 def default_network(ceiling: NetworkCeiling, *, operator: bool) -> NetworkPolicy:
     """Return everything that a request may have, for one that names no network."""
     allowed = list(_allowed(ceiling, operator=operator))
-    return parse_network({"allow": allowed}, ceiling.presets) if allowed else CLOSED
+    if not allowed:
+        return CLOSED
+    return parse_network({"allow": allowed}, ceiling.presets, ceiling.limits)
 
 
 def _allowed(ceiling: NetworkCeiling, *, operator: bool) -> tuple[str, ...]:
@@ -350,9 +384,15 @@ def refusals(attempts: Iterable[NetworkAttempt]) -> tuple[Refusal, ...]:
     for one in attempts:
         if one.event == "refused" and len(found) < _MAX_REFUSALS:
             host = one.host or one.address or ""
-            hint = _OPERATOR_OPENS if one.rule == _NOT_PUBLIC else _CREATOR_ALLOWS
-            found.setdefault((host, one.port), Refusal(host, one.port, one.rule, hint))
+            refusal = Refusal(host, one.port, one.rule, _hint(one.rule))
+            found.setdefault((host, one.port), refusal)
     return tuple(found.values())
+
+
+def _hint(rule: str) -> str:
+    if rule.startswith(LIMIT_RULE):
+        return _CREATOR_LIMITS
+    return _OPERATOR_OPENS if rule == _NOT_PUBLIC else _CREATOR_ALLOWS
 
 
 def suggested(attempts: Iterable[NetworkAttempt], reachable: Iterable[str] = ()) -> tuple[str, ...]:
@@ -373,7 +413,9 @@ def _tried(attempts: Iterable[NetworkAttempt], reachable: Iterable[str]) -> list
     found: dict[tuple[str, int], bool] = {}
     for one in attempts:
         key = (one.host or one.address or "", one.port)
-        if one.event == "opened":
+        if one.rule.startswith(LIMIT_RULE):
+            continue
+        if one.event in ("opened", "would_refuse"):
             found[key] = False
         elif one.event == "refused":
             # The address of a name is known only where a rule let the egress look it up.

@@ -1,0 +1,227 @@
+use super::*;
+
+const NAME: &str = "good.test";
+
+/// Feed a stream in pieces of one size; return what passed, and the rule that stopped it.
+fn feed(stream: &[u8], piece: usize) -> (usize, Option<&'static str>) {
+    let mut requests = Requests::new();
+    let (mut at, mut seen) = (0, piece.min(stream.len()));
+    while at < stream.len() {
+        match requests.look(&stream[at..seen.max(at + 1)], NAME) {
+            Next::Pass(n) => at = at.saturating_add(n as usize),
+            Next::More if seen < stream.len() => seen = (seen + piece).min(stream.len()),
+            Next::Refused(rule) => return (at, Some(rule)),
+            _ => break,
+        }
+        seen = seen.max(at).min(stream.len());
+    }
+    (at, None)
+}
+
+const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: good.test\r\n\r\n";
+const EVIL: &[u8] = b"GET / HTTP/1.1\r\nHost: evil.test\r\n\r\n";
+
+#[test]
+fn requests_pass_one_after_another_however_they_arrive() {
+    let post: &[u8] = b"POST /x HTTP/1.1\r\nHost: good.test:80\r\nContent-Length: 5\r\n\r\nhello";
+    let chunks: &[u8] = b"PUT http://good.test/ HTTP/1.1\r\nHost: Good.Test.\r\n\
+        Transfer-Encoding: Chunked\r\n\r\n5\r\nhello\r\na;x=y\r\n0123456789\r\n0\r\n\r\n";
+    let trailers: &[u8] =
+        b"PUT / HTTP/1.1\r\nHost: good.test\r\nTransfer-Encoding: chunked\r\n\r\n\
+        1\r\nx\r\n0\r\nDigest: y\r\n\r\n";
+    let old: &[u8] = b"\r\nHEAD / HTTP/1.0\r\n\r\n";
+    let stream = [GET, post, GET, chunks, GET, trailers, old, GET].concat();
+    for piece in [1, 2, 3, 7, 64, 4096] {
+        assert_eq!(feed(&stream, piece), (stream.len(), None), "{}", piece);
+        let bad = [&stream[..], EVIL].concat();
+        assert_eq!(feed(&bad, piece), (stream.len(), Some(ANOTHER)));
+    }
+}
+
+#[test]
+fn a_request_in_a_body_is_a_body() {
+    let post = format!(
+        "POST / HTTP/1.1\r\nHost: good.test\r\nContent-Length: {}\r\n\r\n",
+        EVIL.len()
+    );
+    let stream = [post.as_bytes(), EVIL, GET].concat();
+    assert_eq!(feed(&stream, 10), (stream.len(), None));
+}
+
+#[test]
+fn what_could_be_read_in_two_ways_is_refused() {
+    let with = |lines: &str| format!("POST / HTTP/1.1\r\nHost: good.test\r\n{}\r\n", lines);
+    for text in [
+        with("Content-Length: 5\r\nTransfer-Encoding: chunked\r\n"),
+        with("Content-Length: 5\r\nContent-Length: 6\r\n"),
+        with("Content-Length: 5\r\nContent-Length: 5\r\n"),
+        with("Content-Length: 5, 5\r\n"),
+        with("Content-Length: +5\r\n"),
+        with("Content-Length: 0x5\r\n"),
+        with("Content-Length: 99999999999999999999\r\n"),
+        with("Content-Length:\r\n"),
+        with("Content-Length : 5\r\n"),
+        with("Transfer-Encoding: xchunked\r\n"),
+        with("Transfer-Encoding: chunked, identity\r\n"),
+        with("Transfer-Encoding: gzip, chunked\r\n"),
+        with("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n"),
+        with("Transfer-Encoding:\r\n chunked\r\n"),
+        with("Transfer\u{b}-Encoding: chunked\r\n"),
+        with("X: y\nTransfer-Encoding: chunked\r\n"),
+        with("X: y\rTransfer-Encoding: chunked\r\n"),
+        with("Host: good.test\r\n"),
+        with("no colon\r\n"),
+        with(": empty\r\n"),
+        "GET / HTTP/1.1\nHost: good.test\n\n".to_owned(),
+        "GET  / HTTP/1.1\r\nHost: good.test\r\n\r\n".to_owned(),
+        "GET / HTTP/1.1 \r\nHost: good.test\r\n\r\n".to_owned(),
+        "GET / HTTP/2.0\r\nHost: good.test\r\n\r\n".to_owned(),
+        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_owned(),
+        "GET good.test HTTP/1.1\r\nHost: good.test\r\n\r\n".to_owned(),
+        "GET /\r\n\r\n".to_owned(),
+        "POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n".to_owned(),
+    ] {
+        assert_eq!(
+            feed(text.as_bytes(), 4096),
+            (0, Some(UNCLEAR)),
+            "{:?}",
+            text
+        );
+    }
+    let long = format!("GET / HTTP/1.1\r\nX: {}", "x".repeat(MOST));
+    assert_eq!(feed(long.as_bytes(), 4096), (0, Some(UNCLEAR)));
+}
+
+#[test]
+fn another_host_is_refused_wherever_it_is_named() {
+    for text in [
+        "GET http://evil.test/ HTTP/1.1\r\nHost: good.test\r\n\r\n",
+        "GET http://good.test@evil.test/ HTTP/1.1\r\nHost: good.test\r\n\r\n",
+        "GET http://evil.test\\good.test/ HTTP/1.1\r\nHost: good.test\r\n\r\n",
+        "CONNECT good.test:22 HTTP/1.1\r\nHost: good.test\r\n\r\n",
+        "GET / HTTP/1.1\r\nhOST:evil.test\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: good.test.evil.test\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: good.test@evil.test\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: good.test:80@evil.test:80\r\n\r\n",
+    ] {
+        assert_eq!(
+            feed(text.as_bytes(), 4096),
+            (0, Some(ANOTHER)),
+            "{:?}",
+            text
+        );
+    }
+}
+
+#[test]
+fn broken_chunks_are_refused() {
+    let head = "PUT / HTTP/1.1\r\nHost: good.test\r\nTransfer-Encoding: chunked\r\n\r\n";
+    for chunks in [
+        "5\nhello\r\n0\r\n\r\n",
+        "5;a\nb\r\nhello\r\n0\r\n\r\n",
+        " 5\r\nhello\r\n0\r\n\r\n",
+        "0x5\r\nhello\r\n0\r\n\r\n",
+        "-5\r\nhello\r\n0\r\n\r\n",
+        "\r\nhello\r\n0\r\n\r\n",
+        "5 \r\nhello\r\n0\r\n\r\n",
+        "ffffffffffffffffff\r\nhello",
+    ] {
+        let text = [head, chunks].concat();
+        assert_eq!(
+            feed(text.as_bytes(), 4096),
+            (head.len(), Some(UNCLEAR)),
+            "{:?}",
+            text
+        );
+    }
+    let late = [head, "5\r\nhelloX\r\n0\r\n\r\n"].concat();
+    assert_eq!(feed(late.as_bytes(), 4096), (head.len() + 8, Some(UNCLEAR)));
+}
+
+#[test]
+fn a_web_socket_opens_when_the_server_agrees() {
+    let text =
+        b"GET / HTTP/1.1\r\nHost: good.test\r\nUpgrade: WebSocket\r\nConnection: Upgrade\r\n\r\n";
+    let begun = || {
+        let mut requests = Requests::new();
+        assert_eq!(requests.look(text, NAME), Next::Pass(text.len() as u64));
+        assert!(requests.waits_for_answer());
+        assert_eq!(requests.look(EVIL, NAME), Next::Answer);
+        requests
+    };
+    let mut agreed = begun();
+    assert_eq!(agreed.answered(b"HTTP/1.1 1"), None);
+    assert_eq!(agreed.answered(b"HTTP/1.1 101 Switching"), Some(()));
+    assert_eq!(agreed.look(EVIL, NAME), Next::Open);
+    for answer in [&b"HTTP/1.1 200 OK"[..], b"HTTP/1.1 100 Continue", b"", b"X"] {
+        let mut refused = begun();
+        assert_eq!(refused.answered(answer), Some(()));
+        assert_eq!(refused.look(EVIL, NAME), Next::Refused(ANOTHER));
+    }
+    // Only at the start of a connection, where the next answer is certainly the one to this request.
+    let mut later = Requests::new();
+    later.look(GET, NAME);
+    later.look(text, NAME);
+    assert!(!later.waits_for_answer());
+}
+
+#[test]
+fn an_upgrade_to_another_protocol_stays_http() {
+    let text = b"GET / HTTP/1.1\r\nHost: good.test\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n\r\n";
+    let stream = [&text[..], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"].concat();
+    assert_eq!(feed(&stream, 4096), (text.len(), Some(UNCLEAR)));
+}
+
+#[test]
+fn random_streams_never_let_another_host_pass() {
+    let mut seed = 7u64;
+    let mut next = |most: usize| {
+        seed = seed
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+        (seed >> 33) as usize % most
+    };
+    let parts: &[&[u8]] = &[
+        GET,
+        EVIL,
+        b"\r\n",
+        b"\n",
+        b"Host: evil.test\r\n",
+        b"GET / HTTP/1.1\r\n",
+        b"0\r\n\r\n",
+        b"Content-Length: 3\r\n",
+        b"Transfer-Encoding: chunked\r\n",
+        b"5\r\nhello\r\n",
+        b"\0",
+        b":",
+        b"POST / HTTP/1.1\r\nHost: good.test\r\n",
+        b" ",
+        b"\x16\x03\x01",
+        b"http://",
+        b"\xff",
+    ];
+    for _ in 0..100_000 {
+        let mut stream = Vec::new();
+        for _ in 0..next(8) {
+            stream.extend_from_slice(parts[next(parts.len())]);
+            if next(8) == 0 {
+                let at = next(stream.len());
+                stream[at] = next(256) as u8;
+            }
+        }
+        let mut requests = Requests::new();
+        let mut at = 0;
+        while at < stream.len() {
+            match requests.look(&stream[at..], NAME) {
+                Next::Pass(n) => {
+                    // A head that passed names no other host.
+                    let end = at.saturating_add(n as usize).min(stream.len());
+                    assert!(n > 0 && !stream[at..end].starts_with(EVIL));
+                    at = end;
+                }
+                _ => break,
+            }
+        }
+        let _ = crate::hello::look(&stream);
+    }
+}

@@ -1,0 +1,223 @@
+//! Bytes of open connections: as many as the requests of plain HTTP and the limits of the sandbox let pass.
+
+use super::connections::HELLO_PATIENCE;
+use super::{Connection, Egress, Item};
+use crate::hello;
+use crate::http::{Next, UNCLEAR};
+use crate::limits::Room;
+use crate::relay::Moved;
+use crate::sockets::{peek, reset, sends_no_more};
+use crate::sys::{self, Result};
+use std::os::unix::io::AsRawFd;
+use std::time::Instant;
+
+/// Requests of one connection that are looked at in one turn.
+const REQUESTS_A_TURN: usize = 64;
+
+/// What became of one direction.
+enum Flow {
+    Idle,
+    Busy,
+    Done,
+    /// It waits for bandwidth.
+    Throttled,
+    /// A request may not pass.
+    Refused(&'static str),
+    /// A limit of the sandbox is reached.
+    Ended(&'static str),
+}
+
+impl Egress {
+    /// Move what may be moved, in both directions. The connection is put back unless it has ended.
+    pub(super) fn shift(&mut self, id: u64, mut connection: Box<Connection>) {
+        let now = Instant::now();
+        let bytes = |c: &Connection| {
+            let of = |d: &Option<crate::relay::Direction>| d.as_ref().map_or(0, |d| d.bytes);
+            of(&c.up) + of(&c.down)
+        };
+        let before = bytes(&connection);
+        let sent = self.outwards(&mut connection, now);
+        let received = match sent {
+            Ok(Flow::Refused(_)) => Ok(Flow::Idle),
+            _ => self.inwards(&mut connection, now),
+        };
+        if bytes(&connection) != before {
+            connection.active = now;
+        }
+        let (sent, received) = match (sent, received) {
+            (Ok(sent), Ok(received)) => (sent, received),
+            (Err(errno), _) | (_, Err(errno)) => {
+                let reason = std::io::Error::from_raw_os_error(errno).to_string();
+                self.close(id, &connection, Some(&reason));
+                return reset(&connection.client);
+            }
+        };
+        match (&sent, &received) {
+            (Flow::Refused(rule), _) => return self.stop(id, connection, rule),
+            (Flow::Ended(rule), _) | (_, Flow::Ended(rule)) => {
+                connection.verdict.allowed = false;
+                connection.verdict.rule = (*rule).to_owned();
+                return self.end(id, connection);
+            }
+            (Flow::Done, Flow::Done) => return self.close(id, &connection, None),
+            _ => {}
+        }
+        let any = |test: fn(&Flow) -> bool| test(&sent) || test(&received);
+        if any(|flow| matches!(flow, Flow::Busy)) {
+            self.busy.push_back(id);
+        } else if any(|flow| matches!(flow, Flow::Throttled)) && !self.throttled.contains(&id) {
+            self.throttled.push_back(id);
+        }
+        self.items.insert(id, Item::Connection(connection));
+    }
+
+    /// Let the connections that wait for bandwidth go on.
+    pub(super) fn refill(&mut self) {
+        for _ in 0..self.throttled.len() {
+            if let Some(id) = self.throttled.pop_front() {
+                self.event(id);
+            }
+        }
+    }
+
+    fn outwards(&mut self, c: &mut Connection, now: Instant) -> Result<Flow> {
+        if !c.checked {
+            return Ok(Flow::Idle);
+        }
+        for _ in 0..REQUESTS_A_TURN {
+            if c.passes == 0 {
+                if let Some(flow) = next_request(c, now) {
+                    return Ok(flow);
+                }
+            }
+            let (server, up) = match (&c.server, &mut c.up) {
+                (Some(server), Some(up)) => (server.as_raw_fd(), up),
+                _ => return Ok(Flow::Done),
+            };
+            let passes = if c.requests.is_some() {
+                c.passes
+            } else {
+                u64::MAX
+            };
+            let room = self.outward.room(now, self.throttled.len());
+            let most = if let Room::Bytes(n) = room {
+                n.min(passes)
+            } else {
+                0
+            };
+            let before = up.bytes;
+            let client = c.client.as_raw_fd();
+            let mut moved = up.step(client, server, most)?;
+            if moved == Moved::Held && room == Room::Never && has_ended(client) {
+                moved = up.step(client, server, 1)?;
+            }
+            let taken = up.bytes - before;
+            self.outward.moved(taken);
+            c.passes = c.passes.saturating_sub(taken);
+            match moved {
+                Moved::Held if c.requests.is_some() && c.passes == 0 => continue,
+                moved => {
+                    let now_room = self.outward.room(now, self.throttled.len());
+                    return Ok(flow(
+                        moved,
+                        now_room,
+                        c.client.as_raw_fd(),
+                        "limit:bytes_out",
+                    ));
+                }
+            }
+        }
+        Ok(Flow::Busy)
+    }
+
+    fn inwards(&mut self, c: &mut Connection, now: Instant) -> Result<Flow> {
+        let (server, down) = match (&c.server, &mut c.down) {
+            (Some(server), Some(down)) => (server.as_raw_fd(), down),
+            _ => return Ok(Flow::Done),
+        };
+        let mut answered = false;
+        if let Some(requests) = c.requests.as_mut().filter(|r| r.waits_for_answer()) {
+            let mut buffer = [0u8; 16];
+            match peek(server, &mut buffer).map(|bytes| requests.answered(bytes)) {
+                Some(Some(())) => answered = true,
+                _ => return Ok(Flow::Idle),
+            }
+        }
+        let room = self.inward.room(now, self.throttled.len());
+        let most = if let Room::Bytes(n) = room { n } else { 0 };
+        let before = down.bytes;
+        let client = c.client.as_raw_fd();
+        let mut moved = down.step(server, client, most)?;
+        if moved == Moved::Held && room == Room::Never && has_ended(server) {
+            moved = down.step(server, client, 1)?;
+        }
+        self.inward.moved(down.bytes - before);
+        if answered {
+            // The client's next bytes may wait for this.
+            return Ok(Flow::Busy);
+        }
+        let now_room = self.inward.room(now, self.throttled.len());
+        Ok(flow(moved, now_room, server, "limit:bytes_in"))
+    }
+
+    /// End a connection at a limit; it may be in the middle of an answer, so no 403 is possible.
+    fn end(&mut self, id: u64, connection: Box<Connection>) {
+        self.refused += 1;
+        self.note(id, &connection, "refused", None);
+        reset(&connection.client);
+    }
+}
+
+/// Look at the client's next request. Return what ends the turn, or None if bytes may pass.
+fn next_request(c: &mut Connection, now: Instant) -> Option<Flow> {
+    let (requests, name) = match (&mut c.requests, &c.name) {
+        (Some(requests), Some(name)) => (requests, name),
+        _ => return None,
+    };
+    let mut buffer = [0u8; hello::MOST];
+    let bytes = match peek(c.client.as_raw_fd(), &mut buffer) {
+        None if sys::errno() == libc::EAGAIN => return Some(Flow::Idle),
+        None | Some([]) => {
+            // Its end may pass, and its failure is found by the next step.
+            c.passes = 1;
+            return None;
+        }
+        Some(bytes) => bytes,
+    };
+    match requests.look(bytes, name) {
+        Next::Pass(n) => {
+            c.passes = n;
+            c.deadline = None;
+        }
+        Next::Open => c.requests = None,
+        Next::Answer => return Some(Flow::Idle),
+        Next::More if sends_no_more(c.client.as_raw_fd()) => return Some(Flow::Refused(UNCLEAR)),
+        Next::More => {
+            c.deadline.get_or_insert(now + HELLO_PATIENCE);
+            return Some(Flow::Idle);
+        }
+        Next::Refused(rule) => return Some(Flow::Refused(rule)),
+    }
+    None
+}
+
+/// `room` is what is left after the step, `source` where the bytes come from.
+fn flow(moved: Moved, room: Room, source: i32, rule: &'static str) -> Flow {
+    match (moved, room) {
+        (Moved::Idle, _) => Flow::Idle,
+        (Moved::Busy, _) => Flow::Busy,
+        (Moved::Done, _) => Flow::Done,
+        (Moved::Held, Room::Bytes(_)) => Flow::Busy,
+        (Moved::Held, Room::Later) => Flow::Throttled,
+        (Moved::Held, Room::Never) => match peek(source, &mut [0u8; 1]) {
+            // Nothing more came until now.
+            None => Flow::Idle,
+            Some([]) => Flow::Busy,
+            Some(_) => Flow::Ended(rule),
+        },
+    }
+}
+
+fn has_ended(source: i32) -> bool {
+    peek(source, &mut [0u8; 1]).map_or(false, |bytes| bytes.is_empty())
+}
