@@ -35,6 +35,7 @@ test=(
     docker.io iptables iproute2   # engines of the docker backend, each on a machine of its own
     openssh-server openssh-client # an engine that is reached by ssh
     docker-compose            # what reads deploy/compose
+    postgresql                # a server that a sandbox reaches by rule
 )
 bench=(
     docker.io runc            # the peers

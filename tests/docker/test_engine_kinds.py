@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +14,7 @@ from sandkasten.errors import UnsupportedByBackend
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
+from sandkasten.model.sandbox.network_policy import NetworkCeiling, NetworkPolicy
 from tests.conformance.box import Box
 from tests.engines import lent, seen, stock
 from tests.engines.engine import Engine
@@ -96,6 +99,28 @@ async def test_the_dev_profile_is_root_inside_and_unprivileged_on_the_host(
     await box.aclose()
     await cell.destroy()
     assert seen.things(mapping_engine, cell.id) == []
+
+
+@pytest.mark.promise("P75")
+async def test_a_container_with_mapped_ids_has_a_network_by_rule(mapped_backend):
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello\n")
+        writer.close()
+
+    server = await asyncio.start_server(greet, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    asked = replace(
+        spec("dev"),
+        network=NetworkPolicy(allow=(f"good.test:{port}",)),
+        ceiling=NetworkCeiling(reachable=("127.0.0.1",), hosts={"good.test": ("127.0.0.1",)}),
+    )
+    cell = await mapped_backend.create(new_sandbox_id(), asked)
+    box = await Box.open(cell)
+    assert (await box.run(f"nc good.test {port} </dev/null")).stdout == b"hello\n"
+    assert (await box.run(f"nc evil.test {port} </dev/null")).stdout == b""
+    await box.aclose()
+    await cell.destroy()
+    server.close()
 
 
 async def test_the_dev_profile_is_refused_without_user_namespaces(engine, tmp_path):

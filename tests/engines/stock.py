@@ -1,11 +1,10 @@
-"""The images of an engine in tests: a Debian, a busybox, one without a shell, and one with curl.
+"""The images of an engine in tests: a Debian, a busybox, one without a shell, one with programs.
 
 There is no registry; root file systems are imported. `references` are their names.
 """
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import tarfile
 import tempfile
@@ -26,7 +25,13 @@ _TARS: dict[str, Callable[[], Path]] = {
     "empty": imagekit.empty_tar,
 }
 
-CURL = "curl"
+PROGRAMS = "programs"
+_PROGRAMS = (
+    "bin/curl",
+    "bin/git",
+    "lib/git-core/git-remote-http*",
+    "lib/postgresql/*/bin/psql",
+)
 
 
 def reference(name: str) -> str:
@@ -39,25 +44,26 @@ def put(engine: Reached, *names: str) -> None:
     for name in names:
         if reference(name) in there:
             continue
-        if name == CURL:
+        if name == PROGRAMS:
             put(engine, "debian")
-            _add_curl(engine)
+            _add_programs(engine)
         else:
             engine.docker("import", str(_TARS[name]()), reference(name))
 
 
-def _add_curl(engine: Reached) -> None:
-    """Add this machine's curl to the Debian image."""
-    curl = shutil.which("curl", path="/usr/bin:/bin")
-    assert curl is not None
-    linked = subprocess.run(["ldd", curl], capture_output=True, text=True, check=True).stdout
-    paths = [word for word in linked.split() if word.startswith("/") and "libc.so" not in word]
+def _add_programs(engine: Reached) -> None:
+    """Add programs of this machine to the Debian image, with their libraries."""
+    programs = [path for pattern in _PROGRAMS for path in Path("/usr").glob(pattern)]
+    words = ["ldd", *map(str, programs)]
+    linked = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    libraries = {Path(word) for word in linked.split() if word[0] == "/" and word[-1] != ":"}
     container = engine.docker("create", reference("debian"), "/bin/true").strip()
     with tempfile.NamedTemporaryFile(suffix=".tar") as file:
         with tarfile.open(file.name, "w", dereference=True) as tar:
-            for path in (curl, *(one for one in paths if "ld-linux" not in one)):
-                # The image has /lib as a link to /usr/lib.
-                tar.add(path, str(Path(path).parent.resolve() / Path(path).name))
+            for path in (*programs, *sorted(libraries)):
+                if not path.name.startswith(("libc.so", "ld-linux")):
+                    # The image has /lib as a link to /usr/lib.
+                    tar.add(path, str(path.parent.resolve() / path.name))
         engine.docker("cp", "-", f"{container}:/", stdin=Path(file.name))
-    engine.docker("commit", container, reference(CURL))
+    engine.docker("commit", container, reference(PROGRAMS))
     engine.docker("rm", container)

@@ -124,9 +124,9 @@ def data(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     if params.get("backend") != "docker":
         return tmp_path / "data"
     monkeypatch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
-    monkeypatch.setenv("DOCKER_HOST", lent.engine("local", stock.CURL).host)
+    monkeypatch.setenv("DOCKER_HOST", lent.engine("local", stock.PROGRAMS).host)
     monkeypatch.setenv("SANDKASTEN_DOCKER_WORKSPACE_MODE", "volume")
-    monkeypatch.setenv("SANDKASTEN_DEFAULT_IMAGE", stock.reference(stock.CURL))
+    monkeypatch.setenv("SANDKASTEN_DEFAULT_IMAGE", stock.reference(stock.PROGRAMS))
     found: Path = request.getfixturevalue("docker_data")
     return found
 

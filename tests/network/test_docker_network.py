@@ -31,9 +31,9 @@ RUNC = {"DefaultRuntime": "runc"}
 
 @pytest.fixture
 def engine(monkeypatch):
-    found = lent.engine("local", stock.CURL)
+    found = lent.engine("local", stock.PROGRAMS)
     monkeypatch.setenv("DOCKER_HOST", found.host)
-    monkeypatch.setenv("SANDKASTEN_DEFAULT_IMAGE", stock.reference(stock.CURL))
+    monkeypatch.setenv("SANDKASTEN_DEFAULT_IMAGE", stock.reference(stock.PROGRAMS))
     return found
 
 
