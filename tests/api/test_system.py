@@ -19,6 +19,7 @@ from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import BackendUnavailable
 from sandkasten.model.access.tenancy import SCOPES, TenantQuota
 from sandkasten.model.journal_rows import KeyRow
+from sandkasten.model.sandbox.network_policy import NetworkCounts
 from sandkasten.model.sandbox.readiness import Readiness
 from sandkasten.telemetry.json_log import JsonLines
 from sandkasten.telemetry.log_events import FanOut, LogEvents
@@ -262,8 +263,8 @@ class _OneKey:
 async def test_two_engines_of_one_process_have_separate_metrics():
     one, other = Metrics(), Metrics()
     one.emit("spare.missed", {})
-    assert "sandkasten_pool_misses_total 1.0" in one.render({})[0].decode()
-    assert "sandkasten_pool_misses_total 0.0" in other.render({})[0].decode()
+    assert "sandkasten_pool_misses_total 1.0" in one.render({}, NetworkCounts())[0].decode()
+    assert "sandkasten_pool_misses_total 0.0" in other.render({}, NetworkCounts())[0].decode()
 
 
 async def test_metrics_need_their_scope_unless_they_are_public(engine):

@@ -419,4 +419,20 @@ async def test_a_daemon_shows_the_network_and_holds_keys_to_the_setting(web, tmp
             first = await events.content.readuntil(b"\n\n")
             assert b"event: attempt" in first
             assert b"evil.test" in first
+        first_count = await _network_metrics(session, daemon.http.url, operator)
+        assert first_count == {"allowed": 1, "refused": 1, "failed": 0, "would_refuse": 0}
+        # What is counted between two looks is not lost with the sandbox.
+        await ask("POST", f"{path}/exec", operator, command)
         await ask("DELETE", path, operator)
+        last_count = await _network_metrics(session, daemon.http.url, operator)
+        assert last_count == {"allowed": 2, "refused": 2, "failed": 0, "would_refuse": 0}
+
+
+async def _network_metrics(session: aiohttp.ClientSession, url: str, key: str) -> dict[str, int]:
+    headers = {"Authorization": f"Bearer {key}"}
+    async with session.get(f"{url}/metrics", headers=headers) as answer:
+        text = await answer.text()
+    assert 'sandkasten_network_bytes_total{direction="in"}' in text
+    head = 'sandkasten_network_connections_total{verdict="'
+    lines = [line.removeprefix(head) for line in text.splitlines() if line.startswith(head)]
+    return {line.partition('"')[0]: int(float(line.split()[-1])) for line in lines}

@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 
     from sandkasten.api.request.authentication import Doorkeeper
     from sandkasten.engine.engine import Engine
+    from sandkasten.model.sandbox.network_policy import NetworkCounts
     from sandkasten.ports import Clock, EventSink, FileStore, Journal, Keys, TenantAgents
 
 
 class Exposition(Protocol):
     """Metrics as text for a collector."""
 
-    def render(self, sessions: Mapping[tuple[str, str], int]) -> tuple[bytes, str]:
+    def render(
+        self, sessions: Mapping[tuple[str, str], int], network: NetworkCounts
+    ) -> tuple[bytes, str]:
         """Return the text and its content type. `sessions` counts them by state and backend."""
         ...
 

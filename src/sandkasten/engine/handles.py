@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from sandkasten.disk.process_identity import boot_id
 from sandkasten.engine.backend_health import LOOK_TIMEOUT_S, BackendHealth
+from sandkasten.engine.network_totals import NetworkTotals
 from sandkasten.engine.session_journal import SessionJournal, expired
 from sandkasten.errors import (
     BackendUnavailable,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from sandkasten.model.journal_rows import SessionEnd
     from sandkasten.model.sandbox.ledger_record import Record
+    from sandkasten.model.sandbox.network_policy import NetworkCounts
     from sandkasten.model.sandbox.usage import Usage
     from sandkasten.ports import Backend, Cell, Clock, EventSink, Store
     from sandkasten.wire.messages import ExecReply
@@ -134,10 +136,19 @@ class Handles:
         self._open: dict[str, Handle] = {}
         self._judged: dict[str, EndReason] = {}
         self.health = BackendHealth(clock, events)
+        self._traffic = NetworkTotals(clock.boottime())
         self._disconnects = disconnects
 
     def peek(self, the_id: str) -> Handle | None:
         return self._open.get(the_id)
+
+    async def traffic(self) -> NetworkCounts:
+        """Return the network counters of all sandboxes since this engine began."""
+        return await self._traffic.read(list(self._open.values()))
+
+    async def count_traffic(self, handle: Handle) -> None:
+        """Add what a sandbox counted, before it is removed."""
+        await self._traffic.ended(handle)
 
     def keep(self, handle: Handle) -> None:
         handle.last_used = self._clock.boottime()

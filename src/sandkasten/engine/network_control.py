@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from sandkasten.engine.handles import Handle, Handles
-    from sandkasten.model.sandbox.network_policy import NetworkPolicy
+    from sandkasten.model.sandbox.network_policy import NetworkCounts, NetworkPolicy
 
 _LOOK_EVERY_S: Final = 0.2
 
@@ -52,6 +52,10 @@ class NetworkControl:
             suggested=suggested(tried, self._reachable),
             not_public=not_public(tried, self._reachable),
         )
+
+    async def totals(self) -> NetworkCounts:
+        """Return the counters of all sandboxes since this engine began."""
+        return await self._handles.traffic()
 
     async def log(self, text: str, *, since_seq: int = 0) -> list[NetworkAttempt]:
         """Return the attempts after a sequence number; none for a sandbox without a network."""

@@ -154,13 +154,14 @@ async def change(cell: Path, policy: NetworkPolicy) -> None:
 
 
 async def counts(cell: Path) -> NetworkCounts:
-    return _counts(await ask(cell, {}))
-
-
-def final_counts(cell: Path) -> NetworkCounts:
-    """Return what was counted until the sandbox ended; zeros if nothing was left. Blocking."""
-    found = [one for one in _lines(cell, 0, 0.0) if one.get("event") == _ENDED]
-    return _counts(found[-1]) if found else NetworkCounts()
+    """Return the counters, also after the end of the sandbox, while its files exist."""
+    try:
+        return _counts(await ask(cell, {}))
+    except SandboxLost:
+        left = await asyncio.to_thread(_lines, cell, 0, 0.0)
+        if left and left[-1].get("event") == _ENDED:
+            return _counts(left[-1])
+        raise
 
 
 def _counts(answer: dict[str, Any]) -> NetworkCounts:

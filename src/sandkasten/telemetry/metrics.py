@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
+from sandkasten.model.sandbox.network_policy import NetworkCounts
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -72,6 +74,18 @@ class Metrics:
         self._misses = counter("sandkasten_pool_misses_total", "One-shots that the pool missed")
         self._reaped = counter("sandkasten_reaped_total", "Removed by the reaper", "reason")
         self._bytes = counter("sandkasten_output_bytes_total", "Written by commands", "stream")
+        self._connections = counter(
+            "sandkasten_network_connections_total", "Connections of sandboxes", "verdict"
+        )
+        self._traffic = counter(
+            "sandkasten_network_bytes_total", "Bytes that sandboxes exchanged", "direction"
+        )
+        self._open_connections = Gauge(
+            "sandkasten_network_open_connections",
+            "Open connections of sandboxes",
+            registry=registry,
+        )
+        self._counted = NetworkCounts()
         self._errors = counter("sandkasten_errors_total", "Errors answered over HTTP", "code")
         self._events = counter("sandkasten_events_total", "Events of the engine", "event")
         build = Gauge("sandkasten_build_info", "Always 1", ("version",), registry=registry)
@@ -95,12 +109,26 @@ class Metrics:
         if not event.startswith("http."):
             self._events.labels(event).inc()
 
-    def render(self, sessions: Mapping[tuple[str, str], int]) -> tuple[bytes, str]:
+    def render(
+        self, sessions: Mapping[tuple[str, str], int], network: NetworkCounts
+    ) -> tuple[bytes, str]:
         """Return the text and its content type. `sessions` counts them by state and backend."""
+        self._count_network(network)
         self._seen_sessions.update(sessions)
         for key in self._seen_sessions:
             self._sessions.labels(*key).set(sessions.get(key, 0))
         return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
+
+    def _count_network(self, now: NetworkCounts) -> None:
+        before, self._counted = self._counted, now
+        verdict, direction = self._connections.labels, self._traffic.labels
+        verdict("allowed").inc(max(0, now.opened - before.opened))
+        verdict("refused").inc(max(0, now.refused - before.refused))
+        verdict("failed").inc(max(0, now.failed - before.failed))
+        verdict("would_refuse").inc(max(0, now.would_refuse - before.would_refuse))
+        direction("in").inc(max(0, now.bytes_in - before.bytes_in))
+        direction("out").inc(max(0, now.bytes_out - before.bytes_out))
+        self._open_connections.set(now.open)
 
     def _created(self, fields: Fields) -> None:
         self._create.labels(_text(fields, "source")).observe(_number(fields, "seconds"))

@@ -89,7 +89,8 @@ async def version(call: Call) -> Response:
 async def metrics(call: Call) -> Response:
     if call.server.metrics is None:
         raise NotFound("metrics are turned off", hint="turn them on with telemetry.metrics")
-    text, kind = call.server.metrics.render(await call.engine.census())
+    census, network = await call.engine.census(), await call.engine.network.totals()
+    text, kind = call.server.metrics.render(census, network)
     return Response(text, media_type=kind)
 
 

@@ -298,6 +298,8 @@ class Sandboxes:
         dying: asyncio.Future[None] | None = None
         try:
             async with self._handles.health.asking(backend.name, DESTROY_TIMEOUT_S):
+                if handle is not None:
+                    await self._handles.count_traffic(handle)
                 try:
                     cell = handle.cell if handle is not None else await backend.attach(the_id)
                 except SandboxLost:

@@ -1,0 +1,66 @@
+"""Network counters of all sandboxes, added up for metrics.
+
+Each egress process counts for its sandbox. It is asked when the metrics are read and before the
+sandbox is removed, and what it counted since the last time is added. A sandbox that is older than
+this engine counts from the first look, so a restart of the daemon starts the sums at zero and
+counts nothing twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import fields
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.errors import SandkastenError
+from sandkasten.model.sandbox.network_policy import NetworkCounts
+from sandkasten.ports import Networked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sandkasten.engine.handles import Handle
+
+_ASKED_AT_ONCE: Final = 16
+_SUMMED: Final = tuple(one.name for one in fields(NetworkCounts) if one.name != "open")
+
+
+class NetworkTotals:
+    def __init__(self, since_boottime: float) -> None:
+        self._since = since_boottime
+        self._seen: dict[str, NetworkCounts] = {}
+        self._sums = dict.fromkeys(_SUMMED, 0)
+
+    async def read(self, handles: Iterable[Handle]) -> NetworkCounts:
+        """Return the sums; `open` is the number of connections at this moment."""
+        gate = asyncio.Semaphore(_ASKED_AT_ONCE)
+
+        async def one(handle: Handle) -> int:
+            async with gate:
+                counts = await self._add(handle)
+            return 0 if counts is None else counts.open
+
+        opened = await asyncio.gather(*(one(handle) for handle in handles))
+        return NetworkCounts(open=sum(opened), **self._sums)
+
+    async def ended(self, handle: Handle) -> None:
+        """Add what a sandbox counted until now, the last time."""
+        await self._add(handle)
+        self._seen.pop(handle.record.id, None)
+
+    async def _add(self, handle: Handle) -> NetworkCounts | None:
+        record = handle.record
+        if not isinstance(handle.cell, Networked):
+            return None
+        if record.network == "none" and record.id not in self._seen:
+            return None
+        with suppress(SandkastenError):
+            counts = await handle.cell.network_counts()
+            older = counts if record.created_boottime < self._since else NetworkCounts()
+            before = self._seen.get(record.id, older)
+            for name in _SUMMED:
+                self._sums[name] += max(0, getattr(counts, name) - getattr(before, name))
+            self._seen[record.id] = counts
+            return counts
+        return None
