@@ -23,7 +23,7 @@ from sandkasten.errors import (
     InvalidRequest,
     UnsupportedByBackend,
 )
-from sandkasten.images.builder.copy_step import pick, write_copy
+from sandkasten.images.builder.copy_step import Placed, pick, write_copies
 from sandkasten.images.builder.recipe import (
     Copy,
     Recipe,
@@ -58,7 +58,7 @@ def test_a_recipe_is_a_base_and_steps():
     assert parse_recipe(tree) == Recipe(
         "debian:12",
         (
-            Copy("app", "/srv/app/", 0o644, 1000, 5),
+            Copy(("app",), "/srv/app/", 0o644, "1000:5"),
             Run("make\nmake install"),
             SetEnv({"A": "b", "N": "1"}),
             SetWorkdir("/srv/"),
@@ -173,16 +173,8 @@ def members(data: bytes) -> dict[str, tuple[str, int, tuple[int, int], str]]:
 
 def written(context: Path, source: str, to: str, parents=(), mode=None, owner=(0, 0)):
     out = io.BytesIO()
-    write_copy(
-        context,
-        pick(context, source),
-        parents,
-        to,
-        out,
-        mode=mode,
-        owner=owner,
-        progress=lambda _: None,
-    )
+    placed = [Placed(pick(context, source), parents, to)]
+    write_copies(context, placed, out, mode=mode, owner=owner)
     return members(out.getvalue())
 
 
@@ -273,9 +265,7 @@ def test_a_file_that_changes_during_the_copy_is_detected(context):
     picked = pick(context, "app")
     (context / "app" / "main.py").write_text("niam")
     with pytest.raises(BuildFailed) as refused:
-        write_copy(
-            context, picked, (), "a", io.BytesIO(), mode=None, owner=(0, 0), progress=lambda _: None
-        )
+        write_copies(context, [Placed(picked, (), "a")], io.BytesIO(), mode=None, owner=(0, 0))
     assert refused.value.message == "app/main.py changed while it was copied"
 
 

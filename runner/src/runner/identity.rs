@@ -73,6 +73,17 @@ pub fn step_down(ids: Ids, kept: u64) -> Result<(), Errno> {
     keep_only(kept)
 }
 
+/// Change to another user and its groups, the first of which is the main one; capabilities go with it.
+pub fn become_user(uid: u32, groups: &[u32]) -> Result<(), Errno> {
+    // SAFETY: plain credential calls, each checked.
+    unsafe {
+        sys::check(libc::setgroups(groups.len(), groups.as_ptr()))?;
+        sys::check(libc::setresgid(groups[0], groups[0], groups[0]))?;
+        sys::check(libc::setresuid(uid, uid, uid))
+    }?;
+    Ok(())
+}
+
 /// Reduce our capabilities. What the user keeps must be ours to give, and lets us access files as the
 /// user would.
 fn keep_only(kept: u64) -> Result<(), Errno> {

@@ -36,12 +36,14 @@ use std::borrow::Cow;
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
 use supervisor::program;
 use wire::{handler, protocol};
 
 const USAGE: &str = "sandkasten-runner (--listen-fd N | --listen PATH | --stdio) [--ready-fd N] \
 [--run-as UID:GID] [--user UID:GID] [--user-capabilities HEX] [--own DIR]... [--guard PATH]... \
 [--state-dir DIR] [--workspace DIR] [--home DIR] [--shell PROGRAM]
+       sandkasten-runner --as UID:GID[,GID]... PROGRAM [ARGUMENT]...
        sandkasten-runner --relay PATH | --erase PATH | --posture | --describe | --version";
 
 #[derive(Default)]
@@ -94,6 +96,11 @@ fn main() {
             return fs::erase(path.as_bytes()).unwrap_or_else(|error| fail(1, &error.message));
         }
     }
+    if let [mode, ids, program, rest @ ..] = arguments.as_slice() {
+        if mode == "--as" {
+            fail(2, &run_as(&ids.to_string_lossy(), program, rest));
+        }
+    }
     let options = match parse(arguments) {
         Ok(options) => options,
         Err(message) => fail(2, &format!("{message}\nusage: {USAGE}")),
@@ -102,6 +109,21 @@ fn main() {
         Ok(code) => std::process::exit(code),
         Err((what, errno)) => fail(1, &handler::Failure::from_errno(errno, what).message),
     }
+}
+
+/// Become another user and run a program; return why that failed. For commands inside a sandbox whose
+/// user is root: an image need not have `su`.
+fn run_as(ids: &str, program: &OsString, arguments: &[OsString]) -> String {
+    let mut numbers = ids.split([':', ',']).map(str::parse);
+    let (uid, groups) = match (numbers.next(), numbers.collect::<Result<Vec<u32>, _>>()) {
+        (Some(Ok(uid)), Ok(groups)) if !groups.is_empty() => (uid, groups),
+        _ => return "--as must be UID:GID[,GID]...".to_owned(),
+    };
+    if let Err(errno) = identity::become_user(uid, &groups) {
+        return handler::Failure::from_errno(errno, format!("cannot become user {ids}")).message;
+    }
+    let error = std::process::Command::new(program).args(arguments).exec();
+    format!("cannot run {}: {error}", program.to_string_lossy())
 }
 
 /// Run the relay. It runs beside user code, which must not be able to use its descriptors or memory.

@@ -17,7 +17,7 @@ from sandkasten.model.images.image_info import BuildRequest
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from os import PathLike
 
     from sandkasten.model.images.image_info import (
@@ -149,6 +149,33 @@ class AsyncImages:
         unless `refresh`. BuildFailed names the step that failed.
         """
         request = BuildRequest(_absolute(file), name, allow=tuple(allow), refresh=refresh)
+        return await (await self._here()).build(request, progress=progress)
+
+    async def build(
+        self,
+        context: str | PathLike[str],
+        *,
+        file: str | PathLike[str] | None = None,
+        name: str | None = None,
+        build_args: Mapping[str, str] | None = None,
+        allow: Sequence[str] = (),
+        refresh: bool = False,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> BuiltImage:
+        """Build an image from a Dockerfile, by default that of the directory `context`.
+
+        FROM, RUN, COPY, ADD, ENV, ARG, WORKDIR, USER, ENTRYPOINT and CMD are supported; anything
+        else is InvalidRequest with its line. Commands have no network but what `allow` names.
+        """
+        directory = _absolute(context)
+        request = BuildRequest(
+            os.path.join(directory, "Dockerfile") if file is None else _absolute(file),
+            name,
+            context=directory,
+            build_args=dict(build_args or {}),
+            allow=tuple(allow),
+            refresh=refresh,
+        )
         return await (await self._here()).build(request, progress=progress)
 
     async def tag(self, name: str, new: str) -> ImageInfo:

@@ -317,8 +317,7 @@ class Images:
     ) -> BuiltImage:
         from sandkasten.model.images.image_info import BuiltImage
 
-        recipe = await self._sources.recipe(request, bench)
-        base = await self._base(recipe.base)
+        base, recipe = await self._sources.recipe(request, bench, self._base)
         built = await self._sources.steps(request, base, recipe, bench=bench, progress=progress)
         info = await asyncio.to_thread(self._info, built.image)
         return BuiltImage(info, cached=built.cached)

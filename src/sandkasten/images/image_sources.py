@@ -7,19 +7,27 @@ anything. A bootstrap is blocking, and an event cancels it.
 from __future__ import annotations
 
 import asyncio
+import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sandkasten.errors import PayloadTooLarge, QuotaExceeded, UnsupportedByBackend
+from sandkasten.errors import (
+    InvalidRequest,
+    PayloadTooLarge,
+    QuotaExceeded,
+    UnsupportedByBackend,
+)
 from sandkasten.images.registry.image_reference import DOCKER_HUB, parse_reference
 from sandkasten.model.images.pull_rules import PullLimits
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from sandkasten.images.builder.debian_bootstrap import Built
     from sandkasten.images.builder.recipe import Recipe
+    from sandkasten.images.builder.step_builder import Base
     from sandkasten.images.layers.image_store import LayerStore, StoredImage
     from sandkasten.images.registry.puller import Puller
     from sandkasten.images.registry.registry_credentials import Access
@@ -32,6 +40,7 @@ if TYPE_CHECKING:
 
 # A bootstrap downloads as much as a large image.
 BUILD_TIMEOUT_S = 3600.0
+_MAX_FILE_BYTES = 1024 * 1024
 # A request waits: a machine without a network must say so within seconds.
 _REQUEST_ATTEMPTS = 3
 _REQUEST_CONNECT_S = 5.0
@@ -123,8 +132,15 @@ class Sources:
             name, recipe, refresh=refresh, progress=report, called_off=called_off
         )
 
-    async def recipe(self, request: BuildRequest, bench: Workbench) -> Recipe:
-        """Read and check a whole recipe of steps."""
+    async def recipe(
+        self,
+        request: BuildRequest,
+        bench: Workbench,
+        find_base: Callable[[str], Awaitable[StoredImage]],
+    ) -> tuple[Base, Recipe]:
+        """Read and check everything that a build does, before any of it is done."""
+        if request.context is not None:
+            return await self._dockerfile(request, bench, find_base)
         from sandkasten.images.builder.recipe import parse_recipe
 
         if self._read_recipe is None:
@@ -132,12 +148,32 @@ class Sources:
                 "recipes cannot be read here", hint="use the embedded engine"
             )
         tree = await asyncio.to_thread(self._read_recipe, Path(request.file))
-        return parse_recipe(tree, bench.network, request.allow)
+        recipe = parse_recipe(tree, bench.network, request.allow)
+        return await find_base(recipe.base), recipe
+
+    async def _dockerfile(
+        self,
+        request: BuildRequest,
+        bench: Workbench,
+        find_base: Callable[[str], Awaitable[StoredImage]],
+    ) -> tuple[Base, Recipe]:
+        from sandkasten.images.builder.dockerfile import SCRATCH, parse_dockerfile, steps_of
+        from sandkasten.images.builder.dockerignore import parse_dockerignore
+        from sandkasten.images.builder.recipe import Recipe, with_rules
+        from sandkasten.images.builder.step_builder import Scratch
+
+        file, context = Path(request.file), Path(request.context or "")
+        network = bench.network(with_rules(None, request.allow))
+        data, ignored = await asyncio.to_thread(_read_dockerfile, file, context)
+        ignore = parse_dockerignore(ignored)
+        parsed = parse_dockerfile(data, request.build_args)
+        base = Scratch() if parsed.base == SCRATCH else await find_base(parsed.base)
+        return base, Recipe(parsed.base, steps_of(parsed, base.config, network, ignore))
 
     async def steps(
         self,
         request: BuildRequest,
-        base: StoredImage,
+        base: Base,
         recipe: Recipe,
         *,
         bench: Workbench,
@@ -149,7 +185,42 @@ class Sources:
             request.name,
             base,
             recipe,
-            Path(request.file).parent,
+            Path(request.context or Path(request.file).parent),
             refresh=request.refresh,
             progress=progress,
         )
+
+
+def _read_dockerfile(file: Path, context: Path) -> tuple[bytes, bytes]:
+    """Return the Dockerfile and what it ignores: `<file>.dockerignore`, else `.dockerignore`."""
+    if not context.is_dir():
+        raise InvalidRequest(
+            f"{context} is not a directory",
+            hint="name the directory of the build: image build -t NAME DIRECTORY",
+        )
+    data = _read_regular(file)
+    if data is None:
+        raise InvalidRequest(f"there is no {file}", hint="name the Dockerfile with -f")
+    ignored = _read_regular(file.with_name(f"{file.name}.dockerignore"))
+    if ignored is None:
+        ignored = _read_regular(context / ".dockerignore")
+    return data, ignored or b""
+
+
+def _read_regular(path: Path) -> bytes | None:
+    try:
+        # Non-blocking: opening a FIFO without a writer would block for ever.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            data = file.read(_MAX_FILE_BYTES + 1) if regular else b""
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as exc:
+        raise InvalidRequest(
+            f"{path} cannot be read: {exc.strerror}", hint="check its owner and mode"
+        ) from exc
+    if not regular or len(data) > _MAX_FILE_BYTES:
+        raise InvalidRequest(
+            f"{path} is not a file of at most {_MAX_FILE_BYTES} bytes", hint="name another file"
+        )
+    return data

@@ -204,6 +204,7 @@ class Workbench(Protocol):
         command: tuple[str, ...],
         *,
         cwd: str,
+        env: Mapping[str, str],
         network: NetworkPolicy,
         on_line: Callable[[str], None],
     ) -> AbstractAsyncContextManager[RootChanges]:

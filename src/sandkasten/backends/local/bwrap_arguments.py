@@ -16,6 +16,7 @@ from sandkasten.linux.confinement import capabilities
 from sandkasten.linux.launch_plan import RESOLV, mount_name
 from sandkasten.model.sandbox.cell_spec import (
     HOME,
+    RUNNER_DIR,
     RUNNER_ID,
     TMP,
     USER_ID,
@@ -30,7 +31,6 @@ from sandkasten.model.sandbox.cell_spec import (
 if TYPE_CHECKING:
     from sandkasten.linux.storage.host_root import HostRoot
 
-RUNNER_DIR = "/run/sandkasten"
 LISTEN_FD, READY_FD, INFO_FD, USERNS_FD, SECCOMP_FD = 3, 4, 5, 7, 8
 # A command is at most 1 MiB and is here while it is read; several shells may do so at once.
 _STATE_BYTES = 8 << 20

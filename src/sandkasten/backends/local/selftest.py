@@ -16,7 +16,6 @@ import secrets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from sandkasten.backends.local.bwrap_arguments import RUNNER_DIR
 from sandkasten.backends.local.cell import LocalCell
 from sandkasten.disk.file_lock import locked
 from sandkasten.disk.process_identity import boot_id
@@ -26,7 +25,7 @@ from sandkasten.linux.programs import Programs, find_bwrap
 from sandkasten.linux.sandbox_removal import remove
 from sandkasten.linux.state_layout import Layout, read_pid, read_state
 from sandkasten.model.ids import SandboxId
-from sandkasten.model.sandbox.cell_spec import CellSpec, root_is_writable
+from sandkasten.model.sandbox.cell_spec import RUNNER_DIR, CellSpec, root_is_writable
 from sandkasten.wire.channel import Channel
 
 _DEADLINE_S = 30.0

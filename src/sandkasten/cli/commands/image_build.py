@@ -1,4 +1,4 @@
-"""`image pull` and `image build`: images from registries, Debian packages and recipes."""
+"""`image pull` and `image build`: images from registries, Dockerfiles, recipes, Debian packages."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sandkasten.cli.options import Json, state_of
+from sandkasten.cli.options import Json, pairs, state_of
 from sandkasten.cli.state import State, go
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from sandkasten.model.images.image_info import BuiltImage, ImageProgress
+
+
+_RECIPES = (".yaml", ".yml", ".json")
 
 
 def add_sources(app: typer.Typer) -> None:
@@ -47,11 +50,26 @@ def _pull(
 
 def _build(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new image.")],
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CONTEXT|NAME",
+            help="Directory of a Dockerfile's files; otherwise the name of the new image.",
+        ),
+    ] = None,
     file: Annotated[
         str | None,
-        typer.Option("--file", "-f", metavar="FILE", help="Recipe of build steps (YAML)."),
+        typer.Option(
+            "--file", "-f", metavar="FILE", help="Dockerfile, or recipe of build steps (.yaml)."
+        ),
     ] = None,
+    tag: Annotated[
+        str | None, typer.Option("--tag", "-t", metavar="NAME", help="Name of the new image.")
+    ] = None,
+    build_arg: Annotated[
+        list[str],
+        typer.Option("--build-arg", metavar="K=V", help="Value of an ARG; repeatable."),
+    ] = [],  # noqa: B006  (typer reads it, nothing writes to it)
     debian: Annotated[
         str | None,
         typer.Option("--debian", metavar="SUITE", help="Debian suite, e.g. bookworm."),
@@ -59,7 +77,7 @@ def _build(
     include: Annotated[
         list[str],
         typer.Option("--include", metavar="A,B", help="Packages to install; repeatable."),
-    ] = [],  # noqa: B006  (typer reads it, nothing writes to it)
+    ] = [],  # noqa: B006
     variant: Annotated[
         str, typer.Option("--variant", metavar="V", help="Variant of mmdebstrap.")
     ] = "minbase",
@@ -80,12 +98,24 @@ def _build(
     refresh: Annotated[bool, typer.Option("--refresh", help="Ignore the build cache.")] = False,
     json: Json = False,
 ) -> None:
-    """Build an image from a recipe or from Debian packages, and print its name."""
-    if (debian is None) == (file is None):
-        raise typer.BadParameter("pass either -f RECIPE or --debian SUITE")
+    """Build an image from a Dockerfile, a recipe or Debian packages, and print its name."""
+    if debian is not None and file is not None:
+        raise typer.BadParameter("pass either -f FILE or --debian SUITE")
+    if debian is None and (include or mirror is not None or variant != "minbase"):
+        raise typer.BadParameter("--include, --variant and --mirror go with --debian")
+    if debian is None and not (file or "").endswith(_RECIPES):
+        if target is None:
+            raise typer.BadParameter("name the directory of the build: image build -t NAME .")
+        args = pairs(build_arg, "--build-arg")
+        state = state_of(context, json=json)
+        go(from_dockerfile(state, target, file, tag, args, allow, refresh=refresh))
+        return
+    if build_arg:
+        raise typer.BadParameter("--build-arg goes with a Dockerfile")
+    if (target is None) == (tag is None):
+        raise typer.BadParameter("name the new image once: image build NAME")
+    name = target or tag or ""
     if file is not None:
-        if include or mirror is not None or variant != "minbase":
-            raise typer.BadParameter("--include, --variant and --mirror go with --debian")
         go(stepped(state_of(context, json=json), name, file, allow, refresh=refresh))
         return
     if allow:
@@ -131,15 +161,42 @@ async def bootstrapped(
 
 async def stepped(state: State, name: str, file: str, allow: list[str], *, refresh: bool) -> None:
     from sandkasten.cli.commands.images import images_here
-    from sandkasten.cli.output import say, visible
 
-    def show(update: ImageProgress) -> None:
-        say(f"  {visible(update.text)}" if update.text else visible(update.step))
-
+    progress = None if state.json else show_step
     built = await images_here(state).build_steps(
-        name, file, allow=allow, refresh=refresh, progress=None if state.json else show
+        name, file, allow=allow, refresh=refresh, progress=progress
     )
     tell_built(state, built)
+
+
+async def from_dockerfile(
+    state: State,
+    directory: str,
+    file: str | None,
+    name: str | None,
+    build_args: dict[str, str],
+    allow: list[str],
+    *,
+    refresh: bool,
+) -> None:
+    from sandkasten.cli.commands.images import images_here
+
+    built = await images_here(state).build(
+        directory,
+        file=file,
+        name=name,
+        build_args=build_args,
+        allow=allow,
+        refresh=refresh,
+        progress=None if state.json else show_step,
+    )
+    tell_built(state, built)
+
+
+def show_step(update: ImageProgress) -> None:
+    from sandkasten.cli.output import say, visible
+
+    say(f"  {visible(update.text)}" if update.text else visible(update.step))
 
 
 def tell_built(state: State, built: BuiltImage) -> None:

@@ -202,7 +202,7 @@ def tell_new(state: State, found: Sequence[ImageInfo]) -> None:
         put_json([described(image) for image in found])
         return
     for image in found:
-        for name in image.names:
+        for name in image.names or (image.id,):
             put(name)
         layers = "1 layer" if len(image.layers) == 1 else f"{len(image.layers)} layers"
         say(f"{short(image.id)}: {size(image.bytes)} in {layers}")

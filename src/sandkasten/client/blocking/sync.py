@@ -264,6 +264,7 @@ class Images:
     pull = waiting(AsyncImages.pull)
     build_debian = waiting(AsyncImages.build_debian)
     build_steps = waiting(AsyncImages.build_steps)
+    build = waiting(AsyncImages.build)
     tag = waiting(AsyncImages.tag)
     remove = waiting(AsyncImages.remove)
     collect = waiting(AsyncImages.collect)

@@ -23,7 +23,7 @@ from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.ports import KeepsImages, Pausable, Readable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from sandkasten.engine.commands.execution import Execution
     from sandkasten.engine.handles import Handles
@@ -59,6 +59,7 @@ class BuildSandbox:
         command: tuple[str, ...],
         *,
         cwd: str,
+        env: Mapping[str, str],
         network: NetworkPolicy,
         on_line: Callable[[str], None],
     ) -> AsyncIterator[RootChanges]:
@@ -85,7 +86,8 @@ class BuildSandbox:
             # Checked once before anything runs: a step of an hour must not fail at its end.
             with cell.changes():
                 pass
-            await self._execute(record, command, cwd, longest_s, network, on_line)
+            execution = ExecRequest(command, cwd=cwd, env=env, timeout_seconds=longest_s)
+            await self._execute(record, execution, network, on_line)
             async with _still(cell):
                 with ExitStack() as stack:
                     yield await asyncio.to_thread(stack.enter_context, cell.changes())
@@ -95,13 +97,10 @@ class BuildSandbox:
     async def _execute(
         self,
         record: Record,
-        command: tuple[str, ...],
-        cwd: str,
-        timeout_s: float,
+        request: ExecRequest,
         network: NetworkPolicy,
         on_line: Callable[[str], None],
     ) -> None:
-        request = ExecRequest(command=command, cwd=cwd, timeout_seconds=timeout_s)
         lines = _Lines(on_line)
         result: ExecResult | None = None
         async for one in self._execution.stream(record.id, request):

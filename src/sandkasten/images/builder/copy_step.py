@@ -1,4 +1,4 @@
-"""Files of the recipe's directory as a layer: scanned, hashed, and written as a tar.
+"""Files of the build's directory as a layer: scanned, hashed, and written as a tar.
 
 Nothing outside the directory is read: links are copied as links, and a path that leads through one
 is refused. The same content gives the same bytes, whatever the file times are. Raises BuildFailed,
@@ -10,22 +10,28 @@ from __future__ import annotations
 import hashlib
 import os
 import posixpath
+import re
 import stat
 import tarfile
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from sandkasten.errors import BuildFailed
+from sandkasten.images.builder.dockerignore import NOTHING, DockerIgnore, glob
 from sandkasten.images.layers.overlay import refuse_mark
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from sandkasten.images.builder.recipe import Copy
     from sandkasten.images.layers.overlay import Parent
 
 _CHUNK: Final = 1024 * 1024
 MAX_FILES: Final = 100_000
+# As much as the disk of a step's sandbox.
+MAX_BYTES: Final = 8 << 30
 # The earliest time that zip archives can hold: some tools refuse to pack older ones.
 _EPOCH: Final = 315_532_800
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -58,20 +64,45 @@ class Picked:
         return self.entries[0].kind == "directory"
 
 
-def pick(context: Path, source: str) -> Picked:
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a pick goes: the directories on the way, and its path without a leading slash."""
+
+    picked: Picked
+    parents: Sequence[Parent]
+    to: str
+
+
+def pick_all(context: Path, step: Copy) -> list[Picked]:
+    """Scan everything that a step copies. What it ignores is not read."""
+    found: list[Picked] = []
+    for source in step.sources:
+        names = [source]
+        if step.patterns and any(one in source for one in "*?["):
+            with _readable(context, source):
+                names = _matching(context, source.split("/"), step.ignore)
+            if not names:
+                raise BuildFailed(f"no file matches {source}", hint=f"look into {context}")
+        found += [pick(context, name, step.ignore) for name in names]
+    if not step.archives:
+        for one in found:
+            _refuse_archive(context, one)
+    return found
+
+
+def pick(context: Path, source: str, ignore: DockerIgnore = NOTHING) -> Picked:
     """Scan everything at `source` below `context`, once."""
     parts = [part for part in source.split("/") if part not in ("", ".")]
-    try:
+    with _readable(context, source):
         fd = _descend(context, parts[:-1], source)
         try:
-            entries = tuple(_scan(fd, parts[-1] if parts else ".", ""))
+            entries = _kept(_scan(fd, parts[-1] if parts else ".", "", parts, ignore))
         finally:
             os.close(fd)
-    except OSError as exc:
+    if not entries:
         raise BuildFailed(
-            f"{source} cannot be copied: {exc.strerror}",
-            hint=f"it must lie below {context}",
-        ) from exc
+            f"{source} is left out by .dockerignore", hint="change .dockerignore, or copy less"
+        )
     told = hashlib.sha256()
     for one in entries:
         line = [one.name, one.kind, f"{one.mode:o}", one.content]
@@ -79,7 +110,93 @@ def pick(context: Path, source: str) -> Picked:
     return Picked(source, entries, told.hexdigest())
 
 
-def write_copy(
+@contextmanager
+def _readable(context: Path, source: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise BuildFailed(
+            f"{source} cannot be copied: {exc.strerror}",
+            hint=f"it must lie below {context}",
+        ) from exc
+
+
+def _kept(scanned: Iterable[tuple[Found, bool]]) -> tuple[Found, ...]:
+    """Return the entries without those left out; a directory stays if something in it does."""
+    kept: list[Found] = []
+    needed: set[str] = set()
+    for one, out in reversed(list(scanned)):
+        if not out or one.name in needed:
+            kept.append(one)
+            if one.name:
+                needed.add(one.name.rpartition("/")[0])
+    return tuple(reversed(kept))
+
+
+def _matching(context: Path, parts: Sequence[str], ignore: DockerIgnore) -> list[str]:
+    """Return the paths that a pattern matches, sorted, through directories only."""
+    found = [""]
+    for part in parts:
+        try:
+            pattern = glob(part)
+        except (ValueError, re.error) as exc:
+            raise BuildFailed(f"{part} is not a valid pattern", hint="use *, ?, [a-z]") from exc
+        deeper: list[str] = []
+        for base in found:
+            try:
+                fd = _descend(context, [one for one in base.split("/") if one], base)
+            except BuildFailed:
+                continue
+            try:
+                names = sorted(name for name in os.listdir(fd) if pattern.match(name))
+            finally:
+                os.close(fd)
+            deeper += [f"{base}/{name}" if base else name for name in names]
+        found = deeper
+    return [one for one in found if not ignore.excludes(one) or ignore.has_exceptions]
+
+
+def _refuse_archive(context: Path, picked: Picked) -> None:
+    if picked.entries[0].kind != "file":
+        return
+    parts = picked.path.split("/")
+    fd = _descend(context, parts[:-1], picked.path)
+    try:
+        file = os.fdopen(os.open(parts[-1], _FILE, dir_fd=fd), "rb")
+    finally:
+        os.close(fd)
+    with file:
+        try:
+            tarfile.open(fileobj=file).close()
+        except (tarfile.TarError, EOFError, OSError):
+            return
+    raise BuildFailed(
+        f"ADD would unpack the archive {picked.path}, which is not supported",
+        hint="use COPY, and unpack it in a RUN",
+    )
+
+
+def write_copies(
+    context: Path,
+    copies: Sequence[Placed],
+    out: BinaryIO,
+    *,
+    mode: int | None,
+    owner: tuple[int, int],
+) -> None:
+    """Write the tar: directories on the way as the image has them, then what is copied."""
+    written: set[str] = set()
+    for one in copies:
+        for parent in one.parents:
+            if parent.path not in written:
+                written.add(parent.path)
+                info = _info(parent.path, tarfile.DIRTYPE, parent.mode, (parent.uid, parent.gid))
+                out.write(_header(info))
+        _write_copy(context, one.picked, one.parents, one.to, out, mode=mode, owner=owner)
+    out.write(bytes(2 * tarfile.BLOCKSIZE))
+
+
+def _write_copy(
     context: Path,
     picked: Picked,
     parents: Sequence[Parent],
@@ -88,12 +205,7 @@ def write_copy(
     *,
     mode: int | None,
     owner: tuple[int, int],
-    progress: Callable[[int], None],
 ) -> None:
-    """Write the tar: directories on the way as the image has them, then what is copied, at `to`."""
-    for parent in parents:
-        info = _info(parent.path, tarfile.DIRTYPE, parent.mode, (parent.uid, parent.gid))
-        out.write(_header(info))
     parts = [part for part in picked.path.split("/") if part not in ("", ".")]
     for one in picked.entries:
         name = posixpath.join(to, one.name) if one.name else to
@@ -114,15 +226,20 @@ def write_copy(
             info.size = one.size
             out.write(_header(info))
             _copy_content(context, [*parts, *(p for p in one.name.split("/") if p)], one, out)
-            progress(one.size)
-    out.write(bytes(2 * tarfile.BLOCKSIZE))
 
 
-def _scan(directory: int, entry: str, name: str) -> Iterator[Found]:
+def _scan(
+    directory: int, entry: str, name: str, source: Sequence[str], ignore: DockerIgnore
+) -> Iterator[tuple[Found, bool]]:
+    """Yield each entry, and whether it is left out. Files that are left out are not read."""
     waiting: list[tuple[list[str], str]] = [([entry], name)]
-    count = 0
+    count = total = 0
     while waiting:
         path, shown = waiting.pop()
+        whole = "/".join([*source, *([shown] if shown else [])])
+        out = bool(whole) and ignore.excludes(whole)
+        if out and not ignore.has_exceptions:
+            continue
         count += 1
         if count > MAX_FILES:
             raise BuildFailed(
@@ -133,18 +250,26 @@ def _scan(directory: int, entry: str, name: str) -> Iterator[Found]:
             found = os.stat(path[-1], dir_fd=fd, follow_symlinks=False)
             mode = stat.S_IMODE(found.st_mode) & 0o777
             if stat.S_ISDIR(found.st_mode):
-                yield Found(shown, "directory", mode)
+                yield Found(shown, "directory", mode), out
                 inner = os.open(path[-1], _DIRECTORY, dir_fd=fd)
                 try:
                     names = sorted(os.listdir(inner), key=os.fsencode, reverse=True)
                 finally:
                     os.close(inner)
                 waiting += [([*path, one], f"{shown}/{one}" if shown else one) for one in names]
+            elif out:
+                continue
             elif stat.S_ISLNK(found.st_mode):
-                yield Found(shown, "link", 0o777, content=os.readlink(path[-1], dir_fd=fd))
+                yield Found(shown, "link", 0o777, content=os.readlink(path[-1], dir_fd=fd)), False
             elif stat.S_ISREG(found.st_mode):
+                total += found.st_size
+                if total > MAX_BYTES:
+                    raise BuildFailed(
+                        f"more than {MAX_BYTES} bytes are too many to copy",
+                        hint="copy less at once, or leave files out (.dockerignore)",
+                    )
                 size, digest = _hashed(fd, path[-1])
-                yield Found(shown, "file", mode, size, digest)
+                yield Found(shown, "file", mode, size, digest), False
             else:
                 raise BuildFailed(
                     f"{shown or entry} is not a file, directory or link",
@@ -161,7 +286,7 @@ def _descend(context: Path, parts: Sequence[str], source: str) -> int:
     except NotADirectoryError as exc:
         raise BuildFailed(
             f"{source} goes through a link or a file",
-            hint="name the real path below the recipe's directory",
+            hint="name the real path below the directory of the build",
         ) from exc
     finally:
         os.close(fd)

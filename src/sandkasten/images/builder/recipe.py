@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import posixpath
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Literal
 
 from sandkasten.errors import InvalidRequest, PayloadTooLarge, PolicyDenied, SandkastenError
+from sandkasten.images.builder.dockerignore import NOTHING, DockerIgnore
 from sandkasten.images.image_names import checked_name
 from sandkasten.model.environment import checked_environment
 from sandkasten.model.sandbox.network_policy import CLOSED, NetworkPolicy, parse_network
@@ -27,35 +29,47 @@ MAX_STEPS: Final = 100
 _MAX_TEXT: Final = 64 * 1024
 _KEYS: Final = ("base", "network", "steps")
 _KINDS: Final = ("copy", "run", "env", "workdir", "user")
-_USER: Final = re.compile(
+USER: Final = re.compile(
     r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?\Z"
 )
 _OWNER: Final = re.compile(r"([0-9]{1,5})(?::([0-9]{1,5}))?\Z")
 # A sandbox mounts its own there, which hides the image's content.
-_HIDDEN: Final = ("/proc", "/dev", "/sys", "/run", "/tmp", "/workspace", "/work")  # noqa: S108
+HIDDEN: Final = ("/proc", "/dev", "/sys", "/run", "/tmp", "/workspace", "/work")  # noqa: S108
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """`source` is in the recipe's directory; `to` is absolute, with a trailing slash for a
+    """`sources` are below the build's directory; `to` is absolute, with a trailing slash for a
     directory.
     """
 
-    source: str
+    sources: tuple[str, ...]
     to: str
     mode: int | None = None
-    uid: int = 0
-    gid: int = 0
+    owner: str = "0:0"
+    """Numbers, or names of the image's accounts."""
+    patterns: bool = False
+    """Whether `*`, `?` and `[a-z]` in a source stand for several."""
+    archives: bool = True
+    """Whether a tar archive may be copied: Docker's ADD would unpack it."""
+    ignore: DockerIgnore = NOTHING
 
     @property
     def text(self) -> str:
-        return f"copy {self.source} to {self.to}"
+        return f"copy {' '.join(self.sources)} to {self.to}"
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
+    """A command of a recipe, which root runs, or of a Dockerfile (`argv`), which the image's user
+    runs.
+    """
+
     command: str
     network: NetworkPolicy = CLOSED
+    argv: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Variables that the image does not keep."""
 
     @property
     def text(self) -> str:
@@ -90,7 +104,21 @@ class SetUser:
         return f"user {self.user}"
 
 
-Step = Copy | Run | SetEnv | SetWorkdir | SetUser
+@dataclass(frozen=True, slots=True)
+class SetCommand:
+    """What other runtimes start; a sandbox keeps and shows it."""
+
+    kind: Literal["entrypoint", "cmd"]
+    argv: tuple[str, ...]
+    clears: bool = False
+    """Whether a new entrypoint removes the base's `cmd`."""
+
+    @property
+    def text(self) -> str:
+        return f"{self.kind} {' '.join(self.argv)}"
+
+
+Step = Copy | Run | SetEnv | SetWorkdir | SetUser | SetCommand
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +186,7 @@ def _step(number: int, value: object, network: NetworkPolicy, read_network: Read
             return SetWorkdir(_absolute(number, "workdir", said))
     if isinstance(said, int) and not isinstance(said, bool):
         said = str(said)
-    if not isinstance(said, str) or not _USER.match(said):
+    if not isinstance(said, str) or not USER.match(said):
         raise _wrong(number, f"names no user: {shown(str(said))}", "write a name or a number")
     return SetUser(said)
 
@@ -180,20 +208,20 @@ def _copy(number: int, said: object) -> Copy:
         raise _wrong(number, f"copies from outside: {shown(source)}", hint)
     to = _absolute(number, "to", said.get("to"))
     top = "/" + to.split("/")[1]
-    if top in _HIDDEN:
+    if top in HIDDEN:
         hint = "a sandbox has its own there; copy to another directory"
         raise _wrong(number, f"copies to {shown(to)}, which is not visible in a sandbox", hint)
-    uid, gid = _owner(number, said.get("owner"))
-    return Copy(clean, to, _mode(number, said.get("mode")), uid, gid)
+    owner = _owner(number, said.get("owner"))
+    return Copy((clean,), to, _mode(number, said.get("mode")), owner)
 
 
-def _owner(number: int, said: object) -> tuple[int, int]:
+def _owner(number: int, said: object) -> str:
     if said is None:
-        return 0, 0
+        return "0:0"
     found = _OWNER.match(str(said)) if isinstance(said, str | int) else None
     if found is None or max(int(found[1]), int(found[2] or 0)) > 65533:
         raise _wrong(number, f"names no owner: {shown(str(said))}", 'write owner: "1000:1000"')
-    return int(found[1]), int(found[2] or found[1])
+    return f"{found[1]}:{found[2] or found[1]}"
 
 
 def _mode(number: int, said: object) -> int | None:

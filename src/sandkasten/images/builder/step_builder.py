@@ -12,36 +12,39 @@ import os
 import threading
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, BinaryIO, Final, cast
+from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, cast
 
 from sandkasten.disk.os_errors import translated
 from sandkasten.errors import BuildFailed, CommandNotFound, InvalidImage, SandkastenError
 from sandkasten.images.builder.build_cache import BuildCache, build_key
-from sandkasten.images.builder.copy_step import pick, write_copy
+from sandkasten.images.builder.copy_step import Placed, pick_all, write_copies
 from sandkasten.images.builder.debian_bootstrap import Built
-from sandkasten.images.builder.recipe import Copy, Run, SetEnv, SetUser, SetWorkdir
-from sandkasten.images.image_config import machine_architecture
+from sandkasten.images.builder.image_accounts import find_account
+from sandkasten.images.builder.recipe import Copy, Run, SetCommand, SetEnv, SetUser, SetWorkdir
+from sandkasten.images.image_config import ImageConfig, machine_architecture
 from sandkasten.images.image_names import new_name
 from sandkasten.images.layers.image_records import image_id
 from sandkasten.images.layers.layer_tar import write_layer
 from sandkasten.images.layers.overlay import landing
 from sandkasten.model.images.image_info import ImageProgress
 from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.cell_spec import RUNNER_PROGRAM
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from sandkasten.images.builder.recipe import Recipe
-    from sandkasten.images.image_config import ImageConfig
-    from sandkasten.images.layers.image_store import Layer, LayerStore, StoredImage
+    from sandkasten.images.layers.image_store import Layer, LayerStore
     from sandkasten.images.layers.overlay import Parent
     from sandkasten.ports import Workbench
 
     Report = Callable[[ImageProgress], None]
 
-# Every line must succeed, as recipes usually expect; a missing directory is created.
-_IN_DIRECTORY: Final = 'mkdir -p -- "$1" && cd -- "$1" && exec /bin/sh -e -c "$2"'
+# A missing directory is created.
+_IN_DIRECTORY: Final = 'mkdir -p -- "$1" && cd -- "$1" && shift && exec "$@"'
+# Every line must succeed, as recipes usually expect.
+_EVERY_LINE: Final = ("/bin/sh", "-e", "-c")
 
 
 @dataclass(slots=True)
@@ -59,6 +62,21 @@ class _State:
         return image_id(self.layers, self.config)
 
 
+class Base(Protocol):
+    """What a build begins with: an image of the store, or nothing."""
+
+    @property
+    def layers(self) -> tuple[str, ...]: ...
+    @property
+    def config(self) -> ImageConfig: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    layers: tuple[str, ...] = ()
+    config: ImageConfig = ImageConfig()
+
+
 class StepBuilder:
     def __init__(self, store: LayerStore, bench: Workbench) -> None:
         self._store = store
@@ -67,8 +85,8 @@ class StepBuilder:
 
     async def build(
         self,
-        name: str,
-        base: StoredImage,
+        name: str | None,
+        base: Base,
         recipe: Recipe,
         context: Path,
         *,
@@ -76,7 +94,7 @@ class StepBuilder:
         progress: Report | None = None,
     ) -> Built:
         """Build the image under its name. `context` is the directory of files to copy."""
-        name = new_name(name)
+        names = [] if name is None else [new_name(name)]
         state = _State(base.layers, base.config)
         async with AsyncExitStack() as stack:
             working = self._store.working()
@@ -98,9 +116,10 @@ class StepBuilder:
                     self._store.put_image,
                     state.layers,
                     state.config,
-                    [name],
+                    names,
                     source=f"steps on {recipe.base}",
                 )
+                state.passing = [one for one in state.passing if one != image.id]
             finally:
                 await asyncio.to_thread(self._forget, state.passing)
         return Built(image, cached=state.all_cached)
@@ -108,36 +127,34 @@ class StepBuilder:
     async def _copy(
         self, state: _State, step: Copy, context: Path, told: _Told, *, refresh: bool
     ) -> None:
-        picked = await asyncio.to_thread(pick, context, step.source)
+        picks = await asyncio.to_thread(pick_all, context, step)
+        trees = [self._store.tree(one) for one in state.layers]
+        account = await asyncio.to_thread(find_account, trees, step.owner, lone_number=True)
+        owner = (account.uid, account.gid)
         key = build_key(
             kind="copy",
-            form=1,
+            form=2,
             parent=state.id,
-            content=picked.digest,
+            content=[one.digest for one in picks],
             # A file keeps its source's name if `to` is a directory.
-            name="" if picked.is_directory else os.path.basename(step.source),
+            names=["" if one.is_directory else os.path.basename(one.path) for one in picks],
             to=step.to,
             mode=step.mode,
-            owner=[step.uid, step.gid],
+            owner=owner,
         )
         if self._known(state, key, told, refresh=refresh):
             return
 
         def work() -> Layer:
-            trees = [self._store.tree(one) for one in state.layers]
-            parents, to = _place(trees, step.to, picked.path, directory=picked.is_directory)
+            # Several sources, also those of a pattern, go into a directory.
+            into = step.to if len(picks) == 1 else step.to.rstrip("/") + "/"
+            placed = [
+                Placed(one, *_place(trees, into, one.path, directory=one.is_directory))
+                for one in picks
+            ]
 
             def write(out: BinaryIO) -> None:
-                write_copy(
-                    context,
-                    picked,
-                    parents,
-                    to,
-                    out,
-                    mode=step.mode,
-                    owner=(step.uid, step.gid),
-                    progress=lambda _: None,
-                )
+                write_copies(context, placed, out, mode=step.mode, owner=owner)
 
             return _add(self._store, write)
 
@@ -146,7 +163,8 @@ class StepBuilder:
     async def _run(self, state: _State, step: Run, told: _Told, *, refresh: bool) -> None:
         # A command may do something else with another network. Without one, keys are as ever.
         reach = {} if step.network.closed else {"network": step.network.public()}
-        key = build_key(kind="run", form=1, parent=state.id, command=step.command, **reach)
+        ours = {"argv": step.argv, "env": dict(step.env)} if step.argv else {}
+        key = build_key(kind="run", form=1, parent=state.id, command=step.command, **reach, **ours)
         if self._known(state, key, told, refresh=refresh):
             return
         if state.config.architecture not in ("", machine_architecture()):
@@ -156,9 +174,10 @@ class StepBuilder:
             )
         image = await asyncio.to_thread(self._passing, state)
         workdir = state.config.workdir or "/"
-        command = ("/bin/sh", "-c", _IN_DIRECTORY, "sh", workdir, step.command)
+        command, env = await asyncio.to_thread(_command, step, state.config.user, image.layers)
+        command = ("/bin/sh", "-c", _IN_DIRECTORY, "sh", workdir, *command)
         async with self._bench.run(
-            image, command, cwd="/", network=step.network, on_line=told.text
+            image, command, cwd="/", env=env, network=step.network, on_line=told.text
         ) as changes:
             layer = await asyncio.to_thread(
                 _add,
@@ -239,7 +258,27 @@ def _naming(label: str, text: str) -> Iterator[None]:
         raise BuildFailed(f"{label} ({text}): {exc.message}", hint=exc.hint, **exc.details) from exc
 
 
-def _configured(config: ImageConfig, step: SetEnv | SetWorkdir | SetUser) -> ImageConfig:
+def _command(
+    step: Run, user: str, trees: Sequence[str]
+) -> tuple[tuple[str, ...], Mapping[str, str]]:
+    """Return what runs, and its variables. A Dockerfile's command is run by the image's user."""
+    if not step.argv:
+        return (*_EVERY_LINE, step.command), step.env
+    if user in ("", "0", "root", "0:0"):
+        return step.argv, step.env
+    account = find_account(trees, user)
+    groups = ",".join(str(one) for one in dict.fromkeys((account.gid, *account.groups)))
+    become = (RUNNER_PROGRAM, "--as", f"{account.uid}:{groups}")
+    return (*become, *step.argv), {"HOME": account.home, **step.env}
+
+
+def _configured(
+    config: ImageConfig, step: SetEnv | SetWorkdir | SetUser | SetCommand
+) -> ImageConfig:
+    if isinstance(step, SetCommand):
+        if step.kind == "cmd":
+            return replace(config, cmd=step.argv)
+        return replace(config, entrypoint=step.argv, cmd=() if step.clears else config.cmd)
     if isinstance(step, SetEnv):
         return replace(config, env={**config.env, **step.env})
     if isinstance(step, SetWorkdir):

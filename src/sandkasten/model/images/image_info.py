@@ -68,7 +68,12 @@ class BuildRequest:
     """A build by the steps of a file; paths are absolute and of the machine that builds."""
 
     file: str
-    name: str
+    """A recipe (YAML), or with `context` a Dockerfile."""
+    name: str | None
+    """None: the image has an id only."""
+    context: str | None = None
+    """The directory whose files are copied; None: that of the recipe."""
+    build_args: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     allow: tuple[str, ...] = ()
     """Network rules of its commands, in addition to those of the file."""
     refresh: bool = False

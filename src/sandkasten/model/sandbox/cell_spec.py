@@ -24,6 +24,8 @@ USER_NAME = "sandbox"
 USER_ID = 1000
 RUNNER_ID = 999
 ROOT_HOME = "/root"
+RUNNER_DIR = "/run/sandkasten"
+RUNNER_PROGRAM = f"{RUNNER_DIR}/runner"
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 HOST_PROGRAMS = "/etc/sandkasten/bin"
 """Programs that the host image has besides those of the host; see `linux.storage.host_root`."""

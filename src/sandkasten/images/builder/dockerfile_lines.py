@@ -1,0 +1,126 @@
+"""Split a Dockerfile into instructions: comments, directives, continued lines, heredocs. Pure.
+
+Knows no instruction but where a here-document may be. Raises InvalidRequest, which names the line.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from sandkasten.errors import InvalidRequest
+from sandkasten.model.spelling import shown
+
+MAX_BYTES: Final = 1024 * 1024
+_DIRECTIVE: Final = re.compile(r"#\s*([A-Za-z][A-Za-z0-9]*)\s*=\s*(\S.*?)\s*\Z")
+_HEREDOC: Final = re.compile(r"\d*<<(-?)(['\"]?)([A-Za-z_][A-Za-z0-9_.]*)\2\Z")
+_FRONTEND: Final = re.compile(r"(?:docker\.io/)?docker/dockerfile(?:-upstream)?(?::[\w.-]+)?\Z")
+_WITH_HEREDOC: Final = ("RUN", "COPY", "ADD")
+
+
+@dataclass(frozen=True, slots=True)
+class Heredoc:
+    name: str
+    content: str
+    text: str
+    """With its last line, as a shell reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    name: str
+    rest: str
+    line: int
+    """Where it begins."""
+    heredocs: tuple[Heredoc, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DockerfileLines:
+    instructions: tuple[Instruction, ...]
+    escape: str
+
+
+def invalid(line: int, what: str, hint: str) -> InvalidRequest:
+    return InvalidRequest(f"Dockerfile line {line}: {what}", hint=hint, line=line)
+
+
+def split_lines(data: bytes) -> DockerfileLines:
+    if len(data) > MAX_BYTES:
+        raise InvalidRequest(
+            f"the Dockerfile is larger than {MAX_BYTES} bytes", hint="copy files instead"
+        )
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        raise InvalidRequest("the Dockerfile is not UTF-8", hint="save it as UTF-8") from exc
+    if "\0" in text:
+        raise InvalidRequest("the Dockerfile contains a NUL character", hint="remove it")
+    lines = text.replace("\r\n", "\n").split("\n")
+    escape = _directives(lines)
+    continued = re.compile(re.escape(escape) + r"[ \t]*\Z")
+    found: list[Instruction] = []
+    at = 0
+    while at < len(lines):
+        if _skipped(lines[at]):
+            at += 1
+            continue
+        start, more = at + 1, True
+        parts: list[str] = []
+        while more and at < len(lines):
+            line = lines[at]
+            at += 1
+            # Comments and empty lines may stand between the parts.
+            if parts and _skipped(line):
+                continue
+            more = continued.search(line) is not None
+            parts.append(continued.sub("", line) if more else line)
+        name, _, rest = re.sub(r"\A(\S+)\s*", r"\1 ", "".join(parts).strip()).partition(" ")
+        heredocs: list[Heredoc] = []
+        for one in _heredocs(rest) if name.upper() in _WITH_HEREDOC else ():
+            heredoc, at = _heredoc(lines, at, one, start)
+            heredocs.append(heredoc)
+        found.append(Instruction(name.upper(), rest.strip(), start, tuple(heredocs)))
+    return DockerfileLines(tuple(found), escape)
+
+
+def _skipped(line: str) -> bool:
+    return not line.strip() or line.lstrip().startswith("#")
+
+
+def _directives(lines: list[str]) -> str:
+    """Return the escape character. Directives are the first lines of the file or nowhere."""
+    escape = "\\"
+    for number, line in enumerate(lines, 1):
+        found = _DIRECTIVE.match(line.strip())
+        if found is None or found[1].lower() not in ("syntax", "escape", "check"):
+            break
+        if found[1].lower() == "escape":
+            escape = found[2]
+            if escape not in ("\\", "`"):
+                raise invalid(number, f"{shown(escape)} cannot be the escape character", "use \\")
+        elif found[1].lower() == "syntax" and not _FRONTEND.match(found[2]):
+            hint = "only the usual syntax is supported; remove the line"
+            raise invalid(number, f"syntax {shown(found[2])} is not supported", hint)
+    return escape
+
+
+def _heredocs(rest: str) -> list[re.Match[str]]:
+    """Return the here-documents that a line announces. One in quotes is not one."""
+    words = re.findall(r"(?:[^\s'\"]|'[^']*'|\"(?:\\.|[^\"\\])*\"|['\"])+", rest)
+    return [found for word in words if (found := _HEREDOC.match(word)) is not None]
+
+
+def _heredoc(
+    lines: list[str], at: int, announced: re.Match[str], start: int
+) -> tuple[Heredoc, int]:
+    strip, name = announced[1] == "-", announced[3]
+    content: list[str] = []
+    for number in range(at, len(lines)):
+        line = lines[number].lstrip("\t") if strip else lines[number]
+        if line == name:
+            body = "".join(f"{one}\n" for one in content)
+            return Heredoc(name, body, f"{body}{name}\n"), number + 1
+        content.append(line)
+    raise invalid(start, f"the here-document {name} has no end", f"write {name} on its last line")
