@@ -9,6 +9,7 @@ import pytest
 from sandkasten.errors import (
     InternalError,
     InvalidRequest,
+    PolicyDenied,
     SessionExpired,
     SessionNotFound,
     UnsupportedByBackend,
@@ -91,3 +92,19 @@ async def test_a_failed_write_restores_the_old_lease(journaled, monkeypatch):
             await journaled.engine.update(info.id, UpdateRequest(ttl_seconds=1))
     await asyncio.sleep(1.3)
     assert (await journaled.engine.exec(info.id, ExecRequest("echo ok"))).stdout == b"ok\n"
+
+
+async def test_a_key_cannot_keep_a_session_of_a_run_for_longer(journaled):
+    engine = journaled.engine
+    asked = CreateRequest(SandboxOptions(lifetime_seconds=600), session_key="agent:run_1:default")
+    info = await engine.create(asked)
+    with pytest.raises(PolicyDenied) as refused:
+        await engine.update(info.id, UpdateRequest(lifetime_seconds=601, key_id="key_1"))
+    assert refused.value.details["rule"] == "session_max_retain_seconds"
+    # Its run, the operator, and sessions without a run are not bound by it.
+    assert (await engine.update(info.id, UpdateRequest(lifetime_seconds=900))).lifetime_s == 900
+    lower = UpdateRequest(lifetime_seconds=700, key_id="key_1")
+    assert (await engine.update(info.id, lower)).lifetime_s == 700
+    other = await engine.create(CreateRequest(SandboxOptions(lifetime_seconds=600)))
+    higher = UpdateRequest(lifetime_seconds=700, key_id="key_1")
+    assert (await engine.update(other.id, higher)).lifetime_s == 700

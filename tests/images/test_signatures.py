@@ -119,6 +119,12 @@ async def test_current_rules_apply_to_a_stored_image(running, site, app, signer,
         await site.catalog(replace(rule, images=("other/*",)), pull="never").resolve(site.name)
 
 
+async def test_no_registry_is_asked_for_an_image_that_no_rule_covers(site, signer):
+    _, rule = signer
+    site.name = f"{site.host}/no/such:1"
+    assert "no rule of" in await site.refused(replace(rule, images=("other/*",)))
+
+
 async def test_an_imported_image_is_unsigned_unless_a_rule_says_that_it_may_be(site, signer):
     _, rule = signer
     archive = write_tar(site.root / "archive", docker_members(sketch()))

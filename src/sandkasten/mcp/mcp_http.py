@@ -12,14 +12,18 @@ import secrets
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from starlette.requests import Request
+
 from sandkasten.api.error_responses import problem
 from sandkasten.api.http_limits import HttpLimits
 from sandkasten.api.request.authentication import Doorkeeper
+from sandkasten.api.request.json_body import parse_object
+from sandkasten.api.request.request_body import ClientLeft, read_body
 from sandkasten.api.request.request_guard import check_origin, plain_headers
 from sandkasten.daemon.http.listeners import listening_on_network, network_address
 from sandkasten.daemon.settings.http_settings import require_key
 from sandkasten.engine.clock import SystemClock
-from sandkasten.errors import InvalidRequest, NotFound, SandkastenError
+from sandkasten.errors import NotFound, SandkastenError
 from sandkasten.mcp.mcp_sessions import mcp_sessions
 
 if TYPE_CHECKING:
@@ -97,34 +101,33 @@ class _GuardedApp:
             self._keeper.admit(headers, local=False)
             if scope["path"].rstrip("/") != PATH:
                 raise NotFound("unknown path", hint=f"the MCP endpoint is {PATH}")
-            await self._sessions(scope, self._with_deadline(receive), response)
+            await self._sessions(scope, await self._checked(scope, receive), response)
+        except ClientLeft:
+            return
         except SandkastenError as exc:
             if response.begun:
                 raise
             refusal: AsgiApp = problem(exc, "req_" + secrets.token_hex(8))
             await refusal(scope, receive, send)
 
-    def _with_deadline(self, receive: Receive) -> Receive:
-        """Refuse a body that pauses for too long."""
-        whole = False
+    async def _checked(self, scope: Message, receive: Receive) -> Receive:
+        """Read the body within the limits of the daemon's own routes; return what repeats it."""
+        raw = await read_body(
+            Request(scope, receive), self._rules.max_json_bytes, self._rules.body_timeout_s
+        )
+        if raw:
+            # The library's parser takes the last one of duplicate keys, and any number of values.
+            await asyncio.to_thread(parse_object, raw)
+        sent = False
 
-        async def take() -> Message:
-            nonlocal whole
-            if whole:
+        async def repeat() -> Message:
+            nonlocal sent
+            if sent:
                 return await receive()
-            try:
-                async with asyncio.timeout(self._rules.body_timeout_s):
-                    message = await receive()
-            except TimeoutError as exc:
-                raise InvalidRequest(
-                    f"the body paused for {self._rules.body_timeout_s:g} s",
-                    hint="send the body without pauses",
-                    http_status=408,
-                ) from exc
-            whole = message["type"] != "http.request" or not message.get("more_body", False)
-            return message
+            sent = True
+            return {"type": "http.request", "body": raw, "more_body": False}
 
-        return take
+        return repeat
 
 
 class _Response:

@@ -378,6 +378,20 @@ async def test_serving_beyond_loopback_requires_a_key():
         assert url.startswith("http://0.0.0.0:")
 
 
+async def test_a_body_with_a_key_twice_or_too_many_values_is_refused():
+    twice = json.dumps(OPENING).replace("{", '{"jsonrpc": "1.0", ', 1)
+    many = json.dumps({**OPENING, "x": [1] * 100_001})
+    headers = {**ACCEPT, "Content-Type": "application/json"}
+    async with served(Log()) as url, aiohttp.ClientSession(headers=headers) as http:
+        for raw, status, code in (
+            (twice, 400, "INVALID_REQUEST"),
+            (many, 413, "PAYLOAD_TOO_LARGE"),
+            ("[]", 400, "INVALID_REQUEST"),
+        ):
+            async with http.post(url, data=raw) as refused:
+                assert (refused.status, (await refused.json())["code"]) == (status, code)
+
+
 async def test_a_body_that_is_too_large_or_never_ends_is_refused():
     async with (
         served(Log(), max_json_mb=1000 / (1 << 20), body_timeout_s=PATIENCE_S) as url,

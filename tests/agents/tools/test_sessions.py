@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
-from sandkasten.agents.tools.call_sandboxes import MOST_SANDBOXES
 from sandkasten.errors import BackendUnavailable
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 
@@ -205,13 +205,16 @@ async def test_finishing_a_run_twice_concurrently_succeeds(tools):
 
 
 @pytest.mark.promise("P67")
-async def test_a_run_has_a_bounded_number_of_sandboxes(unisolated_tools):
+async def test_a_run_has_a_bounded_number_of_sandboxes(unisolated_tools, monkeypatch):
     desk = unisolated_tools
-    asked = [desk.call("open", session_key=f"n{n}") for n in range(MOST_SANDBOXES + 8)]
+    policy = replace(desk.engine.policy, run_sandboxes=4)
+    monkeypatch.setattr(desk.engine, "policy", policy)
+    asked = [desk.call("open", session_key=f"n{n}") for n in range(12)]
     answers = await asyncio.gather(*asked)
     refused = [one for one in answers if one.get("ok") is False]
-    assert len(await ids(desk)) == MOST_SANDBOXES == len(answers) - len(refused)
+    assert len(await ids(desk)) == 4 == len(answers) - len(refused)
     assert {one["code"] for one in refused} == {"QUOTA_EXCEEDED"}
+    assert "agents.max_sandboxes" in refused[0]["hint"]
     again = next(one for one in answers if "sandbox_id" in one)
     assert (await desk.call("open", session_key=again["session_key"]))["created"] is False
     assert (await desk.within(agent_run_id="run_b").call("open"))["created"]

@@ -44,8 +44,6 @@ _Kind: TypeAlias = tuple[str | None, str | None, tuple[str, ...], tuple[str, ...
 # Sandboxes cached beside the ledger, a few hundred bytes each; the oldest is dropped.
 _REMEMBERED: Final = 10_000
 _AT_ONCE: Final = 8
-MOST_SANDBOXES: Final = 32
-"""Limit per run; agents called by a workflow or by an agent are runs of their own."""
 # A call in progress when a run ended can still open a sandbox; more than this is not expected.
 _PASSES: Final = 3
 
@@ -246,10 +244,12 @@ class CallSandboxes:
                 for info in await self._engine.list(tenant=tenant)
                 if _run_of(info) == run
             }
-            if str(key) not in there and len(there | making) > MOST_SANDBOXES:
+            most = self._engine.policy.run_sandboxes
+            if str(key) not in there and len(there | making) > most:
                 raise QuotaExceeded(
-                    f"this run has {MOST_SANDBOXES} sandboxes, which is the maximum",
-                    hint="use an existing one, or close one with sandbox_close",
+                    f"this run has {most} sandboxes, which is the maximum",
+                    hint="use an existing one, or close one with sandbox_close; the operator "
+                    "sets agents.max_sandboxes",
                     quota="sandboxes of a run",
                 )
             yield

@@ -62,6 +62,12 @@ class AgentSettings:
     max_depth: int = setting(
         "agents.max_depth", positive_integer, 4, "How deep agents may call agents."
     )
+    max_sandboxes: int = setting(
+        "agents.max_sandboxes",
+        positive_integer,
+        32,
+        "Most sandboxes of one run of an agent, and of one client of sandkasten mcp.",
+    )
     max_concurrent: int = setting(
         "agents.max_concurrent_runs", positive_integer, 32, "How many runs work at a time."
     )

@@ -259,6 +259,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
             idle_timeout_s=min(general.idle_timeout_s, general.lifetime_s),
             lifetime_s=general.lifetime_s,
             max_retain_s=general.max_retain_s,
+            run_sandboxes=agents.max_sandboxes,
             blocked_paths=policy.blocked_paths,
             env={name: environ[name] for name in policy.env_allow if name in environ},
             workspaces=workspace.rules(in_effect["workspace_mb"]),

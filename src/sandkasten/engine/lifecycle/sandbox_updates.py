@@ -11,10 +11,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sandkasten.errors import Busy, InvalidRequest, SandkastenError
+from sandkasten.errors import Busy, InvalidRequest, PolicyDenied, SandkastenError
 from sandkasten.model.environment import checked_labels
 from sandkasten.model.ids import sandbox_id
 from sandkasten.model.numbers import number
+from sandkasten.model.runs.session_key import parse_session_key
 from sandkasten.model.sandbox.lifecycle import is_there
 from sandkasten.model.sandbox.network_policy import network_for
 
@@ -93,6 +94,13 @@ class SandboxUpdates:
         lifetime = record.lifetime_s
         if request.lifetime_seconds is not None:
             lifetime = number("lifetime_seconds", request.lifetime_seconds, low=1, high=most)
+            if lifetime > record.lifetime_s and request.key_id is not None and _of_run(record):
+                raise PolicyDenied(
+                    f"lifetime_seconds of a session of a run must be at most "
+                    f"{record.lifetime_s:g}, got {lifetime:g}",
+                    hint="session_max_retain_seconds bounds how long it is kept after its run",
+                    rule="session_max_retain_seconds",
+                )
             age_s = self._clock.boottime() - record.created_boottime
             if lifetime <= age_s:
                 raise InvalidRequest(
@@ -131,6 +139,15 @@ class SandboxUpdates:
     def _emit(self, event: str, record: Record) -> None:
         if self._events is not None:
             self._events.emit(event, {"sandbox": record.id, "backend": record.backend})
+
+
+def _of_run(record: Record) -> bool:
+    """Return whether an agent or a workflow opened it; its run decides how long it is kept."""
+    try:
+        parse_session_key(record.session_key or "")
+    except InvalidRequest:
+        return False
+    return True
 
 
 def _lease(record: Record) -> tuple[float, float]:

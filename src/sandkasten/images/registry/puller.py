@@ -81,6 +81,9 @@ class Puller:
         """Pull and store the image under its name. A cancelled pull has stopped when it raises."""
         reference = parse_reference(name)
         wanted = wanted_platform(platform)
+        if self._trust is not None:
+            # No registry is asked for an image that no rule accepts.
+            self._trust.require_rule(reference.familiar)
         access = await asyncio.to_thread(self._keyring.access, reference.registry)
         async with (
             _working(self._store),

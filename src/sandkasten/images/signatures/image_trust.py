@@ -68,7 +68,7 @@ class ImageTrust:
         """Return the accepted signatures of an image that is about to be pulled; raise if there
         is none. `unsigned`: whether a rule that requires none applies to this pull.
         """
-        rules = self._covering(name)
+        rules = self.require_rule(name)
         if unsigned and any(one.unsigned for one in rules):
             return Evidence(tuple(digests))
         found = tuple(await find_signatures(registry, digests))
@@ -85,7 +85,7 @@ class ImageTrust:
 
     def check(self, name: str, stored: Sequence[Mapping[str, Any]]) -> None:
         """Raise UntrustedImage unless a rule accepts the image with what the store has of it."""
-        rules = self._covering(name)
+        rules = self.require_rule(name)
         if not any(one.unsigned for one in rules):
             self._check(name, rules, [Evidence.read(one) for one in stored])
 
@@ -116,7 +116,8 @@ class ImageTrust:
             rule=_SETTING,
         )
 
-    def _covering(self, name: str) -> list[TrustRule]:
+    def require_rule(self, name: str) -> list[TrustRule]:
+        """Return the rules that cover an image; raise UntrustedImage if there is none."""
         rules = covering(self._rules, name)
         if not rules:
             raise UntrustedImage(

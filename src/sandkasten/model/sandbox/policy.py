@@ -55,6 +55,8 @@ class Policy:
     """Also the most a request may ask for."""
     max_retain_s: float = 3600.0
     """The longest that a session may be kept after the run of an agent or a workflow."""
+    run_sandboxes: int = 32
+    """Most sandboxes of one run or one client of the tools; a called agent is a run of its own."""
     blocked_paths: tuple[str, ...] = DEFAULT_BLOCKED_PATHS
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """What the operator lets in of its own environment; the caller's names win."""
