@@ -14,7 +14,13 @@ async def test_stats_have_current_and_older_field_names(real_daemon):
     assert found["cpu_usage_usec"] == found["cpu_usec"]
     assert (found["running"], found["shells"]) == (0, 1)
     assert "/workspace" in [one["path"] for one in found["disk"]]
-    assert found["network"] == {"mode": "none", "rx_bytes": 0, "tx_bytes": 0}
+    assert found["network"] == {
+        "mode": "none",
+        "rules": 0,
+        "connections": 0,
+        "rx_bytes": 0,
+        "tx_bytes": 0,
+    }
     quiet = (await real_daemon.ask("GET", f"{box}/stats?quiet=true")).json
     assert set(quiet) == set(found)
 

@@ -129,3 +129,24 @@ def test_a_run_whose_reader_leaves_is_ended(cli):
     status, said = _into_head("run", "-r", "sh", "-c", "while :; do echo xxx; done")
     assert (status, said) == (1, b"")
     _until(lambda: json.loads(cli("ls", "--json").out) == [])
+
+
+def test_an_operator_sees_and_removes_the_sandboxes_of_all_tenants(cli, box, daemon, monkeypatch):
+    monkeypatch.setenv("SANDKASTEN_TENANT", "acme")
+    theirs = cli("create").out.strip()
+    monkeypatch.delenv("SANDKASTEN_TENANT")
+    assert cli("ls", "-q").out.split() == [box]
+    assert cli("ls", "-q", "--all-tenants").out.split() == [box, theirs]
+    head, _, row = cli("ls", "--all-tenants").out.splitlines()
+    assert (head.split()[:2], row.split()[:2]) == (["TENANT", "ID"], ["acme", theirs])
+    listed = json.loads(cli("ls", "--all-tenants", "--json").out)
+    assert [(one["tenant"], one["memory_bytes"] is None) for one in listed] == [
+        ("default", listed[0]["memory_bytes"] is None),
+        ("acme", listed[0]["memory_bytes"] is None),
+    ]
+    key = cli("key", "create", "--tenant", "acme").out.strip()
+    refused = cli("--url", daemon.url, "--api-key", key, "ls", "--all-tenants")
+    assert "does not have the scope admin" in refused.err
+    assert cli("rm", "--all").out.split() == [box]
+    assert cli("rm", "--all-tenants").out.split() == [theirs]
+    assert cli("ls", "-q", "--all-tenants").out == ""

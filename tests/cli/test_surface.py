@@ -13,6 +13,7 @@ import pytest
 from sandkasten import __version__
 from sandkasten.cli import completions
 from sandkasten.cli.command_table import command_in, command_names
+from sandkasten.cli.options import network_of
 from sandkasten.cli.output import age, painted, paragraph, report, size, visible
 from sandkasten.cli.quantities import limit, seconds
 from sandkasten.cli.sandbox_names import Remote, pick, side
@@ -134,6 +135,7 @@ def test_version_prints_the_version(cli):
         ("create", "--limit", "mem_limit=512M"),
         ("create", "--env", "A"),
         ("create", "--network", "full", "--allow", "example.com"),
+        ("create", "--deny", "example.com"),
         ("update", "sbx_0123456789abcdef", "--ttl", "soon"),
         ("key", "create", "--expires", "soon"),
         ("--url", "http://127.0.0.1:1", "--embedded", "ls"),
@@ -511,3 +513,15 @@ def test_a_logged_warning_has_a_label(process, monkeypatch):
         "warning: the environment variable SANDKASTEN_LISTNE has no effect; did you mean "
         "SANDKASTEN_LISTEN?"
     ]
+
+
+def test_the_flags_of_a_network_stand_for_one_value():
+    def network(mode=None, allow=(), deny=()):
+        return network_of(mode, allow, deny, (), dry_run=False)
+
+    assert network() is None
+    assert network("full") == "full"
+    assert network(allow=["a.example"]) == {"allow": ["a.example"]}
+    denied = {"deny": ["b.a.example"]}
+    assert network(allow=["*.a.example"], **denied) == {"allow": ["*.a.example"], **denied}
+    assert network("full", **denied) == {"allow": ["*"], **denied}

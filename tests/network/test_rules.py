@@ -17,6 +17,7 @@ from sandkasten.model.sandbox.network_policy import (
     parse_network,
     parse_rule,
     suggested,
+    unreachable_rules,
 )
 
 
@@ -193,3 +194,21 @@ def test_what_no_rule_can_open_is_not_suggested():
     )
     assert not_public(tried, ["10.0.0.0/8", "8.8.4.4"]) == ("169.254.169.254:80", "inner.test:80")
     assert "[::ffff:10.0.0.1]:80" in suggested(tried, ["10.0.0.0/8"])
+
+
+@pytest.mark.parametrize(
+    ("allow", "reachable", "warned"),
+    [
+        (["10.0.0.1"], [], "10.0.0.1"),
+        (["10.0.0.0/8", "example.com"], [], "10.0.0.0/8"),
+        (["[fd00::1]:443"], [], "[fd00::1]:443"),
+        (["10.0.0.1"], ["10.0.0.0/24"], ""),
+        (["8.8.8.8", "0.0.0.0/0", "example.com", "preset:pypi"], [], ""),
+    ],
+)
+def test_an_allowed_address_that_stays_closed_is_warned_about(allow, reachable, warned):
+    said = unreachable_rules(
+        parse_network({"allow": allow}), NetworkCeiling(reachable=tuple(reachable))
+    )
+    assert said.partition(" will not be reached: ")[0] == warned
+    assert ("network.reachable" in said) is bool(warned)

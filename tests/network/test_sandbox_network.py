@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,8 +17,12 @@ import pytest
 
 from sandkasten import Images, Sandbox
 from sandkasten.daemon.daemon_assembly import open_daemon
+from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import UnsupportedByBackend
+from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests import imagekit
 from tests.network.conftest import HOSTS
 from tests.ordinary_user import OrdinaryUser
@@ -359,8 +364,11 @@ def test_the_command_line_creates_shows_and_changes_a_network(web, tmp_path):
     def cli(*words: str) -> str:
         return spoken(*words).stdout.strip()
 
-    the_id = cli("create", "--allow", f"good.test:{web}")
+    made = spoken("create", "--allow", f"good.test:{web}", "--allow", "10.0.0.1")
+    the_id = made.stdout.strip()
     try:
+        assert "warning: 10.0.0.1 will not be reached: only the operator opens" in made.stderr
+        assert made.stderr.count("warning") == 1
         assert cli("exec", the_id, f"curl -sS http://good.test:{web}/").startswith("hello")
         assert "may not reach" in cli("exec", the_id, f"curl -sS http://evil.test:{web}/")
         assert "may not reach" in cli("exec", the_id, "curl -sS http://169.254.169.254/")
@@ -370,8 +378,18 @@ def test_the_command_line_creates_shows_and_changes_a_network(web, tmp_path):
         log = json.loads(cli("net", "log", the_id, "--json"))
         assert [one["event"] for one in log] == ["opened", "closed", "refused", "refused"]
         assert f"good.test:{web}" in cli("net", "show", the_id)
+        assert {"2 rules", "network received"} <= set(re.split("  +|\n", cli("stats", the_id)))
+        usage = json.loads(cli("stats", "--json", the_id))["network"]
+        assert (usage["mode"], usage["rules"], usage["connections"]) == ("rules", 2, 0)
+        assert usage["rx_bytes"] > 0
+        assert json.loads(cli("inspect", the_id))["network"] == {
+            "allow": [f"good.test:{web}", "10.0.0.1"]
+        }
         cli("update", the_id, "--allow", f"evil.test:{web}")
         assert cli("exec", the_id, f"curl -sS http://evil.test:{web}/").startswith("hello")
+        cli("update", the_id, "--network", "full", "--deny", f"evil.test:{web}")
+        assert "may not reach" in cli("exec", the_id, f"curl -sS http://evil.test:{web}/")
+        assert cli("exec", the_id, f"curl -sS http://good.test:{web}/").startswith("hello")
     finally:
         cli("rm", the_id)
 
@@ -436,3 +454,20 @@ async def _network_metrics(session: aiohttp.ClientSession, url: str, key: str) -
     head = 'sandkasten_network_connections_total{verdict="'
     lines = [line.removeprefix(head) for line in text.splitlines() if line.startswith(head)]
     return {line.partition('"')[0]: int(float(line.split()[-1])) for line in lines}
+
+
+async def test_a_changed_setting_reaches_living_sandboxes_after_a_restart(web, tmp_path):
+    flags = {"data_dir": str(tmp_path / "data"), "listen": "127.0.0.1:0", "network.hosts": HOSTS}
+    box = ""
+    for reachable, answer in (("", "may not reach"), ("127.0.0.1/32", "hello"), ("", "may not")):
+        more = {"network.reachable": reachable} if reachable else {}
+        async with open_daemon(load({**flags, **more}, {}, tmp_path)) as daemon:
+            engine = daemon.engine
+            if not box:
+                options = SandboxOptions(network={"allow": [f"good.test:{web}"]})
+                box = (await engine.create(CreateRequest(options))).id
+            got = await engine.exec(box, ExecRequest(f"curl -sS http://good.test:{web}/"))
+            assert answer.encode() in got.output
+    engine = await open_engine(load(flags, {}, tmp_path))
+    await engine.destroy(box)
+    await engine.aclose()

@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 pub struct Config {
     pub rules: Rules,
     /// Networks that the operator opened although they are not public.
-    reachable: Vec<Network>,
+    pub reachable: Vec<Network>,
     pub servers: Vec<SocketAddr>,
     /// Names with fixed addresses, as in /etc/hosts.
     pub hosts: HashMap<String, Vec<IpAddr>>,
@@ -39,10 +39,7 @@ impl Config {
         }
         Some(Config {
             rules: Rules::parse(&v["rules"])?,
-            reachable: strings("reachable")?
-                .iter()
-                .map(|text| Network::parse(text))
-                .collect::<Option<_>>()?,
+            reachable: networks(&v["reachable"])?,
             servers: strings("servers")?
                 .iter()
                 .map(|text| text.parse().ok())
@@ -57,4 +54,12 @@ impl Config {
         self.reachable.iter().any(|n| n.contains(address))
             || (is_public(address) && !is_own(address))
     }
+}
+
+/// Networks as a list of strings.
+pub fn networks(v: &Value) -> Option<Vec<Network>> {
+    v.as_array()?
+        .iter()
+        .map(|one| Network::parse(one.as_str()?))
+        .collect()
 }

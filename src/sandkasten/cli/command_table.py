@@ -392,11 +392,12 @@ def _shell(
         ),
     ] = None,
     options: dict[str, Any] = {},  # noqa: B006
+    backend: Backend = None,
 ) -> None:
     """Open an interactive terminal in a sandbox."""
     from sandkasten.cli.commands import shell as interactive
 
-    raise SystemExit(go(interactive.shell(state_of(context), id, options)))
+    raise SystemExit(go(interactive.shell(state_of(context, backend=backend), id, options)))
 
 
 def _cp(

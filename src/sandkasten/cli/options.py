@@ -105,11 +105,21 @@ def numbers(words: Sequence[str]) -> dict[str, float]:
 
 
 def network_of(
-    mode: str | None, allow: Sequence[str], limits: Sequence[str], *, dry_run: bool
+    mode: str | None,
+    allow: Sequence[str],
+    deny: Sequence[str],
+    limits: Sequence[str],
+    *,
+    dry_run: bool,
 ) -> str | dict[str, Any] | None:
     """Return the network that the flags of a sandbox's network stand for."""
-    if not (allow or limits or dry_run):
+    if not (allow or deny or limits or dry_run):
         return mode
+    if deny and not allow and mode != "full" and not dry_run:
+        raise UsageError(
+            "--deny requires --allow or --network full",
+            hint="a sandbox without either reaches nothing",
+        )
     if mode == "full" and not allow:
         allow = ("*",)
     elif mode is not None:
@@ -118,6 +128,8 @@ def network_of(
             hint="use --allow alone for single hosts",
         )
     found: dict[str, Any] = {"allow": list(allow)}
+    if deny:
+        found["deny"] = list(deny)
     if limits:
         named = pairs(limits, "--network-limit")
         found["limits"] = {name: limit(name, text) for name, text in named.items()}
@@ -238,6 +250,14 @@ _FLAGS: Final = (
         kind=bool,
     ),
     _Flag(
+        "network_deny",
+        "--deny",
+        "A destination it may not reach, although --allow or --network full names it; repeatable.",
+        _ALL,
+        "RULE",
+        kind=_WORDS,
+    ),
+    _Flag(
         "isolation",
         "--isolation",
         "standard, gvisor or strongest.",
@@ -256,7 +276,7 @@ _FLAGS: Final = (
         "workspace",
         "--workspace",
         "A named workspace; created on first use.",
-        _RUN,
+        _ALL,
         "NAME",
         complete=completions.workspaces,
     ),
@@ -264,7 +284,7 @@ _FLAGS: Final = (
         "workspace_mode",
         "--shared",
         "Share the workspace with other --shared sandboxes.",
-        _RUN,
+        _ALL,
         kind=bool,
         read=lambda shared: "shared" if shared else None,
     ),
@@ -283,7 +303,7 @@ _FLAGS: Final = (
         "pip_packages",
         "--pip",
         "A Python package to install; repeatable.",
-        _RUN,
+        _ALL,
         "PACKAGE",
         kind=_WORDS,
     ),
@@ -291,7 +311,7 @@ _FLAGS: Final = (
         "npm_packages",
         "--npm",
         "An npm package to install; repeatable.",
-        _RUN,
+        _ALL,
         "PACKAGE",
         kind=_WORDS,
     ),
@@ -312,6 +332,7 @@ def sandbox_flags(command: str) -> Callable[[F], F]:
             options["network"] = network_of(
                 options["network"],
                 options.pop("network_allow"),
+                options.pop("network_deny"),
                 options.pop("network_limits"),
                 dry_run=options.pop("network_dry_run"),
             )

@@ -53,6 +53,14 @@ class State:
             self._found = whom(self)
         return self._found
 
+    def place_of(self, tenant: str | None) -> ServerAddress:
+        """Return the place for another tenant's sandbox; None for our own."""
+        from dataclasses import replace
+
+        place = self.place
+        # Only a daemon tells tenants apart.
+        return place if tenant is None or place.url is None else replace(place, tenant=tenant)
+
     def with_daemon(self, error: SandkastenError) -> SandkastenError:
         """Name the daemon in an error's details, unless the user named it on this command line."""
         from sandkasten.errors import BackendUnavailable

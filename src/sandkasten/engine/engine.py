@@ -23,7 +23,7 @@ from sandkasten.engine.lifecycle.pause import PauseControl
 from sandkasten.engine.lifecycle.planner import Planner
 from sandkasten.engine.lifecycle.reaper import Reaper
 from sandkasten.engine.lifecycle.recovery import Recovery
-from sandkasten.engine.lifecycle.sandbox_info import process_of
+from sandkasten.engine.lifecycle.sandbox_info import disk_usages, process_of
 from sandkasten.engine.lifecycle.sandbox_updates import SandboxUpdates
 from sandkasten.engine.lifecycle.sandboxes import Sandboxes
 from sandkasten.engine.lifecycle.session_list import MOST, SessionList, SessionPage
@@ -46,7 +46,6 @@ from sandkasten.model.commands.exec_values import Chunk, ChunkReader, ExecReques
 from sandkasten.model.sandbox.readiness import Tier
 from sandkasten.model.sandbox.sandbox_values import (
     CreateRequest,
-    DiskUsage,
     Info,
     Process,
     Recovered,
@@ -155,7 +154,7 @@ class Engine:
             events=events,
         )
         self._listing = SessionList(self._sandboxes, self._session_journal)
-        self.network = NetworkControl(self._handles, policy.network.reachable)
+        self.network = NetworkControl(self._handles, policy.network)
         self._updating = SandboxUpdates(
             control=self.network,
             handles=self._handles,
@@ -224,6 +223,7 @@ class Engine:
             session_journal=self._session_journal,
             history=self._history,
             watch=self._watch,
+            network=self.network,
             clock=clock,
             events=events,
         )
@@ -260,12 +260,15 @@ class Engine:
     async def get(self, sandbox_id: str) -> Info:
         return await self._sandboxes.get(sandbox_id)
 
-    async def list(self, *, all: bool = False, tenant: str | None = None) -> Infos:
-        return [*await self._sandboxes.list(all=all, tenant=tenant)]
+    async def list(
+        self, *, all: bool = False, tenant: str | None = None, all_tenants: bool = False
+    ) -> Infos:
+        """Return the sandboxes of a tenant; without one always those of all tenants."""
+        return [*await self._sandboxes.list(all=all, tenant=None if all_tenants else tenant)]
 
     async def page(
         self,
-        tenant: str,
+        tenant: str | None,
         *,
         status: str | None = None,
         labels: Mapping[str, str | None] | None = None,
@@ -334,17 +337,8 @@ class Engine:
             running=told.running,
             shells=told.shells,
             connections=told.connections,
-            disk=tuple(
-                DiskUsage(
-                    path=path,
-                    total_bytes=disk.total,
-                    used_bytes=disk.used,
-                    free_bytes=disk.free,
-                    inodes=disk.inodes,
-                    inodes_free=disk.inodes_free,
-                )
-                for path, disk in told.disk.items()
-            ),
+            network=await self.network.usage(handle),
+            disk=disk_usages(told),
         )
 
     async def _stats_of_paused(self, sandbox_id: str) -> Stats:
@@ -429,10 +423,7 @@ class Engine:
         return connect_port(self._handles, sandbox_id, port)
 
     async def run(
-        self,
-        request: RunRequest,
-        quota: TenantQuota | None = None,
-        show: ChunkReader | None = None,
+        self, request: RunRequest, quota: TenantQuota | None = None, show: ChunkReader | None = None
     ) -> RunResult:
         with self._in_flight.within():
             return await self._oneshot.run(request, quota, show)

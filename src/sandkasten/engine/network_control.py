@@ -18,23 +18,26 @@ from sandkasten.model.sandbox.network_policy import (
     attempt,
     created_without_network,
     not_public,
+    parse_network,
     suggested,
 )
+from sandkasten.model.sandbox.sandbox_values import NetworkUsage
 from sandkasten.ports import Networked
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator
 
     from sandkasten.engine.handles import Handle, Handles
-    from sandkasten.model.sandbox.network_policy import NetworkCounts, NetworkPolicy
+    from sandkasten.model.sandbox.ledger_record import Record
+    from sandkasten.model.sandbox.network_policy import NetworkCeiling, NetworkCounts, NetworkPolicy
 
 _LOOK_EVERY_S: Final = 0.2
 
 
 class NetworkControl:
-    def __init__(self, handles: Handles, reachable: Sequence[str]) -> None:
+    def __init__(self, handles: Handles, ceiling: NetworkCeiling) -> None:
         self._handles = handles
-        self._reachable = reachable
+        self._ceiling = ceiling
 
     async def status(self, text: str) -> NetworkStatus:
         """Return rules and counters; zeros for a sandbox without a network."""
@@ -49,8 +52,25 @@ class NetworkControl:
         return NetworkStatus(
             handle.record.network,
             **asdict(counts),
-            suggested=suggested(tried, self._reachable),
-            not_public=not_public(tried, self._reachable),
+            suggested=suggested(tried, self._ceiling.reachable),
+            not_public=not_public(tried, self._ceiling.reachable),
+        )
+
+    async def usage(self, handle: Handle) -> NetworkUsage:
+        """Return what a live sandbox may reach, in a word, and its traffic."""
+        network = handle.record.network
+        if network == "none" or not isinstance(handle.cell, Networked):
+            return NetworkUsage()
+        counts = await handle.cell.network_counts()
+        rules = 0
+        if isinstance(network, dict):
+            rules = len(network.get("allow", ())) + len(network.get("deny", ()))
+        return NetworkUsage(
+            mode="rules" if rules else "full",
+            rules=rules,
+            connections=counts.open,
+            rx_bytes=counts.bytes_in,
+            tx_bytes=counts.bytes_out,
         )
 
     async def totals(self) -> NetworkCounts:
@@ -77,4 +97,14 @@ class NetworkControl:
             return
         if not isinstance(handle.cell, Networked):
             raise created_without_network(handle.record.id)
-        await handle.cell.change_network(policy)
+        await handle.cell.change_network(policy, self._ceiling.reachable)
+
+    async def adopt(self, record: Record) -> None:
+        """Apply the operator's settings to the sandbox of an earlier process."""
+        if record.network == "none":
+            return
+        handle = await self._handles.get(record.id)
+        if isinstance(handle.cell, Networked):
+            ceiling = self._ceiling
+            policy = parse_network(record.network, ceiling.presets, ceiling.limits)
+            await handle.cell.change_network(policy, ceiling.reachable)

@@ -23,6 +23,7 @@ from sandkasten.model.sandbox.network_policy import (
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Sequence
     from pathlib import Path
 
     from sandkasten.model.sandbox.network_policy import NetworkCeiling
@@ -148,9 +149,14 @@ async def ask(cell: Path, command: dict[str, object]) -> dict[str, Any]:
     return answer
 
 
-async def change(cell: Path, policy: NetworkPolicy) -> None:
-    """Send new rules and limits."""
-    await ask(cell, {"rules": rules_json(policy), "limits": asdict(policy.limits)})
+async def change(cell: Path, policy: NetworkPolicy, reachable: Sequence[str]) -> None:
+    """Send new rules and limits, and what the operator opens besides public addresses."""
+    command: dict[str, object] = {
+        "rules": rules_json(policy),
+        "limits": asdict(policy.limits),
+        "reachable": list(reachable),
+    }
+    await ask(cell, command)
 
 
 async def counts(cell: Path) -> NetworkCounts:

@@ -49,3 +49,12 @@ def is_public(address: str) -> bool:
             return found in _PUBLIC_V6 and not any(found in one for one in _CLOSED_V6)
         found = embedded
     return not any(found in one for one in _CLOSED_V4)
+
+
+def holds_public(network: str) -> bool:
+    """Return whether a network has public addresses; ValueError if it is not one."""
+    found = ipaddress.ip_network(network)
+    if isinstance(found, ipaddress.IPv6Network):
+        closed = any(found.subnet_of(one) for one in _CLOSED_V6)
+        return found.overlaps(_PUBLIC_V6) and not closed
+    return not any(found.subnet_of(one) for one in _CLOSED_V4)

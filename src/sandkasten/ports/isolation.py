@@ -166,8 +166,11 @@ class Networked(Protocol):
     records.
     """
 
-    async def change_network(self, policy: NetworkPolicy) -> None:
-        """Use other rules from now on; connections that they refuse end at once."""
+    async def change_network(self, policy: NetworkPolicy, reachable: Sequence[str]) -> None:
+        """Use other rules from now on; connections that they refuse end at once.
+
+        `reachable`: the networks that the operator opens besides public addresses.
+        """
         ...
 
     async def network_counts(self) -> NetworkCounts:

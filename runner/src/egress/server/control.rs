@@ -1,6 +1,7 @@
 //! The control socket: the engine asks for counts and changes the rules, one line of JSON each way.
 
 use super::{Egress, Item, State};
+use crate::config::networks;
 use crate::limits::Limits;
 use crate::rules::{Destination, Rules};
 use crate::sockets::reset;
@@ -50,6 +51,12 @@ impl Egress {
             Ok(v) => v,
             Err(_) => return json!({"error": "not JSON"}),
         };
+        if !v["reachable"].is_null() {
+            match networks(&v["reachable"]) {
+                Some(found) => self.config.reachable = found,
+                None => return json!({"error": "the networks are not valid"}),
+            }
+        }
         if !v["rules"].is_null() {
             match Rules::parse(&v["rules"]) {
                 Some(rules) => self.change(rules),
@@ -99,7 +106,8 @@ impl Egress {
                     let denied = |at| rules.denied(Destination::Address(at), port).is_some();
                     let refused =
                         !rules.decide(to, port).allowed || c.dialled.map_or(false, denied);
-                    (refused && !rules.dry_run).then_some(*id)
+                    let closed = c.dialled.map_or(false, |at| !self.config.may_dial(at));
+                    (closed || refused && !rules.dry_run).then_some(*id)
                 }
                 _ => None,
             })

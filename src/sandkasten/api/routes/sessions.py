@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from sandkasten.api.request.authentication import require
 from sandkasten.api.request.body_models import body_of, given
 from sandkasten.api.request.field_schemas import (
     ImageName,
@@ -71,6 +72,9 @@ class ListQuery(Query):
     )
     label: Annotated[str, shaped("[^,=]+(?:=[^,]*)?(?:,[^,=]+(?:=[^,]*)?)*")] | None = Field(
         None, description="`name` or `name=value`; several with commas, all of which must hold."
+    )
+    all_tenants: bool = Field(
+        False, description="Those of every tenant, not only of the caller's. Requires scope admin."
     )
     limit: int = Field(1000, ge=1, le=1000)
     cursor: str | None = Field(
@@ -142,8 +146,10 @@ async def change(call: Call) -> Response:
 
 async def listed(call: Call) -> Response:
     query = call.query(ListQuery)
+    if query.all_tenants:
+        require(call.principal, "admin")
     page = await call.engine.page(
-        call.principal.tenant,
+        None if query.all_tenants else call.principal.tenant,
         status=query.status,
         labels=_labels(query.label),
         limit=query.limit,

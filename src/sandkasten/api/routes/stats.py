@@ -44,7 +44,9 @@ class DiskAnswer(Answer):
 class NetworkAnswer(Answer):
     """Network traffic. With mode `none` there is no network and no traffic."""
 
-    mode: str
+    mode: str = Field(description="none, full or rules.")
+    rules: int = Field(description="Rules that allow or deny.")
+    connections: int = Field(description="Open ones.")
     rx_bytes: int
     tx_bytes: int
 

@@ -141,8 +141,8 @@ class DockerCell:
             container_network.open_network, self._network, programs, self.id, self._seen or {}, spec
         )
 
-    async def change_network(self, policy: NetworkPolicy) -> None:
-        await egress.change(self._network, policy)
+    async def change_network(self, policy: NetworkPolicy, reachable: Sequence[str]) -> None:
+        await egress.change(self._network, policy, reachable)
 
     async def network_counts(self) -> NetworkCounts:
         return await egress.counts(self._network)

@@ -72,9 +72,9 @@ class LocalCell:
         """See `ports.Reclaims`."""
         return await self._group.reclaim()
 
-    async def change_network(self, policy: NetworkPolicy) -> None:
+    async def change_network(self, policy: NetworkPolicy, reachable: Sequence[str]) -> None:
         """See `ports.Networked`."""
-        await egress.change(self.layout.cell(self.id), policy)
+        await egress.change(self.layout.cell(self.id), policy, reachable)
 
     async def network_counts(self) -> NetworkCounts:
         return await egress.counts(self.layout.cell(self.id))

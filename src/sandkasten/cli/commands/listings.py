@@ -43,6 +43,7 @@ def described(info: Info) -> dict[str, Any]:
         "created_at": timestamp(info.created_at),
         "expires_at": timestamp(info.expires_at),
         "profile": info.profile,
+        "network": info.network,
         "labels": dict(info.labels),
         "limits": public_limits(info.limits),
         "unenforced": [asdict(one) for one in info.unenforced],
@@ -56,12 +57,15 @@ def _mode(info: Info) -> str | None:
     return "shared" if info.workspace_shared else "exclusive"
 
 
-async def sandboxes(state: State, *, everything: bool = False, quiet: bool = False) -> None:
+async def sandboxes(
+    state: State, *, everything: bool = False, quiet: bool = False, all_tenants: bool = False
+) -> None:
     """List sandboxes; with `quiet` only their ids."""
     from sandkasten.client.server.server_pool import connect
 
     transport = await connect(state.place)
-    infos = sorted(await transport.list(all=everything), key=lambda info: info.created_at)
+    found = await transport.list(all=everything, all_tenants=all_tenants)
+    infos = sorted(found, key=lambda info: info.created_at)
     if quiet:
         if state.json:
             put_json([info.id for info in infos])
@@ -69,12 +73,18 @@ async def sandboxes(state: State, *, everything: bool = False, quiet: bool = Fal
             for info in infos:
                 put(info.id)
         return
-    usages = await _usages(transport, infos)
+    owners = [info.tenant if all_tenants else None for info in infos]
+    asked = [await connect(state.place_of(owner)) for owner in owners]
+    usages = await asyncio.gather(*map(_usage, asked, infos))
     used = [None if one is None else one.memory_bytes for one in usages]
     if state.json:
         put_json(
             [
-                {**described(info), "memory_bytes": memory}
+                {
+                    **described(info),
+                    **({"tenant": info.tenant} if all_tenants else {}),
+                    "memory_bytes": memory,
+                }
                 for info, memory in zip(infos, used, strict=True)
             ]
         )
@@ -82,11 +92,13 @@ async def sandboxes(state: State, *, everything: bool = False, quiet: bool = Fal
     now = time.time()
     put_table(
         (
+            *(("TENANT",) if all_tenants else ()),
             *("ID", "IMAGE", "BACKEND", "STATE", "AGE", "EXPIRES", "MEMORY"),
             *("WORKSPACE", "KEY", "LABELS"),
         ),
         [
             (
+                *((info.tenant,) if all_tenants else ()),
                 info.id,
                 info.image,
                 info.backend,
@@ -272,8 +284,14 @@ def _figures(found: Stats) -> list[tuple[str, str, str]]:
         ("shells", _count(found.shells), "-"),
         ("up", age(found.uptime_ms / 1000), "-"),
     ]
-    crossed = found.network.rx_bytes + found.network.tx_bytes
-    rows.append(("network", "none" if found.network.mode == "none" else size(crossed), "-"))
+    network = found.network
+    rows.append(("network", f"{network.rules} rules" if network.rules else network.mode, "-"))
+    if network.mode != "none":
+        rows += [
+            ("network connections", _count(network.connections), "-"),
+            ("network received", size(network.rx_bytes), "-"),
+            ("network sent", size(network.tx_bytes), "-"),
+        ]
     rows += [(disk.path, size(disk.used_bytes), size(disk.total_bytes)) for disk in found.disk]
     return rows
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _EVERY_S = 0.5
 _MAX_SHOWN = 8
+_LOG_HEAD = ("SEQ", "AT", "EVENT", "TO", "RULE", "DETAIL")
 
 # The first character keeps click from joining the lines.
 _EXAMPLES = """\b
@@ -112,8 +113,10 @@ async def _attempts(state: State, start: str, since_seq: int, *, follow: bool) -
         if state.json:
             put_json([to_json(one) for one in found])
         else:
-            put_table(("SEQ", "AT", "EVENT", "TO", "RULE", "DETAIL"), _cells(found))
+            put_table(_LOG_HEAD, _cells(found))
         return
+    if not state.json:
+        put("  ".join(_LOG_HEAD))
     while True:
         for one, cells in zip(found, _cells(found), strict=True):
             since_seq = one.seq

@@ -71,20 +71,26 @@ async def resume(state: State, start: str) -> None:
         put(info.id)
 
 
-async def remove(state: State, starts: Sequence[str], *, everything: bool) -> int:
+async def remove(
+    state: State, starts: Sequence[str], *, everything: bool, all_tenants: bool = False
+) -> int:
     """Remove the named sandboxes or all; a failure does not stop the others."""
     from sandkasten.client.server.server_pool import connect
 
     transport = await connect(state.place)
+    owners: dict[str, str] = {}
     if everything:
-        ids = [info.id for info in await transport.list(all=True)]
+        found = await transport.list(all=True, all_tenants=all_tenants)
+        ids = [info.id for info in found]
+        if all_tenants:
+            owners = {info.id: info.tenant for info in found}
     else:
         ids = list(dict.fromkeys(await resolve_all(state, starts)))
     removed: list[str] = []
     failures: list[SandkastenError] = []
     for one in ids:
         try:
-            await transport.destroy(one)
+            await (await connect(state.place_of(owners.get(one)))).destroy(one)
         except SandkastenError as exc:
             failures.append(exc)
             if not state.json:

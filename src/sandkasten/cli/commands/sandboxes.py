@@ -20,6 +20,13 @@ from sandkasten.cli.options import (
 from sandkasten.cli.quantities import seconds
 from sandkasten.cli.state import go
 
+AllTenants = Annotated[
+    bool,
+    typer.Option(
+        "--all-tenants", help="Those of every tenant of the daemon; requires scope admin."
+    ),
+]
+
 
 @sandbox_flags("create")
 def create(
@@ -36,13 +43,15 @@ def ls(
     all_: Annotated[
         bool, typer.Option("--all", help="Include sandboxes of the warm pool.")
     ] = False,
+    all_tenants: AllTenants = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print ids only.")] = False,
     json: Json = False,
 ) -> None:
     """List sandboxes."""
     from sandkasten.cli.commands import listings
 
-    go(listings.sandboxes(state_of(context, json=json), everything=all_, quiet=quiet))
+    state = state_of(context, json=json)
+    go(listings.sandboxes(state, everything=all_, quiet=quiet, all_tenants=all_tenants))
 
 
 def inspect(context: typer.Context, id: Id) -> None:
@@ -126,13 +135,21 @@ def update(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only log what the rules would refuse.")
     ] = False,
+    deny: Annotated[
+        list[str],
+        typer.Option(
+            "--deny",
+            metavar="RULE",
+            help="An exception from --allow or --network full; replaces all; repeatable.",
+        ),
+    ] = [],  # noqa: B006
     json: Json = False,
 ) -> None:
     """Change how long a sandbox lives, its labels, or what it may reach."""
     from sandkasten.cli.commands import sandbox_lifecycle
     from sandkasten.model.sandbox.sandbox_values import UpdateRequest
 
-    rules = network_of(network, allow, network_limit, dry_run=dry_run)
+    rules = network_of(network, allow, deny, network_limit, dry_run=dry_run)
     if ttl is None and lifetime is None and not label and not no_labels and rules is None:
         raise typer.BadParameter(
             "say what to change: --ttl, --lifetime, --label, --no-labels, --network or --allow"
@@ -171,13 +188,20 @@ def rm(
         list[str] | None, typer.Argument(metavar="ID...", autocompletion=completions.sandboxes)
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="All sandboxes.")] = False,
+    all_tenants: AllTenants = False,
     json: Json = False,
 ) -> None:
     """Destroy sandboxes."""
     from sandkasten.cli.commands import sandbox_lifecycle
 
-    if bool(ids) == all_:
-        raise typer.BadParameter("name sandboxes, or say --all")
+    if bool(ids) == (all_ or all_tenants):
+        raise typer.BadParameter("name sandboxes, or say --all or --all-tenants")
+    state = state_of(context, json=json)
+    everything = all_ or all_tenants
     raise SystemExit(
-        go(sandbox_lifecycle.remove(state_of(context, json=json), ids or [], everything=all_))
+        go(
+            sandbox_lifecycle.remove(
+                state, ids or [], everything=everything, all_tenants=all_tenants
+            )
+        )
     )

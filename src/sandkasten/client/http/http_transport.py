@@ -82,10 +82,11 @@ class HttpTransport:
     async def get(self, sandbox_id: str) -> Info:
         return session_json.info_of(await self._get(session_path(sandbox_id)))
 
-    async def list(self, *, all: bool = False) -> Sequence[Info]:
+    async def list(self, *, all: bool = False, all_tenants: bool = False) -> Sequence[Info]:
         """Return the sandboxes; `all` has no effect: a daemon does not list its warm pool."""
         found: list[Info] = []
-        query: dict[str, str] = {}
+        whose = {"all_tenants": "true"} if all_tenants else {}
+        query: dict[str, str] = dict(whose)
         while True:
             order = HttpRequest("GET", "/v1/sessions", query=query, repeatable=True)
             page, headers = await self.connection.ask_page(order)
@@ -93,7 +94,7 @@ class HttpTransport:
             cursor = headers.get(NEXT_CURSOR)
             if cursor is None or not page:
                 return found
-            query = {"cursor": cursor}
+            query = {**whose, "cursor": cursor}
 
     async def destroy(self, sandbox_id: str) -> None:
         order = HttpRequest(

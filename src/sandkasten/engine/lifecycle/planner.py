@@ -36,6 +36,7 @@ from sandkasten.model.sandbox.network_policy import (
     NetworkPolicy,
     default_network,
     network_for,
+    unreachable_rules,
     unsupported_network,
 )
 from sandkasten.model.sandbox.package_sets import MOUNT_PREFIX, checked_packages, environment
@@ -168,6 +169,7 @@ class Planner:
             image.warning,
             self._root_warning(image),
             f"{refusal.message}; defaults.network_mode does not apply" if refusal else "",
+            unreachable_rules(network, self._policy.network),
         )
         return SandboxPlan(
             backend=backend,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sandkasten.engine.handles import Handles
     from sandkasten.engine.lifecycle.end_watch import EndWatch
     from sandkasten.engine.lifecycle.reaper import Reaper
+    from sandkasten.engine.network_control import NetworkControl
     from sandkasten.engine.session_journal import SessionJournal
     from sandkasten.model.journal_rows import SessionRow
     from sandkasten.model.sandbox.ledger_record import Record
@@ -41,6 +42,7 @@ class Recovery:
         session_journal: SessionJournal,
         history: ExecHistory,
         watch: EndWatch,
+        network: NetworkControl,
         clock: Clock,
         events: EventSink | None,
     ) -> None:
@@ -50,6 +52,7 @@ class Recovery:
         self._session_journal = session_journal
         self._history = history
         self._watch = watch
+        self._network = network
         self._clock = clock
         self._events = events
         watch.settle = self._row
@@ -101,6 +104,10 @@ class Recovery:
             # It was running, and its creator died before it could record that.
             await self._session_journal.runs(record)
         if record.state is State.RUNNING:
+            try:
+                await self._network.adopt(record)
+            except SandkastenError as exc:
+                self._emit("recovery.network_unchanged", sandbox=record.id, error=exc.code)
             try:
                 await self._history.resume(record)
             except SandkastenError as exc:

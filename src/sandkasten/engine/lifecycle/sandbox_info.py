@@ -1,6 +1,6 @@
 """Convert a ledger row into what its owner sees: names without the tenant, wall-clock timestamps.
 
-Also converts a process as the runner reports it.
+Also converts a process and file systems as the runner reports them.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from sandkasten.model.access.tenancy import unscoped
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
 from sandkasten.model.sandbox.lifecycle import State
-from sandkasten.model.sandbox.sandbox_values import Info, Process
+from sandkasten.model.sandbox.sandbox_values import DiskUsage, Info, Process
 from sandkasten.model.sandbox.workspace import plain_name
 
 if TYPE_CHECKING:
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.ports import Clock
-    from sandkasten.wire.messages import ProcessInfo
+    from sandkasten.wire.messages import ProcessInfo, RunnerStats
 
 SPARE_DETAIL = "kept ready for the next one-shot"
 
@@ -73,4 +73,18 @@ def process_of(told: ProcessInfo) -> Process:
         started_at=told.started_ms / 1000,
         threads=told.threads,
         exec_id=told.exec_id,
+    )
+
+
+def disk_usages(told: RunnerStats) -> tuple[DiskUsage, ...]:
+    return tuple(
+        DiskUsage(
+            path=path,
+            total_bytes=disk.total,
+            used_bytes=disk.used,
+            free_bytes=disk.free,
+            inodes=disk.inodes,
+            inodes_free=disk.inodes_free,
+        )
+        for path, disk in told.disk.items()
     )

@@ -45,14 +45,17 @@ class SessionList:
 
     async def page(
         self,
-        tenant: str,
+        tenant: str | None,
         *,
         status: str | None = None,
         labels: Mapping[str, str | None] | None = None,
         limit: int = MOST,
         cursor: str | None = None,
     ) -> SessionPage:
-        """Return one page. `labels` are required labels, each with or without a value."""
+        """Return one page; without a tenant, of all tenants.
+
+        `labels` are required labels, each with or without a value.
+        """
         if status is not None and status not in STATUSES:
             raise InvalidRequest(
                 f"there is no status {shown(status)}",
@@ -61,12 +64,18 @@ class SessionList:
             )
         wanted = labels or {}
         if status in ENDED:
+            if tenant is None:
+                raise InvalidRequest(
+                    "ended sessions are listed for one tenant at a time",
+                    hint="name the tenant in X-Sandkasten-Tenant (SANDKASTEN_TENANT)",
+                    field="status",
+                )
             return await self._ended(tenant, status or "", wanted, limit, cursor)
         return await self._living(tenant, status, wanted, limit, cursor)
 
     async def _living(
         self,
-        tenant: str,
+        tenant: str | None,
         status: str | None,
         labels: Mapping[str, str | None],
         limit: int,

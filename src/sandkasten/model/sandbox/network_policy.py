@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.errors import InvalidRequest, PolicyDenied, UnsupportedByBackend
-from sandkasten.model.addresses import is_public, plain
+from sandkasten.model.addresses import holds_public, is_public, plain
 from sandkasten.model.json_codec import ShapeError, Timestamp, from_json
 from sandkasten.model.sandbox.network_limits import (
     LIMIT_RULE,
@@ -318,6 +318,21 @@ def network_for(value: object, ceiling: NetworkCeiling, *, operator: bool) -> Ne
                 rule="policy.network",
             )
     return policy
+
+
+def unreachable_rules(policy: NetworkPolicy, ceiling: NetworkCeiling) -> str:
+    """Return a warning about allowed addresses that the operator keeps closed; else nothing."""
+    opened = [ipaddress.ip_network(one, strict=False) for one in ceiling.reachable]
+    closed = [
+        rule.text
+        for rule in map(parse_rule, policy.allow)
+        if rule.network is not None
+        and not holds_public(rule.network)
+        and not any(ipaddress.ip_network(rule.network).overlaps(one) for one in opened)
+    ]
+    if not closed:
+        return ""
+    return f"{', '.join(closed[:8])} will not be reached: {_OPERATOR_OPENS}"
 
 
 def default_network(ceiling: NetworkCeiling, *, operator: bool) -> NetworkPolicy:

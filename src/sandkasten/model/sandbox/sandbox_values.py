@@ -152,6 +152,11 @@ class NetworkUsage:
     """Network traffic of a sandbox. With mode `none` there is no network and no traffic."""
 
     mode: str = "none"
+    """none, full or rules."""
+    rules: int = 0
+    """Rules that allow or deny."""
+    connections: int = 0
+    """Open ones."""
     rx_bytes: int = 0
     tx_bytes: int = 0
 
