@@ -12,13 +12,11 @@ import secrets
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from starlette.requests import Request
-
 from sandkasten.api.error_responses import problem
 from sandkasten.api.http_limits import HttpLimits
 from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.api.request.json_body import parse_object
-from sandkasten.api.request.request_body import ClientLeft, read_body
+from sandkasten.api.request.request_body import ClientLeft, read_asgi_body
 from sandkasten.api.request.request_guard import check_origin, plain_headers
 from sandkasten.daemon.http.listeners import listening_on_network, network_address
 from sandkasten.daemon.settings.http_settings import require_key
@@ -112,8 +110,8 @@ class _GuardedApp:
 
     async def _checked(self, scope: Message, receive: Receive) -> Receive:
         """Read the body within the limits of the daemon's own routes; return what repeats it."""
-        raw = await read_body(
-            Request(scope, receive), self._rules.max_json_bytes, self._rules.body_timeout_s
+        raw = await read_asgi_body(
+            scope, receive, self._rules.max_json_bytes, self._rules.body_timeout_s
         )
         if raw:
             # The library's parser takes the last one of duplicate keys, and any number of values.

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.requests import Request
 
 from sandkasten.errors import InvalidRequest, PayloadTooLarge
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-    from starlette.requests import Request
 
 # Bytes a second that the slowest client still manages.
 _SLOWEST: Final = 4096
@@ -30,6 +30,11 @@ async def read_body(request: Request, most: int, timeout_s: float) -> bytes:
     """Return the whole body, which arrives within `timeout_s` plus time for its size."""
     pieces = [piece async for piece in _pieces(request, most, timeout_s, timeout_s)]
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+async def read_asgi_body(scope: Any, receive: Any, most: int, timeout_s: float) -> bytes:
+    """Return the whole body for an application that has no request object yet."""
+    return await read_body(Request(scope, receive), most, timeout_s)
 
 
 def stream_body(request: Request, most: int, pause_s: float) -> AsyncIterator[bytes]:

@@ -193,10 +193,11 @@ def secret_in(name: str, file: Path, parse: Callable[[str, object], str]) -> str
         return parse(name, file.read_text("ascii").strip())
     except (OSError, UnicodeDecodeError) as exc:
         reason = getattr(exc, "strerror", None) or type(exc).__name__
+        hint = "write the key into it, one line"
+        if isinstance(exc, PermissionError):
+            hint = "check owner and mode of the file and its directories"
         raise InvalidConfiguration(
-            f"the key in {file} cannot be read: {reason}",
-            hint="write the key into it, one line",
-            setting=name,
+            f"the key in {file} cannot be read: {reason}", hint=hint, setting=name
         ) from exc
 
 
