@@ -52,7 +52,6 @@ async def test_packages_are_found_by_require_and_import_and_their_programs_by_na
             long: "module.exports = 'deep'",
         },
         bin={"left-say": "./cli.js"},
-        scripts={"postinstall": "touch /workspace/ran; exit 1"},
     )
     registry.package("@scope/pad", "1.2.0", files={"index.js": "module.exports = 'pad 1'"})
     registry.package("@scope/pad", "2.0.0", files={"index.js": "module.exports = 'pad 2'"})
@@ -85,6 +84,54 @@ ls /workspace; touch /node_modules/x 2>&1 | grep -o 'Read-only.*'
         asked = len(registry.asked)
         assert await said(engine, "console.log(require('left')())", "left") == "left pad 1"
         assert len(registry.asked) == asked, "nobody was asked again"
+
+
+@pytest.mark.promise("P54")
+async def test_install_scripts_run_inside_without_a_network(opened, registry, tmp_path):
+    mark, port = tmp_path / "host", registry.url.rpartition(":")[2]
+    mark.mkdir()
+    registry.package(
+        "native",
+        dependencies={"gyp": "1"},
+        optionalDependencies={"extra": "1"},
+        files={
+            "make.js": f"""
+const fs = require("fs"), net = require("net"), made = [require("gyp"), process.env.HOME];
+made.push(process.env.npm_lifecycle_event, fs.existsSync({str(mark)!r}));
+try {{ fs.writeFileSync({str(mark / "ran")!r}, ""); }} catch (error) {{}}
+const socket = net.connect({port}, "127.0.0.1", () => made.push("connected"));
+socket.on("error", (error) => made.push(error.code));
+socket.on("close", () => fs.writeFileSync("made.json", JSON.stringify(made)));
+"""
+        },
+        main="made.json",
+        scripts={"install": "gyp-say > said && node make.js", "test": "exit 1"},
+    )
+    registry.package("gyp", files={"index.js": "module.exports = 'gyp'", "cli.sh": "echo hello"},
+                     bin={"gyp-say": "cli.sh"})  # fmt: skip
+    registry.package("extra", scripts={"postinstall": "echo unused; exit 3"})
+    code = """console.log(require("native"));
+try { require("extra") } catch (error) { console.log(error.code) }"""
+    async with opened(npm_registry=registry.url) as engine:
+        found = " ".join((await said(engine, code, "native", "gyp")).split())
+        made = "[ 'gyp', '/workspace/tmp', 'install', false, 'ECONNREFUSED' ]"
+        assert found == f"{made} MODULE_NOT_FOUND"
+    async with opened(npm_registry=registry.url, build=False) as engine:
+        look = "console.log(require('fs').existsSync('/node_modules/native/said'))"
+        assert await said(engine, look, "native") == "false"
+    assert list(mark.iterdir()) == []
+
+
+async def test_a_failed_install_script_is_named_with_its_output(opened, registry):
+    registry.package("broken", scripts={"postinstall": "echo no compiler >&2; exit 3"})
+    async with opened(npm_registry=registry.url) as engine:
+        with pytest.raises(ProvisioningFailed) as failed:
+            await said(engine, "1", "broken")
+    assert failed.value.message.splitlines() == [
+        "an install script of the npm packages failed (broken), status 1:",
+        "no compiler",
+        "broken: postinstall (echo no compiler >&2; exit 3) ended with status 3",
+    ]
 
 
 @pytest.mark.promise("P54")

@@ -53,12 +53,15 @@ def wheel(
     return path
 
 
-def sdist(folder: Path, name: str, version: str, setup: str) -> Path:
+def sdist(folder: Path, name: str, version: str, setup: str = "", **files: str) -> Path:
+    """`files` are added by their names, with `_` for the dot of the suffix."""
     path = folder / f"{name}-{version}.tar.gz"
+    folder.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w:gz") as archive:
         for member, text in (
             ("setup.py", setup),
             ("PKG-INFO", f"Metadata-Version: 1.0\nName: {name}\nVersion: {version}\n"),
+            *((one.replace("_", "."), text) for one, text in files.items()),
         ):
             info = tarfile.TarInfo(f"{name}-{version}/{member}")
             info.size = len(text)
@@ -132,9 +135,9 @@ def serving(folder: Path | None = None) -> Iterator[Server]:
             if server.stall is not None:
                 server.stall.wait(600)
             data = server.answers.get(path)
-            kind = "application/octet-stream"
             if data is None and folder is not None:
-                data, kind = _index(folder, path), "text/html"
+                data = _index(folder, path)
+            kind = "text/html" if path.startswith("/simple") else "application/octet-stream"
             self.send_response(404 if data is None else 200)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(data or b"")))

@@ -14,6 +14,7 @@ packages:
   find_links: /srv/wheels
   npm_registry: https://t0ken@npm.example
   allow: [pandas, "npm:lodash"]
+  build: false
   timeout_seconds: 2m
   max_bytes: 1000000
 """
@@ -32,6 +33,7 @@ def test_package_sources_are_read_from_the_file_and_credentials_never_shown(tmp_
         find_links="/srv/wheels",
         npm_registry="https://t0ken@npm.example",
         allow=("pandas", "npm:lodash"),
+        build=False,
         timeout_s=120.0,
         max_bytes=1_000_000,
     )
@@ -42,6 +44,7 @@ def test_package_sources_are_read_from_the_file_and_credentials_never_shown(tmp_
         "packages.find_links": "/srv/wheels",
         "packages.npm_registry": "https://npm.example",
         "packages.allow": ["pandas", "npm:lodash"],
+        "packages.build": False,
         "packages.timeout_seconds": 120.0,
         "packages.max_bytes": 1_000_000,
     }

@@ -293,6 +293,12 @@ class PackageSettings:
         None,
         "The only packages that requests may name: name, pip:name or npm:name.",
     )
+    build: bool = setting(
+        "packages.build",
+        boolean,
+        PackageRules().build,
+        "Whether source distributions are built and npm install scripts run, in a sandbox.",
+    )
     timeout_s: float = setting(
         "packages.timeout_seconds",
         seconds,
@@ -318,6 +324,7 @@ class PackageSettings:
             index_url=self.index_url,
             find_links=self.find_links,
             npm_registry=self.npm_registry,
+            build=self.build,
             allow=self.allow,
             timeout_s=self.timeout_s,
             max_bytes=self.max_bytes,

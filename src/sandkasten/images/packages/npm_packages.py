@@ -1,8 +1,7 @@
 """npm packages: fetched from a registry here, unpacked by the image's node.
 
-No npm is needed, here or in the image, and no script of a package is ever run. Files come from the
-registry's own origin and are checked against its digests; they are opened only in a sandbox without
-a network.
+No npm is needed, here or in the image. Files come from the registry's own origin and are checked
+against its digests; they are opened, and install scripts run, only in a sandbox without a network.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from sandkasten.errors import (
 )
 from sandkasten.images.child_program import child_environment
 from sandkasten.images.packages.npm_tree import Machine, resolve
-from sandkasten.images.packages.npm_unpack import LOOK, UNPACK
+from sandkasten.images.packages.npm_unpack import LOOK, SCRIPTS, UNPACK
 from sandkasten.images.packages.package_fetch import fetch
 from sandkasten.images.packages.package_rules import address
 from sandkasten.images.packages.package_shelf import settle
@@ -108,6 +107,12 @@ async def install(
     )
     if result.exit_code != 0:
         raise failed_inside("the npm packages could not be unpacked", specs, result)
+    if rules.build:
+        result = await site.run(
+            ("node", "-e", SCRIPTS, tarballs, MADE), env={"NODE_OPTIONS": ""}, timeout_s=timeout_s
+        )
+        if result.exit_code != 0:
+            raise failed_inside("an install script of the npm packages failed", specs, result)
     return MADE
 
 
@@ -163,7 +168,12 @@ async def _fetch(
 
 def _write_plan(placed: Sequence[Placed], given: Path) -> None:
     plan = [
-        {"path": one.path, "file": f"{number}.tgz", "bin": _programs(one)}
+        {
+            "path": one.path,
+            "file": f"{number}.tgz",
+            "bin": _programs(one),
+            "optional": one.optional,
+        }
         for number, one in enumerate(placed)
     ]
     with translated("keep what was fetched"):

@@ -47,6 +47,8 @@ class Placed:
     """Its name in the registry; an alias may have given it another directory."""
     version: str
     manifest: Json = field(repr=False)
+    optional: bool = False
+    """Whether its dependent works without it."""
 
     @property
     def path(self) -> str:
@@ -138,7 +140,9 @@ def _place(
     location = (*need.by, need.directory) if (need.directory,) in placed else (need.directory,)
     if location in placed:
         raise _failed(need, f"{placed[location].version} is asked for beside it")
-    return Placed(location, need.name, str(manifest["version"]), manifest)
+    by = placed.get(need.by)
+    optional = need.optional or (by is not None and by.optional)
+    return Placed(location, need.name, str(manifest["version"]), manifest, optional)
 
 
 def _seen_from(need: _Need, placed: Mapping[Location, Placed]) -> Placed | None:

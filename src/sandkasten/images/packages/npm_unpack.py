@@ -1,4 +1,4 @@
-"""JavaScript that the image's node runs inside the sandbox: platform report and unpacking.
+"""JavaScript that the image's node runs inside the sandbox: platform, unpacking, install scripts.
 
 For any node since 12, without a library. The unpacker trusts nothing in a tarball, although it
 could only harm its own sandbox: names that lead elsewhere, links and devices are skipped.
@@ -127,4 +127,60 @@ async function unpack(file, root) {
   console.error(String(error && error.message));
   process.exit(1);
 });
+"""
+
+# Dependencies come first, as far as the order of placing tells. The sandbox has no network, and
+# what a script of an optional package fails to make is left out, as npm does.
+SCRIPTS: Final = r"""
+const fs = require("fs"), path = require("path"), { spawnSync } = require("child_process");
+const [given, made] = process.argv.slice(1);
+process.umask(0o022);
+const above = path.join(path.dirname(made), "node_modules");
+const scratch = path.join(path.dirname(made), "tmp");
+fs.mkdirSync(scratch, { recursive: true });
+const plan = JSON.parse(fs.readFileSync(given + "/plan.json", "utf8"));
+const scripts = (root) => {
+  try {
+    const about = JSON.parse(fs.readFileSync(path.join(root, "package.json"), "utf8"));
+    const found = about.scripts || {};
+    return ["preinstall", "install", "postinstall"]
+      .filter((stage) => typeof found[stage] === "string")
+      .map((stage) => ({ stage, command: found[stage], about }));
+  } catch (error) {
+    return [];
+  }
+};
+for (const one of plan.reverse()) {
+  const root = path.join(made, one.path);
+  for (const { stage, command, about } of scripts(root)) {
+    // From a package's own directory, node finds the others beside it.
+    if (!fs.existsSync(above)) fs.symlinkSync(made, above);
+    const done = spawnSync("/bin/sh", ["-c", command], {
+      cwd: root,
+      stdio: ["ignore", "inherit", "inherit"],
+      env: {
+        PATH: [path.join(root, "node_modules/.bin"), path.join(made, ".bin"), process.env.PATH]
+          .join(":"),
+        HOME: scratch, TMPDIR: scratch, INIT_CWD: scratch, NODE: process.execPath,
+        npm_node_execpath: process.execPath, npm_execpath: "", npm_command: "install",
+        npm_lifecycle_event: stage, npm_lifecycle_script: command,
+        npm_package_name: String(about.name), npm_package_version: String(about.version),
+        npm_package_json: path.join(root, "package.json"),
+        npm_config_user_agent: "npm/10 sandkasten",
+      },
+    });
+    if (done.status === 0) continue;
+    const ending = done.error ? done.error.message
+      : done.signal ? "signal " + done.signal : "status " + done.status;
+    if (one.optional) {
+      console.error(one.path + ": " + stage + " failed (" + ending + "); it is optional");
+      fs.rmSync ? fs.rmSync(root, { recursive: true, force: true })
+        : fs.rmdirSync(root, { recursive: true });
+      break;
+    }
+    const what = one.path + ": " + stage + " (" + command.slice(0, 200) + ")";
+    console.error(what + " ended with " + ending);
+    process.exit(1);
+  }
+}
 """

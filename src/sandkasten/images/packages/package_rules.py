@@ -18,6 +18,8 @@ class PackageRules:
     npm_registry: str | None = field(default=None, repr=False)
     """Like `index_url`; None: npm's own configuration on this machine."""
     allow: tuple[str, ...] | None = None
+    build: bool = True
+    """Whether source distributions are built and install scripts run, in a sandbox."""
     timeout_s: float = 600.0
     max_bytes: int = 10 << 30
 

@@ -1,9 +1,9 @@
 """Python packages: wheels fetched by this machine's pip, installed by the image's python.
 
-Fetching runs no code of a package: only wheels are accepted, and they are not opened here. pip gets
-the version, platform and markers of the image's own python, which is queried inside. Installing
-happens in a sandbox without a network, from the fetched files alone, with a copy of our pip, so an
-image needs none. ProvisioningFailed names the package if pip does.
+Fetching runs no code of a package: pip only gets wheels, and a package without one is built inside
+(`pip_sources`). It gets the version, platform and markers of the image's own python, which is
+queried inside. Installing happens in a sandbox without a network, from the fetched files alone,
+with a copy of our pip, so an image needs none. ProvisioningFailed names the package if pip does.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from sandkasten.images.builder.build_cache import build_key
 from sandkasten.images.child_program import child_environment
 from sandkasten.images.packages.package_fetch import fetch, last_lines
 from sandkasten.images.packages.package_shelf import settle
+from sandkasten.images.packages.pip_sources import FIND_SOURCE, SourceBuilds
 from sandkasten.images.thread_work import to_the_end
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from sandkasten.images.packages.package_fetch import Fetched
     from sandkasten.images.packages.package_rules import PackageRules
     from sandkasten.images.packages.package_shelf import Shelf
     from sandkasten.model.commands.exec_values import ExecResult
@@ -42,6 +44,7 @@ _PROBE_S: Final = 60.0
 _PIP_PLACES: Final = ("/usr/share/python-wheels",)
 _TAG: Final = re.compile(r"[a-z0-9_.]{1,80}\Z")
 _VERSION: Final = re.compile(r"\d{1,3}\.\d{1,3}\.\d{1,3}\Z")
+_WITHOUT_WHEEL: Final = re.compile(r"No matching distribution found for ([^\s;]+)")
 _NAMED: Final = re.compile(
     r"(?:No matching distribution found for|satisfies the requirement|Cannot install) (\S+)"
 )
@@ -90,7 +93,7 @@ _INSTALL: Final = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
 os.umask(0o022)
-os.makedirs(sys.argv[2] + "/tmp")
+os.makedirs(sys.argv[2] + "/tmp", exist_ok=True)
 os.environ["TMPDIR"] = sys.argv[2] + "/tmp"
 from pip._internal.cli.main import main
 sys.exit(main(sys.argv[3:]))
@@ -138,7 +141,18 @@ async def install(
     tool = await site.shown(TOOL)
     inside = f"{tool}/{_WHEEL}" if _our_pip().is_file() else tool
     python = await _look(site, inside)
-    await _fetch(specs, python, given, rules, environ, timeout_s)
+    fetching = _Fetching(python, rules, environ, timeout_s)
+    builds = SourceBuilds(
+        site,
+        pip=inside,
+        given=given,
+        target=GIVEN,
+        max_bytes=rules.max_bytes,
+        timeout_s=timeout_s,
+        fetch=fetching.wheels,
+        fetch_source=fetching.source,
+    )
+    await builds.provide(specs, given)
     names = await to_the_end(_readable, given)
     wheels = await site.shown(GIVEN)
     command = (
@@ -193,41 +207,74 @@ def _plain(form: re.Pattern[str], text: object) -> str:
     return text
 
 
-async def _fetch(
-    specs: Sequence[str],
-    python: _Python,
-    wheels: Path,
-    rules: PackageRules,
-    environ: Mapping[str, str],
-    timeout_s: float,
-) -> None:
-    ours = _our_pip()
-    fetched = await fetch(
-        (
-            sys.executable, "-I", "-c", _FETCH,
-            "" if ours.is_dir() else os.fspath(ours),
-            json.dumps(python.markers), str(rules.max_bytes), str(os.getpid()),
-            "download", "--only-binary=:all:", "--no-input", "--disable-pip-version-check",
-            "--no-cache-dir", "--progress-bar", "off", "--dest", os.fspath(wheels),
-            "--python-version", python.version, "--implementation", python.implementation,
-            "--abi", python.abi,
-            *(word for one in python.platforms for word in ("--platform", one)),
-            "--", *specs,
-        ),
-        env=_environment(rules, environ, os.fspath(wheels)),
-        into=wheels,
-        max_bytes=rules.max_bytes,
-        timeout_s=timeout_s,
-        what=f"fetching {', '.join(specs)} with pip",
-    )  # fmt: skip
-    if fetched.status != 0:
+class _Fetching:
+    """Runs pip on this machine, for the image's python. It never gets to run a package's code."""
+
+    def __init__(
+        self, python: _Python, rules: PackageRules, environ: Mapping[str, str], timeout_s: float
+    ) -> None:
+        self._python = python
+        self._rules = rules
+        self._environ = environ
+        self._timeout_s = timeout_s
+        self._without_wheel: ProvisioningFailed | None = None
+
+    async def wheels(self, specs: Sequence[str], into: Path, built: Path) -> str | None:
+        """Fetch wheels; return the package that has none, if such are built here."""
+        options = ("--only-binary=:all:", "--find-links", os.fspath(built))
+        fetched = await self._run(_FETCH, specs, into, options)
+        if fetched.status == 0:
+            return None
+        failure = self._failed(specs, fetched)
+        found = _WITHOUT_WHEEL.search("\n".join(fetched.tail)) if self._rules.build else None
+        if found is None:
+            raise failure
+        self._without_wheel = failure
+        return found[1]
+
+    async def source(self, spec: str, into: Path) -> None:
+        """Fetch the source distribution of a package, without preparing it."""
+        fetched = await self._run(FIND_SOURCE, (spec,), into, ("--no-binary=:all:",))
+        if fetched.status != 0:
+            failure = self._failed((spec,), fetched)
+            if self._without_wheel is not None and _WITHOUT_WHEEL.search(failure.message):
+                # It has no source either; pip said more about it before.
+                failure = self._without_wheel
+            raise failure
+
+    async def _run(
+        self, script: str, specs: Sequence[str], into: Path, options: Sequence[str]
+    ) -> Fetched:
+        ours, python, rules = _our_pip(), self._python, self._rules
+        return await fetch(
+            (
+                sys.executable, "-I", "-c", script,
+                "" if ours.is_dir() else os.fspath(ours),
+                json.dumps(python.markers), str(rules.max_bytes), str(os.getpid()),
+                "download", *options, "--no-input", "--disable-pip-version-check",
+                "--no-cache-dir", "--progress-bar", "off", "--dest", os.fspath(into),
+                "--python-version", python.version, "--implementation", python.implementation,
+                "--abi", python.abi,
+                *(word for one in python.platforms for word in ("--platform", one)),
+                "--", *specs,
+            ),
+            env=_environment(rules, self._environ, os.fspath(into)),
+            into=into,
+            max_bytes=rules.max_bytes,
+            timeout_s=self._timeout_s,
+            what=f"fetching {', '.join(specs)} with pip",
+        )  # fmt: skip
+
+    def _failed(self, specs: Sequence[str], fetched: Fetched) -> ProvisioningFailed:
         said = "\n".join(fetched.tail)
         culprit = next((found[1] for one in fetched.tail if (found := _NAMED.search(one))), None)
-        raise ProvisioningFailed(
+        reason = (
+            "" if self._rules.build else "; source distributions are not built (packages.build)"
+        )
+        return ProvisioningFailed(
             f"pip could not fetch {culprit or ', '.join(specs)}:\n{said}",
-            hint="check the name and the version; only wheels for the image's python "
-            f"({python.version} on {python.platforms[0]}) are taken, because a source "
-            "distribution would have to run its own code",
+            hint="check the name and the version, for the image's python "
+            f"({self._python.version} on {self._python.platforms[0]}){reason}",
             package=culprit,
             packages=list(specs),
         )

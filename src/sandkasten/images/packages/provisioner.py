@@ -1,9 +1,9 @@
 """Provide package sets: each is made once and then mounted for every request of the same set.
 
 Implements `ports.Provisioner`. The key of a set is the image, the packages and their source. The
-network of this machine is only used to fetch files; everything that runs, runs in a sandbox without
-one. Raises ProvisioningFailed, PolicyDenied, QuotaExceeded or Busy and then leaves nothing. If a
-caller is cancelled, others that wait for the same set continue.
+network of this machine is only used to fetch files; everything that runs, builds included, runs in
+a sandbox without one. Raises ProvisioningFailed, PolicyDenied, QuotaExceeded or Busy and then
+leaves nothing. If a caller is cancelled, others that wait for the same set continue.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.disk.os_errors import translated
 from sandkasten.errors import (
     Busy,
-    InvalidImage,
     PolicyDenied,
     ProvisioningFailed,
 )
 from sandkasten.images.builder.build_cache import build_key
-from sandkasten.images.layers.layer_unpack import Caps, unpack_layer
+from sandkasten.images.packages.package_output import receive, unpack
 from sandkasten.images.packages.package_rules import address
 from sandkasten.images.packages.package_shelf import Shelf
 from sandkasten.images.thread_work import to_the_end
@@ -40,7 +38,7 @@ from sandkasten.model.sandbox.package_sets import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from sandkasten.images.packages.package_rules import PackageRules
@@ -51,7 +49,7 @@ if TYPE_CHECKING:
 _AT_ONCE: Final = 4
 # The fetcher has the same deadline and reports more of what it was doing.
 _MARGIN_S: Final = 5.0
-_FORM: Final = 1
+_FORM: Final = 2
 """Version of the set format: another number, and every set is made again."""
 
 
@@ -127,7 +125,8 @@ class Provisioner:
             async with self._shelf.scratch() as scratch:
                 found = await npm_packages.configured_registry(scratch, self._environ)
             self._rules = replace(self._rules, npm_registry=found)
-        return [address(self._rules.npm_registry or "")]
+        registry = address(self._rules.npm_registry or "")
+        return [registry] if self._rules.build else [registry, "without scripts"]
 
     async def _make_in_time(
         self,
@@ -188,30 +187,14 @@ class Provisioner:
                 left_s = max(1.0, ends_at - time.monotonic())
                 path = await work(specs, site, given, self._rules, self._environ, left_s)
                 archive = scratch / "made.tar"
-                await self._receive(site.tar(path), archive, specs)
+                await receive(site.tar(path), archive, disk, specs)
             await to_the_end(shutil.rmtree, given)
             need = archive.stat().st_size
             in_use = await _keys_in_use(sites)
             await to_the_end(self._shelf.make_room, need, in_use)
-            await to_the_end(_unpack, archive, made / "tree", self._rules.max_bytes)
+            await to_the_end(unpack, archive, made / "tree", self._rules.max_bytes)
             about: dict[str, object] = {"packages": list(specs), "image": image.name}
             await to_the_end(self._shelf.put, key, made, about)
-
-    async def _receive(
-        self, data: AsyncIterator[bytes], archive: Path, specs: tuple[str, ...]
-    ) -> None:
-        size = 0
-        with translated("keep packages"), archive.open("wb") as file:
-            async for piece in data:
-                size += len(piece)
-                if size > self._rules.max_bytes:
-                    raise ProvisioningFailed(
-                        f"packages {', '.join(specs)} take more than "
-                        f"{self._rules.max_bytes} bytes once they are installed",
-                        hint="ask for less, or raise packages.max_bytes",
-                        packages=list(specs),
-                    )
-                await to_the_end(file.write, piece)
 
 
 async def _keys_in_use(sites: Sites) -> frozenset[str]:
@@ -227,18 +210,6 @@ def _key(ecosystem: Ecosystem, specs: tuple[str, ...], image: Image, source: lis
         machine=platform.machine(),
         source=source,
     )
-
-
-def _unpack(archive: Path, tree: Path, max_bytes: int) -> None:
-    """Unpack with the program that drops its privileges: the archive is untrusted."""
-    try:
-        with archive.open("rb") as file:
-            unpack_layer(file, tree, caps=Caps(bytes=max_bytes, entries=1_000_000))
-    except InvalidImage as exc:
-        raise ProvisioningFailed(
-            f"the installed packages cannot be stored: {exc.message}",
-            hint="request other packages, or build an image with them",
-        ) from exc
 
 
 def _shown(ecosystem: Ecosystem, key: str, tree: Path) -> PackageSet:
