@@ -26,6 +26,7 @@ from sandkasten.images.catalog import Images
 from sandkasten.images.image_names import canonical_name
 from sandkasten.images.layers.image_store import LayerStore
 from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.network_policy import CLOSED
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
@@ -266,7 +267,9 @@ async def test_build_steps_are_refused_on_a_backend_with_its_own_images(opened):
     await world.bring("a")
     image = await world.library.resolve("a")
     with pytest.raises(UnsupportedByBackend, match="backend docker does not support reading"):
-        async with world.engine.bench.run(image, ("true",), cwd="/", on_line=print):
+        async with world.engine.bench.run(
+            image, ("true",), cwd="/", env={}, network=CLOSED, on_line=print
+        ):
             pass
     assert world.keeper.shown == []
 

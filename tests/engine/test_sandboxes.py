@@ -27,6 +27,7 @@ from sandkasten.errors import (
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.lifecycle import State
+from sandkasten.model.sandbox.network_policy import CLOSED
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
@@ -522,7 +523,9 @@ async def test_space_is_reserved_for_what_was_promised_and_not_for_our_own_bound
         async with world.engine._sites.open(Image("host"), "unisolated", (), disk_bytes=1 << 40):
             pass
     with pytest.raises(Busy):
-        async with world.engine.bench.run(layers, ("true",), cwd="/", on_line=print):
+        async with world.engine.bench.run(
+            layers, ("true",), cwd="/", env={}, network=CLOSED, on_line=print
+        ):
             pass
     assert made == [True, False, False]
 

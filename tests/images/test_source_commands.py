@@ -292,7 +292,8 @@ def test_an_image_name_that_looks_like_an_option_is_refused(capfd):
 
 def test_a_build_requires_a_source(capfd):
     status, _, err = cli(capfd, "image", "build", "x")
-    assert status == 2
+    assert status == 125
+    assert "x is not a directory" in err
     assert "--debian" in err
 
 

@@ -165,10 +165,11 @@ class Sources:
         file, context = Path(request.file), Path(request.context or "")
         network = bench.network(with_rules(None, request.allow))
         data, ignored = await asyncio.to_thread(_read_dockerfile, file, context)
-        ignore = parse_dockerignore(ignored)
-        parsed = parse_dockerfile(data, request.build_args)
+        ignore = await asyncio.to_thread(parse_dockerignore, ignored)
+        parsed = await asyncio.to_thread(parse_dockerfile, data, request.build_args)
         base = Scratch() if parsed.base == SCRATCH else await find_base(parsed.base)
-        return base, Recipe(parsed.base, steps_of(parsed, base.config, network, ignore))
+        steps = await asyncio.to_thread(steps_of, parsed, base.config, network, ignore)
+        return base, Recipe(parsed.base, steps)
 
     async def steps(
         self,
@@ -196,7 +197,8 @@ def _read_dockerfile(file: Path, context: Path) -> tuple[bytes, bytes]:
     if not context.is_dir():
         raise InvalidRequest(
             f"{context} is not a directory",
-            hint="name the directory of the build: image build -t NAME DIRECTORY",
+            hint="name the directory of a Dockerfile (image build -t NAME DIRECTORY), or build "
+            "from a recipe (-f FILE.yaml) or from Debian packages (--debian SUITE)",
         )
     data = _read_regular(file)
     if data is None:
