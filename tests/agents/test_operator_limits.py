@@ -111,3 +111,19 @@ def test_a_network_that_the_operator_allows_is_allowed():
         check_sandbox(
             asked(network={"allow": ["example.net"]}), Policy(network=rules), operator=True
         )
+
+
+def test_every_refusal_is_reported_at_once():
+    fields = {"limits": {"memory_mb": 2048, "max_files": 51}, "gpus": 1, "timeout_seconds": 3601}
+    with pytest.raises(PolicyDenied) as caught:
+        check_sandbox(asked(**fields), POLICY, operator=True)
+    issues = caught.value.details["issues"]
+    assert isinstance(issues, list)
+    rules = (
+        "defaults.max_exec_timeout_ms",
+        "policy.gpus",
+        "policy.max.mem",
+        "policy.max.max_files",
+    )
+    assert [rule in issue for rule, issue in zip(rules, issues, strict=True)] == [True] * 4
+    assert caught.value.message.startswith("4 requests of the sandbox are refused: ")

@@ -150,3 +150,42 @@ def test_an_operator_sees_and_removes_the_sandboxes_of_all_tenants(cli, box, dae
     assert cli("rm", "--all").out.split() == [box]
     assert cli("rm", "--all-tenants").out.split() == [theirs]
     assert cli("ls", "-q", "--all-tenants").out == ""
+
+
+def test_the_hint_for_a_missing_archive_is_about_the_file(cli, tmp_path):
+    missing = cli("image", "import", str(tmp_path / "nope.tar"))
+    assert missing.err.splitlines()[-1] == "hint: check that the file exists and is readable"
+
+
+def test_validation_by_a_daemon_says_whose_files_it_used(cli, daemon, tmp_path):
+    flow = "id: flow\nsteps: [{id: one, agent: nobody}]\n"
+    (tmp_path / "flow.yaml").write_text(flow)
+    for words in (
+        ("workflow", "validate", str(tmp_path / "flow.yaml")),
+        ("agent", "validate", "x"),
+    ):
+        said = cli(*words)
+        assert f"note: checked by the daemon at unix://{daemon.socket}, with its" in said.err
+        assert "note:" not in cli("--embedded", *words).err
+
+
+def test_an_orderly_stop_writes_no_traceback(tmp_path):
+    with served(tmp_path / "data", SANDKASTEN_DRAIN_SECONDS="0.1") as other:
+        the_id = _asked(other, "create").strip()
+        with subprocess.Popen(
+            [*UNISOLATED, "--url", f"unix://{other.socket}", "exec", the_id, "echo on; sleep 600"],
+            stdout=subprocess.PIPE,
+        ) as following:
+            assert following.stdout is not None
+            assert following.stdout.readline() == b"on\n"
+            other.process.terminate()
+            other.process.wait(PATIENCE_S)
+            following.kill()
+    said = "".join(other.said)
+    assert '"event": "daemon.stopped"' in said
+    assert "Traceback" not in said
+
+
+def _asked(daemon: Served, *words: str) -> str:
+    command = [*UNISOLATED, "--url", f"unix://{daemon.socket}", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout

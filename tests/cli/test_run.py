@@ -79,6 +79,15 @@ def test_files_go_in_and_artifacts_come_out(cli, tmp_path):
     assert "out.txt (5 bytes)" in done.err
 
 
+def test_an_artifact_that_matches_nothing_is_warned_about(cli, tmp_path):
+    code = "echo made > a.txt"
+    done = cli(
+        *("run", "-r", "sh", "-a", "*.txt", "-a", "out/*.png", "-o", str(tmp_path), "-c", code)
+    )
+    assert (done.status, done.err.count("warning:")) == (0, 1)
+    assert "warning: no file matches --artifact out/*.png\n" in done.err
+
+
 def test_json_is_one_document_with_the_contracts_fields(cli):
     done = cli("run", "--json", "-r", "sh", "-c", "echo hi; exit 3")
     answer = json.loads(done.out)

@@ -6,25 +6,61 @@ source owns the list of allowed images and names the setting itself.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.errors import PolicyDenied
+from sandkasten.errors import PolicyDenied, SandkastenError
 from sandkasten.model.sandbox.gpus import check_gpus, requested_gpus
 from sandkasten.model.sandbox.network_policy import network_for
 from sandkasten.model.sandbox.policy import check_enabled, parse_limits
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
     from sandkasten.model.sandbox.policy import Policy
+    from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 
 
 def check_sandbox(sandbox: AgentSandbox, policy: Policy, *, operator: bool) -> None:
     """Raise PolicyDenied, or UnsupportedByBackend for a request that is allowed but not
-    available. `operator` is false for a run that was started with a created key or a token.
+    available; one error for all refusals. `operator` is false for a run that was started with a
+    created key or a token.
     """
     check_enabled(policy)
+    options = sandbox.options
+    retain = ("sandbox.session.retain", sandbox.retain_s, policy)
+    checks: list[Callable[[], object]] = [
+        lambda: _check_mode(sandbox, policy),
+        lambda: _check_network(sandbox.network_field, options.network, policy, operator=operator),
+        lambda: _check_times(sandbox, policy),
+        lambda: check_retention(*retain),
+        lambda: _check_gpus(options, policy),
+        *(
+            partial(parse_limits, {name: value}, policy.limits, policy.ceiling)
+            for name, value in options.limits.items()
+            # _check_times names their setting.
+            if "timeout" not in name
+        ),
+    ]
+    refused: list[SandkastenError] = []
+    for check in checks:
+        try:
+            check()
+        except SandkastenError as exc:
+            refused.append(exc)
+    if len(refused) > 1:
+        raise PolicyDenied(
+            f"{len(refused)} requests of the sandbox are refused: {refused[0].message}; …",
+            hint=refused[0].hint,
+            **{**refused[0].details, "issues": [f"{one.message} ({one.hint})" for one in refused]},
+        )
+    if refused:
+        raise refused[0]
+    parse_limits(options.limits, policy.limits, policy.ceiling)
+
+
+def _check_mode(sandbox: AgentSandbox, policy: Policy) -> None:
     if sandbox.mode == "code" and not policy.code_mode:
         raise PolicyDenied(
             "sandbox.mode requests code, but policy.code_mode is false",
@@ -32,9 +68,10 @@ def check_sandbox(sandbox: AgentSandbox, policy: Policy, *, operator: bool) -> N
             rule="policy.code_mode",
             field="sandbox.mode",
         )
+
+
+def _check_times(sandbox: AgentSandbox, policy: Policy) -> None:
     options = sandbox.options
-    if options.network is not None:
-        _check_network(sandbox.network_field, options.network, policy, operator=operator)
     most = policy.limits.max_exec_timeout_s
     longest = "max_exec_timeout_seconds"
     for field, asked in (
@@ -53,11 +90,12 @@ def check_sandbox(sandbox: AgentSandbox, policy: Policy, *, operator: bool) -> N
             "session_max_lifetime_seconds",
             f"{policy.lifetime_s:g}",
         )
-    check_retention("sandbox.session.retain", sandbox.retain_s, policy)
+
+
+def _check_gpus(options: SandboxOptions, policy: Policy) -> None:
     gpus = requested_gpus(options)
     if gpus is not None:
         check_gpus(gpus, policy.gpus, "sandbox.gpus")
-    parse_limits(options.limits, policy.limits, policy.ceiling)
 
 
 def network_of(sandbox: AgentSandbox, policy: Policy) -> str | Mapping[str, Any] | None:
@@ -83,6 +121,8 @@ def _check_network(field: str, network: object, policy: Policy, *, operator: boo
     """Without policy.network a file gets no network, except in the operator's own runs under
     policy.allow_network.
     """
+    if network is None:
+        return
     if policy.allow_network and operator:
         network_for(network, policy.network, operator=True)
         return

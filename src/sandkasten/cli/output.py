@@ -20,7 +20,17 @@ if TYPE_CHECKING:
 # Controls, surrogates, private and unassigned characters; formats are among them (bidi marks).
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
-_WITHOUT_DAEMON: Final = "--embedded does the work in this process instead"
+# What depends on files and variables that this process has and the daemon may not have.
+_DIFFERS_HERE: Final = frozenset(
+    {
+        "AGENT_NOT_FOUND",
+        "INVALID_AGENT",
+        "INVALID_CONFIGURATION",
+        "INVALID_WORKFLOW",
+        "MODEL_UNAVAILABLE",
+        "WORKFLOW_NOT_FOUND",
+    }
+)
 # SGR codes; what a word means, not where it is printed.
 _COLOURS: Final = {"error": "1;31", "warning": "1;33", "ok": "32", "missing": "1;31"}
 
@@ -116,8 +126,9 @@ def report(error: SandkastenError, *, as_json: bool) -> None:
     tell("error", error.message)
     if error.hint:
         tell("hint", error.hint)
-    if "daemon" in error.details:
-        tell("note", f"answered by the daemon at {error.details['daemon']}; {_WITHOUT_DAEMON}")
+    if "daemon" in error.details and error.code in _DIFFERS_HERE:
+        daemon = error.details["daemon"]
+        tell("note", f"answered by the daemon at {daemon}; --embedded uses this process instead")
 
 
 def colour(stream: TextIO) -> bool:

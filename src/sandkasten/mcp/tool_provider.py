@@ -98,6 +98,9 @@ async def _local_tools(settings: Settings, offer: ToolOffer) -> AsyncIterator[Pr
         toolbox = Toolbox(engine, StagePublish(engine.files, TransientFileStore(settings)))
         request = AgentSandbox(runtime=offer.runtime, options=SandboxOptions(image=offer.image))
 
+        # A misspelled image must not wait for the first call of a tool.
+        await toolbox.find_image(request)
+
         def caller() -> ToolCaller:
             return ClientCaller(toolbox, offer.mode, request, session=offer.session)
 

@@ -6,6 +6,7 @@ printed as strings, and a line break never breaks a line.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import sys
@@ -32,6 +33,12 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str, ensure_ascii=True)
 
 
+def _is_not_cancelled(record: logging.LogRecord) -> bool:
+    """Drop what the HTTP server says about requests that it cancels itself at an orderly stop."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or not issubclass(kind, asyncio.CancelledError)
+
+
 def configure(level: str) -> None:
     """Configure logging of a daemon process: everything to stderr, our own events from `level`
     on.
@@ -45,3 +52,4 @@ def configure(level: str) -> None:
     logging.getLogger("sandkasten").setLevel(level.upper())
     # uvicorn logs its own steps; our events already report each of them.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").addFilter(_is_not_cancelled)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -30,6 +30,8 @@ class Served:
     data_dir: Path
     process: subprocess.Popen[str]
     key: str = KEY
+    said: list[str] = field(default_factory=list)
+    """The lines of its log after its start."""
 
     @property
     def where(self) -> dict[str, Any]:
@@ -67,9 +69,10 @@ def served(
             line = process.stderr.readline()
             assert line, f"the daemon did not start: {said}"
             said += line
-        reader = threading.Thread(target=_drain, args=(process.stderr,), daemon=True)
+        daemon = Served(found[1], found[2], data_dir, process)
+        reader = threading.Thread(target=_drain, args=(process.stderr, daemon.said), daemon=True)
         reader.start()
-        yield Served(found[1], found[2], data_dir, process)
+        yield daemon
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -79,7 +82,6 @@ def served(
         process.stderr.close()
 
 
-def _drain(stream: IO[str]) -> None:
+def _drain(stream: IO[str], said: list[str]) -> None:
     """Read a pipe, which would otherwise block the daemon when it is full."""
-    for _ in stream:
-        pass
+    said.extend(stream)

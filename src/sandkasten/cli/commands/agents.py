@@ -8,6 +8,7 @@ import typer
 
 from sandkasten.cli.commands import runs
 from sandkasten.cli.options import Detach, Follow, Json, Most, Retain, RunId, RunStatus, state_of
+from sandkasten.cli.output import tell
 from sandkasten.cli.state import State, UsageError, go
 from sandkasten.errors import AgentNotFound, FileTrouble, InvalidRequest, WorkflowNotFound
 from sandkasten.model.runs.run_values import Definition
@@ -158,7 +159,14 @@ async def shown(state: State, kind: RunKind, word: str) -> None:
 async def checked(state: State, kind: RunKind, words: list[str]) -> int:
     async with runs.agents(state) as service:
         transport = await service.transport()
-        return runs.checked(state, [await _looked_at(transport, kind, word) for word in words])
+        found = [await _looked_at(transport, kind, word) for word in words]
+    if state.place.url is not None and state.url is None and not state.json:
+        tell(
+            "note",
+            f"checked by the daemon at {state.place.url}, with its settings and its files of "
+            "agents and workflows; --embedded uses those of this process",
+        )
+    return runs.checked(state, found)
 
 
 async def _looked_at(transport: AgentsPort, kind: RunKind, word: str) -> Definition:

@@ -11,6 +11,7 @@ from sandkasten.cli.create_progress import create_progress
 from sandkasten.cli.output import put_json, say, tell, visible, write_chunk
 from sandkasten.cli.state import EXIT_INTERRUPTED, State, UsageError, go, status_of
 from sandkasten.errors import FileTrouble
+from sandkasten.model.files.globs import compile_globs
 from sandkasten.model.spelling import nearest, shown
 
 if TYPE_CHECKING:
@@ -162,6 +163,9 @@ def _show(result: RunResult, job: Job, *, as_json: bool) -> None:
     if job.artifacts:
         for artifact in result.artifacts:
             _save(artifact, Path(job.out), quiet=as_json)
+        for glob in compile_globs(job.artifacts):
+            if not any(glob.matches(artifact.path) for artifact in result.artifacts):
+                tell("warning", f"no file matches --artifact {visible(glob.text)}")
 
 
 def _save(artifact: Artifact, out: Path, *, quiet: bool) -> None:

@@ -72,10 +72,10 @@ class HttpImages:
                 )
                 return mapping.images_of(await self._connection.ask(order))
         except OSError as exc:
-            raise FileTrouble(
-                f"reading {path} failed: {exc.strerror or exc}",
-                hint="only a file can be sent to a daemon; pack a directory as a tar first",
-            ) from exc
+            hint = "check that the file exists and is readable"
+            if isinstance(exc, IsADirectoryError):
+                hint = "only a file can be sent to a daemon; pack a directory as a tar first"
+            raise FileTrouble(f"reading {path} failed: {exc.strerror or exc}", hint=hint) from exc
 
     async def export(
         self,
