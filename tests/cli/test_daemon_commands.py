@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.conftest import UNISOLATED
 from tests.cli.terminal import Person
-from tests.client.http.served import Served, served
+from tests.client.http.served import KEY, Served, served
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -189,3 +189,19 @@ def test_an_orderly_stop_writes_no_traceback(tmp_path):
 def _asked(daemon: Served, *words: str) -> str:
     command = [*UNISOLATED, "--url", f"unix://{daemon.socket}", *words]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_settings_of_the_daemon_are_shown_on_request(cli, daemon, monkeypatch):
+    monkeypatch.setenv("SANDKASTEN_DEFAULT_IMAGE", "mine")
+    own = cli("config", "show")
+    assert f"note: the daemon at unix://{daemon.socket} may have others" in own.err
+    assert json.loads(cli("config", "show", "--json").out)["default_image"] == "mine"
+    theirs = json.loads(cli("config", "show", "--daemon", "--origin", "--json").out)
+    assert theirs["default_image"] == {"value": "host", "origin": "default"}
+    assert theirs["data_dir"]["value"] == str(daemon.data_dir)
+    assert KEY not in json.dumps(theirs)
+    refused = cli("--embedded", "config", "show", "--daemon")
+    assert "--daemon requires a daemon" in refused.err
+    key = cli("key", "create", "--tenant", "acme").out.strip()
+    refused = cli("--url", daemon.url, "--api-key", key, "config", "show", "--daemon")
+    assert "does not have the scope admin" in refused.err

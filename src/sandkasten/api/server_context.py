@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sandkasten.api.http_limits import HttpLimits
 
@@ -45,6 +45,8 @@ class Server:
     events: EventSink | None = None
     metrics: Exposition | None = None
     version: str = ""
+    settings: tuple[Mapping[str, Any], ...] = ()
+    """Each setting in force: name, value and origin; secrets are masked."""
     draining: bool = False
     """Set on SIGTERM: `/readyz` says so, and nothing new is begun."""
     probing: asyncio.Lock = field(default_factory=asyncio.Lock)

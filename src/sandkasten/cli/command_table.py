@@ -433,12 +433,16 @@ def _config_show(
     origin: Annotated[
         bool, typer.Option("--origin", help="Also print where each value comes from.")
     ] = False,
+    daemon: Annotated[
+        bool,
+        typer.Option("--daemon", help="Those of the daemon, which may have been given others."),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Print every setting in force."""
     from sandkasten.cli.commands import listings
 
-    listings.configuration(state_of(context, json=json), origin=origin)
+    listings.configuration(state_of(context, json=json), origin=origin, daemon=daemon)
 
 
 def _version(context: typer.Context, json: Json = False) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.api.http_app import App
@@ -97,6 +97,7 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
             events=metrics,
             metrics=metrics,
             version=VERSION,
+            settings=tuple(asdict(one) for one in settings.origins()),
         )
         await engine.recover()
         await stack.enter_async_context(agents)

@@ -1,4 +1,4 @@
-"""Health, readiness, metrics and the OpenAPI document of the daemon."""
+"""Health, readiness, metrics, settings and the OpenAPI document of the daemon."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
+from pydantic import Field
 from starlette.responses import Response
 
 from sandkasten.api.response.docs_page import CSP, page
@@ -50,6 +51,16 @@ class Version(Answer):
     backend: str
 
 
+class SettingAnswer(Answer):
+    name: str
+    value: str | int | float | bool | list[str] | None = Field(description="Secrets are masked.")
+    origin: str = Field(description="A flag, a variable, a file or the default.")
+
+
+class Settings(Answer):
+    settings: list[SettingAnswer]
+
+
 async def healthz(call: Call) -> Response:
     return answer({"status": "ok", "version": call.server.version})
 
@@ -84,6 +95,10 @@ async def version(call: Call) -> Response:
     return answer(
         {"version": call.server.version, "api": "v1", "backend": call.engine.backend_name}
     )
+
+
+async def settings(call: Call) -> Response:
+    return answer({"settings": list(call.server.settings)})
 
 
 async def metrics(call: Call) -> Response:
@@ -191,6 +206,15 @@ ROUTES = (
     Route("GET", "/openapi.json", openapi, "This document", "system", scope=None, gives=(JSON,)),
     Route(
         "GET", "/docs", docs, "This document as a page", "system", scope=None, gives=("text/html",)
+    ),
+    Route(
+        "GET",
+        "/v1/settings",
+        settings,
+        "Settings of the daemon",
+        "system",
+        scope="admin",
+        answer=Settings,
     ),
     Route(
         "GET", "/v1/version", version, "Version of the daemon", "system", scope=None, answer=Version

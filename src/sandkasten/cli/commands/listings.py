@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.cli.output import age, put, put_json, put_table, size
+from sandkasten.cli.output import age, put, put_json, put_table, size, tell
 from sandkasten.cli.sandbox_names import resolve
-from sandkasten.errors import SandkastenError
+from sandkasten.cli.state import go
+from sandkasten.errors import InvalidRequest, SandkastenError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -300,23 +301,46 @@ def _count(figure: int | None) -> str:
     return "-" if figure is None else str(figure)
 
 
-def configuration(state: State, *, origin: bool) -> None:
+def configuration(state: State, *, origin: bool, daemon: bool) -> None:
+    """Print the settings of this process, or those of the daemon."""
     from sandkasten.client.server.embedded import settings
 
-    found = settings(state.here).origins()
+    url = state.place.url
+    if daemon:
+        found = go(_daemon_settings(state))
+    else:
+        found = [asdict(one) for one in settings(state.here).origins()]
+        if url is not None and not state.json:
+            tell("note", f"the daemon at {url} may have others: --daemon shows them")
     if state.json:
         shown: dict[str, Any] = {
-            one.name: {"value": one.value, "origin": one.origin} if origin else one.value
+            one["name"]: {"value": one["value"], "origin": one["origin"]}
+            if origin
+            else one["value"]
             for one in found
         }
         put_json(shown)
     elif origin:
         put_table(
             ("SETTING", "VALUE", "ORIGIN"),
-            [(one.name, _value(one.value), str(one.origin)) for one in found],
+            [(one["name"], _value(one["value"]), str(one["origin"])) for one in found],
         )
     else:
-        put_table(("SETTING", "VALUE"), [(one.name, _value(one.value)) for one in found])
+        put_table(("SETTING", "VALUE"), [(one["name"], _value(one["value"])) for one in found])
+
+
+async def _daemon_settings(state: State) -> list[dict[str, Any]]:
+    from sandkasten.client.http.admin import HttpBooks
+    from sandkasten.client.server.admin_transport import books_of
+
+    if state.place.url is None:
+        raise InvalidRequest(
+            "--daemon requires a daemon",
+            hint="start one (sandkasten serve), name one with --url, or leave --daemon out",
+        )
+    async with books_of(state.place) as books:
+        assert isinstance(books, HttpBooks)
+        return await books.settings()
 
 
 def _value(value: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import quote
 
 from sandkasten.client.http.connection import HttpRequest, pieces
@@ -41,6 +41,11 @@ class HttpBooks:
         self._connection = connection
         self.keys = HttpKeys(connection)
         self.files = HttpStored(connection)
+
+    async def settings(self) -> list[dict[str, Any]]:
+        """Return name, value and origin of each setting."""
+        order = HttpRequest("GET", "/v1/settings", repeatable=True)
+        return records(record(await self._connection.ask(order)).get("settings"), "settings")
 
     async def audited(
         self,
