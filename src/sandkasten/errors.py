@@ -79,7 +79,10 @@ class SandkastenError(Exception):
         self.details: dict[str, Detail] = details
 
     def __str__(self) -> str:
-        return f"{self.message} (hint: {self.hint})" if self.hint else self.message
+        text = f"{self.message} (hint: {self.hint})" if self.hint else self.message
+        # The caller did not name it: its settings and files may not be the caller's.
+        daemon = self.details.get("daemon")
+        return text if daemon is None else f"{text} (answered by the daemon at {daemon})"
 
 
 class RequestError(SandkastenError):

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sandkasten import Sandbox
+from sandkasten.client.server.daemon_or_embedded import ServerAddress
+from sandkasten.errors import SessionNotFound
+from sandkasten.mcp.tool_access import open_tools
 from tests.cli.conftest import UNISOLATED
 from tests.cli.terminal import Person
 from tests.client.http.served import KEY, Served, served
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 pytestmark = pytest.mark.slow
 
@@ -205,3 +210,28 @@ def test_the_settings_of_the_daemon_are_shown_on_request(cli, daemon, monkeypatc
     key = cli("key", "create", "--tenant", "acme").out.strip()
     refused = cli("--url", daemon.url, "--api-key", key, "config", "show", "--daemon")
     assert "does not have the scope admin" in refused.err
+
+
+def test_an_error_of_a_daemon_that_the_program_did_not_name_names_it(daemon):
+    the_id = "sbx_0000000000000000"
+    with pytest.raises(SessionNotFound) as found:
+        Sandbox.attach(the_id, data_dir=str(daemon.data_dir))
+    assert str(found.value).endswith(f"(answered by the daemon at unix://{daemon.socket})")
+    with pytest.raises(SessionNotFound) as named:
+        Sandbox.attach(the_id, url=f"unix://{daemon.socket}")
+    assert "daemon at" not in str(named.value)
+
+
+def test_tools_of_a_process_beside_a_daemon_use_its_stored_files(cli, daemon):
+    async def use() -> list[Mapping[str, Any]]:
+        beside = ServerAddress(str(daemon.data_dir), "unisolated", embedded=True)
+        async with open_tools(beside, mode="code") as tools:
+            return [
+                await tools.call("sandbox_fs_write", {"path": "a", "text": "content"}),
+                await tools.call("sandbox_publish_file", {"source": "a", "file_key": "k"}),
+                await tools.call("sandbox_stage_file", {"file_key": "k", "destination": "b"}),
+            ]
+
+    assert [one.get("code") for one in asyncio.run(use())] == [None, None, None]
+    assert cli("files", "get", "k").out == "content"
+    assert cli("files", "rm", "k").status == 0

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sandkasten.agents.agent_service import AgentService
     from sandkasten.daemon.settings.agent_settings import AgentSettings
     from sandkasten.daemon.settings.resolver import Settings
+    from sandkasten.daemon.transient_file_store import FilesBeside
     from sandkasten.engine.engine import Engine
     from sandkasten.model.runs.run_values import (
         Definition,
@@ -209,14 +210,16 @@ def _limits(rules: AgentSettings, plain: Any) -> Any:
 
 
 @asynccontextmanager
-async def local_agents(settings: Settings) -> AsyncIterator[AgentService]:
+async def local_agents(
+    settings: Settings, beside: FilesBeside | None = None
+) -> AsyncIterator[AgentService]:
     """Open agents of this process as the operator, also beside a running daemon."""
     from sandkasten.daemon.transient_file_store import TransientFileStore
 
     prepare_data_dir(settings.data_dir)
     engine = await open_engine(settings)
     try:
-        files = TransientFileStore(settings)
+        files = TransientFileStore(settings, beside)
         async with agent_service(settings, engine, files, recovers=False) as service:
             yield service
     finally:

@@ -1,12 +1,13 @@
 """The file store of a data directory, opened for one call at a time.
 
 For a long-lived process that is not a daemon: holding the store open would prevent a daemon or
-another such process from opening it. Raises Conflict while a daemon has it.
+another such process from opening it. While a daemon has it, the daemon is asked (`beside`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -17,12 +18,14 @@ from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import Conflict
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from sandkasten.daemon.settings.resolver import Settings
     from sandkasten.model.journal_rows import StoredFile
     from sandkasten.ports import FileStore, MaxStoredBytes
 
+FilesBeside: TypeAlias = "Callable[[str], AbstractAsyncContextManager[FileStore] | None]"
 Files: TypeAlias = "Sequence[StoredFile]"
 
 # Another such process holds the lock for one transfer; a daemon holds it for its lifetime.
@@ -33,13 +36,21 @@ _RETRY_S: Final = 0.05
 class TransientFileStore:
     """A `FileStore`."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, beside: FilesBeside | None = None) -> None:
+        """`beside` opens the files of a daemon at a socket, if one answers there."""
         self._settings = settings
+        self._beside = beside
         # The lock belongs to the process, so it does not serialise our own calls.
         self._turn = asyncio.Lock()
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[FileStore]:
+        socket = os.fspath(self._settings.http.socket)
+        daemons = None if self._beside is None else await asyncio.to_thread(self._beside, socket)
+        if daemons is not None:
+            async with daemons as files:
+                yield files
+            return
         data_dir = prepare_data_dir(self._settings.data_dir)
         loop = asyncio.get_running_loop()
         async with self._turn:
@@ -53,7 +64,7 @@ class TransientFileStore:
                     if loop.time() > until:
                         raise Conflict(
                             f"a daemon has the file store: {exc.message}",
-                            hint="use the daemon: pass its address with --url",
+                            hint="use the daemon: leave --embedded out",
                         ) from exc
                 await asyncio.sleep(_RETRY_S)
             try:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
 from sandkasten.agents.tools.client_caller import ClientCaller, specs
 from sandkasten.agents.tools.toolbox import Toolbox
+from sandkasten.client.http.daemon_file_store import files_of_daemon
 from sandkasten.client.server.agents_transport import agents_of
 from sandkasten.client.server.server_pool import open_transport
 from sandkasten.daemon.engine_assembly import open_engine
@@ -95,7 +96,8 @@ async def _remote_tools(place: ServerAddress, offer: ToolOffer) -> AsyncIterator
 async def _local_tools(settings: Settings, offer: ToolOffer) -> AsyncIterator[ProvidedTools]:
     engine = await open_engine(settings)
     try:
-        toolbox = Toolbox(engine, StagePublish(engine.files, TransientFileStore(settings)))
+        files = TransientFileStore(settings, files_of_daemon)
+        toolbox = Toolbox(engine, StagePublish(engine.files, files))
         request = AgentSandbox(runtime=offer.runtime, options=SandboxOptions(image=offer.image))
 
         # A misspelled image must not wait for the first call of a tool.

@@ -71,8 +71,17 @@ class HttpRequest:
 class Connection:
     """Belongs to one event loop. Holds sockets open until `aclose`."""
 
-    def __init__(self, url: str, api_key: str | None = None, tenant: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        tenant: str | None = None,
+        *,
+        found: bool = False,
+    ) -> None:
+        """`found`: the caller did not name this daemon, so errors name it."""
         self.address: Address = address_of(url)
+        self._found = found
         self._proxy = proxy_arguments(self.address.base, getproxies())
         self._api_key = api_key
         self._tenant = tenant
@@ -106,7 +115,7 @@ class Connection:
                     raw = await answer.read()
                     if answer.status < 300:
                         return raw, answer.headers
-                    failure = error_of(answer.status, raw)
+                    failure = self._error(answer.status, raw)
                     pause_s = self._after(order, answer, failure, turn)
             except (aiohttp.ClientError, TimeoutError, OSError) as exc:
                 failure = self._trouble(order, exc)
@@ -129,7 +138,7 @@ class Connection:
                         yield answer
                         return
                     raw = await answer.content.read(_MAX_ERROR_BYTES)
-                    failure = error_of(answer.status, raw)
+                    failure = self._error(answer.status, raw)
                     pause_s = self._after(order, answer, failure, turn)
             except (aiohttp.ClientError, TimeoutError, OSError) as exc:
                 if began:
@@ -258,6 +267,12 @@ class Connection:
         pause_s = _BACKOFF.pause_s(turn)
         self._note_lost(pause_s)
         return pause_s
+
+    def _error(self, status: int, raw: bytes) -> SandkastenError:
+        failure = error_of(status, raw)
+        if self._found:
+            failure.details.setdefault("daemon", self.address.shown)
+        return failure
 
     def _answered(self) -> None:
         if self._told:

@@ -59,8 +59,15 @@ _EVENTS: Final[Mapping[str, str]] = {"Accept": "text/event-stream"}
 class HttpTransport:
     """Belongs to one event loop."""
 
-    def __init__(self, url: str, api_key: str | None = None, tenant: str | None = None) -> None:
-        self.connection = Connection(url, api_key, tenant)
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        tenant: str | None = None,
+        *,
+        found: bool = False,
+    ) -> None:
+        self.connection = Connection(url, api_key, tenant, found=found)
         self.files = HttpFiles(self.connection)
         self.images = HttpImages(self.connection)
         self.workspaces = HttpWorkspaces(self.connection)

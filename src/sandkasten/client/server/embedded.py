@@ -93,7 +93,9 @@ async def open_agents(place: ServerAddress) -> AsyncIterator[AgentsPort]:
     loaded = await asyncio.to_thread(_load_agents, place)
     with require_installed():
         from sandkasten.daemon.agent_services import local_agents
-    async with local_agents(loaded) as opened:
+    from sandkasten.client.http.daemon_file_store import files_of_daemon
+
+    async with local_agents(loaded, files_of_daemon) as opened:
         yield opened
 
 

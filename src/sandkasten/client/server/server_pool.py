@@ -89,16 +89,17 @@ async def held(
 async def open_transport(place: ServerAddress) -> Transport:
     """Open a connection that the caller closes."""
     # In a thread, because the first import takes a while and the loop may serve other requests.
+    named = place.url is not None
     place = await asyncio.to_thread(find_server, place)
     if place.url is None:
         no_tenant(place)
         from sandkasten.client.server.embedded import open_engine
 
         return await open_engine(place)
-    return await asyncio.to_thread(_http, place.url, place)
+    return await asyncio.to_thread(_http, place.url, place, found=not named)
 
 
-def _http(url: str, place: ServerAddress) -> Transport:
+def _http(url: str, place: ServerAddress, *, found: bool) -> Transport:
     try:
         from sandkasten.client.http.http_transport import HttpTransport
     except ModuleNotFoundError as exc:
@@ -108,7 +109,7 @@ def _http(url: str, place: ServerAddress) -> Transport:
             f"the client requires a library that is not installed ({exc.name})",
             hint=f"pip install {exc.name}",
         ) from exc
-    return HttpTransport(url, place.api_key, place.tenant)
+    return HttpTransport(url, place.api_key, place.tenant, found=found)
 
 
 def _forget_closed_loops() -> None:
