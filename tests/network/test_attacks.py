@@ -122,6 +122,7 @@ _EVIL = b"GET /two HTTP/1.1\r\nHost: evil.test\r\n\r\n"
 _POST = b"POST / HTTP/1.1\r\nHost: good.test\r\n"
 
 
+@pytest.mark.promise("P75")
 def test_every_request_on_a_connection_is_checked(boxed, court):
     box = boxed(network={"allow": [f"good.test:{court.server_port}"]})
     code = (
@@ -160,6 +161,7 @@ SMUGGLED = {
 }
 
 
+@pytest.mark.promise("P75")
 def test_no_request_is_smuggled_behind_another_one(boxed, court):
     box = boxed(network={"allow": [f"good.test:{court.server_port}"]})
     streams = [one + _EVIL for one in SMUGGLED.values()]
@@ -240,6 +242,7 @@ for text in {CLOSED!r}:
     assert (court.hosts, closed.hosts) == ([], [])
 
 
+@pytest.mark.promise("P75")
 def test_a_name_that_changes_its_address_gains_nothing(boxed, court, closed, monkeypatch):
     """Only 127.0.0.1 is open; the name server mixes in 127.0.0.2 in every way it can."""
     turn = itertools.count()

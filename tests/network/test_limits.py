@@ -78,6 +78,7 @@ def test_settings_are_the_defaults(tmp_path):
         load({"network.limits.connections": "100000"}, {}, tmp_path)
 
 
+@pytest.mark.promise("P75")
 @pytest.mark.root
 def test_bytes_and_connections_are_limited_and_can_be_raised(boxed, large, echo):
     rules = {"allow": [f"good.test:{large}", f"good.test:{echo}"]}

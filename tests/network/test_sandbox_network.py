@@ -232,15 +232,19 @@ def test_a_dry_run_still_keeps_closed_addresses_closed(boxed, web):
 
 
 def _egress_of(box: Sandbox, tmp_path: Path) -> int:
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                links = [os.readlink(one) for one in (entry / "fd").iterdir()]
-                name = (entry / "comm").read_text().strip()
-            except OSError:
-                continue
-            if name.startswith("sandkasten-egr") and any(box.id in link for link in links):
-                return int(entry.name)
+    """Return its process id; while it starts, its descriptors change under the eyes."""
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    name = (entry / "comm").read_text().strip()
+                    links = [os.readlink(one) for one in (entry / "fd").iterdir()]
+                except OSError:
+                    continue
+                if name.startswith("sandkasten-egr") and any(box.id in link for link in links):
+                    return int(entry.name)
+        time.sleep(0.01)
     raise AssertionError("the sandbox has no egress process")
 
 

@@ -8,12 +8,15 @@ use std::os::unix::io::{AsRawFd, OwnedFd};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 const MOST: usize = 1 << 20;
+const PENDING: usize = 16 << 10;
 
 pub struct Records {
     files: [OwnedFd; 2],
     current: usize,
     written: usize,
     sequence: u64,
+    /// Lines that are not written yet.
+    pending: Vec<u8>,
 }
 
 impl Records {
@@ -23,6 +26,7 @@ impl Records {
             current: 0,
             written: 0,
             sequence: 0,
+            pending: Vec::new(),
         }
     }
 
@@ -33,9 +37,24 @@ impl Records {
             .map_or(0.0, |d| d.as_secs_f64());
         record["seq"] = json!(self.sequence);
         record["time"] = json!((now * 1000.0).round() / 1000.0);
-        let mut line = record.to_string();
-        line.push('\n');
-        if self.written + line.len() > MOST {
+        self.pending
+            .extend_from_slice(record.to_string().as_bytes());
+        self.pending.push(b'\n');
+        // The result of a command names what was refused, so this must be in the file before the client
+        // is told.
+        let can_wait = matches!(record["event"].as_str(), Some("opened" | "closed"));
+        if !can_wait || self.pending.len() > PENDING {
+            self.flush();
+        }
+    }
+
+    /// Write what is pending. The event loop calls it when nothing else is to do, so that no connection
+    /// waits for the disk.
+    pub fn flush(&mut self) {
+        if self.pending.is_empty() {
+            return;
+        }
+        if self.written + self.pending.len() > MOST {
             self.current = 1 - self.current;
             self.written = 0;
             // SAFETY: plain system call on a descriptor of ours.
@@ -43,8 +62,9 @@ impl Records {
         }
         let fd = self.files[self.current].as_raw_fd();
         // A full disk loses records, not connections.
-        if crate::sys::write_all(fd, line.as_bytes()).is_ok() {
-            self.written += line.len();
+        if crate::sys::write_all(fd, &self.pending).is_ok() {
+            self.written += self.pending.len();
         }
+        self.pending.clear();
     }
 }

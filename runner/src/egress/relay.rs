@@ -1,7 +1,8 @@
 //! Bytes from one socket to another, without a copy of ours.
 //!
 //! A direction ends when its source has ended and everything was delivered; then the other side is told.
-//! Sockets do not block. A call moves a bounded amount, so one fast stream cannot stop the others.
+//! Sockets do not block. A call moves a bounded amount, so one fast stream cannot stop the others. A
+//! direction has a pipe only while bytes are under way, so idle connections cost no more than their sockets.
 
 use crate::sys::{self, check, Result};
 use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
@@ -9,9 +10,50 @@ use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
 /// Bytes moved in one turn.
 const TURN: usize = 4 << 20;
 const PIECE: u64 = 1 << 20;
+/// Fewer and larger moves; the kernel may allow less.
+const PIPE_SIZE: libc::c_int = 1 << 18;
+/// Empty pipes that are kept.
+const SPARE: usize = 4;
 
+struct Pipe {
+    out: OwnedFd,
+    into: OwnedFd,
+}
+
+/// Empty pipes, for whichever direction moves bytes next.
+#[derive(Default)]
+pub struct Pipes(Vec<Pipe>);
+
+impl Pipes {
+    fn take(&mut self) -> Result<Pipe> {
+        if let Some(pipe) = self.0.pop() {
+            return Ok(pipe);
+        }
+        let mut ends = [0; 2];
+        // SAFETY: `ends` has room for the two descriptors, and the size is one number.
+        unsafe {
+            check(libc::pipe2(
+                ends.as_mut_ptr(),
+                libc::O_CLOEXEC | libc::O_NONBLOCK,
+            ))?;
+            libc::fcntl(ends[1], libc::F_SETPIPE_SZ, PIPE_SIZE);
+        }
+        Ok(Pipe {
+            out: sys::own(ends[0]),
+            into: sys::own(ends[1]),
+        })
+    }
+
+    fn put(&mut self, pipe: Pipe) {
+        if self.0.len() < SPARE {
+            self.0.push(pipe);
+        }
+    }
+}
+
+#[derive(Default)]
 pub struct Direction {
-    pipe: (OwnedFd, OwnedFd),
+    pipe: Option<Pipe>,
     held: usize,
     ended: bool,
     closed: bool,
@@ -31,25 +73,25 @@ pub enum Moved {
 }
 
 impl Direction {
-    pub fn new() -> Result<Direction> {
-        let pipe = sys::pipe()?;
-        for end in [&pipe.0, &pipe.1] {
-            sys::set_nonblocking(end.as_raw_fd())?;
-        }
-        Ok(Direction {
-            pipe,
-            held: 0,
-            ended: false,
-            closed: false,
-            bytes: 0,
-        })
-    }
-
     /// Move what can be moved now, and take at most `most` bytes in.
-    pub fn step(&mut self, from: RawFd, to: RawFd, mut most: u64) -> Result<Moved> {
+    pub fn step(&mut self, from: RawFd, to: RawFd, most: u64, pipes: &mut Pipes) -> Result<Moved> {
         if self.closed {
             return Ok(Moved::Done);
         }
+        let pipe = match self.pipe.take() {
+            Some(pipe) => pipe,
+            None => pipes.take()?,
+        };
+        let moved = self.shift(from, to, most, &pipe);
+        if self.held > 0 {
+            self.pipe = Some(pipe);
+        } else {
+            pipes.put(pipe);
+        }
+        moved
+    }
+
+    fn shift(&mut self, from: RawFd, to: RawFd, mut most: u64, pipe: &Pipe) -> Result<Moved> {
         let mut turn = 0;
         while turn < TURN {
             if self.held == 0 && !self.ended {
@@ -57,7 +99,7 @@ impl Direction {
                     return Ok(Moved::Held);
                 }
                 let piece = most.min(PIECE) as usize;
-                match splice(from, self.pipe.1.as_raw_fd(), piece)? {
+                match splice(from, pipe.into.as_raw_fd(), piece)? {
                     Some(0) => self.ended = true,
                     Some(n) => {
                         self.held = n;
@@ -73,7 +115,7 @@ impl Direction {
                 self.closed = true;
                 return Ok(Moved::Done);
             }
-            match splice(self.pipe.0.as_raw_fd(), to, self.held)? {
+            match splice(pipe.out.as_raw_fd(), to, self.held)? {
                 Some(n) => {
                     self.held -= n;
                     turn += n;

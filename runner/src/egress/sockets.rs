@@ -41,31 +41,11 @@ pub fn sends_no_more(fd: RawFd) -> bool {
 }
 
 /// Whether a connection is made; an errno if it failed.
-pub fn connected(fd: RawFd) -> Result<bool> {
-    let mut poll = libc::pollfd {
-        fd,
-        events: libc::POLLOUT,
-        revents: 0,
-    };
-    // SAFETY: one pollfd.
-    if check(unsafe { libc::poll(&mut poll, 1, 0) })? == 0 {
-        return Ok(false);
-    }
-    let (mut error, mut length) = (0i32, 4 as libc::socklen_t);
-    // SAFETY: the option value is one int.
-    check(unsafe {
-        libc::getsockopt(
-            fd,
-            libc::SOL_SOCKET,
-            libc::SO_ERROR,
-            (&mut error as *mut i32).cast(),
-            &mut length,
-        )
-    })?;
-    if error == 0 {
-        Ok(true)
-    } else {
-        Err(error)
+pub fn connected(fd: RawFd, to: SocketAddr) -> Result<bool> {
+    match connect_to(fd, to) {
+        Ok(()) | Err(libc::EISCONN) => Ok(true),
+        Err(libc::EALREADY | libc::EINPROGRESS) => Ok(false),
+        Err(errno) => Err(errno),
     }
 }
 
@@ -78,19 +58,17 @@ pub fn connect(to: SocketAddr) -> Result<OwnedFd> {
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: plain system call.
     let fd = unsafe { OwnedFd::from_raw_fd(check(libc::socket(family, kind, 0))?) };
-    let (address, length) = sys::socket_address(to);
-    // SAFETY: `address` is a filled-in socket address of the given length.
-    let result = unsafe {
-        libc::connect(
-            fd.as_raw_fd(),
-            (&address as *const libc::sockaddr_storage).cast(),
-            length,
-        )
-    };
-    match check(result) {
-        Ok(_) | Err(libc::EINPROGRESS) => Ok(fd),
+    match connect_to(fd.as_raw_fd(), to) {
+        Ok(()) | Err(libc::EINPROGRESS) => Ok(fd),
         Err(errno) => Err(errno),
     }
+}
+
+fn connect_to(fd: RawFd, to: SocketAddr) -> Result<()> {
+    let (address, length) = sys::socket_address(to);
+    let address = (&address as *const libc::sockaddr_storage).cast();
+    // SAFETY: `address` is a filled-in socket address of the given length.
+    check(unsafe { libc::connect(fd, address, length) }).map(|_| ())
 }
 
 pub fn receive_from(fd: RawFd, buffer: &mut [u8]) -> Option<(usize, SocketAddr)> {

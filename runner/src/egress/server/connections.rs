@@ -211,8 +211,8 @@ impl Egress {
                     connection.server = Some(server);
                     connection.dialled = Some(address);
                     connection.deadline = Some(Instant::now() + DIAL_PATIENCE);
-                    self.items.insert(id, Item::Connection(connection));
-                    return;
+                    // Near servers have answered already.
+                    return self.connection(id, connection);
                 }
             }
         }
@@ -227,22 +227,20 @@ impl Egress {
             State::Refused => self.refused_step(id, connection),
             State::Dialling(_) => {
                 let fd = connection.server.as_ref().map_or(-1, |s| s.as_raw_fd());
-                match connected(fd) {
+                let at = connection.dialled.unwrap_or(connection.wanted.ip());
+                match connected(fd, SocketAddr::new(at, connection.wanted.port())) {
                     Ok(false) => {
                         self.items.insert(id, Item::Connection(connection));
                     }
-                    Ok(true) => match (Direction::new(), Direction::new()) {
-                        (Ok(up), Ok(down)) => {
-                            self.opened += 1;
-                            self.note(id, &connection, "opened", None);
-                            connection.up = Some(up);
-                            connection.down = Some(down);
-                            connection.state = State::Relaying;
-                            connection.deadline = None;
-                            self.relay(id, connection);
-                        }
-                        _ => reset(&connection.client),
-                    },
+                    Ok(true) => {
+                        self.opened += 1;
+                        self.note(id, &connection, "opened", None);
+                        connection.up = Some(Direction::default());
+                        connection.down = Some(Direction::default());
+                        connection.state = State::Relaying;
+                        connection.deadline = None;
+                        self.relay(id, connection);
+                    }
                     Err(errno) => {
                         connection.server = None;
                         self.dial_next(id, connection, errno);

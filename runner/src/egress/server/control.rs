@@ -38,6 +38,8 @@ impl Egress {
             }
             if text.ends_with(b"\n") {
                 let mut answer = self.command(&text).to_string();
+                // A client that was answered finds the records.
+                self.records.flush();
                 answer.push('\n');
                 let _ = sys::write_all(fd.as_raw_fd(), answer.as_bytes());
                 return;

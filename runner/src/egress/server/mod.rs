@@ -14,7 +14,7 @@ use crate::http::{Requests, UNCLEAR};
 use crate::limits::Meter;
 use crate::names::Names;
 use crate::record::Records;
-use crate::relay::Direction;
+use crate::relay::{Direction, Pipes};
 use crate::resolver::Lookup;
 use crate::rules::Verdict;
 use crate::sockets::reset;
@@ -33,6 +33,8 @@ const LIFE: u64 = 4;
 const FIRST_ID: u64 = 8;
 
 const TICK: Duration = Duration::from_millis(250);
+/// How often deadlines are looked at while there is work: looking at all connections takes time.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// How often connections that wait for bandwidth go on.
 const REFILL: Duration = Duration::from_millis(20);
 
@@ -95,6 +97,9 @@ pub struct Egress {
     items: HashMap<u64, Item>,
     next: u64,
     busy: VecDeque<u64>,
+    pipes: Pipes,
+    /// When deadlines were looked at.
+    looked: Instant,
     /// Connections that wait for bandwidth.
     throttled: VecDeque<u64>,
     minute: (Instant, u32),
@@ -122,6 +127,8 @@ impl Egress {
             items: HashMap::new(),
             next: FIRST_ID,
             busy: VecDeque::new(),
+            pipes: Pipes::default(),
+            looked: now,
             throttled: VecDeque::new(),
             minute: (now, 0),
             opened: 0,
@@ -149,6 +156,7 @@ impl Egress {
         // SAFETY: all-zero events are valid values to be filled in.
         let mut events: [libc::epoll_event; 64] = unsafe { std::mem::zeroed() };
         loop {
+            self.records.flush();
             let wait = if !self.busy.is_empty() {
                 0
             } else if !self.throttled.is_empty() {
@@ -192,6 +200,7 @@ impl Egress {
         let mut record = self.counts();
         record["event"] = json!("ended");
         self.records.write(record);
+        self.records.flush();
     }
 
     fn watch(&self, fd: RawFd, token: u64, events: u32) -> Result<()> {
@@ -231,6 +240,10 @@ impl Egress {
 
     fn check_deadlines(&mut self) {
         let now = Instant::now();
+        if now.duration_since(self.looked) < LOOK_EVERY {
+            return;
+        }
+        self.looked = now;
         let idle = self.config.limits.idle;
         let late: Vec<u64> = self
             .items

@@ -107,9 +107,9 @@ impl Egress {
             };
             let before = up.bytes;
             let client = c.client.as_raw_fd();
-            let mut moved = up.step(client, server, most)?;
+            let mut moved = up.step(client, server, most, &mut self.pipes)?;
             if moved == Moved::Held && room == Room::Never && has_ended(client) {
-                moved = up.step(client, server, 1)?;
+                moved = up.step(client, server, 1, &mut self.pipes)?;
             }
             let taken = up.bytes - before;
             self.outward.moved(taken);
@@ -147,9 +147,9 @@ impl Egress {
         let most = if let Room::Bytes(n) = room { n } else { 0 };
         let before = down.bytes;
         let client = c.client.as_raw_fd();
-        let mut moved = down.step(server, client, most)?;
+        let mut moved = down.step(server, client, most, &mut self.pipes)?;
         if moved == Moved::Held && room == Room::Never && has_ended(server) {
-            moved = down.step(server, client, 1)?;
+            moved = down.step(server, client, 1, &mut self.pipes)?;
         }
         self.inward.moved(down.bytes - before);
         if answered {
