@@ -24,6 +24,8 @@ class Plan:
     engine_file_rounds: int
     contained_rounds: int
     """Of file operations and commands by a daemon in a container; each takes milliseconds."""
+    download_bytes: int
+    """Of each download through a network; told as if it were 1 GB."""
     section_s: float
     """A section stops after its current round when this has passed, whatever is left of it."""
 
@@ -40,6 +42,7 @@ FULL = Plan(
     engine_rounds=12,
     engine_file_rounds=5,
     contained_rounds=200,
+    download_bytes=1_000_000_000,
     section_s=75,
 )
 QUICK = Plan(
@@ -54,5 +57,6 @@ QUICK = Plan(
     engine_rounds=4,
     engine_file_rounds=2,
     contained_rounds=40,
+    download_bytes=300_000_000,
     section_s=20,
 )

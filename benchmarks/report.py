@@ -10,6 +10,7 @@ from benchmarks.thresholds import (
     FLAT_BYTES,
     IDLE_BYTES,
     MIB,
+    NETWORKED_BYTES,
     OURS,
     RATIOS,
     WITHIN,
@@ -33,6 +34,8 @@ class Findings:
     samples: Samples
     rates: Rates = field(default_factory=dict)
     idle: list[Idle] = field(default_factory=list)
+    networked: float | None = None
+    """Bytes of a sandbox with a network, by its cgroup."""
     growth: dict[str, int] = field(default_factory=dict)
     output_bytes: int = 0
     absent: tuple[str, ...] = ()
@@ -47,6 +50,7 @@ def verdicts(found: Findings) -> list[Verdict]:
         *(judge_added(added, found.samples) for added in ADDED),
         *(judge_within(within, found.samples) for within in WITHIN),
         at_most("an idle session <= 2 MB", ours.by_available if ours else None, IDLE_BYTES),
+        at_most("a sandbox with a network <= 4 MB", found.networked, NETWORKED_BYTES),
         at_most(
             f"embedding process flat under {found.output_bytes / 1e9:.1f} GB of output",
             grown,
@@ -77,6 +81,9 @@ def table(found: Findings) -> str:
         rows.append(
             ("idle session (machine / cgroup)", idle.peer, str(idle.sessions), whole, counted, "")
         )
+    if found.networked is not None:
+        memory = f"{found.networked / MIB:.2f} MiB"
+        rows.append(("a sandbox with a network (cgroup)", OURS, "1", memory, "", ""))
     for how, grown in found.growth.items():
         label = f"growth, {found.output_bytes / 1e9:.1f} GB of output"
         rows.append((label, f"{OURS} {how}", "", f"{grown / MIB:.2f} MiB", "", ""))
@@ -111,6 +118,7 @@ def document(found: Findings) -> dict[str, object]:
             }
             for idle in found.idle
         },
+        "networked_bytes": found.networked,
         "growth_bytes": found.growth,
         "output_bytes": found.output_bytes,
         "absent_peers": list(found.absent),

@@ -30,6 +30,7 @@ from benchmarks import (
     images,
     latency,
     load,
+    network,
     ondocker,
     packages,
     report,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
 SECTIONS = (
     *("sessions", "oneshots", "files", "images", "load", "idle", "output", "gvisor", "http"),
-    *("docker", "contained", "agents", "packages", "expressions"),
+    *("network", "docker", "contained", "agents", "packages", "expressions"),
 )
 LATEST = Path(__file__).parent / "results" / "latest.json"
 
@@ -152,6 +153,11 @@ def _measure(
     if "http" in only:
         _say("commands over HTTP")
         http.measure(found.samples, plan, scratch)
+    if "network" in only:
+        _say("networks of sandboxes")
+        reasons = {name: network.missing(name) for name in network.PEERS}
+        found.absent += tuple(f"{name}: {why}" for name, why in reasons.items() if why)
+        found.networked = network.measure(found.samples, plan, scratch)
     if "docker" in only and peers.docker is not None:
         _say("sandboxes on docker")
         ondocker.measure(found.samples, peers.docker, plan, scratch / "rootfs")

@@ -39,6 +39,7 @@ test=(
 )
 bench=(
     docker.io runc            # the peers
+    passt slirp4netns         # other ways out of a namespace
     busybox-static
 )
 

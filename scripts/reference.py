@@ -63,6 +63,17 @@ seccomp filter), and their first process is the runner.
   over HTTP by the SDK. `sandkasten` has the volume of all sessions mounted, `sandkasten, volumes`
   reaches each session's own volume through the engine. The bound is on the slowest p95 of both.
 
+## What the rows of networks mean
+
+`--only network` runs them. One client measures itself in turns: on the host (`direct`), in a
+sandbox, and in namespaces that `pasta` and `slirp4netns` connect; the server is on loopback, where
+a direct connection is fastest. These peers decide nothing by name and keep no log.
+
+- **connect**: until the first byte of the server's answer; the name was looked up before.
+- **download**: one stream; told as if it were 1 GB.
+- **create with a network**: with one rule; against a sandbox without a network.
+- **a sandbox with a network**: its memory, the egress process included.
+
 ## What the rows of agents mean
 
 `--only agents packages expressions` runs them. Peers work in the same sandbox, or on the same data
@@ -117,7 +128,16 @@ def commands() -> str:
 
 def benchmarks() -> str:
     sys.path.insert(0, str(ROOT))
-    from benchmarks.thresholds import ADDED, FLAT_BYTES, IDLE_BYTES, MIB, OURS, RATIOS, WITHIN
+    from benchmarks.thresholds import (
+        ADDED,
+        FLAT_BYTES,
+        IDLE_BYTES,
+        MIB,
+        NETWORKED_BYTES,
+        OURS,
+        RATIOS,
+        WITHIN,
+    )
 
     lines = [NOTE, "# Benchmarks\n", _BENCHMARKS_HEAD]
     lines += ["## What is held\n", "| row | against | promise |", "|---|---|---|"]
@@ -127,6 +147,7 @@ def benchmarks() -> str:
         lines += [f"| {operation} | – | {one.said} |" for operation in one.operations]
     lines += [
         f"| idle session (machine / cgroup) | – | {IDLE_BYTES // MIB} MiB a session |",
+        f"| a sandbox with a network (cgroup) | – | {NETWORKED_BYTES // MIB} MiB |",
         f"| growth, … GB of output | – | {FLAT_BYTES // MIB} MiB, however much is written |",
     ]
     return "\n".join(lines) + "\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import agents, contained, expressions, ondocker, packages
+from benchmarks import agents, contained, expressions, network, ondocker, packages
 from benchmarks.footprint import Idle
 from benchmarks.plan import QUICK
 from benchmarks.report import Findings, document, judgement, table, verdicts
@@ -40,6 +40,15 @@ def test_a_percentile_lies_between_its_neighbours(values, share, expected):
 def test_no_values_have_no_percentile():
     with pytest.raises(ValueError, match="no values"):
         percentile([], 0.5)
+
+
+def test_every_bound_of_networks_is_measured():
+    judged = {(one.operation, one.peer) for one in RATIOS if "network" in one.operation}
+    assert judged == {
+        *((network.CONNECT, peer) for peer in ("direct", "pasta")),
+        *((network.DOWNLOAD, peer) for peer in ("direct", "pasta")),
+        (network.CREATE, network.CLOSED),
+    }
 
 
 @pytest.mark.parametrize(("ours", "ok"), [(10.0, True), (9.0, True), (10.1, False)])
