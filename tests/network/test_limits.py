@@ -10,7 +10,12 @@ import pytest
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import InvalidConfiguration, InvalidRequest, PolicyDenied
 from sandkasten.model.sandbox.network_limits import NetworkLimits
-from sandkasten.model.sandbox.network_policy import NetworkCeiling, network_for, parse_network
+from sandkasten.model.sandbox.network_policy import (
+    NetworkCeiling,
+    adopted_network,
+    network_for,
+    parse_network,
+)
 from tests.network.conftest import served
 from tests.network.name_server import NameServer
 
@@ -69,6 +74,12 @@ def test_a_request_never_gets_more_than_the_operator_permits():
         with pytest.raises(PolicyDenied) as refused:
             network_for({"allow": ["a.test"], "limits": {name: value}}, ceiling, operator=True)
         assert refused.value.details["rule"] == f"network.limits.{name}"
+
+
+def test_stricter_settings_lower_the_limits_of_a_live_sandbox():
+    value = {"allow": ["a.test"], "limits": {"connections": 300, "bytes_in": 5}}
+    found = adopted_network(value, NetworkCeiling(limits=NetworkLimits(connections=8, bytes_in=9)))
+    assert (found.limits.connections, found.limits.bytes_in) == (8, 5)
 
 
 def test_settings_are_the_defaults(tmp_path):

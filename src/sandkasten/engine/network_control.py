@@ -15,10 +15,10 @@ from sandkasten.model.ids import sandbox_id
 from sandkasten.model.sandbox.network_policy import (
     NetworkAttempt,
     NetworkStatus,
+    adopted_network,
     attempt,
     created_without_network,
     not_public,
-    parse_network,
     suggested,
 )
 from sandkasten.model.sandbox.sandbox_values import NetworkUsage
@@ -105,6 +105,5 @@ class NetworkControl:
             return
         handle = await self._handles.get(record.id)
         if isinstance(handle.cell, Networked):
-            ceiling = self._ceiling
-            policy = parse_network(record.network, ceiling.presets, ceiling.limits)
-            await handle.cell.change_network(policy, ceiling.reachable)
+            policy = adopted_network(record.network, self._ceiling)
+            await handle.cell.change_network(policy, self._ceiling.reachable)

@@ -86,3 +86,11 @@ def within(asked: Mapping[str, int], most: NetworkLimits) -> NetworkLimits:
                 rule=f"network.limits.{name}",
             )
     return replace(most, **asked)
+
+
+def lowered(asked: Mapping[str, int], most: NetworkLimits) -> dict[str, int]:
+    """Return the limits of a live sandbox under settings that may have become stricter."""
+    return {
+        name: value if getattr(most, name) is None else min(value, getattr(most, name))
+        for name, value in asked.items()
+    }

@@ -20,6 +20,7 @@ from sandkasten.model.sandbox.network_limits import (
     LIMIT_RULE,
     NetworkLimits,
     asked_limits,
+    lowered,
     within,
 )
 from sandkasten.model.spelling import did_you_mean, shown
@@ -333,6 +334,13 @@ def unreachable_rules(policy: NetworkPolicy, ceiling: NetworkCeiling) -> str:
     if not closed:
         return ""
     return f"{', '.join(closed[:8])} will not be reached: {_OPERATOR_OPENS}"
+
+
+def adopted_network(value: object, ceiling: NetworkCeiling) -> NetworkPolicy:
+    """Return the policy of a sandbox that was created under other settings."""
+    if isinstance(value, dict) and "limits" in value:
+        value = {**value, "limits": lowered(asked_limits(value["limits"]), ceiling.limits)}
+    return parse_network(value, ceiling.presets, ceiling.limits)
 
 
 def default_network(ceiling: NetworkCeiling, *, operator: bool) -> NetworkPolicy:
