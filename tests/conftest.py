@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
-from tests import asked, schedule
+from tests import asked, forked, schedule
 from tests.engines import lent
 from tests.grounds import LONG
 from tests.hostwatch import canary as canary_tree
@@ -60,6 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("busy")
     loopwatch.install()
     composition.install()
+    forked.install()
     asked.configure(config)
     # World-readable on purpose: only isolation keeps a sandbox from it.
     root = Path(tempfile.mkdtemp(prefix="pytest-of-canary-", dir="/var/tmp"))
@@ -82,6 +83,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     config.stash[_left] = []
     if config.getoption("numprocesses", None) and asked.needs_engines(config):
         lent.start_all()
+    if _is_worker(config):
+        forked.start()
 
 
 def _is_worker(config: pytest.Config) -> bool:
@@ -103,6 +106,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         schedule.order(items)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    forked.only_real(item.get_closest_marker("real_start") is not None)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return schedule.scheduler(config, log)
@@ -121,6 +129,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     lent.close()
+    forked.stop()
     if _before not in session.config.stash:
         return
     config = session.config

@@ -19,7 +19,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import COMMAND
-from tests.cli.forked import Command, command
 from tests.cli.terminal import Person
 from tests.client.http.served import served
 from tests.patience import PATIENCE_S
@@ -55,17 +54,17 @@ def local_only(
     return data
 
 
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Command]:
-    with command() as opened:
-        yield opened
-
-
 @pytest.fixture
-def cli(forks: Command, local_only: Path) -> Iterator[Cli]:
-    yield forks.run
-    done = forks.run("rm", "--all")
+def cli(local_only: Path) -> Iterator[Cli]:
+    yield _run
+    done = _run("rm", "--all")
     assert done.returncode == 0, done
+
+
+def _run(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [*COMMAND, *words], input=stdin, capture_output=True, timeout=PATIENCE_S, check=False
+    )
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from sandkasten.errors import (
     SandkastenError,
 )
 from sandkasten.wire.call import Data
+from tests.cases import each
 
 if TYPE_CHECKING:
     from tests.conformance.box import Box
@@ -121,7 +122,7 @@ async def test_a_large_tree_streams_both_ways(box: Box):
     assert all(found[f"f{number}"] == data for number in range(3))
 
 
-@pytest.mark.parametrize(
+@each(
     "bad",
     [
         member("/absolute"),
@@ -167,7 +168,7 @@ async def test_archive_bombs_are_refused_by_count_and_by_size(box: Box):
     assert answer == {"entries": 10, "bytes": 50}
 
 
-@pytest.mark.parametrize("data", [b"not a tar archive" * 100, b"x" * 512])
+@each("data", [b"not a tar archive" * 100, b"x" * 512])
 async def test_input_that_is_not_an_archive_is_invalid(box: Box, data: bytes):
     with pytest.raises(InvalidRequest):
         await box.ask("fs.tar_in", path="in", data=data)

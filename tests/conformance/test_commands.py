@@ -16,6 +16,7 @@ from sandkasten.errors import (
     NotADirectory,
 )
 from sandkasten.wire.messages import decode_execs
+from tests.cases import each
 from tests.conformance.box import Box
 
 
@@ -33,7 +34,7 @@ async def test_a_command_returns_its_output_and_status(box: Box):
     assert reply.pid
 
 
-@pytest.mark.parametrize("status", [0, 1, 2, 42, 126, 127, 255])
+@each("status", [0, 1, 2, 42, 126, 127, 255])
 async def test_every_exit_status_is_reported_unchanged(box: Box, status: int):
     ran = await box.run(["sh", "-c", f"exit {status}"])
     assert (ran.reply.state, ran.exit_code) == ("exited", status)
@@ -119,7 +120,7 @@ async def test_a_program_is_looked_up_in_the_path_of_the_command(box: Box):
     assert (await box.run(["mine"], env={"PATH": path})).stdout == b"mine\n"
 
 
-@pytest.mark.parametrize(
+@each(
     "fields",
     [
         {"exec_id": "has space"},

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sandkasten.errors import InvalidRequest
+from tests.cases import each
 from tests.conformance.box import Box, Ran, eventually
 from tests.patience import FAR_TOO_LATE_S
 
@@ -121,7 +122,7 @@ async def test_the_next_command_in_the_queue_runs_after_a_deadline(box: Box):
     assert (await box.output(second)).stdout == b"next\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+@each("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 async def test_a_signal_ends_a_command_and_is_reported(box: Box, number: int):
     exec_id = await box.begin(["sleep", "1008"])
     assert await box.ask("exec.signal", exec_id=exec_id, signal=int(number)) == {}
@@ -161,7 +162,7 @@ async def test_a_signal_to_a_finished_command_succeeds(box: Box):
     assert (await box.wait(exec_id)).exit_code == 0
 
 
-@pytest.mark.parametrize("number", [0, -1, 65, 9999, "TERM", None])
+@each("number", [0, -1, 65, 9999, "TERM", None])
 async def test_an_invalid_signal_number_is_refused(box: Box, number: object):
     exec_id = await box.begin(["sleep", "1012"])
     with pytest.raises(InvalidRequest):

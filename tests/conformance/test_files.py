@@ -24,6 +24,7 @@ from sandkasten.errors import (
 )
 from sandkasten.wire.call import CallEvent, Data
 from sandkasten.wire.messages import decode_entry, to_bytes_json
+from tests.cases import each
 from tests.conformance.box import Box, eventually
 
 ODD_NAMES = [
@@ -73,7 +74,7 @@ async def test_a_file_larger_than_any_window_survives_the_round_trip(box: Box):
     assert await box.read("large") == data
 
 
-@pytest.mark.parametrize("name", ODD_NAMES, ids=ascii)
+@each("name", ODD_NAMES, ids=ascii)
 async def test_any_name_survives_the_round_trip(box: Box, name: str):
     assert (await box.write(name, b"here")).name == name
     assert await box.read(name) == b"here"
@@ -125,7 +126,7 @@ async def test_a_path_through_a_file_is_not_a_directory(box: Box):
         await box.stat("f/x")
 
 
-@pytest.mark.parametrize("path", ["", "nul\0", 5, None, {"b64": "!!"}, {"b64": "AA=="}, []])
+@each("path", ["", "nul\0", 5, None, {"b64": "!!"}, {"b64": "AA=="}, []])
 async def test_a_malformed_path_is_invalid_for_every_request(box: Box, path: object):
     for verb in ("fs.stat", "fs.list", "fs.read", "fs.write", "fs.mkdir", "fs.remove"):
         with pytest.raises(InvalidRequest):

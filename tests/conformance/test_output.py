@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-import pytest
-
 from sandkasten.wire.call import OutputChunk
+from tests.cases import each
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ async def test_chunks_count_from_one_and_offsets_have_no_gap(box: Box):
     assert not ran.reply.truncated
 
 
-@pytest.mark.parametrize("cap", [0, 1, 2, 999, 1000, 100_001])
+@each("cap", [0, 1, 2, 999, 1000, 100_001])
 async def test_the_cap_keeps_exactly_the_first_and_the_last_bytes(box: Box, cap: int):
     whole = seq_text(60000)
     exec_id = await box.begin(["seq", "60000"], stdout_cap=cap)

@@ -19,6 +19,7 @@ from sandkasten.model.sandbox.limits import Limits
 from sandkasten.wire.call import CallEvent, Data
 from sandkasten.wire.channel import Channel
 from sandkasten.wire.messages import decode_processes, decode_stats
+from tests.cases import each
 from tests.conformance.box import Box, eventually
 from tests.patience import PATIENCE_S
 
@@ -150,7 +151,7 @@ async def test_a_port_without_a_server_is_refused(box: Box):
         await box.ask("port.connect", port=9)
 
 
-@pytest.mark.parametrize("port", [0, -1, 65536, "80", None])
+@each("port", [0, -1, 65536, "80", None])
 async def test_an_invalid_port_number_is_refused(box: Box, port: object):
     with pytest.raises(InvalidRequest):
         await box.ask("port.connect", port=port)

@@ -11,6 +11,7 @@ from sandkasten.errors import (
     PayloadTooLarge,
 )
 from sandkasten.wire.messages import decode_shells, to_bytes_json
+from tests.cases import each
 from tests.conformance.box import Box, eventually
 
 
@@ -51,7 +52,7 @@ async def test_a_missing_program_is_the_shells_own_127(box: Box):
     assert b"not found" in ran.stderr
 
 
-@pytest.mark.parametrize("text", ["echo 'open", 'echo "open', "echo $(", "( echo a", "if true"])
+@each("text", ["echo 'open", 'echo "open', "echo $(", "( echo a", "if true"])
 async def test_incomplete_syntax_is_an_error_at_once_and_the_shell_continues(box: Box, text: str):
     await box.run("kept=yes")
     ran = await box.run(text)
@@ -219,7 +220,7 @@ async def test_a_nul_in_a_command_is_invalid(box: Box):
         await box.ask("exec.start", **asked)
 
 
-@pytest.mark.parametrize("name", ["", "a b", "x" * 65, "../x", 5])
+@each("name", ["", "a b", "x" * 65, "../x", 5])
 async def test_a_malformed_shell_name_is_invalid(box: Box, name: object):
     with pytest.raises(InvalidRequest):
         await box.ask("exec.start", **{**box.fields("true"), "shell": name})

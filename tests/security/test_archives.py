@@ -16,6 +16,7 @@ from sandkasten.errors import (
     QuotaExceeded,
     SandkastenError,
 )
+from tests.cases import each
 from tests.security.harness import NO_SIZES, UNSIZED
 
 if TYPE_CHECKING:
@@ -70,10 +71,10 @@ HOSTILE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT], ids=["pax", "gnu"])
+@each("name", HOSTILE)
+@each("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT], ids=["pax", "gnu"])
 def test_an_archive_member_that_leads_outside_is_refused(name, format, box):
-    box.mkdir("/workspace/in")
+    box.exec(["mkdir", "-p", "/workspace/in"])
     with pytest.raises(PolicyDenied):
         box.tar_in("/workspace/in", _archive(*HOSTILE[name], data=b"evil", format=format))
     assert box.exec(["sh", "-c", "find / -xdev -name 'evil*' 2>/dev/null"]).text == ""
@@ -194,7 +195,7 @@ def _outcome(box: Box, archive: bytes) -> str:
     return "unpacked"
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@each("name", BROKEN)
 def test_a_broken_archive_is_an_error_and_the_runner_survives(name, box):
     assert _outcome(box, BROKEN[name]) not in ("INTERNAL_ERROR", "QUOTA_EXCEEDED")
     box.answers()

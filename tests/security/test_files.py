@@ -20,6 +20,7 @@ from sandkasten.errors import (
     PolicyDenied,
     SandkastenError,
 )
+from tests.cases import each
 from tests.patience import FAR_TOO_LATE_S, PATIENCE_S
 from tests.security.harness import LONG, PYTHON, ROOT, Box, paced, poll, sized
 
@@ -29,7 +30,7 @@ WITHIN = ["/workspace", "/tmp", "/home/sandbox"]
 DENY = ["/etc/passwd", "/etc/shadow", "/root", "/proc", "/sys", "/dev"]
 
 
-@pytest.mark.parametrize(
+@each(
     "path",
     [
         "../../../../../../../../{canary}/open.txt",
@@ -62,9 +63,7 @@ def test_no_path_leads_to_the_host(path, canary, canary_secret, shared_box):
     assert (canary / "open.txt").read_text().strip() == canary_secret
 
 
-@pytest.mark.parametrize(
-    "target", ["{canary}/open.txt", "{canary}", "../../../..{canary}/open.txt"]
-)
+@each("target", ["{canary}/open.txt", "{canary}", "../../../..{canary}/open.txt"])
 def test_no_symlink_leads_to_the_host(target, canary, canary_secret, box):
     box.exec(["ln", "-s", target.format(canary=canary), "/workspace/link"])
     with pytest.raises(FileNotFound):
@@ -94,7 +93,7 @@ def test_looping_and_dangling_links_are_typed_errors_at_once(box):
     assert box.remove("/workspace/dot") == 1
 
 
-@pytest.mark.parametrize(
+@each(
     "path",
     [
         *(f"/proc/self/fd/{n}" for n in (0, 3, 4)),
@@ -135,7 +134,7 @@ def test_a_fifo_with_a_peer_does_not_block_the_runner(box):
     assert box.remove("/workspace/f") == 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("path", "error"),
     [
         ("", InvalidRequest),
@@ -156,7 +155,7 @@ def test_a_malformed_path_is_an_invalid_request(path, error, shared_box):
         shared_box.call("fs.stat", path="a\0b" if "\0" in path else path)
 
 
-@pytest.mark.parametrize("path", ["..", ".", "/", "/workspace", "/tmp/..", "/workspace/."])
+@each("path", ["..", ".", "/", "/workspace", "/tmp/..", "/workspace/."])
 def test_a_directory_is_never_written_or_removed_as_a_file(path, shared_box):
     with pytest.raises(SandkastenError):
         shared_box.write(path, b"x")
@@ -320,7 +319,7 @@ ODD_NAMES = [
 
 
 @pytest.mark.promise("P20")
-@pytest.mark.parametrize("name", ODD_NAMES)
+@each("name", ODD_NAMES)
 def test_an_unusual_file_name_makes_an_exact_round_trip(name, box):
     path = b"/workspace/" + name
     entry = box.write(path, b"content of " + name)
@@ -336,6 +335,7 @@ def test_an_unusual_file_name_makes_an_exact_round_trip(name, box):
     assert box.remove(path) == 1
     box.tar_in("/workspace", packed)
     assert box.read(path) == b"content of " + name
+    assert box.remove(path) == 1
 
 
 @pytest.mark.promise("P19")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.cases import each
 from tests.security.harness import OWN_KERNEL, PYTHON, ROOT_INSIDE
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def seen(shared_box: Box) -> dict[str, Any]:
 
 @pytest.mark.needs_program("python3")
 @pytest.mark.not_on("gvisor", reason=OWN_KERNEL)
-@pytest.mark.parametrize("name", REFUSED)
+@each("name", REFUSED)
 def test_a_dangerous_call_is_refused_without_killing(name, seen):
     answer = seen[f"plain:{name}"]
     assert answer in ({"result": -1, "errno": errno.EPERM}, {"absent": True})
@@ -66,7 +67,7 @@ def test_a_dangerous_call_is_refused_without_killing(name, seen):
 
 @pytest.mark.needs_program("python3")
 @pytest.mark.not_on("gvisor", reason=OWN_KERNEL)
-@pytest.mark.parametrize("name", AS_AN_OLDER_KERNEL)
+@each("name", AS_AN_OLDER_KERNEL)
 def test_an_unlisted_system_call_fails_with_enosys(name, seen):
     assert seen[f"plain:{name}"] == {"result": -1, "errno": errno.ENOSYS}
 
@@ -80,7 +81,7 @@ def test_the_probe_can_make_an_allowed_call(seen):
 
 @pytest.mark.needs_program("python3")
 @pytest.mark.not_on("gvisor", reason=OWN_KERNEL)
-@pytest.mark.parametrize("name", NAMESPACES)
+@each("name", NAMESPACES)
 def test_clone_cannot_create_a_namespace(name, seen):
     assert seen[f"clone:{name}"] == {"result": -1, "errno": errno.EPERM}
 
@@ -93,7 +94,7 @@ def test_clone_without_a_namespace_works(seen):
 
 @pytest.mark.needs_program("python3")
 @pytest.mark.not_on("gvisor", reason=OWN_KERNEL)
-@pytest.mark.parametrize("name", TERMINAL_TRICKS)
+@each("name", TERMINAL_TRICKS)
 def test_terminal_injection_is_refused_whatever_the_high_bits(name, seen):
     assert seen[f"ioctl:{name}"] == {"result": -1, "errno": errno.EPERM}
 
@@ -106,15 +107,15 @@ def test_an_ordinary_terminal_request_works(seen):
 
 @pytest.mark.needs_program("python3")
 @pytest.mark.not_on("gvisor", reason=OWN_KERNEL)
-@pytest.mark.parametrize("family", OTHER_FAMILIES)
-@pytest.mark.parametrize("high", ["", "+high"], ids=["plain", "high_bits"])
+@each("family", OTHER_FAMILIES)
+@each("high", ["", "+high"], ids=["plain", "high_bits"])
 def test_a_socket_family_beyond_the_four_is_refused(family, high, seen):
     assert set(seen[f"family:{family}{high}"].values()) == {errno.EPERM}
 
 
 @pytest.mark.needs_program("python3")
 @pytest.mark.not_on("gvisor", reason=OWN_KERNEL)
-@pytest.mark.parametrize("family", ALLOWED_FAMILIES, ids=ALLOWED_FAMILIES.get)
+@each("family", ALLOWED_FAMILIES, ids=ALLOWED_FAMILIES.get)
 def test_a_socket_family_with_high_bits_set_is_refused(family, seen):
     """The kernel truncates the family to 32 bits; the filter must do the same."""
     assert set(seen[f"family:{family}+high"].values()) == {errno.EPERM}
@@ -122,7 +123,7 @@ def test_a_socket_family_with_high_bits_set_is_refused(family, seen):
 
 @pytest.mark.needs_program("python3")
 @pytest.mark.not_on("gvisor", reason=OWN_KERNEL)
-@pytest.mark.parametrize("family", ALLOWED_FAMILIES, ids=ALLOWED_FAMILIES.get)
+@each("family", ALLOWED_FAMILIES, ids=ALLOWED_FAMILIES.get)
 def test_the_four_families_work_and_raw_sockets_do_not(family, seen):
     answer = seen[f"family:{family}"]
     assert answer["2"] == 0
@@ -132,7 +133,7 @@ def test_the_four_families_work_and_raw_sockets_do_not(family, seen):
 
 @pytest.mark.needs_program("python3")
 @pytest.mark.not_on("gvisor", reason=OWN_KERNEL)
-@pytest.mark.parametrize("name", ["x32", "x32 getpid", "i386 unshare", "i386 getpid"])
+@each("name", ["x32", "x32 getpid", "i386 unshare", "i386 getpid"])
 def test_other_system_call_abis_of_x86_64_are_refused(name, seen):
     answer = seen[f"abi:{name}"]
     refused = answer.get("errno") in (errno.EPERM, errno.ENOSYS)

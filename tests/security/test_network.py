@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cases import each
 from tests.patience import PATIENCE_S
 from tests.security.harness import Box, poll
 
@@ -110,7 +111,7 @@ def test_a_server_on_the_hosts_ipv6_loopback_is_not_reachable(shared_box):
 
 
 @pytest.mark.needs_program("python3")
-@pytest.mark.parametrize(
+@each(
     ("family", "address"),
     [
         ("AF_INET", "169.254.169.254"),
@@ -149,7 +150,7 @@ print(json.dumps(seen))
 
 
 @pytest.mark.needs_program("python3")
-@pytest.mark.parametrize("server", ["8.8.8.8", "127.0.0.53", "2001:4860:4860::8888"])
+@each("server", ["8.8.8.8", "127.0.0.53", "2001:4860:4860::8888"])
 def test_a_datagram_to_a_name_server_goes_nowhere(server, shared_box):
     code = """
 import json, socket, sys

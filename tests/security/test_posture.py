@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sandkasten.linux.confinement import capabilities, posture
+from tests.cases import each
 from tests.engines import seen as engines
 from tests.security.conftest import PLANTED
 from tests.security.harness import (
@@ -136,11 +137,11 @@ def test_two_sandboxes_share_no_namespace_and_no_id(box, neighbour):
     # gVisor's processes are the host's; an engine that maps no ids has the host's user namespace.
     common = ("pid", "cgroup") if box.gvisor else ("user",) if box.docker else ()
     names = [name for name in posture.NAMESPACES if name not in common]
-    for each in (box, neighbour):
-        started = each.start(["sleep", "77"])
-        pid = each.host_pid if box.gvisor else _until_named(each, "sleep")
+    for one in (box, neighbour):
+        started = one.start(["sleep", "77"])
+        pid = one.host_pid if box.gvisor else _until_named(one, "sleep")
         found.append({n: os.readlink(f"/proc/{pid}/ns/{n}") for n in names})
-        each.call("exec.signal", exec_id=started, signal=9)
+        one.call("exec.signal", exec_id=started, signal=9)
     assert [name for name in names if found[0][name] == found[1][name]] == []
     if ROOT and not box.docker:
         assert not set(box.host_ids) & set(neighbour.host_ids)
@@ -309,9 +310,7 @@ def test_etc_holds_no_secret_and_no_host_identity(shared_box):
 
 
 @pytest.mark.only_on("host", reason=HOST_IMAGE)
-@pytest.mark.parametrize(
-    "path", ["/root", "/var/lib", "/boot", "/opt", "/srv", "/mnt", "/var/tmp/x"]
-)
+@each("path", ["/root", "/var/lib", "/boot", "/opt", "/srv", "/mnt", "/var/tmp/x"])
 def test_host_directories_do_not_exist_inside(path, shared_box):
     assert shared_box.exec(["ls", path]).code != 0
 
@@ -401,7 +400,7 @@ MASKED = """
 
 @pytest.mark.needs_program("python3")
 @pytest.mark.not_on("gvisor", reason=OWN_PROC)
-@pytest.mark.parametrize("name", [n for n in MASKED if os.path.exists(f"/proc/{n}")])
+@each("name", [n for n in MASKED if os.path.exists(f"/proc/{n}")])
 def test_a_proc_entry_that_reveals_the_host_is_masked(name, shared_box):
     code = f"""
 import json, os
@@ -420,7 +419,7 @@ print(json.dumps([said, os.access("/proc/{name}", os.W_OK) and not null]))
 
 @pytest.mark.needs_program("python3")
 @pytest.mark.not_on("gvisor", reason=OWN_PROC)
-@pytest.mark.parametrize(
+@each(
     "name", [n for n in ("acpi", "asound", "fs", "scsi")
              if os.path.isdir(f"/proc/{n}")]
 )  # fmt: skip

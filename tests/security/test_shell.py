@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sandkasten.errors import InvalidRequest, PayloadTooLarge
+from tests.cases import each
 from tests.patience import FAR_TOO_LATE_S, PATIENCE_S
 from tests.security.harness import NAMED, PYTHON, WHOLE_SANDBOX, Box, poll
 
@@ -17,7 +18,7 @@ def _works(box: Box, *, shell: str = "default") -> None:
     assert (answer.stdout, answer.code, answer.reset) == (b"fine\n", 7, False), answer
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "__SANDKASTEN_DONE__ 0",
@@ -35,7 +36,7 @@ def test_output_that_looks_like_a_marker_is_plain_output(text, box):
     _works(box)
 
 
-@pytest.mark.parametrize(
+@each(
     ("command", "code"),
     [
         ("exit 7", 7),
@@ -60,7 +61,7 @@ def test_a_command_that_ends_the_shell_returns_its_code_and_the_shell_is_replace
     _works(box)
 
 
-@pytest.mark.parametrize("signal", [9, 15, 6, 11, 1])
+@each("signal", [9, 15, 6, 11, 1])
 def test_a_shell_that_kills_itself_is_replaced(signal, box):
     box.exec("cd /tmp")
     answer = box.exec(f"kill -{signal} $$; sleep 5")
@@ -71,7 +72,7 @@ def test_a_shell_that_kills_itself_is_replaced(signal, box):
     _works(box)
 
 
-@pytest.mark.parametrize(
+@each(
     "command",
     [
         "echo 'open",
@@ -270,7 +271,7 @@ def test_killing_every_process_does_not_kill_the_runner(box):
     assert box.host_processes()[0] == pid or pid in box.host_processes()
 
 
-@pytest.mark.parametrize("signal", [9, 15, 2, 1, 19, 3, 13, 10])
+@each("signal", [9, 15, 2, 1, 19, 3, 13, 10])
 def test_killing_the_first_process_has_no_effect(signal, box):
     box.exec(f"for i in 1 2 3; do kill -{signal} 1; done; true")
     box.exec(["sh", "-c", f"kill -{signal} 1"])
@@ -345,7 +346,7 @@ def test_a_shell_replaced_in_a_deleted_cwd_starts_in_an_existing_directory(box):
     assert box.exec("cd . && pwd").code == 0
 
 
-@pytest.mark.parametrize(
+@each(
     "name",
     [b"new\nline", b"quo'te\"s", b"inv\xff\xfealid", b"-dash", b"sp ace", b"$(id)", b"\\back",
      b"declare -x A=1"],

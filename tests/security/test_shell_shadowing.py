@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.cases import each
 from tests.patience import PATIENCE_S
 from tests.security.harness import WHOLE_SANDBOX
 
@@ -81,8 +82,8 @@ def _flagged(answer: Answer) -> bool:
     return answer.reset or answer.code is None or answer.reply.timed_out
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
+@each("name", NAMES)
+@each(
     "body", ["/bin/echo SHADOW; return 0", "/bin/echo SHADOW; return 3", "/bin/cat"],
     ids=["zero", "three", "swallows"],
 )  # fmt: skip
@@ -90,17 +91,17 @@ def test_a_function_named_like_a_builtin_changes_no_result(name, body, shared_bo
     _spoil(shared_box, f"function {name} {{ {body}; }}")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_an_exported_function_named_like_a_builtin_changes_no_result(name, shared_box):
     _spoil(shared_box, f"function {name} {{ /bin/echo SHADOW; }}; export -f {name}", "exit 1")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_an_alias_named_like_a_builtin_changes_no_result(name, shared_box):
     _spoil(shared_box, f"shopt -s expand_aliases\nalias {name}='/bin/echo SHADOW; false'", "true")
 
 
-@pytest.mark.parametrize("name", BUILTINS)
+@each("name", BUILTINS)
 def test_a_disabled_builtin_changes_no_result(name, shared_box):
     _spoil(shared_box, f"enable -n {name}")
 

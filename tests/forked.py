@@ -1,0 +1,359 @@
+"""Start our programs in tests without importing them each time.
+
+An interpreter that starts and imports is most of what a command costs. `install` has one process
+per test process do that once; `python -m sandkasten.cli` and `python -m tests.unisolated` are then
+forks of it. Whatever else a start gives a program is the same: the process is a child of the test
+(CLONE_PARENT), has its own arguments, environment, directory, umask, session and files 0 to 2,
+handles signals as a new interpreter does, and ends as one. The first process has one thread.
+
+A start that differs in anything else is a real one: other options of the interpreter, another
+locale, a function to call in the child. So is every start in a test with the mark `real_start`,
+those on a terminal (tests/cli/terminal.py), and those by a shell or an installed script.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import ctypes
+import fcntl
+import gc
+import importlib
+import inspect
+import io
+import json
+import os
+import pkgutil
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+MODULES = ("sandkasten.cli", "tests.unisolated", "tests.cli.start_probe")
+_REPOSITORY = Path(__file__).resolve().parents[1]
+# Programs of their own, which replace modules of others when they are imported.
+_NOT_IMPORTED = ("__main__", "evaluator")
+_LARGEST = 1 << 18
+# Above the numbers of the files that a process is given.
+_HIGH = 600
+_original = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+_parameters = inspect.signature(_original)
+
+
+def install() -> None:
+    """Have forks take the place of new interpreters in this process. Twice is fine."""
+    subprocess.Popen._execute_child = _execute_child  # type: ignore[attr-defined]
+
+
+# ---- in the test ------------------------------------------------------------------------------
+
+
+class _Server:
+    """The first process, and the way to it."""
+
+    def __init__(self) -> None:
+        self.allowed = True
+        self.started = 0
+        self._lock = threading.Lock()
+        self._there: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._environ: dict[str, str] | None = None
+        self._ready = False
+
+    def start(self) -> None:
+        if self._there is not None:
+            return
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with there:
+            here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LARGEST)
+            self._environ = _of_the_interpreter(os.environ)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.forked", str(there.fileno())],
+                pass_fds=[there.fileno()],
+                cwd=_REPOSITORY,
+                stdin=subprocess.DEVNULL,
+            )
+        self._there = here
+
+    def stop(self) -> None:
+        if self._there is not None and self._process is not None:
+            self._there.close()
+            self._process.wait()
+            self._there, self._ready = None, False
+
+    def fork(self, start: Start, files: list[int]) -> int | None:
+        """Return the id of a new child of this process; None while the server is not ready."""
+        if not self.allowed:
+            return None
+        with self._lock:
+            self.start()
+            assert self._there is not None
+            if start.fixed != self._environ:
+                return None
+            # What is imported meanwhile takes seconds; a real start is faster.
+            if not self._ready and select.select([self._there], [], [], 0)[0]:
+                self._ready = self._there.recv(16) == b"ready"
+            if not self._ready:
+                return None
+            asked = [json.dumps(start.told).encode()]
+            passed = array.array("i", files)
+            self._there.sendmsg(asked, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
+            self.started += 1
+            return int(self._there.recv(16))
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    told: dict[str, Any]
+    fixed: dict[str, str]
+    """What an interpreter reads from the environment before it runs anything."""
+
+
+_server = _Server()
+
+
+def start() -> None:
+    """Start the first process; the first command does it otherwise."""
+    _server.start()
+
+
+def stop() -> None:
+    _server.stop()
+
+
+def started() -> int:
+    """Return how many forks there were in this process."""
+    return _server.started
+
+
+def only_real(value: bool) -> None:
+    """Decide whether starts are real ones from now on."""
+    _server.allowed = not value
+
+
+def _of_the_interpreter(environ: Any) -> dict[str, str]:
+    fixed = {}
+    for name, value in environ.items():
+        if name == "PYTHONPATH" and set(value.split(":")) <= {
+            str(_REPOSITORY), str(_REPOSITORY / "src")
+        }:  # fmt: skip
+            continue
+        if name == "LANG" or name.startswith(("PYTHON", "LC_", "LD_", "MALLOC_")):
+            fixed[name] = value
+    fixed.pop("PYTHONDONTWRITEBYTECODE", None)
+    return fixed
+
+
+def _execute_child(self: Any, *positional: Any) -> None:
+    given = _parameters.bind(self, *positional).arguments
+    start = _start(given)
+    pid = None
+    if start is not None:
+        own = [given["p2cread"], given["c2pwrite"], given["errwrite"]]
+        files = [number if file == -1 else file for number, file in enumerate(own)]
+        pid = _server.fork(start, [*files, *given["pass_fds"]])
+    if pid is None:
+        _original(self, *positional)
+        return
+    self.pid = pid
+    self._child_created = True
+    pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+    self._close_pipe_fds(*(given[name] for name in pipes))
+
+
+def _start(given: dict[str, Any]) -> Start | None:
+    """Return what the fork is to do; None for what needs a real start."""
+    words = given["args"]
+    if not isinstance(words, list | tuple) or len(words) < 3:
+        return None
+    words = [os.fspath(word) for word in words]
+    if words[:2] != [sys.executable, "-m"] or words[2] not in MODULES:
+        return None
+    plain = {
+        "executable": (None, sys.executable), "preexec_fn": (None,), "close_fds": (True,),
+        "shell": (False,), "gid": (None,), "gids": (None,), "uid": (None,), "umask": (-1,),
+        "process_group": (-1,), "restore_signals": (True,),
+    }  # fmt: skip
+    if any(given[name] not in values for name, values in plain.items() if name in given):
+        return None
+    environ = {**(os.environ if given["env"] is None else given["env"])}
+    cwd = os.path.abspath(given["cwd"] or ".")
+    texts = [*words, *environ.items(), cwd]
+    strings = all(isinstance(one, str) for one in (*words, cwd, *environ, *environ.values()))
+    whole = not any("\0" in str(one) for one in texts)
+    if not (strings and whole and os.path.isdir(cwd)) or len(given["pass_fds"]) > 8:
+        return None
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        return None
+    umask = os.umask(0o077)
+    os.umask(umask)
+    told = {
+        "module": words[2], "words": words[3:], "environ": environ, "cwd": cwd, "umask": umask,
+        "session": bool(given["start_new_session"]), "passed": list(given["pass_fds"]),
+    }  # fmt: skip
+    return Start(told, _of_the_interpreter(environ))
+
+
+# ---- in the first process -----------------------------------------------------------------------
+
+
+def _serve(there: socket.socket) -> dict[str, Any] | None:
+    """Answer requests; in a fork, return what it is to do."""
+    there.send(b"ready")
+    everything = signal.valid_signals()
+    while True:
+        try:
+            asked, files, _, _ = socket.recv_fds(there, _LARGEST, 16)
+        except ConnectionResetError:  # The test process has ended without a look at "ready".
+            return None
+        if not asked:
+            return None
+        # A signal that comes before the fork has its handlers waits for them.
+        before = signal.pthread_sigmask(signal.SIG_SETMASK, everything)
+        pid = _fork_sibling()
+        if pid == 0:
+            told: dict[str, Any] = json.loads(asked)
+            _become(told, files)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            return told
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for file in files:
+            os.close(file)
+        there.send(str(pid).encode())
+
+
+def _fork_sibling() -> int:
+    """Fork a child of the parent; what else a fork does is done by Python as for its own."""
+    own = ctypes.PyDLL(None, use_errno=True)
+    clone, parent, set_id, clear_id = 56, 0x8000, 0x01000000, 0x00200000
+    flags = parent | set_id | clear_id | signal.SIGCHLD
+    place = ctypes.c_void_p(_place_of_the_thread_id(own))
+    own.PyOS_BeforeFork()
+    null = ctypes.c_void_p(None)
+    own.syscall.restype = ctypes.c_long
+    pid: int = own.syscall(
+        ctypes.c_long(clone), ctypes.c_ulong(flags), null, null, place, ctypes.c_ulong(0)
+    )
+    if pid == 0:
+        own.PyOS_AfterFork_Child()
+    else:
+        own.PyOS_AfterFork_Parent()
+        if pid < 0:
+            raise OSError(ctypes.get_errno(), "clone")
+    return pid
+
+
+def _place_of_the_thread_id(own: ctypes.PyDLL) -> int:
+    """Return where the C library remembers its thread's id, for the kernel to write the new one."""
+    pr_get_tid_address = 40
+    place = ctypes.c_void_p()
+    if own.prctl(pr_get_tid_address, ctypes.byref(place), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "PR_GET_TID_ADDRESS")
+    return place.value or 0
+
+
+def _become(told: dict[str, Any], files: list[int]) -> None:
+    """Give this process what a new program would have been given."""
+    high = [fcntl.fcntl(file, fcntl.F_DUPFD, _HIGH) for file in files]
+    os.closerange(0, _HIGH)
+    for file, number in zip(high, (0, 1, 2, *told["passed"]), strict=True):
+        os.dup2(file, number)
+        os.close(file)
+    if told["session"]:
+        os.setsid()
+    os.umask(told["umask"])
+    os.chdir(told["cwd"])
+    os.environ.clear()
+    os.environ.update(told["environ"])
+    time.tzset()
+    sys.path[0] = told["cwd"]
+    sys.argv[1:] = told["words"]
+    sys.orig_argv[1:] = ["-m", told["module"], *told["words"]]
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        made = _text(number, "w" if number else "r", getattr(sys, name))
+        for place in (name, f"__{name}__"):
+            setattr(sys, place, made)
+
+
+def _text(number: int, mode: str, before: Any) -> Any:
+    """Return a stream as the interpreter makes it, PYTHONUNBUFFERED included."""
+    raw = io.FileIO(number, mode, closefd=False)
+    at_once = before.write_through
+    lines = mode == "w" and not at_once and (number == 2 or raw.isatty())
+    buffer: Any = io.BufferedReader(raw) if mode == "r" else raw
+    if mode == "w" and not at_once:
+        buffer = io.BufferedWriter(raw)
+    return io.TextIOWrapper(
+        buffer, before.encoding, before.errors, line_buffering=lines, write_through=at_once
+    )
+
+
+def _import_all() -> None:
+    """Import whatever a command or a daemon may import."""
+    gc.disable()
+    import sandkasten
+
+    for found in pkgutil.walk_packages(sandkasten.__path__, "sandkasten."):
+        if found.name.rpartition(".")[2] not in _NOT_IMPORTED:
+            importlib.import_module(found.name)
+    importlib.import_module("tests.unisolated.composition")
+    gc.enable()
+    gc.collect()
+    # So that a collection in a fork does not write to pages that all of them share.
+    gc.freeze()
+    if len(os.listdir("/proc/self/task")) > 1:
+        raise RuntimeError("an import started a thread: a fork would lose it")
+
+
+def _run(module: str) -> int:
+    """Run a module as the interpreter does, and return the status to exit with."""
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as exc:
+        if exc.code is None or isinstance(exc.code, int):
+            return exc.code or 0
+        sys.stderr.write(f"{exc.code}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.excepthook(*sys.exc_info())
+        return -signal.SIGINT
+    except BaseException:  # noqa: BLE001  # as the interpreter does
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+def _end(status: int) -> NoReturn:
+    """End as an interpreter does, but leave alone what was there before the fork.
+
+    Taking all modules apart would copy every page of this process.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    gc.collect()
+    for stream, failed in ((sys.stdout, 120), (sys.stderr, status)):
+        try:
+            stream.flush()
+        except OSError:
+            status = failed
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status & 0xFF)
+
+
+if __name__ == "__main__":
+    # Ctrl-C is for the tests, which end this process by closing its socket.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _import_all()
+    _told = _serve(socket.socket(fileno=int(sys.argv[1])))
+    if _told is not None:
+        _end(_run(_told["module"]))
