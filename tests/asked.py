@@ -19,7 +19,7 @@ from tests.grounds import GROUNDS, every_platform, part
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.grounds import Ground, Suite
+    from tests.grounds import Ground, Part, Suite
 
 MARKERS = (
     "needs_python(reason): the image must have Python",
@@ -56,6 +56,11 @@ def add_option(parser: pytest.Parser) -> None:
         help="where tests/conformance and tests/security run (repeatable): a name of "
         "tests/grounds.py, package.module:factory for the contract alone, or `all` for every "
         "platform with the part of the suites that `make test` runs there",
+    )
+    parser.addoption(
+        "--part",
+        metavar="NAME",
+        help="only what `make test` runs on the platform of that name, wherever this run is",
     )
     parser.addoption("--outcome", metavar="FILE", help="write what passed and what was left out")
 
@@ -115,14 +120,18 @@ def why_not(item: pytest.Item, ground: Ground) -> str | None:
 def select(
     config: pytest.Config,
     items: list[pytest.Item],
-    suite: str,
+    suite: Suite,
     ground_of: Callable[[pytest.Item], str | None],
 ) -> None:
     """Takes what is not asked of its ground out of `items`; the suite of None is not this one."""
     kept: list[pytest.Item] = []
     dropped: list[pytest.Item] = []
+    chosen = config.getoption("part", None)
     for item in items:
         name = ground_of(item)
+        if name is not None and chosen is not None and not _is_in(item, part(suite, chosen)):
+            dropped.append(item)
+            continue
         why = why_not(item, GROUNDS[name]) if name in GROUNDS else None
         if name is not None:
             config.stash[_where][item.nodeid] = suite, name
@@ -132,6 +141,10 @@ def select(
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = kept
+
+
+def _is_in(item: pytest.Item, chosen: Part) -> bool:
+    return chosen.has(item.path.stem, item.name)
 
 
 def told(config: pytest.Config) -> list[str]:

@@ -1,14 +1,16 @@
 """Start our programs in tests without importing them each time.
 
 An interpreter that starts and imports is most of what a command costs. `install` has one process
-per test process do that once; `python -m sandkasten.cli` and `python -m tests.unisolated` are then
-forks of it. Whatever else a start gives a program is the same: the process is a child of the test
-(CLONE_PARENT), has its own arguments, environment, directory, umask, session and files 0 to 2,
-handles signals as a new interpreter does, and ends as one. The first process has one thread.
+per test process do that once. `python -m sandkasten.cli` and `python -m tests.unisolated` are then
+forks of it, and so are scripts that use our package (`python -c`, also with `-W error`). Whatever
+else a start gives a program is the same: the process is a child of the test (CLONE_PARENT), has its
+own arguments, environment, directory, umask, session and files 0 to 2, handles signals as a new
+interpreter does, and ends as one. The first process has one thread.
 
 A start that differs in anything else is a real one: other options of the interpreter, another
-locale, a function to call in the child. So is every start in a test with the mark `real_start`,
-those on a terminal (tests/cli/terminal.py), and those by a shell or an installed script.
+locale, a function to call in the child, a script that asks what is imported. So is every start in a
+test with the mark `real_start`, on a terminal (tests/cli/terminal.py), and by a shell or an
+installed script.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ import subprocess
 import sys
 import threading
 import time
+import types
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -88,6 +92,12 @@ class _Server:
             self._process.wait()
             self._there, self._ready = None, False
 
+    def is_ready(self, within_s: float) -> bool:
+        assert self._there is not None
+        if not self._ready and select.select([self._there], [], [], within_s)[0]:
+            self._ready = self._there.recv(16) == b"ready"
+        return self._ready
+
     def fork(self, start: Start, files: list[int]) -> int | None:
         """Return the id of a new child of this process; None while the server is not ready."""
         if not self.allowed:
@@ -98,9 +108,7 @@ class _Server:
             if start.fixed != self._environ:
                 return None
             # What is imported meanwhile takes seconds; a real start is faster.
-            if not self._ready and select.select([self._there], [], [], 0)[0]:
-                self._ready = self._there.recv(16) == b"ready"
-            if not self._ready:
+            if not self.is_ready(0):
                 return None
             asked = [json.dumps(start.told).encode()]
             passed = array.array("i", files)
@@ -119,9 +127,10 @@ class Start:
 _server = _Server()
 
 
-def start() -> None:
-    """Start the first process; the first command does it otherwise."""
+def start(wait_s: float = 0) -> bool:
+    """Start the first process, as the first command does; return whether it can fork already."""
     _server.start()
+    return _server.is_ready(wait_s)
 
 
 def stop() -> None:
@@ -140,10 +149,9 @@ def only_real(value: bool) -> None:
 
 def _of_the_interpreter(environ: Any) -> dict[str, str]:
     fixed = {}
+    known = {*sys.path, str(_REPOSITORY), str(_REPOSITORY / "src")}
     for name, value in environ.items():
-        if name == "PYTHONPATH" and set(value.split(":")) <= {
-            str(_REPOSITORY), str(_REPOSITORY / "src")
-        }:  # fmt: skip
+        if name == "PYTHONPATH" and set(value.split(os.pathsep)) <= known:
             continue
         if name == "LANG" or name.startswith(("PYTHON", "LC_", "LD_", "MALLOC_")):
             fixed[name] = value
@@ -174,7 +182,13 @@ def _start(given: dict[str, Any]) -> Start | None:
     if not isinstance(words, list | tuple) or len(words) < 3:
         return None
     words = [os.fspath(word) for word in words]
-    if words[:2] != [sys.executable, "-m"] or words[2] not in MODULES:
+    if words[0] != sys.executable:
+        return None
+    strict = words[1:3] == ["-W", "error"]
+    what, name, *more = words[3 if strict else 1 :] + ["", ""]
+    more = more[:-2]
+    ours = name in MODULES if what == "-m" else what == "-c" and _is_ordinary(name)
+    if not ours:
         return None
     plain = {
         "executable": (None, sys.executable), "preexec_fn": (None,), "close_fds": (True,),
@@ -195,10 +209,17 @@ def _start(given: dict[str, Any]) -> Start | None:
     umask = os.umask(0o077)
     os.umask(umask)
     told = {
-        "module": words[2], "words": words[3:], "environ": environ, "cwd": cwd, "umask": umask,
+        "strict": strict, "what": what, "name": name, "words": more, "cwd": cwd,
+        "environ": environ, "umask": umask,
         "session": bool(given["start_new_session"]), "passed": list(given["pass_fds"]),
     }  # fmt: skip
     return Start(told, _of_the_interpreter(environ))
+
+
+def _is_ordinary(script: str) -> bool:
+    """Return whether a script uses our package, and does not ask what is imported."""
+    asks = "sys.modules" in script or "sys.meta_path" in script
+    return "sandkasten" in script and not asks
 
 
 # ---- in the first process -----------------------------------------------------------------------
@@ -219,6 +240,7 @@ def _serve(there: socket.socket) -> dict[str, Any] | None:
         before = signal.pthread_sigmask(signal.SIG_SETMASK, everything)
         pid = _fork_sibling()
         if pid == 0:
+            there.close()
             told: dict[str, Any] = json.loads(asked)
             _become(told, files)
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -274,9 +296,13 @@ def _become(told: dict[str, Any], files: list[int]) -> None:
     os.environ.clear()
     os.environ.update(told["environ"])
     time.tzset()
-    sys.path[0] = told["cwd"]
-    sys.argv[1:] = told["words"]
-    sys.orig_argv[1:] = ["-m", told["module"], *told["words"]]
+    sys.path[0] = told["cwd"] if told["what"] == "-m" else ""
+    sys.argv[:] = [told["what"], *told["words"]]
+    options = ["-W", "error"] if told["strict"] else []
+    sys.orig_argv[1:] = [*options, told["what"], told["name"], *told["words"]]
+    if told["strict"]:
+        sys.warnoptions.append("error")
+        warnings.simplefilter("error")
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         made = _text(number, "w" if number else "r", getattr(sys, name))
         for place in (name, f"__{name}__"):
@@ -313,10 +339,14 @@ def _import_all() -> None:
         raise RuntimeError("an import started a thread: a fork would lose it")
 
 
-def _run(module: str) -> int:
-    """Run a module as the interpreter does, and return the status to exit with."""
+def _run(what: str, name: str) -> int:
+    """Run a module or a script as the interpreter does, and return the status to exit with."""
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        if what == "-m":
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+        else:
+            main = sys.modules["__main__"] = types.ModuleType("__main__")
+            exec(compile(name, "<string>", "exec"), main.__dict__)
     except SystemExit as exc:
         if exc.code is None or isinstance(exc.code, int):
             return exc.code or 0
@@ -331,6 +361,9 @@ def _run(module: str) -> int:
     return 0
 
 
+_OWN = sys.modules[__name__]
+
+
 def _end(status: int) -> NoReturn:
     """End as an interpreter does, but leave alone what was there before the fork.
 
@@ -338,6 +371,7 @@ def _end(status: int) -> NoReturn:
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
+    sys.modules["__main__"] = _OWN
     gc.collect()
     for stream, failed in ((sys.stdout, 120), (sys.stderr, status)):
         try:
@@ -356,4 +390,4 @@ if __name__ == "__main__":
     _import_all()
     _told = _serve(socket.socket(fileno=int(sys.argv[1])))
     if _told is not None:
-        _end(_run(_told["module"]))
+        _end(_run(_told["what"], _told["name"]))

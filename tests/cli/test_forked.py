@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -38,12 +37,7 @@ def _both(*words: str, **options: Any) -> list[subprocess.CompletedProcess[bytes
 
 
 def _until_ready() -> None:
-    end = time.monotonic() + PATIENCE_S
-    forked.only_real(False)
-    before = forked.started()
-    while forked.started() == before:
-        assert time.monotonic() < end
-        subprocess.run([*PROBE, "exit", "0"], check=True)
+    assert forked.start(PATIENCE_S)
 
 
 def _told(done: subprocess.CompletedProcess[bytes]) -> dict[str, Any]:
@@ -127,6 +121,32 @@ def test_another_locale_or_option_of_the_interpreter_is_a_real_start():
     subprocess.run([sys.executable, "-I", "-m", "sandkasten.cli", "--version"], check=True)
     subprocess.run([*PROBE, "exit", "0"], check=True, preexec_fn=lambda: None)
     assert forked.started() == before
+
+
+def test_a_script_ends_with_its_objects_and_sees_warnings_as_errors():
+    _until_ready()
+    code = """
+import sandkasten, sys, warnings
+class Kept:
+    def __del__(self):
+        sys.stdout.write("finalized\\n")
+kept = Kept()
+kept.itself = kept
+print(__name__, sys.argv, sys.path[0] == "", sys.warnoptions, flush=True)
+warnings.warn("now")
+"""
+    seen = []
+    for real in (False, True):
+        forked.only_real(real)
+        before = forked.started()
+        words = [sys.executable, "-W", "error", "-c", code, "a", "b"]
+        done = subprocess.run(words, capture_output=True, timeout=PATIENCE_S, check=False)
+        assert forked.started() - before == (0 if real else 1)
+        assert b"ResourceWarning" not in done.stderr
+        seen.append((done.returncode, done.stdout, done.stderr.splitlines()[-1]))
+    assert seen[0] == seen[1]
+    assert seen[0][0] == 1
+    assert seen[0][1].endswith(b"finalized\n")
 
 
 @pytest.mark.real_start

@@ -103,9 +103,12 @@ async def backend(
     yield opened
     for sandbox_id in await opened.owned():
         await taken_away(opened, sandbox_id)
-    closing: Any = getattr(opened, "aclose", None)
-    if closing is not None:
-        await closing()
+    await _closed(opened)
+
+
+async def _closed(backend: Any) -> None:
+    if hasattr(backend, "aclose"):
+        await backend.aclose()
 
 
 def _spec(backend_name: str, limits: Limits | None = None) -> CellSpec:
@@ -167,7 +170,7 @@ async def cell(
         yield await beside.attach(sandbox_id)
     finally:
         pool.give_back(sandbox_id, spoilt=alone, as_it_was=stash.get(_as_it_was, False))
-        await beside.aclose()  # type: ignore[attr-defined]
+        await _closed(beside)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""One suite on one platform, in its own process; on docker optionally in its own container."""
+"""Both suites on one platform, in a process of their own; on docker in a container."""
 
 from __future__ import annotations
 
@@ -31,35 +31,25 @@ SHARED_AT = "/sandboxes"
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    suite: Suite
-    platform: str
-    """A row of the page: `user local` is `local` by an ordinary user."""
-
-    @property
-    def ground(self) -> str:
-        return self.platform.removeprefix("user ")
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
     status: int
     text: str
-    found: Found | None
+    found: dict[Suite, Found]
 
 
-def as_user(run: Run, user: OrdinaryUser) -> Outcome:
+def as_user(platform: str, user: OrdinaryUser) -> Outcome:
+    """Run as an ordinary user: `user local` is `local`."""
     target = user.home / "outcome.json"
     env = _shared_environment()
-    if run.ground != "local":
+    if _ground(platform) != "local":
         env[ARCHIVES] = staged(str(imagekit.debian_tar().parent))
-    done = user.pytest(*_arguments(run, target), env=env, timeout_s=TIMEOUT_S)
-    return _outcome(run, done, target)
+    done = user.pytest(*_arguments(platform, target), env=env, timeout_s=TIMEOUT_S)
+    return _outcome(platform, done, target)
 
 
-def inside(run: Run, scratch: Path) -> Outcome:
+def inside(platform: str, scratch: Path) -> Outcome:
     """Run in a container with the engine's socket and, if shared, the volume of all sessions."""
-    ground, target = GROUNDS[run.ground], scratch / "outcome.json"
+    ground, target = GROUNDS[platform], scratch / "outcome.json"
     engine = engine_of(ground, outside=True)
     volumes = {str(scratch): str(scratch)}
     if ground.where == "shared":
@@ -71,16 +61,24 @@ def inside(run: Run, scratch: Path) -> Outcome:
         *("-o", f"cache_dir={scratch}/cache", "-o", "tmp_path_retention_policy=none"),
     )
     done = container.run(
-        *words, *_arguments(run, target), env=_shared_environment(), timeout_s=TIMEOUT_S
+        *words, *_arguments(platform, target), env=_shared_environment(), timeout_s=TIMEOUT_S
     )
-    return _outcome(run, done, target)
+    return _outcome(platform, done, target)
 
 
-def _arguments(run: Run, target: Path) -> list[str]:
+def _ground(platform: str) -> str:
+    return platform.removeprefix("user ")
+
+
+def _arguments(platform: str, target: Path) -> list[str]:
     return [
-        *(f"--platform={run.ground}", f"--outcome={target}"),
+        *(f"--platform={_ground(platform)}", f"--part={platform}", f"--outcome={target}"),
         *(["-o", "timeout=3600"] if LONG else []),
-        *part(run.suite, run.platform).arguments(FOLDERS[run.suite]),
+        *(
+            file
+            for suite, folder in FOLDERS.items()
+            for file in part(suite, platform).files_in(folder)
+        ),
     ]
 
 
@@ -88,12 +86,15 @@ def _shared_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in (MARKER, "SANDKASTEN_LONG") if name in os.environ}
 
 
-def _outcome(run: Run, done: subprocess.CompletedProcess[str], target: Path) -> Outcome:
+def _outcome(platform: str, done: subprocess.CompletedProcess[str], target: Path) -> Outcome:
     """Return what came of a run, and write it to `build/platforms`."""
-    outcome = json.loads(target.read_text()) if target.exists() else {}
-    found = outcome.get(f"{run.suite} {run.ground}")
-    if found is not None:
-        OUTCOMES.mkdir(parents=True, exist_ok=True)
-        file = OUTCOMES / f"{run.suite} {run.platform}.json".replace("/", "-")
-        file.write_text(json.dumps({f"{run.suite} {run.platform}": found}))
+    told = json.loads(target.read_text()) if target.exists() else {}
+    found: dict[Suite, Found] = {
+        suite: told[f"{suite} {_ground(platform)}"]
+        for suite in FOLDERS
+        if f"{suite} {_ground(platform)}" in told
+    }
+    OUTCOMES.mkdir(parents=True, exist_ok=True)
+    file = OUTCOMES / f"{platform}.json".replace("/", "-")
+    file.write_text(json.dumps({f"{suite} {platform}": one for suite, one in found.items()}))
     return Outcome(done.returncode, f"{done.stdout}{done.stderr or ''}", found)

@@ -353,7 +353,7 @@ def test_a_connection_survives_the_end_of_its_creator(boxed, web, echo, data, ba
 
 def test_the_command_line_creates_shows_and_changes_a_network(web, tmp_path):
     env = {
-        "PATH": os.environ["PATH"],
+        **os.environ,
         "SANDKASTEN_DATA_DIR": str(tmp_path / "data"),
         "SANDKASTEN_NETWORK_REACHABLE": "127.0.0.1/32",
         "SANDKASTEN_NETWORK_HOSTS": HOSTS,
