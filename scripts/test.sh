@@ -69,7 +69,7 @@ rust() {
             SANDKASTEN_FUZZ_FRAMES=100000
     else
         scripts/lint.sh programs || code=1
-        export SANDKASTEN_DEPTH=1000 SANDKASTEN_WIDE=3000 SANDKASTEN_FUZZ=2000 \
+        export SANDKASTEN_DEPTH=500 SANDKASTEN_WIDE=2000 SANDKASTEN_FUZZ=2000 \
             SANDKASTEN_FUZZ_FRAMES=5000
     fi
     scripts/cargo.sh test --quiet --no-fail-fast \
@@ -118,7 +118,7 @@ case ${1:-all} in
         phase docs scripts/docs.sh
         finish prepare
         finish rust
-        phase tests python -n "${WORKERS:-6}" --hostwatch --platform=all \
+        phase tests python -n "${WORKERS:-4}" --hostwatch --platform=all \
             --outcome=build/platforms/main.json "${limit[@]}" tests
         phase platforms .venv/bin/python -m tests.matrix.page
         ;;

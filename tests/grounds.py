@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 Cells = Literal["fresh", "ahead", "reused"]
 """Where a test's sandbox comes from: made for it alone, made ahead, or used again (tests/pool.py).
 
-Docker and gVisor take a quarter of a second to make one. Between Docker's grounds only mounts and
-the way in differ, so that one of them makes all of its sandboxes anew (busybox, of which less is
-asked); every day the others use theirs again, and so does gVisor.
+Docker takes a quarter of a second to make one. Between its grounds only mounts and the way in
+differ, so that one of them makes all of its sandboxes anew (busybox, of which less is asked); every
+day the others use theirs again. gVisor takes as long, but more to put one back.
 """
 LONG = os.environ.get("SANDKASTEN_LONG") == "1"
 _OTHERS: Cells = "ahead" if LONG else "reused"
@@ -84,7 +84,7 @@ GROUNDS = {
     "local/dev": Ground("local", "debian", "dev"),
     "oci": Ground("oci"),
     "oci/debian": Ground("oci", "debian"),
-    "gvisor": Ground("gvisor", cells=_OTHERS),
+    "gvisor": Ground("gvisor"),
     "gvisor/debian": Ground("gvisor", "debian"),
     "docker/volume": Ground("docker", "debian", where="volume", cells=_OTHERS),
     "docker/bind": Ground("docker", "debian", where="bind", cells=_OTHERS, kept="engine"),

@@ -20,9 +20,15 @@ TOGETHER = ("tests/container", "tests/deploy", "tests/packaging")
 SUITES = ("tests/conformance", "tests/security")
 # One run of a suite in another process each.
 APART = ("tests/matrix/test_elsewhere.py",)
-# In this order; all others follow.
+# In this order, by what they took in a run; all others follow.
 FIRST = (
-    *APART, "tests/deploy", "tests/container", "tests/packaging", "tests/daemon", "tests/docker"
+    *APART, "tests/network/test_sandbox_network", "tests/container", "tests/images/test_signed",
+    "tests/agents/tools/test_mcp", "tests/packaging", "tests/conformance on docker/volume",
+    "tests/daemon", "tests/api/test_event_loop", "tests/repo/test_snippets",
+    "tests/cli/test_local_commands", "tests/api/test_fuzz", "tests/examples", "tests/deploy",
+    "tests/local/test_pausing", "tests/api/test_quotas", "tests/security on docker/volume",
+    "tests/images/test_store_failures", "tests/engines", "tests/docker", "tests/hostwatch",
+    "tests/store/test_database_failures", "tests/agents/test_service", "tests/acceptance",
 )  # fmt: skip
 
 
@@ -48,13 +54,17 @@ def order(items: list[pytest.Item]) -> None:
 
 
 def _place(name: str) -> int:
-    if " on docker/" in name:
-        return len(FIRST)
-    return next((at for at, prefix in enumerate(FIRST) if name.startswith(prefix)), len(FIRST) + 1)
+    listed = next((at for at, prefix in enumerate(FIRST) if name.startswith(prefix)), None)
+    if listed is not None:
+        return listed
+    return len(FIRST) + (" on docker/" not in name)
 
 
 def scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadScopeScheduling
+
+    # Its own order is by the number of tests, which would have the longest ones start last.
+    config.option.loadscopereorder = False
 
     class Groups(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
         def _split_scope(self, nodeid: str) -> str:

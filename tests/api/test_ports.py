@@ -14,6 +14,7 @@ from sandkasten.api.proxy.proxy_redirects import kept_inside
 from sandkasten.model.commands.exec_values import ExecRequest
 from tests.api.inner_servers import ECHO, FRAGMENTS, GARBAGE, HOSTILE, PLAIN
 from tests.api.raw import say
+from tests.cases import each
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.promise("P39")
@@ -183,7 +184,7 @@ async def test_an_unusual_answer_is_normalised_or_refused(
     assert "request.failed" not in caplog.text
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "seen"),
     [
         ("/there?x=1#y", "{base}/there?x=1#y"),
