@@ -10,4 +10,6 @@ cd runner
 rm -f Cargo.lock
 exec env -u RUSTFLAGS -u RUSTC_WRAPPER -u RUSTUP_TOOLCHAIN -u CARGO_BUILD_TARGET \
     PATH=/usr/bin:/bin CARGO_HOME="$root/build/cargo-home" CARGO_TARGET_DIR="$root/build/runner-dev" \
-    CARGO_NET_OFFLINE=true /usr/bin/cargo "$@"
+    CARGO_NET_OFFLINE=true /usr/bin/cargo \
+    --config 'source.crates-io.replace-with="debian"' \
+    --config 'source.debian.directory="/usr/share/cargo/registry"' "$@"

@@ -24,10 +24,7 @@ for part in "${@:-python}"; do
             targets=()
             [ "$part" = rust ] && targets=(--all-targets)
             try "cargo fmt" scripts/cargo.sh fmt -- --check
-            try "cargo clippy" scripts/cargo.sh clippy --quiet "${targets[@]}" \
-                --config 'source.crates-io.replace-with="debian"' \
-                --config 'source.debian.directory="/usr/share/cargo/registry"' \
-                -- -D warnings
+            try "cargo clippy" scripts/cargo.sh clippy --quiet "${targets[@]}" -- -D warnings
             ;;
         *) echo "lint.sh: unknown part $part" >&2; exit 2 ;;
     esac

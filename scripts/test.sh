@@ -72,9 +72,7 @@ rust() {
         export SANDKASTEN_DEPTH=500 SANDKASTEN_WIDE=2000 SANDKASTEN_FUZZ=2000 \
             SANDKASTEN_FUZZ_FRAMES=5000
     fi
-    scripts/cargo.sh test --quiet --no-fail-fast \
-        --config 'source.crates-io.replace-with="debian"' \
-        --config 'source.debian.directory="/usr/share/cargo/registry"' || code=1
+    scripts/cargo.sh test --quiet --no-fail-fast || code=1
     return $code
 }
 
