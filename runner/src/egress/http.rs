@@ -71,8 +71,7 @@ impl Requests {
 
     /// Decide about the client's next bytes, of which there is at least one.
     pub fn look(&mut self, bytes: &[u8], name: &str) -> Next {
-        self.decide(bytes, name)
-            .unwrap_or_else(|rule| Next::Refused(rule))
+        self.decide(bytes, name).unwrap_or_else(Next::Refused)
     }
 
     fn decide(&mut self, bytes: &[u8], name: &str) -> Result<Next, &'static str> {
@@ -252,8 +251,11 @@ fn decimal(text: &str) -> Result<u64, &'static str> {
     text.parse().map_err(|_| UNCLEAR)
 }
 
-/// Return the lines before the first empty line, and the length of all that; None if it is not complete.
-fn block(bytes: &[u8]) -> Result<Option<(Vec<&[u8]>, usize)>, &'static str> {
+/// Lines before an empty line, and the length of all that.
+type Block<'a> = (Vec<&'a [u8]>, usize);
+
+/// Return what comes before the first empty line; None if it is not complete.
+fn block(bytes: &[u8]) -> Result<Option<Block<'_>>, &'static str> {
     let (mut lines, mut at) = (Vec::new(), 0);
     loop {
         let found = match line(&bytes[at..], MOST - at.min(MOST))? {

@@ -169,7 +169,7 @@ impl Egress {
         open.retain(|address| {
             let found = rules.denied(Destination::Address(*address), port);
             let closed = found.is_some();
-            denied = found.or(denied.take());
+            denied = found.or_else(|| denied.take());
             !closed || rules.dry_run
         });
         if let (Some(denied), true) = (&denied, rules.dry_run && connection.verdict.allowed) {
