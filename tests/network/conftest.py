@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
@@ -68,7 +68,7 @@ def served(server: socketserver.BaseServer) -> Iterator[int]:
 @pytest.fixture(scope="module")
 def web() -> Iterator[int]:
     """Return the port of an HTTP server."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     with served(server) as port:
         yield port

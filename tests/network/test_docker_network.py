@@ -1,28 +1,35 @@
-"""A container of a Docker Engine has a network like other sandboxes, or the request is refused."""
+"""A container of a Docker Engine has a network like other sandboxes, wherever the engine is."""
 
 from __future__ import annotations
 
+import http.server
+import ipaddress
 import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
+# Here, where no event loop waits for it.
+import aiodocker  # noqa: F401
 import pytest
 
 from sandkasten import Sandbox
 from sandkasten.backends.docker import container_network
 from sandkasten.backends.docker.engine.engine_address import EngineAddress
-from sandkasten.daemon.engine_assembly import open_engine
-from sandkasten.daemon.settings.resolver import load
-from sandkasten.errors import SandboxLost, UnsupportedByBackend
+from sandkasten.backends.docker.runner_volume import RunnerVolume
+from sandkasten.errors import SandboxLost
 from sandkasten.linux.confinement import id_ranges
 from sandkasten.linux.programs import Programs
-from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests.engines import lent, stock
+from tests.network.conftest import Handler, served
 from tests.patience import PATIENCE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.root, pytest.mark.promise("P75")]
 
@@ -39,7 +46,7 @@ def engine(monkeypatch):
 
 @pytest.fixture
 def far():
-    return lent.engine("remote", "debian")
+    return lent.engine("remote", stock.PROGRAMS)
 
 
 def test_a_container_that_is_restarted_by_another_program_reaches_nothing(
@@ -67,46 +74,92 @@ def test_a_container_that_is_restarted_by_another_program_reaches_nothing(
     assert id_ranges.slot_of(id_ranges.HOST_DIRECTORY, the_id) is None
 
 
-async def test_a_remote_engine_refuses_a_network_by_name_and_ignores_the_default(far, tmp_path):
-    told = {
-        "SANDKASTEN_DOCKER_HOST": far.host,
-        "SANDKASTEN_DOCKER_CERT_PATH": far.certificates,
-        "SANDKASTEN_DEFAULT_IMAGE": stock.reference("debian"),
-        "STATION_SANDBOX_ALLOW_NETWORK_DEFAULT": "true",
-    }
-    made = await open_engine(load({"data_dir": str(tmp_path / "data")}, told, tmp_path))
+@pytest.fixture
+def far_web(far) -> Iterator[tuple[str, int]]:
+    """Return a server at our end of the link to the engine's machine."""
+    ours = str(ipaddress.ip_address(urlsplit(far.host).hostname) - 1)
+    server = http.server.ThreadingHTTPServer((ours, 0), Handler)
+    server.daemon_threads = True
+    with served(server) as port:
+        yield ours, port
+
+
+def test_a_remote_engine_has_a_network_by_rule(far, far_web, tmp_path, monkeypatch):
+    """The egress process is in a container there. It depends on no daemon."""
+    address, port = far_web
+    monkeypatch.setenv("SANDKASTEN_DOCKER_HOST", far.host)
+    monkeypatch.setenv("SANDKASTEN_DOCKER_CERT_PATH", far.certificates)
+    monkeypatch.setenv("SANDKASTEN_DEFAULT_IMAGE", stock.reference(stock.PROGRAMS))
+    monkeypatch.setenv("SANDKASTEN_NETWORK_REACHABLE", address)
+    names = ",".join(f"{name}.test={address}" for name in ("good", "evil"))
+    monkeypatch.setenv("SANDKASTEN_NETWORK_HOSTS", f"{names},far.test=10.0.0.1")
+    place = str(tmp_path / "data")
+    allow = [f"good.test:{port}", f"far.test:{port}"]
+    box = Sandbox(backend="docker", data_dir=place, network={"allow": allow})
+    the_id = box.id
     try:
-        with pytest.raises(UnsupportedByBackend) as refused:
-            await made.create(CreateRequest(SandboxOptions(backend="docker", network="full")))
-        assert far.host.removeprefix("tcp://") in refused.value.message
-        assert "socket" in refused.value.hint
-        box = await made.create(CreateRequest(SandboxOptions(backend="docker")))
-        assert box.network == "none"
-        assert any("defaults.network_mode does not apply" in one for one in box.warnings)
-        await made.destroy(box.id)
+        fetch = "curl -sS -m 10 http://{}/; ".format
+        done = box.exec(fetch(f"good.test:{port}"))
+        assert done.output == f"hello good.test:{port}\n"
+        assert done.refused == ()
+        done = box.exec(
+            "".join(
+                fetch(one)
+                for one in (
+                    f"evil.test:{port}", f"far.test:{port}", f"{address}:{port}",
+                    f"127.0.0.1:{port}", "169.254.169.254", "172.17.0.1", "1.1.1.1",
+                )
+            )
+        )  # fmt: skip
+        assert "hello" not in done.output
+        assert {one.host for one in done.refused} >= {"evil.test", "far.test"}
+        # Code in the sandbox sees the process beside it, and can do nothing to it.
+        (beside,) = [one for one in box.processes() if one.name == "launch"]
+        assert beside.uid == 65534
+        reach = f"kill -9 {beside.pid} || ls /proc/{beside.pid}/root || cat /proc/{beside.pid}/mem"
+        assert box.exec(reach).exit_code == 1
+        bits = box.exec(f"grep CapEff /proc/{beside.pid}/status").output.split()[1]
+        assert int(bits, 16) == 0
+        box.update(network={"allow": [f"evil.test:{port}"]})
+        with Sandbox.attach(the_id, data_dir=place) as again:
+            assert again.exec(fetch(f"evil.test:{port}")).output == f"hello evil.test:{port}\n"
+            assert "hello" not in again.exec(fetch(f"good.test:{port}")).output
+            assert (again.network().opened, again.network().refused > 5) == (2, True)
+        # Restarted by another program, it has another namespace; the helper ended with the first.
+        far.docker("restart", "--time", "0", the_id)
+        tried = ("exec", the_id, "curl", "-sS", "-m", "5", f"http://evil.test:{port}/")
+        assert far.run_docker(*tried).returncode != 0
     finally:
-        await made.aclose()
+        box.close()
+    assert [name for name in (*far.containers(), *far.volumes()) if the_id in name] == []
+    # The programs are there again after a user pruned unused volumes.
+    found = Programs.found(None, None)
+    others = {"launch": found.launcher, "egress": found.egress}
+    far.docker("volume", "rm", RunnerVolume(None, found.runner, others).volume)  # type: ignore[arg-type]
+    with Sandbox(backend="docker", data_dir=place, network={"allow": allow}) as box:
+        assert box.exec(fetch(f"good.test:{port}")).output == f"hello good.test:{port}\n"
 
 
-def test_a_runtime_with_a_stack_of_its_own_is_refused(engine):
-    at = EngineAddress("unix", engine.host, engine.host.removeprefix("unix://"))
-    assert container_network.refusal(at, RUNC) is None
-    refused = container_network.refusal(at, {"DefaultRuntime": "runsc"})
-    assert refused is not None
-    assert "runsc" in refused.message
+def test_a_runtime_with_a_stack_of_its_own_is_refused():
+    assert container_network.refusal(RUNC, volumes=True) is None
+    for wrong, volumes in (({"DefaultRuntime": "runsc"}, True), (RUNC, False)):
+        refused = container_network.refusal(wrong, volumes=volumes)
+        assert refused is not None
+        assert refused.hint
 
 
-def test_an_engine_whose_processes_are_not_visible_is_refused(engine):
+def test_an_engine_whose_processes_are_not_visible_is_not_entered(engine):
     """As from a container that has the socket and nothing else."""
+    path = engine.host.removeprefix("unix://")
+    assert container_network.can_enter(EngineAddress("unix", path, path))
     script = (
-        "from sandkasten.backends.docker.container_network import refusal\n"
+        "from sandkasten.backends.docker.container_network import can_enter\n"
         "from sandkasten.backends.docker.engine.engine_address import EngineAddress\n"
-        f"at = EngineAddress('unix', 'x', {engine.host.removeprefix('unix://')!r})\n"
-        f"print(refusal(at, {RUNC!r}).message)\n"
+        f"print(can_enter(EngineAddress('unix', 'x', {path!r})))\n"
     )
     command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "does not see its processes" in done.stdout, done.stderr
+    assert done.stdout == "False\n", done.stderr
 
 
 def _launch(container: dict[str, object], tmp_path: Path, *before: str) -> dict[str, str]:

@@ -5,10 +5,12 @@
 //! before namespaces exist, mapping a user namespace, mounting in a private mount namespace) cannot be
 //! done safely in a threaded Python process, and is slow in a forked one.
 //!
-//! It reads one plan (JSON) on stdin and writes one JSON object to stdout: `{pid, start, shared}` of the
-//! sandbox's first process, or `{error: {step, message, errno}}` with nothing left running. A plan with
-//! `visible` does not describe a sandbox: one volume is mounted where the caller sees it, and the pid
-//! is 0. A plan with `container` gives a network to a container of an engine; the pid is 0 too. It decides nothing: every argument of bubblewrap and of a runtime comes from the plan.
+//! It reads one plan (JSON) on stdin, or from the file that its argument names, and writes one JSON
+//! object to stdout: `{pid, start, shared}` of the sandbox's first process, or `{error: {step, message,
+//! errno}}` with nothing left running. Other plans describe no sandbox, and the pid is 0: `visible`
+//! mounts a volume where the caller sees it, `container` gives a network to a container of an engine, and
+//! `give` and `take` do so from inside of containers. It decides nothing: every argument of bubblewrap
+//! and of a runtime comes from the plan.
 
 #![allow(unknown_lints)]
 #![allow(clippy::incompatible_msrv)]
@@ -16,6 +18,7 @@
 mod container;
 mod devices;
 mod failure;
+mod hand_over;
 mod inside;
 mod loopdev;
 mod mounts;
@@ -45,9 +48,11 @@ struct Launched {
 fn launch() -> Outcome<Launched> {
     let nothing = || spawn::Born { pid: 0, start: 0 };
     let mut text = String::new();
-    std::io::stdin()
-        .read_to_string(&mut text)
-        .map_err(|e| Failure::new("plan", e.to_string(), e.raw_os_error().unwrap_or(0)))?;
+    match std::env::args_os().nth(1) {
+        Some(path) => std::fs::File::open(path).and_then(|mut file| file.read_to_string(&mut text)),
+        None => std::io::stdin().read_to_string(&mut text),
+    }
+    .map_err(|e| Failure::new("plan", e.to_string(), e.raw_os_error().unwrap_or(0)))?;
     let source: Value = serde_json::from_str(&text)
         .map_err(|e| Failure::new("plan", format!("not JSON: {}", e), 0))?;
     if let Some(place) = visible::parse(&source)? {
@@ -59,6 +64,13 @@ fn launch() -> Outcome<Launched> {
     }
     if let Some(found) = container::parse(&source)? {
         container::open_network(&found)?;
+        return Ok(Launched {
+            born: nothing(),
+            shared: Vec::new(),
+        });
+    }
+    if let Some(side) = hand_over::parse(&source)? {
+        hand_over::carry_out(side)?;
         return Ok(Launched {
             born: nothing(),
             shared: Vec::new(),

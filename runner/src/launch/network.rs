@@ -61,15 +61,11 @@ impl Waiting {
     /// Enter a network namespace that an engine has made, and pass on its sockets.
     pub fn prepare_in(&self, namespace: &OwnedFd) -> Outcome<()> {
         container::enter(namespace)?;
-        netlink::loopback_up().map_err(failed(STEP, "set the loopback device up"))?;
         self.prepare_here()
     }
 
     fn prepare_here(&self) -> Outcome<()> {
-        let listen4 = listen(IpAddr::V4(Ipv4Addr::LOCALHOST), netlink::Hook::Output)?;
-        // A kernel without IPv6 has nothing to redirect there.
-        let listen6 = listen(IpAddr::V6(Ipv6Addr::LOCALHOST), netlink::Hook::Output).ok();
-        self.pass_on(listen4, listen6)
+        self.pass_on(&prepared_here()?)
     }
 
     /// Enter a new network namespace with a device. `name` becomes a path of the namespace.
@@ -81,7 +77,7 @@ impl Waiting {
             .and_then(|()| netlink::address(OUTSIDE, RESOLVER))
             .map_err(failed(STEP, "make the device outside"))?;
         let listener = listen(IpAddr::V4(RESOLVER), netlink::Hook::Prerouting)?;
-        self.pass_on(listener, None)?;
+        self.pass_on(&[listener, listen_for_names()?])?;
         // SAFETY: plain system call on a descriptor of a namespace.
         check(STEP, "enter the namespace of the sandbox", unsafe {
             libc::setns(inside.as_raw_fd(), libc::CLONE_NEWNET)
@@ -111,10 +107,8 @@ impl Waiting {
         )
     }
 
-    fn pass_on(&self, listen4: OwnedFd, listen6: Option<OwnedFd>) -> Outcome<()> {
-        let dns = UdpSocket::bind((RESOLVER, 53)).map_err(io_failed(STEP, "listen for DNS"))?;
-        let mut raw = vec![listen4.as_raw_fd(), dns.as_raw_fd()];
-        raw.extend(listen6.iter().map(AsRawFd::as_raw_fd));
+    fn pass_on(&self, sockets: &[OwnedFd]) -> Outcome<()> {
+        let raw: Vec<_> = sockets.iter().map(AsRawFd::as_raw_fd).collect();
         sys::send_descriptors(self.channel.as_raw_fd(), &raw)
             .map_err(failed(STEP, "pass the sockets on"))
     }
@@ -137,6 +131,28 @@ impl Waiting {
             }
         }
     }
+}
+
+/// Prepare the network namespace that this process is in. Returns its sockets: TCP over IPv4, DNS, and
+/// TCP over IPv6 where there is any.
+pub fn prepared_here() -> Outcome<Vec<OwnedFd>> {
+    netlink::loopback_up().map_err(failed(STEP, "set the loopback device up"))?;
+    let mut sockets = vec![
+        listen(IpAddr::V4(Ipv4Addr::LOCALHOST), netlink::Hook::Output)?,
+        listen_for_names()?,
+    ];
+    // A kernel without IPv6 has nothing to redirect there.
+    sockets.extend(listen(
+        IpAddr::V6(Ipv6Addr::LOCALHOST),
+        netlink::Hook::Output,
+    ));
+    Ok(sockets)
+}
+
+fn listen_for_names() -> Outcome<OwnedFd> {
+    UdpSocket::bind((RESOLVER, 53))
+        .map(OwnedFd::from)
+        .map_err(io_failed(STEP, "listen for DNS"))
 }
 
 /// Hold a process: the descriptor never means another one.
@@ -173,13 +189,18 @@ fn listen(address: IpAddr, hook: netlink::Hook) -> Outcome<OwnedFd> {
 /// In the child. Returns only if it could not become the program.
 fn wait_and_become(network: &Network, channel: &OwnedFd) -> Outcome<()> {
     let gone = || Failure::new(STEP, "the launch failed", libc::ECANCELED);
-    let mut sockets = sys::receive_descriptors(channel.as_raw_fd(), 3).map_err(|_| gone())?;
+    let sockets = sys::receive_descriptors(channel.as_raw_fd(), 3).map_err(|_| gone())?;
     let mut life = sys::receive_descriptors(channel.as_raw_fd(), 1).map_err(|_| gone())?;
-    let (life, tcp4) = match (life.pop(), sockets.len()) {
-        (Some(life), 2..=3) => (life, sockets.remove(0)),
-        _ => return Err(gone()),
-    };
-    let dns = sockets.remove(0);
+    become_egress(network, sockets, life.pop().ok_or_else(gone)?)
+}
+
+/// Returns only if this process could not become the program. `sockets` are those of `prepared_here`;
+/// `life` becomes readable when the sandbox ends.
+pub fn become_egress(network: &Network, mut sockets: Vec<OwnedFd>, life: OwnedFd) -> Outcome<()> {
+    if sockets.len() < 2 {
+        return Err(Failure::new(STEP, "sockets are missing", libc::EINVAL));
+    }
+    let (tcp4, dns) = (sockets.remove(0), sockets.remove(0));
     let null = open(STEP, "/dev/null", libc::O_RDWR, 0)?;
     let tcp6 = sockets.pop().map_or(null, IntoRawFd::into_raw_fd);
     let append = libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND;

@@ -23,7 +23,7 @@ from sandkasten.model.sandbox.network_policy import (
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from sandkasten.model.sandbox.network_policy import NetworkCeiling
@@ -151,26 +151,29 @@ async def ask(cell: Path, command: dict[str, object]) -> dict[str, Any]:
 
 async def change(cell: Path, policy: NetworkPolicy, reachable: Sequence[str]) -> None:
     """Send new rules and limits, and what the operator opens besides public addresses."""
-    command: dict[str, object] = {
+    await ask(cell, change_command(policy, reachable))
+
+
+def change_command(policy: NetworkPolicy, reachable: Sequence[str]) -> dict[str, object]:
+    return {
         "rules": rules_json(policy),
         "limits": asdict(policy.limits),
         "reachable": list(reachable),
     }
-    await ask(cell, command)
 
 
 async def counts(cell: Path) -> NetworkCounts:
     """Return the counters, also after the end of the sandbox, while its files exist."""
     try:
-        return _counts(await ask(cell, {}))
+        return counts_in(await ask(cell, {}))
     except SandboxLost:
         left = await asyncio.to_thread(_lines, cell, 0, 0.0)
         if left and left[-1].get("event") == _ENDED:
-            return _counts(left[-1])
+            return counts_in(left[-1])
         raise
 
 
-def _counts(answer: dict[str, Any]) -> NetworkCounts:
+def counts_in(answer: dict[str, Any]) -> NetworkCounts:
     return NetworkCounts(
         **{one.name: int(answer.get(one.name, 0)) for one in fields(NetworkCounts)}
     )
@@ -182,15 +185,32 @@ def records(cell: Path, after: int = 0, since: float = 0.0) -> list[dict[str, An
 
 
 def _lines(cell: Path, after: int, since: float) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    files: list[bytes] = []
     for name in RECORDS:
         try:
             with (cell / name).open("rb") as file:
                 if os.fstat(file.fileno()).st_mtime < since - _TICK_S:
                     continue
-                data = file.read(_MAX_RECORDS)
+                files.append(file.read(_MAX_RECORDS))
         except OSError:
             continue
+    return _parsed(files, after, since)
+
+
+def records_in(files: Iterable[bytes], after: int, since: float) -> list[dict[str, Any]]:
+    """Return the records in the content of both files, as `records` does. Pure."""
+    return [one for one in _parsed(files, after, since) if one.get("event") != _ENDED]
+
+
+def final_counts_in(files: Iterable[bytes]) -> NetworkCounts | None:
+    """Return what was counted until the sandbox ended; None if that was not written. Pure."""
+    left = _parsed(files, 0, 0.0)
+    return counts_in(left[-1]) if left and left[-1].get("event") == _ENDED else None
+
+
+def _parsed(files: Iterable[bytes], after: int, since: float) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for data in files:
         # From the end, so that a look at the newest ones does not parse the others.
         for line in reversed(data.splitlines()):
             try:

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import importlib.util
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -26,6 +25,7 @@ from sandkasten.backends.docker.cell import DockerCell, is_running
 from sandkasten.backends.docker.cell_record import CellRecord, DockerDirectory
 from sandkasten.backends.docker.content_volumes import ContentVolumes
 from sandkasten.backends.docker.docker_options import DockerOptions
+from sandkasten.backends.docker.egress_containers import EgressContainers
 from sandkasten.backends.docker.engine.engine_address import address_of
 from sandkasten.backends.docker.engine.engine_client import EngineClient, Refused, asked, translated
 from sandkasten.backends.docker.engine.engine_images import EngineImages, gone
@@ -54,6 +54,7 @@ from sandkasten.model.sandbox.readiness import Readiness, Requirement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.images.resolved_image import Image
@@ -118,6 +119,12 @@ class DockerBackend:
         return RunnerVolume(self._engine, self._programs.runner)
 
     @cached_property
+    def _network_programs(self) -> RunnerVolume:
+        found = self._programs
+        others = {"launch": found.launcher, "egress": found.egress}
+        return RunnerVolume(self._engine, found.runner, others)
+
+    @cached_property
     def _footing(self) -> EngineSetup:
         return EngineSetup(self._engine, self._options, self._home, self._injection)
 
@@ -165,7 +172,7 @@ class DockerBackend:
     async def network_refusal(self) -> UnsupportedByBackend | None:
         """Implement `ports.RefusesNetworks`."""
         await self._footing.settled()
-        return await self._footing.network_refusal()
+        return self._footing.network_refusal()
 
     async def keeps_workspaces(self) -> bool:
         """Implement `ports.KeepsWorkspaces`."""
@@ -185,7 +192,11 @@ class DockerBackend:
         return self._cell(sandbox_id, record, str(found["Id"]))
 
     def _cell(self, sandbox_id: SandboxId, record: CellRecord, container: str) -> DockerCell:
-        network = self._home.network(sandbox_id)
+        network = (
+            EgressContainers(self._engine, sandbox_id)
+            if record.beside
+            else container_network.EnteredNetwork(self._home.network(sandbox_id))
+        )
         return DockerCell(sandbox_id, self._engine, record, container, network, self._remove)
 
     async def owned(self) -> Sequence[SandboxId]:
@@ -235,7 +246,8 @@ class DockerBackend:
         declared = await self._images.volumes(spec.image, image)
         unsupported.check_volumes(spec, place, declared)
         lost = tuple((u.limit, u.reason, u.remedy) for u in self._footing.unenforced)
-        record = CellRecord(place, lost, len(declared))
+        beside = not spec.network.closed and not await self._footing.can_enter()
+        record = CellRecord(place, lost, len(declared), beside)
         # On disk before any of it exists, so that it can be removed after a crash.
         await asyncio.to_thread(self._home.begin, sandbox_id, record)
         try:
@@ -255,9 +267,10 @@ class DockerBackend:
         try:
             cell = await self._begun(sandbox_id, spec, record)
         except BackendUnavailable:
-            if place.mode == "archive" or not await self._mended():
+            if place.mode == "archive" or not await self._mended(record):
                 raise
-            await asked(self._engine.remove(names.container_name(sandbox_id)), "a container")
+            for name in (sandbox_id, *names.network_containers(sandbox_id)):
+                await asked(self._engine.remove(name), "a container")
             cell = await self._begun(sandbox_id, spec, record)
         if spec.workspace is not None and spec.workspace.kind != "volume":
             await cell.check_alive()
@@ -268,7 +281,7 @@ class DockerBackend:
         """Create and start the container; return when its runner answers."""
         container = await self._make(sandbox_id, spec)
         try:
-            await self._check_links(container, spec)
+            await self._images.check_links(container, spec.image)
             if record.place.mode == "archive":
                 await self._injection.put_into(container)
                 await self._contents.put_into(container, spec.mounts)
@@ -297,16 +310,40 @@ class DockerBackend:
             # Nothing but the runner has run yet, and it has no network socket.
             await cell.limit_sockets(cgroups.socket_bytes(spec.limits))
         if not spec.network.closed:
-            await cell.open_network(self._programs, spec)
+            try:
+                await self._open_network(cell, record, spec)
+            except BaseException:
+                await asyncio.shield(cell.let_go())
+                raise
         return cell
 
-    async def _mended(self) -> bool:
-        """Return whether the runner volume caused the failure and is repaired now. A user may
+    async def _open_network(self, cell: DockerCell, record: CellRecord, spec: CellSpec) -> None:
+        """Give the container its network. Nothing but the runner has run in it yet."""
+        if record.beside:
+            await self._network_programs.ensure_once(await self._footing.detection())
+            await EgressContainers(self._engine, cell.id).start(
+                cell.container, self._network_programs.mount, await self._footing.owner(), spec
+            )
+            return
+        container = await cell.inspected()
+        await asyncio.to_thread(
+            container_network.open_network,
+            self._home.network(cell.id),
+            self._programs,
+            cell.id,
+            container,
+            spec,
+        )
+
+    async def _mended(self, record: CellRecord) -> bool:
+        """Return whether a volume of programs caused the failure and is repaired now. A user may
         prune unused volumes, and a copy ends half-way when its engine stops.
         """
+        volumes = (self._injection, self._network_programs) if record.beside else (self._injection,)
         try:
             async with self._footing.probing():
-                return await self._injection.ensure(await self._footing.detection())
+                detection = await self._footing.detection()
+                return any([await one.ensure(detection) for one in volumes])
         except SandkastenError:
             return False
 
@@ -331,22 +368,6 @@ class DockerBackend:
                 ) from exc
             made = f"sandbox {sandbox_id} could not be made"
             raise unsupported.no_gpus(spec, exc.message) or translated(exc, made) from exc
-
-    async def _check_links(self, container: str, spec: CellSpec) -> None:
-        """Raise InvalidImage if a symlink of the image would redirect a volume, for example
-        over our runner.
-        """
-        image = await self._images.reference(spec.image)
-        for path in await self._images.volumes(spec.image, image):
-            above = [str(one) for one in Path(path).parents if one != Path("/")]
-            for one in (path, *above):
-                if await self._engine.is_link(container, one):
-                    raise InvalidImage(
-                        f"image {spec.image.name} declares a volume at {path[:200]}, and {one} "
-                        "is a link",
-                        hint="build it without that VOLUME, or use another image",
-                        image=spec.image.name,
-                    )
 
     def _tell_relatives(self, cell: DockerCell, volume: str) -> None:
         """Write the pid file by which every backend checks whether a workspace is in use."""
@@ -416,8 +437,11 @@ class DockerBackend:
         if not whole:
             containers = await asked(self._engine.containers(*labels), "containers")
             found = [str(one["Id"]) for one in containers]
-        for one in found:
+        beside = whole and record is not None and record.beside
+        for one in (*found, *(names.network_containers(sandbox_id) if beside else ())):
             await asked(self._engine.remove(one), "a container")
+        if beside:
+            await session_volumes.remove_volumes(self._engine, names.egress_volume_name(sandbox_id))
         if record is not None and record.place.mode == "directory":
             await self._erase(record.place, sandbox_id)
         if record is not None and whole:

@@ -12,12 +12,7 @@ import time
 from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.backends.docker import (
-    container_network,
-    container_usage,
-    probe,
-    resource_names,
-)
+from sandkasten.backends.docker import container_usage, probe, resource_names
 from sandkasten.backends.docker.engine import response_checks
 from sandkasten.backends.docker.engine.engine_client import Refused, translated
 from sandkasten.backends.docker.engine.exec_stream import ExecStream, PrefixedStream
@@ -28,7 +23,6 @@ from sandkasten.errors import (
     SandboxLost,
     SandkastenError,
 )
-from sandkasten.linux import egress
 from sandkasten.model.sandbox.cell_spec import RUNNER_ID
 from sandkasten.model.sandbox.limits import Unenforced
 from sandkasten.wire.frame_codec import FROM_RUNNER, Decoder
@@ -39,11 +33,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sandkasten.backends.docker.cell_record import CellRecord
+    from sandkasten.backends.docker.container_network import EnteredNetwork
+    from sandkasten.backends.docker.egress_containers import EgressContainers
     from sandkasten.backends.docker.engine.engine_client import EngineClient
     from sandkasten.backends.docker.session_volumes import SessionVolumes
-    from sandkasten.linux.programs import Programs
     from sandkasten.model.ids import SandboxId
-    from sandkasten.model.sandbox.cell_spec import CellSpec
     from sandkasten.model.sandbox.network_policy import NetworkCounts, NetworkPolicy
     from sandkasten.model.sandbox.usage import Usage
     from sandkasten.ports import ByteStream
@@ -64,7 +58,7 @@ _FULL = ("resource temporarily unavailable", "cannot allocate memory", "cannot f
 
 
 class DockerCell:
-    """A container that is a sandbox. `network` is the directory of its egress process, if it has
+    """A container that is a sandbox. `network` is how its egress process is reached, if it has
     one. `end` removes everything of it, given its id and its container.
     """
 
@@ -74,7 +68,7 @@ class DockerCell:
         engine: EngineClient,
         record: CellRecord,
         container: str,
-        network: Path,
+        network: EnteredNetwork | EgressContainers,
         end: Callable[[SandboxId, str], Awaitable[None]],
     ) -> None:
         self.id = sandbox_id
@@ -134,21 +128,19 @@ class DockerCell:
             lost = astuple(probe.unlimited_sockets())
             self._record = replace(self._record, unenforced=(*self._record.unenforced, lost))
 
-    async def open_network(self, programs: Programs, spec: CellSpec) -> None:
-        """Give the container its network. Nothing but the runner has run in it yet."""
-        await self.check_alive()
-        await asyncio.to_thread(
-            container_network.open_network, self._network, programs, self.id, self._seen or {}, spec
-        )
-
     async def change_network(self, policy: NetworkPolicy, reachable: Sequence[str]) -> None:
-        await egress.change(self._network, policy, reachable)
+        await self._network.change(policy, reachable)
 
     async def network_counts(self) -> NetworkCounts:
-        return await egress.counts(self._network)
+        return await self._network.counts()
 
     async def network_records(self, after: int, since: float = 0.0) -> Sequence[Mapping[str, Any]]:
-        return await asyncio.to_thread(egress.records, self._network, after, since)
+        return await self._network.records(after, since)
+
+    async def inspected(self) -> Mapping[str, Any]:
+        """Return what the engine says about the container now. Raise as `check_alive`."""
+        await self.check_alive()
+        return self._seen or {}
 
     async def dial(self) -> ByteStream:
         first, self._first = self._first, None

@@ -35,6 +35,8 @@ class CellRecord:
     unenforced: tuple[tuple[str, str, str], ...] = ()
     image_volumes: int = 0
     """Number of volumes that the image declares; they have their own names."""
+    beside: bool = False
+    """Whether its network is made by containers beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,7 @@ class DockerDirectory:
                 place=SessionVolumes(**raw["place"]),
                 unenforced=tuple((str(a), str(b), str(c)) for a, b, c in raw["unenforced"]),
                 image_volumes=int(raw["image_volumes"]),
+                beside=bool(raw.get("beside", False)),
             )
         except (OSError, ValueError, KeyError, TypeError):
             return None

@@ -7,6 +7,7 @@ runner runs in the container by then. Blocking.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import socket
@@ -21,13 +22,14 @@ from sandkasten.linux.confinement import id_ranges
 from sandkasten.linux.launcher import launch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from sandkasten.backends.docker.engine.engine_address import EngineAddress
     from sandkasten.linux.programs import Programs
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.sandbox.cell_spec import CellSpec
+    from sandkasten.model.sandbox.network_policy import NetworkCounts, NetworkPolicy
 
 # Runtimes whose containers use the network of the machine's kernel. Others have a network stack of
 # their own, which does not see what is changed in the namespace later.
@@ -36,38 +38,32 @@ _CREDENTIALS: Final = struct.Struct("3i")
 _TIMEOUT_S: Final = 5.0
 
 
-def refusal(address: EngineAddress, info: Mapping[str, Any]) -> UnsupportedByBackend | None:
-    """Return why sandboxes of this engine cannot have a network; None if they can."""
+def refusal(info: Mapping[str, Any], *, volumes: bool) -> UnsupportedByBackend | None:
+    """Return why sandboxes of this engine cannot have a network; None if they can.
+
+    `volumes`: whether the engine makes volumes for us.
+    """
     runtime = str(info.get("DefaultRuntime") or "runc")
-    if address.kind != "unix":
-        return _refused(
-            f"the Docker Engine at {address.shown} is reached over a network",
-            "run the daemon as root on the Docker Engine's machine and use its socket",
-        )
-    if os.geteuid() != 0:
-        return _refused("this requires root", "run the daemon as root")
     if runtime not in _RUNTIMES:
         return _refused(
-            f"the runtime {runtime} of the Docker Engine has a network stack of its own",
-            "set its default-runtime to runc, or use backend gvisor",
+            f"its runtime {runtime} has a network stack of its own",
+            "set default-runtime of the Docker Engine to runc, or use backend gvisor",
         )
-    if not _engine_is_visible(address.path):
-        return _invisible()
+    if not volumes:
+        return _refused("it makes no volumes for us", "set backends.docker.workspace_mode: auto")
     return None
+
+
+def can_enter(address: EngineAddress) -> bool:
+    """Return whether this process can enter the namespaces of the engine's containers."""
+    return address.kind == "unix" and os.geteuid() == 0 and _engine_is_visible(address.path)
 
 
 def _refused(why: str, remedy: str) -> UnsupportedByBackend:
     return UnsupportedByBackend(
         f"this Docker Engine cannot give a sandbox a network: {why}",
-        hint=f"{remedy}; or use backend local, oci or gvisor, or network: none",
+        hint=f"{remedy}; or use backend local or oci, or network: none",
         backend="docker",
-    )
-
-
-def _invisible() -> UnsupportedByBackend:
-    return _refused(
-        "the daemon does not see its processes",
-        "run the daemon outside of containers, on the Docker Engine's machine",
     )
 
 
@@ -99,7 +95,10 @@ def open_network(
     `directory` is made for the files of that process; `close_network` removes it.
     """
     if container_usage.group(container) is None:
-        raise _invisible()
+        raise _refused(
+            "the process of its container is not one of this machine",
+            "run the daemon on the Docker Engine's machine, or reach it over TCP or ssh",
+        )
     close_network(directory, sandbox_id)  # of an earlier container of the same sandbox
     try:
         directory.mkdir(mode=0o700, parents=True)
@@ -114,6 +113,22 @@ def open_network(
         launch(programs.launcher, plan, way_out.control.fileno())
     finally:
         way_out.close()
+
+
+class EnteredNetwork:
+    """The network of a container that was entered; `directory` has the files of its egress."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    async def change(self, policy: NetworkPolicy, reachable: Sequence[str]) -> None:
+        await egress.change(self._directory, policy, reachable)
+
+    async def counts(self) -> NetworkCounts:
+        return await egress.counts(self._directory)
+
+    async def records(self, after: int, since: float) -> Sequence[Mapping[str, Any]]:
+        return await asyncio.to_thread(egress.records, self._directory, after, since)
 
 
 def close_network(directory: Path, sandbox_id: SandboxId) -> None:

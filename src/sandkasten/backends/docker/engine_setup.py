@@ -87,9 +87,13 @@ class EngineSetup:
     def separate_sockets(self) -> bool:
         return probe.separate_sockets(self._info)
 
-    async def network_refusal(self) -> UnsupportedByBackend | None:
+    def network_refusal(self) -> UnsupportedByBackend | None:
         """Return why sandboxes of this engine cannot have a network; None if they can."""
-        return await asyncio.to_thread(container_network.refusal, self._engine.address, self._info)
+        return container_network.refusal(self._info, volumes=self.place.mode != "archive")
+
+    async def can_enter(self) -> bool:
+        """Return whether we can enter the namespaces of its containers."""
+        return await asyncio.to_thread(container_network.can_enter, self._engine.address)
 
     async def owner(self) -> str:
         """The owner label of this installation's resources in an engine."""
@@ -125,7 +129,7 @@ class EngineSetup:
             return host_requirements.verdict(lines, ())
         lines.append(probe.workspace(self.place))
         lines.append(probe.socket_memory(info, local=self.place.sized))
-        lines.append(probe.network(await self.network_refusal()))
+        lines.append(probe.network(self.network_refusal(), entered=await self.can_enter()))
         return host_requirements.verdict(lines, self.unenforced)
 
     async def settle(self, info: Mapping[str, Any] | None = None) -> None:

@@ -109,9 +109,10 @@ def socket_memory(info: Mapping[str, Any], *, local: bool) -> Requirement:
     )  # fmt: skip
 
 
-def network(refusal: UnsupportedByBackend | None) -> Requirement:
+def network(refusal: UnsupportedByBackend | None, *, entered: bool) -> Requirement:
     if refusal is None:
-        return Requirement("network", True, "by rule, through an egress process on this machine")
+        where = "on this machine" if entered else "in a container of the Docker Engine"
+        return Requirement("network", True, f"by rule, through an egress process {where}")
     return Requirement("network", False, refusal.message, refusal.hint, required=False)
 
 

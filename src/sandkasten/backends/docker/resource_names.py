@@ -61,6 +61,15 @@ def image_volume_name(sandbox_id: SandboxId, number: int) -> str:
     return f"{_VOLUME}{sandbox_id}-image{number}"
 
 
+def egress_volume_name(sandbox_id: SandboxId) -> str:
+    return f"{_VOLUME}{sandbox_id}-egress"
+
+
+def network_containers(sandbox_id: SandboxId) -> tuple[str, str]:
+    """Return the names of the containers that `egress_containers` makes: outside and inside."""
+    return f"{sandbox_id}-egress", f"{sandbox_id}-inside"
+
+
 def runner_volume_name(digest: str) -> str:
     """Return the volume name. `digest` is the sha256 of the runner, so that older sandboxes
     keep theirs.

@@ -18,30 +18,38 @@ from sandkasten.backends.docker.engine.engine_client import EngineClient, Refuse
 from sandkasten.errors import BackendUnavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from sandkasten.backends.docker.engine.workspace_mode import WorkspaceModes
 
+_RUNNER = "runner"
+
 
 class RunnerVolume:
-    def __init__(self, engine: EngineClient, runner: Path) -> None:
+    """`others` are programs beside the runner, by their name in the volume."""
+
+    def __init__(
+        self, engine: EngineClient, runner: Path, others: Mapping[str, Path] | None = None
+    ) -> None:
         self._engine = engine
         self._path = runner
+        self._others = others or {}
         self._filling = asyncio.Lock()
+        self._filled = False
 
     @cached_property
     def _program(self) -> bytes:
-        try:
-            return self._path.read_bytes()
-        except OSError as exc:
-            raise BackendUnavailable(
-                f"the runner is missing: {exc.strerror or exc}",
-                hint="run make setup, or install the wheel for this machine",
-            ) from exc
+        return _read(self._path)
+
+    @cached_property
+    def _programs(self) -> dict[str, bytes]:
+        others = {name: _read(path) for name, path in self._others.items()}
+        return {_RUNNER: self._program, **others}
 
     @cached_property
     def digest(self) -> str:
-        return hashlib.sha256(self._program).hexdigest()
+        return hashlib.sha256(b"".join(self._programs.values())).hexdigest()
 
     @property
     def volume(self) -> str:
@@ -70,21 +78,30 @@ class RunnerVolume:
                     # such a volume too, and its content is the first process of every sandbox.
                     if await self._there(container):
                         return False
-                    packed = session_volumes.archive(self._program, layer=False)
-                    await self._engine.put(container, resource_names.BIN_DIR, packed)
+                    for name, program in self._programs.items():
+                        packed = session_volumes.archive(program, layer=False, name=name)
+                        await self._engine.put(container, resource_names.BIN_DIR, packed)
                     return True
             except Refused as exc:
                 raise translated(exc, "the runner could not be given to the Docker Engine") from exc
 
+    async def ensure_once(self, detection: WorkspaceModes) -> None:
+        """Like `ensure`, once per object."""
+        if not self._filled:
+            await self.ensure(detection)
+            self._filled = True
+
     async def _there(self, container: str) -> bool:
-        most = len(self._program)
-        try:
-            found = await self._engine.content_of(container, resource_names.RUNNER_PATH, most)
-        except Refused as exc:
-            if exc.not_there:
-                return False
-            raise
-        return found == self._program
+        for name, program in self._programs.items():
+            path = f"{resource_names.BIN_DIR}/{name}"
+            try:
+                if await self._engine.content_of(container, path, len(program)) != program:
+                    return False
+            except Refused as exc:
+                if exc.not_there:
+                    return False
+                raise
+        return True
 
     async def put_into(self, container: str) -> None:
         """Without volumes: put the runner and its directories into the container's own layer."""
@@ -94,6 +111,16 @@ class RunnerVolume:
             )
         except Refused as exc:
             raise translated(exc, "the runner could not be put into the container") from exc
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as exc:
+        raise BackendUnavailable(
+            f"{path.name} is missing: {exc.strerror or exc}",
+            hint="run make setup, or install the wheel for this machine",
+        ) from exc
 
 
 def _not_plain(volume: str) -> BackendUnavailable:

@@ -290,9 +290,9 @@ async def remove_volumes(engine: EngineClient, *volumes: str) -> None:
     await asyncio.gather(*(one(name) for name in volumes))
 
 
-def archive(runner: bytes, *, layer: bool) -> bytes:
-    """Return the runner as a tar for its volume; with `layer`, for a container's own root
-    instead.
+def archive(runner: bytes, *, layer: bool, name: str = "runner") -> bytes:
+    """Return the runner, or another program, as a tar for its volume; with `layer`, for a
+    container's own root instead.
     """
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w", format=tarfile.GNU_FORMAT) as tar:
@@ -308,7 +308,7 @@ def archive(runner: bytes, *, layer: bool) -> bytes:
                 entry = tarfile.TarInfo(path.strip("/"))
                 entry.type, entry.mode, entry.uid, entry.gid = tarfile.DIRTYPE, 0o755, owner, owner
                 tar.addfile(entry)
-        entry = tarfile.TarInfo(resource_names.RUNNER_PATH.strip("/") if layer else "runner")
+        entry = tarfile.TarInfo(resource_names.RUNNER_PATH.strip("/") if layer else name)
         entry.size, entry.mode = len(runner), 0o755
         tar.addfile(entry, io.BytesIO(runner))
     return made.getvalue()

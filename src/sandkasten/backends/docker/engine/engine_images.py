@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from contextlib import aclosing
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.backends.docker import container_config, resource_names
@@ -90,6 +91,21 @@ class EngineImages:
         if self._given.get(reference) == found:
             del self._given[reference]
         return True
+
+    async def check_links(self, container: str, image: Image) -> None:
+        """Raise InvalidImage if a symlink of the image would redirect a volume, for example
+        over our runner.
+        """
+        for path in await self.volumes(image, await self.reference(image)):
+            above = [str(one) for one in PurePosixPath(path).parents if str(one) != "/"]
+            for one in (path, *above):
+                if await self._engine.is_link(container, one):
+                    raise InvalidImage(
+                        f"image {image.name} declares a volume at {path[:200]}, and {one} is a "
+                        "link",
+                        hint="build it without that VOLUME, or use another image",
+                        image=image.name,
+                    )
 
     async def volumes(self, image: Image, reference: str) -> tuple[str, ...]:
         """Return the volumes the image declares; our own images declare none."""

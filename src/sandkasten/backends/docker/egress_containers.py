@@ -1,0 +1,226 @@
+"""The network of a container whose namespaces we cannot enter: two containers make it.
+
+`<id>-inside` shares the network and process namespaces of the sandbox. It prepares the network,
+passes the sockets on and ends with the sandbox. `<id>-egress` is in the network of the engine's
+machine and runs the egress process. Both have nothing but our programs and a volume of their own,
+and depend on no daemon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import tarfile
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.backends.docker import resource_names
+from sandkasten.backends.docker.container_config import ContainerMount, labels
+from sandkasten.backends.docker.engine.engine_client import EngineClient, Refused, translated
+from sandkasten.backends.docker.engine.exec_stream import ExecStream
+from sandkasten.backends.docker.engine.workspace_mode import PROBE_IMAGE
+from sandkasten.errors import BackendUnavailable, SandboxLost
+from sandkasten.linux import egress
+from sandkasten.linux.launcher import trouble
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sandkasten.model.ids import SandboxId
+    from sandkasten.model.sandbox.cell_spec import CellSpec
+    from sandkasten.model.sandbox.network_policy import NetworkCounts, NetworkPolicy
+
+_PLACE: Final = "/net"
+_CONTROL: Final = f"{_PLACE}/{egress.CONTROL}"
+_RELAY: Final = (resource_names.RUNNER_PATH, "--relay", _CONTROL)
+# It is alone in its container.
+_USER: Final = 65534
+_MEMORY: Final = 64 << 20
+_PIDS: Final = 16
+_MAX_ANSWER: Final = 1 << 16
+_MAX_RECORDS: Final = 4 << 20
+_FIRST: Final = b'"seq":1,'
+_START_S, _ANSWER_S, _AGAIN_S = 20.0, 10.0, 0.05
+# To open files of the volume, and to become another user.
+_BASE: Final = ("DAC_OVERRIDE", "SETGID", "SETUID")
+
+
+class EgressContainers:
+    """The two containers of one sandbox."""
+
+    def __init__(self, engine: EngineClient, sandbox_id: SandboxId) -> None:
+        self._engine = engine
+        self._id = sandbox_id
+        self._egress, self._inside = resource_names.network_containers(sandbox_id)
+
+    async def start(
+        self, container: str, programs: ContainerMount, owner: str, spec: CellSpec
+    ) -> None:
+        """Give a container that has just started its network."""
+        own = labels(resource_names.CELL, owner, self._id)
+        volume = resource_names.egress_volume_name(self._id)
+        mounts = (programs, ContainerMount("volume", volume, _PLACE))
+        try:
+            await self._engine.make_volume(volume, own)
+            outside = _config("take", {"NetworkMode": "host"}, _BASE, mounts, own)
+            await self._engine.create(self._egress, outside)
+            packed = await asyncio.to_thread(_packed, spec)
+            await self._engine.put(self._egress, _PLACE, packed)
+            shared = f"container:{container}"
+            joined = {"NetworkMode": shared, "PidMode": shared}
+            added = (*_BASE, "NET_ADMIN", "NET_BIND_SERVICE")
+            await self._engine.create(self._inside, _config("give", joined, added, mounts, own))
+            await self._engine.start(self._egress)
+            await self._engine.start(self._inside)
+        except Refused as exc:
+            raise translated(exc, f"the network of sandbox {self._id} could not be made") from exc
+        await self._await_start()
+
+    async def _await_start(self) -> None:
+        deadline = time.monotonic() + _START_S
+        while True:
+            try:
+                await self._ask({})
+            except SandboxLost as exc:
+                for name in (self._inside, self._egress):
+                    await self._check(name)
+                if time.monotonic() > deadline:
+                    raise BackendUnavailable(exc.message, hint="run sandkasten doctor") from exc
+            else:
+                return
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _check(self, name: str) -> None:
+        """Raise what a container that has ended wrote."""
+        try:
+            if (await self._engine.inspect(name)).get("State", {}).get("Running"):
+                return
+            told = (await self._engine.logs(name)).strip()
+        except Refused as exc:
+            raise translated(exc, f"the network of sandbox {self._id} could not be made") from exc
+        try:
+            error = json.loads(told)["error"]
+            raise trouble(str(error["step"]), str(error["message"]), int(error["errno"]))
+        except (ValueError, KeyError, TypeError) as exc:
+            raise BackendUnavailable(
+                f"the network of sandbox {self._id} could not be made: {told[-300:]}",
+                hint="run sandkasten doctor",
+            ) from exc
+
+    async def change(self, policy: NetworkPolicy, reachable: Sequence[str]) -> None:
+        await self._ask(egress.change_command(policy, reachable))
+
+    async def counts(self) -> NetworkCounts:
+        """Return the counters, also after the end of the sandbox, while its volume exists."""
+        try:
+            return egress.counts_in(await self._ask({}))
+        except SandboxLost:
+            left = await asyncio.to_thread(egress.final_counts_in, await self._files())
+            if left is None:
+                raise
+            return left
+
+    async def records(self, after: int, since: float) -> Sequence[Mapping[str, Any]]:
+        return await asyncio.to_thread(egress.records_in, await self._files(), after, since)
+
+    async def _files(self) -> list[bytes]:
+        """Return the content of the files that have records."""
+        found: list[bytes] = []
+        for name in egress.RECORDS:
+            path = f"{_PLACE}/{name}"
+            try:
+                content = await self._engine.content_of(self._egress, path, _MAX_RECORDS) or b""
+            except Refused as exc:
+                if exc.not_there:
+                    break
+                raise translated(exc, "the log of a network cannot be read") from exc
+            found.append(content)
+            if _FIRST in content.partition(b"\n")[0] or not content:
+                break  # the second file is used after the first one was full
+        return found
+
+    async def _ask(self, command: dict[str, object]) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                answer = json.loads(await self._exchange(json.dumps(command).encode() + b"\n"))
+        except (Refused, OSError, TimeoutError, ValueError) as exc:
+            raise SandboxLost(
+                f"the network of sandbox {self._id} does not answer", hint="create a new sandbox"
+            ) from exc
+        if not isinstance(answer, dict) or "error" in answer:
+            raise SandboxLost(
+                f"the network of sandbox {self._id} refused a command", hint="create a new sandbox"
+            )
+        return answer
+
+    async def _exchange(self, line: bytes) -> bytes:
+        stream = ExecStream(await self._engine.run_stream(self._egress, _RELAY, "0:0"))
+        try:
+            await stream.send(line)
+            answer = b""
+            while not answer.endswith(b"\n") and len(answer) < _MAX_ANSWER:
+                part = await stream.receive(_MAX_ANSWER)
+                if not part:
+                    break
+                answer += part
+            return answer
+        finally:
+            await stream.aclose()
+
+
+def _config(
+    plan: str,
+    namespaces: Mapping[str, str],
+    added: Sequence[str],
+    mounts: Sequence[ContainerMount],
+    own: Mapping[str, str],
+) -> dict[str, Any]:
+    return {
+        "Image": f"{PROBE_IMAGE}:latest",
+        "Entrypoint": [f"{resource_names.BIN_DIR}/launch", f"{_PLACE}/{plan}"],
+        "Cmd": [],
+        "User": "0:0",
+        "Labels": dict(own),
+        "HostConfig": {
+            **namespaces,
+            # The namespaces of a sandbox with mapped ids are not ours to change otherwise.
+            "UsernsMode": "host",
+            "ReadonlyRootfs": True,
+            "CapDrop": ["ALL"],
+            "CapAdd": list(added),
+            "SecurityOpt": ["no-new-privileges:true"],
+            "Memory": _MEMORY,
+            "PidsLimit": _PIDS,
+            "Mounts": [one.to_json() for one in mounts],
+            "LogConfig": {"Type": "json-file", "Config": {"max-size": "16k", "max-file": "1"}},
+            "RestartPolicy": {"Name": "no"},
+        },
+    }
+
+
+def _packed(spec: CellSpec) -> bytes:
+    """Return the plans of both containers and the configuration of the egress process as a tar."""
+    network = {
+        "program": f"{resource_names.BIN_DIR}/egress",
+        "id": _USER,
+        "control_fd": 0,
+        "config": f"{_PLACE}/{egress.CONFIG}",
+        "records": [f"{_PLACE}/{name}" for name in egress.RECORDS],
+        "device": False,
+    }
+    passed = f"{_PLACE}/passed"
+    # Without servers of the operator, those of the engine's machine are added there.
+    config = {**egress.config(spec.network, spec.ceiling), "servers": list(spec.ceiling.servers)}
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for name, content in (
+            ("give", {"give": passed}),
+            ("take", {"take": passed, "control": _CONTROL, "network": network}),
+            (egress.CONFIG, config),
+        ):
+            data = json.dumps(content).encode()
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(data), 0o600
+            tar.addfile(entry, io.BytesIO(data))
+    return made.getvalue()
