@@ -8,8 +8,13 @@ root=$PWD
 cd runner
 # A lock made from another source of crates would not fit this one.
 rm -f Cargo.lock
+# Not as options of the command line: clippy does not pass them on.
+cat >"$root/build/cargo-home/config.toml" <<'END'
+[source.crates-io]
+replace-with = "debian"
+[source.debian]
+directory = "/usr/share/cargo/registry"
+END
 exec env -u RUSTFLAGS -u RUSTC_WRAPPER -u RUSTUP_TOOLCHAIN -u CARGO_BUILD_TARGET \
     PATH=/usr/bin:/bin CARGO_HOME="$root/build/cargo-home" CARGO_TARGET_DIR="$root/build/runner-dev" \
-    CARGO_NET_OFFLINE=true /usr/bin/cargo \
-    --config 'source.crates-io.replace-with="debian"' \
-    --config 'source.debian.directory="/usr/share/cargo/registry"' "$@"
+    CARGO_NET_OFFLINE=true /usr/bin/cargo "$@"

@@ -227,7 +227,7 @@ impl Egress {
             State::Refused => self.refused_step(id, connection),
             State::Dialling(_) => {
                 let fd = connection.server.as_ref().map_or(-1, |s| s.as_raw_fd());
-                let at = connection.dialled.unwrap_or(connection.wanted.ip());
+                let at = connection.dialled.unwrap_or_else(|| connection.wanted.ip());
                 match connected(fd, SocketAddr::new(at, connection.wanted.port())) {
                     Ok(false) => {
                         self.items.insert(id, Item::Connection(connection));
