@@ -110,7 +110,7 @@ _NETWORK = (
     Ratio("connect through a network", "direct", 4.0, "a connection <= 4 x a direct one"),
     Ratio("connect through a network", "pasta", 1.5, "a connection <= 1.5 x pasta's"),
     Ratio("download of 1 GB through a network", "direct", 2.0, "a download <= 2 x a direct one"),
-    Ratio("download of 1 GB through a network", "pasta", 1.0, "a download <= pasta's"),
+    Ratio("download of 1 GB through a network", "pasta", 1.5, "a download <= 1.5 x pasta's"),
     Ratio("create with a network", "no network", 1.3, "create with a network <= 1.3 x without"),
 )
 

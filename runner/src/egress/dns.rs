@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn random_bytes_never_panic() {
         let mut seed = 1u64;
-        for _ in 0..20_000 {
+        for _ in 0..100_000 {
             let mut bytes = Vec::new();
             for _ in 0..(seed % 80) {
                 seed = seed
