@@ -38,7 +38,11 @@ def test_every_field_is_read():
         max_stdout_bytes=1000,
         max_stderr_bytes=2000,
         allow_network=True,
-        network={"enabled": True, "allow": ["example.org", "*.example.org", "127.0.0.1:8080"]},
+        network={
+            "enabled": True,
+            "allow": ["example.org", "*.example.org", "127.0.0.1:8080"],
+            "limits": {"connections": 8},
+        },
         pip_packages=["pandas", "numpy==2.1.0", "uvicorn[standard]>=0.30,<1"],
         npm_packages=["lodash", "@types/node@20.1.0", "left-pad@^1.3.0"],
         profile="dev",
@@ -64,7 +68,10 @@ def test_every_field_is_read():
         timeout_seconds=300.0,
         options=SandboxOptions(
             image="python:3.11-slim",
-            network={"allow": ["example.org", "*.example.org", "127.0.0.1:8080"]},
+            network={
+                "allow": ["example.org", "*.example.org", "127.0.0.1:8080"],
+                "limits": {"connections": 8},
+            },
             pip_packages=("pandas", "numpy==2.1.0", "uvicorn[standard]>=0.30,<1"),
             npm_packages=("lodash", "@types/node@20.1.0", "left-pad@^1.3.0"),
             profile="dev",
@@ -188,6 +195,7 @@ def test_a_session_in_compute_mode_is_a_warning():
         ({"network": True}, "sandbox.network"),
         ({"network": {"enabled": "on"}}, "sandbox.network.enabled"),
         ({"network": {"allow": ["a b"]}}, "sandbox.network.allow[0]"),
+        ({"network": {"limits": {"connections": 0}}}, "sandbox.network.limits"),
         ({"network": {"allow": ["ok.org", "-x"]}}, "sandbox.network.allow[1]"),
         ({"pip_packages": "pandas"}, "sandbox.pip_packages"),
         ({"pip_packages": [1]}, "sandbox.pip_packages[0]"),

@@ -20,6 +20,7 @@ from sandkasten.model.images.image_name import checked_name
 from sandkasten.model.runs.session_key import SessionKey
 from sandkasten.model.sandbox.gpus import parse_gpus
 from sandkasten.model.sandbox.limits import Limits
+from sandkasten.model.sandbox.network_limits import asked_limits
 from sandkasten.model.sandbox.network_policy import rules_of
 from sandkasten.model.sandbox.policy import (
     LIMIT_NAMES,
@@ -66,7 +67,7 @@ OPTION_FIELDS: Final = (
 """The options of `SandboxOptions` that a file can set and a listing of agents shows."""
 RUNTIMES: Final = ("python", "node", "bash", "shell", "linux", "base", "host")
 SESSION_FIELDS: Final = ("name", "retain")
-NETWORK_FIELDS: Final = ("enabled", "allow")
+NETWORK_FIELDS: Final = ("enabled", "allow", "limits")
 LIMIT_FIELDS: Final = (*LIMIT_NAMES, "gpus", "timeout_seconds", "idle_timeout_seconds")
 
 # The widest range that any operator may set: only the type is checked here.
@@ -229,15 +230,25 @@ def _network(
     for path, value in requested[1:]:
         if value != requested[0][1]:
             raise _contradiction(requested[0][0], path)
+    limits = _network_limits(inner)
     if hosts:
-        return {"allow": list(hosts)}, inner.path("allow")
+        return {"allow": list(hosts), **limits}, inner.path("allow")
     if not requested:
         # An empty list allows nothing.
         empty = inner.values.get("allow") is not None
         return "none" if empty else None, fields.path("allow_network")
     if not requested[0][1]:
         return "none", requested[0][0]
-    return "full", requested[0][0]
+    return {"allow": ["*"], **limits} if limits else "full", requested[0][0]
+
+
+def _network_limits(network: DefinitionFields) -> dict[str, Any]:
+    try:
+        limits = asked_limits(network.values.get("limits"))
+    except InvalidRequest as exc:
+        path = network.path("limits")
+        raise InvalidAgent(f"{path}: {exc.message}", hint=exc.hint, field=path) from exc
+    return {"limits": dict(limits)} if limits else {}
 
 
 def _limits(fields: DefinitionFields, limits: DefinitionFields) -> dict[str, Number]:
