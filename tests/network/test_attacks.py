@@ -294,12 +294,18 @@ def stream():
     for _ in range(seed.randint(0, 2)):
         made[seed.randrange(len(made))] = seed.randrange(256)
     return bytes(made)
-streams = [stream() for _ in range({count})]
+lock, left = threading.Lock(), {count}
 def work():
-    while streams:
+    global left
+    while True:
+        with lock:
+            if not left:
+                return
+            left -= 1
+            one = stream()
         try:
-            talk(streams.pop())
-        except (OSError, IndexError):
+            talk(one)
+        except OSError:
             pass
 threads = [threading.Thread(target=work) for _ in range(32)]
 [one.start() for one in threads]
