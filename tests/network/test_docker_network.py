@@ -19,11 +19,17 @@ import pytest
 
 from sandkasten import Sandbox
 from sandkasten.backends.docker import container_network
+from sandkasten.backends.docker.backend import DockerBackend
+from sandkasten.backends.docker.docker_options import DockerOptions
 from sandkasten.backends.docker.engine.engine_address import EngineAddress
 from sandkasten.backends.docker.runner_volume import RunnerVolume
 from sandkasten.errors import SandboxLost
 from sandkasten.linux.confinement import id_ranges
 from sandkasten.linux.programs import Programs
+from sandkasten.model.ids import new_sandbox_id
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.cell_spec import CellSpec
+from sandkasten.model.sandbox.network_policy import NetworkPolicy
 from tests.engines import lent, stock
 from tests.network.conftest import Handler, served
 from tests.patience import PATIENCE_S
@@ -138,6 +144,28 @@ def test_a_remote_engine_has_a_network_by_rule(far, far_web, tmp_path, monkeypat
     far.docker("volume", "rm", RunnerVolume(None, found.runner, others).volume)  # type: ignore[arg-type]
     with Sandbox(backend="docker", data_dir=place, network={"allow": allow}) as box:
         assert box.exec(fetch(f"good.test:{port}")).output == f"hello good.test:{port}\n"
+
+
+async def test_what_a_killed_daemon_left_is_found_and_removed(engine, far, tmp_path):
+    """Nothing but the record on disk and the labels in the engine tells what there is."""
+    ca, cert, key = (f"{far.certificates}/{name}.pem" for name in ("ca", "cert", "key"))
+    for where, options in (
+        (engine, DockerOptions(host=engine.host, workspace="volume")),
+        (far, DockerOptions(host=far.host, tls_ca=ca, tls_cert=cert, tls_key=key)),
+    ):
+        the_id, home = new_sandbox_id(), tmp_path / urlsplit(where.host).scheme
+        image = Image(stock.reference(stock.PROGRAMS), "engine")
+        made = DockerBackend(home, options)
+        cell = await made.create(the_id, CellSpec(image=image, network=NetworkPolicy(full=True)))
+        await cell.let_go()
+        await made.aclose()
+        later = DockerBackend(home, options)
+        assert await later.owned() == [the_id]
+        await later.discard(the_id)
+        await later.aclose()
+        left = [one for one in (*where.containers(), *where.volumes()) if the_id in one]
+        assert (left, list(home.glob("docker/*/*"))) == ([], [])
+        assert id_ranges.slot_of(id_ranges.HOST_DIRECTORY, the_id) is None
 
 
 def test_a_runtime_with_a_stack_of_its_own_is_refused():
