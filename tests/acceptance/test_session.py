@@ -25,6 +25,7 @@ async def test_the_asynchronous_sandbox_remembers_too(data_dir):
         assert (await box.exec("echo $A; pwd")).output == "1\n/tmp\n"
 
 
+@pytest.mark.real_start
 def test_a_one_shot_from_the_command_line_computes(data_dir):
     said = sandkasten("run", "-c", "print(6*7)")
     assert (said.status, said.out) == (0, "42\n")
@@ -85,6 +86,7 @@ def test_code_of_each_runtime_runs(runtime, code, wanted, data_dir, make):
     assert (said.out, said.status) == (wanted, 0)
 
 
+@pytest.mark.real_start
 def test_the_command_line_exits_with_the_status_of_the_code(data_dir):
     assert sandkasten("run", "-c", "raise SystemExit(42)").status == 42
     assert sandkasten("run", "--runtime", "bash", "-c", "kill -9 $$").status == 137

@@ -49,6 +49,7 @@ def _make_and_kill(how: str, wait_for: str | None = None) -> tuple[str, str]:
     return sandbox_id, shell
 
 
+@pytest.mark.real_start
 @pytest.mark.promise("P28")
 def test_after_kill_9_of_the_creator_the_command_line_continues_in_the_same_shell(data_dir: Path):
     sandbox_id, shell = _make_and_kill("idle")
@@ -68,6 +69,7 @@ def test_after_kill_9_of_the_creator_the_command_line_continues_in_the_same_shel
     assert sandbox_id not in sandkasten("ls").out
 
 
+@pytest.mark.real_start
 def test_after_kill_9_of_the_creator_a_python_object_continues(data_dir: Path):
     sandbox_id, shell = _make_and_kill("idle")
     assert sandbox_id in [info.id for info in Sandbox.list(data_dir=data_dir)]
@@ -77,6 +79,7 @@ def test_after_kill_9_of_the_creator_a_python_object_continues(data_dir: Path):
         assert box.exec("echo $$; pwd").output == f"{shell}\n/workspace/a b\n"
 
 
+@pytest.mark.real_start
 def test_a_command_running_during_kill_9_runs_to_its_end(data_dir: Path):
     sandbox_id, shell = _make_and_kill("busy", wait_for="/tmp/begun")
     with Sandbox.attach(

@@ -89,6 +89,7 @@ def test_the_shell_remembers_from_one_process_to_the_next(cli, box):
     assert (done.stdout, done.returncode) == (b"1\n/tmp\n", 0)
 
 
+@pytest.mark.real_start
 @both_ways
 def test_a_terminated_run_ends_its_code_and_its_sandbox(cli):
     asleep = f"{600 + os.getpid() % 100}.{time.monotonic_ns()}"
@@ -173,6 +174,7 @@ def test_input_is_piped_through_and_output_is_live(cli, box):
     assert (out, process.returncode) == (b"late now\n", 0)
 
 
+@pytest.mark.real_start
 @both_ways
 def test_ctrl_c_ends_the_command_and_not_the_sandbox(cli, box):
     process = subprocess.Popen(

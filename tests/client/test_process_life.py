@@ -6,8 +6,13 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from sandkasten import Sandbox
 from sandkasten.model.optional_extras import install_command
+
+# The start and the end of an interpreter are what is tested.
+pytestmark = pytest.mark.real_start
 
 
 def test_importing_the_package_loads_neither_asyncio_nor_the_engine(script):

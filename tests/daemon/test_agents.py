@@ -225,6 +225,7 @@ async def some(runs: RunDirectory) -> bool:
     return bool(await runs.list(None))
 
 
+@pytest.mark.real_start
 @pytest.mark.promise("P68")
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 async def test_an_interrupted_command_cancels_its_run_and_leaves_nothing(scene, number, status):

@@ -29,6 +29,7 @@ async def told(*words: str, environ: dict[str, str] | None = None) -> tuple[int,
     return process.returncode or 0, complaint.decode()
 
 
+@pytest.mark.real_start
 @pytest.mark.promise("P28")
 async def test_a_session_outlives_the_daemon_that_made_it(tmp_path):
     async with running(tmp_path / "data") as daemon, aiohttp.ClientSession() as http:
@@ -124,6 +125,7 @@ async def test_tls_works_with_a_self_signed_certificate(tmp_path):
         assert b"certificate" in wrong
 
 
+@pytest.mark.real_start
 async def test_init_writes_settings_that_serve_accepts(tmp_path):
     config = tmp_path / "sandkasten.yaml"
     status, complaint = await told(
@@ -156,6 +158,7 @@ async def test_a_port_in_use_is_a_typed_error(tmp_path):
         assert "--listen" in complaint
 
 
+@pytest.mark.real_start
 @pytest.mark.parametrize("signal", ["stop", "kill"])
 async def test_a_dead_daemons_socket_is_taken_over(tmp_path, signal):
     daemon = DaemonProcess(tmp_path / "data")
