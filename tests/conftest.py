@@ -83,7 +83,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     config.stash[_left] = []
     if config.getoption("numprocesses", None) and asked.needs_engines(config):
         lent.start_all()
-    if _is_worker(config) and asked.needs_engines(config):
+    if _is_worker(config) and asked.needs_engines(config) and forked.SUPPORTED:
         forked.start()
 
 

@@ -26,6 +26,7 @@ import io
 import json
 import os
 import pkgutil
+import platform
 import runpy
 import select
 import signal
@@ -40,6 +41,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+# Elsewhere every start is a real one: the arguments of clone differ.
+SUPPORTED = sys.platform == "linux" and platform.machine() == "x86_64"
 MODULES = ("sandkasten.cli", "tests.unisolated", "tests.cli.start_probe")
 _REPOSITORY = Path(__file__).resolve().parents[1]
 # Programs of their own, which replace modules of others when they are imported.
@@ -53,7 +56,8 @@ _parameters = inspect.signature(_original)
 
 def install() -> None:
     """Have forks take the place of new interpreters in this process. Twice is fine."""
-    subprocess.Popen._execute_child = _execute_child  # type: ignore[attr-defined]
+    if SUPPORTED:
+        subprocess.Popen._execute_child = _execute_child  # type: ignore[attr-defined]
 
 
 # ---- in the test ------------------------------------------------------------------------------
@@ -206,14 +210,18 @@ def _start(given: dict[str, Any]) -> Start | None:
         return None
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         return None
-    umask = os.umask(0o077)
-    os.umask(umask)
     told = {
         "strict": strict, "what": what, "name": name, "words": more, "cwd": cwd,
-        "environ": environ, "umask": umask,
+        "environ": environ, "umask": _umask(),
         "session": bool(given["start_new_session"]), "passed": list(given["pass_fds"]),
     }  # fmt: skip
     return Start(told, _of_the_interpreter(environ))
+
+
+def _umask() -> int:
+    """Return the umask without a change of it, which other threads would see."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("\nUmask:")[2].split()[0], 8)
 
 
 def _is_ordinary(script: str) -> bool:
@@ -296,7 +304,8 @@ def _become(told: dict[str, Any], files: list[int]) -> None:
     os.environ.clear()
     os.environ.update(told["environ"])
     time.tzset()
-    sys.path[0] = told["cwd"] if told["what"] == "-m" else ""
+    first = told["cwd"] if told["what"] == "-m" else ""
+    sys.path[:] = [first, *_entries(told["environ"]), *_BASE]
     sys.argv[:] = [told["what"], *told["words"]]
     options = ["-W", "error"] if told["strict"] else []
     sys.orig_argv[1:] = [*options, told["what"], told["name"], *told["words"]]
@@ -307,6 +316,10 @@ def _become(told: dict[str, Any], files: list[int]) -> None:
         made = _text(number, "w" if number else "r", getattr(sys, name))
         for place in (name, f"__{name}__"):
             setattr(sys, place, made)
+
+
+def _entries(environ: Any) -> list[str]:
+    return [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
 
 
 def _text(number: int, mode: str, before: Any) -> Any:
@@ -362,6 +375,8 @@ def _run(what: str, name: str) -> int:
 
 
 _OWN = sys.modules[__name__]
+# Without the directory and the entries of PYTHONPATH, which each start has of its own.
+_BASE = sys.path[1 + len(_entries(os.environ)) :]
 
 
 def _end(status: int) -> NoReturn:

@@ -17,6 +17,7 @@ from tests.patience import PATIENCE_S
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.skipif(not forked.SUPPORTED, reason="every start here is a real one")
 PROBE = [sys.executable, "-m", "tests.cli.start_probe"]
 
 
