@@ -27,7 +27,7 @@ ln -sfn "$here/../spec" "$target/spec"
 
 export RUSTFLAGS="-C target-feature=+crt-static -C force-unwind-tables=no"
 export CARGO_TARGET_DIR="$target"
-if [ -d "$crates/serde_json-1.0.87" ] && [ -x /usr/bin/cargo ] && [ -x /usr/bin/rustc ]; then
+if [ -d "$crates/serde_json-1.0.87" ] && [ -d "$crates/rustls-0.20.8" ] && [ -x /usr/bin/cargo ] && [ -x /usr/bin/rustc ]; then
     # rustup's shims and settings must not meet Debian's cargo.
     unset RUSTUP_TOOLCHAIN || true
     export CARGO_HOME="$target/cargo-home" RUSTC=/usr/bin/rustc RUSTDOC=/usr/bin/rustdoc

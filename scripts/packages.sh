@@ -15,7 +15,8 @@ setup=(
     zstd                      # layers of images that are compressed with it
     bash coreutils procps     # what people expect to find inside the host image
     curl                      # the demonstration speaks to the daemon with it
-    cargo rustc gcc libc6-dev librust-libc-dev librust-serde-json-dev   # the runner
+    cargo rustc gcc libc6-dev librust-libc-dev librust-serde-json-dev \
+        librust-ring-dev librust-rustls-dev   # the runner
 )
 # Debian's node, unless the machine has one where the host image shows it.
 [ -x /usr/bin/node ] || setup+=(nodejs)

@@ -1,6 +1,7 @@
 //! What the egress was told when it was started, and how it may be told otherwise later.
 
 use crate::addresses::{is_public, Network};
+use crate::inspect::Inspector;
 use crate::limits::Limits;
 use crate::routes::is_own;
 use crate::rules::Rules;
@@ -10,6 +11,8 @@ use std::net::{IpAddr, SocketAddr};
 
 pub struct Config {
     pub rules: Rules,
+    /// Comes over the control socket, because it contains secrets.
+    pub inspector: Option<Inspector>,
     /// Networks that the operator opened although they are not public.
     pub reachable: Vec<Network>,
     pub servers: Vec<SocketAddr>,
@@ -39,6 +42,7 @@ impl Config {
         }
         Some(Config {
             rules: Rules::parse(&v["rules"])?,
+            inspector: None,
             reachable: networks(&v["reachable"])?,
             servers: strings("servers")?
                 .iter()

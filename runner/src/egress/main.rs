@@ -12,11 +12,13 @@
 #![allow(clippy::incompatible_msrv)]
 
 mod addresses;
+mod base64;
 mod config;
 mod dns;
 mod filter;
 mod hello;
 mod http;
+mod inspect;
 mod limits;
 mod names;
 mod record;

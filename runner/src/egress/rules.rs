@@ -1,7 +1,8 @@
 //! Which destinations a sandbox may reach. Pure.
 //!
 //! A destination is a name and a port, or an address and a port. Deny rules win over allow rules. What
-//! no rule mentions is refused, unless the mode is `full`.
+//! no rule mentions is refused, unless the mode is `full`. A rule may be for some requests alone: then it
+//! lets connections to its host pass, and each request on them is decided (`inspect`).
 
 use crate::addresses::Network;
 use serde_json::Value;
@@ -19,6 +20,9 @@ enum Target {
 pub struct Rule {
     target: Target,
     port: Option<u16>,
+    method: Option<String>,
+    /// A path; all that begin with it if it ends with an asterisk.
+    path: Option<String>,
     /// As the user wrote it.
     pub text: String,
 }
@@ -35,6 +39,12 @@ pub struct Rules {
 pub enum Destination<'a> {
     Name(&'a str),
     Address(IpAddr),
+}
+
+/// One request of an inspected connection.
+pub struct Request<'a> {
+    pub method: &'a str,
+    pub path: &'a str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,8 +82,39 @@ impl Rules {
 
     /// Return the rule that denies a destination.
     pub fn denied(&self, to: Destination<'_>, port: u16) -> Option<String> {
-        let rule = self.deny.iter().find(|r| r.matches(to, port));
+        let whole = |r: &&Rule| !r.is_partial() && r.matches(to, port);
+        let rule = self.deny.iter().find(whole);
         rule.map(|rule| format!("deny {}", rule.text))
+    }
+
+    /// Decide about a request on a connection that was allowed.
+    pub fn decide_request(&self, to: Destination<'_>, port: u16, request: &Request) -> Verdict {
+        self.choose(|rule| rule.matches(to, port) && rule.includes(request))
+    }
+
+    /// Decide about a connection whose requests cannot be read.
+    pub fn decide_opaque(&self, to: Destination<'_>, port: u16) -> Verdict {
+        let denied = self.deny.iter().find(|r| r.matches(to, port));
+        if let Some(rule) = denied {
+            return verdict(false, &format!("deny {}", rule.text));
+        }
+        self.choose(|rule| !rule.is_partial() && rule.matches(to, port))
+    }
+
+    fn choose(&self, applies: impl Fn(&Rule) -> bool) -> Verdict {
+        if let Some(rule) = self.deny.iter().find(|rule| applies(rule)) {
+            return verdict(false, &format!("deny {}", rule.text));
+        }
+        if let Some(rule) = self.allow.iter().find(|rule| applies(rule)) {
+            return verdict(true, &format!("allow {}", rule.text));
+        }
+        verdict(self.full, if self.full { "full" } else { "default" })
+    }
+
+    /// Whether paths decide something at this destination.
+    pub fn looks_at_paths(&self, to: Destination<'_>, port: u16) -> bool {
+        let mut all = self.allow.iter().chain(&self.deny);
+        all.any(|rule| rule.path.is_some() && rule.matches(to, port))
     }
 
     /// Whether a name may be looked up outside: some port of it is allowed.
@@ -82,13 +123,13 @@ impl Rules {
         let denied = self
             .deny
             .iter()
-            .any(|r| r.port.is_none() && r.matches(to, 0));
+            .any(|r| r.port.is_none() && !r.is_partial() && r.matches(to, 0));
         let allowed = self.full || self.allow.iter().any(|r| r.target.matches(to));
         self.dry_run || (allowed && !denied)
     }
 }
 
-fn verdict(allowed: bool, rule: &str) -> Verdict {
+pub fn verdict(allowed: bool, rule: &str) -> Verdict {
     Verdict {
         allowed,
         rule: rule.to_owned(),
@@ -96,7 +137,7 @@ fn verdict(allowed: bool, rule: &str) -> Verdict {
 }
 
 impl Rule {
-    fn parse(v: &Value) -> Option<Rule> {
+    pub fn parse(v: &Value) -> Option<Rule> {
         let port = match &v["port"] {
             Value::Null => None,
             found => Some(u16::try_from(found.as_u64()?).ok()?),
@@ -113,12 +154,31 @@ impl Rule {
         Some(Rule {
             target,
             port,
+            method: v["method"].as_str().map(str::to_owned),
+            path: v["path"].as_str().map(str::to_owned),
             text: v["text"].as_str()?.to_owned(),
         })
     }
 
-    fn matches(&self, to: Destination<'_>, port: u16) -> bool {
+    pub fn matches(&self, to: Destination<'_>, port: u16) -> bool {
         self.port.map_or(true, |p| p == port) && self.target.matches(to)
+    }
+
+    /// Whether it is for some requests alone.
+    fn is_partial(&self) -> bool {
+        self.method.is_some() || self.path.is_some()
+    }
+
+    fn includes(&self, request: &Request) -> bool {
+        let method = self.method.as_ref().map_or(true, |m| m == request.method);
+        let path = self
+            .path
+            .as_ref()
+            .map_or(true, |p| match p.strip_suffix('*') {
+                Some(start) => request.path.starts_with(start),
+                None => request.path == p,
+            });
+        method && path
     }
 }
 

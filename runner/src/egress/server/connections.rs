@@ -60,7 +60,10 @@ impl Egress {
             client,
             server: None,
             state: State::Resolving,
-            checked: name.is_none() || self.config.rules.full,
+            checked: match &name {
+                Some(name) => self.config.rules.full && !self.inspects(name, wanted.port()),
+                None => true,
+            },
             requests: None,
             passes: 0,
             name,
@@ -248,6 +251,7 @@ impl Egress {
                 }
             }
             State::Relaying => self.relay(id, connection),
+            State::Inspecting(_) => self.inspect(id, connection),
         }
     }
 
@@ -264,6 +268,11 @@ impl Egress {
                     connection.deadline = None;
                     if matches!(seen, First::Http(_)) {
                         connection.requests = Some(Requests::new());
+                    }
+                    match self.inspected(&mut connection, seen) {
+                        Some(Ok(())) => return self.inspect(id, connection),
+                        Some(Err(rule)) => return self.stop(id, connection, &rule),
+                        None => {}
                     }
                 }
                 Passage::Closed(rule) => return self.stop(id, connection, rule),
@@ -322,7 +331,7 @@ impl Egress {
         self.records.write(record);
     }
 
-    fn record(&self, id: u64, connection: &Connection, event: &str) -> Value {
+    pub(super) fn record(&self, id: u64, connection: &Connection, event: &str) -> Value {
         json!({
             "connection": id,
             "event": event,

@@ -2,6 +2,7 @@
 
 use super::{Egress, Item, State};
 use crate::config::networks;
+use crate::inspect::{wipe_value, Inspector};
 use crate::limits::Limits;
 use crate::rules::{Destination, Rules};
 use crate::sockets::reset;
@@ -9,7 +10,7 @@ use crate::sys::{self, check};
 use serde_json::{json, Value};
 use std::os::unix::io::{AsRawFd, OwnedFd};
 
-const MAX_CONTROL: usize = 1 << 20;
+const MAX_CONTROL: usize = 4 << 20;
 
 impl Egress {
     pub(super) fn accept_control(&mut self) {
@@ -38,6 +39,8 @@ impl Egress {
             }
             if text.ends_with(b"\n") {
                 let mut answer = self.command(&text).to_string();
+                // It may contain secrets.
+                text.fill(0);
                 // A client that was answered finds the records.
                 self.records.flush();
                 answer.push('\n');
@@ -49,7 +52,7 @@ impl Egress {
     }
 
     fn command(&mut self, text: &[u8]) -> Value {
-        let v: Value = match serde_json::from_slice(text) {
+        let mut v: Value = match serde_json::from_slice(text) {
             Ok(v) => v,
             Err(_) => return json!({"error": "not JSON"}),
         };
@@ -57,6 +60,19 @@ impl Egress {
             match networks(&v["reachable"]) {
                 Some(found) => self.config.reachable = found,
                 None => return json!({"error": "the networks are not valid"}),
+            }
+        }
+        if !v["inspect"].is_null() {
+            let changed = match &mut self.config.inspector {
+                Some(inspector) => inspector.change(&v["inspect"]).is_some(),
+                None => {
+                    self.config.inspector = Inspector::parse(&v["inspect"]);
+                    self.config.inspector.is_some()
+                }
+            };
+            wipe_value(&mut v["inspect"]);
+            if !changed {
+                return json!({"error": "the inspection cannot be changed so"});
             }
         }
         if !v["rules"].is_null() {

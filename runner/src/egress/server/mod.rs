@@ -5,12 +5,14 @@
 
 mod connections;
 mod control;
+mod inspected;
 mod questions;
 mod relaying;
 
 use crate::config::Config;
 use crate::dns::Question;
 use crate::http::{Requests, UNCLEAR};
+use crate::inspect::Inspection;
 use crate::limits::Meter;
 use crate::names::Names;
 use crate::record::Records;
@@ -52,6 +54,7 @@ enum State {
     Resolving,
     Dialling(VecDeque<IpAddr>),
     Relaying,
+    Inspecting(Box<Inspection>),
     /// Refused; an HTTP client gets a 403 with the reason.
     Refused,
 }
@@ -251,7 +254,7 @@ impl Egress {
             .filter(|(_, item)| match item {
                 Item::Connection(c) => {
                     c.deadline.map_or(false, |d| d <= now)
-                        || (matches!(c.state, State::Relaying)
+                        || (matches!(c.state, State::Relaying | State::Inspecting(_))
                             && now.duration_since(c.active) > idle)
                 }
                 Item::Lookup(lookup, _) => lookup.deadline <= now,
@@ -271,7 +274,7 @@ impl Egress {
                         connection.deadline = None;
                         self.stop(id, connection, UNCLEAR);
                     }
-                    State::Relaying => {
+                    State::Relaying | State::Inspecting(_) => {
                         self.close(id, &connection, Some("limit:idle_seconds"));
                         reset(&connection.client);
                     }

@@ -161,7 +161,7 @@ impl Egress {
     }
 
     /// End a connection at a limit; it may be in the middle of an answer, so no 403 is possible.
-    fn end(&mut self, id: u64, connection: Box<Connection>) {
+    pub(super) fn end(&mut self, id: u64, connection: Box<Connection>) {
         self.refused += 1;
         self.note(id, &connection, "refused", None);
         reset(&connection.client);

@@ -1,0 +1,428 @@
+//! An inspected connection: every HTTP/1.1 request on it is read, decided by rule, and written anew.
+//!
+//! The client speaks TLS with us (with a certificate of this sandbox's authority) and we speak TLS with
+//! the server, whose certificate is checked; or both are plain HTTP. One request is under way at a time:
+//! the next one is read when the answer to the one before has passed. Secrets go only into requests
+//! over TLS to their hosts, and what comes back is searched for them.
+
+mod answer;
+mod body;
+mod certificates;
+mod head;
+mod policy;
+mod secrets;
+mod side;
+
+pub use policy::Inspector;
+pub use secrets::wipe_value;
+
+use crate::rules::Rules;
+use body::{Body, Part};
+use head::{Framing, Head};
+use secrets::Mask;
+use side::Side;
+use std::os::unix::io::RawFd;
+
+const PIECE: usize = 32 << 10;
+/// Bodies up to this size are searched for placeholders.
+const MOST_BODY: usize = 1 << 20;
+const ROUNDS: usize = 64;
+
+/// The part of a request or of an answer that is being moved.
+enum Stage {
+    Head,
+    Body(Body),
+    /// Held until it is complete: a secret may go into it. The head waits with it.
+    Collecting(Body, Box<Head>, Vec<u8>),
+    /// Complete. A request waits for its answer; an answer for the next request.
+    Idle,
+    /// Not HTTP any more.
+    Opaque,
+}
+
+/// What the log should say.
+pub struct Event {
+    pub method: String,
+    pub path: String,
+    pub rule: String,
+    /// False and not refused: a dry run let it pass.
+    pub allowed: bool,
+    pub refused: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub enum Moved {
+    Idle,
+    Busy,
+    /// We have ended it; the rest of the client's input is thrown away.
+    Ending,
+    Done,
+}
+
+pub struct Inspection {
+    name: String,
+    port: u16,
+    secure: bool,
+    client: Side,
+    server: Side,
+    request: Stage,
+    answer: Stage,
+    method: String,
+    upgrade: bool,
+    keep: bool,
+    ending: bool,
+    mask: Mask,
+    pub events: Vec<Event>,
+}
+
+impl Inspection {
+    /// `secure` is whether the client began with TLS.
+    pub fn new(
+        inspector: &mut Inspector,
+        name: &str,
+        port: u16,
+        secure: bool,
+    ) -> Option<Inspection> {
+        let (client, server) = match secure {
+            true => {
+                let (client, server) = inspector.ends(name)?;
+                (Side::new(Some(client)), Side::new(Some(server)))
+            }
+            false => (Side::new(None), Side::new(None)),
+        };
+        Some(Inspection {
+            name: name.to_owned(),
+            port,
+            secure,
+            client,
+            server,
+            request: Stage::Head,
+            answer: Stage::Idle,
+            method: String::new(),
+            upgrade: false,
+            keep: true,
+            ending: false,
+            mask: Mask::default(),
+            events: Vec::new(),
+        })
+    }
+
+    /// Set what may be received from the server and sent to it in the next step.
+    pub fn permit(&mut self, received: u64, sent: u64) {
+        self.server.most = (received, sent);
+        self.server.held = (false, false);
+    }
+
+    /// Whether more would have been received, and sent.
+    pub fn held(&self) -> (bool, bool) {
+        self.server.held
+    }
+
+    /// Bytes to and from the server.
+    pub fn bytes(&self) -> (u64, u64) {
+        (self.server.sent, self.server.received)
+    }
+
+    /// Move what can be moved now.
+    pub fn step(
+        &mut self,
+        rules: &Rules,
+        inspector: &Inspector,
+        (inside, outside): (RawFd, RawFd),
+    ) -> Result<Moved, String> {
+        for _ in 0..ROUNDS {
+            let mut any = self.client.receive(inside)?;
+            if !self.ending {
+                match self.server.receive(outside) {
+                    Ok(more) => any |= more,
+                    Err(trouble) => self.server_trouble(&trouble)?,
+                }
+                any |= self.advance(rules, inspector)?;
+            }
+            any |= self.client.send(inside)?;
+            if !self.ending {
+                match self.server.send(outside) {
+                    Ok(more) => any |= more,
+                    Err(trouble) => self.server_trouble(&trouble)?,
+                }
+            }
+            if self.ending {
+                self.client.input.clear();
+                if self.client.finished() && self.client.ended {
+                    return Ok(Moved::Done);
+                }
+            }
+            if !any {
+                return Ok(match self.ending {
+                    true => Moved::Ending,
+                    false => Moved::Idle,
+                });
+            }
+        }
+        Ok(Moved::Busy)
+    }
+
+    /// The server cannot be used. If the client waits for an answer, it gets one.
+    fn server_trouble(&mut self, trouble: &str) -> Result<(), String> {
+        let waits = matches!(self.answer, Stage::Head) || matches!(self.request, Stage::Head);
+        if !waits || matches!(self.answer, Stage::Body(_) | Stage::Opaque) {
+            return Err(trouble.to_owned());
+        }
+        let text = format!("{} cannot be used over TLS: {}\n", self.name, trouble);
+        self.end_with("502 Bad Gateway", &text);
+        Ok(())
+    }
+
+    /// Answer in the server's place, and end the connection.
+    fn end_with(&mut self, status: &str, text: &str) {
+        let answer = format!(
+            "HTTP/1.1 {}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {}\r\n\
+             Connection: close\r\nX-Sandkasten-Network: refused\r\n\r\n{}",
+            status,
+            text.len(),
+            text
+        );
+        self.client.output.extend_from_slice(answer.as_bytes());
+        self.end();
+    }
+
+    fn end(&mut self) {
+        self.client.closing = true;
+        self.ending = true;
+    }
+
+    fn advance(&mut self, rules: &Rules, inspector: &Inspector) -> Result<bool, String> {
+        let named = |host: &str| host.eq_ignore_ascii_case(&self.name);
+        let known = self.secure && !self.client.handshaking();
+        if known && !self.client.server_name().map_or(false, named) {
+            return Err("the client names another host".to_owned());
+        }
+        let mut any = false;
+        while !self.ending
+            && (self.advance_request(rules, inspector) || self.advance_answer(inspector)?)
+        {
+            any = true;
+        }
+        Ok(any)
+    }
+
+    fn advance_request(&mut self, rules: &Rules, inspector: &Inspector) -> bool {
+        if !self.server.has_room() {
+            return false;
+        }
+        match std::mem::replace(&mut self.request, Stage::Idle) {
+            Stage::Head => self.request_head(rules, inspector),
+            Stage::Body(mut body) => match body.take(&mut self.client.input, PIECE) {
+                Ok(Part::Data(data)) => {
+                    body.put(&data, &mut self.server.output);
+                    self.request = Stage::Body(body);
+                    true
+                }
+                Ok(Part::End) => {
+                    body.put_end(&mut self.server.output);
+                    true
+                }
+                Ok(Part::More) => {
+                    self.request = Stage::Body(body);
+                    self.client.ended && {
+                        self.end();
+                        true
+                    }
+                }
+                Err(why) => {
+                    self.bad_request(why);
+                    true
+                }
+            },
+            Stage::Collecting(body, head, held) => self.collect(inspector, body, head, held),
+            Stage::Opaque => {
+                self.request = Stage::Opaque;
+                if self.client.ended {
+                    self.server.closing = true;
+                }
+                let any = !self.client.input.is_empty();
+                self.server.output.append(&mut self.client.input);
+                any
+            }
+            Stage::Idle => false,
+        }
+    }
+
+    fn bad_request(&mut self, why: &str) {
+        let text = format!("The request is not clear: {}.\n", why);
+        self.refuse("", "", why);
+        if matches!(self.answer, Stage::Body(_)) {
+            return self.end();
+        }
+        self.end_with("400 Bad Request", &text);
+    }
+
+    fn refuse(&mut self, method: &str, path: &str, rule: &str) {
+        self.note(method, path, rule, false, true);
+    }
+
+    fn note(&mut self, method: &str, path: &str, rule: &str, allowed: bool, refused: bool) {
+        self.events.push(Event {
+            allowed,
+            method: method.chars().take(32).collect(),
+            path: path.chars().take(256).collect(),
+            rule: rule.to_owned(),
+            refused,
+        });
+    }
+
+    fn request_head(&mut self, rules: &Rules, inspector: &Inspector) -> bool {
+        self.request = Stage::Head;
+        let (mut head, framing) = match self.read_request() {
+            Ok(Some(found)) => found,
+            Ok(None) => {
+                let silent = self.client.ended;
+                if silent {
+                    self.end();
+                }
+                return silent;
+            }
+            Err(why) => {
+                self.bad_request(why);
+                return true;
+            }
+        };
+        let (method, path) = (head.first[0].clone(), head.path().to_owned());
+        let verdict = policy::decide(rules, &self.name, self.port, &method, &path);
+        let plain = (!self.secure).then(|| inspector.placeholder_in(&head));
+        if let Some(secret) = plain.flatten() {
+            self.refuse(&method, &path, "secret without TLS");
+            let text = format!(
+                "Secret {} is sent only over TLS. Use https://{}.\n",
+                secret, self.name
+            );
+            self.end_with("403 Forbidden", &text);
+            return true;
+        }
+        if !verdict.allowed && !rules.dry_run {
+            self.refuse(&method, &path, &verdict.rule);
+            let text = format!(
+                "This sandbox may not send {} {}{} ({}).\n\
+                 Its creator sets what it may reach (network.allow).\n",
+                method, self.name, path, verdict.rule
+            );
+            self.end_with("403 Forbidden", &text);
+            return true;
+        }
+        self.note(&method, &path, &verdict.rule, verdict.allowed, false);
+        self.upgrade = head.lists("connection", "upgrade")
+            && head
+                .only("upgrade")
+                .map_or(false, |u| u.eq_ignore_ascii_case(b"websocket"));
+        self.keep = head.keeps(&head.first[2]);
+        // What belongs to this connection alone; it is stated anew.
+        for name in [
+            "proxy-connection",
+            "keep-alive",
+            "te",
+            "trailer",
+            "connection",
+        ] {
+            head.remove(name);
+        }
+        if !self.upgrade {
+            head.remove("upgrade");
+        }
+        let connection: &[u8] = match (self.upgrade, self.keep) {
+            (true, _) => b"Upgrade",
+            (_, true) => b"keep-alive",
+            (_, false) => b"close",
+        };
+        head.set("Connection", connection);
+        self.method = method;
+        self.mask = inspector.mask();
+        self.answer = Stage::Head;
+        let attached = self.secure && inspector.has_secret(&self.name, self.port);
+        if attached {
+            // What comes back must be readable here, and whole.
+            head.set("Accept-Encoding", b"identity");
+            head.remove("range");
+            head.remove("if-range");
+            inspector.insert(&self.name, self.port, &mut head);
+        }
+        let body = Body::new(framing);
+        let collects = attached
+            && inspector.fills_bodies(&self.name, self.port)
+            && match framing {
+                Framing::Length(n) => n > 0 && n <= MOST_BODY as u64,
+                framing => framing == Framing::Chunked,
+            };
+        if collects {
+            if head.lists("expect", "100-continue") {
+                head.remove("expect");
+                let go_on = b"HTTP/1.1 100 Continue\r\n\r\n";
+                self.client.output.extend_from_slice(go_on);
+            }
+            self.request = Stage::Collecting(body, Box::new(head), Vec::new());
+        } else {
+            self.server.output.extend_from_slice(&head.to_bytes());
+            self.request = Stage::Body(body);
+        }
+        true
+    }
+
+    fn read_request(&mut self) -> Result<Option<(Head, Framing)>, &'static str> {
+        let (head, length) = match head::request(&self.client.input)? {
+            Some(found) => found,
+            None => return Ok(None),
+        };
+        let framing = head.request_framing()?;
+        if ["CONNECT", "TRACE"].contains(&&head.first[0][..]) {
+            return Err("this method is not allowed");
+        }
+        let host = head.only("host").ok_or("it needs one Host")?;
+        if !policy::same_host(host, &self.name, self.port) {
+            return Err("its Host is not the name of the connection");
+        }
+        self.client.input.drain(..length);
+        Ok(Some((head, framing)))
+    }
+
+    /// Hold a body until it is complete, or too long to be searched.
+    fn collect(
+        &mut self,
+        inspector: &Inspector,
+        mut body: Body,
+        mut head: Box<Head>,
+        mut held: Vec<u8>,
+    ) -> bool {
+        match body.take(&mut self.client.input, PIECE) {
+            Ok(Part::Data(data)) => {
+                held.extend_from_slice(&data);
+                if held.len() > MOST_BODY {
+                    self.server.output.extend_from_slice(&head.to_bytes());
+                    body.put(&held, &mut self.server.output);
+                    self.request = Stage::Body(body);
+                } else {
+                    self.request = Stage::Collecting(body, head, held);
+                }
+                true
+            }
+            Ok(Part::More) => {
+                self.request = Stage::Collecting(body, head, held);
+                self.client.ended && {
+                    self.end();
+                    true
+                }
+            }
+            Ok(Part::End) => {
+                let kind = head.only("content-type").unwrap_or(b"").to_vec();
+                let filled = inspector.fill(&self.name, self.port, &kind, held);
+                head.remove("transfer-encoding");
+                head.set("Content-Length", filled.len().to_string().as_bytes());
+                self.server.output.extend_from_slice(&head.to_bytes());
+                self.server.output.extend_from_slice(&filled);
+                true
+            }
+            Err(why) => {
+                self.bad_request(why);
+                true
+            }
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! What an inspected connection is decided by: the rules for requests, the secrets, and both ends of TLS.
+
+use super::certificates::Authority;
+use super::head::Head;
+use super::secrets::{find, percent_decoded, Mask, Secret};
+use crate::base64;
+use crate::rules::{Destination, Request, Rule, Rules, Verdict};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConnection};
+use serde_json::Value;
+use std::convert::TryFrom;
+use std::sync::Arc;
+
+/// The rule of a path that servers may read in more than one way.
+const UNCLEAR_PATH: &str = "a path that is not in its plain form";
+
+pub struct Inspector {
+    authority: Authority,
+    client: Arc<ClientConfig>,
+    /// Whether every host is inspected, and not only those of secrets.
+    all: bool,
+    except: Vec<Rule>,
+    secrets: Vec<Secret>,
+}
+
+impl Inspector {
+    pub fn parse(v: &Value) -> Option<Inspector> {
+        let der = |key: &str| base64::decode(v[key].as_str()?.as_bytes());
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(&certificates(v["roots"].as_str()?));
+        let mut client = ClientConfig::builder()
+            .with_safe_defaults()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        client.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let mut inspector = Inspector {
+            authority: Authority::new(der("certificate")?, &der("key")?)?,
+            client: Arc::new(client),
+            all: false,
+            except: Vec::new(),
+            secrets: Vec::new(),
+        };
+        inspector.change(v)?;
+        Some(inspector)
+    }
+
+    /// Use other secrets and hosts; the authority stays.
+    pub fn change(&mut self, v: &Value) -> Option<()> {
+        let secrets = v["secrets"].as_array()?.iter().map(Secret::parse);
+        let except = v["except"].as_array()?.iter().map(Rule::parse);
+        let (secrets, except) = (
+            secrets.collect::<Option<_>>()?,
+            except.collect::<Option<_>>()?,
+        );
+        self.all = v["all"].as_bool()?;
+        self.secrets = secrets;
+        self.except = except;
+        Some(())
+    }
+
+    /// Whether connections to this host are inspected.
+    pub fn wants(&self, name: &str, port: u16) -> bool {
+        let to = Destination::Name(name);
+        let except = self.except.iter().any(|rule| rule.matches(to, port));
+        self.has_secret(name, port) || (self.all && !except)
+    }
+
+    pub fn ends(&mut self, name: &str) -> Option<(rustls::Connection, rustls::Connection)> {
+        let client = ServerConnection::new(self.authority.server(name)?).ok()?;
+        let to = rustls::ServerName::try_from(name).ok()?;
+        let server = ClientConnection::new(self.client.clone(), to).ok()?;
+        Some((client.into(), server.into()))
+    }
+
+    fn secrets_for<'a>(&'a self, name: &'a str, port: u16) -> impl Iterator<Item = &'a Secret> {
+        self.secrets.iter().filter(move |s| s.is_for(name, port))
+    }
+
+    pub fn has_secret(&self, name: &str, port: u16) -> bool {
+        self.secrets_for(name, port).next().is_some()
+    }
+
+    pub fn insert(&self, name: &str, port: u16, head: &mut Head) {
+        self.secrets_for(name, port).for_each(|s| s.insert(head));
+    }
+
+    pub fn fills_bodies(&self, name: &str, port: u16) -> bool {
+        self.secrets_for(name, port).any(Secret::in_body)
+    }
+
+    pub fn fill(&self, name: &str, port: u16, kind: &[u8], body: Vec<u8>) -> Vec<u8> {
+        self.secrets_for(name, port)
+            .filter(|s| s.in_body())
+            .fold(body, |body, s| s.insert_into_body(kind, body))
+    }
+
+    /// Return the secret whose placeholder is in a head.
+    pub fn placeholder_in(&self, head: &Head) -> Option<String> {
+        let mut bytes = head.to_bytes();
+        for value in head.all("authorization") {
+            let basic = value
+                .get(..6)
+                .map_or(false, |b| b.eq_ignore_ascii_case(b"basic "));
+            bytes.extend(
+                basic
+                    .then(|| base64::decode(&value[6..]))
+                    .flatten()
+                    .unwrap_or_default(),
+            );
+        }
+        let found = |s: &&Secret| find(&bytes, s.placeholder.as_bytes()).is_some();
+        self.secrets.iter().find(found).map(|s| s.name.clone())
+    }
+
+    pub fn mask(&self) -> Mask {
+        Mask::new(&self.secrets)
+    }
+}
+
+/// Return the certificates of a PEM file.
+fn certificates(pem: &str) -> Vec<Vec<u8>> {
+    pem.split("-----BEGIN CERTIFICATE-----")
+        .skip(1)
+        .filter_map(|part| part.split("-----END").next())
+        .filter_map(|text| base64::decode(text.as_bytes()))
+        .collect()
+}
+
+/// Whether a Host header names the host of the connection.
+pub fn same_host(host: &[u8], name: &str, port: u16) -> bool {
+    let text = String::from_utf8_lossy(host).to_ascii_lowercase();
+    let (host, stated) = match text.split_once(':') {
+        Some((host, stated)) => (host.to_owned(), stated.parse().ok()),
+        None => (text, Some(port)),
+    };
+    // Without a port it is the usual one of http and https; which one does not matter here.
+    host.strip_suffix('.').unwrap_or(&host) == name && stated == Some(port)
+}
+
+/// Decide about one request.
+pub fn decide(rules: &Rules, name: &str, port: u16, method: &str, path: &str) -> Verdict {
+    let to = Destination::Name(name);
+    let decoded = String::from_utf8_lossy(&percent_decoded(path)).into_owned();
+    if rules.looks_at_paths(to, port) && !is_plain(path, &decoded) {
+        return Verdict {
+            allowed: false,
+            rule: UNCLEAR_PATH.to_owned(),
+        };
+    }
+    let request = Request {
+        method,
+        path: &decoded,
+    };
+    rules.decide_request(to, port, &request)
+}
+
+/// Whether servers agree about what a path means.
+fn is_plain(path: &str, decoded: &str) -> bool {
+    let lower = path.to_ascii_lowercase();
+    let hidden = ["%2e", "%2f", "%5c", "%25", "%00", "//", ";"];
+    !hidden.iter().any(|one| lower.contains(one))
+        && !decoded.split('/').any(|part| part == "." || part == "..")
+        && !decoded.contains(|c: char| c.is_control() || c == '\u{fffd}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_host_header_names_the_host_and_port_of_the_connection() {
+        assert!(same_host(b"A.test", "a.test", 8443) && same_host(b"a.test:8443", "a.test", 8443));
+        assert!(same_host(b"a.test.", "a.test", 443));
+        for other in [
+            "b.test",
+            "a.test:80",
+            "a.test:",
+            "a.test:443:443",
+            "a.test@b.test",
+            "",
+        ] {
+            assert!(!same_host(other.as_bytes(), "a.test", 443), "{}", other);
+        }
+    }
+
+    #[test]
+    fn a_rule_with_a_path_decides_about_requests() {
+        let rule = |method: &str, path: &str| json!({"host": "a.test", "port": null, "method": method, "path": path, "text": path});
+        let rules = Rules::parse(&json!({
+            "allow": [rule("GET", "/repos/*"), rule("POST", "/graphql")],
+            "deny": [rule("GET", "/repos/private*")],
+        }))
+        .unwrap();
+        let allowed = |method, path| decide(&rules, "a.test", 443, method, path).allowed;
+        assert!(allowed("GET", "/repos/x") && allowed("POST", "/graphql"));
+        assert!(allowed("GET", "/repos/a%20b"));
+        for (method, path) in [
+            ("POST", "/repos/x"),
+            ("GET", "/graphql"),
+            ("POST", "/graphql/x"),
+            ("GET", "/repos/private"),
+            ("GET", "/repos/%70rivate"),
+            ("GET", "/repos/../user"),
+            ("GET", "/repos/%2e%2e/user"),
+            ("GET", "/repos//user"),
+            ("GET", "/repos/%252e"),
+            ("GET", "/"),
+        ] {
+            assert!(!allowed(method, path), "{} {}", method, path);
+        }
+        let to = Destination::Name("a.test");
+        assert!(rules.decide(to, 443).allowed && !rules.decide_opaque(to, 443).allowed);
+    }
+}

@@ -1,0 +1,344 @@
+//! Secrets: inserted into requests to their hosts, and hidden in what comes back. Pure.
+
+use super::head::Head;
+use crate::base64;
+use crate::rules::{Destination, Rule};
+use serde_json::Value;
+
+const MASK: u8 = b'*';
+
+/// Where a value goes.
+enum Place {
+    /// A header that is always set; the value is between the two strings.
+    Header(String, String, String),
+    /// `Authorization: Basic` with this user.
+    Basic(String),
+    /// A query parameter that is always set.
+    Query(String),
+    /// Wherever a body has the placeholder.
+    Body,
+}
+
+pub struct Secret {
+    pub name: String,
+    pub placeholder: String,
+    hosts: Vec<Rule>,
+    value: String,
+    place: Place,
+}
+
+impl Secret {
+    pub fn parse(v: &Value) -> Option<Secret> {
+        let text = |key: &str| v[key].as_str().map(str::to_owned);
+        let place = if let Some(template) = v["header"].as_str() {
+            let (name, template) = template.split_once(':')?;
+            let (before, after) = template.trim().split_once("{value}")?;
+            Place::Header(name.to_owned(), before.to_owned(), after.to_owned())
+        } else if let Some(user) = text("basic") {
+            Place::Basic(user)
+        } else if let Some(parameter) = text("query") {
+            Place::Query(parameter)
+        } else {
+            Place::Body
+        };
+        let hosts = v["hosts"].as_array()?.iter().map(Rule::parse);
+        Some(Secret {
+            name: text("name")?,
+            placeholder: text("placeholder")?,
+            hosts: hosts.collect::<Option<_>>()?,
+            value: text("value").filter(|value| !value.is_empty())?,
+            place,
+        })
+    }
+
+    pub fn is_for(&self, name: &str, port: u16) -> bool {
+        let to = Destination::Name(name);
+        self.hosts.iter().any(|rule| rule.matches(to, port))
+    }
+
+    pub fn in_body(&self) -> bool {
+        matches!(self.place, Place::Body)
+    }
+
+    /// Put the value into the head of a request to one of its hosts.
+    pub fn insert(&self, head: &mut Head) {
+        match &self.place {
+            Place::Header(name, before, after) => {
+                head.set(name, [before, &self.value[..], after].concat().as_bytes());
+            }
+            Place::Basic(user) => {
+                let text = format!("Basic {}", self.credentials(user));
+                head.set("Authorization", text.as_bytes());
+            }
+            Place::Query(name) => head.first[1] = self.with_parameter(&head.first[1], name),
+            Place::Body => {}
+        }
+    }
+
+    fn credentials(&self, user: &str) -> String {
+        base64::encode(format!("{}:{}", user, self.value).as_bytes())
+    }
+
+    fn with_parameter(&self, target: &str, name: &str) -> String {
+        let (path, query) = target.split_once('?').unwrap_or((target, ""));
+        let same = |pair: &&str| {
+            let key = pair.split('=').next().unwrap_or("");
+            percent_decoded(&key.replace('+', " ")) == name.as_bytes()
+        };
+        let mut pairs: Vec<String> = query
+            .split('&')
+            .filter(|pair| !pair.is_empty() && !same(pair))
+            .map(str::to_owned)
+            .collect();
+        pairs.push(format!("{}={}", percent(name), percent(&self.value)));
+        format!("{}?{}", path, pairs.join("&"))
+    }
+
+    /// Put the value in place of the placeholder in a whole body, in the form of its type.
+    pub fn insert_into_body(&self, kind: &[u8], body: Vec<u8>) -> Vec<u8> {
+        let kind = String::from_utf8_lossy(kind).to_ascii_lowercase();
+        let value = if kind.contains("x-www-form-urlencoded") {
+            percent(&self.value)
+        } else if kind.contains("json") {
+            json_escaped(&self.value)
+        } else {
+            self.value.clone()
+        };
+        replaced(body, self.placeholder.as_bytes(), value.as_bytes())
+    }
+
+    /// What must not come back: the value in each form in which it is sent.
+    fn forms(&self) -> Vec<Vec<u8>> {
+        let mut forms = vec![
+            self.value.clone(),
+            percent(&self.value),
+            json_escaped(&self.value),
+            // A body that is a string of JSON in JSON.
+            json_escaped(&json_escaped(&self.value)),
+        ];
+        if let Place::Basic(user) = &self.place {
+            forms.push(self.credentials(user));
+        }
+        forms.sort();
+        forms.dedup();
+        forms.into_iter().map(String::into_bytes).collect()
+    }
+}
+
+impl Drop for Secret {
+    fn drop(&mut self) {
+        wipe(&mut self.value);
+    }
+}
+
+/// Overwrite a string, so that it is not left in freed memory.
+pub fn wipe(text: &mut str) {
+    // SAFETY: zeros are valid UTF-8; volatile writes are not optimised away.
+    for byte in unsafe { text.as_bytes_mut() } {
+        unsafe { std::ptr::write_volatile(byte, 0) };
+    }
+}
+
+/// Overwrite every string of a value.
+pub fn wipe_value(value: &mut Value) {
+    match value {
+        Value::String(text) => wipe(text),
+        Value::Array(list) => list.iter_mut().for_each(wipe_value),
+        Value::Object(map) => map.values_mut().for_each(wipe_value),
+        _ => {}
+    }
+}
+
+fn percent(text: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~".contains(&b);
+    text.bytes()
+        .map(|b| match plain(b) {
+            true => char::from(b).to_string(),
+            false => format!("%{:02X}", b),
+        })
+        .collect()
+}
+
+/// Return bytes with `%xx` decoded; what is not valid stays as it is.
+pub fn percent_decoded(text: &str) -> Vec<u8> {
+    let bytes = text.as_bytes();
+    let (mut out, mut at) = (Vec::with_capacity(bytes.len()), 0);
+    while at < bytes.len() {
+        let pair = bytes
+            .get(at + 1..at + 3)
+            .and_then(|p| std::str::from_utf8(p).ok());
+        match pair.and_then(|pair| u8::from_str_radix(pair, 16).ok()) {
+            Some(value) if bytes[at] == b'%' && bytes[at + 1] != b'+' => {
+                out.push(value);
+                at += 3;
+            }
+            _ => {
+                out.push(bytes[at]);
+                at += 1;
+            }
+        }
+    }
+    out
+}
+
+fn json_escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"")
+}
+
+fn replaced(text: Vec<u8>, what: &[u8], with: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = &text[..];
+    while let Some(at) = find(rest, what) {
+        out.extend_from_slice(&rest[..at]);
+        out.extend_from_slice(with);
+        rest = &rest[at + what.len()..];
+    }
+    out.extend_from_slice(rest);
+    out
+}
+
+pub fn find(text: &[u8], what: &[u8]) -> Option<usize> {
+    text.windows(what.len()).position(|window| window == what)
+}
+
+/// Hides values in a stream. Each is replaced by as many asterisks, so lengths stay the same.
+#[derive(Default)]
+pub struct Mask {
+    forms: Vec<Vec<u8>>,
+    held: Vec<u8>,
+}
+
+impl Mask {
+    pub fn new(secrets: &[Secret]) -> Mask {
+        let mut forms: Vec<Vec<u8>> = secrets.iter().flat_map(Secret::forms).collect();
+        // The longest first: one may contain another.
+        forms.sort_by_key(|form| std::cmp::Reverse(form.len()));
+        Mask {
+            forms,
+            held: Vec::new(),
+        }
+    }
+
+    /// Hide values in something that is complete.
+    pub fn whole(&self, text: &mut [u8]) {
+        for form in &self.forms {
+            let mut start = 0;
+            while let Some(at) = find(&text[start..], form) {
+                text[start + at..start + at + form.len()].fill(MASK);
+                start += at + form.len();
+            }
+        }
+    }
+
+    /// Take the next bytes of a stream and return what can be shown. Only what could be the beginning of
+    /// a value is held back, so a slow stream of events is not delayed.
+    pub fn pass(&mut self, data: Vec<u8>) -> Vec<u8> {
+        if self.forms.is_empty() {
+            return data;
+        }
+        let mut text = std::mem::take(&mut self.held);
+        text.extend_from_slice(&data);
+        self.whole(&mut text);
+        let longest = |form: &Vec<u8>| {
+            let most = text.len().min(form.len() - 1);
+            (1..=most).rev().find(|&n| text.ends_with(&form[..n]))
+        };
+        let held = self.forms.iter().filter_map(longest).max().unwrap_or(0);
+        self.held = text.split_off(text.len() - held);
+        text
+    }
+
+    /// Return what was held back: the stream has ended.
+    pub fn rest(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.held)
+    }
+}
+
+impl Drop for Mask {
+    fn drop(&mut self) {
+        for byte in self.forms.iter_mut().flatten() {
+            // SAFETY: a byte of ours.
+            unsafe { std::ptr::write_volatile(byte, 0) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inspect::head;
+    use serde_json::json;
+
+    fn secret(place: Value) -> Secret {
+        let mut v = json!({
+            "name": "T", "placeholder": "sandkasten_T_00", "value": "s3cr=t\"value",
+            "hosts": [{"host": "a.test", "port": null, "text": "a.test"}],
+        });
+        for (key, value) in place.as_object().unwrap() {
+            v[key] = value.clone();
+        }
+        Secret::parse(&v).unwrap()
+    }
+
+    fn sent(place: Value, text: &str) -> String {
+        let mut found = head::request(text.as_bytes()).unwrap().unwrap().0;
+        secret(place).insert(&mut found);
+        String::from_utf8(found.to_bytes()).unwrap()
+    }
+
+    #[test]
+    fn the_value_goes_to_its_place_and_replaces_what_was_there() {
+        let text = "GET /x?key=old&a=b HTTP/1.1\r\nauthorization: sandkasten_T_00\r\n\r\n";
+        let header = sent(json!({"header": "Authorization: Bearer {value}"}), text);
+        assert!(header.ends_with("\r\nAuthorization: Bearer s3cr=t\"value\r\n\r\n"));
+        assert!(!header.contains("sandkasten_T"));
+        let basic = sent(json!({"basic": "me"}), text);
+        assert!(basic.contains("Authorization: Basic bWU6czNjcj10InZhbHVl\r\n"));
+        let query = sent(json!({"query": "key"}), text);
+        assert!(query.starts_with("GET /x?a=b&key=s3cr%3Dt%22value HTTP/1.1\r\n"));
+    }
+
+    #[test]
+    fn a_body_gets_the_value_in_the_form_of_its_type() {
+        let one = secret(json!({}));
+        let body = b"<sandkasten_T_00>".to_vec();
+        let made = |kind: &str| one.insert_into_body(kind.as_bytes(), body.clone());
+        assert_eq!(made("application/json"), b"<s3cr=t\\\"value>");
+        assert_eq!(
+            made("application/x-www-form-urlencoded"),
+            b"<s3cr%3Dt%22value>"
+        );
+        assert_eq!(made("text/plain"), b"<s3cr=t\"value>");
+    }
+
+    #[test]
+    fn a_secret_is_for_its_hosts_alone() {
+        let one = secret(json!({}));
+        assert!(one.is_for("a.test", 443) && !one.is_for("b.test", 443));
+        assert!(!one.is_for("x.a.test", 443));
+    }
+
+    #[test]
+    fn a_value_is_hidden_however_it_is_split() {
+        let secrets = [secret(json!({"basic": "me"}))];
+        let text = b"a s3cr=t\"value b s3cr%3Dt%22value c bWU6czNjcj10InZhbHVl s3cr=t\"valu";
+        let masked = "a ************ b **************** c ******************** s3cr=t\"valu";
+        for step in 1..text.len() {
+            let mut mask = Mask::new(&secrets);
+            let mut out: Vec<u8> = Vec::new();
+            for piece in text.chunks(step) {
+                out.extend(mask.pass(piece.to_vec()));
+            }
+            out.extend(mask.rest());
+            assert_eq!(String::from_utf8(out).unwrap(), masked, "{}", step);
+        }
+    }
+
+    #[test]
+    fn a_stream_without_a_value_is_not_held_back() {
+        let mut mask = Mask::new(&[secret(json!({}))]);
+        assert_eq!(mask.pass(b"data: x\n\n".to_vec()), b"data: x\n\n");
+        assert_eq!(mask.pass(b"data: s3".to_vec()), b"data: ");
+        assert_eq!(mask.pass(b"x".to_vec()), b"s3x");
+    }
+}

@@ -1,0 +1,138 @@
+//! Connections whose requests are read: how they begin, go on and end.
+
+use super::{Connection, Egress, Item, State};
+use crate::hello::First;
+use crate::inspect::{Event, Inspection, Moved};
+use crate::limits::{Meter, Room};
+use crate::rules::{verdict, Destination};
+use crate::sockets::reset;
+use serde_json::json;
+use std::os::unix::io::AsRawFd;
+use std::time::{Duration, Instant};
+
+/// How long a client may take to read the last answer.
+const ENDING_PATIENCE: Duration = Duration::from_secs(2);
+
+impl Egress {
+    pub(super) fn inspects(&self, name: &str, port: u16) -> bool {
+        let inspector = self.config.inspector.as_ref();
+        inspector.map_or(false, |inspector| inspector.wants(name, port))
+    }
+
+    /// Begin to inspect a connection, now that its first bytes are known. None: it is relayed as it is.
+    /// An error is the rule by which it is refused.
+    pub(super) fn inspected(
+        &mut self,
+        connection: &mut Connection,
+        seen: First,
+    ) -> Option<Result<(), String>> {
+        let (name, port) = (connection.name.clone()?, connection.wanted.port());
+        let wanted = self.inspects(&name, port);
+        let secure = match seen {
+            First::Tls(Some(_)) => true,
+            First::Tls(None) if wanted => return Some(Err("TLS without a server name".to_owned())),
+            First::Http(_) => false,
+            _ => return self.opaque(&name, port),
+        };
+        if !wanted {
+            return self.opaque(&name, port);
+        }
+        let inspector = self.config.inspector.as_mut()?;
+        match Inspection::new(inspector, &name, port, secure) {
+            Some(inspection) => {
+                connection.state = State::Inspecting(Box::new(inspection));
+                Some(Ok(()))
+            }
+            None => Some(Err("a name that has no certificate".to_owned())),
+        }
+    }
+
+    /// Rules for requests alone do not open what cannot be read.
+    fn opaque(&self, name: &str, port: u16) -> Option<Result<(), String>> {
+        let rules = &self.config.rules;
+        let verdict = rules.decide_opaque(Destination::Name(name), port);
+        (!verdict.allowed && !rules.dry_run).then_some(Err(verdict.rule))
+    }
+
+    /// Take the next step. The connection is put back unless it has ended.
+    pub(super) fn inspect(&mut self, id: u64, mut connection: Box<Connection>) {
+        let c = &mut *connection;
+        let (inspection, server, inspector) =
+            match (&mut c.state, &c.server, &self.config.inspector) {
+                (State::Inspecting(inspection), Some(server), Some(inspector)) => {
+                    (inspection, server, inspector)
+                }
+                _ => return,
+            };
+        let sockets = (c.client.as_raw_fd(), server.as_raw_fd());
+        let before = inspection.bytes();
+        let (now, waiting) = (Instant::now(), self.throttled.len());
+        let room = |meter: &mut Meter| match meter.room(now, waiting) {
+            Room::Bytes(n) => n,
+            _ => 0,
+        };
+        inspection.permit(room(&mut self.inward), room(&mut self.outward));
+        let moved = inspection.step(&self.config.rules, inspector, sockets);
+        let (sent, received) = inspection.bytes();
+        let held = inspection.held();
+        let events: Vec<Event> = inspection.events.drain(..).collect();
+        self.outward.moved(sent - before.0);
+        self.inward.moved(received - before.1);
+        if let (Some(up), Some(down)) = (&mut c.up, &mut c.down) {
+            up.bytes = sent;
+            down.bytes = received;
+        }
+        if before != (sent, received) {
+            c.active = now;
+        }
+        for event in events {
+            self.note_request(id, &connection, event);
+        }
+        let none_in = held.0 && self.inward.room(now, 1) == Room::Never;
+        let none_out = held.1 && self.outward.room(now, 1) == Room::Never;
+        if none_in || none_out {
+            let rule = if none_in {
+                "limit:bytes_in"
+            } else {
+                "limit:bytes_out"
+            };
+            connection.verdict = verdict(false, rule);
+            return self.end(id, connection);
+        }
+        match moved {
+            Ok(Moved::Done) => self.close(id, &connection, None),
+            Ok(moved) => {
+                if moved == Moved::Busy {
+                    self.busy.push_back(id);
+                } else if (held.0 || held.1) && !self.throttled.contains(&id) {
+                    self.throttled.push_back(id);
+                }
+                if moved == Moved::Ending {
+                    let patience = Instant::now() + ENDING_PATIENCE;
+                    connection.deadline.get_or_insert(patience);
+                }
+                self.items.insert(id, Item::Connection(connection));
+            }
+            Err(reason) => {
+                self.close(id, &connection, Some(&reason));
+                reset(&connection.client);
+            }
+        }
+    }
+
+    fn note_request(&mut self, id: u64, connection: &Connection, event: Event) {
+        let kind = match (event.refused, event.allowed) {
+            (true, _) => "refused",
+            (false, true) => "request",
+            (false, false) => "would_refuse",
+        };
+        self.refused += u64::from(event.refused);
+        self.would_refuse += u64::from(kind == "would_refuse");
+        let mut record = self.record(id, connection, kind);
+        record["rule"] = json!(event.rule);
+        record["allowed"] = json!(event.allowed);
+        record["method"] = json!(event.method);
+        record["path"] = json!(event.path);
+        self.records.write(record);
+    }
+}
