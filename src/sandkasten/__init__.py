@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from sandkasten.client.results import FileBytes, Output, Result, RunResult, Transfer
     from sandkasten.client.run_once import run, run_async
     from sandkasten.client.sandbox import AsyncSandbox
+    from sandkasten.client.secrets import AsyncSecrets, Secrets
     from sandkasten.client.session_client import AsyncSession, SandboxClient
     from sandkasten.client.stored_files import AsyncStoredFiles, StoredFiles
     from sandkasten.client.workspaces import AsyncWorkspaces, Workspaces
@@ -138,6 +139,7 @@ _HOME = {
     ),
     "sandkasten.client.blocking.sync_service": ("Session",),
     "sandkasten.client.stored_files": ("AsyncStoredFiles", "StoredFiles"),
+    "sandkasten.client.secrets": ("AsyncSecrets", "Secrets"),
     "sandkasten.client.workspaces": ("AsyncWorkspaces", "Workspaces"),
     "sandkasten.errors": (
         "AgentNotFound",
@@ -230,6 +232,7 @@ __all__ = [
     "AsyncStoredFiles",
     "AsyncTerminal",
     "AsyncWatch",
+    "AsyncSecrets",
     "AsyncWorkspaces",
     "BackendError",
     "BackendUnavailable",
@@ -321,6 +324,7 @@ __all__ = [
     "Workspace",
     "WorkspaceDamaged",
     "WorkspaceNotFound",
+    "Secrets",
     "Workspaces",
     "__version__",
     "run",

@@ -15,10 +15,10 @@ from sandkasten.model.sandbox.network_policy import (
     network_for,
     not_public,
     parse_network,
-    parse_rule,
     suggested,
     unreachable_rules,
 )
+from sandkasten.model.sandbox.network_rules import parse_rule
 
 
 @pytest.mark.parametrize("value", [None, "none", {}, {"allow": []}, False])

@@ -156,7 +156,7 @@ def test_no_file_names_a_registry_or_a_path_of_one_machine():
         and (words := _foreign_words(content))
         # The presets of network rules are names of public registries, and the source documents
         # have paths inside of sandboxes.
-        and path.name != "network_policy.py"
+        and path.name != "network_rules.py"
         and "seeds" not in path.parts
     }
     assert found == {}

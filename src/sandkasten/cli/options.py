@@ -111,9 +111,11 @@ def network_of(
     limits: Sequence[str],
     *,
     dry_run: bool,
+    secrets: Sequence[str] = (),
+    inspect: bool = False,
 ) -> str | dict[str, Any] | None:
     """Return the network that the flags of a sandbox's network stand for."""
-    if not (allow or deny or limits or dry_run):
+    if not (allow or deny or limits or dry_run or secrets or inspect):
         return mode
     if deny and not allow and mode != "full" and not dry_run:
         raise UsageError(
@@ -133,6 +135,10 @@ def network_of(
     if limits:
         named = pairs(limits, "--network-limit")
         found["limits"] = {name: limit(name, text) for name, text in named.items()}
+    if secrets:
+        found["secrets"] = list(secrets)
+    if inspect:
+        found["inspect"] = True
     if dry_run:
         found["dry_run"] = True
     return found
@@ -258,6 +264,21 @@ _FLAGS: Final = (
         kind=_WORDS,
     ),
     _Flag(
+        "network_secrets",
+        "--secret",
+        "A stored secret that is inserted into its requests; repeatable.",
+        _ALL,
+        "NAME",
+        kind=_WORDS,
+    ),
+    _Flag(
+        "network_inspect",
+        "--inspect",
+        "Inspect all TLS, for rules such as 'GET example.com/path*'.",
+        _ALL,
+        kind=bool,
+    ),
+    _Flag(
         "isolation",
         "--isolation",
         "standard, gvisor or strongest.",
@@ -335,6 +356,8 @@ def sandbox_flags(command: str) -> Callable[[F], F]:
                 options.pop("network_deny"),
                 options.pop("network_limits"),
                 dry_run=options.pop("network_dry_run"),
+                secrets=options.pop("network_secrets"),
+                inspect=options.pop("network_inspect"),
             )
             return function(options=options, **values)
 

@@ -20,6 +20,7 @@ from sandkasten.images.layers.image_store import LayerStore
 from sandkasten.images.packages.provisioner import Provisioner
 from sandkasten.images.signatures.image_trust import ImageTrust
 from sandkasten.linux.storage.host_mount_check import HostMountCheck
+from sandkasten.store.secret_directory import SecretDirectory
 from sandkasten.telemetry.log_events import LogEvents
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ async def open_engine(
         packages=packages,
         stored_files=stored_files,
         host_disk=settings.data_dir,
+        secrets=SecretDirectory(settings.data_dir.absolute() / "secrets", settings.secrets_key),
     )
     engine.sweep_soon()
     return engine

@@ -10,6 +10,7 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import time
@@ -30,6 +31,8 @@ log = logging.getLogger("sandkasten.daemon")
 def run(settings: Settings, announce: Callable[[str], None]) -> None:
     """Serve until a signal arrives. `announce` receives one line when the daemon is ready."""
     json_log.configure(settings.http.log_level)
+    # Values of secrets pass through this process: none may be left in a core file.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for warning in settings.warnings:
         log.warning("settings.unknown_variable", extra={"sandkasten": {"message": warning}})
     import uvloop

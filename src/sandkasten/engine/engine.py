@@ -40,6 +40,7 @@ from sandkasten.engine.session_journal import SessionJournal
 from sandkasten.engine.storage.image_operations import EngineImages
 from sandkasten.engine.storage.named_workspaces import NamedWorkspaces
 from sandkasten.engine.storage.sandbox_files import FileOperations
+from sandkasten.engine.storage.tenant_secrets import TenantSecrets
 from sandkasten.engine.storage.workspace_files import WorkspaceFiles
 from sandkasten.errors import BackendUnavailable, Conflict, SandkastenError
 from sandkasten.model.commands.exec_values import Chunk, ChunkReader, ExecRequest, ExecResult
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
         ImageSource,
         Journal,
         Provisioner,
+        Secrets,
         Store,
     )
     from sandkasten.ports import Workspaces as WorkspacePort
@@ -117,6 +119,7 @@ class Engine:
         packages: Provisioner | None = None,
         stored_files: StoredFiles | None = None,  # counted in the disk quota of their tenant
         host_disk: Path | None = None,
+        secrets: Secrets | None = None,
     ) -> None:
         self._backends = backends
         self.backend_name = default_backend
@@ -135,8 +138,9 @@ class Engine:
             loans=loans,
         )
         tiers = IsolationTiers(backends=backends, default_backend=default_backend, policy=policy)
+        self.secrets = TenantSecrets(secrets, policy.network.uninspected)
         planner = Planner(
-            tiers=tiers, images=images, policy=policy, host_mounts=host_mounts, packages=packages
+            tiers, images, policy, self.secrets, host_mounts=host_mounts, packages=packages
         )
         self._quotas = TenantQuotas(store, claims, stored_files)
         self._sandboxes = Sandboxes(
@@ -157,6 +161,7 @@ class Engine:
         self.network = NetworkControl(self._handles, policy.network)
         self._updating = SandboxUpdates(
             control=self.network,
+            secrets=self.secrets,
             handles=self._handles,
             store=store,
             session_journal=self._session_journal,

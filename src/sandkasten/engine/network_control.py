@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import UnsupportedByBackend
 from sandkasten.model.ids import sandbox_id
+from sandkasten.model.sandbox.inspection import Inspection, is_inspected
 from sandkasten.model.sandbox.network_policy import (
     NetworkAttempt,
     NetworkStatus,
@@ -92,12 +93,17 @@ class NetworkControl:
                 yield one
             await asyncio.sleep(_LOOK_EVERY_S)
 
-    async def change(self, handle: Handle, policy: NetworkPolicy) -> None:
-        if handle.record.network == policy.public():
+    async def change(
+        self, handle: Handle, policy: NetworkPolicy, inspection: Inspection | None
+    ) -> None:
+        # The value of a secret may have changed.
+        if handle.record.network == policy.public() and inspection is None:
             return
         if not isinstance(handle.cell, Networked):
             raise created_without_network(handle.record.id)
-        await handle.cell.change_network(policy, self._ceiling.reachable)
+        if inspection is None and is_inspected(handle.record.network):
+            inspection = Inspection(all=False)
+        await handle.cell.change_network(policy, self._ceiling.reachable, inspection)
 
     async def adopt(self, record: Record) -> None:
         """Apply the operator's settings to the sandbox of an earlier process."""

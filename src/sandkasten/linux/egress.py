@@ -7,6 +7,7 @@ sandbox. This module only writes its configuration, sends it commands and reads 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 from dataclasses import asdict, dataclass, fields
@@ -14,18 +15,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.errors import SandboxLost
 from sandkasten.linux.launcher import listen
+from sandkasten.linux.trust_files import TRUST
+from sandkasten.model.sandbox.inspection import created_without_inspection
 from sandkasten.model.sandbox.network_policy import (
     NetworkCounts,
     NetworkPolicy,
     created_without_network,
-    parse_rule,
 )
+from sandkasten.model.sandbox.network_rules import parse_rule
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from sandkasten.linux.trust_files import Authority
+    from sandkasten.model.sandbox.inspection import Inspection
     from sandkasten.model.sandbox.network_policy import NetworkCeiling
 
 CONTROL: Final = "egress.sock"
@@ -100,7 +105,40 @@ def rules_json(policy: NetworkPolicy) -> dict[str, object]:
 
 def _rule_json(text: str) -> dict[str, object]:
     rule = parse_rule(text)
-    return {"text": rule.text, "host": rule.host, "network": rule.network, "port": rule.port}
+    return asdict(rule)
+
+
+def _inspection_json(inspection: Inspection) -> dict[str, Any]:
+    return {
+        "all": inspection.all,
+        "except": [_rule_json(one) for one in inspection.uninspected],
+        "secrets": [
+            {
+                "name": one.secret.name,
+                "placeholder": one.secret.placeholder,
+                "hosts": [_rule_json(host) for host in one.secret.hosts],
+                "header": one.secret.header,
+                "basic": one.secret.basic,
+                "query": one.secret.query,
+                "value": one.value,
+            }
+            for one in inspection.secrets
+        ],
+    }
+
+
+def begin_inspection(cell: Path, authority: Authority, inspection: Inspection) -> None:
+    """Give a process that was just started its authority and secrets. Blocking.
+
+    Over the socket, because nothing secret may be in a file, an argument or an environment.
+    """
+    told = {
+        **_inspection_json(inspection),
+        "certificate": base64.b64encode(authority.certificate).decode(),
+        "key": base64.b64encode(authority.key).decode(),
+        "roots": authority.roots,
+    }
+    asyncio.run(ask(cell, {"inspect": told}))
 
 
 def name_servers(file: str = _RESOLV) -> list[str]:
@@ -149,9 +187,21 @@ async def ask(cell: Path, command: dict[str, object]) -> dict[str, Any]:
     return answer
 
 
-async def change(cell: Path, policy: NetworkPolicy, reachable: Sequence[str]) -> None:
-    """Send new rules and limits, and what the operator opens besides public addresses."""
-    await ask(cell, change_command(policy, reachable))
+async def change(
+    cell: Path,
+    policy: NetworkPolicy,
+    reachable: Sequence[str],
+    inspection: Inspection | None = None,
+) -> None:
+    """Send new rules and limits, what the operator opens besides public addresses, and what is
+    inspected from now on.
+    """
+    command = change_command(policy, reachable)
+    if inspection is not None:
+        if not await asyncio.to_thread((cell / TRUST).exists):
+            raise created_without_inspection(cell.name)
+        command["inspect"] = _inspection_json(inspection)
+    await ask(cell, command)
 
 
 def change_command(policy: NetworkPolicy, reachable: Sequence[str]) -> dict[str, object]:

@@ -42,6 +42,7 @@ from sandkasten.ports.persistence import (
     Journal,
     Keys,
     MaxStoredBytes,
+    Secrets,
     Store,
     Workspaces,
 )
@@ -82,6 +83,7 @@ __all__ = [
     "Runs",
     "Site",
     "Sites",
+    "Secrets",
     "Store",
     "TenantAgents",
     "Watchful",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sandkasten.model.images.resolved_image import Image
     from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount, RootChanges
     from sandkasten.model.sandbox.host_mounts import MountRule
+    from sandkasten.model.sandbox.inspection import Inspection
     from sandkasten.model.sandbox.limits import Unenforced
     from sandkasten.model.sandbox.network_policy import NetworkCounts, NetworkPolicy
     from sandkasten.model.sandbox.readiness import Readiness
@@ -166,10 +167,17 @@ class Networked(Protocol):
     records.
     """
 
-    async def change_network(self, policy: NetworkPolicy, reachable: Sequence[str]) -> None:
+    async def change_network(
+        self,
+        policy: NetworkPolicy,
+        reachable: Sequence[str],
+        inspection: Inspection | None = None,
+    ) -> None:
         """Use other rules from now on; connections that they refuse end at once.
 
-        `reachable`: the networks that the operator opens besides public addresses.
+        `reachable`: the networks that the operator opens besides public addresses. `inspection`:
+        what is inspected from now on; None changes nothing about it. It requires a cell that was
+        created with one, else raise UnsupportedByBackend.
         """
         ...
 

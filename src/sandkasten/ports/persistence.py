@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
+    from sandkasten.model.access.stored_secrets import OpenSecret, Secret, SecretRequest
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.journal_rows import (
         AuditRow,
@@ -49,6 +50,23 @@ class Store(Protocol):
 
         The lock ends with the process that holds it, however that ends.
         """
+        ...
+
+
+class Secrets(Protocol):
+    """Secrets by tenant and name, encrypted at rest. Names and requests were checked."""
+
+    async def put(self, tenant: str, request: SecretRequest) -> Secret:
+        """Store a secret, or replace the one with this name."""
+        ...
+
+    async def list(self, tenant: str) -> Sequence[Secret]: ...
+    async def remove(self, tenant: str, name: str) -> None:
+        """Raise NotFound if there is none."""
+        ...
+
+    async def open(self, tenant: str, names: Sequence[str]) -> Sequence[OpenSecret]:
+        """Return secrets with their values; NotFound names the first that is missing."""
         ...
 
 

@@ -21,7 +21,7 @@ from sandkasten.model.runs.session_key import SessionKey
 from sandkasten.model.sandbox.gpus import parse_gpus
 from sandkasten.model.sandbox.limits import Limits
 from sandkasten.model.sandbox.network_limits import asked_limits
-from sandkasten.model.sandbox.network_policy import rules_of
+from sandkasten.model.sandbox.network_rules import rules_of
 from sandkasten.model.sandbox.policy import (
     LIMIT_NAMES,
     checked_hostname,
@@ -67,7 +67,7 @@ OPTION_FIELDS: Final = (
 """The options of `SandboxOptions` that a file can set and a listing of agents shows."""
 RUNTIMES: Final = ("python", "node", "bash", "shell", "linux", "base", "host")
 SESSION_FIELDS: Final = ("name", "retain")
-NETWORK_FIELDS: Final = ("enabled", "allow", "limits")
+NETWORK_FIELDS: Final = ("enabled", "allow", "limits", "secrets", "inspect")
 LIMIT_FIELDS: Final = (*LIMIT_NAMES, "gpus", "timeout_seconds", "idle_timeout_seconds")
 
 # The widest range that any operator may set: only the type is checked here.
@@ -230,16 +230,20 @@ def _network(
     for path, value in requested[1:]:
         if value != requested[0][1]:
             raise _contradiction(requested[0][0], path)
-    limits = _network_limits(inner)
+    more = _network_limits(inner)
+    if secrets := inner.texts("secrets"):
+        more["secrets"] = list(secrets)
+    if inner.flag("inspect"):
+        more["inspect"] = True
     if hosts:
-        return {"allow": list(hosts), **limits}, inner.path("allow")
+        return {"allow": list(hosts), **more}, inner.path("allow")
     if not requested:
         # An empty list allows nothing.
         empty = inner.values.get("allow") is not None
         return "none" if empty else None, fields.path("allow_network")
     if not requested[0][1]:
         return "none", requested[0][0]
-    return {"allow": ["*"], **limits} if limits else "full", requested[0][0]
+    return {"allow": ["*"], **more} if more else "full", requested[0][0]
 
 
 def _network_limits(network: DefinitionFields) -> dict[str, Any]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sandkasten.api.routes import (
-    audit,
     execs,
     files,
     fs,
     images,
-    keys,
     oneshots,
     pause,
     ports,
@@ -23,6 +21,7 @@ from sandkasten.api.routes import (
     tools,
     workspaces,
 )
+from sandkasten.api.routes.access import audit, keys, secrets
 
 if TYPE_CHECKING:
     from sandkasten.api.route import Route
@@ -42,6 +41,7 @@ ALL: tuple[Route, ...] = (
     *audit.ROUTES,
     *fs.ROUTES,
     *workspaces.ROUTES,
+    *secrets.ROUTES,
     *images.ROUTES,
     *runs.ROUTES,
     *tools.ROUTES,

@@ -24,6 +24,7 @@ from sandkasten.errors import (
     SandkastenError,
 )
 from sandkasten.model.sandbox.cell_spec import RUNNER_ID
+from sandkasten.model.sandbox.inspection import refuse_inspection
 from sandkasten.model.sandbox.limits import Unenforced
 from sandkasten.wire.frame_codec import FROM_RUNNER, Decoder
 from sandkasten.wire.unix_socket import connect_unix
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from sandkasten.backends.docker.engine.engine_client import EngineClient
     from sandkasten.backends.docker.session_volumes import SessionVolumes
     from sandkasten.model.ids import SandboxId
+    from sandkasten.model.sandbox.inspection import Inspection
     from sandkasten.model.sandbox.network_policy import NetworkCounts, NetworkPolicy
     from sandkasten.model.sandbox.usage import Usage
     from sandkasten.ports import ByteStream
@@ -128,7 +130,14 @@ class DockerCell:
             lost = astuple(probe.unlimited_sockets())
             self._record = replace(self._record, unenforced=(*self._record.unenforced, lost))
 
-    async def change_network(self, policy: NetworkPolicy, reachable: Sequence[str]) -> None:
+    async def change_network(
+        self,
+        policy: NetworkPolicy,
+        reachable: Sequence[str],
+        inspection: Inspection | None = None,
+    ) -> None:
+        if inspection is not None:
+            raise refuse_inspection("docker")
         await self._network.change(policy, reachable)
 
     async def network_counts(self) -> NetworkCounts:

@@ -41,6 +41,7 @@ from sandkasten.linux.programs import Programs, find_bwrap
 from sandkasten.linux.sandbox_removal import alive, remove
 from sandkasten.linux.state_layout import CellState, Layout, write_state
 from sandkasten.linux.storage import host_root
+from sandkasten.linux.trust_files import prepare_trust
 from sandkasten.linux.undoable_work import whole_or_nothing
 from sandkasten.model.sandbox.cell_spec import RUNNER_ID, CellSpec, user_id
 
@@ -147,6 +148,7 @@ class LocalBackend:
             raise
 
     def _fill(self, sandbox_id: SandboxId, cell: Path, spec: CellSpec) -> LocalCell:
+        spec, authority = prepare_trust(cell, sandbox_id, spec)
         bwrap = find_bwrap()
         if bwrap is None:
             raise BackendUnavailable(
@@ -239,6 +241,8 @@ class LocalBackend:
             listener.close()
             if way_out is not None:
                 way_out.close()
+        if authority is not None and spec.inspection is not None:
+            egress.begin_inspection(cell, authority, spec.inspection)
         shared += tuple(name for name in launched.shared if f"/{name}" == private.get(name))
         warnings = host_root.sharing(shared)
         return LocalCell(sandbox_id, self._layout, self._hierarchies, unenforced, warnings)

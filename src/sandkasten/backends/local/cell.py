@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sandkasten.linux.state_layout import Layout
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.sandbox.cell_spec import RootChanges
+    from sandkasten.model.sandbox.inspection import Inspection
     from sandkasten.model.sandbox.limits import Unenforced
     from sandkasten.model.sandbox.network_policy import NetworkCounts, NetworkPolicy
     from sandkasten.model.sandbox.usage import Usage
@@ -72,9 +73,14 @@ class LocalCell:
         """See `ports.Reclaims`."""
         return await self._group.reclaim()
 
-    async def change_network(self, policy: NetworkPolicy, reachable: Sequence[str]) -> None:
+    async def change_network(
+        self,
+        policy: NetworkPolicy,
+        reachable: Sequence[str],
+        inspection: Inspection | None = None,
+    ) -> None:
         """See `ports.Networked`."""
-        await egress.change(self.layout.cell(self.id), policy, reachable)
+        await egress.change(self.layout.cell(self.id), policy, reachable, inspection)
 
     async def network_counts(self) -> NetworkCounts:
         return await egress.counts(self.layout.cell(self.id))

@@ -39,6 +39,7 @@ from sandkasten.linux.programs import Programs
 from sandkasten.linux.sandbox_removal import alive, remove
 from sandkasten.linux.state_layout import CellState, Layout, write_state
 from sandkasten.linux.storage import host_root
+from sandkasten.linux.trust_files import prepare_trust
 from sandkasten.linux.undoable_work import whole_or_nothing
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import RUNNER_ID, CellSpec, user_id
@@ -203,6 +204,7 @@ class OciBackend:
     def _fill(
         self, sandbox_id: SandboxId, cell: Path, spec: CellSpec, edits: DeviceEdits | None
     ) -> OciCell:
+        spec, authority = prepare_trust(cell, sandbox_id, spec)
         program = runtimes.find(self._runtime)
         if program is None:
             absent = runtimes.missing(self._runtime)
@@ -277,6 +279,8 @@ class OciBackend:
             **self._joined(group.plan),
         }
         launched = self._launch(cell, plan, spec, base)
+        if authority is not None and spec.inspection is not None:
+            egress.begin_inspection(cell, authority, spec.inspection)
         shared = [name for name in launched.shared if f"/{name}" == private.get(name)]
         if spec.image.kind == "host" and self._kind != "gvisor":
             shared += self._host_root.shared

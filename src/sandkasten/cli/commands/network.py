@@ -139,6 +139,7 @@ def _cells(found: Sequence[NetworkAttempt]) -> list[tuple[str, ...]]:
             f"{one.host or one.address}:{one.port}",
             one.rule,
             one.reason
+            or (f"{one.method} {one.path}" if one.method else "")
             or (f"{one.bytes_in} in, {one.bytes_out} out" if one.ms is not None else "-"),
         )
         for one in found

@@ -143,13 +143,20 @@ def update(
             help="An exception from --allow or --network full; replaces all; repeatable.",
         ),
     ] = [],  # noqa: B006
+    secret: Annotated[
+        list[str],
+        typer.Option("--secret", metavar="NAME", help="A stored secret; with --allow; repeatable."),
+    ] = [],  # noqa: B006
+    inspect: Annotated[bool, typer.Option("--inspect", help="Inspect all TLS.")] = False,
     json: Json = False,
 ) -> None:
     """Change how long a sandbox lives, its labels, or what it may reach."""
     from sandkasten.cli.commands import sandbox_lifecycle
     from sandkasten.model.sandbox.sandbox_values import UpdateRequest
 
-    rules = network_of(network, allow, deny, network_limit, dry_run=dry_run)
+    rules = network_of(
+        network, allow, deny, network_limit, dry_run=dry_run, secrets=secret, inspect=inspect
+    )
     if ttl is None and lifetime is None and not label and not no_labels and rules is None:
         raise typer.BadParameter(
             "say what to change: --ttl, --lifetime, --label, --no-labels, --network or --allow"

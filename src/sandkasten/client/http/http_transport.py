@@ -24,6 +24,7 @@ from sandkasten.client.http.files import HttpFiles
 from sandkasten.client.http.images import HttpImages
 from sandkasten.client.http.json_values import records
 from sandkasten.client.http.network import HttpNetwork
+from sandkasten.client.http.secrets import HttpSecrets
 from sandkasten.client.http.terminal import open_terminal
 from sandkasten.client.http.workspaces import HttpWorkspaces
 from sandkasten.errors import BackendUnavailable, UnsupportedByBackend
@@ -72,6 +73,7 @@ class HttpTransport:
         self.images = HttpImages(self.connection)
         self.workspaces = HttpWorkspaces(self.connection)
         self.network = HttpNetwork(self.connection)
+        self.secrets = HttpSecrets(self.connection)
 
     # ---- sandboxes
 

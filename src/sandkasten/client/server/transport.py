@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
+    from sandkasten.model.access.stored_secrets import Secret, SecretRequest
     from sandkasten.model.commands.exec_values import Chunk, ChunkReader, ExecRequest, ExecResult
     from sandkasten.model.files.file_entries import (
         Change,
@@ -112,6 +113,14 @@ class WorkspacesTransport(Protocol):
     async def delete(self, name: str) -> None: ...
 
 
+class SecretsTransport(Protocol):
+    """The secrets of one server."""
+
+    async def set(self, request: SecretRequest) -> Secret: ...
+    async def list(self) -> Sequence[Secret]: ...
+    async def remove(self, name: str) -> None: ...
+
+
 class NetworkTransport(Protocol):
     """The network of the sandboxes of one server."""
 
@@ -124,6 +133,8 @@ class Transport(Protocol):
 
     @property
     def network(self) -> NetworkTransport: ...
+    @property
+    def secrets(self) -> SecretsTransport: ...
     @property
     def workspaces(self) -> WorkspacesTransport: ...
     @property

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from sandkasten.daemon.settings.setting_fields import setting
-from sandkasten.daemon.settings.setting_parsers import invalid, positive_integer, string_list
+from sandkasten.daemon.settings.setting_parsers import (
+    invalid,
+    path_list,
+    positive_integer,
+    string_list,
+)
 from sandkasten.errors import InvalidConfiguration, InvalidRequest
 from sandkasten.model.sandbox.network_limits import NetworkLimits, asked_limits
-from sandkasten.model.sandbox.network_policy import PRESETS, NetworkCeiling, parse_rule
+from sandkasten.model.sandbox.network_policy import NetworkCeiling
+from sandkasten.model.sandbox.network_rules import PRESETS, parse_rule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 Lists = dict[str, tuple[str, ...]]
 
@@ -83,6 +91,15 @@ def host_addresses(name: str, value: object) -> Lists:
             hint = "write {example.com: [192.0.2.7]}; in a variable example.com=192.0.2.7"
             raise invalid(name, "names with their addresses", value, hint) from exc
     return {host.lower(): addresses for host, addresses in hosts.items()}
+
+
+def host_rules(name: str, value: object) -> tuple[str, ...]:
+    found = string_list(name, value)
+    for one in found:
+        _checked_rule(name, one)
+        if parse_rule(one).host is None or parse_rule(one).partial:
+            raise invalid(name, "a list of hosts", value, "write [example.com, '*.example.org']")
+    return found
 
 
 def presets(name: str, value: object) -> Lists:
@@ -181,6 +198,19 @@ class NetworkSettings:
         show=show_lists,
     )
 
+    uninspected: tuple[str, ...] = setting(
+        "network.uninspected",
+        host_rules,
+        (),
+        "Hosts whose TLS is never inspected, such as those of programs with a fixed certificate.",
+    )
+    ca_files: tuple[Path, ...] = setting(
+        "network.ca_files",
+        path_list,
+        (),
+        "Files of certificates that inspected servers may have, besides those of this machine.",
+    )
+
     def ceiling(self, allow: tuple[str, ...] | None, limits: NetworkLimits) -> NetworkCeiling:
         """Return what the operator permits. `allow` is policy.network."""
         known = {**PRESETS, **self.presets}
@@ -198,4 +228,6 @@ class NetworkSettings:
             presets=known,
             servers=self.servers,
             limits=limits,
+            uninspected=self.uninspected,
+            ca_files=tuple(os.fspath(one.absolute()) for one in self.ca_files),
         )

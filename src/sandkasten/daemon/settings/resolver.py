@@ -39,6 +39,7 @@ from sandkasten.daemon.settings.limit_settings import (
 )
 from sandkasten.daemon.settings.network_settings import NetworkLimitSettings, NetworkSettings
 from sandkasten.daemon.settings.provider_settings import ProviderEndpoint, ProviderSettings
+from sandkasten.daemon.settings.secret_settings import SecretSettings
 from sandkasten.daemon.settings.setting_fields import (
     Origin,
     SettingSource,
@@ -80,6 +81,7 @@ SECTIONS = (
     DiskSettings,
     NetworkSettings,
     NetworkLimitSettings,
+    SecretSettings,
     ImageSettings,
     EngineSettings,
     PackageSettings,
@@ -117,6 +119,8 @@ class Settings:
     """Settings of the HTTP server. Holds the key: never printed."""
     jwt: JwtSettings = field(repr=False)
     """Whose tokens are accepted. May hold a secret: never printed."""
+    secrets_key: str | None = field(repr=False)
+    """The key of stored secrets; None: one in the data directory."""
     docker: DockerSettings
     agents: AgentSettings
     providers: tuple[ProviderEndpoint, ...]
@@ -289,6 +293,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
             max_total_bytes=records.total_file_bytes,
             ttl_s=records.file_ttl_s,
         ),
+        secrets_key=source.read(SecretSettings).found(environ),
         http=http.completed(data_dir),
         jwt=source.read(JwtSettings).checked(),
         docker=docker_settings(

@@ -30,7 +30,8 @@ from sandkasten.model.sandbox.gpus import (
     without_gpus,
 )
 from sandkasten.model.sandbox.host_mounts import Mounted, choose_mounts, touching
-from sandkasten.model.sandbox.isolation_levels import has_network
+from sandkasten.model.sandbox.inspection import check_environment, refuse_inspection
+from sandkasten.model.sandbox.isolation_levels import has_inspection, has_network
 from sandkasten.model.sandbox.network_policy import (
     CLOSED,
     NetworkPolicy,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sandkasten.engine.lifecycle.isolation_tiers import IsolationTiers
+    from sandkasten.engine.storage.tenant_secrets import TenantSecrets
     from sandkasten.model.sandbox.cell_spec import HostMount
     from sandkasten.model.sandbox.host_mounts import MountRule
     from sandkasten.model.sandbox.ledger_record import Record
@@ -87,13 +89,15 @@ class SandboxPlan:
 class Planner:
     def __init__(
         self,
-        *,
         tiers: IsolationTiers,
         images: ImageSource,
         policy: Policy,
+        secrets: TenantSecrets,
+        *,
         host_mounts: HostMounts | None = None,
         packages: Provisioner | None = None,
     ) -> None:
+        self._secrets = secrets
         self._tiers = tiers
         self._images = images
         self._policy = policy
@@ -139,6 +143,11 @@ class Planner:
             if options.network is not None:
                 raise refusal
             network = CLOSED
+        inspection = await self._secrets.inspection(network, tenant)
+        if inspection is not None:
+            check_environment(inspection.secrets, env)
+            if not has_inspection(backend.name):
+                raise refuse_inspection(backend.name)
         if gpus is not None:
             check_gpus_on(backend.name)
         if image is None and joins is not None:
@@ -155,6 +164,7 @@ class Planner:
             env={**self._policy.env, **env},
             network=network,
             ceiling=self._policy.network,
+            inspection=inspection,
             mounts=await self._mounts(rules),
             gpus=gpus,
             reserve_disk=self._policy.disk.reserve == "all",

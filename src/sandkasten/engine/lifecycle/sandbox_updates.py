@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sandkasten.engine.handles import Handles
     from sandkasten.engine.network_control import NetworkControl
     from sandkasten.engine.session_journal import SessionJournal
+    from sandkasten.engine.storage.tenant_secrets import TenantSecrets
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.network_policy import NetworkPolicy
     from sandkasten.model.sandbox.policy import Policy
@@ -45,7 +46,9 @@ class SandboxUpdates:
         clock: Clock,
         events: EventSink | None,
         control: NetworkControl,
+        secrets: TenantSecrets,
     ) -> None:
+        self._secrets = secrets
         self._control = control
         self._handles = handles
         self._store = store
@@ -68,7 +71,8 @@ class SandboxUpdates:
             if labels is not None:
                 new = replace(new, labels=labels)
             if network is not None:
-                await self._control.change(handle, network)
+                inspection = await self._secrets.inspection(network, old.tenant)
+                await self._control.change(handle, network, inspection)
                 new = replace(new, network=network.public())
             if new == old:
                 return old

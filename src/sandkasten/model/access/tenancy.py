@@ -14,7 +14,7 @@ from sandkasten.errors import InvalidRequest
 from sandkasten.model.field_patterns import TENANT, form
 from sandkasten.model.spelling import shown
 
-Scope = Literal["sessions", "files", "workspaces", "images", "metrics", "admin"]
+Scope = Literal["sessions", "files", "workspaces", "images", "secrets", "metrics", "admin"]
 SCOPES: Final[frozenset[Scope]] = frozenset(get_args(Scope))
 DEFAULT_TENANT: Final = "default"
 _TENANT = form(TENANT)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from sandkasten.model.images.resolved_image import Image
     from sandkasten.model.sandbox.gpus import GpuRequest
+    from sandkasten.model.sandbox.inspection import Inspection
 
 Profile = Literal["hardened", "dev"]
 
@@ -66,6 +67,8 @@ class CellSpec:
     network: NetworkPolicy = CLOSED
     ceiling: NetworkCeiling = field(default_factory=NetworkCeiling)
     """What the operator opens besides public addresses."""
+    inspection: Inspection | None = field(default=None, repr=False)
+    """What is inspected on the way out, and the secrets that are inserted there."""
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     hostname: str = "sandbox"
     workspace: Volume | None = None

@@ -15,6 +15,8 @@ _STRENGTH: Final = {"local": 1, "oci": 1, "docker": 1, "gvisor": 2}
 _ENGINES: Final = frozenset({"docker"})
 # A Docker Engine may still refuse it: `ports.RefusesNetworks`.
 _NETWORKS: Final = frozenset({"local", "oci", "gvisor", "docker"})
+# Those whose egress process this machine's launcher starts.
+_INSPECTIONS: Final = frozenset({"local", "oci", "gvisor"})
 _WEAKEST: Final = {"standard": 1, "gvisor": 2}
 
 
@@ -25,6 +27,11 @@ def strength(backend: str) -> int:
 def has_network(backend: str) -> bool:
     """Return whether sandboxes of a backend can have a network by rule."""
     return backend in _NETWORKS
+
+
+def has_inspection(backend: str) -> bool:
+    """Return whether a backend can insert secrets and inspect TLS."""
+    return backend in _INSPECTIONS
 
 
 def has_engine(backend: str) -> bool:

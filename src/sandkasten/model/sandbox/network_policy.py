@@ -1,19 +1,18 @@
 """What a sandbox may reach: none, full, or rules by name. Pure.
 
 A rule is `host`, `*.host`, `host:port`, an address or a network (`192.0.2.0/24`,
-`[2001:db8::1]:443`) or `preset:name`. A deny rule wins over an allow rule. Addresses that are not
-public are decided by the operator alone (`NetworkCeiling.reachable`).
+`[2001:db8::1]:443`) or `preset:name`; with inspection also `METHOD host/path*`. A deny rule wins
+over an allow rule. Addresses that are not public are decided by the operator alone
+(`NetworkCeiling.reachable`).
 """
 
 from __future__ import annotations
 
 import ipaddress
-import re
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.errors import InvalidRequest, PolicyDenied, UnsupportedByBackend
+from sandkasten.errors import PolicyDenied, UnsupportedByBackend
 from sandkasten.model.addresses import holds_public, is_public, plain
 from sandkasten.model.json_codec import ShapeError, Timestamp, from_json
 from sandkasten.model.sandbox.network_limits import (
@@ -23,17 +22,21 @@ from sandkasten.model.sandbox.network_limits import (
     lowered,
     within,
 )
+from sandkasten.model.sandbox.network_rules import (
+    PRESETS,
+    covers,
+    invalid_network,
+    parse_rule,
+    rules_of,
+)
 from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 MAX_RULES: Final = 256
-_MAX_RULE: Final = 300
-_LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
-_NAME = re.compile(rf"(?:\*\.)?{_LABEL}(?:\.{_LABEL})*\Z")
-_NUMBERS = re.compile(r"[0-9.]+\Z|0x", re.IGNORECASE)
-_KEYS: Final = ("allow", "deny", "dry_run", "limits")
+_KEYS: Final = ("allow", "deny", "secrets", "inspect", "dry_run", "limits")
+MAX_USED_SECRETS: Final = 16
 # What the egress writes as the rule where it refused to dial.
 _NOT_PUBLIC: Final = "address that is not public"
 _MAX_REFUSALS: Final = 20
@@ -42,38 +45,6 @@ _OPERATOR_OPENS: Final = "only the operator opens addresses that are not public 
 _CREATOR_LIMITS: Final = (
     "the creator of the sandbox can raise it (network.limits), up to the operator's limit"
 )
-
-PRESETS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "pypi": ("pypi.org:443", "files.pythonhosted.org:443"),
-        "npm": ("registry.npmjs.org:443", "registry.yarnpkg.com:443"),
-        "debian": (
-            "deb.debian.org",
-            "security.debian.org",
-            "archive.ubuntu.com",
-            "security.ubuntu.com",
-        ),
-        "crates": ("crates.io:443", "index.crates.io:443", "static.crates.io:443"),
-        "golang": ("proxy.golang.org:443", "sum.golang.org:443", "storage.googleapis.com:443"),
-        "github": (
-            "github.com",
-            "api.github.com:443",
-            "codeload.github.com:443",
-            "*.githubusercontent.com:443",
-        ),
-        "huggingface": ("huggingface.co:443", "*.huggingface.co:443", "*.hf.co:443"),
-    }
-)
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkRule:
-    """One destination: a name or a network, and a port."""
-
-    text: str
-    host: str | None = None
-    network: str | None = None
-    port: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +58,30 @@ class NetworkPolicy:
     limits: NetworkLimits = NetworkLimits()
     asked: Mapping[str, int] = field(default_factory=dict)
     """Those of the limits that the request named."""
+    secrets: tuple[str, ...] = ()
+    inspect: bool = False
 
     @property
     def closed(self) -> bool:
         return not (self.full or self.allow or self.dry_run)
 
+    @property
+    def inspected(self) -> bool:
+        return self.inspect or bool(self.secrets)
+
     def public(self) -> str | dict[str, Any]:
         """Return the value as the contract writes it."""
         if self.closed:
             return "none"
-        if self.full and not (self.deny or self.dry_run or self.asked):
+        if self.full and not (self.deny or self.dry_run or self.asked or self.inspected):
             return "full"
         found: dict[str, Any] = {"allow": ["*"] if self.full else list(self.allow)}
         if self.deny:
             found["deny"] = list(self.deny)
+        if self.secrets:
+            found["secrets"] = list(self.secrets)
+        if self.inspect:
+            found["inspect"] = True
         if self.dry_run:
             found["dry_run"] = True
         if self.asked:
@@ -146,7 +127,8 @@ class NetworkStatus:
 
 @dataclass(frozen=True, slots=True)
 class NetworkAttempt:
-    """One step of a connection: `opened`, `closed`, `refused` or `failed`.
+    """One step of a connection: `opened`, `closed`, `refused` or `failed`; or one
+    `request` on an inspected connection.
 
     `would_refuse`: a dry run let something pass that `rule` would have refused.
     """
@@ -166,6 +148,9 @@ class NetworkAttempt:
     bytes_out: int | None = None
     ms: int | None = None
     reason: str | None = None
+    method: str | None = None
+    path: str | None = None
+    """Of an inspected request, without its query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +183,10 @@ class NetworkCeiling:
     """Name servers; empty: those of this machine."""
     limits: NetworkLimits = NetworkLimits()
     """The defaults and maxima of a sandbox."""
+    uninspected: tuple[str, ...] = ()
+    """Hosts that are relayed as they are although the sandbox is inspected."""
+    ca_files: tuple[str, ...] = ()
+    """Certificates that inspected servers may have, besides those of this machine."""
 
 
 def parse_network(
@@ -212,28 +201,66 @@ def parse_network(
     if value == "full" or value is True:
         return NetworkPolicy(full=True, limits=most)
     if not isinstance(value, dict):
-        raise _invalid(
+        raise invalid_network(
             f"{shown(str(value))} is not a valid network",
             "use none, full, or {allow: [example.com]} (--allow example.com)",
         )
     for key in value:
         if key not in _KEYS:
-            raise _invalid(f"network has no field {shown(str(key))}", did_you_mean(str(key), _KEYS))
+            raise invalid_network(
+                f"network has no field {shown(str(key))}", did_you_mean(str(key), _KEYS)
+            )
     allow, deny = (_rules(value.get(key), key, presets) for key in ("allow", "deny"))
-    dry_run = value.get("dry_run", False)
-    if not isinstance(dry_run, bool):
-        raise _invalid("network.dry_run must be true or false", "leave it out for false")
+    dry_run, inspect = (_flag(value, key) for key in ("dry_run", "inspect"))
     full = "*" in allow
     asked = asked_limits(value.get("limits"))
-    limits = within(asked, most)
-    return NetworkPolicy(full, () if full else allow, deny, dry_run, limits, asked)
+    secrets = _secret_names(value.get("secrets"))
+    policy = NetworkPolicy(
+        full, () if full else allow, deny, dry_run, within(asked, most), asked, secrets, inspect
+    )
+    partial = [text for text in (*policy.allow, *deny) if parse_rule(text).partial]
+    if partial and not inspect:
+        raise invalid_network(
+            f"rule {shown(partial[0])} requires inspect: true", "add inspect: true (--inspect)"
+        )
+    if policy.inspected and policy.closed:
+        raise invalid_network(
+            "network.secrets and network.inspect require network.allow",
+            "add the hosts: --allow api.example.com",
+        )
+    return policy
+
+
+def _flag(value: Mapping[str, object], key: str) -> bool:
+    found = value.get(key, False)
+    if not isinstance(found, bool):
+        raise invalid_network(f"network.{key} must be true or false", "leave it out for false")
+    return found
+
+
+def _secret_names(value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    names = (
+        [one for one in value if isinstance(one, str)] if isinstance(value, list | tuple) else []
+    )
+    if (
+        not isinstance(value, list | tuple)
+        or len(names) != len(value)
+        or len(names) > MAX_USED_SECRETS
+    ):
+        raise invalid_network(
+            f"network.secrets must be a list of at most {MAX_USED_SECRETS} names",
+            'write a list such as ["GITHUB_TOKEN"]',
+        )
+    return tuple(dict.fromkeys(names))
 
 
 def _rules(value: object, key: str, presets: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     if value is None:
         return ()
     if not isinstance(value, list | tuple) or len(value) > MAX_RULES:
-        raise _invalid(
+        raise invalid_network(
             f"network.{key} must be a list of at most {MAX_RULES} rules",
             'write a list such as ["example.com", "preset:pypi"]',
         )
@@ -245,53 +272,6 @@ def _rules(value: object, key: str, presets: Mapping[str, Sequence[str]]) -> tup
         for rule in rules_of(one, presets):
             found[rule.text] = None
     return tuple(found)
-
-
-def rules_of(text: object, presets: Mapping[str, Sequence[str]] = PRESETS) -> list[NetworkRule]:
-    """Return the rules that a string stands for; a preset stands for several."""
-    if not isinstance(text, str) or not 0 < len(text) <= _MAX_RULE or not text.isascii():
-        raise _invalid(f"{shown(str(text))} is not a valid rule", _EXAMPLES)
-    if text.startswith("preset:"):
-        name = text.removeprefix("preset:")
-        if name not in presets:
-            raise _invalid(f"there is no preset {shown(name)}", did_you_mean(name, presets))
-        return [parse_rule(one) for one in presets[name]]
-    return [parse_rule(text)]
-
-
-_EXAMPLES: Final = "write api.example.com, *.example.com, example.com:443 or 192.0.2.0/24"
-
-
-def parse_rule(text: str) -> NetworkRule:
-    """Return one rule. Unusual spellings of addresses are refused, not guessed."""
-    host, port = _split_port(text.strip().lower().rstrip("."))
-    try:
-        network = ipaddress.ip_network(host, strict=False)
-    except ValueError:
-        network = None
-    if network is not None and "%" not in host:
-        return NetworkRule(text, network=str(network), port=port)
-    if not _NAME.match(host) or len(host) > 253 or _NUMBERS.match(host):
-        raise _invalid(f"{shown(text)} is not a valid rule", _EXAMPLES)
-    return NetworkRule(text, host=host, port=port)
-
-
-def _split_port(text: str) -> tuple[str, int | None]:
-    host, port = text, ""
-    if text.startswith("["):
-        host, bracket, port = text[1:].partition("]")
-        if not bracket or (port and not port.startswith(":")):
-            raise _invalid(f"{shown(text)} is not a valid rule", _EXAMPLES)
-        port = port.removeprefix(":")
-    elif text.count(":") == 1:
-        host, _, port = text.partition(":")
-    if not port:
-        return host, None
-    if not port.isdigit():
-        raise _invalid(f"{shown(text)} is not a valid rule", _EXAMPLES)
-    if not 1 <= int(port) <= 65_535:
-        raise _invalid(f"{shown(text)} has no valid port", "use a port from 1 to 65535")
-    return host, int(port)
 
 
 def network_for(value: object, ceiling: NetworkCeiling, *, operator: bool) -> NetworkPolicy:
@@ -311,7 +291,7 @@ def network_for(value: object, ceiling: NetworkCeiling, *, operator: bool) -> Ne
         )
     for text in policy.allow:
         asked = parse_rule(text)
-        if not any(_covers(one, asked) for one in permitted):
+        if not any(covers(one, asked) for one in permitted):
             raise PolicyDenied(
                 f"network rule {shown(text)} is not permitted here",
                 hint=f"policy.network allows: {named}",
@@ -348,28 +328,15 @@ def default_network(ceiling: NetworkCeiling, *, operator: bool) -> NetworkPolicy
     allowed = list(_allowed(ceiling, operator=operator))
     if not allowed:
         return CLOSED
-    return parse_network({"allow": allowed}, ceiling.presets, ceiling.limits)
+    rules = [rule for text in allowed if text != "*" for rule in rules_of(text, ceiling.presets)]
+    asked = {"allow": allowed, "inspect": any(rule.partial for rule in rules)}
+    return parse_network(asked, ceiling.presets, ceiling.limits)
 
 
 def _allowed(ceiling: NetworkCeiling, *, operator: bool) -> tuple[str, ...]:
     if ceiling.allow is not None:
         return ceiling.allow
     return ("*",) if operator else ()
-
-
-def _covers(wide: NetworkRule, narrow: NetworkRule) -> bool:
-    if wide.port is not None and wide.port != narrow.port:
-        return False
-    if wide.network is not None:
-        if narrow.network is None:
-            return False
-        outer, inner = ipaddress.ip_network(wide.network), ipaddress.ip_network(narrow.network)
-        return outer.version == inner.version and inner.subnet_of(outer)  # type: ignore[arg-type]
-    if wide.host is None or narrow.host is None:
-        return False
-    if wide.host.startswith("*."):
-        return narrow.host.removeprefix("*").endswith(wide.host[1:]) or narrow.host == wide.host
-    return wide.host == narrow.host
 
 
 def unsupported_network(backend: str) -> UnsupportedByBackend:
@@ -440,7 +407,7 @@ def _tried(attempts: Iterable[NetworkAttempt], reachable: Iterable[str]) -> list
             continue
         if one.event in ("opened", "would_refuse"):
             found[key] = False
-        elif one.event == "refused":
+        elif one.event == "refused" and one.method is None:
             # The address of a name is known only where a rule let the egress look it up.
             found[key] = one.rule == _NOT_PUBLIC or found.get(key, False)
             if one.host is None and one.address is not None:
@@ -453,7 +420,3 @@ def _tried(attempts: Iterable[NetworkAttempt], reachable: Iterable[str]) -> list
 def rule_for(host: str, port: int) -> str:
     """Return the rule that allows exactly this host and port."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _invalid(message: str, hint: str) -> InvalidRequest:
-    return InvalidRequest(message, hint=hint, field="network")

@@ -1,0 +1,1 @@
+"""Routes of keys, secrets and the audit log."""

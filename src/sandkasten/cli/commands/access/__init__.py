@@ -1,0 +1,1 @@
+"""Commands for keys, secrets and the audit log."""

@@ -1,0 +1,178 @@
+"""Secrets in files, encrypted, one per tenant and name. Implements `ports.Secrets`.
+
+A file holds the public fields in clear and the value with ChaCha20-Poly1305. Everything public is
+authenticated with it: a value cannot be moved to another tenant, name or host by editing a file.
+Files and not the journal's database, so that engines without a daemon use the same secrets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import os
+import secrets
+import time
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from sandkasten.disk.atomic_file import create_file, write_file
+from sandkasten.disk.os_errors import disk_error
+from sandkasten.errors import BackendUnavailable, QuotaExceeded, StoreUnusable
+from sandkasten.model.access.stored_secrets import (
+    MAX_SECRETS,
+    OpenSecret,
+    Secret,
+    SecretRequest,
+    make_placeholder,
+    no_such_secret,
+)
+from sandkasten.model.access.tenancy import checked_tenant
+from sandkasten.model.json_codec import ShapeError, from_json, to_json
+from sandkasten.model.optional_extras import install_command
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_KEY_FILE: Final = "key"
+_TENANTS: Final = "tenants"
+_SUFFIX: Final = ".json"
+_NONCE: Final = 12
+_MAX_FILE: Final = 64 << 10
+_PURPOSE: Final = b"sandkasten secrets 1\0"
+_List: TypeAlias = list[Secret]
+
+
+class SecretDirectory:
+    def __init__(self, directory: Path, key: str | None) -> None:
+        """Without `key`, one is made in the directory at first use."""
+        self._directory = directory
+        self._key = key
+
+    async def put(self, tenant: str, request: SecretRequest) -> Secret:
+        return await asyncio.to_thread(self._put, tenant, request)
+
+    async def list(self, tenant: str) -> Sequence[Secret]:
+        return await asyncio.to_thread(self._list, tenant)
+
+    async def remove(self, tenant: str, name: str) -> None:
+        await asyncio.to_thread(self._remove, tenant, name)
+
+    async def open(self, tenant: str, names: Sequence[str]) -> Sequence[OpenSecret]:
+        return await asyncio.to_thread(lambda: [self._open(tenant, name) for name in names])
+
+    def _put(self, tenant: str, request: SecretRequest) -> Secret:
+        path = self._path(tenant, request.name)
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            old = _read(path)
+        except OSError as exc:
+            raise disk_error("store a secret", exc, BackendUnavailable) from exc
+        now = time.time()
+        if old is None and len(self._list(tenant)) >= MAX_SECRETS:
+            raise QuotaExceeded(
+                f"a tenant may have {MAX_SECRETS} secrets", hint="remove one: sandkasten secret rm"
+            )
+        secret = Secret(
+            name=request.name,
+            hosts=tuple(request.hosts),
+            # Programs may have written it into their settings.
+            placeholder=make_placeholder(request.name) if old is None else old[0].placeholder,
+            created_at=now if old is None else old[0].created_at,
+            updated_at=now,
+            header=request.header,
+            basic=request.basic,
+            query=request.query,
+            body=request.body,
+        )
+        nonce = os.urandom(_NONCE)
+        cipher = self._cipher(make=True)
+        sealed = cipher.encrypt(nonce, request.value.encode(), _bound(tenant, secret))
+        text = {"secret": to_json(secret), "sealed": base64.b64encode(nonce + sealed).decode()}
+        try:
+            write_file(path, json.dumps(text).encode())
+        except OSError as exc:
+            raise disk_error("store a secret", exc, BackendUnavailable) from exc
+        return secret
+
+    def _list(self, tenant: str) -> _List:
+        try:
+            names = sorted(self._path(tenant, "x").parent.glob(f"*{_SUFFIX}"))
+            found = [_read(one) for one in names]
+        except OSError as exc:
+            raise disk_error("list secrets", exc, BackendUnavailable) from exc
+        return [one[0] for one in found if one is not None]
+
+    def _remove(self, tenant: str, name: str) -> None:
+        try:
+            self._path(tenant, name).unlink()
+        except FileNotFoundError as exc:
+            raise no_such_secret(name) from exc
+        except OSError as exc:
+            raise disk_error("remove a secret", exc, BackendUnavailable) from exc
+
+    def _open(self, tenant: str, name: str) -> OpenSecret:
+        try:
+            found = _read(self._path(tenant, name))
+        except OSError as exc:
+            raise disk_error("read a secret", exc, BackendUnavailable) from exc
+        if found is None:
+            raise no_such_secret(name)
+        secret, sealed = found
+        cipher = self._cipher(make=False)
+        from cryptography.exceptions import InvalidTag
+
+        try:
+            value = cipher.decrypt(sealed[:_NONCE], sealed[_NONCE:], _bound(tenant, secret))
+        except InvalidTag:
+            raise _damaged(name) from None
+        return OpenSecret(secret, value.decode())
+
+    def _path(self, tenant: str, name: str) -> Path:
+        return self._directory / _TENANTS / checked_tenant(tenant) / f"{name}{_SUFFIX}"
+
+    def _cipher(self, *, make: bool) -> Any:
+        try:
+            from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+        except ModuleNotFoundError as exc:
+            raise BackendUnavailable(
+                "secrets require the library cryptography", hint=install_command("secrets")
+            ) from exc
+        return ChaCha20Poly1305(hashlib.sha256(_PURPOSE + self._key_bytes(make=make)).digest())
+
+    def _key_bytes(self, *, make: bool) -> bytes:
+        if self._key is not None:
+            return self._key.encode()
+        path = self._directory / _KEY_FILE
+        try:
+            if make:
+                create_file(path, secrets.token_hex(32).encode())
+            return path.read_bytes().strip()
+        except OSError as exc:
+            raise disk_error("read the key of the secrets", exc, StoreUnusable) from exc
+
+
+def _bound(tenant: str, secret: Secret) -> bytes:
+    """Return what a value is bound to."""
+    return json.dumps([tenant, to_json(secret)], sort_keys=True).encode()
+
+
+def _read(path: Path) -> tuple[Secret, bytes] | None:
+    """Return the public part and the encrypted value; None if there is no such file."""
+    try:
+        with path.open("rb") as file:
+            found = json.loads(file.read(_MAX_FILE))
+        return from_json(Secret, found["secret"], "secret"), base64.b64decode(found["sealed"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError, ShapeError):
+        raise _damaged(path.name.removesuffix(_SUFFIX)) from None
+
+
+def _damaged(name: str) -> StoreUnusable:
+    return StoreUnusable(
+        f"secret {name} cannot be decrypted",
+        hint="use the key that it was stored with (secrets.key_file), or set it again",
+        reason="damaged",
+    )
