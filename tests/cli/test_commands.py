@@ -148,6 +148,8 @@ async def test_a_detached_command_is_read_followed_and_killed(box, state, capfd)
     await exec.logs(state, box.id, the_id[:8], follow=False)
     assert capfd.readouterr() == ("one\n", "two\n")
     following = asyncio.create_task(exec.logs(state, box.id, the_id, follow=True))
+    # It goes on while the command does.
+    assert (await asyncio.wait({following}, timeout=1.0))[0] == set()
     await exec.kill(state, box.id, the_id, "TERM")
     await asyncio.wait_for(following, PATIENCE_S)
     out, err = capfd.readouterr()

@@ -528,3 +528,15 @@ def test_the_flags_of_a_network_stand_for_one_value():
     denied = {"deny": ["b.a.example"]}
     assert network(allow=["*.a.example"], **denied) == {"allow": ["*.a.example"], **denied}
     assert network("full", **denied) == {"allow": ["*"], **denied}
+
+
+def test_a_shell_takes_the_options_of_a_new_sandbox(cli):
+    shown = cli("shell", "--help").out
+    for option in ("--pip", "--npm", "--workspace", "--shared", "--backend", "--deny"):
+        assert f"{option} " in shown
+
+
+def test_mcp_refuses_a_misspelled_image_at_its_start(process):
+    done = process("mcp", "--image", "pyhton")
+    assert (done.returncode, done.stdout) == (125, b"")
+    assert b"did you mean python?" in done.stderr
