@@ -411,3 +411,48 @@ def test_the_command_line_stores_lists_and_uses_secrets(api, certificates, tmp_p
     assert cli("run", "-c", code, *used) == "b'hello\\n'"
     assert cli("secret", "rm", "TOKEN") == "TOKEN"
     cli("secret", "rm", "TOKEN", status=125)
+
+
+def test_a_websocket_passes_and_no_other_protocol(boxed, api, secret):
+    stored = secret()
+    box = boxed(network={"allow": ["good.test"], "secrets": ["TOKEN"]})
+    code = f"""
+import socket, ssl
+trusting = ssl.create_default_context()
+for protocol in ("websocket", "h2c"):
+    with socket.create_connection(("good.test", {api.port}), 10) as made:
+        with trusting.wrap_socket(made, server_hostname="good.test") as made:
+            made.sendall(b"GET /socket HTTP/1.1\\r\\nHost: good.test\\r\\nConnection: Upgrade\\r\\n"
+                         b"Upgrade: " + protocol.encode() + b"\\r\\n\\r\\n")
+            print(made.recv(65536).split(b"\\r\\n")[0].decode())
+            if protocol == "websocket":
+                for part in (b"{stored.placeholder}", b"s"):
+                    made.sendall(part)
+                    print(made.recv(65536).decode())
+"""
+    done = box.exec(["python3", "-c", code])
+    assert done.output.splitlines() == [
+        "HTTP/1.1 101 Switching Protocols",
+        stored.placeholder,
+        "s",
+        "HTTP/1.1 502 Bad Gateway",
+    ], done
+    # The value was in the head, and nothing else has it.
+    assert api.seen[0]["headers"]["Authorization"] == f"Bearer {VALUE}"
+    assert "Upgrade" not in api.seen[1]["headers"]
+
+
+def test_limits_count_inspected_connections(boxed, api):
+    network = {"allow": ["good.test"], "inspect": True, "limits": {"bytes_in": 300_000}}
+    box = boxed(network=network)
+    url = f"https://good.test:{api.port}"
+    assert '"path"' in curl(box, f"{url}/x")
+    done = box.exec(["curl", "-sS", "-m", "20", "-o", "/dev/null", f"{url}/large"])
+    assert done.exit_code != 0
+    assert box.network().bytes_in <= 300_000
+    assert "limit:bytes_in" in {one.rule for one in box.network_log() if one.event == "refused"}
+    box.update(network={**network, "limits": {"bandwidth_bps": 16_000_000}})
+    done = box.exec(
+        ["curl", "-sS", "-m", "60", f"{url}/large", "-w", "%{size_download}", "-o", "x"]
+    )
+    assert done.output == "1000000", done

@@ -122,6 +122,16 @@ class _Api(http.server.BaseHTTPRequestHandler):
         elif path == "/user":
             known = self.headers["Authorization"] == f"Bearer {VALUE}"
             self._answer(200 if known else 401, b"hello\n" if known else b"who are you\n")
+        elif path == "/socket":
+            self.send_response(101)
+            self.send_header("Upgrade", "websocket")
+            self.send_header("Connection", "Upgrade")
+            self.end_headers()
+            while data := self.connection.recv(65536):
+                self.connection.sendall(data)
+            self.close_connection = True
+        elif path == "/large":
+            self._answer(200, b"x" * 1_000_000)
         elif path == "/away":
             where = f"https://evil.test:{self.server.port}/echo"
             self._answer(302, b"", ("Location", where))
