@@ -153,6 +153,8 @@ SMUGGLED = {
     "space before the colon": _POST + b"Content-Length : 99\r\n\r\n",
     "folded": _POST + b"X: y\r\n Content-Length: 99\r\n\r\n",
     "line feed in a chunk": _POST + _CHUNKS + b"\r\n5;a\nb\r\nhello\r\n0\r\n\r\n",
+    "garbage before the method": b"\x16\x03\x01\x00\x05" + _GOOD,
+    "no version": b"GET /\xff\r\nHost: evil.test\r\n\r\n",
     "bare line feeds": b"GET / HTTP/1.1\nHost: good.test\n\n",
     "tunnel": b"CONNECT good.test:22 HTTP/1.1\r\nHost: good.test\r\n\r\n",
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",

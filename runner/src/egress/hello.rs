@@ -33,7 +33,7 @@ fn tls(bytes: &[u8]) -> First {
         return First::More;
     }
     if bytes[1] != 3 {
-        return First::Other;
+        return other(bytes.split(|&b| b == b'\n').next().unwrap_or(bytes));
     }
     // A hello may be split over several records.
     let mut hello = Vec::new();
@@ -48,7 +48,7 @@ fn tls(bytes: &[u8]) -> First {
         return First::More;
     }
     if hello[0] != 1 {
-        return First::Other;
+        return First::Unclear;
     }
     let length = usize::from(hello[1]) << 16 | usize::from(hello[2]) << 8 | usize::from(hello[3]);
     if length > MOST {
@@ -125,7 +125,7 @@ fn http(bytes: &[u8]) -> First {
         .unwrap_or(line.len());
     let odd = |b: &u8| *b < b' ' && !b"\t\r".contains(b) || *b == 0x7f;
     if method == 0 || line.get(method).map_or(false, |b| !SPACES.contains(b)) {
-        return First::Other;
+        return other(line);
     }
     if line.iter().any(odd) {
         // The git protocol has zeros here, and a length before its first word.
@@ -133,7 +133,7 @@ fn http(bytes: &[u8]) -> First {
         return if line[..method].iter().all(word) {
             First::Unclear
         } else {
-            First::Other
+            other(line)
         };
     }
     if end_of_line.is_none() {
@@ -143,7 +143,13 @@ fn http(bytes: &[u8]) -> First {
     let mut words = line.split_ascii_whitespace();
     let (method, target) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
     if !line.contains("http/") {
-        return First::Other;
+        // Some servers read the headers of a request without a version.
+        let request = target.starts_with('/') || target.contains("://");
+        return if request {
+            First::Unclear
+        } else {
+            First::Other
+        };
     }
     // HTTP/2 without TLS: its host is compressed.
     if method == "pri" {
@@ -176,6 +182,16 @@ fn http(bytes: &[u8]) -> First {
         return First::Unclear;
     }
     First::Http(hosts.pop())
+}
+
+/// Another protocol; but some servers ignore what stands before or in the method of a request.
+fn other(line: &[u8]) -> First {
+    let version = |w: &[u8]| w[..5].eq_ignore_ascii_case(b"http/") && w[5].is_ascii_digit();
+    if line.windows(6).any(version) {
+        First::Unclear
+    } else {
+        First::Other
+    }
 }
 
 pub fn is_token(b: u8) -> bool {
@@ -245,6 +261,13 @@ mod tests {
             b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
             b"GET /\x01 HTTP/1.1\r\nHost: b.test\r\n\r\n",
             b"GET\x0b/\x0bHTTP/1.1\r\nHost: b.test\r\n\r\n",
+            b"GET /\x83HTTP\xcf1.1\r\nHost: b.test\r\n\r\n",
+            b"GET /\r\nHost: b.test\r\n\r\n",
+            b"GET http://b.test/\r\n\r\n",
+            b"\x16\x03\x01\x00\x05GET / HTTP/1.1\r\nHost: b.test\r\n\r\n",
+            b"\x16GET / HTTP/1.1\r\nHost: b.test\r\n\r\n",
+            b"\xff\x00GET / HTTP/1.1\r\nHost: b.test\r\n\r\n",
+            b": GET / HTTP/1.1\r\nHost: b.test\r\n\r\n",
             &long,
         ] {
             assert_eq!(
