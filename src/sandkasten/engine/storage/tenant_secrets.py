@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 from sandkasten.errors import UnsupportedByBackend
-from sandkasten.model.access.stored_secrets import Secret, checked_secret, checked_secret_name
+from sandkasten.model.access.stored_secrets import (
+    Secret,
+    checked_secret,
+    checked_secret_name,
+    is_secret_name,
+    no_such_secret,
+)
 from sandkasten.model.access.tenancy import DEFAULT_TENANT
 from sandkasten.model.sandbox.inspection import Inspection, check_hosts_allowed
 
@@ -38,7 +44,9 @@ class TenantSecrets:
 
     async def remove(self, name: str, *, tenant: str = DEFAULT_TENANT) -> None:
         """Remove a secret; NotFound if there is none. Running sandboxes keep it."""
-        await self._port.remove(tenant, checked_secret_name(name))
+        if not is_secret_name(name):
+            raise no_such_secret(name)
+        await self._port.remove(tenant, name)
 
     async def inspection(self, policy: NetworkPolicy, tenant: str) -> Inspection | None:
         """Return what a network inspects and inserts; None for one without inspection."""

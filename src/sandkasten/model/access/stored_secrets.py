@@ -27,10 +27,13 @@ MIN_VALUE: Final = 8
 MAX_SECRETS: Final = 256
 _VALUE_PLACE: Final = "{value}"
 _NAME = re.compile(rf"{SECRET_NAME}\Z")
-_VALUE = re.compile(rf"[!-~](?:[ -~]{{{MIN_VALUE - 2},{MAX_VALUE - 2}}})[!-~]\Z")
+SECRET_VALUE: Final = f"[!-~][ -~]{{{MIN_VALUE - 2},{MAX_VALUE - 2}}}[!-~]"
+BASIC_USER: Final = "[!-9;-~]{1,128}"
+QUERY_PARAMETER: Final = "[A-Za-z0-9_.~-]{1,64}"
+_VALUE = re.compile(rf"{SECRET_VALUE}\Z")
 _HEADER = re.compile(r"([A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}): ?([ -~]{7,512})\Z")
-_USER = re.compile(r"[!-9;-~]{1,128}\Z")
-_PARAMETER = re.compile(r"[A-Za-z0-9_.~-]{1,64}\Z")
+_USER = re.compile(rf"{BASIC_USER}\Z")
+_PARAMETER = re.compile(rf"{QUERY_PARAMETER}\Z")
 # These frame a request or name its host: a value has no place in them.
 _FRAMING: Final = frozenset(
     {"host", "connection", "content-length", "transfer-encoding", "upgrade", "expect", "te"}
@@ -165,6 +168,10 @@ def checked_secret_name(name: object) -> str:
             "name",
         )
     return name
+
+
+def is_secret_name(name: str) -> bool:
+    return _NAME.match(name) is not None
 
 
 def make_placeholder(name: str) -> str:

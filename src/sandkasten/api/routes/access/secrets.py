@@ -17,7 +17,14 @@ from sandkasten.errors import (
     StoreUnusable,
     UnsupportedByBackend,
 )
-from sandkasten.model.access.stored_secrets import MAX_HOSTS, SECRET_NAME, SecretRequest
+from sandkasten.model.access.stored_secrets import (
+    BASIC_USER,
+    MAX_HOSTS,
+    QUERY_PARAMETER,
+    SECRET_NAME,
+    SECRET_VALUE,
+    SecretRequest,
+)
 from sandkasten.model.json_codec import to_json
 
 if TYPE_CHECKING:
@@ -32,13 +39,19 @@ class SecretBody(Body):
     name: Annotated[str, shaped(SECRET_NAME)] = Field(
         description="Its name, and that of the variable with its placeholder."
     )
-    value: str = Field(description="8 to 8192 printable ASCII characters.", repr=False)
+    value: Annotated[str, shaped(SECRET_VALUE)] = Field(
+        description="8 to 8192 printable ASCII characters.", repr=False
+    )
     hosts: _Hosts = Field(description="Names that the value may be sent to, with or without port.")
     header: str | None = Field(
         None, description="A header that is set, such as `Authorization: Bearer {value}`."
     )
-    basic: str | None = Field(None, description="The user of `Authorization: Basic`.")
-    query: str | None = Field(None, description="A query parameter that is set.")
+    basic: Annotated[str, shaped(BASIC_USER)] | None = Field(
+        None, description="The user of `Authorization: Basic`."
+    )
+    query: Annotated[str, shaped(QUERY_PARAMETER)] | None = Field(
+        None, description="A query parameter that is set."
+    )
     body: bool = Field(False, description="The value replaces the placeholder in bodies.")
 
 
