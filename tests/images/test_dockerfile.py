@@ -193,6 +193,13 @@ def test_an_unfinished_word_is_an_error(text):
         expand(text, {"A": "1"}, "\\")
 
 
+def test_a_value_cannot_double_without_end():
+    values = {"A": "x" * 100}
+    with pytest.raises(WordError, match="longer than"):  # noqa: PT012
+        for _ in range(30):
+            values["A"] = expand("$A$A", values, "\\")
+
+
 def test_words_end_at_spaces_outside_of_quotes():
     assert split_words(r"""a "b c" 'd e'f g\ h""", "\\") == ["a", '"b c"', "'d e'f", r"g\ h"]
 

@@ -134,3 +134,27 @@ async def test_an_index_cannot_name_a_file_of_this_machine(opened, folder, tmp_p
             with pytest.raises(ProvisioningFailed) as failed:
                 await said(engine, "1", "gamma")
     assert "the index names a file of this machine: gamma-1.0.tar.gz" in failed.value.message
+
+
+@pytest.mark.promise("P54")
+@pytest.mark.parametrize("build", [False, True])
+async def test_a_dependency_that_is_an_address_is_never_fetched_or_run(
+    opened, folder, tmp_path, build
+):
+    """pip's `--only-binary` does not cover such a dependency: its setup.py ran on the host."""
+    mark = tmp_path / "ran-on-the-host"
+    sdist(tmp_path / "elsewhere", "pwn", "1.0", f"open({str(mark)!r}, 'w')")
+    with serving(tmp_path / "elsewhere") as other:
+        wheel(folder, "innocent", needs=[f"pwn @ {other.url}/files/pwn-1.0.tar.gz"])
+        async with opened(find_links=folder, build=build) as engine:
+            with pytest.raises(ProvisioningFailed, match="is an address"):
+                await said(engine, "1", "innocent")
+        assert other.asked == []
+    assert not mark.exists()
+
+
+async def test_a_build_may_require_nothing(opened, folder, tmp_path):
+    source(folder, "gamma", tmp_path, requires="")
+    async with opened(find_links=folder) as engine:
+        with pytest.raises(ProvisioningFailed, match="No module named 'helper'"):
+            await said(engine, "1", "gamma")

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MAX_DEPTH: Final = 20
+# A value may contain others, and so double with each of them.
+_MAX_VALUE: Final = 1 << 17
 
 
 class WordError(ValueError):
@@ -75,6 +77,8 @@ class _Reader:
                 out += after if not double or after in f'"${self._escape}' else one + after
             elif one == "$":
                 out += self._variable()
+                if len(out) > _MAX_VALUE:
+                    raise WordError(f"its value is longer than {_MAX_VALUE} characters")
             else:
                 out += one
         if double:

@@ -73,7 +73,8 @@ print(json.dumps({
 """
 # pip asks this machine's python for markers even when it fetches for another (pypa/pip#11664). No
 # file may grow beyond the bound: the kernel enforces it, whatever an index sends. It ends with its
-# parent (PR_SET_PDEATHSIG), even if that is killed.
+# parent (PR_SET_PDEATHSIG), even if that is killed. `--only-binary` does not apply to a dependency
+# that names an address: pip would fetch a source from there and run its build on this machine.
 _FETCH: Final = """
 import ctypes, json, os, resource, sys
 where, markers, most, parent = sys.argv[1:5]
@@ -83,9 +84,23 @@ if os.getppid() != int(parent):
 if where:
     sys.path.insert(0, where)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(most), int(most)))
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
 from pip._vendor.packaging import markers as asked
 asked.default_environment
 asked.default_environment = lambda: json.loads(markers)
+from pip._internal.distributions.sdist import SourceDistribution
+from pip._internal.exceptions import InstallationError
+from pip._internal.req.req_install import InstallRequirement
+SourceDistribution.prepare_distribution_metadata
+def refused(self, *args, **options):
+    raise InstallationError(f"{self.req} is a source, which is not built on this machine")
+SourceDistribution.prepare_distribution_metadata = refused
+create = InstallRequirement.__init__
+def checked(self, *args, **options):
+    create(self, *args, **options)
+    if self.editable or getattr(self.req, "url", None):
+        raise InstallationError(f"{self.req} is an address, and packages are fetched by name")
+InstallRequirement.__init__ = checked
 from pip._internal.cli.main import main
 sys.exit(main(sys.argv[5:]))
 """

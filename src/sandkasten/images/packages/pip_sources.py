@@ -93,6 +93,7 @@ if os.getppid() != int(parent):
 if where:
     sys.path.insert(0, where)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(most), int(most)))
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
 from pip._internal.cli.cmdoptions import make_target_python
 from pip._internal.commands.download import DownloadCommand
 from pip._vendor.packaging.requirements import Requirement
@@ -159,7 +160,7 @@ class SourceBuilds:
         """Fetch wheels of the packages; build those that have none. Raise ProvisioningFailed."""
         for directory in (self._built, self._needed):
             await to_the_end(directory.mkdir, exist_ok=True)
-        while True:
+        while specs:
             missing = await self._fetch(specs, into, self._built)
             if missing is None:
                 return
