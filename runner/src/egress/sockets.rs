@@ -40,6 +40,17 @@ pub fn sends_no_more(fd: RawFd) -> bool {
     unsafe { libc::poll(&mut poll, 1, 0) > 0 }
 }
 
+/// Whether the other side has closed the connection: nothing that is sent to it arrives.
+pub fn is_closed(fd: RawFd) -> bool {
+    let mut poll = libc::pollfd {
+        fd,
+        events: 0,
+        revents: 0,
+    };
+    // SAFETY: one pollfd.
+    unsafe { libc::poll(&mut poll, 1, 0) > 0 && poll.revents & libc::POLLHUP != 0 }
+}
+
 /// Whether a connection is made; an errno if it failed.
 pub fn connected(fd: RawFd, to: SocketAddr) -> Result<bool> {
     match connect_to(fd, to) {

@@ -197,9 +197,7 @@ class Engine:
             planner=planner,
             sandboxes=self._sandboxes,
         )
-        self._pausing = PauseControl(
-            handles=self._handles, store=store, policy=policy, clock=clock, events=events
-        )
+        self._pausing = PauseControl(self._handles, store, policy, clock, events, self.network)
         self._clock = clock
         self._reaper = Reaper(
             backends=backends,

@@ -10,9 +10,9 @@ import asyncio
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
+from sandkasten.engine.handles import check_not_paused
 from sandkasten.errors import UnsupportedByBackend
 from sandkasten.model.ids import sandbox_id
-from sandkasten.model.sandbox.inspection import Inspection, is_inspected
 from sandkasten.model.sandbox.network_policy import (
     NetworkAttempt,
     NetworkStatus,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from sandkasten.engine.handles import Handle, Handles
+    from sandkasten.model.sandbox.inspection import Inspection
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.network_policy import NetworkCeiling, NetworkCounts, NetworkPolicy
 
@@ -96,14 +97,24 @@ class NetworkControl:
     async def change(
         self, handle: Handle, policy: NetworkPolicy, inspection: Inspection | None
     ) -> None:
-        # The value of a secret may have changed.
-        if handle.record.network == policy.public() and inspection is None:
-            return
-        if not isinstance(handle.cell, Networked):
-            raise created_without_network(handle.record.id)
-        if inspection is None and is_inspected(handle.record.network):
-            inspection = Inspection(all=False)
-        await handle.cell.change_network(policy, self._ceiling.reachable, inspection)
+        """Send a policy, also one that is recorded already: the record says what was sent last.
+
+        Raise Conflict for a paused sandbox. Its egress process is frozen and would apply the policy
+        after the caller was told that it failed.
+        """
+        check_not_paused(handle.record)
+        try:
+            if not isinstance(handle.cell, Networked):
+                raise created_without_network(handle.record.id)
+            await handle.cell.change_network(policy, self._ceiling.reachable, inspection)
+        except UnsupportedByBackend:
+            # Created without a network, it has what it should have.
+            if not (policy.closed and handle.record.network == "none"):
+                raise
+
+    def recorded(self, record: Record) -> NetworkPolicy:
+        """Return the recorded policy under the operator's settings of now."""
+        return adopted_network(record.network, self._ceiling)
 
     async def adopt(self, record: Record) -> None:
         """Apply the operator's settings to the sandbox of an earlier process."""
@@ -111,5 +122,4 @@ class NetworkControl:
             return
         handle = await self._handles.get(record.id)
         if isinstance(handle.cell, Networked):
-            policy = adopted_network(record.network, self._ceiling)
-            await handle.cell.change_network(policy, self._ceiling.reachable)
+            await handle.cell.change_network(self.recorded(record), self._ceiling.reachable)

@@ -156,7 +156,7 @@ async def ask(cell: Path, command: dict[str, object]) -> dict[str, Any]:
     """Send one command to the process and return its answer.
 
     Raise UnsupportedByBackend if the sandbox was created without a network, and SandboxLost if the
-    process has ended.
+    process has ended. The process ignores a command whose sender is gone.
     """
     try:
         directory = os.open(cell, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -171,7 +171,8 @@ async def ask(cell: Path, command: dict[str, object]) -> dict[str, Any]:
                 writer.write(json.dumps(command).encode() + b"\n")
                 answer = json.loads(await reader.readline())
             finally:
-                writer.close()
+                # What was not read yet must not be sent later.
+                writer.transport.abort()
     except FileNotFoundError as exc:
         raise created_without_network(cell.name) from exc
     except (OSError, TimeoutError, ValueError) as exc:

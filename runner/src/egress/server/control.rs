@@ -5,7 +5,7 @@ use crate::config::networks;
 use crate::inspect::{wipe_value, Inspector};
 use crate::limits::Limits;
 use crate::rules::{Destination, Rules};
-use crate::sockets::reset;
+use crate::sockets::{is_closed, reset};
 use crate::sys::{self, check};
 use serde_json::{json, Value};
 use std::os::unix::io::{AsRawFd, OwnedFd};
@@ -38,6 +38,11 @@ impl Egress {
                 _ => return,
             }
             if text.ends_with(b"\n") {
+                // Its sender was told that it failed, while this process was frozen.
+                if is_closed(fd.as_raw_fd()) {
+                    text.fill(0);
+                    return;
+                }
                 let mut answer = self.command(&text).to_string();
                 // It may contain secrets.
                 text.fill(0);

@@ -23,6 +23,7 @@ from sandkasten.wire.channel import Channel
 
 if TYPE_CHECKING:
     from sandkasten.engine.handles import Handle, Handles
+    from sandkasten.engine.network_control import NetworkControl
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.policy import Policy
     from sandkasten.ports import Clock, EventSink, Store
@@ -38,13 +39,14 @@ REST_SHARE = 0.01
 class PauseControl:
     def __init__(
         self,
-        *,
         handles: Handles,
         store: Store,
         policy: Policy,
         clock: Clock,
         events: EventSink | None,
+        network: NetworkControl,
     ) -> None:
+        self._network = network
         self._handles = handles
         self._store = store
         self._clock = clock
@@ -166,6 +168,13 @@ class PauseControl:
                 await cell.pause()
             raise
         handle.record = running
+        try:
+            # Recovery could not tell a frozen process what the operator opens now.
+            await self._network.adopt(running)
+        except SandkastenError as exc:
+            if self._events is not None:
+                fields = {"sandbox": running.id, "error": exc.code}
+                self._events.emit("recovery.network_unchanged", fields)
 
     async def _tell_running(self, handle: Handle) -> None:
         """Tell the runner that its clocks continue. This dial bypasses the check for paused

@@ -1,8 +1,8 @@
-"""Change a living sandbox: its timeouts and its labels.
+"""Change a living sandbox: its timeouts, its labels and its network.
 
-The runner holds the lease and is told first. If the row then cannot be written, the lease is set
-back, so the two never disagree. Invalid requests are refused before anything changes. The lock of
-the id is held.
+The runner holds the lease and is told first, then the egress process its rules. If one of them or
+the row fails, what was told is set back, so they never disagree. Invalid requests are refused
+before anything changes. The lock of the id is held.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from sandkasten.model.environment import checked_labels
 from sandkasten.model.ids import sandbox_id
 from sandkasten.model.numbers import number
 from sandkasten.model.runs.session_key import parse_session_key
+from sandkasten.model.sandbox.inspection import Inspection, is_inspected
 from sandkasten.model.sandbox.lifecycle import is_there
 from sandkasten.model.sandbox.network_policy import network_for
 
 if TYPE_CHECKING:
-    from sandkasten.engine.handles import Handles
+    from sandkasten.engine.handles import Handle, Handles
     from sandkasten.engine.network_control import NetworkControl
     from sandkasten.engine.session_journal import SessionJournal
     from sandkasten.engine.storage.tenant_secrets import TenantSecrets
@@ -71,16 +72,27 @@ class SandboxUpdates:
             if labels is not None:
                 new = replace(new, labels=labels)
             if network is not None:
-                inspection = await self._secrets.inspection(network, old.tenant)
-                await self._control.change(handle, network, inspection)
                 new = replace(new, network=network.public())
-            if new == old:
+            elif new == old:
                 return old
-            if _lease(new) == _lease(old):
+            # A paused runner cannot be told, and raises that.
+            told = None if _lease(new) == _lease(old) else await self._handles.channel(handle)
+            try:
+                if told is not None:
+                    await self._tell(told, new)
+                if network is not None:
+                    await self._open(handle, network, old)
+                if new == old:
+                    return old
                 await self._store.put(new)
-            else:
-                # A paused runner cannot be told, and raises that.
-                await self._relet(await self._handles.channel(handle), old, new)
+            except BaseException:
+                if told is not None:
+                    with suppress(SandkastenError):
+                        await self._tell(told, old)
+                if network is not None:
+                    with suppress(SandkastenError):
+                        await self._open(handle, self._control.recorded(old), new)
+                raise
             handle.record = new
             if labels is not None:
                 await self._session_journal.changed(new)
@@ -123,14 +135,11 @@ class SandboxUpdates:
         idle = min(asked) if asked else record.idle_timeout_s
         return replace(record, idle_timeout_s=min(idle, lifetime), lifetime_s=lifetime)
 
-    async def _relet(self, channel: Channel, old: Record, new: Record) -> None:
-        await self._tell(channel, new)
-        try:
-            await self._store.put(new)
-        except BaseException:
-            with suppress(SandkastenError):
-                await self._tell(channel, old)
-            raise
+    async def _open(self, handle: Handle, network: NetworkPolicy, before: Record) -> None:
+        inspection = await self._secrets.inspection(network, before.tenant)
+        if inspection is None and is_inspected(before.network):
+            inspection = Inspection(all=False)
+        await self._control.change(handle, network, inspection)
 
     async def _tell(self, channel: Channel, record: Record) -> None:
         left_s = record.created_boottime + record.lifetime_s - self._clock.boottime()
