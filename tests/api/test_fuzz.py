@@ -64,6 +64,7 @@ RELATIONS = (
     "is not a valid header",
     "is not a host",
     "not one that this listing gave",
+    "ended sessions are listed for one tenant at a time",
     "does not match the announced sha256",
     "metadata must be a JSON object",
     "the file is not UTF-8",
