@@ -17,6 +17,7 @@ from sandkasten.cli.options import network_of
 from sandkasten.cli.output import age, painted, paragraph, report, size, visible
 from sandkasten.cli.quantities import limit, seconds
 from sandkasten.cli.sandbox_names import Remote, pick, side
+from sandkasten.cli.state import UsageError
 from sandkasten.daemon.settings.core_settings import BACKENDS
 from sandkasten.errors import BuildFailed, InvalidRequest, SessionNotFound
 from sandkasten.images.image_names import ALIASES, HOST
@@ -528,6 +529,16 @@ def test_the_flags_of_a_network_stand_for_one_value():
     denied = {"deny": ["b.a.example"]}
     assert network(allow=["*.a.example"], **denied) == {"allow": ["*.a.example"], **denied}
     assert network("full", **denied) == {"allow": ["*"], **denied}
+    for flags, said in (
+        ({"mode": "full", "allow": ["a.example"]}, "--network full excludes --allow"),
+        ({"mode": "none", **denied}, "--network none excludes the other flags of a network"),
+        (denied, "--deny requires --allow or --network full"),
+    ):
+        with pytest.raises(UsageError) as refused:
+            network(**flags)
+        assert refused.value.message == said
+    with pytest.raises(UsageError, match="--network-limit requires"):
+        network_of(None, (), (), ["connections=4"], dry_run=False)
 
 
 def test_a_shell_takes_the_options_of_a_new_sandbox(cli):

@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sandkasten.agents.definitions.sandbox_field import parse_sandbox
+from sandkasten.cli.quantities import limit, network_limit
+from sandkasten.cli.state import UsageError
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import InvalidConfiguration, InvalidRequest, PolicyDenied
 from sandkasten.model.sandbox.network_limits import NetworkLimits
 from sandkasten.model.sandbox.network_policy import (
     NetworkCeiling,
     adopted_network,
+    changed_network,
     network_for,
     parse_network,
 )
@@ -87,6 +91,57 @@ def test_settings_are_the_defaults(tmp_path):
     assert found == NetworkLimits(bytes_out=500)
     with pytest.raises(InvalidConfiguration):
         load({"network.limits.connections": "100000"}, {}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("connections", "4", 4), ("bytes_in", "1G", 1 << 30), ("bytes_out", "500", 500),
+        ("bandwidth_bps", "10M", 10_000_000), ("names_per_minute", "7", 7),
+        ("idle_seconds", "15m", 900),
+    ],
+)  # fmt: skip
+def test_every_limit_has_a_variable_a_flag_and_a_field_of_an_agent(tmp_path, name, text, value):
+    variable = f"SANDKASTEN_NETWORK_LIMITS_{name.upper()}"
+    limits = load({}, {variable: text}, tmp_path).policy.network.limits
+    assert getattr(limits, name) == value
+    assert network_limit(name, text) == value
+    asked = {"network": {"allow": ["a.test"], "limits": {name: text}}}
+    sandbox, _ = parse_sandbox(asked)
+    assert sandbox.options.network == {"allow": ["a.test"], "limits": {name: value}}
+
+
+@pytest.mark.parametrize("text", ["x", "", "1.5", "10X", "9" * 400, "²", "-1"])
+def test_a_limit_that_is_not_a_number_is_refused(text):
+    with pytest.raises(UsageError) as refused:
+        network_limit("connections", text)
+    assert "--network-limit connections" in refused.value.message
+
+
+def test_limits_of_the_network_and_of_the_sandbox_are_told_apart():
+    with pytest.raises(UsageError) as refused:
+        limit("connections", "4")
+    assert refused.value.hint == "--network-limit connections=4"
+    with pytest.raises(UsageError) as refused:
+        network_limit("mem_limit_mb", "4")
+    assert "limit of a network" in refused.value.message
+
+
+@pytest.mark.parametrize("value", [{"limits": {"connections": 1}}, {"deny": ["a.test"]}])
+def test_limits_and_deny_rules_require_allow_rules(value):
+    with pytest.raises(InvalidRequest) as refused:
+        parse_network(value)
+    assert "--allow" in refused.value.hint
+
+
+@pytest.mark.parametrize("more", [{"limits": {"connections": 1}}, {"dry_run": True}])
+def test_an_update_never_drops_rules_silently(more):
+    with pytest.raises(InvalidRequest) as refused:
+        changed_network(more, NetworkCeiling(), operator=True)
+    assert "--allow" in refused.value.hint
+    kept = changed_network({"allow": ["a.test"], **more}, NetworkCeiling(), operator=True)
+    assert kept.allow == ("a.test",)
+    assert changed_network({"allow": []}, NetworkCeiling(), operator=True).closed
 
 
 @pytest.mark.promise("P75")

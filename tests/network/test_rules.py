@@ -15,6 +15,7 @@ from sandkasten.model.sandbox.network_policy import (
     network_for,
     not_public,
     parse_network,
+    refusals,
     suggested,
     unreachable_rules,
 )
@@ -68,7 +69,7 @@ def test_a_rule_names_a_host_or_a_network(text, host, network, port):
 )  # fmt: skip
 def test_an_unusual_spelling_is_refused_and_not_guessed(text):
     with pytest.raises(InvalidRequest) as refused:
-        parse_network({"deny": [text]})
+        parse_network({"allow": ["a.test"], "deny": [text]})
     assert refused.value.hint
 
 
@@ -212,3 +213,27 @@ def test_an_allowed_address_that_stays_closed_is_warned_about(allow, reachable, 
     )
     assert said.partition(" will not be reached: ")[0] == warned
     assert ("network.reachable" in said) is bool(warned)
+
+
+@pytest.mark.parametrize(
+    ("rule", "host", "address", "hint"),
+    [
+        ("default", "pypi.org", None, "network.allow"),
+        ("default", None, "169.254.169.254", "network.reachable"),
+        ("default", None, "1.1.1.1", "network.allow"),
+        ("deny pypi.org", "pypi.org", None, "network.deny"),
+        ("address that is not public", "a.test", "10.0.0.1", "network.reachable"),
+    ],
+)
+def test_the_hint_of_a_refusal_names_what_can_open_it(rule, host, address, hint):
+    one = NetworkAttempt(1, 0.0, "refused", 80, rule, host=host, address=address)
+    assert hint in refusals([one])[0].hint
+
+
+def test_what_a_deny_rule_refuses_is_not_suggested():
+    tried = [
+        NetworkAttempt(1, 0.0, "opened", 443, "default", host="b.test"),
+        NetworkAttempt(2, 0.0, "refused", 443, "deny a.test", host="a.test"),
+        NetworkAttempt(3, 0.0, "would_refuse", 80, "deny c.test", host="c.test"),
+    ]
+    assert suggested(tried) == ("b.test:443",)

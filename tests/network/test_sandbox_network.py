@@ -191,7 +191,9 @@ def test_rules_can_be_closed_and_opened_again(boxed, web, backend):
     box = boxed(backend=backend, network={"allow": [f"good.test:{web}"]})
     assert get(box, f"http://good.test:{web}/")[0] == 0
     box.update(network="none")
-    assert "hello" not in get(box, f"http://good.test:{web}/")[1]
+    tried = box.exec(["curl", "-sS", "-m", "10", f"http://good.test:{web}/"])
+    assert "hello" not in tried.output
+    assert [one.host for one in tried.refused] == ["good.test"]
     closed = box.network()
     assert (closed.network, closed.opened, closed.refused) == ("none", 1, 1)
     box.update(network={"allow": [f"good.test:{web}"]})

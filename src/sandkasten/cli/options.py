@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
 import typer
 
 from sandkasten.cli import completions
-from sandkasten.cli.quantities import limit, seconds
+from sandkasten.cli.quantities import limit, network_limit, seconds
 from sandkasten.cli.state import UsageError
+from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
     from sandkasten.cli.state import State
@@ -117,24 +118,30 @@ def network_of(
     """Return the network that the flags of a sandbox's network stand for."""
     if not (allow or deny or limits or dry_run or secrets or inspect):
         return mode
-    if deny and not allow and mode != "full" and not dry_run:
-        raise UsageError(
-            "--deny requires --allow or --network full",
-            hint="a sandbox without either reaches nothing",
-        )
-    if mode == "full" and not allow:
+    if mode == "full":
+        if allow:
+            raise UsageError(
+                "--network full excludes --allow", hint="use --allow alone for single hosts"
+            )
         allow = ("*",)
-    elif mode is not None:
+    elif mode == "none":
         raise UsageError(
-            f"--network {mode} excludes --allow and the other flags of a network",
-            hint="use --allow alone for single hosts",
+            "--network none excludes the other flags of a network",
+            hint="leave them out, or use --allow in place of --network none",
+        )
+    elif mode is not None:
+        raise UsageError(f"--network {shown(mode)} is not valid", hint="use none or full")
+    if not allow and (deny or limits) and not dry_run:
+        raise UsageError(
+            f"{'--deny' if deny else '--network-limit'} requires --allow or --network full",
+            hint="name the rules too, also if they stay as they are: --allow example.com",
         )
     found: dict[str, Any] = {"allow": list(allow)}
     if deny:
         found["deny"] = list(deny)
     if limits:
         named = pairs(limits, "--network-limit")
-        found["limits"] = {name: limit(name, text) for name, text in named.items()}
+        found["limits"] = {name: network_limit(name, text) for name, text in named.items()}
     if secrets:
         found["secrets"] = list(secrets)
     if inspect:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from sandkasten.errors import SandkastenError
+    from sandkasten.model.sandbox.network_policy import Refusal
 
 # Controls, surrogates, private and unassigned characters; formats are among them (bidi marks).
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
@@ -69,6 +70,14 @@ def say(text: str) -> None:
 def tell(label: Literal["error", "warning", "hint", "note"], text: str) -> None:
     """Print a labelled message on stderr, with the label in colour on a terminal."""
     say(f"{painted(f'{label}:', label, sys.stderr)} {paragraph(text)}")
+
+
+def tell_refused(refused: Sequence[Refusal]) -> None:
+    """Print what the network refused, and each way to allow it once."""
+    for one in refused:
+        tell("warning", f"the network refused {one.host}:{one.port} ({one.rule})")
+    for hint in dict.fromkeys(one.hint for one in refused if one.hint):
+        tell("hint", hint)
 
 
 def painted(text: str, meaning: str, stream: TextIO) -> str:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from sandkasten.cli.state import UsageError
-from sandkasten.model import durations
+from sandkasten.model import durations, sizes
 from sandkasten.model.spelling import did_you_mean, shown
 
-_NUMBER: Final = r"(\d{1,12}(?:\.\d{1,6})?|\.\d{1,6})"
-_SIZE: Final = re.compile(_NUMBER + r"\s*([kmgt]?)(?:i?b)?\Z", re.IGNORECASE)
-_IN_BYTES: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _MB: Final = 1 << 20
 
 
@@ -32,20 +28,25 @@ def megabytes(text: str) -> float:
 
 def limit(name: str, text: str) -> float:
     """Parse the value of a limit: a number, or with a unit that fits the limit's name."""
+    from sandkasten.model.sandbox.network_limits import LIMIT_NAMES as NETWORK_LIMITS
+    from sandkasten.model.sandbox.policy import LIMIT_NAMES
+
+    if name in NETWORK_LIMITS and name not in LIMIT_NAMES:
+        raise UsageError(
+            f"{name} is a limit of the network", hint=f"--network-limit {name}={text[:40]}"
+        )
     try:
         return int(text) if text.lstrip("-").isdigit() else float(text)
     except ValueError:
         pass
     if name.endswith("_mb"):
         return megabytes(text)
-    if name.endswith("_bytes") or name.startswith("bytes_"):
+    if name.endswith("_bytes"):
         return int(_bytes(text, 1, "write 200000 (bytes), 500K or 2M"))
     if name.endswith("_seconds"):
         return seconds(text)
     if name.endswith("_ms"):
         return seconds(text) * 1000
-    from sandkasten.model.sandbox.policy import LIMIT_NAMES
-
     if name not in LIMIT_NAMES:
         raise UsageError(
             f"{shown(name)} is not a valid limit", hint=did_you_mean(name, LIMIT_NAMES)
@@ -55,8 +56,25 @@ def limit(name: str, text: str) -> float:
     )
 
 
+def network_limit(name: str, text: str) -> int:
+    """Parse the value of a limit of the network: a number, or with a unit that fits its name."""
+    from sandkasten.model.sandbox.network_limits import LIMIT_EXAMPLES, LIMIT_NAMES, read_limit
+
+    if name not in LIMIT_NAMES:
+        raise UsageError(
+            f"{shown(name)} is not a valid limit of a network", hint=did_you_mean(name, LIMIT_NAMES)
+        )
+    found = read_limit(name, text)
+    if found is None:
+        raise UsageError(
+            f"--network-limit {name} must be a number, got {text[:80]!r}",
+            hint=f"write {LIMIT_EXAMPLES[name]}",
+        )
+    return found
+
+
 def _bytes(text: str, default: int, hint: str) -> float:
-    found = _SIZE.match(text)
+    found = sizes.in_bytes(text, default)
     if found is None:
         raise UsageError(f"{text[:40]!r} is not a size", hint=hint)
-    return float(found[1]) * _IN_BYTES.get(found[2].lower(), default)
+    return found

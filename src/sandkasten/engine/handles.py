@@ -95,6 +95,7 @@ class Handle:
     """Boot time at which the connection ended without our closing it."""
     outlived: Channel | None = None
     """A connection whose end was not, or perhaps not, the end of the sandbox."""
+    networked: bool | None = None  # Whether it was created with a network; None: not asked yet.
     dialing: asyncio.Lock = field(default_factory=asyncio.Lock)
     began: dict[str, ExecStart] = field(default_factory=dict)
 

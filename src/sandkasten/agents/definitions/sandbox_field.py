@@ -20,7 +20,7 @@ from sandkasten.model.images.image_name import checked_name
 from sandkasten.model.runs.session_key import SessionKey
 from sandkasten.model.sandbox.gpus import parse_gpus
 from sandkasten.model.sandbox.limits import Limits
-from sandkasten.model.sandbox.network_limits import asked_limits
+from sandkasten.model.sandbox.network_limits import asked_limits, read_limit
 from sandkasten.model.sandbox.network_rules import rules_of
 from sandkasten.model.sandbox.policy import (
     LIMIT_NAMES,
@@ -247,12 +247,20 @@ def _network(
 
 
 def _network_limits(network: DefinitionFields) -> dict[str, Any]:
+    asked = network.values.get("limits")
+    if isinstance(asked, dict):
+        asked = {name: _with_unit(name, value) for name, value in asked.items()}
     try:
-        limits = asked_limits(network.values.get("limits"))
+        limits = asked_limits(asked)
     except InvalidRequest as exc:
         path = network.path("limits")
         raise InvalidAgent(f"{path}: {exc.message}", hint=exc.hint, field=path) from exc
     return {"limits": dict(limits)} if limits else {}
+
+
+def _with_unit(name: object, value: object) -> object:
+    read = read_limit(str(name), value) if isinstance(value, str) else None
+    return value if read is None else read
 
 
 def _limits(fields: DefinitionFields, limits: DefinitionFields) -> dict[str, Number]:

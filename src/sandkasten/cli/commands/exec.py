@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.cli.output import put, put_json, tell, write_chunk
+from sandkasten.cli.output import put, put_json, tell, tell_refused, write_chunk
 from sandkasten.cli.sandbox_names import resolve
 from sandkasten.cli.state import State, status_of
 from sandkasten.cli.stdin import blocks, is_prepared
@@ -224,7 +224,4 @@ def _explain(result: Result) -> None:
         tell("error" if ours else "warning", result.why.message)
     if result.why is not None and result.why.hint:
         tell("hint", result.why.hint)
-    for one in result.refused:
-        tell("warning", f"the network refused {one.host}:{one.port} ({one.rule})")
-    if result.refused:
-        tell("hint", result.refused[0].hint)
+    tell_refused(result.refused)

@@ -15,12 +15,12 @@ from sandkasten.daemon.settings.setting_parsers import (
     string_list,
 )
 from sandkasten.errors import InvalidConfiguration, InvalidRequest
-from sandkasten.model.sandbox.network_limits import NetworkLimits, asked_limits
+from sandkasten.model.sandbox.network_limits import NetworkLimits, asked_limits, read_limit
 from sandkasten.model.sandbox.network_policy import NetworkCeiling
 from sandkasten.model.sandbox.network_rules import PRESETS, parse_rule
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 Lists = dict[str, tuple[str, ...]]
@@ -110,14 +110,19 @@ def presets(name: str, value: object) -> Lists:
     return found
 
 
-def network_limit(name: str, value: object) -> int:
-    """Accept a whole number that a sandbox can have as this limit."""
-    number = positive_integer(name, value)
-    try:
-        asked_limits({name.removeprefix("network.limits."): number})
-    except InvalidRequest as exc:
-        raise InvalidConfiguration(exc.message, hint=exc.hint, setting=name) from exc
-    return number
+def network_limit(field: str) -> Callable[[str, object], int]:
+    """Return what accepts a whole number that a sandbox can have as this limit."""
+
+    def parse(name: str, value: object) -> int:
+        read = read_limit(field, value) if isinstance(value, str) else None
+        number = positive_integer(name, value if read is None else read)
+        try:
+            asked_limits({field: number})
+        except InvalidRequest as exc:
+            raise InvalidConfiguration(exc.message, hint=exc.hint, setting=name) from exc
+        return number
+
+    return parse
 
 
 def show_lists(value: Mapping[str, tuple[str, ...]]) -> list[str]:
@@ -130,37 +135,37 @@ class NetworkLimitSettings:
 
     connections: int = setting(
         "network.limits.connections",
-        network_limit,
+        network_limit("connections"),
         256,
         "Connections that a sandbox has at once, at most.",
     )
     bytes_in: int | None = setting(
         "network.limits.bytes_in",
-        network_limit,
+        network_limit("bytes_in"),
         None,
         "Bytes that a sandbox receives in total, at most; default: no limit.",
     )
     bytes_out: int | None = setting(
         "network.limits.bytes_out",
-        network_limit,
+        network_limit("bytes_out"),
         None,
         "Bytes that a sandbox sends in total, at most; default: no limit.",
     )
     bandwidth_bps: int | None = setting(
         "network.limits.bandwidth_bps",
-        network_limit,
+        network_limit("bandwidth_bps"),
         None,
         "Bits per second of a sandbox, each way, at most; default: no limit.",
     )
     names_per_minute: int = setting(
         "network.limits.names_per_minute",
-        network_limit,
+        network_limit("names_per_minute"),
         600,
         "Names that a sandbox looks up per minute, at most.",
     )
     idle_seconds: int = setting(
         "network.limits.idle_seconds",
-        network_limit,
+        network_limit("idle_seconds"),
         900,
         "A connection without a byte for this long is closed.",
     )

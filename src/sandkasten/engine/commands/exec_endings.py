@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sandkasten.engine.commands.exec_results import GRACE_S, ending_of
-from sandkasten.errors import SandkastenError
+from sandkasten.errors import SandkastenError, UnsupportedByBackend
 from sandkasten.model.commands.exec_values import ExecNetwork
 from sandkasten.model.commands.verdict import needs_figures, verdict
 from sandkasten.model.sandbox.network_policy import attempt, refusals
@@ -51,13 +51,28 @@ async def explain_end(
 
 async def refused_network(handle: Handle, reply: ExecReply) -> ExecNetwork | None:
     """Return what the network refused while the command ran; None if nothing was."""
-    if not reply.ended or handle.record.network == "none" or not isinstance(handle.cell, Networked):
+    if not reply.ended or not isinstance(handle.cell, Networked):
+        return None
+    if handle.record.network == "none" and not await _created_with_network(handle, handle.cell):
         return None
     began = reply.started_ms / 1000 - _CLOCKS_DIFFER_S
     ended = began + reply.duration_ms / 1000 + 2 * _CLOCKS_DIFFER_S
     seen = [attempt(one) for one in await handle.cell.network_records(0, began)]
     found = refusals(one for one in seen if one.at <= ended)
     return ExecNetwork(found) if found else None
+
+
+async def _created_with_network(handle: Handle, cell: Networked) -> bool:
+    if handle.networked is None:
+        try:
+            await cell.network_counts()
+        except UnsupportedByBackend:
+            handle.networked = False
+        except SandkastenError:
+            return False
+        else:
+            handle.networked = True
+    return handle.networked
 
 
 def emit_finished(events: EventSink | None, sandbox_id: str, result: ExecResult) -> None:

@@ -18,7 +18,7 @@ from sandkasten.model.numbers import number
 from sandkasten.model.runs.session_key import parse_session_key
 from sandkasten.model.sandbox.inspection import Inspection, is_inspected
 from sandkasten.model.sandbox.lifecycle import is_there
-from sandkasten.model.sandbox.network_policy import network_for
+from sandkasten.model.sandbox.network_policy import changed_network
 
 if TYPE_CHECKING:
     from sandkasten.engine.handles import Handle, Handles
@@ -102,7 +102,8 @@ class SandboxUpdates:
     def _network(self, request: UpdateRequest) -> NetworkPolicy | None:
         if request.network is None:
             return None
-        return network_for(request.network, self._policy.network, operator=request.key_id is None)
+        operator = request.key_id is None
+        return changed_network(request.network, self._policy.network, operator=operator)
 
     def _leased(self, record: Record, request: UpdateRequest) -> Record:
         """Return the row with the requested times; times that are not named stay."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import InvalidRequest, PolicyDenied
+from sandkasten.model import durations, sizes
 from sandkasten.model.numbers import whole
 from sandkasten.model.spelling import did_you_mean, shown
 
@@ -48,6 +49,38 @@ _HIGHEST: Final = {
     "names_per_minute": _MAX_NAMES,
     "idle_seconds": _MAX_IDLE,
 }
+
+
+LIMIT_EXAMPLES: Final = {
+    "connections": "16",
+    "bytes_in": "500000 or 500M",
+    "bytes_out": "500000 or 500M",
+    "bandwidth_bps": "8000000 or 8M",
+    "names_per_minute": "60",
+    "idle_seconds": "90 or 15m",
+}
+_LONGEST: Final = 24
+_DECIMAL: Final = {"k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
+
+
+def read_limit(name: str, text: str) -> int | None:
+    """Return a limit that a person wrote, perhaps with a unit; None if it is not valid.
+
+    Bytes count in powers of 1024, bits per second in powers of 1000.
+    """
+    text = text.strip().lower()
+    if len(text) > _LONGEST or not text.isascii():
+        return None
+    if text.isdecimal():
+        return int(text)
+    found: float | None = None
+    if name.startswith("bytes_"):
+        found = sizes.in_bytes(text)
+    elif name == "idle_seconds":
+        found = durations.seconds(text)
+    elif name == "bandwidth_bps" and text[-1:] in _DECIMAL and text[:-1].isdecimal():
+        found = int(text[:-1]) * _DECIMAL[text[-1]]
+    return None if found is None else int(found)
 
 
 def asked_limits(value: object) -> Mapping[str, int]:

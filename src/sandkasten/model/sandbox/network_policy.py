@@ -37,11 +37,18 @@ if TYPE_CHECKING:
 MAX_RULES: Final = 256
 _KEYS: Final = ("allow", "deny", "secrets", "inspect", "dry_run", "limits")
 MAX_USED_SECRETS: Final = 16
+# How the egress begins the rule of a refusal that a deny rule caused.
+_DENY_RULE: Final = "deny "
 # What the egress writes as the rule where it refused to dial.
 _NOT_PUBLIC: Final = "address that is not public"
 _MAX_REFUSALS: Final = 20
 _CREATOR_ALLOWS: Final = "the creator of the sandbox can allow it (network.allow)"
 _OPERATOR_OPENS: Final = "only the operator opens addresses that are not public (network.reachable)"
+_BOTH_OPEN: Final = (
+    "the address is not public: the operator must open it (network.reachable), and a rule must "
+    "allow it (network.allow)"
+)
+_DENIED: Final = "a deny rule refuses it; the creator of the sandbox can remove it (network.deny)"
 _CREATOR_LIMITS: Final = (
     "the creator of the sandbox can raise it (network.limits), up to the operator's limit"
 )
@@ -223,6 +230,11 @@ def parse_network(
         raise invalid_network(
             f"rule {shown(partial[0])} requires inspect: true", "add inspect: true (--inspect)"
         )
+    if policy.closed and (deny or asked):
+        raise invalid_network(
+            f"network.{'limits' if asked else 'deny'} requires network.allow",
+            "name the rules too, also if they stay as they are: --allow example.com",
+        )
     if policy.inspected and policy.closed:
         raise invalid_network(
             "network.secrets and network.inspect require network.allow",
@@ -301,6 +313,18 @@ def network_for(value: object, ceiling: NetworkCeiling, *, operator: bool) -> Ne
     return policy
 
 
+def changed_network(value: object, ceiling: NetworkCeiling, *, operator: bool) -> NetworkPolicy:
+    """Return the policy that an update asks for; it replaces the old one as a whole."""
+    named = isinstance(value, dict) and any(value[key] for key in value if key != "allow")
+    if isinstance(value, dict) and named and not value.get("allow"):
+        raise invalid_network(
+            "a change of the network requires network.allow: it replaces all rules and limits",
+            "name the rules too, also if they stay as they are: --allow example.com; "
+            "--network none closes it",
+        )
+    return network_for(value, ceiling, operator=operator)
+
+
 def unreachable_rules(policy: NetworkPolicy, ceiling: NetworkCeiling) -> str:
     """Return a warning about allowed addresses that the operator keeps closed; else nothing."""
     opened = [ipaddress.ip_network(one, strict=False) for one in ceiling.reachable]
@@ -374,15 +398,20 @@ def refusals(attempts: Iterable[NetworkAttempt]) -> tuple[Refusal, ...]:
     for one in attempts:
         if one.event == "refused" and len(found) < _MAX_REFUSALS:
             host = one.host or one.address or ""
-            refusal = Refusal(host, one.port, one.rule, _hint(one.rule))
+            refusal = Refusal(host, one.port, one.rule, _hint(one))
             found.setdefault((host, one.port), refusal)
     return tuple(found.values())
 
 
-def _hint(rule: str) -> str:
-    if rule.startswith(LIMIT_RULE):
+def _hint(refused: NetworkAttempt) -> str:
+    if refused.rule.startswith(LIMIT_RULE):
         return _CREATOR_LIMITS
-    return _OPERATOR_OPENS if rule == _NOT_PUBLIC else _CREATOR_ALLOWS
+    if refused.rule.startswith(_DENY_RULE):
+        return _DENIED
+    if refused.rule == _NOT_PUBLIC:
+        return _OPERATOR_OPENS
+    numeric = refused.host is None and refused.address is not None
+    return _BOTH_OPEN if numeric and not is_public(refused.address or "") else _CREATOR_ALLOWS
 
 
 def suggested(attempts: Iterable[NetworkAttempt], reachable: Iterable[str] = ()) -> tuple[str, ...]:
@@ -404,6 +433,9 @@ def _tried(attempts: Iterable[NetworkAttempt], reachable: Iterable[str]) -> list
     for one in attempts:
         key = (one.host or one.address or "", one.port)
         if one.rule.startswith(LIMIT_RULE):
+            continue
+        if one.rule.startswith(_DENY_RULE):
+            found.pop(key, None)  # An allow rule would not open it.
             continue
         if one.event in ("opened", "would_refuse"):
             found[key] = False
