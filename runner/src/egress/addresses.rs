@@ -76,11 +76,12 @@ pub fn is_public(address: IpAddr) -> bool {
 }
 
 fn public_v4(address: Ipv4Addr) -> bool {
-    const CLOSED: [(u32, u8); 15] = [
+    const CLOSED: [(u32, u8); 16] = [
         (0x0000_0000, 8),  // this network
         (0x0a00_0000, 8),  // private
         (0x6440_0000, 10), // shared by carriers
         (0x7f00_0000, 8),  // loopback
+        (0xa83f_8110, 32), // metadata of Azure
         (0xa9fe_0000, 16), // link-local, metadata services
         (0xac10_0000, 12), // private
         (0xc000_0000, 24), // protocol assignments
@@ -106,6 +107,8 @@ fn public_v6(address: Ipv6Addr) -> bool {
     match address.segments() {
         // Teredo, documentation, protocol assignments.
         [0x2001, second, ..] if second < 0x200 || second == 0xdb8 => false,
+        // Documentation.
+        [0x3fff, second, ..] if second < 0x1000 => false,
         // Only this part of the space is assigned to the public internet.
         [first, ..] => first & 0xe000 == 0x2000,
     }
@@ -123,6 +126,7 @@ mod tests {
             "100.64.0.1",
             "127.0.0.1",
             "127.1.2.3",
+            "168.63.129.16",
             "169.254.169.254",
             "172.16.0.1",
             "172.31.255.255",
@@ -146,6 +150,8 @@ mod tests {
             "2001:db8::1",
             "2001::1",
             "100::1",
+            "3fff::1",
+            "3fff:fff::1",
         ] {
             assert!(!is_public(text.parse().unwrap()), "{}", text);
         }
@@ -156,10 +162,12 @@ mod tests {
         for text in [
             "1.1.1.1",
             "8.8.8.8",
+            "168.63.129.17",
             "172.32.0.1",
             "100.128.0.1",
             "198.20.0.1",
             "2606:4700::1111",
+            "3fff:1000::1",
             "2001:4860:4860::8888",
             "64:ff9b::808:808",
             "::ffff:8.8.8.8",

@@ -3,6 +3,11 @@
 /// More than any client sends before the server answers.
 pub const MOST: usize = 32 << 10;
 
+/// The longest record without encryption.
+const MOST_RECORD: usize = 1 << 14;
+const HANDSHAKE: u8 = 0x16;
+const CLIENT_HELLO: u8 = 1;
+
 #[derive(Debug, PartialEq, Eq)]
 pub enum First {
     /// It could still become TLS or HTTP.
@@ -19,7 +24,8 @@ pub enum First {
 pub fn look(bytes: &[u8]) -> First {
     let found = match bytes {
         [] => First::More,
-        [0x16, ..] => tls(bytes),
+        [first] if is_tls_record(*first) => First::More,
+        [first, 3, ..] if is_tls_record(*first) => tls(bytes),
         _ => http(bytes),
     };
     match found {
@@ -28,39 +34,50 @@ pub fn look(bytes: &[u8]) -> First {
     }
 }
 
-fn tls(bytes: &[u8]) -> First {
-    if bytes.len() < 5 {
-        return First::More;
-    }
-    if bytes[1] != 3 {
-        return other(bytes.split(|&b| b == b'\n').next().unwrap_or(bytes));
-    }
-    // A hello may be split over several records.
-    let mut hello = Vec::new();
-    let mut rest = bytes;
-    while rest.len() >= 5 && rest[0] == 0x16 {
-        let length = usize::from(u16::from_be_bytes([rest[3], rest[4]]));
-        let end = (5 + length).min(rest.len());
-        hello.extend_from_slice(&rest[5..end]);
-        rest = &rest[end..];
-    }
-    if hello.len() < 4 {
-        return First::More;
-    }
-    if hello[0] != 1 {
-        return First::Unclear;
-    }
-    let length = usize::from(hello[1]) << 16 | usize::from(hello[2]) << 8 | usize::from(hello[3]);
-    if length > MOST {
-        return First::Unclear;
-    }
-    if hello.len() < 4 + length {
-        return First::More;
-    }
-    First::Tls(server_name(&hello[4..4 + length]))
+/// Whether a record of TLS may begin with this byte. HTTP does not.
+pub fn is_tls_record(first: u8) -> bool {
+    (0x14..=0x17).contains(&first)
 }
 
-fn server_name(hello: &[u8]) -> Option<String> {
+/// Records of a handshake whose first message is the hello, which may be split over several of them.
+/// A server may skip other records before the hello, so nothing else is accepted.
+fn tls(bytes: &[u8]) -> First {
+    let mut hello = Vec::new();
+    let mut rest = bytes;
+    loop {
+        let (length, body) = match rest {
+            [HANDSHAKE, 3, _, high, low, body @ ..] => {
+                (usize::from(u16::from_be_bytes([*high, *low])), body)
+            }
+            [] | [HANDSHAKE] | [HANDSHAKE, 3] | [HANDSHAKE, 3, _] | [HANDSHAKE, 3, _, _] => {
+                return First::More
+            }
+            _ => return First::Unclear,
+        };
+        if length == 0 || length > MOST_RECORD {
+            return First::Unclear;
+        }
+        hello.extend_from_slice(&body[..length.min(body.len())]);
+        match hello[..] {
+            [] | [CLIENT_HELLO] | [CLIENT_HELLO, _] | [CLIENT_HELLO, _, _] => {}
+            [CLIENT_HELLO, a, b, c, ref message @ ..] => {
+                let whole = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
+                // Another message in the same record is not expected here.
+                if whole > MOST || message.len() > whole {
+                    return First::Unclear;
+                }
+                if message.len() == whole {
+                    return server_name(message).map_or(First::Unclear, First::Tls);
+                }
+            }
+            _ => return First::Unclear,
+        }
+        rest = &body[length.min(body.len())..];
+    }
+}
+
+/// Return the server name of a hello, if it has one. None: the hello cannot be read for certain.
+fn server_name(hello: &[u8]) -> Option<Option<String>> {
     let mut rest = Bytes(hello);
     rest.take(34)?;
     let session = usize::from(rest.take(1)?[0]);
@@ -69,22 +86,31 @@ fn server_name(hello: &[u8]) -> Option<String> {
     rest.take(ciphers)?;
     let compressions = usize::from(rest.take(1)?[0]);
     rest.take(compressions)?;
-    let extensions = rest.length()?;
-    let mut list = Bytes(rest.take(extensions)?);
-    while let Some(kind) = list.length() {
+    if rest.0.is_empty() {
+        return Some(None);
+    }
+    let mut list = Bytes(rest.rest_of_length()?);
+    let mut found = None;
+    while !list.0.is_empty() {
+        let kind = list.length()?;
         let length = list.length()?;
-        let mut body = Bytes(list.take(length)?);
-        if kind == 0 {
-            body.length()?;
-            if body.take(1)? != [0] {
-                return None;
-            }
-            let length = body.length()?;
-            let name = std::str::from_utf8(body.take(length)?).ok()?;
-            return Some(name.trim_end_matches('.').to_ascii_lowercase());
+        let body = list.take(length)?;
+        if kind == 0 && found.replace(only_name(body)?).is_some() {
+            return None;
         }
     }
-    None
+    Some(found)
+}
+
+/// Return the name in a list that must have one entry, a host.
+fn only_name(extension: &[u8]) -> Option<String> {
+    let mut list = Bytes(Bytes(extension).rest_of_length()?);
+    if list.take(1)? != [0] {
+        return None;
+    }
+    let name = list.rest_of_length().filter(|name| !name.is_empty())?;
+    let name = std::str::from_utf8(name).ok()?;
+    Some(name.trim_end_matches('.').to_ascii_lowercase())
 }
 
 struct Bytes<'a>(&'a [u8]);
@@ -102,6 +128,12 @@ impl<'a> Bytes<'a> {
     fn length(&mut self) -> Option<usize> {
         let two = self.take(2)?;
         Some(usize::from(u16::from_be_bytes([two[0], two[1]])))
+    }
+
+    /// All that is left, if it has the length that it begins with.
+    fn rest_of_length(&mut self) -> Option<&'a [u8]> {
+        let length = self.length()?;
+        (length == self.0.len()).then_some(self.0)
     }
 }
 
@@ -298,15 +330,27 @@ mod tests {
         }
     }
 
+    /// The extension with names, each of which has a type.
+    fn names(list: &[(u8, &[u8])]) -> Vec<u8> {
+        let mut entries = Vec::new();
+        for (kind, name) in list {
+            entries.extend_from_slice(&[*kind, 0, name.len() as u8]);
+            entries.extend_from_slice(name);
+        }
+        let n = entries.len() as u8;
+        [&[0, 0, 0, n + 2, 0, n][..], &entries].concat()
+    }
+
     fn hello(name: &[u8]) -> Vec<u8> {
+        hello_with(&names(&[(0, name)]))
+    }
+
+    fn hello_with(extensions: &[u8]) -> Vec<u8> {
         let mut body = vec![3, 3];
         body.extend_from_slice(&[0; 32]);
         body.extend_from_slice(&[0, 0, 2, 0x13, 1, 1, 0]);
-        let n = name.len() as u8;
-        let mut extension = vec![0, 0, 0, n + 5, 0, n + 3, 0, 0, n];
-        extension.extend_from_slice(name);
-        body.extend_from_slice(&(extension.len() as u16).to_be_bytes());
-        body.extend_from_slice(&extension);
+        body.extend_from_slice(&(extensions.len() as u16).to_be_bytes());
+        body.extend_from_slice(extensions);
         let mut out = vec![0x16, 3, 1];
         out.extend_from_slice(&(body.len() as u16 + 4).to_be_bytes());
         out.extend_from_slice(&[1, 0, 0, body.len() as u8]);
@@ -332,5 +376,71 @@ mod tests {
         split.extend_from_slice(&[0x16, 3, 1, 0, tail.len() as u8]);
         split.extend_from_slice(tail);
         assert_eq!(look(&split), First::Tls(Some("a.example".to_owned())));
+    }
+
+    #[test]
+    fn a_hello_without_a_name_is_tls() {
+        assert_eq!(look(&hello_with(&[])), First::Tls(None));
+        assert_eq!(look(&hello_with(&[0, 23, 0, 0])), First::Tls(None));
+    }
+
+    #[test]
+    fn names_that_are_not_understood_are_unclear() {
+        let good = names(&[(0, b"good.test")]);
+        let mut longer = good.clone();
+        longer[5] += 1;
+        let mut shorter = good.clone();
+        shorter[5] -= 1;
+        for (what, extensions) in [
+            ("another type first", names(&[(1, b"x"), (0, b"evil.test")])),
+            ("another type", names(&[(1, b"evil.test")])),
+            ("two names", names(&[(0, b"good.test"), (0, b"evil.test")])),
+            ("no name", names(&[])),
+            ("an empty name", names(&[(0, b"")])),
+            ("not UTF-8", names(&[(0, b"\xff")])),
+            ("twice", [&good[..], &good].concat()),
+            ("too long a list", longer),
+            ("too short a list", shorter),
+            ("half an extension", [&good[..], &[0, 23]].concat()),
+            ("a length past the end", vec![0, 23, 0, 9]),
+        ] {
+            assert_eq!(look(&hello_with(&extensions)), First::Unclear, "{}", what);
+        }
+    }
+
+    #[test]
+    fn only_a_hello_may_begin_tls() {
+        let evil = hello(b"evil.test");
+        let alert = [0x15, 3, 1, 0, 2, 1, 0x70];
+        let (head, tail) = evil[5..].split_at(20);
+        let tail = [&[0x16, 3, 1, 0, tail.len() as u8][..], tail].concat();
+        let begun = [&[0x16, 3, 1, 0, 20][..], head].concat();
+        for (what, text) in [
+            ("an alert", alert.to_vec()),
+            ("an alert first", [&alert[..], &evil].concat()),
+            (
+                "a change of ciphers first",
+                [&[0x14, 3, 3, 0, 1, 1], &evil[..]].concat(),
+            ),
+            ("data first", [&[0x17, 3, 3, 0, 1, 1], &evil[..]].concat()),
+            (
+                "an empty record first",
+                [&[0x16, 3, 1, 0, 0], &evil[..]].concat(),
+            ),
+            ("another message first", vec![0x16, 3, 1, 0, 4, 0, 0, 0, 0]),
+            ("an alert between", [&begun[..], &alert, &tail].concat()),
+            (
+                "an empty record between",
+                [&begun[..], &[0x16, 3, 1, 0, 0], &tail].concat(),
+            ),
+            ("a record that is too large", vec![0x16, 3, 1, 0xff, 0xff]),
+            ("not TLS between", [&begun[..], b"GET / "].concat()),
+        ] {
+            assert_eq!(look(&text), First::Unclear, "{}", what);
+        }
+        // What follows a hello is not looked at.
+        let good = [&hello(b"good.test")[..], &[0x14, 3, 3, 0, 1, 1]].concat();
+        assert_eq!(look(&good), First::Tls(Some("good.test".to_owned())));
+        assert_eq!(look(b"\x16\x04\x01\x00\x00"), First::Other);
     }
 }

@@ -175,7 +175,7 @@ impl Head {
         let (request, fields) = lines.split_first().ok_or(UNCLEAR)?;
         let newer = request_line(request, name)?;
         let (mut hosts, mut lengths, mut codings) = (0, Vec::new(), Vec::new());
-        let mut upgrade = false;
+        let mut upgrades = Vec::new();
         for one in fields {
             let (key, value) = field(one)?;
             match key.as_str() {
@@ -187,11 +187,11 @@ impl Head {
                 }
                 "content-length" => lengths.push(value),
                 "transfer-encoding" => codings.push(value),
-                "upgrade" => upgrade = value == "websocket",
+                "upgrade" => upgrades.push(value),
                 _ => {}
             }
         }
-        if hosts > 1 || lengths.len() + codings.len() > 1 {
+        if hosts > 1 || upgrades.len() > 1 || lengths.len() + codings.len() > 1 {
             return Err(UNCLEAR);
         }
         let body = match (lengths.pop(), codings.pop()) {
@@ -200,6 +200,7 @@ impl Head {
             (_, Some(_)) => return Err(UNCLEAR),
             _ => Body::None,
         };
+        let upgrade = upgrades.pop().map_or(false, |one| one == "websocket");
         Ok(Head { body, upgrade })
     }
 }
@@ -225,7 +226,8 @@ fn request_line(line: &[u8], name: &str) -> Result<bool, &'static str> {
     }
     let lower = target.to_ascii_lowercase();
     let rest = lower.strip_prefix("http://").ok_or(UNCLEAR)?;
-    let authority = rest.split(|c| "/?#\\".contains(c)).next().unwrap_or("");
+    // Servers differ about where a host ends: it must be all that comes before the path.
+    let authority = rest.split('/').next().unwrap_or("");
     if host_of(authority) == name {
         Ok(newer)
     } else {
@@ -240,8 +242,10 @@ fn field(line: &[u8]) -> Result<(String, String), &'static str> {
     if key.is_empty() || !key.iter().all(|&b| is_token(b)) {
         return Err(UNCLEAR);
     }
-    let lower = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_ascii_lowercase();
-    Ok((lower(key), lower(value)))
+    let lower = |bytes: &[u8]| String::from_utf8_lossy(bytes).to_ascii_lowercase();
+    // Other spaces are part of the value.
+    let value = lower(value).trim_matches(|c| " \t".contains(c)).to_owned();
+    Ok((lower(key), value))
 }
 
 fn decimal(text: &str) -> Result<u64, &'static str> {

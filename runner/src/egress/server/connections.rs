@@ -39,7 +39,7 @@ impl Egress {
         }
     }
 
-    fn begin(&mut self, client: OwnedFd, wanted: SocketAddr) {
+    pub(super) fn begin(&mut self, client: OwnedFd, wanted: SocketAddr) {
         let now = Instant::now();
         let name = self.names.known(wanted.ip(), now).map(|k| k.name.clone());
         let to = match &name {
@@ -56,14 +56,13 @@ impl Egress {
             dry = false;
         }
         let allowed = verdict.allowed || dry;
+        let unchecked = self.is_free(name.as_deref(), wanted.port());
         let connection = Connection {
             client,
             server: None,
             state: State::Resolving,
-            checked: match &name {
-                Some(name) => self.config.rules.full && !self.inspects(name, wanted.port()),
-                None => true,
-            },
+            checked: unchecked || name.is_none(),
+            unchecked,
             requests: None,
             passes: 0,
             name,
@@ -96,6 +95,13 @@ impl Egress {
             }
             None => self.dial(id, connection, vec![wanted.ip()]),
         }
+    }
+
+    /// Whether a connection may say what it likes. One to an address names no host to compare with.
+    pub(super) fn is_free(&self, name: Option<&str>, port: u16) -> bool {
+        name.map_or(false, |name| {
+            self.config.rules.full && !self.inspects(name, port)
+        })
     }
 
     /// Count the connections that are not refused.
@@ -141,6 +147,7 @@ impl Egress {
         if self.config.rules.dry_run {
             self.would_refuse(id, &connection, Some(rule));
             connection.checked = true;
+            connection.unchecked = true;
             connection.requests = None;
             return self.relay(id, connection);
         }
@@ -296,7 +303,7 @@ impl Egress {
             Some(First::More) if !sends_no_more(fd) => {
                 self.items.insert(id, Item::Connection(connection));
             }
-            Some(First::Http(_) | First::Unclear) if buffer[0] != 0x16 => {
+            Some(First::Http(_) | First::Unclear) if !hello::is_tls_record(buffer[0]) => {
                 // Read it, or closing would reset the connection before the answer is read.
                 // SAFETY: the buffer has the given length.
                 unsafe { libc::recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), 0) };

@@ -56,7 +56,7 @@ impl Egress {
         self.items.insert(id, Item::Control(fd, text));
     }
 
-    fn command(&mut self, text: &[u8]) -> Value {
+    pub(super) fn command(&mut self, text: &[u8]) -> Value {
         let mut v: Value = match serde_json::from_slice(text) {
             Ok(v) => v,
             Err(_) => return json!({"error": "not JSON"}),
@@ -113,7 +113,7 @@ impl Egress {
         self.config.limits = limits;
     }
 
-    /// Use new rules; connections that they refuse end at once.
+    /// Use new rules; connections that they refuse, or should have checked, end at once.
     fn change(&mut self, rules: Rules) {
         self.config.rules = rules;
         let refused: Vec<u64> = self
@@ -127,8 +127,14 @@ impl Egress {
                     };
                     let (rules, port) = (&self.config.rules, c.wanted.port());
                     let denied = |at| rules.denied(Destination::Address(at), port).is_some();
-                    let refused =
-                        !rules.decide(to, port).allowed || c.dialled.map_or(false, denied);
+                    let unchecked = c.unchecked && !self.is_free(c.name.as_deref(), port);
+                    // Its requests are not read, so rules for requests cannot be applied.
+                    let opaque =
+                        c.checked && c.name.is_some() && matches!(c.state, State::Relaying);
+                    let refused = !rules.decide(to, port).allowed
+                        || c.dialled.map_or(false, denied)
+                        || unchecked
+                        || opaque && !rules.decide_opaque(to, port).allowed;
                     let closed = c.dialled.map_or(false, |at| !self.config.may_dial(at));
                     (closed || refused && !rules.dry_run).then_some(*id)
                 }

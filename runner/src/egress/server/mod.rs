@@ -69,6 +69,8 @@ struct Connection {
     verdict: Verdict,
     /// Whether the first bytes of the client may pass.
     checked: bool,
+    /// Whether it may pass without a check, or in spite of one. It ends when rules require checks.
+    unchecked: bool,
     /// Plain HTTP, whose requests are checked one by one.
     requests: Option<Requests>,
     /// What may pass of the current request.
@@ -292,3 +294,6 @@ impl Egress {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

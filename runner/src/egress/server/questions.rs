@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 const DNS_PORT: u16 = 53;
 /// Refused lookups that are recorded per minute; more of them would only push out older records.
 const NOTED: u32 = 20;
+/// Questions and connections that wait for the same lookup.
+const MOST_WAITING: usize = 256;
 
 impl Egress {
     pub(super) fn questions(&mut self) {
@@ -51,16 +53,14 @@ impl Egress {
             let found = Found::Addresses(addresses.to_vec());
             return self.resolved(name, found, vec![waiter]);
         }
-        for item in self.items.values_mut() {
-            match item {
-                Item::Lookup(lookup, waiting) if lookup.name == name => {
-                    if waiting.len() < 256 {
-                        waiting.push(waiter);
-                    }
-                    return;
-                }
-                _ => {}
-            }
+        let waiting = self.items.values_mut().find_map(|item| match item {
+            Item::Lookup(lookup, waiting) if lookup.name == name => Some(waiting),
+            _ => None,
+        });
+        match waiting {
+            Some(waiting) if waiting.len() < MOST_WAITING => return waiting.push(waiter),
+            Some(_) => return self.resolved(name, Found::Failed, vec![waiter]),
+            None => {}
         }
         if !self.may_ask(name, now) {
             return self.resolved(name, Found::Failed, vec![waiter]);
