@@ -362,3 +362,35 @@ print(len(open_ones))
         assert "limit:connections" in {one.rule for one in flooding.network_log()}
         talk = _TALK.format(port=court.server_port) + f"print(talk({_GOOD!r}))"
         assert "200 OK" in other.exec(["python3", "-c", talk]).stdout
+
+
+_DATAGRAMS = """
+import socket
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sent:
+    for n in range(2000):
+        try:
+            sent.sendto(b"x", (f"93.184.{n // 250}.{n % 250}", 9))
+        except OSError:
+            pass
+for family, at in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+    with socket.socket(family, socket.SOCK_DGRAM) as one:
+        one.bind((at, 0))
+        one.settimeout(10)
+        with socket.socket(family, socket.SOCK_DGRAM) as other:
+            other.settimeout(10)
+            other.sendto(b"question", one.getsockname())
+            got, back = one.recvfrom(100)
+            one.sendto(b"answer", back)
+            print(got.decode(), other.recv(100).decode())
+print(socket.gethostbyname("good.test")[:7])
+"""
+
+
+def test_datagrams_leave_no_entry_in_the_kernels_table_of_connections(boxed, web):
+    """The table is memory of the kernel that no limit of the sandbox counts."""
+    box = boxed(network={"allow": [f"good.test:{web}"]})
+    done = box.exec(["python3", "-c", _DATAGRAMS])
+    assert done.stdout.split() == ["question", "answer"] * 2 + ["198.18."], done
+    count = box.exec(["cat", "/proc/sys/net/netfilter/nf_conntrack_count"])
+    assert int(count.stdout) < 100
+    assert box.exec(["curl", "-sS", "-m", "10", f"http://good.test:{web}/"]).exit_code == 0

@@ -33,6 +33,7 @@ const NEW_CHAIN: u16 = NFTABLES | 3;
 const NEW_RULE: u16 = NFTABLES | 6;
 const TABLE: &[u8] = b"sandkasten\0";
 const CHAIN: &[u8] = b"redirect\0";
+const PRIORITY_RAW: i32 = -300;
 const PRIORITY_DSTNAT: i32 = -100;
 const META_L4PROTO: u32 = 16;
 const NETWORK_HEADER: u32 = 1;
@@ -273,23 +274,9 @@ pub fn everything_is_local(family: libc::c_int) -> Result<()> {
 /// Redirect TCP connections to anything but loopback to `port`: on loopback, or at the device on which
 /// they arrive.
 pub fn redirect_tcp(family: libc::c_int, port: u16, hook: Hook) -> Result<()> {
-    const IPV4: u8 = 2;
-    const IPV6: u8 = 10;
     let v4 = family == libc::AF_INET;
-    let head = [if v4 { IPV4 } else { IPV6 }, 0, 0, 0];
-    let batch = [0, 0, (NFTABLES >> 8 >> 8) as u8, (NFTABLES >> 8) as u8];
-    let create = NLM_F_ACK | NLM_F_CREATE;
-    let mut messages = Messages::new();
-    messages.message(BATCH_BEGIN, 0, &batch, &[]);
-    messages.message(NEW_TABLE, create, &head, &attribute(1, TABLE));
-    let hook = [number(1, hook as u32), number(2, PRIORITY_DSTNAT as u32)];
-    let chain = [
-        attribute(1, TABLE),
-        attribute(3, CHAIN),
-        nested(4, &hook),
-        attribute(7, b"nat\0"),
-    ];
-    messages.message(NEW_CHAIN, create, &head, &chain.concat());
+    let mut batch = Batch::new(family);
+    batch.chain(CHAIN, b"nat\0", hook, PRIORITY_DSTNAT);
     let loopback = if v4 {
         [payload(16, 1), equals(&[127])]
     } else {
@@ -299,11 +286,11 @@ pub fn redirect_tcp(family: libc::c_int, port: u16, hook: Hook) -> Result<()> {
         ]
     };
     let [load, compare] = loopback;
-    let add = create | NLM_F_APPEND;
-    messages.message(NEW_RULE, add, &head, &rule(&[load, compare, accept()]));
+    batch.rule(CHAIN, &[load, compare, accept()]);
+    let [protocol, tcp] = is_tcp();
     let redirect = [
-        expression(b"meta\0", &[number(1, REGISTER), number(2, META_L4PROTO)]),
-        equals(&[libc::IPPROTO_TCP as u8]),
+        protocol,
+        tcp,
         expression(
             b"immediate\0",
             &[
@@ -313,18 +300,83 @@ pub fn redirect_tcp(family: libc::c_int, port: u16, hook: Hook) -> Result<()> {
         ),
         expression(b"redir\0", &[number(1, REGISTER)]),
     ];
-    messages.message(NEW_RULE, add, &head, &rule(&redirect));
-    messages.message(BATCH_END, 0, &batch, &[]);
-    messages.send(libc::NETLINK_NETFILTER)
+    batch.rule(CHAIN, &redirect);
+    batch.send()
 }
 
-fn rule(expressions: &[Vec<u8>]) -> Vec<u8> {
+/// Track TCP connections alone, which the redirection needs. The kernel would keep an entry for every
+/// address that a program sends a datagram to, in memory that no limit of the sandbox counts.
+pub fn track_only_tcp(family: libc::c_int) -> Result<()> {
+    let chains: [(&[u8], Hook); 2] = [
+        (b"arriving\0", Hook::Prerouting),
+        (b"leaving\0", Hook::Output),
+    ];
+    let mut batch = Batch::new(family);
+    for (chain, hook) in chains {
+        batch.chain(chain, b"filter\0", hook, PRIORITY_RAW);
+        let [protocol, tcp] = is_tcp();
+        batch.rule(chain, &[protocol, tcp, accept()]);
+        batch.rule(chain, &[expression(b"notrack\0", &[])]);
+    }
+    batch.send()
+}
+
+/// Changes of nftables in our table of one family, which apply together.
+struct Batch {
+    messages: Messages,
+    head: [u8; 4],
+}
+
+impl Batch {
+    const CREATE: u16 = NLM_F_ACK | NLM_F_CREATE;
+    const LIMITS: [u8; 4] = [0, 0, (NFTABLES >> 8 >> 8) as u8, (NFTABLES >> 8) as u8];
+
+    fn new(family: libc::c_int) -> Batch {
+        const IPV4: u8 = 2;
+        const IPV6: u8 = 10;
+        let v4 = family == libc::AF_INET;
+        let head = [if v4 { IPV4 } else { IPV6 }, 0, 0, 0];
+        let mut messages = Messages::new();
+        messages.message(BATCH_BEGIN, 0, &Batch::LIMITS, &[]);
+        messages.message(NEW_TABLE, Batch::CREATE, &head, &attribute(1, TABLE));
+        Batch { messages, head }
+    }
+
+    fn chain(&mut self, name: &[u8], kind: &[u8], hook: Hook, priority: i32) {
+        let hook = [number(1, hook as u32), number(2, priority as u32)];
+        let chain = [
+            attribute(1, TABLE),
+            attribute(3, name),
+            nested(4, &hook),
+            attribute(7, kind),
+        ];
+        self.messages
+            .message(NEW_CHAIN, Batch::CREATE, &self.head, &chain.concat());
+    }
+
+    fn rule(&mut self, chain: &[u8], expressions: &[Vec<u8>]) {
+        let rule = [
+            attribute(1, TABLE),
+            attribute(2, chain),
+            nested(4, expressions),
+        ];
+        let add = Batch::CREATE | NLM_F_APPEND;
+        self.messages
+            .message(NEW_RULE, add, &self.head, &rule.concat());
+    }
+
+    fn send(mut self) -> Result<()> {
+        self.messages.message(BATCH_END, 0, &Batch::LIMITS, &[]);
+        self.messages.send(libc::NETLINK_NETFILTER)
+    }
+}
+
+fn is_tcp() -> [Vec<u8>; 2] {
+    let load = [number(1, REGISTER), number(2, META_L4PROTO)];
     [
-        attribute(1, TABLE),
-        attribute(2, CHAIN),
-        nested(4, expressions),
+        expression(b"meta\0", &load),
+        equals(&[libc::IPPROTO_TCP as u8]),
     ]
-    .concat()
 }
 
 fn expression(name: &[u8], parts: &[Vec<u8>]) -> Vec<u8> {

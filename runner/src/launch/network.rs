@@ -179,6 +179,11 @@ fn listen(address: IpAddr, hook: netlink::Hook) -> Outcome<OwnedFd> {
     netlink::everything_is_local(family).map_err(failed(STEP, what("add a route")))?;
     netlink::redirect_tcp(family, PORT, hook)
         .map_err(failed(STEP, what("redirect connections")))?;
+    match netlink::track_only_tcp(family) {
+        // A kernel without this kind of rule: it tracks datagrams too.
+        Ok(()) | Err(libc::ENOENT) => {}
+        Err(errno) => return Err(Failure::new(STEP, what("track TCP alone"), errno)),
+    }
     let listener = TcpListener::bind((address, PORT)).map_err(io_failed(STEP, "listen"))?;
     listener
         .set_nonblocking(true)
