@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sandkasten.cli.commands.network import rule_lines
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import InvalidConfiguration, InvalidRequest, PolicyDenied
 from sandkasten.model.sandbox.network_policy import (
@@ -218,10 +219,10 @@ def test_an_allowed_address_that_stays_closed_is_warned_about(allow, reachable, 
 @pytest.mark.parametrize(
     ("rule", "host", "address", "hint"),
     [
-        ("default", "pypi.org", None, "network.allow"),
+        ("default", "a.test", None, "network.allow"),
         ("default", None, "169.254.169.254", "network.reachable"),
         ("default", None, "1.1.1.1", "network.allow"),
-        ("deny pypi.org", "pypi.org", None, "network.deny"),
+        ("deny a.test", "a.test", None, "network.deny"),
         ("address that is not public", "a.test", "10.0.0.1", "network.reachable"),
     ],
 )
@@ -237,3 +238,16 @@ def test_what_a_deny_rule_refuses_is_not_suggested():
         NetworkAttempt(3, 0.0, "would_refuse", 80, "deny c.test", host="c.test"),
     ]
     assert suggested(tried) == ("b.test:443",)
+
+
+def test_all_rules_are_shown_one_per_line():
+    value = {
+        "allow": ["a.test"], "deny": ["b.test:80"], "limits": {"connections": 4}, "dry_run": True
+    }  # fmt: skip
+    assert rule_lines(parse_network(value).public()) == [
+        "allow a.test",
+        "deny b.test:80",
+        "limit connections=4",
+        "dry run",
+    ]
+    assert rule_lines("none") == ["none"]

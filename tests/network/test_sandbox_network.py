@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from sandkasten import Images, Sandbox
+from sandkasten import Images, Sandbox, run
 from sandkasten.daemon.daemon_assembly import open_daemon
 from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.settings.resolver import load
@@ -226,6 +226,17 @@ def test_a_dry_run_allows_and_reports(boxed, web):
     assert [(one.host, one.allowed, one.rule) for one in opened] == [
         ("good.test", False, "default")
     ]
+
+
+def test_a_one_shot_names_what_was_refused_and_the_rules_of_a_dry_run(boxed, data, web):
+    code = f"curl -sS -m 10 http://good.test:{web}/ http://far.test:{web}/"
+    options: dict[str, Any] = {"runtime": "bash", "data_dir": str(data)}
+    found = run(code, network={"allow": ["other.test"]}, **options)
+    assert [one.host for one in found.refused] == ["good.test", "far.test"]
+    assert found.as_dict()["network"]["refused"][0]["rule"] == "default"
+    found = run(code, network={"dry_run": True}, **options)
+    assert [one.host for one in found.refused] == ["far.test"]
+    assert found.suggested == (f"good.test:{web}",)
 
 
 def test_a_dry_run_still_keeps_closed_addresses_closed(boxed, web):

@@ -72,12 +72,15 @@ def tell(label: Literal["error", "warning", "hint", "note"], text: str) -> None:
     say(f"{painted(f'{label}:', label, sys.stderr)} {paragraph(text)}")
 
 
-def tell_refused(refused: Sequence[Refusal]) -> None:
-    """Print what the network refused, and each way to allow it once."""
+def tell_refused(refused: Sequence[Refusal], suggested: Sequence[str]) -> None:
+    """Print what the network refused, each way to allow it once, and the rules of a dry run."""
     for one in refused:
         tell("warning", f"the network refused {one.host}:{one.port} ({one.rule})")
     for hint in dict.fromkeys(one.hint for one in refused if one.hint):
         tell("hint", hint)
+    if suggested:
+        flags = " ".join(f"--allow {rule}" for rule in suggested)
+        tell("note", f"dry run: the rules for what it reached are {flags}")
 
 
 def painted(text: str, meaning: str, stream: TextIO) -> str:

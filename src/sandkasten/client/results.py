@@ -72,6 +72,8 @@ class Result:
     started_at: float = field(default=0.0, repr=False)
     refused: tuple[Refusal, ...] = ()
     """Connections that the network refused while it ran."""
+    suggested: tuple[str, ...] = ()
+    """With a dry run: a rule for each host and port that was reached."""
 
     @property
     def stdout(self) -> str:
@@ -136,7 +138,7 @@ class Result:
             "duration_ms": self.duration_ms,
             "usage": asdict(self.usage),
             "why": None if self.why is None else asdict(self.why),
-            "network": {"refused": [asdict(one) for one in self.refused]} if self.refused else None,
+            "network": _network(self),
         }
 
 
@@ -163,6 +165,7 @@ def result_of(answer: ExecResult) -> Result:
         shell=answer.shell,
         started_at=answer.started_at,
         refused=() if answer.network is None else answer.network.refused,
+        suggested=() if answer.network is None else answer.network.suggested,
     )
 
 
@@ -190,6 +193,10 @@ class RunResult:
     """One sentence when not ok."""
     why: Why | None = None
     warnings: tuple[str, ...] = ()
+    refused: tuple[Refusal, ...] = ()
+    """Connections that the network refused while it ran."""
+    suggested: tuple[str, ...] = ()
+    """With a dry run: a rule for each host and port that was reached."""
 
     @property
     def stdout(self) -> str:
@@ -222,10 +229,18 @@ class RunResult:
             "backend": self.backend,
             "why": None if self.why is None else asdict(self.why),
             "warnings": list(self.warnings),
+            "network": _network(self),
         }
         if self.error is not None:
             answer["error"] = self.error
         return answer
+
+
+def _network(result: Result | RunResult) -> dict[str, Any] | None:
+    if not result.refused and not result.suggested:
+        return None
+    refused = [asdict(one) for one in result.refused]
+    return {"refused": refused, "suggested": list(result.suggested)}
 
 
 def _artifact(one: Artifact) -> dict[str, Any]:
@@ -258,6 +273,8 @@ def run_result_of(answer: EngineRunResult) -> RunResult:
         error=answer.error,
         why=answer.why,
         warnings=answer.warnings,
+        refused=() if answer.network is None else answer.network.refused,
+        suggested=() if answer.network is None else answer.network.suggested,
     )
 
 

@@ -197,6 +197,8 @@ def run(result: RunResult) -> Answer:
         fields["error"] = printable(result.error)
     if result.warnings:
         fields["warnings"] = list(result.warnings)
+    if result.network is not None:
+        fields["network"] = asdict(result.network)
     return fields
 
 

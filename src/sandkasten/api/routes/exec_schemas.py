@@ -139,6 +139,10 @@ class RefusalAnswer(Answer):
 
 class ExecNetworkAnswer(Answer):
     refused: list[RefusalAnswer]
+    suggested: list[str] = Field(
+        default_factory=list,
+        description="With a dry run: a rule for each host and port that was reached.",
+    )
 
 
 class Exec(Answer):

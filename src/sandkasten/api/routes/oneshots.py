@@ -26,7 +26,7 @@ from sandkasten.api.response.exec_json import ChunkPrinter
 from sandkasten.api.response.json_response import answer
 from sandkasten.api.response.sse import begun, event
 from sandkasten.api.route import EVENTS, JSON, Answer, Body, Route
-from sandkasten.api.routes.exec_schemas import WhyAnswer
+from sandkasten.api.routes.exec_schemas import ExecNetworkAnswer, WhyAnswer
 from sandkasten.engine.oneshot.oneshot import MAX_FILES, RUNTIME_NAMES
 from sandkasten.errors import (
     BackendUnavailable,
@@ -137,6 +137,9 @@ class RunAnswer(Answer):
     error: str | None
     why: WhyAnswer | None
     warnings: list[str]
+    network: ExecNetworkAnswer | None = Field(
+        None, description="What the network refused while it ran; null when nothing was."
+    )
 
 
 async def run(call: Call) -> Response:

@@ -224,4 +224,4 @@ def _explain(result: Result) -> None:
         tell("error" if ours else "warning", result.why.message)
     if result.why is not None and result.why.hint:
         tell("hint", result.why.hint)
-    tell_refused(result.refused)
+    tell_refused(result.refused, result.suggested)

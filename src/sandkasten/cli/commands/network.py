@@ -91,15 +91,29 @@ async def _status(state: State, start: str, *, only_rules: bool) -> None:
         tell("note", f"only the operator can open {tried}: network.reachable")
     if only_rules or state.json:
         return
-    rules: Any = found.network
-    shown = rules if isinstance(rules, str) else ", ".join(rules.get("allow", ()))
-    refused = found.refused + found.would_refuse
-    counted = (found.open, found.opened, refused, found.failed, found.bytes_in, found.bytes_out)
-    heads = ("NETWORK", "OPEN", "OPENED", "REFUSED", "FAILED", "BYTES IN", "BYTES OUT")
-    if isinstance(rules, dict):
-        shown += " (dry run)" if rules.get("dry_run") else ""
-        shown += "".join(f" {name}={most}" for name, most in rules.get("limits", {}).items())
-    put_table(heads, [(shown, *(str(one) for one in counted))])
+    for line in rule_lines(found.network):
+        put(visible(line))
+    counted = {
+        "OPEN": found.open,
+        "OPENED": found.opened,
+        "REFUSED": found.refused,
+        "WOULD REFUSE": found.would_refuse,
+        "FAILED": found.failed,
+        "BYTES IN": found.bytes_in,
+        "BYTES OUT": found.bytes_out,
+    }
+    put_table(tuple(counted), [tuple(str(one) for one in counted.values())])
+
+
+def rule_lines(network: Any) -> list[str]:
+    """Return the network of a sandbox for people, one rule or limit per line."""
+    if not isinstance(network, dict):
+        return [str(network)]
+    lines = [f"{key} {one}" for key in ("allow", "deny") for one in network.get(key, ())]
+    lines += [f"secret {one}" for one in network.get("secrets", ())]
+    lines += [f"limit {name}={most}" for name, most in network.get("limits", {}).items()]
+    lines += ["inspect"] if network.get("inspect") else []
+    return lines + (["dry run"] if network.get("dry_run") else [])
 
 
 async def _attempts(state: State, start: str, since_seq: int, *, follow: bool) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.cli.create_progress import create_progress
-from sandkasten.cli.output import put_json, say, tell, visible, write_chunk
+from sandkasten.cli.output import put_json, say, tell, tell_refused, visible, write_chunk
 from sandkasten.cli.state import EXIT_INTERRUPTED, State, UsageError, go, status_of
 from sandkasten.errors import FileTrouble
 from sandkasten.model.files.globs import compile_globs
@@ -160,6 +160,8 @@ def _show(result: RunResult, job: Job, *, as_json: bool) -> None:
     if result.why is not None and not as_json:
         tell("error", result.why.message)
         tell("hint", result.why.hint)
+    if not as_json:
+        tell_refused(result.refused, result.suggested)
     if job.artifacts:
         for artifact in result.artifacts:
             _save(artifact, Path(job.out), quiet=as_json)

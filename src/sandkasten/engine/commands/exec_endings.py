@@ -8,7 +8,7 @@ from sandkasten.engine.commands.exec_results import GRACE_S, ending_of
 from sandkasten.errors import SandkastenError, UnsupportedByBackend
 from sandkasten.model.commands.exec_values import ExecNetwork
 from sandkasten.model.commands.verdict import needs_figures, verdict
-from sandkasten.model.sandbox.network_policy import attempt, refusals
+from sandkasten.model.sandbox.network_policy import attempt, refusals, suggested
 from sandkasten.ports import Networked
 from sandkasten.wire.messages import decode_stats
 
@@ -50,7 +50,7 @@ async def explain_end(
 
 
 async def refused_network(handle: Handle, reply: ExecReply) -> ExecNetwork | None:
-    """Return what the network refused while the command ran; None if nothing was."""
+    """Return what the network refused while the command ran, or a dry run let pass; else None."""
     if not reply.ended or not isinstance(handle.cell, Networked):
         return None
     if handle.record.network == "none" and not await _created_with_network(handle, handle.cell):
@@ -58,8 +58,11 @@ async def refused_network(handle: Handle, reply: ExecReply) -> ExecNetwork | Non
     began = reply.started_ms / 1000 - _CLOCKS_DIFFER_S
     ended = began + reply.duration_ms / 1000 + 2 * _CLOCKS_DIFFER_S
     seen = [attempt(one) for one in await handle.cell.network_records(0, began)]
-    found = refusals(one for one in seen if one.at <= ended)
-    return ExecNetwork(found) if found else None
+    seen = [one for one in seen if one.at <= ended]
+    network = handle.record.network
+    dry_run = isinstance(network, dict) and network.get("dry_run", False)
+    found = ExecNetwork(refusals(seen), suggested(seen) if dry_run else ())
+    return found if found.refused or found.suggested else None
 
 
 async def _created_with_network(handle: Handle, cell: Networked) -> bool:

@@ -410,6 +410,7 @@ def _answer(
         error=None if ok else _error(result),
         why=result.why,
         warnings=warnings,
+        network=result.network,
     )
 
 

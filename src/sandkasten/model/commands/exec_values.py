@@ -119,6 +119,8 @@ class ExecNetwork:
     """What the network refused while a command ran, by it or by another one."""
 
     refused: tuple[Refusal, ...] = ()
+    suggested: tuple[str, ...] = ()
+    """With a dry run: a rule for each host and port that was reached."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
 from sandkasten.model.access.tenancy import DEFAULT_TENANT
-from sandkasten.model.commands.exec_values import Why  # noqa: TC001
+from sandkasten.model.commands.exec_values import ExecNetwork, Why  # noqa: TC001
 from sandkasten.model.json_codec import BASE64, FileName
 from sandkasten.model.sandbox.sandbox_options import Number, SandboxOptions
 
@@ -75,3 +75,4 @@ class RunResult:
     """One sentence when not ok."""
     why: Why | None = None
     warnings: tuple[str, ...] = ()
+    network: ExecNetwork | None = None
