@@ -80,6 +80,45 @@ def test_a_container_that_is_restarted_by_another_program_reaches_nothing(
     assert id_ranges.slot_of(id_ranges.HOST_DIRECTORY, the_id) is None
 
 
+def test_the_egress_process_has_the_limits_of_its_container(boxed, engine, tmp_path):
+    box = Sandbox(backend="docker", data_dir=str(tmp_path / "data"), network="full")
+    try:
+        container = engine.docker("inspect", "-f", "{{.Id}} {{.State.Pid}}", box.id)
+        the_id, first = str(container).split()
+        (egress,) = [
+            one.parent.name
+            for one in Path("/proc").glob("[0-9]*/comm")
+            if _text(one).startswith("sandkasten-egr") and _holds(one.parent, box.id)
+        ]
+        groups = _text(Path(f"/proc/{egress}/cgroup"))
+        for controller in ("memory", "pids", "cpu", "freezer"):
+            theirs, ours = (
+                [line for line in text.splitlines() if line.split(":")[1] in (controller, "")]
+                for text in (_text(Path(f"/proc/{first}/cgroup")), groups)
+            )
+            assert theirs == ours
+        assert the_id in groups
+        # Stopped together, they end together.
+        box.pause()
+    finally:
+        box.close()
+    assert not any(Path("/sys/fs/cgroup").glob(f"**/*{the_id}*"))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _holds(process: Path, name: str) -> bool:
+    try:
+        return any(name in os.readlink(one) for one in (process / "fd").iterdir())
+    except OSError:
+        return False
+
+
 @pytest.fixture
 def far_web(far) -> Iterator[tuple[str, int]]:
     """Return a server at our end of the link to the engine's machine."""

@@ -4,7 +4,7 @@
 //! The engine tells a pid. A process that ends may be followed by another one with the same pid, so the
 //! process is held first, and then looked at.
 
-use crate::failure::{check, failed, io_failed, open, Failure, Outcome};
+use crate::failure::{check, failed, io_failed, open, write_file, Failure, Outcome};
 use crate::network;
 use crate::plan::{self, Network};
 use crate::sys;
@@ -21,6 +21,8 @@ pub struct Container {
     /// As the engine names it; part of the path of its cgroup.
     id: String,
     network: Network,
+    cgroup_tasks: Vec<String>,
+    cgroup_v2: Option<String>,
 }
 
 /// Return `None` if the plan describes something else.
@@ -39,7 +41,22 @@ pub fn parse(source: &Value) -> Outcome<Option<Container>> {
     if pid <= 1 || network.id.is_none() || network.device {
         return Err(bad("not a container of an engine"));
     }
-    Ok(Some(Container { pid, id, network }))
+    let cgroup_tasks = plan::strings(v, "cgroup_tasks")?;
+    let cgroup_v2 = v["cgroup_v2"].as_str().map(str::to_owned);
+    if !cgroup_tasks
+        .iter()
+        .chain(&cgroup_v2)
+        .all(|path| path.contains(&id))
+    {
+        return Err(bad("not its cgroup"));
+    }
+    Ok(Some(Container {
+        pid,
+        id,
+        network,
+        cgroup_tasks,
+        cgroup_v2,
+    }))
 }
 
 /// Open the network; the egress runs when this returns.
@@ -48,8 +65,12 @@ pub fn open_network(container: &Container) -> Outcome<()> {
         .map_err(failed("descriptors", "close_range"))?;
     let life = network::watch(container.pid)?;
     let namespace = namespace_of(container, &life)?;
+    // The limits of the container hold for its egress too.
+    for file in &container.cgroup_tasks {
+        write_file("cgroup", file, b"0")?;
+    }
     // Before the namespace is entered: the egress keeps the host's network.
-    let egress = network::start(&container.network, None)?;
+    let egress = network::start(&container.network, container.cgroup_v2.as_deref())?;
     egress.prepare_in(&namespace)?;
     egress.release(&life)
 }

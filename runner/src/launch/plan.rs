@@ -184,7 +184,7 @@ pub fn number(v: &Value, key: &str) -> Outcome<u64> {
     v[key].as_u64().ok_or_else(|| bad(key))
 }
 
-fn strings(v: &Value, key: &str) -> Outcome<Vec<String>> {
+pub fn strings(v: &Value, key: &str) -> Outcome<Vec<String>> {
     v[key]
         .as_array()
         .ok_or_else(|| bad(key))?

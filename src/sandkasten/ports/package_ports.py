@@ -50,9 +50,9 @@ class Sites(Protocol):
 
 class Provisioner(Protocol):
     async def provide(
-        self, packages: Packages, image: Image, backend: str, sites: Sites
+        self, packages: Packages, image: Image, backend: str, sites: Sites, tenant: str
     ) -> Sequence[PackageSet]:
-        """Return the installed sets; missing ones are installed in `sites`.
+        """Return the installed sets; missing ones are installed in `sites`, on behalf of `tenant`.
 
         Raises ProvisioningFailed or PolicyDenied.
         """

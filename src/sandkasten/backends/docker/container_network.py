@@ -108,7 +108,11 @@ def open_network(
     except OSError as exc:
         raise disk_error(f"make the network of {sandbox_id}", exc, BackendUnavailable) from exc
     try:
-        entered = {"pid": container["State"]["Pid"], "id": container["Id"]}
+        entered = {
+            "pid": container["State"]["Pid"],
+            "id": container["Id"],
+            **container_usage.joinable(container),
+        }
         plan = {"container": entered, "network": way_out.plan}
         launch(programs.launcher, plan, way_out.control.fileno())
     finally:

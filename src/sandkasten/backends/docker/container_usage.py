@@ -51,6 +51,22 @@ def limit_sockets(container: Mapping[str, Any], size: int) -> bool:
     return True
 
 
+def joinable(container: Mapping[str, Any]) -> dict[str, object]:
+    """Return the part of the launcher's plan with which a process joins the container's cgroups.
+
+    Nothing of it where this process does not see them or may not write to them.
+    """
+    path, on = group(container), cgroups.detect()
+    if path is None:
+        return {"cgroup_tasks": [], "cgroup_v2": None}
+    tasks = dict.fromkeys(f"{at}{path}/tasks" for at in on.v1.values())
+    v2 = None if on.v2 is None else f"{on.v2}{path}"
+    return {
+        "cgroup_tasks": [one for one in tasks if os.access(one, os.W_OK)],
+        "cgroup_v2": v2 if v2 and os.access(f"{v2}/cgroup.procs", os.W_OK) else None,
+    }
+
+
 def group(container: Mapping[str, Any]) -> str | None:
     """Return the cgroup of a container whose processes are visible here."""
     pid, the_id = (container.get("State") or {}).get("Pid") or 0, str(container.get("Id", ""))

@@ -172,7 +172,9 @@ class Planner:
             writable_root=not self._policy.readonly_rootfs and image.kind != "host",
         )
         # Last, because it may take minutes: what can be refused was refused by now.
-        sets = await self._provided(packages, rules, spec, backend.name, sites) if packages else ()
+        sets: Sequence[PackageSet] = ()
+        if packages:
+            sets = await self._provided(packages, rules, spec, backend.name, sites, tenant)
         if sets:
             spec = _with_packages(spec, sets)
         warnings = (
@@ -238,12 +240,13 @@ class Planner:
         spec: CellSpec,
         backend: str,
         sites: Sites | None,
+        tenant: str,
     ) -> Sequence[PackageSet]:
         if self._packages is None or sites is None:
             raise UnsupportedByBackend(
                 "packages cannot be installed here", hint="use an image that has them"
             )
-        sets = await self._packages.provide(packages, spec.image, backend, sites)
+        sets = await self._packages.provide(packages, spec.image, backend, sites, tenant)
         for one in sets:
             for rule in rules:
                 if touching(rule.target, one.mount.target):

@@ -15,6 +15,7 @@ import shutil
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
+from weakref import WeakValueDictionary
 
 from sandkasten.errors import (
     Busy,
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 
 # Each one is a program that fetches and a sandbox that installs.
 _AT_ONCE: Final = 4
+# A build may take until its deadline. The others of a tenant wait, so that there is a place left.
+_OF_ONE_TENANT: Final = _AT_ONCE - 1
 # The fetcher has the same deadline and reports more of what it was doing.
 _MARGIN_S: Final = 5.0
 _FORM: Final = 2
@@ -66,9 +69,11 @@ class Provisioner:
         self._environ = environ
         self._shelf = Shelf(root, max_bytes=rules.max_bytes)
         self._gate = asyncio.Semaphore(_AT_ONCE)
+        # Of tenants that install something now.
+        self._shares: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def provide(
-        self, packages: Packages, image: Image, backend: str, sites: Sites
+        self, packages: Packages, image: Image, backend: str, sites: Sites, tenant: str
     ) -> tuple[PackageSet, ...]:
         if not self._rules.enabled:
             raise PolicyDenied(
@@ -79,7 +84,7 @@ class Provisioner:
         check_allowed(packages, self._rules.allow)
         return tuple(
             [
-                await self._provide(ecosystem, specs, image, backend, sites)
+                await self._provide(ecosystem, specs, image, backend, sites, tenant)
                 for ecosystem, specs in packages.ecosystems
             ]
         )
@@ -94,6 +99,7 @@ class Provisioner:
         image: Image,
         backend: str,
         sites: Sites,
+        tenant: str,
     ) -> PackageSet:
         source = await self._source(ecosystem)
         key = await asyncio.to_thread(_key, ecosystem, specs, image, source)
@@ -101,11 +107,12 @@ class Provisioner:
         if self._shelf.use(key):
             return found
         limit_s = self._rules.timeout_s
+        share = self._shares.setdefault(tenant, asyncio.Semaphore(_OF_ONE_TENANT))
         try:
             # A caller may wait for another that started just before it, and then work itself.
             async with asyncio.timeout(2 * limit_s), self._shelf.alone(key):
                 if not self._shelf.use(key):
-                    async with self._gate:
+                    async with share, self._gate:
                         await self._make_in_time(key, ecosystem, specs, image, backend, sites)
         except TimeoutError as exc:
             raise Busy(
