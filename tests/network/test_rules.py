@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandkasten.cli.commands.network import rule_lines
+from sandkasten.cli.commands.network import destination, rule_lines
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import InvalidConfiguration, InvalidRequest, PolicyDenied
 from sandkasten.model.sandbox.network_policy import (
@@ -251,3 +251,10 @@ def test_all_rules_are_shown_one_per_line():
         "dry run",
     ]
     assert rule_lines("none") == ["none"]
+
+
+def test_the_log_has_the_address_beside_the_name():
+    named = NetworkAttempt(1, 0.0, "opened", 443, host="a.test", address="192.0.2.7")
+    assert destination(named) == "a.test:443 (192.0.2.7)"
+    numeric = NetworkAttempt(1, 0.0, "opened", 443, address="192.0.2.7")
+    assert destination(numeric) == "192.0.2.7:443"

@@ -286,7 +286,8 @@ def _figures(found: Stats) -> list[tuple[str, str, str]]:
         ("up", age(found.uptime_ms / 1000), "-"),
     ]
     network = found.network
-    rows.append(("network", f"{network.rules} rules" if network.rules else network.mode, "-"))
+    counted = f"{network.rules} rule{'' if network.rules == 1 else 's'}"
+    rows.append(("network", counted if network.rules else network.mode, "-"))
     if network.mode != "none":
         rows += [
             ("network connections", _count(network.connections), "-"),

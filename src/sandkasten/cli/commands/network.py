@@ -142,6 +142,12 @@ async def _attempts(state: State, start: str, since_seq: int, *, follow: bool) -
         found = await transport.network.log(the_id, since_seq=since_seq)
 
 
+def destination(one: NetworkAttempt) -> str:
+    """Return where an attempt went: its name and port, and the address if the name has one."""
+    beside = f" ({one.address})" if one.host and one.address else ""
+    return f"{one.host or one.address}:{one.port}{beside}"
+
+
 def _cells(found: Sequence[NetworkAttempt]) -> list[tuple[str, ...]]:
     from sandkasten.cli.commands.listings import timestamp
 
@@ -150,7 +156,7 @@ def _cells(found: Sequence[NetworkAttempt]) -> list[tuple[str, ...]]:
             str(one.seq),
             timestamp(one.at),
             one.event,
-            f"{one.host or one.address}:{one.port}",
+            destination(one),
             one.rule,
             one.reason
             or (f"{one.method} {one.path}" if one.method else "")
