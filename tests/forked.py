@@ -235,7 +235,10 @@ def _is_ordinary(script: str) -> bool:
 
 def _serve(there: socket.socket) -> dict[str, Any] | None:
     """Answer requests; in a fork, return what it is to do."""
-    there.send(b"ready")
+    try:
+        there.send(b"ready")
+    except BrokenPipeError:  # The test process has ended already.
+        return None
     everything = signal.valid_signals()
     while True:
         try:

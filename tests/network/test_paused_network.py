@@ -48,6 +48,17 @@ def test_a_change_that_was_refused_is_not_applied_later(box, web):
     assert _reached(box, "good", web)
 
 
+def test_counters_of_a_paused_sandbox_are_those_from_before(box, web, monkeypatch):
+    assert _reached(box, "good", web)
+    before = box.network()
+    assert before.opened == 1
+    box.pause()
+    monkeypatch.setattr(egress, "ask", None)  # It would not be answered.
+    assert box.network().opened == 1
+    assert box.stats().network.rx_bytes == before.bytes_in
+    box.close()
+
+
 def test_a_command_whose_sender_is_gone_is_not_applied(box, web, data, monkeypatch):
     cell = _cell(box, data)
     box.pause()

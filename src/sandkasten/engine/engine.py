@@ -349,6 +349,7 @@ class Engine:
         up_s = max(0.0, self._clock.boottime() - handle.record.created_boottime)
         return Stats(
             usage=await handle.cell.usage(),
+            network=await self.network.usage(handle),
             uptime_ms=int(up_s * 1000),
             processes=None,
             running=None,

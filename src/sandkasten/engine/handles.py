@@ -137,7 +137,7 @@ class Handles:
         self._open: dict[str, Handle] = {}
         self._judged: dict[str, EndReason] = {}
         self.health = BackendHealth(clock, events)
-        self._traffic = NetworkTotals(clock.boottime())
+        self.network_totals = NetworkTotals(clock.boottime())
         self._disconnects = disconnects
 
     def peek(self, the_id: str) -> Handle | None:
@@ -145,11 +145,7 @@ class Handles:
 
     async def traffic(self) -> NetworkCounts:
         """Return the network counters of all sandboxes since this engine began."""
-        return await self._traffic.read(list(self._open.values()))
-
-    async def count_traffic(self, handle: Handle) -> None:
-        """Add what a sandbox counted, before it is removed."""
-        await self._traffic.ended(handle)
+        return await self.network_totals.read(list(self._open.values()))
 
     def keep(self, handle: Handle) -> None:
         handle.last_used = self._clock.boottime()

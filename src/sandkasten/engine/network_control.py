@@ -47,7 +47,7 @@ class NetworkControl:
         if not isinstance(handle.cell, Networked):
             return NetworkStatus()
         try:
-            counts = await handle.cell.network_counts()
+            counts = await self._handles.network_totals.of(handle, handle.cell)
         except UnsupportedByBackend:
             return NetworkStatus()
         tried = await self.log(text)
@@ -63,7 +63,7 @@ class NetworkControl:
         network = handle.record.network
         if network == "none" or not isinstance(handle.cell, Networked):
             return NetworkUsage()
-        counts = await handle.cell.network_counts()
+        counts = await self._handles.network_totals.of(handle, handle.cell)
         rules = 0
         if isinstance(network, dict):
             rules = len(network.get("allow", ())) + len(network.get("deny", ()))

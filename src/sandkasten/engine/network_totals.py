@@ -14,6 +14,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import SandkastenError
+from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.network_policy import NetworkCounts
 from sandkasten.ports import Networked
 
@@ -44,6 +45,16 @@ class NetworkTotals:
         opened = await asyncio.gather(*(one(handle) for handle in handles))
         return NetworkCounts(open=sum(opened), **self._sums)
 
+    async def of(self, handle: Handle, cell: Networked) -> NetworkCounts:
+        """Return the counters of one sandbox; of a paused one, those from before the pause."""
+        if handle.record.state is State.PAUSED:
+            return self._seen.get(handle.record.id, NetworkCounts())
+        return await cell.network_counts()
+
+    async def pausing(self, handle: Handle) -> None:
+        """Look a last time before the egress process is frozen with its sandbox."""
+        await self._add(handle)
+
     async def ended(self, handle: Handle) -> None:
         """Add what a sandbox counted until now, the last time."""
         await self._add(handle)
@@ -55,6 +66,8 @@ class NetworkTotals:
             return None
         if record.network == "none" and record.id not in self._seen:
             return None
+        if record.state is State.PAUSED:
+            return self._seen.get(record.id)
         with suppress(SandkastenError):
             counts = await handle.cell.network_counts()
             older = counts if record.created_boottime < self._since else NetworkCounts()

@@ -130,6 +130,7 @@ class PauseControl:
         # Thawing a running sandbox does nothing, and fails at once where pausing is not supported.
         await cell.resume()
         channel = await self._handles.channel(handle)
+        await self._handles.network_totals.pausing(handle)
         paused = replace(running, state=State.PAUSED)
         await self._store.put(paused)
         handle.record = paused

@@ -299,7 +299,7 @@ class Sandboxes:
         try:
             async with self._handles.health.asking(backend.name, DESTROY_TIMEOUT_S):
                 if handle is not None:
-                    await self._handles.count_traffic(handle)
+                    await self._handles.network_totals.ended(handle)
                 try:
                     cell = handle.cell if handle is not None else await backend.attach(the_id)
                 except SandboxLost:
