@@ -25,7 +25,10 @@ ln -sfn "$here/src" "$scratch/src"
 ln -sfn "$here/tests" "$scratch/tests"
 ln -sfn "$here/../spec" "$target/spec"
 
-export RUSTFLAGS="-C target-feature=+crt-static -C force-unwind-tables=no"
+# Separated by a character that no path has. The programs must not name a path of this machine.
+CARGO_ENCODED_RUSTFLAGS=$(printf '%s\037' -Ctarget-feature=+crt-static -Cforce-unwind-tables=no)
+CARGO_ENCODED_RUSTFLAGS="${CARGO_ENCODED_RUSTFLAGS}--remap-path-prefix=$scratch=runner"
+export CARGO_ENCODED_RUSTFLAGS
 export CARGO_TARGET_DIR="$target"
 if [ -d "$crates/serde_json-1.0.87" ] && [ -d "$crates/rustls-0.20.8" ] && [ -x /usr/bin/cargo ] && [ -x /usr/bin/rustc ]; then
     # rustup's shims and settings must not meet Debian's cargo.
