@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from typing import TYPE_CHECKING
 
@@ -71,3 +72,4 @@ async def test_an_ssh_host_with_an_unknown_key_is_refused(remote_engine, tmp_pat
     with pytest.raises(BackendUnavailable):
         await backend.create(new_sandbox_id(), SPEC)
     await backend.aclose()
+    gc.collect()  # An unclosed socket fails the test.

@@ -78,6 +78,7 @@ class Tunnel:
             return self.socket
 
     async def _start(self) -> None:
+        await self._end()  # One that broke.
         # A socket left by a killed ssh would look like an open tunnel.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.socket)
