@@ -81,3 +81,26 @@ async def test_a_cancelled_start_leaves_no_process(monkeypatch):
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert [one.returncode for one in started] == [-signal.SIGKILL]
+
+
+async def test_a_start_that_is_cancelled_after_it_began_leaves_no_process(monkeypatch):
+    started = []
+
+    class Recorded(subprocess.Popen):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            started.append(self)
+
+    async def never(**_):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(subprocess, "Popen", Recorded)
+    monkeypatch.setattr(asyncio, "open_connection", never)
+    starting = asyncio.create_task(start_child(("sleep", "1000"), streams=("stdin",), env=ENV))
+    while not started:  # noqa: ASYNC110 - a thread tells no event
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert [one.returncode for one in started] == [-signal.SIGKILL]

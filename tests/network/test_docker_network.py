@@ -232,7 +232,7 @@ def test_an_engine_whose_processes_are_not_visible_is_not_entered(engine):
 def _launch(container: dict[str, object], tmp_path: Path, *before: str) -> dict[str, str]:
     """Return the launcher's error for a plan; `before` is a command in front of it."""
     plan = {
-        "container": container,
+        "container": {"cgroup_tasks": [], "cgroup_v2": None, **container},
         "network": {
             "program": "/bin/true",
             "id": 65534,

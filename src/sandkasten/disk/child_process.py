@@ -50,9 +50,8 @@ class ChildProcess:
 
     async def aclose(self) -> None:
         """Kill it if it still runs, and close our end. It is gone afterwards, even if cancelled."""
-        self._process.kill()
         self.writer.close()
-        await asyncio.shield(self.wait())
+        await _ended(self._process)
         with suppress(OSError):  # It ended without reading all we wrote.
             await self.writer.wait_closed()
 
@@ -66,12 +65,15 @@ async def start_child(
     new_session: bool = False,
 ) -> ChildProcess:
     ours, theirs = socket.socketpair()
+    process = None
     try:
         with theirs:
             process = await _started(command, streams, theirs.fileno(), env, cwd, new_session)
         reader, writer = await asyncio.open_connection(sock=ours)
     except BaseException:
         ours.close()
+        if process is not None:
+            await _ended(process)
         raise
     return ChildProcess(process, reader, writer)
 
@@ -107,9 +109,22 @@ async def _started(
             with suppress(asyncio.CancelledError):
                 await asyncio.wait({starting})
         if starting.exception() is None:
-            starting.result().kill()
-            await asyncio.shield(_status(starting.result()))
+            await _ended(starting.result())
         raise
+
+
+async def _ended(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and wait for its end, also if cancelled meanwhile."""
+    process.kill()
+    waiting = asyncio.ensure_future(_status(process))
+    cancelled: asyncio.CancelledError | None = None
+    while not waiting.done():
+        try:
+            await asyncio.wait({waiting})
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+    if cancelled is not None:
+        raise cancelled
 
 
 async def _status(process: subprocess.Popen[bytes]) -> int:
