@@ -23,7 +23,7 @@ from sandkasten.images.builder.build_cache import build_key
 from sandkasten.images.child_program import child_environment
 from sandkasten.images.packages.package_fetch import fetch, last_lines
 from sandkasten.images.packages.package_shelf import settle
-from sandkasten.images.packages.pip_sources import FIND_SOURCE, SourceBuilds
+from sandkasten.images.packages.pip_sources import BOUNDED, FIND_SOURCE, SourceBuilds
 from sandkasten.images.thread_work import to_the_end
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
 
@@ -71,20 +71,12 @@ print(json.dumps({
     "markers": markers.default_environment(),
 }))
 """
-# pip asks this machine's python for markers even when it fetches for another (pypa/pip#11664). No
-# file may grow beyond the bound: the kernel enforces it, whatever an index sends. It ends with its
-# parent (PR_SET_PDEATHSIG), even if that is killed. `--only-binary` does not apply to a dependency
-# that names an address: pip would fetch a source from there and run its build on this machine.
-_FETCH: Final = """
-import ctypes, json, os, resource, sys
-where, markers, most, parent = sys.argv[1:5]
-ctypes.CDLL(None).prctl(1, 9)
-if os.getppid() != int(parent):
-    sys.exit("the parent process is gone")
-if where:
-    sys.path.insert(0, where)
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(most), int(most)))
-resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+# pip asks this machine's python for markers even when it fetches for another (pypa/pip#11664).
+# `--only-binary` does not apply to a dependency that names an address: pip would fetch a source
+# from there and run its build on this machine.
+_FETCH: Final = (
+    BOUNDED
+    + """
 from pip._vendor.packaging import markers as asked
 asked.default_environment
 asked.default_environment = lambda: json.loads(markers)
@@ -104,6 +96,7 @@ InstallRequirement.__init__ = checked
 from pip._internal.cli.main import main
 sys.exit(main(sys.argv[5:]))
 """
+)
 _INSTALL: Final = """
 import os, sys
 sys.path.insert(0, sys.argv[1])

@@ -83,9 +83,10 @@ os.environ["TMPDIR"] = os.environ["HOME"] = sys.argv[2] + "/tmp"
 from pip._internal.cli.main import main
 sys.exit(main(sys.argv[3:]))
 """
-# Ends with its parent, and no file may grow beyond the bound, as with pip download.
-FIND_SOURCE: Final = """
-import ctypes, hashlib, json, os, resource, sys
+# How pip begins on this machine. It ends with its parent (PR_SET_PDEATHSIG), even if that is
+# killed, and the kernel bounds each file and its memory, whatever an index sends.
+BOUNDED: Final = """
+import ctypes, json, os, resource, sys
 where, markers, most, parent = sys.argv[1:5]
 ctypes.CDLL(None).prctl(1, 9)
 if os.getppid() != int(parent):
@@ -94,6 +95,11 @@ if where:
     sys.path.insert(0, where)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(most), int(most)))
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+"""
+FIND_SOURCE: Final = (
+    BOUNDED
+    + """
+import hashlib
 from pip._internal.cli.cmdoptions import make_target_python
 from pip._internal.commands.download import DownloadCommand
 from pip._vendor.packaging.requirements import Requirement
@@ -124,6 +130,7 @@ with command.main_context():
     if digest and digest.hexdigest() != link.hash:
         sys.exit("the file of " + spec + " is not what the index says (" + link.hash_name + ")")
 """
+)
 
 
 class SourceBuilds:
