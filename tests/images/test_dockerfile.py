@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import sandkasten
-from sandkasten.cli.main import main
 from sandkasten.errors import BuildFailed, InvalidRequest
 from sandkasten.images.builder.copy_step import pick, pick_all
-from sandkasten.images.builder.dockerfile import parse_dockerfile, steps_of
+from sandkasten.images.builder.dockerfile import steps_of
+from sandkasten.images.builder.dockerfile_stages import parse_dockerfile
 from sandkasten.images.builder.dockerfile_words import WordError, expand, split_words
 from sandkasten.images.builder.dockerignore import NOTHING, parse_dockerignore
 from sandkasten.images.builder.recipe import (
@@ -25,7 +24,6 @@ from sandkasten.images.builder.recipe import (
 )
 from sandkasten.images.image_config import ImageConfig
 from sandkasten.model.sandbox.network_policy import CLOSED, NetworkPolicy
-from tests import imagekit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -39,8 +37,8 @@ SH = ("/bin/sh", "-c")
 def steps(
     *lines: str, args: Mapping[str, str] | None = None, base: ImageConfig | None = None
 ) -> tuple[Step, ...]:
-    file = parse_dockerfile("\n".join(("FROM base", *lines)).encode(), args or {})
-    return steps_of(file, base or ImageConfig(), CLOSED, NOTHING)
+    file = parse_dockerfile("\n".join(("FROM base", *lines)).encode(), args or {})[-1]
+    return steps_of(file, base or ImageConfig(), CLOSED, NOTHING).steps
 
 
 def commands(found: Iterable[Step]) -> list[tuple[str, ...]]:
@@ -52,7 +50,7 @@ def commands(found: Iterable[Step]) -> list[tuple[str, ...]]:
 
 def test_every_instruction_becomes_a_step():
     network = NetworkPolicy(full=True)
-    file = parse_dockerfile(
+    (file,) = parse_dockerfile(
         b"""# syntax=docker/dockerfile:1
 # escape=\\
 ARG TAG=3.11
@@ -78,7 +76,7 @@ CMD serve --port $PORT
         {},
     )
     assert file.base == "python:3.11"
-    assert steps_of(file, ImageConfig(), network, NOTHING) == (
+    assert steps_of(file, ImageConfig(), network, NOTHING).steps == (
         SetEnv({"A": "1", "B": "two words", "C": "$A"}),
         SetWorkdir("/srv/app"),
         SetWorkdir("/srv/app/sub"),
@@ -101,15 +99,15 @@ CMD serve --port $PORT
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        ("EXPOSE 80", "EXPOSE is not supported"),
-        ("VOLUME /data", "VOLUME is not supported"),
-        ("LABEL a=b", "LABEL is not supported"),
-        ("HEALTHCHECK NONE", "HEALTHCHECK is not supported"),
-        ("SHELL [\"/bin/bash\"]", "SHELL is not supported"),
+        ("SHELL [\"/bin/bash\"]", "SHELL '[\"/bin/bash\"]' is not supported"),
+        ("SHELL [\"python3\", \"-c\"]", "SHELL '[\"python3\", \"-c\"]' is not supported"),
+        ("LABEL a", "'a' is not NAME=value"),
+        ("COPY --from=1 /a /b", "there is no stage 1 before this one"),
+        ("ADD --from=x /a /b", "ADD --from is not supported"),
         ("ONBUILD RUN x", "ONBUILD is not supported"),
-        ("FROM other", "a second stage (FROM) is not supported"),
+        ("FROM other AS -x", "'-x' is not the name of a stage"),
         ("CPOY a /b", "'CPOY' is not an instruction"),
-        ("COPY --from=build /a /b", "COPY --from is not supported"),
+        ("COPY --from=../x /a /b", "'../x' is not a valid image name"),
         ("COPY --link a /b", "COPY --link is not supported"),
         ("COPY a", "COPY needs a source and a target"),
         ("COPY a b /c", "the target of several sources is '/c'"),
@@ -206,11 +204,11 @@ def test_words_end_at_spaces_outside_of_quotes():
 
 def test_arguments_before_from_are_seen_after_it_only_if_declared_again():
     text = b"ARG V=1\nARG W=$V.0\nFROM a:$W\nRUN a\nARG V\nRUN b\nENV V=3\nARG V=4\nRUN c"
-    file = parse_dockerfile(text, {})
+    (file,) = parse_dockerfile(text, {})
     assert file.base == "a:1.0"
-    found = steps_of(file, ImageConfig(), CLOSED, NOTHING)
+    found = steps_of(file, ImageConfig(), CLOSED, NOTHING).steps
     assert [dict(one.env) for one in found if isinstance(one, Run)] == [{}, {"V": "1"}, {}]
-    assert parse_dockerfile(text, {"V": "2"}).base == "a:2.0"
+    assert parse_dockerfile(text, {"V": "2"})[0].base == "a:2.0"
     with pytest.raises(InvalidRequest, match="has no ARG 'X'"):
         parse_dockerfile(text, {"X": "1"})
 
@@ -248,7 +246,7 @@ def test_heredocs_are_scripts_or_input():
 
 def test_another_escape_character_leaves_backslashes_alone():
     text = b"# escape=`\nFROM a\nRUN dir `\n  C:\\\nENV A=C:\\x B=`$A"
-    found = steps_of(parse_dockerfile(text, {}), ImageConfig(), CLOSED, NOTHING)
+    found = steps_of(parse_dockerfile(text, {})[0], ImageConfig(), CLOSED, NOTHING).steps
     assert commands(found) == [(*SH, "dir   C:\\")]
     assert found[1] == SetEnv({"A": "C:\\x", "B": "$A"})
 
@@ -328,113 +326,3 @@ def test_add_refuses_an_archive_that_docker_would_unpack(context):
             pick_all(context, Copy((name,), "/x/", archives=False))
         assert pick_all(context, Copy((name,), "/x/"))
     assert pick_all(context, Copy(("a.txt",), "/x/", archives=False))
-
-
-# ---- building ----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("store")
-    sandkasten.Images(data_dir=path).import_archive(imagekit.busybox_tar(), name="box")
-    return path
-
-
-DOCKERFILE = """
-ARG BASE=box
-FROM ${BASE}:latest
-ENV GREETING="hello there"
-RUN echo app:x:1234:1234::/home/app:/bin/sh >> /etc/passwd && \\
-    echo team:x:4321:app >> /etc/group && mkdir /home/app && chown 1234:1234 /home/app
-WORKDIR /srv
-COPY --chown=app:team *.txt src ./
-ARG NAME=world
-RUN false; echo "$GREETING $NAME $(id -u)" > said
-USER app
-RUN echo "$(id -u):$(id -g) $(id -G) $HOME $(grep CapEff /proc/self/status)" > /home/app/who
-RUN ["sh", "-c", "echo $0 > /home/app/listed", "one"]
-RUN cat > /home/app/here <<EOF
-$NAME
-EOF
-ENTRYPOINT ["/srv/run"]
-CMD ["serve"]
-"""
-
-
-@pytest.mark.promise("P53")
-def test_a_dockerfile_builds_an_image_with_its_configuration(shared, context):
-    (context / "Dockerfile").write_text(DOCKERFILE)
-    (context / ".dockerignore").write_text("**/*.pyc\nb.txt\n")
-    images = sandkasten.Images(data_dir=shared)
-    built = images.build(context, name="app:1", build_args={"NAME": "moon"})
-    image = built.image
-    assert (image.names, image.user, image.workdir) == (("app:1",), "app", "/srv")
-    assert (image.entrypoint, image.cmd) == (("/srv/run",), ("serve",))
-    assert image.env["GREETING"] == "hello there"
-    assert "NAME" not in image.env
-    with sandkasten.Sandbox("app:1", profile="dev", data_dir=shared) as box:
-        found = box.exec("cat said /home/app/*; ls /srv; stat -c %u:%g /srv/a.txt /home/app/who",
-                         cwd="/srv")  # fmt: skip
-    assert found.output.splitlines() == [
-        "hello there moon 0",
-        "moon",
-        "one",
-        "1234:1234 1234 4321 /home/app CapEff:\t0000000000000000",
-        "a.txt", "deep", "main.py", "out", "said",
-        "1234:4321",
-        "1234:1234",
-    ]  # fmt: skip
-    assert images.build(context, name="app:1", build_args={"NAME": "moon"}).cached
-    assert not images.build(context, name="app:1", build_args={"NAME": "sun"}).cached
-
-
-def test_scratch_is_an_empty_base_and_an_image_needs_no_name(shared, context):
-    (context / "Dockerfile").write_text("FROM scratch\nCOPY a.txt /a.txt\nCMD []\n")
-    images = sandkasten.Images(data_dir=shared)
-    built = images.build(context)
-    assert (built.image.names, len(built.image.layers)) == ((), 1)
-    assert images.inspect(built.image.id).id == built.image.id
-
-
-def test_an_unknown_user_is_named(shared, context):
-    (context / "Dockerfile").write_text("FROM box\nUSER ghost\nRUN id\n")
-    with pytest.raises(BuildFailed) as failed:
-        sandkasten.Images(data_dir=shared).build(context)
-    assert failed.value.message == "step 2/2 (run id): the image has no user 'ghost'"
-
-
-def test_the_command_line_builds_a_dockerfile(shared, context, capfd):
-    (context / "Other").write_text("FROM box\nARG A\nRUN echo said $A\n")
-    words = ["--data-dir", str(shared), "image", "build"]
-
-    def said(*more: str) -> tuple[int | str | None, str, list[str]]:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main([*words, *more])
-        out, err = capfd.readouterr()
-        return ended.value.code or 0, out, err.splitlines()
-
-    code, out, err = said("-t", "cli:1", "-f", str(context / "Other"), "--build-arg", "A=b",
-                          str(context))  # fmt: skip
-    assert (code, out, err[:2]) == (0, "cli:1\n", ["step 1/1: run echo said $A", "  said b"])
-    code, out, err = said("-t", "cli:1", str(context))
-    assert code != 0
-    assert err[-1] == "hint: name the Dockerfile with -f"
-    for wrong in (
-        ["-t", "cli:1"],
-        ["-f", "Steps.yaml", "--build-arg", "A=b", "cli:1"],
-        ["-f", "Steps.yaml"],
-        ["--debian", "bookworm", "-t", "a", "b"],
-    ):
-        assert said(*wrong)[0] == 2, wrong
-
-
-@pytest.mark.parametrize("kind", ["fifo", "directory", "missing"])
-def test_a_dockerfile_that_is_not_a_file_is_refused_at_once(shared, tmp_path, kind):
-    path = tmp_path / "Dockerfile"
-    if kind != "missing":
-        (os.mkfifo if kind == "fifo" else os.mkdir)(path)
-    with pytest.raises(InvalidRequest):
-        sandkasten.Images(data_dir=shared).build(tmp_path)
-    with pytest.raises(InvalidRequest, match="is not a directory"):
-        sandkasten.Images(data_dir=shared).build(tmp_path / "none")

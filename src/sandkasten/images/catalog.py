@@ -320,7 +320,7 @@ class Images:
         base, recipe = await self._sources.recipe(request, bench, self._base)
         built = await self._sources.steps(request, base, recipe, bench=bench, progress=progress)
         info = await asyncio.to_thread(self._info, built.image)
-        return BuiltImage(info, cached=built.cached)
+        return BuiltImage(info, cached=built.cached, warnings=built.warnings)
 
     async def tag(self, name: str, new: str) -> ImageInfo:
         return await asyncio.to_thread(lambda: self._info(self.store.tag(name, new)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from sandkasten.errors import (
     InvalidRequest,
     PayloadTooLarge,
     QuotaExceeded,
+    SandkastenError,
     UnsupportedByBackend,
 )
 from sandkasten.images.registry.image_reference import DOCKER_HUB, parse_reference
@@ -23,11 +25,11 @@ from sandkasten.model.images.pull_rules import PullLimits
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
     from sandkasten.images.builder.debian_bootstrap import Built
-    from sandkasten.images.builder.recipe import Recipe
-    from sandkasten.images.builder.step_builder import Base
+    from sandkasten.images.builder.recipe import Base, Recipe
+    from sandkasten.images.image_config import ImageConfig
     from sandkasten.images.layers.image_store import LayerStore, StoredImage
     from sandkasten.images.registry.puller import Puller
     from sandkasten.images.registry.registry_credentials import Access
@@ -137,7 +139,7 @@ class Sources:
         request: BuildRequest,
         bench: Workbench,
         find_base: Callable[[str], Awaitable[StoredImage]],
-    ) -> tuple[Base, Recipe]:
+    ) -> tuple[Base | int, Recipe]:
         """Read and check everything that a build does, before any of it is done."""
         if request.context is not None:
             return await self._dockerfile(request, bench, find_base)
@@ -156,25 +158,39 @@ class Sources:
         request: BuildRequest,
         bench: Workbench,
         find_base: Callable[[str], Awaitable[StoredImage]],
-    ) -> tuple[Base, Recipe]:
-        from sandkasten.images.builder.dockerfile import SCRATCH, parse_dockerfile, steps_of
+    ) -> tuple[Base | int, Recipe]:
+        from sandkasten.images.builder.dockerfile import steps_of
+        from sandkasten.images.builder.dockerfile_stages import SCRATCH, parse_dockerfile
         from sandkasten.images.builder.dockerignore import parse_dockerignore
-        from sandkasten.images.builder.recipe import Recipe, with_rules
+        from sandkasten.images.builder.recipe import Recipe, Stage, configured_by, with_rules
         from sandkasten.images.builder.step_builder import Scratch
 
         file, context = Path(request.file), Path(request.context or "")
         network = bench.network(with_rules(None, request.allow))
         data, ignored = await asyncio.to_thread(_read_dockerfile, file, context)
         ignore = await asyncio.to_thread(parse_dockerignore, ignored)
-        parsed = await asyncio.to_thread(parse_dockerfile, data, request.build_args)
-        base = Scratch() if parsed.base == SCRATCH else await find_base(parsed.base)
-        steps = await asyncio.to_thread(steps_of, parsed, base.config, network, ignore)
-        return base, Recipe(parsed.base, steps)
+        stages: list[Stage] = []
+        configs: list[ImageConfig] = []
+        warnings: list[str] = []
+        for one in await asyncio.to_thread(parse_dockerfile, data, request.build_args):
+            base: Base | int
+            if one.parent is not None:
+                base, config = one.parent, configs[one.parent]
+            else:
+                with _on_line(one.line):
+                    begin = Scratch() if one.base == SCRATCH else await find_base(one.base)
+                base, config = begin, begin.config
+            found = await asyncio.to_thread(steps_of, one, config, network, ignore)
+            stages.append(Stage(base, found.steps, found.lines))
+            configs.append(configured_by(config, found.steps))
+            warnings += found.warnings
+        *before, last = stages
+        return last.base, Recipe(one.base, last.steps, last.lines, tuple(before), tuple(warnings))
 
     async def steps(
         self,
         request: BuildRequest,
-        base: Base,
+        base: Base | int,
         recipe: Recipe,
         *,
         bench: Workbench,
@@ -190,6 +206,19 @@ class Sources:
             refresh=request.refresh,
             progress=progress,
         )
+
+
+@contextmanager
+def _on_line(line: int) -> Iterator[None]:
+    """Add the line of the Dockerfile to errors raised inside."""
+    try:
+        yield
+    except SandkastenError as exc:
+        raise type(exc)(
+            f"Dockerfile line {line}: {exc.message}",
+            hint=exc.hint,
+            **{**exc.details, "line": line},
+        ) from exc
 
 
 def _read_dockerfile(file: Path, context: Path) -> tuple[bytes, bytes]:

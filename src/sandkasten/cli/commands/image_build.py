@@ -201,11 +201,14 @@ def show_step(update: ImageProgress) -> None:
 
 def tell_built(state: State, built: BuiltImage) -> None:
     from sandkasten.cli.commands.images import described, tell_new
-    from sandkasten.cli.output import put_json, say
+    from sandkasten.cli.output import put_json, say, tell
 
     if state.json:
-        put_json({**described(built.image), "cached": built.cached})
+        warnings = list(built.warnings)
+        put_json({**described(built.image), "cached": built.cached, "warnings": warnings})
         return
+    for warning in built.warnings:
+        tell("warning", warning)
     if built.cached:
         say("cached: nothing was built (--refresh builds it again)")
     tell_new(state, [built.image])

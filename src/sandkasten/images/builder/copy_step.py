@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _CHUNK: Final = 1024 * 1024
 MAX_FILES: Final = 100_000
+MAX_PATH: Final = 4096
 # As much as the disk of a step's sandbox.
 MAX_BYTES: Final = 8 << 30
 # The earliest time that zip archives can hold: some tools refuse to pack older ones.
@@ -237,6 +238,10 @@ def _scan(
     while waiting:
         path, shown = waiting.pop()
         whole = "/".join([*source, *([shown] if shown else [])])
+        if len(whole) > MAX_PATH:
+            raise BuildFailed(
+                f"{whole[:80]}… is too deep to copy", hint=f"at most {MAX_PATH} characters"
+            )
         out = bool(whole) and ignore.excludes(whole)
         if out and not ignore.has_exceptions:
             continue

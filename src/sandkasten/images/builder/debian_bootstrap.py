@@ -118,6 +118,7 @@ class Built:
 
     image: StoredImage
     cached: bool
+    warnings: tuple[str, ...] = ()
 
 
 class Bootstrap:

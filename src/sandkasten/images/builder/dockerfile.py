@@ -1,9 +1,8 @@
-"""A Dockerfile as a recipe of steps. Pure.
+"""A stage of a Dockerfile as a recipe of steps. Pure.
 
-FROM, RUN, COPY, ADD, ENV, ARG, WORKDIR, USER, ENTRYPOINT and CMD are supported.
-Anything else is InvalidRequest with its line: an instruction that is silently ignored would build
-another image than its author meant. `parse_dockerfile` finds the base; `steps_of` needs the base's
-configuration, because variables may refer to it.
+What a sandbox has no use for (EXPOSE, VOLUME, …) is left out with a warning. Anything else that is
+not supported is InvalidRequest with its line. `steps_of` needs the configuration of the stage's
+base, because variables may refer to it.
 """
 
 from __future__ import annotations
@@ -11,110 +10,58 @@ from __future__ import annotations
 import json
 import posixpath
 import re
+from collections import ChainMap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.errors import InvalidImage, InvalidRequest, PayloadTooLarge
-from sandkasten.images.builder.dockerfile_lines import invalid, split_lines
-from sandkasten.images.builder.dockerfile_words import WordError, expand, split_words
+from sandkasten.errors import InvalidRequest, PayloadTooLarge
+from sandkasten.images.builder.dockerfile_lines import invalid
+from sandkasten.images.builder.dockerfile_stages import arguments_of, expanded, flags_of
+from sandkasten.images.builder.dockerfile_words import split_words
+from sandkasten.images.builder.dockerignore import NOTHING
 from sandkasten.images.builder.recipe import (
     HIDDEN,
-    MAX_STEPS,
     USER,
     Copy,
     Run,
     SetCommand,
     SetEnv,
+    SetLabels,
     SetUser,
     SetWorkdir,
 )
-from sandkasten.images.image_config import machine_architecture
-from sandkasten.images.image_names import checked_name
 from sandkasten.model.environment import checked_environment
 from sandkasten.model.sandbox.cell_spec import DEFAULT_PATH
-from sandkasten.model.spelling import did_you_mean, shown
+from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from sandkasten.images.builder.dockerfile_lines import Instruction
+    from sandkasten.images.builder.dockerfile_stages import Dockerfile
     from sandkasten.images.builder.dockerignore import DockerIgnore
     from sandkasten.images.builder.recipe import Step
     from sandkasten.images.image_config import ImageConfig
     from sandkasten.model.sandbox.network_policy import NetworkPolicy
 
-SCRATCH: Final = "scratch"
-_KNOWN: Final = (
-    "ADD", "ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "FROM", "RUN", "USER", "WORKDIR",
-)  # fmt: skip
-_OTHERS: Final = {
-    "EXPOSE": "ports need no declaration here; remove the line",
-    "HEALTHCHECK": "a sandbox does not check its commands; remove the line",
-    "LABEL": "remove the line; labels belong to sandboxes (--label)",
-    "MAINTAINER": "remove the line",
-    "ONBUILD": "put the instruction into the Dockerfile that uses this image",
-    "SHELL": 'use the list form: RUN ["/bin/bash", "-c", "…"]',
-    "STOPSIGNAL": "a sandbox is always ended completely; remove the line",
-    "VOLUME": "the workspace is the place for files that change; remove the line",
+_IGNORED: Final = {
+    "EXPOSE": "every port of a sandbox can be used",
+    "HEALTHCHECK": "a sandbox does not check its commands",
+    "MAINTAINER": "use LABEL maintainer=NAME",
+    "STOPSIGNAL": "a sandbox is always ended completely",
+    "VOLUME": "what is there stays in the image",
 }
+_SHELLS: Final = ("sh", "bash", "ash", "dash", "zsh")
+_MAX_LABELS: Final = 64 * 1024
 _SHELL: Final = ("/bin/sh", "-c")
-_ARG: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _OWNER: Final = re.compile(r"[A-Za-z0-9_][\w.-]{0,63}(?::[A-Za-z0-9_][\w.-]{0,63})?\Z")
 _MODE: Final = re.compile(r"0?[0-7]{3}\Z")
 _ADDRESS: Final = re.compile(r"(?:[a-z][a-z0-9+.-]*://|git@)", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Dockerfile:
-    base: str
-    instructions: tuple[Instruction, ...]
-    """Those after FROM."""
-    escape: str
-    arguments: Mapping[str, str] = field(default_factory=dict)
-    """Values given by the caller, and those of ARG before FROM."""
-    line: int = 1
-
-
-def parse_dockerfile(data: bytes, build_args: Mapping[str, str]) -> Dockerfile:
-    lines = split_lines(data)
-    early: dict[str, str] = _platform()
-    declared: set[str] = set(early)
-    base: Dockerfile | None = None
-    for number, one in enumerate(lines.instructions):
-        _check_known(one)
-        if one.name == "FROM":
-            if base is not None:
-                hint = "build the first part as an image of its own and name it in FROM"
-                raise invalid(one.line, "a second stage (FROM) is not supported", hint)
-            name = _base(one, early, lines.escape)
-            rest = lines.instructions[number + 1 :]
-            base = Dockerfile(name, rest, lines.escape, {**early, **build_args}, one.line)
-        elif one.name == "ARG":
-            for name, default in _arg(one, lines.escape, early):
-                declared.add(name)
-                if base is None:
-                    value = build_args.get(name, default)
-                    if value is not None:
-                        early[name] = value
-        elif base is None:
-            raise invalid(one.line, f"{one.name} before FROM", "begin with FROM IMAGE")
-    if base is None:
-        raise InvalidRequest("the Dockerfile has no FROM", hint="begin with FROM IMAGE")
-    if len(base.instructions) > MAX_STEPS:
-        raise InvalidRequest(
-            f"the Dockerfile has more than {MAX_STEPS} instructions", hint="join some of them"
-        )
-    for name in build_args:
-        if name not in declared:
-            raise InvalidRequest(
-                f"the Dockerfile has no ARG {shown(name)}", hint=did_you_mean(name, declared)
-            )
-    return base
-
-
 def steps_of(
     file: Dockerfile, config: ImageConfig, network: NetworkPolicy, ignore: DockerIgnore
-) -> tuple[Step, ...]:
+) -> Compiled:
     """Return what the instructions do to a base with this configuration."""
     state = _State(
         file,
@@ -123,9 +70,19 @@ def steps_of(
         network,
         ignore,
     )
+    lines: list[int] = []
     for one in file.instructions:
         _COMPILE[one.name](state, one)
-    return tuple(state.steps)
+        lines += [one.line] * (len(state.steps) - len(lines))
+    return Compiled(tuple(state.steps), tuple(lines), tuple(state.warnings))
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    steps: tuple[Step, ...]
+    lines: tuple[int, ...]
+    """The line of each step."""
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -137,10 +94,12 @@ class _State:
     ignore: DockerIgnore
     args: dict[str, str] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    shell: tuple[str, ...] = _SHELL
     has_cmd: bool = False
 
     def expand(self, one: Instruction, text: str) -> str:
-        return _expanded(one, text, {**self.args, **self.env}, self.file.escape)
+        return expanded(one, text, ChainMap(self.env, self.args), self.file.escape)
 
     def words(self, one: Instruction, text: str) -> list[str]:
         return split_words(text, self.file.escape)
@@ -173,7 +132,7 @@ def _env(state: _State, one: Instruction) -> None:
 
 
 def _declare(state: _State, one: Instruction) -> None:
-    for name, default in _arg(one, state.file.escape, {**state.args, **state.env}):
+    for name, default in arguments_of(one, state.file.escape, {**state.args, **state.env}):
         value = state.file.arguments.get(name, default)
         if value is not None:
             state.args[name] = value
@@ -196,7 +155,7 @@ def _user(state: _State, one: Instruction) -> None:
 
 
 def _run(state: _State, one: Instruction) -> None:
-    flags, rest = _flags(one)
+    flags, rest = flags_of(one)
     for flag in flags:
         hint = (
             "remove it; --allow of image build gives a network"
@@ -206,9 +165,9 @@ def _run(state: _State, one: Instruction) -> None:
         raise invalid(one.line, f"RUN --{flag} is not supported", hint)
     if one.heredocs:
         command = _script(one, rest)
-        argv: tuple[str, ...] = (*_SHELL, command)
+        argv: tuple[str, ...] = (*state.shell, command)
     else:
-        argv = _command(rest)
+        argv = _command(state, rest)
         command = rest
     if not rest or not argv:
         raise invalid(one.line, "RUN without a command", "write RUN COMMAND")
@@ -229,11 +188,10 @@ def _script(one: Instruction, rest: str) -> str:
 
 
 def _copy(state: _State, one: Instruction) -> None:
-    flags, rest = _flags(one)
+    flags, rest = flags_of(one)
     for flag in flags:
-        if flag not in ("chown", "chmod"):
-            hint = "remove it" if flag != "from" else "copy from the directory of the build"
-            raise invalid(one.line, f"{one.name} --{flag} is not supported", hint)
+        if flag not in ("chown", "chmod", "from") or (flag == "from" and one.name == "ADD"):
+            raise invalid(one.line, f"{one.name} --{flag} is not supported", "remove it")
     if one.heredocs:
         hint = "write the file into the directory of the build, or use RUN cat > FILE <<EOF"
         raise invalid(one.line, f"{one.name} of a here-document is not supported", hint)
@@ -254,6 +212,7 @@ def _copy(state: _State, one: Instruction) -> None:
     if not target.isprintable() or len(target) > 4096:
         raise invalid(one.line, f"{shown(to)} is not a path", "write /TARGET")
     _refuse_hidden(one, target)
+    stage = state.file.copies.get(one.line)
     state.steps.append(
         Copy(
             tuple(_source(one, source) for source in sources),
@@ -262,7 +221,8 @@ def _copy(state: _State, one: Instruction) -> None:
             _owner(state, one, flags.get("chown")),
             patterns=True,
             archives=one.name != "ADD",
-            ignore=state.ignore,
+            ignore=state.ignore if stage is None else NOTHING,
+            stage=stage,
         )
     )
 
@@ -303,12 +263,43 @@ def _owner(state: _State, one: Instruction, flag: str | None) -> str:
 
 def _entrypoint(state: _State, one: Instruction) -> None:
     # Arguments of the base's program make no sense for another one.
-    state.steps.append(SetCommand("entrypoint", _command(one.rest), clears=not state.has_cmd))
+    state.steps.append(
+        SetCommand("entrypoint", _command(state, one.rest), clears=not state.has_cmd)
+    )
 
 
 def _cmd(state: _State, one: Instruction) -> None:
     state.has_cmd = True
-    state.steps.append(SetCommand("cmd", _command(one.rest)))
+    state.steps.append(SetCommand("cmd", _command(state, one.rest)))
+
+
+def _label(state: _State, one: Instruction) -> None:
+    labels = {}
+    for word in state.words(one, one.rest):
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise invalid(one.line, f"{shown(word)} is not NAME=value", "use quotes for spaces")
+        labels[state.expand(one, name)] = state.expand(one, value)
+    if not labels:
+        raise invalid(one.line, "LABEL sets nothing", "write LABEL name=value")
+    if "" in labels or sum(map(len, [*labels, *labels.values()])) > _MAX_LABELS:
+        hint = f"give each label a name, and at most {_MAX_LABELS} characters in all"
+        raise invalid(one.line, "these labels are not valid", hint)
+    state.steps.append(SetLabels(labels))
+
+
+def _shell(state: _State, one: Instruction) -> None:
+    found = _list(one.rest)
+    if not found or posixpath.basename(found[0]) not in _SHELLS or not found[1:]:
+        hint = 'write SHELL ["/bin/bash", "-o", "pipefail", "-c"]'
+        raise invalid(one.line, f"SHELL {shown(one.rest)} is not supported", hint)
+    state.shell = tuple(found)
+
+
+def _ignore(state: _State, one: Instruction) -> None:
+    state.warnings.append(
+        f"Dockerfile line {one.line}: {one.name} is ignored: {_IGNORED[one.name]}"
+    )
 
 
 _COMPILE: Final[Mapping[str, Callable[[_State, Instruction], None]]] = {
@@ -318,67 +309,13 @@ _COMPILE: Final[Mapping[str, Callable[[_State, Instruction], None]]] = {
     "COPY": _copy,
     "ENTRYPOINT": _entrypoint,
     "ENV": _env,
+    "LABEL": _label,
     "RUN": _run,
+    "SHELL": _shell,
     "USER": _user,
     "WORKDIR": _workdir,
+    **dict.fromkeys(_IGNORED, _ignore),
 }
-
-
-def _check_known(one: Instruction) -> None:
-    if one.name in _OTHERS:
-        raise invalid(one.line, f"{one.name} is not supported", _OTHERS[one.name])
-    if one.name not in _KNOWN:
-        hint = did_you_mean(one.name, _KNOWN)
-        raise invalid(one.line, f"{shown(one.name)} is not an instruction", hint)
-
-
-def _base(one: Instruction, values: Mapping[str, str], escape: str) -> str:
-    flags, rest = _flags(one)
-    for flag in flags:
-        hint = "pull the image for that platform first (sandkasten image pull --platform)"
-        raise invalid(one.line, f"FROM --{flag} is not supported", hint)
-    words = [_expanded(one, word, values, escape) for word in split_words(rest, escape)]
-    if len(words) not in (1, 3) or (len(words) == 3 and words[1].upper() != "AS"):
-        raise invalid(one.line, "FROM must name one image", "write FROM IMAGE")
-    try:
-        return words[0] if words[0] == SCRATCH else checked_name(words[0])
-    except InvalidImage as exc:
-        raise invalid(one.line, exc.message, exc.hint) from exc
-
-
-def _arg(one: Instruction, escape: str, values: Mapping[str, str]) -> list[tuple[str, str | None]]:
-    words = split_words(one.rest, escape)
-    if not words:
-        raise invalid(one.line, "ARG declares nothing", "write ARG NAME or ARG NAME=default")
-    found: list[tuple[str, str | None]] = []
-    known = dict(values)
-    for word in words:
-        name, equals, default = word.partition("=")
-        if not _ARG.match(name):
-            raise invalid(one.line, f"{shown(name)} is not a name", "write ARG NAME=default")
-        value = _expanded(one, default, known, escape) if equals else None
-        if value is not None:
-            known[name] = value
-        found.append((name, value))
-    return found
-
-
-def _expanded(one: Instruction, text: str, values: Mapping[str, str], escape: str) -> str:
-    try:
-        return expand(text, values, escape)
-    except WordError as exc:
-        raise invalid(one.line, str(exc), "see the quotes and the variables of this line") from exc
-
-
-def _flags(one: Instruction) -> tuple[dict[str, str], str]:
-    """Return the `--name=value` words at the beginning, and the rest."""
-    flags, rest = {}, one.rest
-    while rest.startswith("--"):
-        word, _, rest = rest.partition(" ")
-        name, _, value = word.removeprefix("--").partition("=")
-        flags[name] = value
-        rest = rest.lstrip()
-    return flags, rest
 
 
 def _list(rest: str) -> list[str] | None:
@@ -392,21 +329,12 @@ def _list(rest: str) -> list[str] | None:
     return found if all(isinstance(one, str) for one in found) else None
 
 
-def _command(rest: str) -> tuple[str, ...]:
+def _command(state: _State, rest: str) -> tuple[str, ...]:
     found = _list(rest)
-    return (*_SHELL, rest) if found is None else tuple(found)
+    return (*state.shell, rest) if found is None else tuple(found)
 
 
 def _refuse_hidden(one: Instruction, path: str) -> None:
     if "/" + path.split("/")[1] in HIDDEN:
         hint = "a sandbox has its own directory there; use another one, such as /srv"
         raise invalid(one.line, f"files in {shown(path)} are not kept in an image", hint)
-
-
-def _platform() -> dict[str, str]:
-    """Return the arguments that exist without being given."""
-    machine = machine_architecture()
-    values = {"PLATFORM": f"linux/{machine}", "OS": "linux", "ARCH": machine, "VARIANT": ""}
-    return {
-        f"{side}{name}": value for side in ("TARGET", "BUILD") for name, value in values.items()
-    }

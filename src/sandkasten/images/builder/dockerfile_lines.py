@@ -7,15 +7,23 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import InvalidRequest
 from sandkasten.model.spelling import shown
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 MAX_BYTES: Final = 1024 * 1024
-_DIRECTIVE: Final = re.compile(r"#\s*([A-Za-z][A-Za-z0-9]*)\s*=\s*(\S.*?)\s*\Z")
+_DIRECTIVE: Final = re.compile(r"#\s*([A-Za-z][A-Za-z0-9]*)\s*=\s*(\S.*)\Z")
 _HEREDOC: Final = re.compile(r"\d*<<(-?)(['\"]?)([A-Za-z_][A-Za-z0-9_.]*)\2\Z")
 _FRONTEND: Final = re.compile(r"(?:docker\.io/)?docker/dockerfile(?:-upstream)?(?::[\w.-]+)?\Z")
+# Possessive: a quote without an end is given up at once.
+_QUOTED: Final = {
+    "'": re.compile(r"'[^']*+'"),
+    '"': re.compile(r'"(?:\\.|[^"\\])*+"', re.DOTALL),
+}
 _WITH_HEREDOC: Final = ("RUN", "COPY", "ADD")
 
 
@@ -108,8 +116,34 @@ def _directives(lines: list[str]) -> str:
 
 def _heredocs(rest: str) -> list[re.Match[str]]:
     """Return the here-documents that a line announces. One in quotes is not one."""
-    words = re.findall(r"(?:[^\s'\"]|'[^']*'|\"(?:\\.|[^\"\\])*\"|['\"])+", rest)
-    return [found for word in words if (found := _HEREDOC.match(word)) is not None]
+    found = (_HEREDOC.match(word) for word in _quoted_words(rest) if "<<" in word)
+    return [one for one in found if one is not None]
+
+
+def _quoted_words(text: str) -> Iterator[str]:
+    """Split at spaces outside of quotes. A quote without an end is an ordinary character.
+
+    Each character is looked at a bounded number of times.
+    """
+    start = at = 0
+    # Quotes of a kind that was once without an end are not looked for again.
+    open_ended: set[str] = set()
+    while at < len(text):
+        one = text[at]
+        if one.isspace():
+            if start < at:
+                yield text[start:at]
+            start = at + 1
+        elif one in _QUOTED and one not in open_ended:
+            quoted = _QUOTED[one].match(text, at)
+            if quoted is None:
+                open_ended.add(one)
+            else:
+                at = quoted.end()
+                continue
+        at += 1
+    if start < at:
+        yield text[start:at]
 
 
 def _heredoc(

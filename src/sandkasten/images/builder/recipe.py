@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import posixpath
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from sandkasten.errors import InvalidRequest, PayloadTooLarge, PolicyDenied, SandkastenError
 from sandkasten.images.builder.dockerignore import NOTHING, DockerIgnore
@@ -21,6 +21,8 @@ from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from sandkasten.images.image_config import ImageConfig
 
     ReadNetwork = Callable[[object], NetworkPolicy]
     """Returns the network that a value stands for, within what the operator permits."""
@@ -53,6 +55,8 @@ class Copy:
     archives: bool = True
     """Whether a tar archive may be copied: Docker's ADD would unpack it."""
     ignore: DockerIgnore = NOTHING
+    stage: int | None = None
+    """The stage whose files are copied; None: those of the build's directory."""
 
     @property
     def text(self) -> str:
@@ -87,6 +91,15 @@ class SetEnv:
 
 
 @dataclass(frozen=True, slots=True)
+class SetLabels:
+    labels: Mapping[str, str]
+
+    @property
+    def text(self) -> str:
+        return f"label {' '.join(self.labels)}"
+
+
+@dataclass(frozen=True, slots=True)
 class SetWorkdir:
     path: str
 
@@ -118,13 +131,62 @@ class SetCommand:
         return f"{self.kind} {' '.join(self.argv)}"
 
 
-Step = Copy | Run | SetEnv | SetWorkdir | SetUser | SetCommand
+Setting = SetEnv | SetLabels | SetWorkdir | SetUser | SetCommand
+"""A step that changes only the configuration of the image."""
+Step = Copy | Run | Setting
+
+
+class Base(Protocol):
+    """What a stage begins with: an image of the store, or nothing."""
+
+    @property
+    def layers(self) -> tuple[str, ...]: ...
+    @property
+    def config(self) -> ImageConfig: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    base: Base | int
+    """A number is that of an earlier stage."""
+    steps: tuple[Step, ...]
+    lines: tuple[int, ...] = ()
+    """The line of each step in a Dockerfile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     base: str
     steps: tuple[Step, ...]
+    lines: tuple[int, ...] = ()
+    stages: tuple[Stage, ...] = ()
+    """Those before the last one, which `steps` are."""
+    warnings: tuple[str, ...] = ()
+
+
+def configured(config: ImageConfig, step: Setting) -> ImageConfig:
+    """Return the configuration of an image after a step."""
+    match step:
+        case SetCommand("cmd"):
+            return replace(config, cmd=step.argv)
+        case SetCommand():
+            return replace(config, entrypoint=step.argv, cmd=() if step.clears else config.cmd)
+        case SetEnv():
+            return replace(config, env={**config.env, **step.env})
+        case SetLabels():
+            return replace(config, labels={**config.labels, **step.labels})
+        case SetWorkdir():
+            return replace(config, workdir=step.path.rstrip("/") or "/")
+        case SetUser():
+            return replace(config, user=step.user)
+
+
+def configured_by(config: ImageConfig, steps: Sequence[Step]) -> ImageConfig:
+    """Return the configuration of an image after all steps."""
+    for step in steps:
+        if not isinstance(step, Copy | Run):
+            config = configured(config, step)
+    return config
 
 
 def parse_recipe(

@@ -11,8 +11,8 @@ import asyncio
 import os
 import threading
 from contextlib import AsyncExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from sandkasten.disk.os_errors import translated
 from sandkasten.errors import BuildFailed, CommandNotFound, InvalidImage, SandkastenError
@@ -20,12 +20,14 @@ from sandkasten.images.builder.build_cache import BuildCache, build_key
 from sandkasten.images.builder.copy_step import Placed, pick_all, write_copies
 from sandkasten.images.builder.debian_bootstrap import Built
 from sandkasten.images.builder.image_accounts import find_account
-from sandkasten.images.builder.recipe import Copy, Run, SetCommand, SetEnv, SetUser, SetWorkdir
+from sandkasten.images.builder.recipe import Copy, Run, Stage, configured
+from sandkasten.images.builder.stage_files import gather
 from sandkasten.images.image_config import ImageConfig, machine_architecture
 from sandkasten.images.image_names import new_name
 from sandkasten.images.layers.image_records import image_id
 from sandkasten.images.layers.layer_tar import write_layer
 from sandkasten.images.layers.overlay import landing
+from sandkasten.images.thread_work import to_the_end
 from sandkasten.model.images.image_info import ImageProgress
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import RUNNER_PROGRAM
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from sandkasten.images.builder.recipe import Recipe
+    from sandkasten.images.builder.recipe import Base, Recipe, Step
     from sandkasten.images.layers.image_store import Layer, LayerStore
     from sandkasten.images.layers.overlay import Parent
     from sandkasten.ports import Workbench
@@ -62,15 +64,6 @@ class _State:
         return image_id(self.layers, self.config)
 
 
-class Base(Protocol):
-    """What a build begins with: an image of the store, or nothing."""
-
-    @property
-    def layers(self) -> tuple[str, ...]: ...
-    @property
-    def config(self) -> ImageConfig: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Scratch:
     layers: tuple[str, ...] = ()
@@ -86,7 +79,7 @@ class StepBuilder:
     async def build(
         self,
         name: str | None,
-        base: Base,
+        base: Base | int,
         recipe: Recipe,
         context: Path,
         *,
@@ -95,23 +88,24 @@ class StepBuilder:
     ) -> Built:
         """Build the image under its name. `context` is the directory of files to copy."""
         names = [] if name is None else [new_name(name)]
-        state = _State(base.layers, base.config)
+        stages = (*recipe.stages, Stage(base, recipe.steps, recipe.lines))
+        total, number = sum(len(one.steps) for one in stages), 0
+        done: list[_State] = []
         async with AsyncExitStack() as stack:
             working = self._store.working()
             await asyncio.to_thread(working.__enter__)
             stack.push(working)
             try:
-                for number, step in enumerate(recipe.steps, 1):
-                    label = f"step {number}/{len(recipe.steps)}"
-                    told = _Told(f"{label}: {step.text}", progress)
-                    with _naming(label, step.text):
-                        if isinstance(step, Copy):
-                            await self._copy(state, step, context, told, refresh=refresh)
-                        elif isinstance(step, Run):
-                            await self._run(state, step, told, refresh=refresh)
-                        else:
-                            told.begin()
-                            state.config = _configured(state.config, step)
+                for stage in stages:
+                    begin = done[stage.base] if isinstance(stage.base, int) else stage.base
+                    done.append(state := _State(begin.layers, begin.config))
+                    for at, step in enumerate(stage.steps):
+                        number += 1
+                        label = f"step {number}/{total}"
+                        told = _Told(f"{label}: {step.text}", progress)
+                        line = f"Dockerfile line {stage.lines[at]}, " if stage.lines else ""
+                        with _naming(f"{line}{label}", step.text):
+                            await self._do(state, step, done, context, told, refresh=refresh)
                 image = await asyncio.to_thread(
                     self._store.put_image,
                     state.layers,
@@ -121,8 +115,37 @@ class StepBuilder:
                 )
                 state.passing = [one for one in state.passing if one != image.id]
             finally:
-                await asyncio.to_thread(self._forget, state.passing)
-        return Built(image, cached=state.all_cached)
+                passing = [id_ for one in done for id_ in one.passing]
+                await asyncio.to_thread(self._forget, passing)
+        cached = all(one.all_cached for one in done)
+        return Built(image, cached, recipe.warnings)
+
+    async def _do(
+        self,
+        state: _State,
+        step: Step,
+        stages: Sequence[_State],
+        context: Path,
+        told: _Told,
+        *,
+        refresh: bool,
+    ) -> None:
+        if isinstance(step, Run):
+            await self._run(state, step, told, refresh=refresh)
+        elif not isinstance(step, Copy):
+            told.begin()
+            state.config = configured(state.config, step)
+        elif step.stage is None:
+            await self._copy(state, step, context, told, refresh=refresh)
+        else:
+            trees = [self._store.tree(one) for one in stages[step.stage].layers]
+            place = self._store.place()
+            scratch = await asyncio.to_thread(place.__enter__)
+            try:
+                await to_the_end(gather, trees, step.sources, scratch)
+                await self._copy(state, step, scratch, told, refresh=refresh)
+            finally:
+                await to_the_end(place.__exit__, None, None, None)
 
     async def _copy(
         self, state: _State, step: Copy, context: Path, told: _Told, *, refresh: bool
@@ -270,20 +293,6 @@ def _command(
     groups = ",".join(str(one) for one in dict.fromkeys((account.gid, *account.groups)))
     become = (RUNNER_PROGRAM, "--as", f"{account.uid}:{groups}")
     return (*become, *step.argv), {"HOME": account.home, **step.env}
-
-
-def _configured(
-    config: ImageConfig, step: SetEnv | SetWorkdir | SetUser | SetCommand
-) -> ImageConfig:
-    if isinstance(step, SetCommand):
-        if step.kind == "cmd":
-            return replace(config, cmd=step.argv)
-        return replace(config, entrypoint=step.argv, cmd=() if step.clears else config.cmd)
-    if isinstance(step, SetEnv):
-        return replace(config, env={**config.env, **step.env})
-    if isinstance(step, SetWorkdir):
-        return replace(config, workdir=step.path.rstrip("/") or "/")
-    return replace(config, user=step.user)
 
 
 def _place(

@@ -85,6 +85,8 @@ class BuiltImage:
 
     image: ImageInfo
     cached: bool
+    warnings: tuple[str, ...] = ()
+    """What of a Dockerfile was ignored, with its line."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,234 @@
+"""The stages of a Dockerfile: where each begins, and which others it needs. Pure.
+
+`parse_dockerfile` returns the last stage and those that it needs, each after what it needs. An
+image that only a `COPY --from` names is a stage without instructions. Raises InvalidRequest, which
+names the line: an instruction that is not known would build another image than its author meant.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.errors import InvalidImage, InvalidRequest
+from sandkasten.images.builder.dockerfile_lines import invalid, split_lines
+from sandkasten.images.builder.dockerfile_words import WordError, expand, split_words
+from sandkasten.images.builder.recipe import MAX_STEPS
+from sandkasten.images.image_config import machine_architecture
+from sandkasten.images.image_names import checked_name
+from sandkasten.model.spelling import did_you_mean, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.images.builder.dockerfile_lines import Instruction
+
+SCRATCH: Final = "scratch"
+_KNOWN: Final = (
+    "ADD", "ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "LABEL",
+    "MAINTAINER", "RUN", "SHELL", "STOPSIGNAL", "USER", "VOLUME", "WORKDIR",
+)  # fmt: skip
+_OTHERS: Final = {"ONBUILD": "put the instruction into the Dockerfile that uses this image"}
+_MAX_FLAGS: Final = 16
+_ARG: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_STAGE: Final = re.compile(r"[a-z][a-z0-9._-]{0,127}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Dockerfile:
+    """One stage."""
+
+    base: str
+    """The name of an image, or `scratch`."""
+    instructions: tuple[Instruction, ...]
+    """Those after FROM."""
+    escape: str = "\\"
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    """Values given by the caller, and those of ARG before FROM."""
+    line: int = 1
+    parent: int | None = None
+    """The stage that it begins with, instead of `base`."""
+    copies: Mapping[int, int] = field(default_factory=dict)
+    """The stage that the COPY of a line takes its files from."""
+
+
+@dataclass(slots=True)
+class _Stages:
+    found: list[Dockerfile] = field(default_factory=list)
+    names: dict[str, int] = field(default_factory=dict)
+    """Also the numbers of stages, and images that are copied from."""
+
+    def end(self, name: str | None, stage: Dockerfile, number: int) -> None:
+        self.found.append(stage)
+        self.names[str(number)] = len(self.found) - 1
+        if name is not None:
+            self.names[name] = len(self.found) - 1
+
+    def source(self, one: Instruction, name: str) -> int:
+        """Return the stage or image that a COPY takes its files from."""
+        at = self.names.get(name.lower())
+        if at is not None:
+            return at
+        if name.isdecimal():
+            raise invalid(one.line, f"there is no stage {name} before this one", "count from 0")
+        self.found.append(Dockerfile(_image(one, name), (), line=one.line))
+        self.names[name.lower()] = len(self.found) - 1
+        return len(self.found) - 1
+
+
+def parse_dockerfile(data: bytes, build_args: Mapping[str, str]) -> tuple[Dockerfile, ...]:
+    lines = split_lines(data)
+    if len(lines.instructions) > MAX_STEPS:
+        raise InvalidRequest(
+            f"the Dockerfile has more than {MAX_STEPS} instructions", hint="join some of them"
+        )
+    early: dict[str, str] = _platform()
+    declared: set[str] = set(early)
+    stages = _Stages()
+    # Each FROM, with its place.
+    begins = [n for n, one in enumerate(lines.instructions) if one.name == "FROM"]
+    for number, one in enumerate(lines.instructions):
+        _check_known(one)
+        if one.name == "ARG":
+            for name, default in arguments_of(one, lines.escape, early):
+                declared.add(name)
+                value = build_args.get(name, default)
+                if value is not None and number < min(begins, default=number + 1):
+                    early[name] = value
+        elif one.name != "FROM" and number < min(begins, default=number + 1):
+            raise invalid(one.line, f"{one.name} before FROM", "begin with FROM IMAGE")
+    if not begins:
+        raise InvalidRequest("the Dockerfile has no FROM", hint="begin with FROM IMAGE")
+    for name in build_args:
+        if name not in declared:
+            raise InvalidRequest(
+                f"the Dockerfile has no ARG {shown(name)}", hint=did_you_mean(name, declared)
+            )
+    for count, (start, end) in enumerate(zip(begins, [*begins[1:], None], strict=True)):
+        _stage(stages, count, lines.instructions[start:end], lines.escape, early, build_args)
+    return _needed(stages.found)
+
+
+def _stage(
+    stages: _Stages,
+    number: int,
+    instructions: tuple[Instruction, ...],
+    escape: str,
+    early: Mapping[str, str],
+    build_args: Mapping[str, str],
+) -> None:
+    begin, *rest = instructions
+    base, name = _base(begin, early, escape)
+    parent = stages.names.get(base.lower()) if not base.isdecimal() else None
+    if parent is None and base != SCRATCH:
+        base = _image(begin, base)
+    copies: dict[int, int] = {}
+    for one in rest:
+        wanted = flags_of(one)[0].get("from") if one.name in ("COPY", "ADD") else None
+        if wanted:
+            copies[one.line] = stages.source(one, wanted)
+    known = {**early, **build_args}
+    stage = Dockerfile(base, tuple(rest), escape, known, begin.line, parent, copies)
+    stages.end(name, stage, number)
+
+
+def _needed(stages: list[Dockerfile]) -> tuple[Dockerfile, ...]:
+    """Return the last stage and all that it needs, with their new places."""
+    wanted = {len(stages) - 1}
+    for at in range(len(stages) - 1, -1, -1):
+        if at in wanted:
+            wanted.update(stages[at].copies.values())
+            wanted.update(() if (parent := stages[at].parent) is None else (parent,))
+    places = {at: place for place, at in enumerate(sorted(wanted))}
+    return tuple(
+        replace(
+            stages[at],
+            parent=None if (parent := stages[at].parent) is None else places[parent],
+            copies={line: places[one] for line, one in stages[at].copies.items()},
+        )
+        for at in sorted(wanted)
+    )
+
+
+def _check_known(one: Instruction) -> None:
+    if one.name in _OTHERS:
+        raise invalid(one.line, f"{one.name} is not supported", _OTHERS[one.name])
+    if one.name not in _KNOWN:
+        hint = did_you_mean(one.name, _KNOWN)
+        raise invalid(one.line, f"{shown(one.name)} is not an instruction", hint)
+
+
+def _base(one: Instruction, values: Mapping[str, str], escape: str) -> tuple[str, str | None]:
+    """Return what a FROM names, and the name of its stage."""
+    flags, rest = flags_of(one)
+    for flag in flags:
+        hint = "pull the image for that platform first (sandkasten image pull --platform)"
+        raise invalid(one.line, f"FROM --{flag} is not supported", hint)
+    words = [expanded(one, word, values, escape) for word in split_words(rest, escape)]
+    if len(words) not in (1, 3) or (len(words) == 3 and words[1].upper() != "AS"):
+        raise invalid(
+            one.line, "FROM must name one image", "write FROM IMAGE, or FROM IMAGE AS NAME"
+        )
+    name = words[2].lower() if len(words) == 3 else None
+    if name is not None and not _STAGE.match(name):
+        raise invalid(
+            one.line, f"{shown(words[2])} is not the name of a stage", "write FROM a AS build"
+        )
+    return words[0], name
+
+
+def _image(one: Instruction, name: str) -> str:
+    try:
+        return checked_name(name)
+    except InvalidImage as exc:
+        raise invalid(one.line, exc.message, exc.hint) from exc
+
+
+def arguments_of(
+    one: Instruction, escape: str, values: Mapping[str, str]
+) -> list[tuple[str, str | None]]:
+    """Return the names that an ARG declares, each with its default."""
+    words = split_words(one.rest, escape)
+    if not words:
+        raise invalid(one.line, "ARG declares nothing", "write ARG NAME or ARG NAME=default")
+    found: list[tuple[str, str | None]] = []
+    known = dict(values)
+    for word in words:
+        name, equals, default = word.partition("=")
+        if not _ARG.match(name):
+            raise invalid(one.line, f"{shown(name)} is not a name", "write ARG NAME=default")
+        value = expanded(one, default, known, escape) if equals else None
+        if value is not None:
+            known[name] = value
+        found.append((name, value))
+    return found
+
+
+def expanded(one: Instruction, text: str, values: Mapping[str, str], escape: str) -> str:
+    try:
+        return expand(text, values, escape)
+    except WordError as exc:
+        raise invalid(one.line, str(exc), "see the quotes and the variables of this line") from exc
+
+
+def flags_of(one: Instruction) -> tuple[dict[str, str], str]:
+    """Return the `--name=value` words at the beginning, and the rest."""
+    flags, rest = {}, one.rest
+    while rest.startswith("--"):
+        word, _, rest = rest.partition(" ")
+        name, _, value = word.removeprefix("--").partition("=")
+        flags[name] = value
+        rest = rest.lstrip()
+        if len(flags) > _MAX_FLAGS:
+            raise invalid(one.line, f"{one.name} has too many flags", "write each flag once")
+    return flags, rest
+
+
+def _platform() -> dict[str, str]:
+    """Return the arguments that exist without being given."""
+    machine = machine_architecture()
+    values = {"PLATFORM": f"linux/{machine}", "OS": "linux", "ARCH": machine, "VARIANT": ""}
+    return {
+        f"{side}{name}": value for side in ("TARGET", "BUILD") for name, value in values.items()
+    }

@@ -1,0 +1,160 @@
+"""Files of an earlier stage, gathered from its layers into one directory, for `COPY --from`.
+
+Layers are stacked as overlayfs would show them. Links on the way to a source, and a source that is
+a link, lead to files of the stage itself. Raises BuildFailed, also for OSError of the disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.errors import BuildFailed
+from sandkasten.images.builder.copy_step import MAX_FILES, MAX_PATH
+from sandkasten.images.layers.overlay import MOST_LINKS, is_opaque, is_whiteout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_WILD: Final = frozenset("*?[")
+# The store's file system has no hard links, or no more of this file.
+_NO_LINK: Final = frozenset({errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP})
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """What the layers show under a name. `paths` are those of a directory, topmost first."""
+
+    paths: tuple[str, ...]
+    seen: os.stat_result
+    closed: bool
+    """Whether what lower layers have is hidden."""
+
+
+def gather(trees: Sequence[str], sources: Sequence[str], into: Path) -> None:
+    """Put each source below `into`, at its own path. Of a pattern, the directory above it."""
+    root = _Entry(tuple(reversed(trees)), os.stat(into), closed=False)
+    count = 0
+    for source in sources:
+        parts = [part for part in source.split("/") if part not in ("", ".")]
+        wild = next((n for n, part in enumerate(parts) if _WILD & set(part)), len(parts))
+        try:
+            found = _find(root, parts[:wild]) if trees else None
+            if found is None:
+                raise BuildFailed(
+                    f"{source} does not exist in the stage or image that it is copied from",
+                    hint="check the path; it begins at the root of that image",
+                )
+            target = into.joinpath(*parts[:wild])
+            target.parent.mkdir(parents=True, exist_ok=True)
+            count = _put(found, os.fspath(target), count)
+        except OSError as exc:
+            raise BuildFailed(
+                f"{source} cannot be copied: {exc.strerror}", hint="check the space of the disk"
+            ) from exc
+
+
+def _find(root: _Entry, parts: Sequence[str]) -> _Entry | None:
+    above, waiting, links = [root], list(parts), 0
+    while waiting:
+        part = waiting.pop(0)
+        if part in (".", ".."):
+            # The parent of an image's root is its root.
+            above = above if part == "." or len(above) == 1 else above[:-1]
+            continue
+        found = _look(above[-1], part)
+        if found is None:
+            return None
+        if not stat.S_ISLNK(found.seen.st_mode):
+            above.append(found)
+            continue
+        links += 1
+        if links > MOST_LINKS:
+            return None
+        target = os.readlink(found.paths[0])
+        above = above[:1] if target.startswith("/") else above
+        waiting = [*(one for one in target.split("/") if one), *waiting]
+    return above[-1]
+
+
+def _look(directory: _Entry, name: str) -> _Entry | None:
+    """Return what a directory shows under a name; None if it shows nothing."""
+    found: _Entry | None = None
+    if not stat.S_ISDIR(directory.seen.st_mode):
+        return None
+    for above in directory.paths:
+        path = os.path.join(above, name)
+        try:
+            seen = os.lstat(path)
+        except FileNotFoundError:
+            continue
+        found = _below(found, path, seen)
+        if found.closed:
+            break
+    return None if found is None or is_whiteout(found.seen) else found
+
+
+def _below(upper: _Entry | None, path: str, seen: os.stat_result) -> _Entry:
+    """Return an entry together with one of the same name in the next lower layer."""
+    if not stat.S_ISDIR(seen.st_mode):
+        return _Entry((path,), seen, closed=True) if upper is None else _closed(upper)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        closed = is_opaque(fd)
+    finally:
+        os.close(fd)
+    if upper is None:
+        return _Entry((path,), seen, closed)
+    return _Entry((*upper.paths, path), upper.seen, closed)
+
+
+def _closed(upper: _Entry) -> _Entry:
+    return _Entry(upper.paths, upper.seen, closed=True)
+
+
+def _put(entry: _Entry, target: str, count: int) -> int:
+    """Write an entry with all that it contains; return how many there are by now."""
+    waiting = [(entry, target)]
+    directories: list[tuple[str, int]] = []
+    while waiting:
+        entry, target = waiting.pop()
+        count += 1
+        if count > MAX_FILES or len(target) > 2 * MAX_PATH:
+            raise BuildFailed(
+                f"more than {MAX_FILES} files, or too deep a path, is too much to copy",
+                hint="copy less at once",
+            )
+        mode = entry.seen.st_mode
+        if stat.S_ISDIR(mode):
+            os.makedirs(target, mode=0o700, exist_ok=True)
+            directories.append((target, stat.S_IMODE(mode) & 0o777))
+            names = {name for path in entry.paths for name in os.listdir(path)}
+            inner = ((_look(entry, name), os.path.join(target, name)) for name in sorted(names))
+            waiting += [(one, to) for one, to in inner if one is not None]
+        elif not os.path.lexists(target):
+            _put_file(entry.paths[0], mode, target)
+    for path, mode in reversed(directories):
+        os.chmod(path, mode)
+    return count
+
+
+def _put_file(path: str, mode: int, target: str) -> None:
+    if stat.S_ISLNK(mode):
+        os.symlink(os.readlink(path), target)
+    elif stat.S_ISREG(mode):
+        try:
+            os.link(path, target, follow_symlinks=False)
+        except OSError as exc:
+            if exc.errno not in _NO_LINK:
+                raise
+            shutil.copy2(path, target, follow_symlinks=False)
+    else:
+        raise BuildFailed(
+            f"{os.path.basename(path)} is not a file, directory or link",
+            hint="remove it in the stage, or copy something else",
+        )
