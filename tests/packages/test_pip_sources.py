@@ -91,6 +91,11 @@ async def test_a_source_distribution_is_built_inside_with_what_it_requires(
             asked = len(index.asked)
             assert await said(engine, code, "outer") == built
             assert len(index.asked) == asked, "the set is kept like one of wheels"
+        async with opened(index_url=url, build=False) as engine:
+            # The operator refuses builds, those of earlier too.
+            with pytest.raises(ProvisioningFailed, match="gamma") as refused:
+                await said(engine, code, "outer")
+            assert refused.value.hint.endswith("are not built (packages.build)")
     assert list(mark.iterdir()) == []
 
 

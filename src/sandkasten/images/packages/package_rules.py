@@ -25,11 +25,15 @@ class PackageRules:
 
     @property
     def pip_source(self) -> list[str]:
-        """Return what decides which files pip finds. A folder counts with its content."""
+        """Return what decides which files pip finds. A folder counts with its content.
+
+        Without builds it is another source, so that a set that was built earlier is not used.
+        """
         found = [] if self.index_url is None else [f"index {address(self.index_url)}"]
         if self.find_links is not None:
             found.append(f"folder {self.find_links} {_listing(self.find_links)}")
-        return found or ["as pip is configured"]
+        found = found or ["as pip is configured"]
+        return found if self.build else [*found, "wheels only"]
 
 
 def address(url: str) -> str:
