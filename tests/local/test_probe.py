@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
+
 from sandkasten.backends.local import LocalBackend, probe
-from sandkasten.linux import launcher
+from sandkasten.linux import host_requirements, launcher
 from sandkasten.linux.programs import Programs
 from sandkasten.linux.state_layout import Layout
 from sandkasten.linux.storage import host_root, mountinfo
@@ -15,17 +18,37 @@ from tests.security.harness import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
-
 
 def test_the_host_supports_overlayfs(tmp_path: Path) -> None:
     readiness = asyncio.run(LocalBackend(tmp_path).probe())
     found = {line.name: line for line in readiness.requirements}
+    assert found["network"].ok, found["network"]
     how = "overlay over idmapped layers" if ROOT else "overlay in a user namespace"
     assert (found["images"].ok, found["images"].state) == (True, how)
     assert found["private host image"].ok
     # The trial leaves nothing.
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("device", [False, pytest.param(True, marks=pytest.mark.root)])
+def test_the_host_can_give_a_network(device: bool) -> None:
+    line = host_requirements.network(Programs.found(None, None), device=device)
+    assert (line.name, line.ok) == ("network", True), line
+
+
+def test_a_host_without_a_network_is_ready_with_the_reason(tmp_path: Path) -> None:
+    """The kernel makes no network namespace here: it has a limit for each user namespace."""
+    programs = Programs.found(None, None)
+    limited = tmp_path / "launch"
+    limited.write_text(
+        "#!/bin/sh\nexec unshare --user --map-root-user sh -c "
+        f"'echo 0 > /proc/sys/user/max_net_namespaces; exec {programs.launcher}'\n"
+    )
+    limited.chmod(0o755)
+    line = host_requirements.network(replace(programs, launcher=limited))
+    assert (line.ok, line.required) == (False, False)
+    assert line.state == "not possible: make a network namespace: No space left on device"
+    assert "nf_tables" in line.remedy
 
 
 async def test_a_host_without_overlayfs_is_ready_with_the_reason(

@@ -8,8 +8,9 @@
 //! It reads one plan (JSON) on stdin, or from the file that its argument names, and writes one JSON
 //! object to stdout: `{pid, start, shared}` of the sandbox's first process, or `{error: {step, message,
 //! errno}}` with nothing left running. Other plans describe no sandbox, and the pid is 0: `visible`
-//! mounts a volume where the caller sees it, `container` gives a network to a container of an engine, and
-//! `give` and `take` do so from inside of containers. It decides nothing: every argument of bubblewrap
+//! mounts a volume where the caller sees it, `container` gives a network to a container of an engine,
+//! `give` and `take` do so from inside of containers, and `try_network` finds out whether the kernel has
+//! what a network needs. It decides nothing: every argument of bubblewrap
 //! and of a runtime comes from the plan.
 
 #![allow(unknown_lints)]
@@ -71,6 +72,13 @@ fn launch() -> Outcome<Launched> {
     }
     if let Some(side) = hand_over::parse(&source)? {
         hand_over::carry_out(side)?;
+        return Ok(Launched {
+            born: nothing(),
+            shared: Vec::new(),
+        });
+    }
+    if let Some(device) = network::parse_trial(&source) {
+        network::try_out(device)?;
         return Ok(Launched {
             born: nothing(),
             shared: Vec::new(),

@@ -11,7 +11,8 @@
 
 use crate::failure::{c_string, check, failed, io_failed, open, Failure, Outcome};
 use crate::plan::Network;
-use crate::{container, mounts, netlink, spawn, sys};
+use crate::{container, mounts, netlink, spawn, sys, userns};
+use serde_json::Value;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket};
 use std::os::unix::io::{AsRawFd, IntoRawFd, OwnedFd};
 use std::time::Duration;
@@ -73,11 +74,7 @@ impl Waiting {
         new_namespace()?;
         let inside = sys::own(open(STEP, "/proc/self/ns/net", libc::O_RDONLY, 0)?);
         new_namespace()?;
-        netlink::veth(OUTSIDE, INSIDE, inside.as_raw_fd())
-            .and_then(|()| netlink::address(OUTSIDE, RESOLVER))
-            .map_err(failed(STEP, "make the device outside"))?;
-        let listener = listen(IpAddr::V4(RESOLVER), netlink::Hook::Prerouting)?;
-        self.pass_on(&[listener, listen_for_names()?])?;
+        self.pass_on(&outer_sockets(&inside)?)?;
         // SAFETY: plain system call on a descriptor of a namespace.
         check(STEP, "enter the namespace of the sandbox", unsafe {
             libc::setns(inside.as_raw_fd(), libc::CLONE_NEWNET)
@@ -131,6 +128,36 @@ impl Waiting {
             }
         }
     }
+}
+
+/// Return whether the plan only tries the network, and then whether with a device; `None` if it describes
+/// something else.
+pub fn parse_trial(plan: &Value) -> Option<bool> {
+    plan["try_network"]["device"].as_bool()
+}
+
+/// Make what a network needs in namespaces of this process, which end with it.
+pub fn try_out(device: bool) -> Outcome<()> {
+    // SAFETY: plain system call.
+    if unsafe { libc::geteuid() } != 0 {
+        userns::enter_own()?;
+    }
+    new_namespace()?;
+    if !device {
+        return prepared_here().map(|_| ());
+    }
+    let inside = sys::own(open(STEP, "/proc/self/ns/net", libc::O_RDONLY, 0)?);
+    new_namespace()?;
+    outer_sockets(&inside).map(|_| ())
+}
+
+/// Make a pair of devices, of which one is in the namespace of the sandbox, and the sockets behind it.
+fn outer_sockets(inside: &OwnedFd) -> Outcome<[OwnedFd; 2]> {
+    netlink::veth(OUTSIDE, INSIDE, inside.as_raw_fd())
+        .and_then(|()| netlink::address(OUTSIDE, RESOLVER))
+        .map_err(failed(STEP, "make the device outside"))?;
+    let listener = listen(IpAddr::V4(RESOLVER), netlink::Hook::Prerouting)?;
+    Ok([listener, listen_for_names()?])
 }
 
 /// Prepare the network namespace that this process is in. Returns its sockets: TCP over IPv4, DNS, and

@@ -18,6 +18,7 @@ from sandkasten.disk import free_space
 from sandkasten.errors import SandkastenError
 from sandkasten.linux.cgroup import cgroups, freezer
 from sandkasten.linux.confinement import seccomp_bpf
+from sandkasten.linux.launcher import launch
 from sandkasten.linux.storage import workspace_image
 from sandkasten.model.sandbox.limits import Unenforced
 from sandkasten.model.sandbox.readiness import Readiness, Requirement
@@ -208,6 +209,19 @@ def socket_memory(
         name, counted, "cgroup v2: part of the memory limit" if counted else "not limited",
         "remove nosocket from cgroup.memory= on the kernel's command line", required=False,
     )  # fmt: skip
+
+
+def network(programs: Programs, *, device: bool = False) -> Requirement:
+    """Report whether a sandbox can have a network, by making what it needs and nothing else.
+
+    `device`: the sandbox has a network stack of its own, which takes over a device.
+    """
+    try:
+        launch(programs.launcher, {"try_network": {"device": device}})
+    except SandkastenError as exc:
+        reason = exc.message.partition(": ")[2] or exc.message
+        return Requirement("network", False, f"not possible: {reason}", exc.hint, required=False)
+    return Requirement("network", True, "by rule, through an egress process")
 
 
 def pausing(hierarchies: cgroups.Hierarchies, root: bool) -> Requirement:

@@ -113,7 +113,8 @@ def trouble(step: str, message: str, number: int) -> SandkastenError:
             f"the image cannot be used: {reason}",
             hint="it is incomplete, or has a link where a directory must be; import it again",
         )
-    if number == _ENOSPC and step not in ("userns",):
+    # Namespaces have limits of their own, which are no matter of disk space.
+    if number == _ENOSPC and step not in ("userns", "network"):
         return QuotaExceeded(text, hint="free space below the data directory")
     if step == "bubblewrap" and number == _ENOENT:
         hint = "apt-get install bubblewrap"

@@ -41,6 +41,7 @@ def look(
     lines.append(host_requirements.control_groups(planned, root))
     lines.append(host_requirements.socket_memory(hierarchies, root))
     lines.append(host_requirements.pausing(hierarchies, root))
+    lines.append(host_requirements.network(programs))
     return host_requirements.verdict(lines, unenforced)
 
 

@@ -30,7 +30,7 @@ from sandkasten.errors import (
     SandboxLost,
     SandkastenError,
 )
-from sandkasten.linux import egress, launch_plan
+from sandkasten.linux import egress, host_requirements, launch_plan
 from sandkasten.linux.cgroup import cgroups
 from sandkasten.linux.confinement import id_ranges, seccomp_bpf, seccomp_oci
 from sandkasten.linux.host_requirements import make_group
@@ -111,7 +111,10 @@ class OciBackend:
             await self._prepare(CellSpec(image=Image("host")))
         except SandkastenError as exc:
             return probe.refused(found, self._runtime, exc)
-        return found
+        network = await asyncio.to_thread(
+            host_requirements.network, self._programs, device=self._kind == "gvisor"
+        )
+        return replace(found, requirements=(*found.requirements, network))
 
     def _look(self) -> Readiness:
         return probe.look(
