@@ -81,11 +81,11 @@ def echo() -> Iterator[int]:
         yield port
 
 
-class _Recorder(_Threaded):
+class Recorder(_Threaded):
     """Keeps what each connection sent first, and answers like a web server."""
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Recorded)
+    def __init__(self, address: str = "127.0.0.1", port: int = 0) -> None:
+        super().__init__((address, port), _Recorded)
         self.received: list[bytes] = []
 
     @property
@@ -101,9 +101,9 @@ class _Recorded(socketserver.BaseRequestHandler):
 
 
 @pytest.fixture
-def raw() -> Iterator[_Recorder]:
+def raw() -> Iterator[Recorder]:
     """Return a server that records what reaches it."""
-    server = _Recorder()
+    server = Recorder()
     with served(server):
         yield server
 

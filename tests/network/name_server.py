@@ -14,9 +14,12 @@ A, AAAA = 1, 28
 
 
 class NameServer(socketserver.UDPServer):
-    """Asks `answer(name, kind)` for the addresses of each question, and keeps the questions."""
+    """Asks `answer(name, kind)` for the addresses of each question, and keeps the questions.
 
-    def __init__(self, answer: Callable[[str, int], list[str]]) -> None:
+    None: there is no such name.
+    """
+
+    def __init__(self, answer: Callable[[str, int], list[str] | None]) -> None:
         super().__init__(("127.0.0.1", 0), _Answering)
         self.answer = answer
         self.asked: list[str] = []
@@ -38,10 +41,12 @@ class _Answering(socketserver.BaseRequestHandler):
         name = ".".join(labels)
         (kind,) = struct.unpack(">H", data[at + 1 : at + 3])
         self.server.asked.append(name)
-        found = [ipaddress.ip_address(one) for one in self.server.answer(name, kind)]
+        known = self.server.answer(name, kind)
+        found = [ipaddress.ip_address(one) for one in known or ()]
         answers = b"".join(
             b"\xc0\x0c" + struct.pack(">HHIH", kind, 1, 0, len(one.packed)) + one.packed
             for one in found
         )
-        head = data[:2] + b"\x81\x80" + struct.pack(">HHHH", 1, len(found), 0, 0)
+        code = b"\x83" if known is None else b"\x80"
+        head = data[:2] + b"\x81" + code + struct.pack(">HHHH", 1, len(found), 0, 0)
         sock.sendto(head + data[12 : at + 5] + answers, self.client_address)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sandkasten.cli.commands.network import destination, rule_lines
+from sandkasten.cli.commands.network import rule_lines
+from sandkasten.cli.output import destination, tell_refused
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import InvalidConfiguration, InvalidRequest, PolicyDenied
 from sandkasten.model.sandbox.network_policy import (
@@ -254,7 +255,100 @@ def test_all_rules_are_shown_one_per_line():
 
 
 def test_the_log_has_the_address_beside_the_name():
-    named = NetworkAttempt(1, 0.0, "opened", 443, host="a.test", address="192.0.2.7")
-    assert destination(named) == "a.test:443 (192.0.2.7)"
-    numeric = NetworkAttempt(1, 0.0, "opened", 443, address="192.0.2.7")
-    assert destination(numeric) == "192.0.2.7:443"
+    assert destination("a.test", "192.0.2.7", 443) == "a.test:443 (192.0.2.7)"
+    assert destination(None, "192.0.2.7", 443) == "192.0.2.7:443"
+    assert destination("a.test", None, 443) == "a.test:443"
+
+
+def test_a_refusal_has_the_address_beside_the_name(capsys):
+    tried = [
+        NetworkAttempt(1, 0.0, "refused", 443, "deny a.test", host="a.test", address="192.0.2.7"),
+        NetworkAttempt(2, 0.0, "refused", 80, "default", host="b.test"),
+        NetworkAttempt(3, 0.0, "refused", 80, "default", address="192.0.2.7"),
+        NetworkAttempt(4, 0.0, "failed", 443, "lookup", host="c.test", reason="no such name"),
+        NetworkAttempt(5, 0.0, "failed", 443, "allow d.test", host="d.test", reason="Timed out"),
+    ]
+    found = refusals(tried)
+    assert [one.address for one in found] == ["192.0.2.7", None, None, None]
+    tell_refused(found, ())
+    told = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert told == [
+        "warning: the network refused a.test:443 (192.0.2.7): deny a.test",
+        "warning: the network refused b.test:80: default",
+        "warning: the network refused 192.0.2.7:80: default",
+        "warning: the network could not look up c.test (no such name)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("https://API.example.com/v1", "a rule is a host, not a URL: write api.example.com:443"),
+        ("http://u:p@a.test", "a rule is a host, not a URL: write a.test:80"),
+        ("http://a.test:8080/x", "a rule is a host, not a URL: write a.test:8080"),
+        ("postgres://db.test/x", "a rule is a host, not a URL: write db.test"),
+        ("api.*.example.com", "* is only allowed as the first part, as in *.example.com"),
+        ("*example.com:443", "* is only allowed as the first part, as in *.example.com"),
+        ("a.test:80,443", "a port is one number; write one rule per port"),
+        ("a.test:8000-9000", "a port is one number; write one rule per port"),
+        ("a.test:*", "a port is one number; write one rule per port"),
+        ("a.test:https", "a port is one number; write one rule per port"),
+        ("a.test:70000", "use a port from 1 to 65535"),
+        ("a.test,b.test", "repeat --allow"),
+        ("a.test b.test", "repeat --allow"),
+        ("bücher.example", "write the xn-- form of the name: xn--bcher-kva.example"),
+        ("straße.example", "write the xn-- form of the name"),
+        ("get a.test/x", "write GET api.example.com/repos/*"),
+        ("a_..test", "write api.example.com, *.example.com"),
+    ],
+)
+def test_the_hint_is_for_what_was_written(text, hint):
+    with pytest.raises(InvalidRequest) as refused:
+        parse_network({"allow": [text]})
+    assert refused.value.message == f"{text!r} is not a valid rule"
+    assert hint in refused.value.hint
+
+
+def test_no_other_name_is_suggested_for_one_that_another_standard_spells():
+    with pytest.raises(InvalidRequest) as refused:
+        parse_network({"allow": ["straße.example"]})
+    assert refused.value.hint == "write the xn-- form of the name"
+
+
+def test_the_name_of_a_preset_is_not_taken_for_a_host():
+    ceiling = NetworkCeiling(hosts={"npm": ("192.0.2.7",)})
+    with pytest.raises(InvalidRequest) as refused:
+        network_for({"allow": ["pypi"]}, ceiling, operator=True)
+    assert refused.value.hint.startswith("did you mean preset:pypi?")
+    for host in ("npm", "pypi.", "pypi:443", "preset:pypi"):
+        assert network_for({"allow": [host]}, ceiling, operator=True).allow
+
+
+@pytest.mark.parametrize("rule", ["localhost:8080", "127.0.0.1", "127.0.0.0/8", "[::1]:80"])
+def test_a_rule_for_loopback_gives_a_warning_that_says_what_to_do(rule):
+    opened = NetworkCeiling(reachable=("127.0.0.0/8", "::1/128"))
+    told = unreachable_rules(parse_network({"allow": [rule, "a.test"]}), opened)
+    assert told.startswith(f"{rule} will not be reached: localhost and 127.0.0.1 in a sandbox are")
+    assert "network.hosts" in told
+    assert "network.reachable" in told
+
+
+def test_rules_for_other_addresses_give_no_such_warning():
+    open_now = NetworkCeiling(reachable=("10.0.0.0/8",))
+    asked = parse_network({"allow": ["10.0.0.1", "0.0.0.0/0", "localhost.example.com"]})
+    assert unreachable_rules(asked, open_now) == ""
+
+
+def test_the_policy_takes_a_list_also_below_allow(tmp_path):
+    def ceiling(written: str) -> NetworkCeiling:
+        (tmp_path / "sandkasten.yaml").write_text(f"policy: {{network: {written}}}\n")
+        return load({}, {}, tmp_path).policy.network
+
+    assert ceiling("{allow: [a.test, 'preset:pypi']}").allow == ("a.test", "preset:pypi")
+    assert ceiling("[a.test]").allow == ("a.test",)
+    with pytest.raises(InvalidConfiguration) as refused:
+        ceiling("{allow: [a.test], deny: [b.test]}")
+    assert refused.value.message.startswith("policy.network must be none, full or a list of rules")
+    with pytest.raises(InvalidConfiguration) as refused:
+        ceiling("[pypi]")
+    assert refused.value.hint.startswith("did you mean preset:pypi?")

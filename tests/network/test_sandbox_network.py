@@ -24,7 +24,8 @@ from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests import imagekit
-from tests.network.conftest import HOSTS
+from tests.network.conftest import HOSTS, served
+from tests.network.name_server import NameServer
 from tests.ordinary_user import OrdinaryUser
 from tests.patience import PATIENCE_S
 
@@ -184,6 +185,31 @@ def test_a_result_names_what_was_refused_while_the_command_ran(boxed, web, backe
     assert [one.host for one in begun.wait().refused] == ["evil.test"]
     time.sleep(0.05)
     assert box.exec("true").refused == ()
+
+
+def test_a_name_without_an_address_is_in_the_log_and_in_the_result(boxed, monkeypatch):
+    server = NameServer(lambda name, _: None if name == "gone.test" else [])
+    with served(server):
+        monkeypatch.setenv("SANDKASTEN_NETWORK_SERVERS", server.address)
+        box = boxed(network={"allow": ["gone.test:443", "bare.test", "good.test"]})
+        done = box.exec("for name in good gone bare; do getent hosts $name.test; done")
+        box.exec(["true"])
+    assert [(one.host, one.port, one.rule) for one in done.refused] == [
+        ("gone.test", 53, "no such name"),
+        ("bare.test", 53, "the name has no address"),
+    ]
+    assert done.refused[0].hint.startswith("check the spelling")
+    log = [(one.event, one.host, one.allowed, one.reason) for one in box.network_log()]
+    assert log[0] == ("failed", "gone.test", True, "no such name")
+    found = box.network()
+    assert (found.failed, found.suggested) == (len(log), ())
+
+
+def test_a_name_server_that_does_not_answer_is_named(boxed):
+    box = boxed(network={"allow": ["gone.test"]})
+    (found,) = box.exec("getent hosts gone.test").refused
+    assert (found.host, found.rule) == ("gone.test", "no name server answered")
+    assert "network.servers" in found.hint
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -381,6 +407,10 @@ def test_the_command_line_creates_shows_and_changes_a_network(web, tmp_path):
     def cli(*words: str) -> str:
         return spoken(*words).stdout.strip()
 
+    bare = cli("create")
+    for words in (("net", "log", bare), ("net", "suggest", bare)):
+        assert "note: the sandbox has no network" in spoken(*words).stderr
+    cli("rm", bare)
     made = spoken("create", "--allow", f"good.test:{web}", "--allow", "10.0.0.1")
     the_id = made.stdout.strip()
     try:
@@ -391,6 +421,7 @@ def test_the_command_line_creates_shows_and_changes_a_network(web, tmp_path):
         assert "may not reach" in cli("exec", the_id, "curl -sS http://169.254.169.254/")
         told = spoken("net", "suggest", the_id)
         assert told.stdout.split() == [f"evil.test:{web}", f"good.test:{web}"]
+        assert "no network" not in told.stderr
         assert "only the operator can open 169.254.169.254:80: network.reachable" in told.stderr
         log = json.loads(cli("net", "log", the_id, "--json"))
         assert [one["event"] for one in log] == ["opened", "closed", "refused", "refused"]

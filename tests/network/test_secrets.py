@@ -14,7 +14,7 @@ import pytest
 from sandkasten import Images, Sandbox, Secrets
 from sandkasten.errors import InvalidRequest, NotFound, UnsupportedByBackend
 from tests import imagekit
-from tests.network.conftest import served
+from tests.network.conftest import Recorder, served
 from tests.network.test_sandbox_network import _egress_of
 from tests.network.tls_api import BASIC, VALUE, Api, make_certificates
 from tests.ordinary_user import OrdinaryUser
@@ -440,6 +440,33 @@ for protocol in ("websocket", "h2c"):
     # The value was in the head, and nothing else has it.
     assert api.seen[0]["headers"]["Authorization"] == f"Bearer {VALUE}"
     assert "Upgrade" not in api.seen[1]["headers"]
+
+
+def test_on_its_web_ports_an_inspected_host_gets_only_tls_and_http(boxed, monkeypatch):
+    monkeypatch.setenv("SANDKASTEN_NETWORK_UNINSPECTED", "left.test")
+    monkeypatch.setenv("SANDKASTEN_NETWORK_REACHABLE", "127.0.0.0/8")
+    monkeypatch.setenv("SANDKASTEN_NETWORK_HOSTS", "web.test=127.0.0.77,left.test=127.0.0.77")
+    web = Recorder("127.0.0.77", 443)
+    other = Recorder("127.0.0.77", 8443)
+    code = """
+import socket, sys
+for name, port in (word.split(":") for word in sys.argv[1:]):
+    with socket.create_connection((name, int(port)), 10) as made:
+        made.sendall(b"SSH-2.0-x\\r\\n")
+        try:
+            print(name, len(made.recv(100)))
+        except ConnectionError:
+            print(name, "reset")
+"""
+    with served(web), served(other):
+        box = boxed(network={"allow": ["web.test", "left.test"], "inspect": True})
+        tried = ["web.test:443", "web.test:8443", "left.test:443"]
+        done = box.exec(["python3", "-c", code, *tried])
+    assert done.output.splitlines() == ["web.test reset", "web.test 19", "left.test 19"], done
+    assert (len(web.received), len(other.received)) == (1, 1)
+    (refused,) = done.refused
+    assert (refused.port, refused.rule) == (443, "bytes that are neither TLS nor HTTP")
+    assert "network.uninspected" in refused.hint
 
 
 def test_limits_count_inspected_connections(boxed, api):

@@ -19,6 +19,8 @@ pub enum First {
     /// TLS or HTTP whose host cannot be told for certain.
     Unclear,
     Other,
+    /// The client has ended its side without a word. `look` does not return it.
+    Nothing,
 }
 
 pub fn look(bytes: &[u8]) -> First {

@@ -75,12 +75,22 @@ def tell(label: Literal["error", "warning", "hint", "note"], text: str) -> None:
 def tell_refused(refused: Sequence[Refusal], suggested: Sequence[str]) -> None:
     """Print what the network refused, each way to allow it once, and the rules of a dry run."""
     for one in refused:
-        tell("warning", f"the network refused {one.host}:{one.port} ({one.rule})")
+        if one.unresolved:
+            tell("warning", f"the network could not look up {one.host} ({one.rule})")
+            continue
+        to = destination(one.host, one.address, one.port)
+        tell("warning", f"the network refused {to}: {one.rule}")
     for hint in dict.fromkeys(one.hint for one in refused if one.hint):
         tell("hint", hint)
     if suggested:
         flags = " ".join(f"--allow {rule}" for rule in suggested)
         tell("note", f"dry run: the rules for what it reached are {flags}")
+
+
+def destination(host: str | None, address: str | None, port: int) -> str:
+    """Return a name and port, and beside them the address if the name has one."""
+    beside = f" ({address})" if host and address else ""
+    return f"{host or address}:{port}{beside}"
 
 
 def painted(text: str, meaning: str, stream: TextIO) -> str:

@@ -1,5 +1,6 @@
 //! Connections: decided when they arrive, then dialled and relayed, or refused with a reason.
 
+use super::questions::NO_ADDRESS;
 use super::{Connection, Egress, Item, State, Waiter};
 use crate::hello::{self, First};
 use crate::http::{Requests, ANOTHER, UNCLEAR};
@@ -193,7 +194,7 @@ impl Egress {
                 return self.refuse(id, connection, "refused");
             }
             self.failed += 1;
-            self.note(id, &connection, "failed", Some("the name has no address"));
+            self.note(id, &connection, "failed", Some(NO_ADDRESS));
             return reset(&connection.client);
         }
         connection.state = State::Dialling(open);
@@ -292,8 +293,7 @@ impl Egress {
         let fd = connection.client.as_raw_fd();
         let mut buffer = [0u8; hello::MOST];
         let first = peek(fd, &mut buffer).map(|bytes| match bytes {
-            // It has ended without a word.
-            [] => First::Other,
+            [] => First::Nothing,
             _ => hello::look(bytes),
         });
         match first {
@@ -368,8 +368,7 @@ fn first_bytes(connection: &Connection) -> Passage {
         None => return Passage::Silent,
     };
     if bytes.is_empty() {
-        // It has ended without a word.
-        return Passage::Open(First::Other);
+        return Passage::Open(First::Nothing);
     }
     match hello::look(bytes) {
         First::More if sends_no_more(connection.client.as_raw_fd()) => Passage::Closed(UNCLEAR),

@@ -13,6 +13,11 @@ use std::time::{Duration, Instant};
 /// How long a client may take to read the last answer.
 const ENDING_PATIENCE: Duration = Duration::from_secs(2);
 
+/// Where an inspected host speaks HTTP or TLS and nothing else. Other ports may have other protocols, such
+/// as ssh and PostgreSQL, which cannot be read.
+const WEB_PORTS: [u16; 2] = [80, 443];
+const NOT_WEB: &str = "bytes that are neither TLS nor HTTP";
+
 impl Egress {
     pub(super) fn inspects(&self, name: &str, port: u16) -> bool {
         let inspector = self.config.inspector.as_ref();
@@ -32,6 +37,9 @@ impl Egress {
             First::Tls(Some(_)) => true,
             First::Tls(None) if wanted => return Some(Err("TLS without a server name".to_owned())),
             First::Http(_) => false,
+            First::Other if wanted && WEB_PORTS.contains(&port) => {
+                return Some(Err(NOT_WEB.to_owned()))
+            }
             _ => return self.opaque(&name, port),
         };
         if !wanted {

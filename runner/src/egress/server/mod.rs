@@ -233,7 +233,7 @@ impl Egress {
         match self.items.remove(&id) {
             Some(Item::Connection(connection)) => self.connection(id, connection),
             Some(Item::Lookup(mut lookup, waiting)) => match lookup.read() {
-                Some(found) => self.resolved(&lookup.name, found, waiting),
+                Some(found) => self.looked_up(&lookup.name, found, waiting),
                 None => {
                     self.items.insert(id, Item::Lookup(lookup, waiting));
                 }
@@ -283,7 +283,7 @@ impl Egress {
                     _ => reset(&connection.client),
                 },
                 Some(Item::Lookup(mut lookup, waiting)) => match lookup.late(now) {
-                    Some(found) => self.resolved(&lookup.name, found, waiting),
+                    Some(found) => self.looked_up(&lookup.name, found, waiting),
                     None => {
                         let _ = self.watch_item(lookup.fd(), id, 0);
                         self.items.insert(id, Item::Lookup(lookup, waiting));

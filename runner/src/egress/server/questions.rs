@@ -10,6 +10,7 @@ use std::os::unix::io::AsRawFd;
 use std::time::{Duration, Instant};
 
 const DNS_PORT: u16 = 53;
+pub(super) const NO_ADDRESS: &str = "the name has no address";
 /// Refused lookups that are recorded per minute; more of them would only push out older records.
 const NOTED: u32 = 20;
 /// Questions and connections that wait for the same lookup.
@@ -71,8 +72,31 @@ impl Egress {
                 let id = self.add(Item::Lookup(lookup, vec![waiter]));
                 let _ = self.watch_item(fd, id, 0);
             }
-            None => self.resolved(name, Found::Failed, vec![waiter]),
+            None => self.looked_up(name, Found::Failed, vec![waiter]),
         }
+    }
+
+    /// Use the result of a lookup. One without an address is recorded, because the program inside only
+    /// learns that the name does not work.
+    pub(super) fn looked_up(&mut self, name: &str, found: Found, waiting: Vec<Waiter>) {
+        let reason = match &found {
+            Found::Addresses(list) if !list.is_empty() => None,
+            Found::Addresses(_) => Some(NO_ADDRESS),
+            Found::NoSuchName => Some("no such name"),
+            Found::Failed => Some("no name server answered"),
+        };
+        if let Some(reason) = reason {
+            self.failed += 1;
+            self.records.write(json!({
+                "event": "failed",
+                "host": name,
+                "port": DNS_PORT,
+                "rule": "lookup",
+                "allowed": true,
+                "reason": reason,
+            }));
+        }
+        self.resolved(name, found, waiting);
     }
 
     /// Bound the lookups: data can be hidden in names.

@@ -132,9 +132,10 @@ class WhyAnswer(Answer):
 
 class RefusalAnswer(Answer):
     host: str
-    port: int
-    rule: str
+    port: int = Field(description="53 for a name that could not be looked up.")
+    rule: str = Field(description="What refused it, or why the name could not be looked up.")
     hint: str
+    address: str | None = Field(None, description="The address of the name, if it is known.")
 
 
 class ExecNetworkAnswer(Answer):

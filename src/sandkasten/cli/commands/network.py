@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sandkasten.cli.options import Id, Json, state_of
-from sandkasten.cli.output import put, put_json, put_table, tell, visible
+from sandkasten.cli.output import destination, put, put_json, put_table, tell, visible
 from sandkasten.cli.sandbox_names import resolve
 from sandkasten.cli.state import State, go
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sandkasten.model.sandbox.network_policy import NetworkAttempt
+    from sandkasten.model.sandbox.network_policy import NetworkAttempt, NetworkStatus
 
 _EVERY_S = 0.5
 _MAX_SHOWN = 8
@@ -84,6 +84,8 @@ async def _status(state: State, start: str, *, only_rules: bool) -> None:
     elif only_rules:
         for rule in found.suggested:
             put(rule)
+    if only_rules and not found.suggested:
+        _tell_no_network(found)
     if only_rules and found.not_public:
         tried = ", ".join(found.not_public[:_MAX_SHOWN])
         more = len(found.not_public) - _MAX_SHOWN
@@ -105,6 +107,12 @@ async def _status(state: State, start: str, *, only_rules: bool) -> None:
     put_table(tuple(counted), [tuple(str(one) for one in counted.values())])
 
 
+def _tell_no_network(status: NetworkStatus) -> None:
+    """Say why there is nothing to list."""
+    if status.network == "none":
+        tell("note", "the sandbox has no network (create it with --allow HOST)")
+
+
 def rule_lines(network: Any) -> list[str]:
     """Return the network of a sandbox for people, one rule or limit per line."""
     if not isinstance(network, dict):
@@ -123,6 +131,8 @@ async def _attempts(state: State, start: str, since_seq: int, *, follow: bool) -
     transport = await connect(state.place)
     the_id = await resolve(state, start)
     found = await transport.network.log(the_id, since_seq=since_seq)
+    if not found:
+        _tell_no_network(await transport.network.status(the_id))
     if not follow:
         if state.json:
             put_json([to_json(one) for one in found])
@@ -142,12 +152,6 @@ async def _attempts(state: State, start: str, since_seq: int, *, follow: bool) -
         found = await transport.network.log(the_id, since_seq=since_seq)
 
 
-def destination(one: NetworkAttempt) -> str:
-    """Return where an attempt went: its name and port, and the address if the name has one."""
-    beside = f" ({one.address})" if one.host and one.address else ""
-    return f"{one.host or one.address}:{one.port}{beside}"
-
-
 def _cells(found: Sequence[NetworkAttempt]) -> list[tuple[str, ...]]:
     from sandkasten.cli.commands.listings import timestamp
 
@@ -156,7 +160,7 @@ def _cells(found: Sequence[NetworkAttempt]) -> list[tuple[str, ...]]:
             str(one.seq),
             timestamp(one.at),
             one.event,
-            destination(one),
+            destination(one.host, one.address, one.port),
             one.rule,
             one.reason
             or (f"{one.method} {one.path}" if one.method else "")

@@ -17,7 +17,7 @@ from sandkasten.daemon.settings.setting_parsers import (
 from sandkasten.errors import InvalidConfiguration, InvalidRequest
 from sandkasten.model.sandbox.network_limits import NetworkLimits, asked_limits, read_limit
 from sandkasten.model.sandbox.network_policy import NetworkCeiling
-from sandkasten.model.sandbox.network_rules import PRESETS, parse_rule
+from sandkasten.model.sandbox.network_rules import PRESETS, parse_rule, refuse_bare_presets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,6 +30,11 @@ def network_rules(name: str, value: object) -> tuple[str, ...]:
     """Accept `none`, `full` or rules. Presets are checked when they are all known."""
     if value in ("none", "full"):
         return ("*",) if value == "full" else ()
+    if isinstance(value, dict):
+        if set(value) != {"allow"}:
+            hint = "write a list: [api.example.com, preset:pypi]; requests get nothing else"
+            raise invalid(name, "none, full or a list of rules", value, hint)
+        value = value["allow"]
     rules = string_list(name, value)
     for rule in rules:
         if rule != "*" and not rule.startswith("preset:"):
@@ -226,6 +231,12 @@ class NetworkSettings:
                     hint=f"known: {', '.join(sorted(known))}",
                     setting="policy.network",
                 )
+        try:
+            refuse_bare_presets(allow or (), known, self.hosts)
+        except InvalidRequest as exc:
+            raise InvalidConfiguration(
+                f"policy.network: {exc.message}", hint=exc.hint, setting="policy.network"
+            ) from exc
         return NetworkCeiling(
             allow=allow,
             reachable=self.reachable,

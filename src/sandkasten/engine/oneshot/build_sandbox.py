@@ -148,12 +148,15 @@ def _hint(result: ExecResult | None, network: NetworkPolicy) -> str:
     if result is not None and result.why is not None and result.why.hint:
         return result.why.hint
     refused = result.network.refused if result is not None and result.network is not None else ()
-    rules = [f"--allow {rule_for(one.host, one.port)}" for one in refused if not one.not_public]
+    shut = [one for one in refused if not one.unresolved]
+    rules = [f"--allow {rule_for(one.host, one.port)}" for one in shut if not one.not_public]
     if rules:
         return f"the network refused what no rule allows; if it is needed: {' '.join(rules)}"
+    if refused and not shut:
+        return f"{refused[0].host} could not be looked up ({refused[0].rule}): {refused[0].hint}"
     if refused:
-        named = ", ".join(rule_for(one.host, one.port) for one in refused)
-        return f"the network refused {named}: {refused[0].hint}"
+        named = ", ".join(rule_for(one.host, one.port) for one in shut)
+        return f"the network refused {named}: {shut[0].hint}"
     if network.closed:
         return (
             "see the end of its output above; the step had no network: if it needs one, name what "

@@ -27,6 +27,7 @@ from sandkasten.model.sandbox.network_rules import (
     covers,
     invalid_network,
     parse_rule,
+    refuse_bare_presets,
     rules_of,
 )
 from sandkasten.model.spelling import did_you_mean, shown
@@ -41,12 +42,27 @@ MAX_USED_SECRETS: Final = 16
 _DENY_RULE: Final = "deny "
 # What the egress writes as the rule where it refused to dial.
 _NOT_PUBLIC: Final = "address that is not public"
+# What it writes where an inspected host got something else on port 80 or 443.
+_NOT_WEB: Final = "bytes that are neither TLS nor HTTP"
+UNRESOLVED: Final = ("no such name", "no name server answered", "the name has no address")
+"""What the egress writes as the reason where a name could not be looked up."""
 _MAX_REFUSALS: Final = 20
 _CREATOR_ALLOWS: Final = "the creator of the sandbox can allow it (network.allow)"
 _OPERATOR_OPENS: Final = "only the operator opens addresses that are not public (network.reachable)"
+_SANDBOX_ITSELF: Final = (
+    "localhost and 127.0.0.1 in a sandbox are the sandbox itself. For a server on this machine the "
+    "operator sets network.hosts (web.internal=127.0.0.1) and network.reachable (127.0.0.1/32), "
+    "and a rule names web.internal"
+)
 _BOTH_OPEN: Final = (
     "the address is not public: the operator must open it (network.reachable), and a rule must "
     "allow it (network.allow)"
+)
+_CHECK_NAME: Final = "check the spelling of the name; the rules allow it"
+_NO_SERVER: Final = "retry; the operator sets the name servers (network.servers)"
+_INSPECTED: Final = (
+    "an inspected host gets only TLS and HTTP on ports 80 and 443; the operator can leave it out "
+    "(network.uninspected)"
 )
 _DENIED: Final = "a deny rule refuses it; the creator of the sandbox can remove it (network.deny)"
 _CREATOR_LIMITS: Final = (
@@ -123,7 +139,7 @@ class NetworkStatus:
     bytes_in: int = 0
     bytes_out: int = 0
     failed: int = 0
-    """Allowed, but the server could not be reached."""
+    """Allowed, but the name could not be looked up or the server could not be reached."""
     would_refuse: int = 0
     """Let pass by a dry run alone."""
     suggested: tuple[str, ...] = ()
@@ -162,18 +178,25 @@ class NetworkAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A connection that the rules of the sandbox's network refused."""
+    """A connection that the rules of the sandbox's network refused, or a name without address."""
 
     host: str
     """Its name, or its address where a program used one."""
     port: int
     rule: str = ""
     hint: str = ""
+    address: str | None = None
+    """The address of a name, where it was looked up."""
 
     @property
     def not_public(self) -> bool:
         """Whether only the operator can open it."""
         return self.rule == _NOT_PUBLIC
+
+    @property
+    def unresolved(self) -> bool:
+        """Whether nothing was refused: the name has no address."""
+        return self.rule in UNRESOLVED
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +251,8 @@ def parse_network(
     partial = [text for text in (*policy.allow, *deny) if parse_rule(text).partial]
     if partial and not inspect:
         raise invalid_network(
-            f"rule {shown(partial[0])} requires inspect: true", "add inspect: true (--inspect)"
+            f"rule {shown(partial[0])} requires inspect: true",
+            "add inspect: true (--inspect), or write the host without a method and a path",
         )
     if policy.closed and (deny or asked):
         raise invalid_network(
@@ -289,6 +313,7 @@ def _rules(value: object, key: str, presets: Mapping[str, Sequence[str]]) -> tup
 def network_for(value: object, ceiling: NetworkCeiling, *, operator: bool) -> NetworkPolicy:
     """Return the policy that a request gets; PolicyDenied names the first rule it may not have."""
     policy = parse_network(value, ceiling.presets, ceiling.limits)
+    refuse_bare_presets((*policy.allow, *policy.deny), ceiling.presets, ceiling.hosts)
     allowed = _allowed(ceiling, operator=operator)
     if policy.closed or "*" in allowed:
         return policy
@@ -326,18 +351,25 @@ def changed_network(value: object, ceiling: NetworkCeiling, *, operator: bool) -
 
 
 def unreachable_rules(policy: NetworkPolicy, ceiling: NetworkCeiling) -> str:
-    """Return a warning about allowed addresses that the operator keeps closed; else nothing."""
+    """Return a warning about allowed addresses that cannot be reached; else nothing."""
     opened = [ipaddress.ip_network(one, strict=False) for one in ceiling.reachable]
-    closed = [
-        rule.text
-        for rule in map(parse_rule, policy.allow)
-        if rule.network is not None
-        and not holds_public(rule.network)
-        and not any(ipaddress.ip_network(rule.network).overlaps(one) for one in opened)
+    inside, closed = [], []
+    for rule in map(parse_rule, policy.allow):
+        network = None if rule.network is None else ipaddress.ip_network(rule.network)
+        if rule.host == "localhost" or (network is not None and network.is_loopback):
+            inside.append(rule.text)
+        elif (
+            network is not None
+            and not holds_public(str(network))
+            and not any(network.overlaps(one) for one in opened)
+        ):
+            closed.append(rule.text)
+    told = [
+        f"{', '.join(rules[:8])} will not be reached: {reason}"
+        for rules, reason in ((inside, _SANDBOX_ITSELF), (closed, _OPERATOR_OPENS))
+        if rules
     ]
-    if not closed:
-        return ""
-    return f"{', '.join(closed[:8])} will not be reached: {_OPERATOR_OPENS}"
+    return "; ".join(told)
 
 
 def adopted_network(value: object, ceiling: NetworkCeiling) -> NetworkPolicy:
@@ -393,23 +425,32 @@ def attempt(record: Mapping[str, Any]) -> NetworkAttempt:
 
 
 def refusals(attempts: Iterable[NetworkAttempt]) -> tuple[Refusal, ...]:
-    """Return each host and port that was refused once, and how it could be reached."""
+    """Return each host and port that was refused once, and how it could be reached.
+
+    A name that could not be looked up is one of them, with the reason as its rule.
+    """
     found: dict[tuple[str, int], Refusal] = {}
     for one in attempts:
-        if one.event == "refused" and len(found) < _MAX_REFUSALS:
+        reason = one.reason if one.event == "failed" and one.reason in UNRESOLVED else None
+        if (one.event == "refused" or reason) and len(found) < _MAX_REFUSALS:
             host = one.host or one.address or ""
-            refusal = Refusal(host, one.port, one.rule, _hint(one))
+            beside = one.address if one.host else None
+            refusal = Refusal(host, one.port, reason or one.rule, _hint(one), beside)
             found.setdefault((host, one.port), refusal)
     return tuple(found.values())
 
 
 def _hint(refused: NetworkAttempt) -> str:
+    if refused.reason in UNRESOLVED:
+        return _NO_SERVER if refused.reason == UNRESOLVED[1] else _CHECK_NAME
     if refused.rule.startswith(LIMIT_RULE):
         return _CREATOR_LIMITS
     if refused.rule.startswith(_DENY_RULE):
         return _DENIED
     if refused.rule == _NOT_PUBLIC:
         return _OPERATOR_OPENS
+    if refused.rule == _NOT_WEB:
+        return _INSPECTED
     numeric = refused.host is None and refused.address is not None
     return _BOTH_OPEN if numeric and not is_public(refused.address or "") else _CREATOR_ALLOWS
 

@@ -16,7 +16,7 @@ from sandkasten.errors import InvalidRequest
 from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
 _MAX_RULE: Final = 300
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
@@ -25,6 +25,10 @@ _NUMBERS = re.compile(r"[0-9.]+\Z|0x", re.IGNORECASE)
 _METHOD = re.compile(r"[A-Z]{1,20}\Z")
 _PATH = re.compile(r"/[!$&'()+,./0-9:=@A-Z_a-z~-]*\*?\Z")
 _EXAMPLES: Final = "write api.example.com, *.example.com, example.com:443 or 192.0.2.0/24"
+_ONE_PORT: Final = "a port is one number; write one rule per port"
+_PORTS: Final = {"http": 80, "ws": 80, "https": 443, "wss": 443, "ssh": 22, "git": 9418}
+_NOT_A_PORT: Final = re.compile(r"(?:[0-9,*-]+|[a-z]+)\Z")
+_URL: Final = re.compile(r"([a-z][a-z0-9+-]{0,15})://([^/?#\s]*)", re.IGNORECASE)
 
 PRESETS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -68,14 +72,28 @@ class NetworkRule:
 
 def rules_of(text: object, presets: Mapping[str, Sequence[str]] = PRESETS) -> list[NetworkRule]:
     """Return the rules that a string stands for; a preset stands for several."""
-    if not isinstance(text, str) or not 0 < len(text) <= _MAX_RULE or not text.isascii():
+    if not isinstance(text, str) or not 0 < len(text) <= _MAX_RULE:
         raise invalid_network(f"{shown(str(text))} is not a valid rule", _EXAMPLES)
+    if not text.isascii():
+        raise _invalid_rule(text)
     if text.startswith("preset:"):
         name = text.removeprefix("preset:")
         if name not in presets:
             raise invalid_network(f"there is no preset {shown(name)}", did_you_mean(name, presets))
         return [parse_rule(one) for one in presets[name]]
     return [parse_rule(text)]
+
+
+def refuse_bare_presets(
+    rules: Iterable[str], presets: Container[str], hosts: Container[str]
+) -> None:
+    """Raise InvalidRequest for `pypi` where `preset:pypi` was meant."""
+    for text in rules:
+        if text in presets and text not in hosts:
+            raise invalid_network(
+                f"{shown(text)} is the name of a preset, not of a host",
+                f"did you mean preset:{text}? For a host of this name, write {shown(text + '.')}",
+            )
 
 
 def parse_rule(text: str) -> NetworkRule:
@@ -85,18 +103,19 @@ def parse_rule(text: str) -> NetworkRule:
         try:
             host, port = _split_port(rest.lower().rstrip("."))
             network = ipaddress.ip_network(host, strict=False)
-        except (ValueError, InvalidRequest):
+        except ValueError:
             network = None
         if network is not None and "%" not in host:
             return NetworkRule(text, network=str(network), port=port)
     authority, slash, path = rest.partition("/")
-    host, port = _split_port(authority.lower().rstrip("."))
-    if not _NAME.match(host) or len(host) > 253 or _NUMBERS.match(host):
-        raise invalid_network(f"{shown(text)} is not a valid rule", _EXAMPLES)
-    if (space and not _METHOD.match(method)) or (slash and not _plain_path(f"/{path}")):
-        raise invalid_network(
-            f"{shown(text)} is not a valid rule", "write GET api.example.com/repos/*"
-        )
+    try:
+        host, port = _split_port(authority.lower().rstrip("."))
+    except ValueError as exc:
+        raise _invalid_rule(text) from exc
+    valid_name = _NAME.match(host) and len(host) <= 253 and not _NUMBERS.match(host)
+    valid_request = (not space or _METHOD.match(method)) and (not slash or _plain_path(f"/{path}"))
+    if not valid_name or not valid_request:
+        raise _invalid_rule(text)
     return NetworkRule(
         text, host=host, port=port, method=method or None, path=f"/{path}" if slash else None
     )
@@ -109,21 +128,61 @@ def _plain_path(path: str) -> bool:
 
 
 def _split_port(text: str) -> tuple[str, int | None]:
+    """Return host and port. Raise ValueError."""
     host, port = text, ""
     if text.startswith("["):
         host, bracket, port = text[1:].partition("]")
         if not bracket or (port and not port.startswith(":")):
-            raise invalid_network(f"{shown(text)} is not a valid rule", _EXAMPLES)
+            raise ValueError(text)
         port = port.removeprefix(":")
     elif text.count(":") == 1:
         host, _, port = text.partition(":")
     if not port:
         return host, None
-    if not port.isdigit():
-        raise invalid_network(f"{shown(text)} is not a valid rule", _EXAMPLES)
-    if not 1 <= int(port) <= 65_535:
-        raise invalid_network(f"{shown(text)} has no valid port", "use a port from 1 to 65535")
+    if not (port.isascii() and port.isdecimal()) or not 1 <= int(port) <= 65_535:
+        raise ValueError(text)
     return host, int(port)
+
+
+def _invalid_rule(text: str) -> InvalidRequest:
+    """Return the error for a string that is not a rule; its hint is for what was written."""
+    return invalid_network(f"{shown(text)} is not a valid rule", _rule_hint(text))
+
+
+def _rule_hint(text: str) -> str:
+    url = _URL.search(text)
+    if url is not None:
+        host = url[2].rpartition("@")[2]
+        known = _PORTS.get(url[1].lower())
+        port = "" if known is None or re.search(r":\d+\Z", host) else f":{known}"
+        return f"a rule is a host, not a URL: write {host.lower() or 'api.example.com'}{port}"
+    authority = text.strip().rpartition(" ")[2].partition("/")[0]
+    port = authority.rpartition(":")[2] if ":" in authority else ""
+    if port.isdecimal() and not 1 <= int(port) <= 65_535:
+        return "use a port from 1 to 65535"
+    if not port.isdecimal() and _NOT_A_PORT.match(port):
+        return f"{_ONE_PORT}, such as example.com:443; without one, every port is allowed"
+    if "," in text or ";" in text:
+        return "write one rule per host: repeat --allow, or give a list"
+    if not text.isascii():
+        return _ascii_hint(text)
+    if "*" in authority.removeprefix("*."):
+        return "* is only allowed as the first part, as in *.example.com"
+    method, space, _ = text.strip().rpartition(" ")
+    if space and _NAME.match(method.lower()) and "." in method:
+        return "write one rule per host: repeat --allow, or give a list"
+    return "write GET api.example.com/repos/*" if space or "/" in text else _EXAMPLES
+
+
+def _ascii_hint(text: str) -> str:
+    """Return the hint for a name with other characters than those of DNS."""
+    try:
+        form = text.encode("idna").decode("ascii")
+        # The codec is of 2003 and changes some letters; only what it gives back unchanged is told.
+        known = form.encode("ascii").decode("idna") == text.lower() and parse_rule(form)
+    except (UnicodeError, InvalidRequest):
+        known = False
+    return f"write the xn-- form of the name{f': {form}' if known else ''}"
 
 
 def covers(wide: NetworkRule, narrow: NetworkRule) -> bool:
