@@ -94,7 +94,9 @@ class NetworkStatusAnswer(Answer):
     refused: int
     bytes_in: int
     bytes_out: int
-    failed: int = Field(description="Allowed, but the server could not be reached.")
+    failed: int = Field(
+        description="Allowed, but the name could not be looked up or the server not be reached."
+    )
     would_refuse: int = Field(description="Let pass by a dry run alone.")
     suggested: list[str] = Field(
         description="A rule for each host and port that it tried to reach and that a rule can open."

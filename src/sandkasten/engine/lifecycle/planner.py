@@ -181,7 +181,7 @@ class Planner:
             image.warning,
             self._root_warning(image),
             f"{refusal.message}; defaults.network_mode does not apply" if refusal else "",
-            unreachable_rules(network, self._policy.network),
+            *unreachable_rules(network, self._policy.network),
         )
         return SandboxPlan(
             backend=backend,

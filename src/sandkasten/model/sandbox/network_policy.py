@@ -350,8 +350,8 @@ def changed_network(value: object, ceiling: NetworkCeiling, *, operator: bool) -
     return network_for(value, ceiling, operator=operator)
 
 
-def unreachable_rules(policy: NetworkPolicy, ceiling: NetworkCeiling) -> str:
-    """Return a warning about allowed addresses that cannot be reached; else nothing."""
+def unreachable_rules(policy: NetworkPolicy, ceiling: NetworkCeiling) -> tuple[str, ...]:
+    """Return warnings about allowed addresses that cannot be reached."""
     opened = [ipaddress.ip_network(one, strict=False) for one in ceiling.reachable]
     inside, closed = [], []
     for rule in map(parse_rule, policy.allow):
@@ -364,12 +364,11 @@ def unreachable_rules(policy: NetworkPolicy, ceiling: NetworkCeiling) -> str:
             and not any(network.overlaps(one) for one in opened)
         ):
             closed.append(rule.text)
-    told = [
+    return tuple(
         f"{', '.join(rules[:8])} will not be reached: {reason}"
         for rules, reason in ((inside, _SANDBOX_ITSELF), (closed, _OPERATOR_OPENS))
         if rules
-    ]
-    return "; ".join(told)
+    )
 
 
 def adopted_network(value: object, ceiling: NetworkCeiling) -> NetworkPolicy:
