@@ -11,9 +11,11 @@ import pytest
 from sandkasten.backends.docker.backend import DockerBackend
 from sandkasten.backends.docker.docker_options import DockerOptions
 from sandkasten.errors import UnsupportedByBackend
+from sandkasten.model.access.stored_secrets import OpenSecret, Secret
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
+from sandkasten.model.sandbox.inspection import Inspection
 from sandkasten.model.sandbox.network_policy import NetworkCeiling, NetworkPolicy
 from tests.conformance.box import Box
 from tests.engines import lent, seen, stock
@@ -101,26 +103,36 @@ async def test_the_dev_profile_is_root_inside_and_unprivileged_on_the_host(
     assert seen.things(mapping_engine, cell.id) == []
 
 
-@pytest.mark.promise("P75")
-async def test_a_container_with_mapped_ids_has_a_network_by_rule(mapped_backend):
+@pytest.mark.promise("P75", "P77")
+async def test_a_container_with_mapped_ids_has_a_network_by_rule(mapped_backend, mapping_engine):
+    """And secrets: the egress process knows them, and the certificates can be read."""
+
     async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"hello\n")
         writer.close()
 
     server = await asyncio.start_server(greet, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
+    stored = Secret("TOKEN", ("good.test",), "holder-0123456789", 0.0, 0.0, header="X: {value}")
     asked = replace(
         spec("dev"),
         network=NetworkPolicy(allow=(f"good.test:{port}",)),
         ceiling=NetworkCeiling(reachable=("127.0.0.1",), hosts={"good.test": ("127.0.0.1",)}),
+        inspection=Inspection(all=False, secrets=(OpenSecret(stored, "the-value"),)),
     )
     cell = await mapped_backend.create(new_sandbox_id(), asked)
     box = await Box.open(cell)
     assert (await box.run(f"nc good.test {port} </dev/null")).stdout == b"hello\n"
     assert (await box.run(f"nc evil.test {port} </dev/null")).stdout == b""
+    said = f"printf 'GET / HTTP/1.1\\r\\nHost: good.test:{port}\\r\\nX: %s\\r\\n\\r\\n' $TOKEN"
+    refused = await box.run(f"{said} | nc good.test {port}")
+    assert b"Secret TOKEN is sent only over TLS" in refused.stdout
+    assert b"-END CERTIFICATE-" in (await box.run("cat $SSL_CERT_FILE")).stdout
+    assert "the-value" not in seen.told(mapping_engine, cell.id)
     await box.aclose()
     await cell.destroy()
     server.close()
+    assert seen.things(mapping_engine, cell.id) == []
 
 
 async def test_the_dev_profile_is_refused_without_user_namespaces(engine, tmp_path):

@@ -77,6 +77,24 @@ def mount_deviations(mountinfo: str) -> list[str]:
     return found
 
 
+def told(engine: Reached, sandbox_id: str) -> str:
+    """Return everything that the engine tells about the containers and volumes of a sandbox: their
+    configuration, commands, logs and the content of the volumes that it keeps for its network.
+    """
+    found = []
+    for name in (one for one in engine.containers() if sandbox_id in one):
+        shown = engine.ask("GET", f"/containers/{name}/json")
+        found.append(str(shown))
+        found += [str(engine.ask("GET", f"/exec/{one}/json")) for one in shown["ExecIDs"] or ()]
+        found.append(str(engine.ask("GET", f"/containers/{name}/top")))
+        found.append(engine.docker("logs", name))
+        for mount in shown["Mounts"]:
+            if mount["Destination"] in ("/net", "/opt/sandkasten/tls"):
+                found.append(engine.docker("cp", f"{name}:{mount['Destination']}", "-"))
+    volumes = [name for name in engine.volumes() if sandbox_id in name]
+    return "\n".join([*found, *(str(engine.ask("GET", f"/volumes/{name}")) for name in volumes)])
+
+
 def things(engine: Reached, sandbox_id: str) -> list[str]:
     """Return containers and volumes labelled with its id."""
     return [

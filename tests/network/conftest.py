@@ -12,6 +12,7 @@ import pytest
 
 from sandkasten import Sandbox
 from tests.engines import lent, stock
+from tests.network.tls_api import Api, make_certificates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -146,3 +147,21 @@ def boxed(data: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[...,
     yield create
     for one in made:
         one.close()
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return a file with an authority, and one with the chain and key of a server."""
+    return make_certificates(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture
+def api(
+    certificates: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Api]:
+    """Return an API over TLS whose authority sandboxes accept."""
+    monkeypatch.setenv("SANDKASTEN_NETWORK_CA_FILES", str(certificates[0]))
+    server = Api(certificates[1])
+    server.files = tmp_path
+    with served(server):
+        yield server

@@ -18,7 +18,7 @@ import aiodocker  # noqa: F401
 import pytest
 
 from sandkasten import Sandbox
-from sandkasten.backends.docker import container_network
+from sandkasten.backends.docker import container_network, resource_names
 from sandkasten.backends.docker.backend import DockerBackend
 from sandkasten.backends.docker.docker_options import DockerOptions
 from sandkasten.backends.docker.engine.engine_address import EngineAddress
@@ -29,6 +29,7 @@ from sandkasten.linux.programs import Programs
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
+from sandkasten.model.sandbox.inspection import Inspection
 from sandkasten.model.sandbox.network_policy import NetworkPolicy
 from tests.engines import lent, stock
 from tests.network.conftest import Handler, served
@@ -195,7 +196,10 @@ async def test_what_a_killed_daemon_left_is_found_and_removed(engine, far, tmp_p
         the_id, home = new_sandbox_id(), tmp_path / urlsplit(where.host).scheme
         image = Image(stock.reference(stock.PROGRAMS), "engine")
         made = DockerBackend(home, options)
-        cell = await made.create(the_id, CellSpec(image=image, network=NetworkPolicy(full=True)))
+        network, inspection = NetworkPolicy(full=True), Inspection(all=True)
+        spec = CellSpec(image=image, network=network, inspection=inspection)
+        cell = await made.create(the_id, spec)
+        assert resource_names.trust_volume_name(the_id) in where.volumes()
         await cell.let_go()
         await made.aclose()
         later = DockerBackend(home, options)

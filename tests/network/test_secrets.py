@@ -14,9 +14,10 @@ import pytest
 from sandkasten import Images, Sandbox, Secrets
 from sandkasten.errors import InvalidRequest, NotFound, UnsupportedByBackend
 from tests import imagekit
+from tests.engines import lent, seen
 from tests.network.conftest import Recorder, served
 from tests.network.test_sandbox_network import _egress_of
-from tests.network.tls_api import BASIC, VALUE, Api, make_certificates
+from tests.network.tls_api import ATTACKS, BASIC, PART, VALUE, Api
 from tests.ordinary_user import OrdinaryUser
 from tests.patience import PATIENCE_S
 
@@ -24,32 +25,57 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.root
-BACKENDS = ["local", "oci", "gvisor"]
+BACKENDS = ["local", "oci", "gvisor", "docker"]
+# One whose launcher starts the egress process, and one whose container is entered later.
+BOTH = ["local", "docker"]
 BEARER = "Authorization: Bearer {value}"
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return make_certificates(tmp_path_factory.mktemp("tls"))
-
-
 @pytest.fixture
-def api(certificates, monkeypatch, tmp_path) -> Iterator[Api]:
-    monkeypatch.setenv("SANDKASTEN_NETWORK_CA_FILES", str(certificates[0]))
-    server = Api(certificates[1])
-    server.files = tmp_path
-    with served(server):
-        yield server
-
-
-@pytest.fixture
-def secret(tmp_path) -> Callable[..., Any]:
+def secret(data) -> Callable[..., Any]:
     def store(name: str = "TOKEN", **options: Any) -> Any:
         options = {"header": BEARER, **options} if len(options) == 0 else options
         options.setdefault("hosts", "good.test")
-        return Secrets(data_dir=str(tmp_path / "data")).set(name, VALUE, **options)
+        return Secrets(data_dir=str(data)).set(name, VALUE, **options)
 
     return store
+
+
+@pytest.fixture(scope="module")
+def kept() -> Iterator[list[Sandbox]]:
+    """Return the sandbox that all cases on Docker share, once it exists."""
+    made: list[Sandbox] = []
+    yield made
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def inspected(boxed, data, kept, secret) -> Iterator[Callable[..., Sandbox]]:
+    """Return what creates a sandbox with a network; on Docker, what changes the shared one."""
+    opened: list[Sandbox] = []
+
+    def create(backend: str, network: dict[str, Any]) -> Sandbox:
+        if backend != "docker":
+            return boxed(backend=backend, network=network)
+        if not kept:
+            secret()
+            first = {"allow": ["*"], "secrets": ["TOKEN", "BASIC", "QUERY", "BODY"]}
+            secret("BASIC", basic="me", hosts=["good.test"])
+            for name, place in (("QUERY", {"query": "key"}), ("BODY", {"body": True})):
+                secret(name, **place, hosts=["evil.test"])
+            kept.append(Sandbox(data_dir=str(data), backend=backend, network=first))
+        opened.append(Sandbox.attach(kept[0].id, data_dir=str(data)))
+        opened[-1].update(network=network)
+        return opened[-1]
+
+    yield create
+    for one in opened:
+        one.__exit__(None, None, None)
+
+
+def last_seq(box: Sandbox) -> int:
+    return max((one.seq for one in box.network_log()), default=0)
 
 
 def curl(box: Sandbox, *words: str) -> str:
@@ -67,11 +93,11 @@ def files_below(directory: Path) -> dict[str, bytes]:
 @pytest.mark.promise("P77")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_program_uses_a_secret_that_the_sandbox_does_not_have(
-    boxed, api, secret, tmp_path, backend
+    inspected, api, secret, data, tmp_path, backend
 ):
     stored = secret()
     network = {"allow": ["good.test", "evil.test"], "secrets": ["TOKEN"]}
-    box = boxed(backend=backend, network=network)
+    box = inspected(backend, network)
     assert curl(box, f"https://good.test:{api.port}/user") == "hello\n"
     code = (
         f"import urllib.request as u; print(u.urlopen('https://good.test:{api.port}/user').read())"
@@ -98,20 +124,25 @@ def test_a_program_uses_a_secret_that_the_sandbox_does_not_have(
     }
     assert VALUE not in str(log)
     # Neither on disk nor where other processes look.
-    for name, content in files_below(tmp_path / "data").items():
+    for name, content in files_below(data).items():
         assert VALUE.encode() not in content, name
         assert json.dumps(VALUE).encode() not in content, name
     pid = _egress_of(box, tmp_path)
     for name in ("environ", "cmdline"):
         assert VALUE.encode() not in Path(f"/proc/{pid}/{name}").read_bytes()
     assert "Max core file size        0" in Path(f"/proc/{pid}/limits").read_text()
+    if backend == "docker":
+        told = seen.told(lent.engine("local"), box.id)
+        assert stored.placeholder in told
+        assert PART not in told
 
 
-def test_each_place_of_a_secret(boxed, api, secret):
+@pytest.mark.parametrize("backend", BOTH)
+def test_each_place_of_a_secret(inspected, api, secret, backend):
     secret("BASIC", basic="me", hosts=["good.test"])
     secret("QUERY", query="key", hosts=["evil.test"])
     secret("BODY", body=True, hosts=["evil.test"])
-    box = boxed(network={"allow": ["*"], "secrets": ["BASIC", "QUERY", "BODY"]})
+    box = inspected(backend, {"allow": ["*"], "secrets": ["BASIC", "QUERY", "BODY"]})
     told = curl(box, "-H", "Authorization: Basic mine", f"https://good.test:{api.port}/x")
     assert api.seen[-1]["headers"]["Authorization"] == BASIC
     assert BASIC.split()[1] not in told
@@ -184,38 +215,11 @@ def test_an_image_trusts_the_authority(boxed, api, secret, tmp_path):
     assert box.exec(["python3", "-c", code]).output == "b'hello\\n'\n"
 
 
-ATTACKS = {
-    "another Host": b"GET /x HTTP/1.1\r\nHost: evil.test\r\n\r\n",
-    "two Hosts": b"GET /x HTTP/1.1\r\nHost: good.test\r\nHost: evil.test\r\n\r\n",
-    "no Host": b"GET /x HTTP/1.1\r\n\r\n",
-    "a whole address": b"GET https://evil.test/x HTTP/1.1\r\nHost: good.test\r\n\r\n",
-    "CONNECT": b"CONNECT evil.test:443 HTTP/1.1\r\nHost: good.test\r\n\r\n",
-    "TRACE": b"TRACE /x HTTP/1.1\r\nHost: good.test\r\n\r\n",
-    "a folded line": b"GET /x HTTP/1.1\r\nHost: good.test\r\nX: y\r\n z\r\n\r\n",
-    "line feeds": b"GET /x HTTP/1.1\nHost: good.test\n\n",
-    "a lone CR": b"GET /x HTTP/1.1\r\nHost: good.test\r\nX: y\rZ: z\r\n\r\n",
-    "a space before the colon": b"GET /x HTTP/1.1\r\nHost: good.test\r\nX : y\r\n\r\n",
-    "CL.TE": b"POST /x HTTP/1.1\r\nHost: good.test\r\nContent-Length: 40\r\n"
-    b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n",
-    "TE.CL": b"POST /x HTTP/1.1\r\nHost: good.test\r\nTransfer-Encoding: chunked\r\n"
-    b"Content-Length: 3\r\n\r\n1\r\nA\r\n0\r\n\r\n",
-    "TE.TE": b"POST /x HTTP/1.1\r\nHost: good.test\r\nTransfer-Encoding: chunked\r\n"
-    b"Transfer-Encoding: x\r\n\r\n0\r\n\r\n",
-    "two lengths": b"POST /x HTTP/1.1\r\nHost: good.test\r\nContent-Length: 1\r\n"
-    b"Content-Length: 2\r\n\r\nab",
-    "a later request": b"GET /fine HTTP/1.1\r\nHost: good.test\r\n\r\n"
-    b"GET /x HTTP/1.1\r\nHost: evil.test\r\n\r\n",
-    "after a body": b"POST /fine HTTP/1.1\r\nHost: good.test\r\nContent-Length: 2\r\n\r\nab"
-    b"GET /x HTTP/1.1\r\nHost: evil.test\r\n\r\n",
-    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    "a control character": b"GET /x\x01 HTTP/1.1\r\nHost: good.test\r\n\r\n",
-    "a huge head": b"GET /x HTTP/1.1\r\nHost: good.test\r\nX: " + b"x" * 70_000 + b"\r\n\r\n",
-}
-
-
-def test_what_could_be_read_in_two_ways_reaches_no_server(boxed, api, secret):
+@pytest.mark.parametrize("backend", BOTH)
+def test_what_could_be_read_in_two_ways_reaches_no_server(inspected, api, secret, backend):
     secret()
-    box = boxed(network={"allow": ["good.test", "evil.test"], "secrets": ["TOKEN"]})
+    box = inspected(backend, {"allow": ["good.test", "evil.test"], "secrets": ["TOKEN"]})
+    before = last_seq(box)
     code = f"""
 import socket, ssl
 trusting = ssl.create_default_context()
@@ -236,7 +240,7 @@ for name, data in {ATTACKS!r}.items():
     expected = [f"{name} True {int(name in later)}" for name in ATTACKS]
     assert done.output.splitlines() == expected, done
     assert [one["path"] for one in api.seen] == ["/fine", "/fine"]
-    refused = [one for one in box.network_log() if one.event == "refused"]
+    refused = [one for one in box.network_log(since_seq=before) if one.event == "refused"]
     assert len(refused) == len(ATTACKS)
 
 
@@ -264,10 +268,11 @@ def test_a_server_with_another_certificate_gets_no_secret(boxed, api, secret, mo
     assert api.seen == []
 
 
-def test_a_secret_is_not_sent_without_tls(boxed, api, secret):
+@pytest.mark.parametrize("backend", BOTH)
+def test_a_secret_is_not_sent_without_tls(inspected, api, secret, backend):
     plain = Api(None)
     stored = secret()
-    box = boxed(network={"allow": ["good.test"], "secrets": ["TOKEN"]})
+    box = inspected(backend, {"allow": ["good.test"], "secrets": ["TOKEN"]})
     with served(plain):
         url = f"http://good.test:{plain.port}/echo"
         for words in (("-H", f"X: {stored.placeholder}"), ("-u", f"me:{stored.placeholder}")):
@@ -278,12 +283,14 @@ def test_a_secret_is_not_sent_without_tls(boxed, api, secret):
     assert "secret without TLS" in {one.rule for one in box.network_log()}
 
 
-def test_rules_for_requests_decide_about_each_of_them(boxed, api, monkeypatch):
+@pytest.mark.parametrize("backend", BOTH)
+def test_rules_for_requests_decide_about_each_of_them(inspected, api, monkeypatch, backend):
     monkeypatch.setenv("SANDKASTEN_NETWORK_UNINSPECTED", "pinned.test")
     port = api.port
     allow = [f"GET good.test:{port}/repos/*", f"good.test:{port}/open", f"evil.test:{port}"]
     deny = ["DELETE evil.test"]
-    box = boxed(network={"allow": allow, "deny": deny, "inspect": True})
+    box = inspected(backend, {"allow": allow, "deny": deny, "inspect": True})
+    before = last_seq(box)
     good, evil = f"https://good.test:{port}", f"https://evil.test:{port}"
     allowed = [
         (f"{good}/repos/x?y",),
@@ -307,13 +314,14 @@ def test_rules_for_requests_decide_about_each_of_them(boxed, api, monkeypatch):
     # What cannot be read is not opened by a rule for requests.
     done = box.exec(f"bash -c 'exec 3<>/dev/tcp/good.test/{port}; echo SSH-2.0-x >&3; cat <&3'")
     assert "may not" not in done.output
-    found = [one for one in box.network_log() if one.event == "refused" and one.method]
+    log = box.network_log(since_seq=before)
+    found = [one for one in log if one.event == "refused" and one.method]
     assert [(one.method, one.path) for one in found][:2] == [
         ("POST", "/repos/x"),
         ("GET", "/open/x"),
     ]
     with pytest.raises(InvalidRequest, match="requires inspect"):
-        boxed(network={"allow": ["GET good.test/x"]})
+        box.update(network={"allow": ["GET good.test/x"]})
 
 
 def test_an_excluded_host_is_not_inspected(boxed, api, certificates, monkeypatch):
@@ -325,25 +333,25 @@ def test_an_excluded_host_is_not_inspected(boxed, api, certificates, monkeypatch
     assert "tests" in issuers[1]
 
 
-def test_a_change_reaches_a_living_sandbox(boxed, api, secret, tmp_path):
+@pytest.mark.parametrize("backend", BOTH)
+def test_a_change_reaches_a_living_sandbox(inspected, boxed, api, secret, data, backend):
     stored = secret()
-    data = str(tmp_path / "data")
     network = {"allow": ["good.test"], "secrets": ["TOKEN"]}
-    box = boxed(network=network)
+    box = inspected(backend, network)
     url = f"https://good.test:{api.port}/user"
-    Secrets(data_dir=data).set("TOKEN", "another-value", hosts="good.test", header=BEARER)
+    Secrets(data_dir=str(data)).set("TOKEN", "another-value", hosts="good.test", header=BEARER)
     assert curl(box, url) == "hello\n"
     box.update(network=network)
     assert curl(box, url) == "who are you\n"
     assert secret().placeholder == stored.placeholder
     # Another process, as after a restart of the daemon.
     code = f"from sandkasten import Sandbox; Sandbox.attach({box.id!r}).update(network={network!r})"
-    env = {**os.environ, "SANDKASTEN_DATA_DIR": data}
+    env = {**os.environ, "SANDKASTEN_DATA_DIR": str(data)}
     subprocess.run([sys.executable, "-c", code], env=env, check=True)
     assert curl(box, url) == "hello\n"
     box.update(network={"allow": ["good.test"]})
     assert "who are you" in box.exec(["curl", "-sSk", "-m", "10", url]).output
-    bare = boxed(network={"allow": ["good.test"]})
+    bare = boxed(backend=backend, network={"allow": ["good.test"]})
     with pytest.raises(UnsupportedByBackend, match="without secrets"):
         bare.update(network=network)
 

@@ -24,7 +24,38 @@ VALUE = 's3cr=t"Value-0123456789'
 NAMES = ("good.test", "evil.test", "pinned.test")
 
 
+# A part that is the same in JSON, in a URL and in a command line.
+PART = VALUE[-16:]
 BASIC = "Basic " + base64.b64encode(f"me:{VALUE}".encode()).decode()
+
+# Requests that two servers could read in two ways; nothing after "/fine" may reach one.
+ATTACKS = {
+    "another Host": b"GET /x HTTP/1.1\r\nHost: evil.test\r\n\r\n",
+    "two Hosts": b"GET /x HTTP/1.1\r\nHost: good.test\r\nHost: evil.test\r\n\r\n",
+    "no Host": b"GET /x HTTP/1.1\r\n\r\n",
+    "a whole address": b"GET https://evil.test/x HTTP/1.1\r\nHost: good.test\r\n\r\n",
+    "CONNECT": b"CONNECT evil.test:443 HTTP/1.1\r\nHost: good.test\r\n\r\n",
+    "TRACE": b"TRACE /x HTTP/1.1\r\nHost: good.test\r\n\r\n",
+    "a folded line": b"GET /x HTTP/1.1\r\nHost: good.test\r\nX: y\r\n z\r\n\r\n",
+    "line feeds": b"GET /x HTTP/1.1\nHost: good.test\n\n",
+    "a lone CR": b"GET /x HTTP/1.1\r\nHost: good.test\r\nX: y\rZ: z\r\n\r\n",
+    "a space before the colon": b"GET /x HTTP/1.1\r\nHost: good.test\r\nX : y\r\n\r\n",
+    "CL.TE": b"POST /x HTTP/1.1\r\nHost: good.test\r\nContent-Length: 40\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n",
+    "TE.CL": b"POST /x HTTP/1.1\r\nHost: good.test\r\nTransfer-Encoding: chunked\r\n"
+    b"Content-Length: 3\r\n\r\n1\r\nA\r\n0\r\n\r\n",
+    "TE.TE": b"POST /x HTTP/1.1\r\nHost: good.test\r\nTransfer-Encoding: chunked\r\n"
+    b"Transfer-Encoding: x\r\n\r\n0\r\n\r\n",
+    "two lengths": b"POST /x HTTP/1.1\r\nHost: good.test\r\nContent-Length: 1\r\n"
+    b"Content-Length: 2\r\n\r\nab",
+    "a later request": b"GET /fine HTTP/1.1\r\nHost: good.test\r\n\r\n"
+    b"GET /x HTTP/1.1\r\nHost: evil.test\r\n\r\n",
+    "after a body": b"POST /fine HTTP/1.1\r\nHost: good.test\r\nContent-Length: 2\r\n\r\nab"
+    b"GET /x HTTP/1.1\r\nHost: evil.test\r\n\r\n",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "a control character": b"GET /x\x01 HTTP/1.1\r\nHost: good.test\r\n\r\n",
+    "a huge head": b"GET /x HTTP/1.1\r\nHost: good.test\r\nX: " + b"x" * 70_000 + b"\r\n\r\n",
+}
 
 
 def wheel() -> bytes:
@@ -76,8 +107,8 @@ class Api(http.server.ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, chain: Path | None) -> None:
-        super().__init__(("127.0.0.1", 0), _Api)
+    def __init__(self, chain: Path | None, address: str = "127.0.0.1") -> None:
+        super().__init__((address, 0), _Api)
         self.seen: list[dict[str, Any]] = []
         self.files: Path | None = None
         if chain is not None:

@@ -132,13 +132,18 @@ def begin_inspection(cell: Path, authority: Authority, inspection: Inspection) -
 
     Over the socket, because nothing secret may be in a file, an argument or an environment.
     """
+    asyncio.run(ask(cell, inspection_command(authority, inspection)))
+
+
+def inspection_command(authority: Authority, inspection: Inspection) -> dict[str, object]:
+    """Return the first command of an inspecting process. It contains the key and the values."""
     told = {
         **_inspection_json(inspection),
         "certificate": base64.b64encode(authority.certificate).decode(),
         "key": base64.b64encode(authority.key).decode(),
         "roots": authority.roots,
     }
-    asyncio.run(ask(cell, {"inspect": told}))
+    return {"inspect": told}
 
 
 def name_servers(file: str = _RESOLV) -> list[str]:
@@ -197,20 +202,22 @@ async def change(
     """Send new rules and limits, what the operator opens besides public addresses, and what is
     inspected from now on.
     """
-    command = change_command(policy, reachable)
-    if inspection is not None:
-        if not await asyncio.to_thread((cell / TRUST).exists):
-            raise created_without_inspection(cell.name)
-        command["inspect"] = _inspection_json(inspection)
-    await ask(cell, command)
+    if inspection is not None and not await asyncio.to_thread((cell / TRUST).exists):
+        raise created_without_inspection(cell.name)
+    await ask(cell, change_command(policy, reachable, inspection))
 
 
-def change_command(policy: NetworkPolicy, reachable: Sequence[str]) -> dict[str, object]:
-    return {
+def change_command(
+    policy: NetworkPolicy, reachable: Sequence[str], inspection: Inspection | None = None
+) -> dict[str, object]:
+    command: dict[str, object] = {
         "rules": rules_json(policy),
         "limits": asdict(policy.limits),
         "reachable": list(reachable),
     }
+    if inspection is not None:
+        command["inspect"] = _inspection_json(inspection)
+    return command
 
 
 async def counts(cell: Path) -> NetworkCounts:

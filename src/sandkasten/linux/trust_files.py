@@ -49,29 +49,39 @@ class Authority:
     roots: str
     """PEM: what the certificates of servers are checked against."""
 
+    def files(self) -> dict[str, bytes]:
+        """Return the files for the inside of the sandbox, by name. They contain no key."""
+        mine = _pem(self.certificate)
+        return {
+            AUTHORITY: mine.encode(),
+            BUNDLE: (self.roots + mine).encode(),
+            TRUST_STORE: java_trust_store([self.certificate, *_certificates(self.roots)]),
+        }
+
 
 def prepare_trust(cell: Path, sandbox: str, spec: CellSpec) -> tuple[CellSpec, Authority | None]:
     """Make the authority and its files. Return the spec that shows them inside."""
     if spec.inspection is None:
         return spec, None
-    roots = trusted_roots(spec.ceiling)
-    authority = make_authority(sandbox, roots)
+    authority = make_authority(sandbox, trusted_roots(spec.ceiling))
     directory = cell / TRUST
     directory.mkdir(mode=0o755)
     directory.chmod(0o755)
-    mine = _pem(authority.certificate)
-    files = {
-        AUTHORITY: mine.encode(),
-        BUNDLE: (roots + mine).encode(),
-        TRUST_STORE: java_trust_store([authority.certificate, *_certificates(roots)]),
-    }
-    for name, content in files.items():
+    for name, content in authority.files().items():
         (directory / name).write_bytes(content)
         (directory / name).chmod(0o644)
     shown = HostMount(os.fspath(directory), TRUST_DIR)
-    # A variable of the image would hide ours; one of the caller is meant.
-    env = {**spec.inspection.environment(), **spec.env}
-    return replace(spec, mounts=(*spec.mounts, shown), env=env), authority
+    return replace(with_variables(spec), mounts=(*spec.mounts, shown)), authority
+
+
+def with_variables(spec: CellSpec) -> CellSpec:
+    """Return the spec with the variables of its inspection.
+
+    A variable of the image would hide ours; one of the caller is meant.
+    """
+    if spec.inspection is None:
+        return spec
+    return replace(spec, env={**spec.inspection.environment(), **spec.env})
 
 
 def trusted_roots(ceiling: NetworkCeiling) -> str:

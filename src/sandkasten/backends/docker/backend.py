@@ -18,6 +18,7 @@ from sandkasten.backends.docker import (
     container_config,
     container_network,
     session_volumes,
+    trust_volume,
     unsupported,
 )
 from sandkasten.backends.docker import resource_names as names
@@ -38,7 +39,6 @@ from sandkasten.disk.process_identity import boot_id, start_time
 from sandkasten.errors import (
     BackendUnavailable,
     Conflict,
-    InvalidImage,
     SandboxLost,
     SandkastenError,
     UnsupportedByBackend,
@@ -47,6 +47,7 @@ from sandkasten.linux.cgroup import cgroups
 from sandkasten.linux.confinement import seccomp_bpf, seccomp_oci
 from sandkasten.linux.programs import Programs
 from sandkasten.linux.state_layout import CellState, write_state
+from sandkasten.linux.trust_files import with_variables
 from sandkasten.model.images.pull_rules import PullLimits
 from sandkasten.model.optional_extras import install_command
 from sandkasten.model.sandbox.cell_spec import CellSpec, home
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from sandkasten.linux.trust_files import Authority
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.images.resolved_image import Image
     from sandkasten.ports import EventSink, ImagePacker
@@ -63,8 +65,6 @@ if TYPE_CHECKING:
 _LIBRARY = "aiodocker"
 # How long to wait for a failed create, so that it can be removed at once.
 _UNDO_S = 15.0
-# The runner's message for an image in which its own program could be replaced.
-_UNGUARDED = "not for root alone"
 
 
 class DockerBackend:
@@ -147,6 +147,8 @@ class DockerBackend:
 
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> DockerCell:
         refusal = None if spec.network.closed else await self.network_refusal()
+        if refusal is None and spec.inspection is not None:
+            refusal = container_network.inspection_refusal(self._engine.address)
         if refusal is not None:
             raise refusal
         await self._footing.prepare(spec, self._create, self._remove)
@@ -247,11 +249,11 @@ class DockerBackend:
         unsupported.check_volumes(spec, place, declared)
         lost = tuple((u.limit, u.reason, u.remedy) for u in self._footing.unenforced)
         beside = not spec.network.closed and not await self._footing.can_enter()
-        record = CellRecord(place, lost, len(declared), beside)
+        record = CellRecord(place, lost, len(declared), beside, spec.inspection is not None)
         # On disk before any of it exists, so that it can be removed after a crash.
         await asyncio.to_thread(self._home.begin, sandbox_id, record)
         try:
-            return await self._fill(sandbox_id, spec, record)
+            return await self._fill(sandbox_id, with_variables(spec), record)
         except BaseException as exc:
             # An engine that just failed to answer gets no further requests.
             if not (isinstance(exc, BackendUnavailable) and exc.details.get("backend")):
@@ -264,20 +266,30 @@ class DockerBackend:
         place = record.place
         owner = await self._footing.owner()
         await session_volumes.make(place, self._engine, sandbox_id, owner, spec)
+        authority = None
+        if spec.inspection is not None:
+            detection = await self._footing.detection()
+            authority = await trust_volume.make(self._engine, detection, sandbox_id, owner, spec)
         try:
-            cell = await self._begun(sandbox_id, spec, record)
+            cell = await self._begun(sandbox_id, spec, record, authority)
         except BackendUnavailable:
             if place.mode == "archive" or not await self._mended(record):
                 raise
             for name in (sandbox_id, *names.network_containers(sandbox_id)):
                 await asked(self._engine.remove(name), "a container")
-            cell = await self._begun(sandbox_id, spec, record)
+            cell = await self._begun(sandbox_id, spec, record, authority)
         if spec.workspace is not None and spec.workspace.kind != "volume":
             await cell.check_alive()
             await asyncio.to_thread(self._tell_relatives, cell, spec.workspace.path)
         return cell
 
-    async def _begun(self, sandbox_id: SandboxId, spec: CellSpec, record: CellRecord) -> DockerCell:
+    async def _begun(
+        self,
+        sandbox_id: SandboxId,
+        spec: CellSpec,
+        record: CellRecord,
+        authority: Authority | None,
+    ) -> DockerCell:
         """Create and start the container; return when its runner answers."""
         container = await self._make(sandbox_id, spec)
         try:
@@ -293,37 +305,28 @@ class DockerBackend:
         try:
             await cell.greet()
         except SandboxLost as exc:
-            told_by = await self._last_words(container)
-            if _UNGUARDED in told_by:
-                raise InvalidImage(
-                    f"image {spec.image.name} cannot be used: {told_by}",
-                    hint="/run of the image must be a directory owned by root, and no mount "
-                    "target may be a symlink",
-                    image=spec.image.name,
-                ) from exc
-            why = told_by or exc.message
-            raise unsupported.odd_environment(spec, why) or BackendUnavailable(
-                f"sandbox {sandbox_id} ended right after its start: {why}",
-                hint="run sandkasten doctor",
-            ) from exc
+            why = await self._last_words(container) or exc.message
+            raise unsupported.ended_early(sandbox_id, spec, why) from exc
         if self._footing.separate_sockets:
             # Nothing but the runner has run yet, and it has no network socket.
             await cell.limit_sockets(cgroups.socket_bytes(spec.limits))
         if not spec.network.closed:
             try:
-                await self._open_network(cell, record, spec)
+                await self._open_network(cell, record, spec, authority)
             except BaseException:
                 await asyncio.shield(cell.let_go())
                 raise
         return cell
 
-    async def _open_network(self, cell: DockerCell, record: CellRecord, spec: CellSpec) -> None:
+    async def _open_network(
+        self, cell: DockerCell, record: CellRecord, spec: CellSpec, authority: Authority | None
+    ) -> None:
         """Give the container its network. Nothing but the runner has run in it yet."""
         if record.beside:
             await self._network_programs.ensure_once(await self._footing.detection())
-            await EgressContainers(self._engine, cell.id).start(
-                cell.container, self._network_programs.mount, await self._footing.owner(), spec
-            )
+            programs, owner = self._network_programs.mount, await self._footing.owner()
+            beside = EgressContainers(self._engine, cell.id)
+            await beside.start(cell.container, programs, owner, spec, authority)
             return
         container = await cell.inspected()
         await asyncio.to_thread(
@@ -333,6 +336,7 @@ class DockerBackend:
             cell.id,
             container,
             spec,
+            authority,
         )
 
     async def _mended(self, record: CellRecord) -> bool:
@@ -389,6 +393,7 @@ class DockerBackend:
         mounted = (
             *session_volumes.mounts(place, sandbox_id, home=home(spec), kept=kept),
             *await self._contents.mounts(spec.mounts),
+            *([trust_volume.mount(sandbox_id)] if spec.inspection is not None else ()),
         )
         return container_config.ContainerPlatform(
             owner=owner,
@@ -445,6 +450,8 @@ class DockerBackend:
         if record is not None and record.place.mode == "directory":
             await self._erase(record.place, sandbox_id)
         if record is not None and whole:
+            if record.inspected:
+                await trust_volume.remove(self._engine, sandbox_id)
             await session_volumes.remove(
                 record.place, self._engine, sandbox_id, record.image_volumes
             )

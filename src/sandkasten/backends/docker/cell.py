@@ -24,7 +24,7 @@ from sandkasten.errors import (
     SandkastenError,
 )
 from sandkasten.model.sandbox.cell_spec import RUNNER_ID
-from sandkasten.model.sandbox.inspection import refuse_inspection
+from sandkasten.model.sandbox.inspection import created_without_inspection
 from sandkasten.model.sandbox.limits import Unenforced
 from sandkasten.wire.frame_codec import FROM_RUNNER, Decoder
 from sandkasten.wire.unix_socket import connect_unix
@@ -136,9 +136,9 @@ class DockerCell:
         reachable: Sequence[str],
         inspection: Inspection | None = None,
     ) -> None:
-        if inspection is not None:
-            raise refuse_inspection("docker")
-        await self._network.change(policy, reachable)
+        if inspection is not None and not self._record.inspected:
+            raise created_without_inspection(self.id)
+        await self._network.change(policy, reachable, inspection)
 
     async def network_counts(self) -> NetworkCounts:
         return await self._network.counts()

@@ -37,6 +37,8 @@ class CellRecord:
     """Number of volumes that the image declares; they have their own names."""
     beside: bool = False
     """Whether its network is made by containers beside it."""
+    inspected: bool = False
+    """Whether it was created with secrets or inspection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,7 @@ class DockerDirectory:
                 unenforced=tuple((str(a), str(b), str(c)) for a, b, c in raw["unenforced"]),
                 image_volumes=int(raw["image_volumes"]),
                 beside=bool(raw.get("beside", False)),
+                inspected=bool(raw.get("inspected", False)),
             )
         except (OSError, ValueError, KeyError, TypeError):
             return None

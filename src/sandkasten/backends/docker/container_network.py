@@ -20,6 +20,7 @@ from sandkasten.errors import BackendUnavailable, UnsupportedByBackend
 from sandkasten.linux import egress
 from sandkasten.linux.confinement import id_ranges
 from sandkasten.linux.launcher import launch
+from sandkasten.model.addresses import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,8 +28,10 @@ if TYPE_CHECKING:
 
     from sandkasten.backends.docker.engine.engine_address import EngineAddress
     from sandkasten.linux.programs import Programs
+    from sandkasten.linux.trust_files import Authority
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.sandbox.cell_spec import CellSpec
+    from sandkasten.model.sandbox.inspection import Inspection
     from sandkasten.model.sandbox.network_policy import NetworkCounts, NetworkPolicy
 
 # Runtimes whose containers use the network of the machine's kernel. Others have a network stack of
@@ -52,6 +55,22 @@ def refusal(info: Mapping[str, Any], *, volumes: bool) -> UnsupportedByBackend |
     if not volumes:
         return _refused("it makes no volumes for us", "set backends.docker.workspace_mode: auto")
     return None
+
+
+def inspection_refusal(address: EngineAddress) -> UnsupportedByBackend | None:
+    """Return why sandboxes of this engine cannot be inspected; None if they can.
+
+    The values of secrets go to the egress process over the connection to the engine.
+    """
+    if address.kind != "tcp" or address.tls is not None or is_loopback(address.host):
+        return None
+    return UnsupportedByBackend(
+        f"the Docker Engine at {address.shown} is used without TLS, so that values of secrets "
+        "could be read on the way to it",
+        hint="give backends.docker.tls_ca, tls_cert and tls_key (or DOCKER_CERT_PATH), or use ssh; "
+        "or create the sandbox without network.secrets and network.inspect",
+        backend="docker",
+    )
 
 
 def can_enter(address: EngineAddress) -> bool:
@@ -89,6 +108,7 @@ def open_network(
     sandbox_id: SandboxId,
     container: Mapping[str, Any],
     spec: CellSpec,
+    authority: Authority | None,
 ) -> None:
     """Prepare the namespace of a container that has just started, and start its egress process.
 
@@ -117,6 +137,8 @@ def open_network(
         launch(programs.launcher, plan, way_out.control.fileno())
     finally:
         way_out.close()
+    if authority is not None and spec.inspection is not None:
+        egress.begin_inspection(directory, authority, spec.inspection)
 
 
 class EnteredNetwork:
@@ -125,8 +147,10 @@ class EnteredNetwork:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    async def change(self, policy: NetworkPolicy, reachable: Sequence[str]) -> None:
-        await egress.change(self._directory, policy, reachable)
+    async def change(
+        self, policy: NetworkPolicy, reachable: Sequence[str], inspection: Inspection | None
+    ) -> None:
+        await egress.ask(self._directory, egress.change_command(policy, reachable, inspection))
 
     async def counts(self) -> NetworkCounts:
         return await egress.counts(self._directory)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.backends.docker import resource_names
 from sandkasten.backends.docker.container_config import ContainerMount, labels
+from sandkasten.backends.docker.container_network import inspection_refusal
 from sandkasten.backends.docker.engine.engine_client import EngineClient, Refused, translated
 from sandkasten.backends.docker.engine.exec_stream import ExecStream
 from sandkasten.backends.docker.engine.workspace_mode import PROBE_IMAGE
@@ -27,8 +28,10 @@ from sandkasten.linux.launcher import trouble
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from sandkasten.linux.trust_files import Authority
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.sandbox.cell_spec import CellSpec
+    from sandkasten.model.sandbox.inspection import Inspection
     from sandkasten.model.sandbox.network_policy import NetworkCounts, NetworkPolicy
 
 _PLACE: Final = "/net"
@@ -37,6 +40,9 @@ _RELAY: Final = (resource_names.RUNNER_PATH, "--relay", _CONTROL)
 # It is alone in its container.
 _USER: Final = 65534
 _MEMORY: Final = 64 << 20
+# Inspected requests and answers pass through its memory: up to half a MB for each of the 256
+# connections at once, and a body with a placeholder, up to 1 MB, is held whole.
+_INSPECTING_MEMORY: Final = 256 << 20
 _PIDS: Final = 16
 _MAX_ANSWER: Final = 1 << 16
 _MAX_RECORDS: Final = 4 << 20
@@ -55,15 +61,28 @@ class EgressContainers:
         self._egress, self._inside = resource_names.network_containers(sandbox_id)
 
     async def start(
-        self, container: str, programs: ContainerMount, owner: str, spec: CellSpec
+        self,
+        container: str,
+        programs: ContainerMount,
+        owner: str,
+        spec: CellSpec,
+        authority: Authority | None,
     ) -> None:
-        """Give a container that has just started its network."""
+        """Give a container that has just started its network.
+
+        The key of the authority and the values of secrets are standard input of a command in the
+        egress container, which the engine neither stores nor logs.
+        """
         own = labels(resource_names.CELL, owner, self._id)
         volume = resource_names.egress_volume_name(self._id)
         mounts = (programs, ContainerMount("volume", volume, _PLACE))
         try:
             await self._engine.make_volume(volume, own)
             outside = _config("take", {"NetworkMode": "host"}, _BASE, mounts, own)
+            if authority is not None:
+                # No swap: values must not be written to a disk.
+                size = {"Memory": _INSPECTING_MEMORY, "MemorySwap": _INSPECTING_MEMORY}
+                outside["HostConfig"].update(size)
             await self._engine.create(self._egress, outside)
             packed = await asyncio.to_thread(_packed, spec)
             await self._engine.put(self._egress, _PLACE, packed)
@@ -76,6 +95,8 @@ class EgressContainers:
         except Refused as exc:
             raise translated(exc, f"the network of sandbox {self._id} could not be made") from exc
         await self._await_start()
+        if authority is not None and spec.inspection is not None:
+            await self._ask(egress.inspection_command(authority, spec.inspection))
 
     async def _await_start(self) -> None:
         deadline = time.monotonic() + _START_S
@@ -108,8 +129,14 @@ class EgressContainers:
                 hint="run sandkasten doctor",
             ) from exc
 
-    async def change(self, policy: NetworkPolicy, reachable: Sequence[str]) -> None:
-        await self._ask(egress.change_command(policy, reachable))
+    async def change(
+        self, policy: NetworkPolicy, reachable: Sequence[str], inspection: Inspection | None
+    ) -> None:
+        # The operator may have changed the address since the sandbox was created.
+        refusal = inspection_refusal(self._engine.address)
+        if refusal is not None and inspection is not None and inspection.secrets:
+            raise refusal
+        await self._ask(egress.change_command(policy, reachable, inspection))
 
     async def counts(self) -> NetworkCounts:
         """Return the counters, also after the end of the sandbox, while its volume exists."""

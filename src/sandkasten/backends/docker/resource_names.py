@@ -65,6 +65,11 @@ def egress_volume_name(sandbox_id: SandboxId) -> str:
     return f"{_VOLUME}{sandbox_id}-egress"
 
 
+def trust_volume_name(sandbox_id: SandboxId) -> str:
+    """Return the name of the volume with the certificates of an inspected sandbox."""
+    return f"{_VOLUME}{sandbox_id}-tls"
+
+
 def network_containers(sandbox_id: SandboxId) -> tuple[str, str]:
     """Return the names of the containers that `egress_containers` makes: outside and inside."""
     return f"{sandbox_id}-egress", f"{sandbox_id}-inside"

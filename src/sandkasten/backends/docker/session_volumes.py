@@ -121,7 +121,7 @@ async def make(
         await make_kept(engine, owner, kept.path)
     elif place.mode == "volume":
         names = resource_names.volume_name(sandbox_id), resource_names.home_volume_name(sandbox_id)
-        await _make_volumes(engine, names, labels(resource_names.CELL, owner, sandbox_id))
+        await make_volumes(engine, names, labels(resource_names.CELL, owner, sandbox_id))
     if place.ours:
         await asyncio.to_thread(_make_directories, place, sandbox_id, spec)
 
@@ -130,13 +130,12 @@ async def make_kept(engine: EngineClient, owner: str, workspace: str) -> tuple[s
     """Create the volumes of a named workspace unless they exist, and return their names."""
     names = resource_names.kept_volume_names(owner, workspace)
     told = {**labels(resource_names.WORKSPACE, owner), resource_names.LABEL_NAME: workspace}
-    await _make_volumes(engine, names, told)
+    await make_volumes(engine, names, told)
     return names
 
 
-async def _make_volumes(
-    engine: EngineClient, names: Sequence[str], told: Mapping[str, str]
-) -> None:
+async def make_volumes(engine: EngineClient, names: Sequence[str], told: Mapping[str, str]) -> None:
+    """Create volumes unless they exist. Raise Conflict for a volume of another owner."""
     try:
         made = await asyncio.gather(*(engine.make_volume(one, told) for one in names))
     except Refused as exc:

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from sandkasten.backends.docker.engine.engine_client import Refused, translated
 from sandkasten.backends.docker.engine.workspace_mode import user_namespaces
-from sandkasten.errors import InvalidImage, SandkastenError, UnsupportedByBackend
+from sandkasten.errors import (
+    BackendUnavailable,
+    InvalidImage,
+    SandkastenError,
+    UnsupportedByBackend,
+)
+from sandkasten.model.sandbox.inspection import TRUST_DIR
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -16,6 +22,8 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.cell_spec import CellSpec
 
 _ENVIRONMENT = ("argument list too long", "environment variable")
+# The runner's message for an image in which its own program could be replaced.
+_UNGUARDED = "not for root alone"
 _DEVICES = ("device driver", "cdi", "nvidia", "device requests", "gpu")
 
 
@@ -44,6 +52,16 @@ def check_volumes(spec: CellSpec, place: SessionVolumes, declared: Sequence[str]
             hint="use an image without them, or another backends.docker.workspace_mode",
             image=spec.image.name,
         )
+    over = [one for one in declared if f"{one}/".startswith(f"{TRUST_DIR}/")]
+    over += [one for one in declared if f"{TRUST_DIR}/".startswith(f"{one}/")]
+    if over and spec.inspection is not None:
+        raise UnsupportedByBackend(
+            f"image {spec.image.name} declares a volume at {over[0][:200]}, where the certificates "
+            "of an inspected sandbox are mounted",
+            hint="build it without that VOLUME, or create the sandbox without network.secrets and "
+            "network.inspect",
+            image=spec.image.name,
+        )
 
 
 def odd_environment(spec: CellSpec, why: str) -> InvalidImage | None:
@@ -56,6 +74,20 @@ def odd_environment(spec: CellSpec, why: str) -> InvalidImage | None:
         f"no program can be started with the environment of image {spec.image.name}: {why}",
         hint="remove invalid or very large values from its ENV",
         image=spec.image.name,
+    )
+
+
+def ended_early(sandbox_id: SandboxId, spec: CellSpec, why: str) -> SandkastenError:
+    """Return the error for a container that ended right after its start; `why` is its output."""
+    if _UNGUARDED in why:
+        return InvalidImage(
+            f"image {spec.image.name} cannot be used: {why}",
+            hint="/run of the image must be a directory owned by root, and no mount target may be "
+            "a symlink",
+            image=spec.image.name,
+        )
+    return odd_environment(spec, why) or BackendUnavailable(
+        f"sandbox {sandbox_id} ended right after its start: {why}", hint="run sandkasten doctor"
     )
 
 

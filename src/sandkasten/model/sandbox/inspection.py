@@ -96,7 +96,7 @@ def check_environment(secrets: Sequence[OpenSecret], env: Mapping[str, str]) -> 
 def refuse_inspection(backend: str) -> UnsupportedByBackend:
     return UnsupportedByBackend(
         f"backend {backend} does not support secrets and inspection",
-        hint="use backend local, oci or gvisor",
+        hint="use backend local, oci, gvisor or docker",
         backend=backend,
     )
 

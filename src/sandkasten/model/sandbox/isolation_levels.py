@@ -15,8 +15,8 @@ _STRENGTH: Final = {"local": 1, "oci": 1, "docker": 1, "gvisor": 2}
 _ENGINES: Final = frozenset({"docker"})
 # A Docker Engine may still refuse it: `ports.RefusesNetworks`.
 _NETWORKS: Final = frozenset({"local", "oci", "gvisor", "docker"})
-# Those whose egress process this machine's launcher starts.
-_INSPECTIONS: Final = frozenset({"local", "oci", "gvisor"})
+# A Docker Engine over TCP without TLS refuses it when a sandbox is created.
+_INSPECTIONS: Final = _NETWORKS
 _WEAKEST: Final = {"standard": 1, "gvisor": 2}
 
 

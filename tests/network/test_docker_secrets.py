@@ -1,0 +1,113 @@
+"""Secrets on Docker Engines that we cannot enter, and where they are refused."""
+
+from __future__ import annotations
+
+import ipaddress
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+# Here, where no event loop waits for it.
+import aiodocker  # noqa: F401
+import pytest
+
+from sandkasten import Sandbox, Secrets
+from sandkasten.backends.docker import container_network, unsupported
+from sandkasten.backends.docker.docker_options import DockerOptions
+from sandkasten.backends.docker.engine.engine_address import address_of
+from sandkasten.backends.docker.session_volumes import SessionVolumes
+from sandkasten.errors import UnsupportedByBackend
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.cell_spec import CellSpec
+from sandkasten.model.sandbox.inspection import Inspection
+from tests.engines import lent, seen, stock
+from tests.network.conftest import served
+from tests.network.tls_api import PART, VALUE, Api
+
+# How a private key begins, as PEM and as base64 alone.
+KEY = ("PRIVATE KEY", "MIGHAgEAMBMG")
+BEARER = "Authorization: Bearer {value}"
+
+
+@pytest.mark.root
+@pytest.mark.promise("P77")
+def test_a_remote_engine_never_shows_a_secret(certificates, tmp_path, monkeypatch):
+    """Created by a process that is killed at once; another one goes on with the sandbox."""
+    far = lent.engine("remote", stock.PROGRAMS)
+    ours = str(ipaddress.ip_address(urlsplit(far.host).hostname or "") - 1)
+    authority, chain = certificates
+    place = str(tmp_path / "data")
+    for name, value in {
+        "DOCKER_HOST": far.host,
+        "DOCKER_CERT_PATH": far.certificates,
+        "DEFAULT_IMAGE": stock.reference(stock.PROGRAMS),
+        "NETWORK_REACHABLE": ours,
+        "NETWORK_HOSTS": f"good.test={ours}",
+        "NETWORK_CA_FILES": str(authority),
+    }.items():
+        monkeypatch.setenv(f"SANDKASTEN_{name}", value)
+    secrets = Secrets(data_dir=place)
+    stored = secrets.set("TOKEN", VALUE, hosts="good.test", header=BEARER)
+    network = {"allow": ["good.test"], "secrets": ["TOKEN"]}
+    script = (
+        "import time\nfrom sandkasten import Sandbox\n"
+        f"box = Sandbox(backend='docker', network={network!r}, data_dir={place!r})\n"
+        "print(box.id, flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as made:
+        assert made.stdout is not None
+        the_id = made.stdout.readline().strip()
+        made.kill()
+    box = Sandbox.attach(the_id, data_dir=place)
+    try:
+        with served(Api(chain, ours)) as port:
+            ask = f"curl -sS -m 10 https://good.test:{port}/user"
+            assert box.exec(ask).output == "hello\n"
+            secrets.set("TOKEN", "another-value", hosts="good.test", header=BEARER)
+            box.update(network=network)
+            assert box.exec(ask).output == "who are you\n"
+        assert box.exec("echo $TOKEN").output.strip() == stored.placeholder
+        assert box.exec("touch /opt/sandkasten/tls/ca.pem").exit_code != 0
+        told = seen.told(far, the_id)
+        assert all(name in told for name in (f"{the_id}-egress", f"{the_id}-inside", "ca.pem"))
+        assert stored.placeholder in told
+        for value in (PART, "another-value", *KEY):
+            assert value not in told
+        # The engines of tests share this machine's kernel.
+        beside = Path(f"/proc/{seen.first_process(far, f'{the_id}-egress')}")
+        for name in ("environ", "cmdline"):
+            assert PART.encode() not in (beside / name).read_bytes()
+        assert "Max core file size        0" in (beside / "limits").read_text()
+    finally:
+        box.close()
+    assert seen.things(far, the_id) == []
+
+
+def test_an_engine_without_tls_gets_no_secrets():
+    """Whoever is on the way to it would read them."""
+    for host in ("unix:///run/docker.sock", "tcp://127.0.0.1:2375", "ssh://user@far.test"):
+        assert container_network.inspection_refusal(address_of(DockerOptions(host=host))) is None
+    safe = DockerOptions(host="tcp://far.test", tls_ca="/ca", tls_cert="/cert", tls_key="/key")
+    assert container_network.inspection_refusal(address_of(safe)) is None
+    for plain in (
+        DockerOptions(host="tcp://docker:2375", insecure=True),
+        DockerOptions(host="tcp://docker:2375", engine="sidecar"),
+    ):
+        refused = container_network.inspection_refusal(address_of(plain))
+        assert refused is not None
+        assert "without TLS" in refused.message
+        assert "DOCKER_CERT_PATH" in (refused.hint or "")
+
+
+def test_an_image_with_a_volume_over_the_certificates_is_refused():
+    place = SessionVolumes("volume", "")
+    bare = CellSpec(image=Image("odd", "engine"))
+    asked = CellSpec(image=Image("odd", "engine"), inspection=Inspection(all=True))
+    for path in ("/opt", "/opt/sandkasten/tls", "/opt/sandkasten/tls/more"):
+        unsupported.check_volumes(bare, place, [path])
+        with pytest.raises(UnsupportedByBackend, match=f"a volume at {path}, where"):
+            unsupported.check_volumes(asked, place, [path])
+    unsupported.check_volumes(asked, place, ["/opt/sandkasten-other", "/data"])
