@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
@@ -122,6 +123,24 @@ RUN ls /a > /listed; env | grep -c KEPT >> /listed || true
 
 
 @pytest.mark.promise("P53")
+def test_links_of_a_stage_do_not_lead_to_the_host(shared, context):
+    """The second source goes through a link that the first one brought."""
+    images = sandkasten.Images(data_dir=shared)
+    # Not below /tmp, which is not part of an image.
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as outside:
+        (context / "Dockerfile").write_text(f"""
+FROM box AS hostile
+RUN mkdir -p {outside} /a && ln -s {outside} /a/b && echo inside > /a/b/c
+FROM box
+COPY --from=hostile /a /a/b/c /srv/
+""")
+        images.build(context, name="linked:1")
+        assert os.listdir(outside) == []
+    with sandkasten.Sandbox("linked:1", data_dir=shared) as box:
+        assert box.exec("cat /srv/c; readlink /srv/b").output.split() == ["inside", outside]
+
+
+@pytest.mark.promise("P53")
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -131,6 +150,11 @@ RUN ls /a > /listed; env | grep -c KEPT >> /listed || true
         (
             "FROM box AS b\nENV A=1\nFROM box\nCOPY --from=b /none/x /b",
             "Dockerfile line 4, step 2/2 (copy none/x to /b): none/x does not exist in the stage",
+        ),
+        (
+            "FROM box AS b\nFROM box\nCOPY --from=b /bin/*.none /b/",
+            "Dockerfile line 3, step 1/1 (copy bin/*.none to /b/): no file of the stage or image "
+            "matches bin/*.none",
         ),
         (
             "FROM box AS b\nFROM box\nCOPY --from=b /dev/null /b/",

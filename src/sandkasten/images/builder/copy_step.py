@@ -82,6 +82,13 @@ def pick_all(context: Path, step: Copy) -> list[Picked]:
         if step.patterns and any(one in source for one in "*?["):
             with _readable(context, source):
                 names = _matching(context, source.split("/"), step.ignore)
+            if not names and step.stage is not None:
+                # The first part is only where it was gathered.
+                wanted = source.partition("/")[2]
+                raise BuildFailed(
+                    f"no file of the stage or image matches {wanted}",
+                    hint="check the pattern; it begins at the root of that image",
+                )
             if not names:
                 raise BuildFailed(f"no file matches {source}", hint=f"look into {context}")
         found += [pick(context, name, step.ignore) for name in names]

@@ -36,11 +36,17 @@ class _Entry:
     """Whether what lower layers have is hidden."""
 
 
-def gather(trees: Sequence[str], sources: Sequence[str], into: Path) -> None:
-    """Put each source below `into`, at its own path. Of a pattern, the directory above it."""
+def gather(trees: Sequence[str], sources: Sequence[str], into: Path) -> tuple[str, ...]:
+    """Put each source below `into` and return the paths there. Of a pattern, put the directory
+    above it.
+
+    Each source has a directory of its own, so that no path leads through a link that another one
+    brought: such a link could lead to the host.
+    """
     root = _Entry(tuple(reversed(trees)), os.stat(into), closed=False)
     count = 0
-    for source in sources:
+    paths: list[str] = []
+    for number, source in enumerate(sources):
         parts = [part for part in source.split("/") if part not in ("", ".")]
         wild = next((n for n, part in enumerate(parts) if _WILD & set(part)), len(parts))
         try:
@@ -50,13 +56,15 @@ def gather(trees: Sequence[str], sources: Sequence[str], into: Path) -> None:
                     f"{source} does not exist in the stage or image that it is copied from",
                     hint="check the path; it begins at the root of that image",
                 )
-            target = into.joinpath(*parts[:wild])
+            target = into.joinpath(str(number), *parts[:wild])
             target.parent.mkdir(parents=True, exist_ok=True)
             count = _put(found, os.fspath(target), count)
+            paths.append("/".join([str(number), *parts]))
         except OSError as exc:
             raise BuildFailed(
                 f"{source} cannot be copied: {exc.strerror}", hint="check the space of the disk"
             ) from exc
+    return tuple(paths)
 
 
 def _find(root: _Entry, parts: Sequence[str]) -> _Entry | None:
@@ -131,12 +139,12 @@ def _put(entry: _Entry, target: str, count: int) -> int:
             )
         mode = entry.seen.st_mode
         if stat.S_ISDIR(mode):
-            os.makedirs(target, mode=0o700, exist_ok=True)
+            os.mkdir(target, mode=0o700)
             directories.append((target, stat.S_IMODE(mode) & 0o777))
             names = {name for path in entry.paths for name in os.listdir(path)}
             inner = ((_look(entry, name), os.path.join(target, name)) for name in sorted(names))
             waiting += [(one, to) for one, to in inner if one is not None]
-        elif not os.path.lexists(target):
+        else:
             _put_file(entry.paths[0], mode, target)
     for path, mode in reversed(directories):
         os.chmod(path, mode)

@@ -11,7 +11,7 @@ import asyncio
 import os
 import threading
 from contextlib import AsyncExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from sandkasten.disk.os_errors import translated
@@ -142,8 +142,9 @@ class StepBuilder:
             place = self._store.place()
             scratch = await asyncio.to_thread(place.__enter__)
             try:
-                await to_the_end(gather, trees, step.sources, scratch)
-                await self._copy(state, step, scratch, told, refresh=refresh)
+                paths = await to_the_end(gather, trees, step.sources, scratch)
+                gathered = replace(step, sources=paths)
+                await self._copy(state, gathered, scratch, told, refresh=refresh)
             finally:
                 await to_the_end(place.__exit__, None, None, None)
 
