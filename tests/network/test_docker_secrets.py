@@ -14,13 +14,18 @@ import pytest
 
 from sandkasten import Sandbox, Secrets
 from sandkasten.backends.docker import container_network, unsupported
+from sandkasten.backends.docker.backend import DockerBackend
 from sandkasten.backends.docker.docker_options import DockerOptions
+from sandkasten.backends.docker.egress_containers import EgressContainers
 from sandkasten.backends.docker.engine.engine_address import address_of
 from sandkasten.backends.docker.session_volumes import SessionVolumes
 from sandkasten.errors import UnsupportedByBackend
+from sandkasten.model.access.stored_secrets import OpenSecret, Secret
+from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.inspection import Inspection
+from sandkasten.model.sandbox.network_policy import NetworkPolicy
 from tests.engines import lent, seen, stock
 from tests.network.conftest import served
 from tests.network.tls_api import PART, VALUE, Api
@@ -86,8 +91,8 @@ def test_a_remote_engine_never_shows_a_secret(certificates, tmp_path, monkeypatc
     assert seen.things(far, the_id) == []
 
 
-def test_an_engine_without_tls_gets_no_secrets():
-    """Whoever is on the way to it would read them."""
+async def test_an_engine_without_tls_gets_no_secrets(tmp_path):
+    """They could be read on the way to it. It is not asked at all: this address answers nothing."""
     for host in ("unix:///run/docker.sock", "tcp://127.0.0.1:2375", "ssh://user@far.test"):
         assert container_network.inspection_refusal(address_of(DockerOptions(host=host))) is None
     safe = DockerOptions(host="tcp://far.test", tls_ca="/ca", tls_cert="/cert", tls_key="/key")
@@ -100,6 +105,16 @@ def test_an_engine_without_tls_gets_no_secrets():
         assert refused is not None
         assert "without TLS" in refused.message
         assert "DOCKER_CERT_PATH" in (refused.hint or "")
+    backend = DockerBackend(tmp_path, DockerOptions(host="tcp://192.0.2.1", insecure=True))
+    image, the_id = Image("any", "engine"), new_sandbox_id()
+    spec = CellSpec(image, network=NetworkPolicy(full=True), inspection=Inspection(all=True))
+    with pytest.raises(UnsupportedByBackend, match="without TLS"):
+        await backend.create(the_id, spec)
+    stored = Secret("TOKEN", ("good.test",), "holder", 0.0, 0.0, header=BEARER)
+    changed = Inspection(all=False, secrets=(OpenSecret(stored, VALUE),))
+    with pytest.raises(UnsupportedByBackend, match="without TLS"):
+        await EgressContainers(backend._engine, the_id).change(spec.network, (), changed)
+    await backend.aclose()
 
 
 def test_an_image_with_a_volume_over_the_certificates_is_refused():

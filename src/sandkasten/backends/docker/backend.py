@@ -146,9 +146,11 @@ class DockerBackend:
             return Readiness(False, exc.message, exc.hint, (line,))
 
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> DockerCell:
-        refusal = None if spec.network.closed else await self.network_refusal()
-        if refusal is None and spec.inspection is not None:
+        refusal = None
+        if spec.inspection is not None:
             refusal = container_network.inspection_refusal(self._engine.address)
+        if refusal is None and not spec.network.closed:
+            refusal = await self.network_refusal()
         if refusal is not None:
             raise refusal
         await self._footing.prepare(spec, self._create, self._remove)
