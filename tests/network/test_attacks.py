@@ -192,9 +192,15 @@ def test_no_request_is_smuggled_behind_another_one(boxed, court):
 
 def test_a_web_socket_works_when_the_server_agrees(boxed, court):
     box = boxed(network={"allow": [f"good.test:{court.server_port}"]})
-    ask = _GOOD.replace(b"/one", b"/socket")[:-2] + b"Upgrade: websocket\r\n\r\n"
-    code = _TALK.format(port=court.server_port) + f"print(talk({ask!r}, b'not HTTP\\n'))"
-    assert "not HTTP" in box.exec(["python3", "-c", code]).stdout
+    half = _GOOD.replace(b"/one", b"/socket")[:-2] + b"Upgrade: websocket\r\n"
+    end = b"\r\n"
+    whole = half + b"Connection: Upgrade\r\n"
+    code = _TALK.format(port=court.server_port) + "".join(
+        f"print(talk({ask + end!r}, b'not HTTP\\n'))\n" for ask in (whole, half)
+    )
+    # A request that does not ask for the change stays HTTP, whatever the server says.
+    agreed, alone = box.exec(["python3", "-c", code]).stdout.splitlines()
+    assert ["not HTTP" in one for one in (agreed, alone)] == [True, False]
 
 
 def test_a_server_name_must_be_the_name_that_was_dialled(boxed, raw):

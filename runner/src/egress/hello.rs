@@ -1,5 +1,7 @@
 //! The first bytes of a connection: the host that a TLS or HTTP client says it speaks to. Pure.
 
+use crate::head::is_token;
+
 /// More than any client sends before the server answers.
 pub const MOST: usize = 32 << 10;
 
@@ -228,10 +230,6 @@ fn other(line: &[u8]) -> First {
     }
 }
 
-pub fn is_token(b: u8) -> bool {
-    b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b)
-}
-
 /// Where the first empty line begins.
 fn end_of_headers(bytes: &[u8]) -> Option<usize> {
     (0..bytes.len()).find(|&at| {
@@ -241,7 +239,7 @@ fn end_of_headers(bytes: &[u8]) -> Option<usize> {
 }
 
 /// A host without its port and without the dot that may end it.
-pub fn host_of(authority: &str) -> String {
+fn host_of(authority: &str) -> String {
     authority
         .rsplit_once(':')
         .filter(|(_, port)| port.bytes().all(|b| b.is_ascii_digit()))

@@ -1,13 +1,15 @@
 use super::*;
+use crate::head::tests::{random_streams, EVIL, GET};
 
 const NAME: &str = "good.test";
+const PORT: u16 = 80;
 
 /// Feed a stream in pieces of one size; return what passed, and the rule that stopped it.
 fn feed(stream: &[u8], piece: usize) -> (usize, Option<&'static str>) {
     let mut requests = Requests::new();
     let (mut at, mut seen) = (0, piece.min(stream.len()));
     while at < stream.len() {
-        match requests.look(&stream[at..seen.max(at + 1)], NAME) {
+        match requests.look(&stream[at..seen.max(at + 1)], NAME, PORT) {
             Next::Pass(n) => at = at.saturating_add(n as usize),
             Next::More if seen < stream.len() => seen = (seen + piece).min(stream.len()),
             Next::Refused(rule) => return (at, Some(rule)),
@@ -18,18 +20,15 @@ fn feed(stream: &[u8], piece: usize) -> (usize, Option<&'static str>) {
     (at, None)
 }
 
-const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: good.test\r\n\r\n";
-const EVIL: &[u8] = b"GET / HTTP/1.1\r\nHost: evil.test\r\n\r\n";
-
 #[test]
 fn requests_pass_one_after_another_however_they_arrive() {
     let post: &[u8] = b"POST /x HTTP/1.1\r\nHost: good.test:80\r\nContent-Length: 5\r\n\r\nhello";
-    let chunks: &[u8] = b"PUT http://good.test/ HTTP/1.1\r\nHost: Good.Test.\r\n\
+    let chunks: &[u8] = b"PUT / HTTP/1.1\r\nHost: Good.Test.\r\n\
         Transfer-Encoding: Chunked\r\n\r\n5\r\nhello\r\na;x=y\r\n0123456789\r\n0\r\n\r\n";
     let trailers: &[u8] =
         b"PUT / HTTP/1.1\r\nHost: good.test\r\nTransfer-Encoding: chunked\r\n\r\n\
         1\r\nx\r\n0\r\nDigest: y\r\n\r\n";
-    let old: &[u8] = b"\r\nHEAD / HTTP/1.0\r\n\r\n";
+    let old: &[u8] = b"HEAD / HTTP/1.0\r\nHost: good.test\r\n\r\n";
     let stream = [GET, post, GET, chunks, GET, trailers, old, GET].concat();
     for piece in [1, 2, 3, 7, 64, 4096] {
         assert_eq!(feed(&stream, piece), (stream.len(), None), "{}", piece);
@@ -82,7 +81,14 @@ fn what_could_be_read_in_two_ways_is_refused() {
         "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_owned(),
         "GET good.test HTTP/1.1\r\nHost: good.test\r\n\r\n".to_owned(),
         "GET /\r\n\r\n".to_owned(),
-        "POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n".to_owned(),
+        "POST / HTTP/1.0\r\nHost: good.test\r\nTransfer-Encoding: chunked\r\n\r\n".to_owned(),
+        "GET / HTTP/1.0\r\n\r\n".to_owned(),
+        "\r\nGET / HTTP/1.1\r\nHost: good.test\r\n\r\n".to_owned(),
+        "GET * HTTP/1.1\r\nHost: good.test\r\n\r\n".to_owned(),
+        "GET /\u{e4} HTTP/1.1\r\nHost: good.test\r\n\r\n".to_owned(),
+        "TRACE / HTTP/1.1\r\nHost: good.test\r\n\r\n".to_owned(),
+        "connect good.test:22 HTTP/1.1\r\nHost: good.test\r\n\r\n".to_owned(),
+        with(&"X: y\r\n".repeat(200)),
     ] {
         assert_eq!(
             feed(text.as_bytes(), 4096),
@@ -91,26 +97,35 @@ fn what_could_be_read_in_two_ways_is_refused() {
             text
         );
     }
-    let long = format!("GET / HTTP/1.1\r\nX: {}", "x".repeat(MOST));
+    for target in [
+        "http://good.test/",
+        "http://evil.test/",
+        "http://good.test@evil.test/",
+        "http://evil.test\\good.test/",
+        "http://good.test\\@evil.test/",
+        "http://good.test#@evil.test/",
+        "http://good.test?@evil.test/",
+        "//evil.test\\x",
+        "/#@evil.test",
+    ] {
+        let text = format!("GET {} HTTP/1.1\r\nHost: good.test\r\n\r\n", target);
+        assert_eq!(feed(text.as_bytes(), 9), (0, Some(UNCLEAR)), "{}", target);
+    }
+    let long = format!("GET / HTTP/1.1\r\nX: {}", "x".repeat(MOST_REQUEST));
     assert_eq!(feed(long.as_bytes(), 4096), (0, Some(UNCLEAR)));
 }
 
 #[test]
 fn another_host_is_refused_wherever_it_is_named() {
     for text in [
-        "GET http://evil.test/ HTTP/1.1\r\nHost: good.test\r\n\r\n",
-        "GET http://good.test@evil.test/ HTTP/1.1\r\nHost: good.test\r\n\r\n",
-        "GET http://evil.test\\good.test/ HTTP/1.1\r\nHost: good.test\r\n\r\n",
-        "GET http://good.test\\@evil.test/ HTTP/1.1\r\nHost: good.test\r\n\r\n",
-        "GET http://good.test#@evil.test/ HTTP/1.1\r\nHost: good.test\r\n\r\n",
-        "GET http://good.test?@evil.test/ HTTP/1.1\r\nHost: good.test\r\n\r\n",
-        "GET http://user@good.test/ HTTP/1.1\r\nHost: good.test\r\n\r\n",
         "GET / HTTP/1.1\r\nHost: \u{a0}good.test\r\n\r\n",
-        "CONNECT good.test:22 HTTP/1.1\r\nHost: good.test\r\n\r\n",
         "GET / HTTP/1.1\r\nhOST:evil.test\r\n\r\n",
         "GET / HTTP/1.1\r\nHost: good.test.evil.test\r\n\r\n",
         "GET / HTTP/1.1\r\nHost: good.test@evil.test\r\n\r\n",
         "GET / HTTP/1.1\r\nHost: good.test:80@evil.test:80\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: good.test:81\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: good.test:+80\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: good.test..\r\n\r\n",
     ] {
         assert_eq!(
             feed(text.as_bytes(), 4096),
@@ -152,24 +167,34 @@ fn a_web_socket_opens_when_the_server_agrees() {
         b"GET / HTTP/1.1\r\nHost: good.test\r\nUpgrade: WebSocket\r\nConnection: Upgrade\r\n\r\n";
     let begun = || {
         let mut requests = Requests::new();
-        assert_eq!(requests.look(text, NAME), Next::Pass(text.len() as u64));
+        assert_eq!(
+            requests.look(text, NAME, PORT),
+            Next::Pass(text.len() as u64)
+        );
         assert!(requests.waits_for_answer());
-        assert_eq!(requests.look(EVIL, NAME), Next::Answer);
+        assert_eq!(requests.look(EVIL, NAME, PORT), Next::Answer);
         requests
     };
     let mut agreed = begun();
     assert_eq!(agreed.answered(b"HTTP/1.1 1"), None);
     assert_eq!(agreed.answered(b"HTTP/1.1 101 Switching"), Some(()));
-    assert_eq!(agreed.look(EVIL, NAME), Next::Open);
+    assert_eq!(agreed.look(EVIL, NAME, PORT), Next::Open);
     for answer in [&b"HTTP/1.1 200 OK"[..], b"HTTP/1.1 100 Continue", b"", b"X"] {
         let mut refused = begun();
         assert_eq!(refused.answered(answer), Some(()));
-        assert_eq!(refused.look(EVIL, NAME), Next::Refused(ANOTHER));
+        assert_eq!(refused.look(EVIL, NAME, PORT), Next::Refused(ANOTHER));
     }
+    let alone: &[u8] = b"GET / HTTP/1.1\r\nHost: good.test\r\nUpgrade: websocket\r\n\r\n";
+    let mut requests = Requests::new();
+    assert_eq!(
+        requests.look(alone, NAME, PORT),
+        Next::Pass(alone.len() as u64)
+    );
+    assert!(!requests.waits_for_answer());
     // Only at the start of a connection, where the next answer is certainly the one to this request.
     let mut later = Requests::new();
-    later.look(GET, NAME);
-    later.look(text, NAME);
+    later.look(GET, NAME, PORT);
+    later.look(text, NAME, PORT);
     assert!(!later.waits_for_answer());
 }
 
@@ -182,45 +207,11 @@ fn an_upgrade_to_another_protocol_stays_http() {
 
 #[test]
 fn random_streams_never_let_another_host_pass() {
-    let mut seed = 7u64;
-    let mut next = |most: usize| {
-        seed = seed
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
-        (seed >> 33) as usize % most
-    };
-    let parts: &[&[u8]] = &[
-        GET,
-        EVIL,
-        b"\r\n",
-        b"\n",
-        b"Host: evil.test\r\n",
-        b"GET / HTTP/1.1\r\n",
-        b"0\r\n\r\n",
-        b"Content-Length: 3\r\n",
-        b"Transfer-Encoding: chunked\r\n",
-        b"5\r\nhello\r\n",
-        b"\0",
-        b":",
-        b"POST / HTTP/1.1\r\nHost: good.test\r\n",
-        b" ",
-        b"\x16\x03\x01",
-        b"http://",
-        b"\xff",
-    ];
-    for _ in 0..100_000 {
-        let mut stream = Vec::new();
-        for _ in 0..next(8) {
-            stream.extend_from_slice(parts[next(parts.len())]);
-            if next(8) == 0 {
-                let at = next(stream.len());
-                stream[at] = next(256) as u8;
-            }
-        }
+    for stream in random_streams(7, 100_000) {
         let mut requests = Requests::new();
         let mut at = 0;
         while at < stream.len() {
-            match requests.look(&stream[at..], NAME) {
+            match requests.look(&stream[at..], NAME, PORT) {
                 Next::Pass(n) => {
                     // A head that passed names no other host.
                     let end = at.saturating_add(n as usize).min(stream.len());
@@ -231,5 +222,22 @@ fn random_streams_never_let_another_host_pass() {
             }
         }
         let _ = crate::hello::look(&stream);
+    }
+}
+
+#[test]
+fn a_relayed_head_is_one_that_an_inspected_connection_reads() {
+    for stream in random_streams(11, 100_000).filter(|stream| !stream.is_empty()) {
+        let read = head::request(&stream).and_then(|found| match found {
+            Some((head, _)) => Ok(Some((head.is_for(NAME, PORT)?, head.request_framing()?))),
+            None => Ok(None),
+        });
+        let next = Requests::new().look(&stream, NAME, PORT);
+        match read {
+            Ok(Some((true, _))) => assert!(matches!(next, Next::Pass(_)), "{:?}", stream),
+            Ok(Some((false, _))) => assert_eq!(next, Next::Refused(ANOTHER), "{:?}", stream),
+            Ok(None) => assert_eq!(next, Next::More, "{:?}", stream),
+            Err(_) => assert!(matches!(next, Next::Refused(_)), "{:?}", stream),
+        }
     }
 }

@@ -16,6 +16,7 @@ mod base64;
 mod config;
 mod dns;
 mod filter;
+mod head;
 mod hello;
 mod http;
 mod inspect;

@@ -1,8 +1,8 @@
 //! Answers of servers: read strictly, searched for secrets, and written anew.
 
 use super::body::{Body, Part};
-use super::head::{self, Framing};
 use super::{Inspection, Inspector, Stage, PIECE};
+use crate::head::{self, Framing};
 
 impl Inspection {
     pub(super) fn advance_answer(&mut self, inspector: &Inspector) -> Result<bool, String> {

@@ -1,6 +1,6 @@
 //! Bodies of HTTP/1 messages: payload out of its framing, and back into it. Pure.
 
-use super::head::Framing;
+use crate::head::Framing;
 
 const MOST_LINE: usize = 256;
 const MOST_TRAILERS: usize = 16 << 10;

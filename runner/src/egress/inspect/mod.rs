@@ -8,7 +8,6 @@
 mod answer;
 mod body;
 mod certificates;
-mod head;
 mod policy;
 mod secrets;
 mod side;
@@ -16,9 +15,9 @@ mod side;
 pub use policy::Inspector;
 pub use secrets::wipe_value;
 
+use crate::head::{self, Framing, Head};
 use crate::rules::Rules;
 use body::{Body, Part};
-use head::{Framing, Head};
 use secrets::Mask;
 use side::Side;
 use std::os::unix::io::RawFd;
@@ -310,10 +309,7 @@ impl Inspection {
             return true;
         }
         self.note(&method, &path, &verdict.rule, verdict.allowed, false);
-        self.upgrade = head.lists("connection", "upgrade")
-            && head
-                .only("upgrade")
-                .map_or(false, |u| u.eq_ignore_ascii_case(b"websocket"));
+        self.upgrade = head.opens_websocket();
         self.keep = head.keeps(&head.first[2]);
         // What belongs to this connection alone; it is stated anew.
         for name in [
@@ -372,11 +368,7 @@ impl Inspection {
             None => return Ok(None),
         };
         let framing = head.request_framing()?;
-        if ["CONNECT", "TRACE"].contains(&&head.first[0][..]) {
-            return Err("this method is not allowed");
-        }
-        let host = head.only("host").ok_or("it needs one Host")?;
-        if !policy::same_host(host, &self.name, self.port) {
+        if !head.is_for(&self.name, self.port)? {
             return Err("its Host is not the name of the connection");
         }
         self.client.input.drain(..length);

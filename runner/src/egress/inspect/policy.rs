@@ -1,9 +1,9 @@
 //! What an inspected connection is decided by: the rules for requests, the secrets, and both ends of TLS.
 
 use super::certificates::Authority;
-use super::head::Head;
 use super::secrets::{find, percent_decoded, Mask, Secret};
 use crate::base64;
+use crate::head::Head;
 use crate::rules::{Destination, Request, Rule, Rules, Verdict};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConnection};
 use serde_json::Value;
@@ -125,17 +125,6 @@ fn certificates(pem: &str) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Whether a Host header names the host of the connection.
-pub fn same_host(host: &[u8], name: &str, port: u16) -> bool {
-    let text = String::from_utf8_lossy(host).to_ascii_lowercase();
-    let (host, stated) = match text.split_once(':') {
-        Some((host, stated)) => (host.to_owned(), stated.parse().ok()),
-        None => (text, Some(port)),
-    };
-    // Without a port it is the usual one of http and https; which one does not matter here.
-    host.strip_suffix('.').unwrap_or(&host) == name && stated == Some(port)
-}
-
 /// Decide about one request.
 pub fn decide(rules: &Rules, name: &str, port: u16, method: &str, path: &str) -> Verdict {
     let to = Destination::Name(name);
@@ -166,22 +155,6 @@ fn is_plain(path: &str, decoded: &str) -> bool {
 mod tests {
     use super::*;
     use serde_json::json;
-
-    #[test]
-    fn a_host_header_names_the_host_and_port_of_the_connection() {
-        assert!(same_host(b"A.test", "a.test", 8443) && same_host(b"a.test:8443", "a.test", 8443));
-        assert!(same_host(b"a.test.", "a.test", 443));
-        for other in [
-            "b.test",
-            "a.test:80",
-            "a.test:",
-            "a.test:443:443",
-            "a.test@b.test",
-            "",
-        ] {
-            assert!(!same_host(other.as_bytes(), "a.test", 443), "{}", other);
-        }
-    }
 
     #[test]
     fn a_rule_with_a_path_decides_about_requests() {

@@ -1,7 +1,7 @@
 //! Secrets: inserted into requests to their hosts, and hidden in what comes back. Pure.
 
-use super::head::Head;
 use crate::base64;
+use crate::head::Head;
 use crate::rules::{Destination, Rule};
 use serde_json::Value;
 
@@ -266,7 +266,7 @@ impl Drop for Mask {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inspect::head;
+    use crate::head;
     use serde_json::json;
 
     fn secret(place: Value) -> Secret {

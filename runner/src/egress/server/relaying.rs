@@ -184,7 +184,7 @@ fn next_request(c: &mut Connection, now: Instant) -> Option<Flow> {
         }
         Some(bytes) => bytes,
     };
-    match requests.look(bytes, name) {
+    match requests.look(bytes, name, c.wanted.port()) {
         Next::Pass(n) => {
             c.passes = n;
             c.deadline = None;
