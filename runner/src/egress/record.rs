@@ -48,8 +48,11 @@ impl Records {
         }
     }
 
-    /// Write what is pending. The event loop calls it when nothing else is to do, so that no connection
-    /// waits for the disk.
+    pub fn is_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// Write what is pending.
     pub fn flush(&mut self) {
         if self.pending.is_empty() {
             return;

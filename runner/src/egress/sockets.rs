@@ -60,6 +60,22 @@ pub fn connected(fd: RawFd, to: SocketAddr) -> Result<bool> {
     }
 }
 
+/// Send small pieces without waiting for the last one to be confirmed: whether pieces are gathered is
+/// the decision of the programs at both ends. Connections have what their listener has.
+pub fn pass_at_once(fd: RawFd) {
+    let yes: libc::c_int = 1;
+    // SAFETY: the option value is one int. What is not TCP has no such option.
+    unsafe {
+        libc::setsockopt(
+            fd,
+            libc::IPPROTO_TCP,
+            libc::TCP_NODELAY,
+            (&yes as *const libc::c_int).cast(),
+            std::mem::size_of::<libc::c_int>() as libc::socklen_t,
+        );
+    }
+}
+
 pub fn connect(to: SocketAddr) -> Result<OwnedFd> {
     let family = if to.is_ipv4() {
         libc::AF_INET
@@ -69,6 +85,7 @@ pub fn connect(to: SocketAddr) -> Result<OwnedFd> {
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: plain system call.
     let fd = unsafe { OwnedFd::from_raw_fd(check(libc::socket(family, kind, 0))?) };
+    pass_at_once(fd.as_raw_fd());
     match connect_to(fd.as_raw_fd(), to) {
         Ok(()) | Err(libc::EINPROGRESS) => Ok(fd),
         Err(errno) => Err(errno),

@@ -61,6 +61,7 @@ impl Egress {
         let connection = Connection {
             client,
             server: None,
+            watched: false,
             state: State::Resolving,
             checked: unchecked || name.is_none(),
             unchecked,
@@ -76,12 +77,8 @@ impl Egress {
             active: now,
             deadline: None,
         };
-        let fd = connection.client.as_raw_fd();
         let id = self.next;
         self.next += 1;
-        if self.watch_item(fd, id, 0).is_err() {
-            return;
-        }
         let connection = Box::new(connection);
         if !allowed {
             return self.refuse(id, connection, "refused");
@@ -137,7 +134,8 @@ impl Egress {
         connection.state = State::Refused;
         connection.server = None;
         connection.deadline = Some(Instant::now() + REFUSAL_PATIENCE);
-        if self.items.len() >= self.config.limits.connections + REFUSED_AT_ONCE {
+        let full = self.items.len() >= self.config.limits.connections + REFUSED_AT_ONCE;
+        if full || self.watch_client(id, &mut connection).is_err() {
             return reset(&connection.client);
         }
         self.connection(id, connection);
@@ -218,6 +216,10 @@ impl Egress {
                 }
             };
             if let Ok(server) = connect(SocketAddr::new(address, port)) {
+                // Not before: a server that is near begins its work now.
+                if self.watch_client(id, &mut connection).is_err() {
+                    return reset(&connection.client);
+                }
                 if self.watch_item(server.as_raw_fd(), id, 1).is_ok() {
                     connection.server = Some(server);
                     connection.dialled = Some(address);
@@ -227,6 +229,14 @@ impl Egress {
                 }
             }
         }
+    }
+
+    fn watch_client(&self, id: u64, connection: &mut Connection) -> sys::Result<()> {
+        if !connection.watched {
+            self.watch_item(connection.client.as_raw_fd(), id, 0)?;
+            connection.watched = true;
+        }
+        Ok(())
     }
 
     /// Take the next step of a connection. It is put back unless it has ended.
@@ -265,7 +275,7 @@ impl Egress {
 
     pub(super) fn relay(&mut self, id: u64, mut connection: Box<Connection>) {
         if !connection.checked {
-            match first_bytes(&connection) {
+            match first_bytes(&connection, &mut self.first) {
                 Passage::Silent => {}
                 Passage::Waits => {
                     let patience = Instant::now() + HELLO_PATIENCE;
@@ -291,8 +301,8 @@ impl Egress {
 
     fn refused_step(&mut self, id: u64, connection: Box<Connection>) {
         let fd = connection.client.as_raw_fd();
-        let mut buffer = [0u8; hello::MOST];
-        let first = peek(fd, &mut buffer).map(|bytes| match bytes {
+        let buffer = &mut self.first[..];
+        let first = peek(fd, buffer).map(|bytes| match bytes {
             [] => First::Nothing,
             _ => hello::look(bytes),
         });
@@ -361,9 +371,8 @@ enum Passage {
     Closed(&'static str),
 }
 
-fn first_bytes(connection: &Connection) -> Passage {
-    let mut buffer = [0u8; hello::MOST];
-    let bytes = match peek(connection.client.as_raw_fd(), &mut buffer) {
+fn first_bytes(connection: &Connection, buffer: &mut [u8]) -> Passage {
+    let bytes = match peek(connection.client.as_raw_fd(), buffer) {
         Some(bytes) => bytes,
         None => return Passage::Silent,
     };

@@ -11,6 +11,7 @@ mod relaying;
 
 use crate::config::Config;
 use crate::dns::Question;
+use crate::hello;
 use crate::http::{Requests, UNCLEAR};
 use crate::inspect::Inspection;
 use crate::limits::Meter;
@@ -19,7 +20,7 @@ use crate::record::Records;
 use crate::relay::{Direction, Pipes};
 use crate::resolver::Lookup;
 use crate::rules::Verdict;
-use crate::sockets::reset;
+use crate::sockets::{pass_at_once, reset};
 use crate::sys::{self, check, Result};
 use serde_json::json;
 use std::collections::{HashMap, VecDeque};
@@ -39,6 +40,8 @@ const TICK: Duration = Duration::from_millis(250);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// How often connections that wait for bandwidth go on.
 const REFILL: Duration = Duration::from_millis(20);
+/// How long records may wait while there is other work.
+const FLUSH_EVERY: Duration = Duration::from_millis(5);
 
 /// Descriptors that the launcher made.
 pub struct Sockets {
@@ -62,6 +65,8 @@ enum State {
 struct Connection {
     client: OwnedFd,
     server: Option<OwnedFd>,
+    /// Whether events of the client are reported.
+    watched: bool,
     state: State,
     name: Option<String>,
     wanted: SocketAddr,
@@ -105,6 +110,10 @@ pub struct Egress {
     pipes: Pipes,
     /// When deadlines were looked at.
     looked: Instant,
+    /// When records were written.
+    flushed: Instant,
+    /// First bytes of clients, while they are looked at.
+    first: Vec<u8>,
     /// Connections that wait for bandwidth.
     throttled: VecDeque<u64>,
     minute: (Instant, u32),
@@ -134,6 +143,8 @@ impl Egress {
             busy: VecDeque::new(),
             pipes: Pipes::default(),
             looked: now,
+            flushed: now,
+            first: vec![0; hello::MOST],
             throttled: VecDeque::new(),
             minute: (now, 0),
             opened: 0,
@@ -142,6 +153,9 @@ impl Egress {
             would_refuse: 0,
         };
         let s = &egress.sockets;
+        for listener in std::iter::once(&s.tcp4).chain(&s.tcp6) {
+            pass_at_once(listener.as_raw_fd());
+        }
         for (fd, token) in [
             (Some(&s.tcp4), TCP4),
             (s.tcp6.as_ref(), TCP6),
@@ -161,7 +175,6 @@ impl Egress {
         // SAFETY: all-zero events are valid values to be filled in.
         let mut events: [libc::epoll_event; 64] = unsafe { std::mem::zeroed() };
         loop {
-            self.records.flush();
             let wait = if !self.busy.is_empty() {
                 0
             } else if !self.throttled.is_empty() {
@@ -171,16 +184,11 @@ impl Egress {
             } else {
                 TICK.as_millis() as libc::c_int
             };
-            // SAFETY: the array has the given length.
-            let n =
-                unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), 64, wait) };
-            let n = match check(n) {
-                Ok(n) => n as usize,
-                Err(libc::EINTR) => continue,
-                Err(errno) => return Err(errno),
-            };
+            let n = self.wait(&mut events, wait)?;
+            let mut last = 0;
             for event in &events[..n] {
-                match event.u64 {
+                let token = event.u64;
+                match token {
                     TCP4 => self.accept(true),
                     TCP6 => self.accept(false),
                     DNS => self.questions(),
@@ -189,7 +197,12 @@ impl Egress {
                         self.finish();
                         return Ok(());
                     }
-                    token => self.event(token >> 1),
+                    // Both sides of a connection took their step together.
+                    _ if token >> 1 == last => {}
+                    _ => {
+                        last = token >> 1;
+                        self.event(last);
+                    }
                 }
             }
             for id in std::mem::take(&mut self.busy) {
@@ -197,6 +210,34 @@ impl Egress {
             }
             self.refill();
             self.check_deadlines();
+        }
+    }
+
+    /// Wait for events. Records are written when there is nothing else to do, so that connections do not
+    /// wait for the disk; and after a while in any case.
+    fn wait(&mut self, events: &mut [libc::epoll_event], most: libc::c_int) -> Result<usize> {
+        if self.records.is_pending() {
+            let found = self.poll(events, 0)?;
+            if found == 0 || self.flushed.elapsed() > FLUSH_EVERY {
+                self.flushed = Instant::now();
+                self.records.flush();
+            }
+            if found > 0 {
+                return Ok(found);
+            }
+        }
+        self.poll(events, most)
+    }
+
+    fn poll(&self, events: &mut [libc::epoll_event], most: libc::c_int) -> Result<usize> {
+        let room = events.len() as libc::c_int;
+        // SAFETY: the array has the given length.
+        let n =
+            unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), room, most) };
+        match check(n) {
+            Ok(n) => Ok(n as usize),
+            Err(libc::EINTR) => Ok(0),
+            Err(errno) => Err(errno),
         }
     }
 

@@ -2,7 +2,6 @@
 
 use super::connections::HELLO_PATIENCE;
 use super::{Connection, Egress, Item};
-use crate::hello;
 use crate::http::{Next, UNCLEAR};
 use crate::limits::Room;
 use crate::relay::Moved;
@@ -86,7 +85,7 @@ impl Egress {
         }
         for _ in 0..REQUESTS_A_TURN {
             if c.passes == 0 {
-                if let Some(flow) = next_request(c, now) {
+                if let Some(flow) = next_request(c, &mut self.first, now) {
                     return Ok(flow);
                 }
             }
@@ -169,13 +168,12 @@ impl Egress {
 }
 
 /// Look at the client's next request. Return what ends the turn, or None if bytes may pass.
-fn next_request(c: &mut Connection, now: Instant) -> Option<Flow> {
+fn next_request(c: &mut Connection, buffer: &mut [u8], now: Instant) -> Option<Flow> {
     let (requests, name) = match (&mut c.requests, &c.name) {
         (Some(requests), Some(name)) => (requests, name),
         _ => return None,
     };
-    let mut buffer = [0u8; hello::MOST];
-    let bytes = match peek(c.client.as_raw_fd(), &mut buffer) {
+    let bytes = match peek(c.client.as_raw_fd(), buffer) {
         None if sys::errno() == libc::EAGAIN => return Some(Flow::Idle),
         None | Some([]) => {
             // Its end may pass, and its failure is found by the next step.

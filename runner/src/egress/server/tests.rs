@@ -15,7 +15,7 @@ fn egress(rules: Value, servers: &[SocketAddr]) -> Egress {
     let socket = || OwnedFd::from(UdpSocket::bind("127.0.0.1:0").unwrap());
     let file = || OwnedFd::from(std::fs::File::create("/dev/null").unwrap());
     let sockets = Sockets {
-        tcp4: socket(),
+        tcp4: OwnedFd::from(TcpListener::bind("127.0.0.1:0").unwrap()),
         tcp6: None,
         dns: socket(),
         control: socket(),
@@ -103,4 +103,21 @@ fn a_connection_that_cannot_wait_for_its_name_ends() {
         .map(|_| begin(&mut egress, "slow.test", 1))
         .collect();
     assert_eq!((clients.len(), egress.open(), egress.failed), (257, 256, 1));
+}
+
+#[test]
+fn small_pieces_pass_at_once_in_both_directions() {
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = server.local_addr().unwrap().port();
+    let mut egress = egress(json!({"full": true}), &[]);
+    let _client = begin(&mut egress, "a.test", port);
+    let outside = egress.items.drain().find_map(|(_, item)| match item {
+        Item::Connection(c) => c.server,
+        _ => None,
+    });
+    let outside = TcpStream::from(outside.unwrap());
+    assert!(outside.nodelay().unwrap());
+    let listener = TcpListener::from(egress.sockets.tcp4);
+    let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    assert!(listener.accept().unwrap().0.nodelay().unwrap());
 }
