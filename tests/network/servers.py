@@ -66,7 +66,7 @@ def _certificate(folder: Path) -> tuple[Path, Path]:
     return key, found
 
 
-def _make_files(root: Path, scratch: Path) -> None:
+def make_files(root: Path, scratch: Path) -> None:
     _debian(root / "deb", scratch / "deb")
     _git(root / "repository.git", scratch / "git")
     (root / "simple" / "tiny").mkdir(parents=True)
@@ -99,7 +99,7 @@ def _git(bare: Path, work: Path) -> None:
     _run("git", "-C", bare, "update-server-info")
 
 
-def _npm(root: Path, port: int) -> None:
+def make_npm_package(root: Path, registry: str) -> None:
     """Make a package; its description names the address of its archive."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w:gz") as archive:
@@ -113,7 +113,7 @@ def _npm(root: Path, port: int) -> None:
     (root / "tiny-1.0.0.tgz").write_bytes(made.getvalue())
     digest = base64.b64encode(hashlib.sha512(made.getvalue()).digest()).decode()
     dist = {
-        "tarball": f"https://npm.test:{port}/tiny-1.0.0.tgz",
+        "tarball": f"{registry}/tiny-1.0.0.tgz",
         "integrity": f"sha512-{digest}",
     }
     version = {"name": "tiny", "version": "1.0.0", "dist": dist}
@@ -210,7 +210,7 @@ def servers() -> Iterator[Servers]:
     root = scratch / "files"
     try:
         root.mkdir()
-        _make_files(root, scratch)
+        make_files(root, scratch)
         key, certificate = _certificate(scratch)
         secure = _file_server(root)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -219,7 +219,7 @@ def servers() -> Iterator[Servers]:
         secure.socket = context.wrap_socket(
             secure.socket, server_side=True, do_handshake_on_connect=False
         )
-        _npm(root, secure.server_port)
+        make_npm_package(root, f"https://npm.test:{secure.server_port}")
         with (
             served(_file_server(root)) as plain_port,
             served(secure) as secure_port,

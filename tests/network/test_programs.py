@@ -21,9 +21,15 @@ ALL = ("apt", "curl", "git", "npm", "pip", "psql", "ssh")
 PROGRAMS = {"local": ALL, "oci": ALL, "gvisor": ALL, "docker": ("apt", "curl", "git", "psql")}
 # The rest runs in `make test-long`: these cost least, and each backend has one that speaks TLS.
 CHEAP = ("curl", "git", "psql", "ssh")
+
+
+def apt_commands(repository: str) -> str:
+    return _APT.replace("REPOSITORY", repository)
+
+
 _APT = (
     "mkdir -p apt/lists/partial apt/cache/archives/partial && touch apt/status && "
-    "echo 'deb [trusted=yes] http://deb.test:{plain}/deb ./' > apt/list && "
+    "echo 'deb [trusted=yes] REPOSITORY ./' > apt/list && "
     "apt='apt-get -q -o Dir::State=$PWD/apt -o Dir::State::status=$PWD/apt/status "
     "-o Dir::Cache=$PWD/apt/cache -o Dir::Etc::sourcelist=$PWD/apt/list "
     "-o Dir::Etc::sourceparts=/dev/null -o Dir::Etc::preferencesparts=/dev/null' && "
@@ -31,7 +37,7 @@ _APT = (
     "tar -xO ./usr/share/tiny/text"
 )
 COMMANDS = {
-    "apt": _APT,
+    "apt": apt_commands("http://deb.test:{plain}/deb"),
     "curl": "curl -sS --cacert ca.pem https://git.test:{secure}/repository.git/HEAD > head && "
     "grep -q refs/heads head && echo tiny",
     "git": "GIT_SSL_CAINFO=$PWD/ca.pem git clone -q https://git.test:{secure}/repository.git && "

@@ -148,8 +148,10 @@ class _Api(http.server.BaseHTTPRequestHandler):
         path, _, query = self.path.partition("?")
         if path.startswith("/simple/"):
             self._index(path)
-        elif path.startswith("/repo.git"):
+        elif path.startswith(("/repo.git", "/tiny.git")):
             self._git(path, query, body)
+        elif path.startswith("/files/") and self.server.files is not None:
+            self._file(self.server.files / path.removeprefix("/"))
         elif path == "/user":
             known = self.headers["Authorization"] == f"Bearer {VALUE}"
             self._answer(200 if known else 401, b"hello\n" if known else b"who are you\n")
@@ -203,6 +205,10 @@ class _Api(http.server.BaseHTTPRequestHandler):
             self._answer(
                 200, b"<a href='hidden-1-py3-none-any.whl'>x</a>", ("Content-Type", "text/html")
             )
+
+    def _file(self, path: Path) -> None:
+        found = path.is_file()
+        self._answer(200 if found else 404, path.read_bytes() if found else b"")
 
     def _git(self, path: str, query: str, body: str) -> None:
         if self.headers["Authorization"] != BASIC:

@@ -1,4 +1,4 @@
-"""Run in a private mount namespace: the database on a 3 MB file system that is filled and emptied.
+"""Run in a private mount namespace: the database on a 4 MB file system that is filled and emptied.
 
 Prints one JSON document of what happened, which the test checks.
 """
@@ -118,6 +118,6 @@ async def main(place: Path) -> dict[str, object]:
 if __name__ == "__main__":
     target = Path(sys.argv[1])
     subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=3m,mode=0700", "tmpfs", str(target)], check=True
+        ["mount", "-t", "tmpfs", "-o", "size=4m,mode=0700", "tmpfs", str(target)], check=True
     )
     sys.stdout.write(json.dumps(asyncio.run(main(target))))

@@ -51,7 +51,7 @@ class Authority:
 
     def files(self) -> dict[str, bytes]:
         """Return the files for the inside of the sandbox, by name. They contain no key."""
-        mine = _pem(self.certificate)
+        mine = authority_pem(self)
         return {
             AUTHORITY: mine.encode(),
             BUNDLE: (self.roots + mine).encode(),
@@ -101,6 +101,14 @@ def trusted_roots(ceiling: NetworkCeiling) -> str:
     return "\n".join(_pem(der).strip() for text in found for der in _certificates(text)) + "\n"
 
 
+def authority_name(sandbox: str) -> str:
+    return f"Sandkasten {sandbox}"
+
+
+def authority_pem(authority: Authority) -> str:
+    return _pem(authority.certificate)
+
+
 def make_authority(sandbox: str, roots: str) -> Authority:
     try:
         from cryptography import x509
@@ -111,7 +119,7 @@ def make_authority(sandbox: str, roots: str) -> Authority:
             "inspection requires the library cryptography", hint=install_command("secrets")
         ) from exc
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, f"Sandkasten {sandbox}")])
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, authority_name(sandbox))])
     now = datetime.datetime.now(datetime.UTC)
     certificate = (
         x509.CertificateBuilder()

@@ -36,6 +36,8 @@ _ETC_SHARED = (
     "alternatives", "fonts/conf.avail", "fonts/conf.d", "fonts/fonts.conf", "ld.so.cache",
     "mime.types", "ssl/certs", "ssl/openssl.cnf",
 )  # fmt: skip
+# Debian's Java does not start without its configuration, which is several levels deep.
+_ETC_TREES = "java-*-openjdk"
 # World-readable entries of a fresh /proc that describe the host. Entries that only host root may
 # open need no mask. Each mask costs a mount, and bubblewrap's time grows with their square.
 _PROC_FILES = (
@@ -174,7 +176,8 @@ def etc_skeleton(directory: Path, usr: Path = Path("/usr"), *, network: bool = F
     upgraded library cache or a new certificate makes a new directory.
     """
     sources = [f"/etc/{name}" for name in _ETC_SHARED if os.path.exists(f"/etc/{name}")]
-    seen = [(s, os.stat(s).st_mtime_ns, os.stat(s).st_size) for s in sources]
+    trees = sorted(os.fspath(one) for one in Path("/etc").glob(_ETC_TREES) if one.is_dir())
+    seen = [(s, os.stat(s).st_mtime_ns, os.stat(s).st_size) for s in (*sources, *trees)]
     zone = os.readlink("/etc/localtime") if os.path.islink("/etc/localtime") else ""
     python = _python(usr)
     files = {**_FILES, **(NETWORK_FILES if network else {})}
@@ -193,6 +196,8 @@ def etc_skeleton(directory: Path, usr: Path = Path("/usr"), *, network: bool = F
     _add_programs(making / HOST_PROGRAMS.removeprefix("/etc/"), python)
     for source in sources:
         _copy_public(source, making / source.removeprefix("/etc/"))
+    for source in trees:
+        _copy_public(source, making / source.removeprefix("/etc/"), deep=True)
     return _settle(making, path)
 
 
@@ -240,9 +245,9 @@ def _settle(making: Path, path: Path) -> Path:
     return path
 
 
-def _copy_public(source: str, target: Path) -> None:
-    """Copy one level deep; symlinks stay symlinks; files that are not world-readable are left
-    out.
+def _copy_public(source: str, target: Path, *, deep: bool = False) -> None:
+    """Copy one level, or all with `deep`; symlinks stay symlinks; files that are not
+    world-readable are left out.
     """
     target.parent.mkdir(mode=0o755, exist_ok=True)
     target.parent.chmod(0o755)
@@ -256,6 +261,8 @@ def _copy_public(source: str, target: Path) -> None:
             (target / entry.name).symlink_to(os.readlink(entry.path))
         elif entry.is_file():
             _copy_file(entry.path, target / entry.name)
+        elif deep and entry.is_dir():
+            _copy_public(entry.path, target / entry.name, deep=True)
 
 
 def _copy_file(source: str, target: Path) -> None:
