@@ -43,6 +43,9 @@ async def test_a_key_is_shown_once_and_allows_what_its_scopes_allow(daemon, tmp_
         "max_memory_bytes": None,
         "max_disk_bytes": None,
         "requests_per_second": 50.0,
+        "max_network_connections": None,
+        "max_network_bandwidth_bps": None,
+        "max_network_bytes_per_day": None,
     }
     headers = {"Authorization": f"Bearer {key}"}
     assert (await daemon.ask("GET", "/v1/sessions", headers=headers)).status == 200

@@ -51,9 +51,15 @@ QUOTAS: Final = {
     "memory": "max_memory_bytes",
     "disk": "max_disk_bytes",
     "rate": "requests_per_second",
+    "network_connections": "max_network_connections",
+    "network_bandwidth_bps": "max_network_bandwidth_bps",
+    "network_bytes": "max_network_bytes_per_day",
 }
 """`details.quota` of the error, and the field of `TenantQuota`."""
 COUNTED: Final = ("sessions", "memory", "disk")
+NETWORK: Final = ("network_connections", "network_bandwidth_bps", "network_bytes")
+"""Of sandboxes with a network, which the backend of these tests does not give; they are in
+tests/network/test_tenant_limits.py."""
 SANDBOX: Final = frozenset(COUNTED)
 DISK: Final = frozenset({"disk"})
 NOTHING: Final[frozenset[str]] = frozenset()
@@ -172,7 +178,7 @@ ROWS: Final[tuple[Row, ...]] = (
     *unsent(
         LOOKS, "GET /v1/sessions", f"GET {S}", f"GET {S}/execs", f"GET {S}/execs/{{eid}}",
         f"GET {S}/execs/{{eid}}/output", f"GET {S}/stats", f"GET {S}/processes",
-        f"GET {S}/network", f"GET {S}/network/log",
+        f"GET {S}/network", f"GET {S}/network/log", "GET /v1/usage",
         f"GET {S}/fs/read", f"GET {S}/fs/list", f"GET {S}/fs/stat", f"GET {S}/fs/download",
         f"GET {S}/fs/watch", "GET /v1/files", "GET /v1/files/{key:path}",
         "HEAD /v1/files/{key:path}", "GET /v1/keys", "GET /v1/audit", "GET /v1/workspaces",
@@ -343,7 +349,7 @@ def test_every_tool_has_a_row():
 
 def test_every_quota_has_a_column():
     assert {one.name for one in fields(TenantQuota)} == set(QUOTAS.values())
-    assert set(COUNTED) == set(QUOTAS) - {"rate"}
+    assert set(COUNTED) == set(QUOTAS) - {"rate", *NETWORK}
 
 
 def test_every_quota_that_does_not_apply_has_a_reason():

@@ -65,6 +65,7 @@ def test_every_command_of_the_contract_exists():
         "key create",
         "key ls",
         "key revoke",
+        "key usage",
         "kill",
         "logs",
         "ls",

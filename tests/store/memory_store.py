@@ -87,6 +87,7 @@ class MemoryJournal:
         self._sessions: dict[str, SessionRow] = {}
         self._execs: dict[str, dict[str, ExecRow]] = {}
         self._audit: list[AuditRow] = []
+        self._traffic: dict[tuple[str, int], tuple[str, int]] = {}
         self._last_seq = 0
 
     async def begin_session(self, row: SessionRow) -> None:
@@ -160,6 +161,16 @@ class MemoryJournal:
 
     async def exec(self, session_id: str, exec_id: str) -> ExecRow | None:
         return self._execs.get(session_id, {}).get(exec_id)
+
+    async def note_traffic(self, session_id: str, tenant: str, day: int, total: int) -> None:
+        of_session = {key: row for key, row in self._traffic.items() if key[0] == session_id}
+        before = sum(one for (_, other), (_, one) in of_session.items() if other != day)
+        known = of_session.get((session_id, day), (tenant, 0))[1]
+        self._traffic[session_id, day] = (tenant, max(known, total - before))
+
+    async def traffic(self, tenant: str, day: int) -> int:
+        rows = self._traffic.items()
+        return sum(one for (_, other), (who, one) in rows if (who, other) == (tenant, day))
 
     async def audit(self, row: AuditRow) -> None:
         self._last_seq += 1

@@ -228,6 +228,17 @@ async def test_rows_past_their_retention_are_removed_and_open_ones_kept(journal)
     assert (await journal.session(session(2).id)).status == "creating"
 
 
+async def test_traffic_is_counted_by_day_and_never_twice(journal):
+    await journal.begin_session(session(1))
+    one, other = session(1).id, session(2).id
+    for day, total in ((10, 100), (10, 250), (10, 250), (11, 300), (10, 200), (11, 290)):
+        await journal.note_traffic(one, "acme", day, total)
+    await journal.note_traffic(other, "acme", 11, 7)
+    await journal.note_traffic(session(3).id, "default", 11, 1000)
+    assert [await journal.traffic("acme", day) for day in (9, 10, 11)] == [0, 250, 57]
+    assert await journal.traffic("default", 11) == 1000
+
+
 async def test_a_late_record_does_not_revive_an_ended_command(journal):
     await journal.begin_session(session(1))
     done = replace(command(1), status="completed", exit_code=0)

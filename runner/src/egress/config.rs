@@ -2,7 +2,7 @@
 
 use crate::addresses::{is_public, Network};
 use crate::inspect::Inspector;
-use crate::limits::Limits;
+use crate::limits::{Allowance, Limits};
 use crate::routes::is_own;
 use crate::rules::Rules;
 use serde_json::Value;
@@ -19,6 +19,7 @@ pub struct Config {
     /// Names with fixed addresses, as in /etc/hosts.
     pub hosts: HashMap<String, Vec<IpAddr>>,
     pub limits: Limits,
+    pub allowance: Allowance,
 }
 
 impl Config {
@@ -50,6 +51,10 @@ impl Config {
                 .collect::<Option<_>>()?,
             hosts,
             limits: Limits::parse(&v["limits"])?,
+            allowance: match &v["allowance"] {
+                Value::Null => Allowance::default(),
+                told => Allowance::parse(told)?,
+            },
         })
     }
 

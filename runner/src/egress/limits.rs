@@ -1,4 +1,5 @@
-//! What a sandbox may use of the network at most: connections, bytes, bandwidth, lookups, idle time. Pure.
+//! What a sandbox may use of the network at most: connections, bytes, bandwidth, lookups, idle time, and
+//! what is left of its tenant's quota. Pure.
 
 use serde_json::Value;
 use std::time::{Duration, Instant};
@@ -7,6 +8,7 @@ use std::time::{Duration, Instant};
 const BURST: u64 = 8;
 const SMALLEST_BURST: u64 = 16 << 10;
 const SMALLEST_SHARE: u64 = 2 << 10;
+pub const TENANT_RULE: &str = "limit:tenant_bytes";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
@@ -21,18 +23,39 @@ pub struct Limits {
 
 impl Limits {
     pub fn parse(v: &Value) -> Option<Limits> {
-        let number = |key: &str| match &v[key] {
-            Value::Null => Some(None),
-            found => found.as_u64().map(Some),
-        };
         Some(Limits {
             connections: v["connections"].as_u64()? as usize,
-            bytes_in: number("bytes_in")?,
-            bytes_out: number("bytes_out")?,
-            bandwidth_bps: number("bandwidth_bps")?,
+            bytes_in: optional(v, "bytes_in")?,
+            bytes_out: optional(v, "bytes_out")?,
+            bandwidth_bps: optional(v, "bandwidth_bps")?,
             names_per_minute: u32::try_from(v["names_per_minute"].as_u64()?).ok()?,
             idle: Duration::from_secs(v["idle_seconds"].as_u64()?),
         })
+    }
+}
+
+/// The totals at which the quota of the tenant is used up, as far as the daemon knew when it told.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Allowance {
+    pub bytes_in: Option<u64>,
+    pub bytes_out: Option<u64>,
+}
+
+impl Allowance {
+    pub fn parse(v: &Value) -> Option<Allowance> {
+        v.as_object()?;
+        Some(Allowance {
+            bytes_in: optional(v, "bytes_in")?,
+            bytes_out: optional(v, "bytes_out")?,
+        })
+    }
+}
+
+/// Return a number that may be absent.
+fn optional(v: &Value, key: &str) -> Option<Option<u64>> {
+    match &v[key] {
+        Value::Null => Some(None),
+        found => found.as_u64().map(Some),
     }
 }
 
@@ -50,6 +73,8 @@ pub enum Room {
 pub struct Meter {
     pub total: u64,
     most: Option<u64>,
+    /// The total that the quota of the tenant allows.
+    allowance: Option<u64>,
     /// Bytes per second.
     rate: Option<u64>,
     level: u64,
@@ -61,6 +86,7 @@ impl Meter {
         let mut meter = Meter {
             total: 0,
             most: None,
+            allowance: None,
             rate: None,
             level: 0,
             filled: now,
@@ -76,11 +102,25 @@ impl Meter {
         self.level = self.rate.map_or(0, burst);
     }
 
+    pub fn allow(&mut self, allowance: Option<u64>) {
+        self.allowance = allowance;
+    }
+
+    /// Return the rule of a refusal when there is no room: the tenant's quota, or else `own`.
+    pub fn rule(&self, own: &'static str) -> &'static str {
+        match self.allowance {
+            Some(most) if self.total >= most => TENANT_RULE,
+            _ => own,
+        }
+    }
+
     /// Return what one of `waiting` connections may move.
     pub fn room(&mut self, now: Instant, waiting: usize) -> Room {
-        let left = self
+        let least = self
             .most
-            .map_or(u64::MAX, |most| most.saturating_sub(self.total));
+            .unwrap_or(u64::MAX)
+            .min(self.allowance.unwrap_or(u64::MAX));
+        let left = least.saturating_sub(self.total);
         if left == 0 {
             return Room::Never;
         }
@@ -126,6 +166,28 @@ mod tests {
         assert_eq!(meter.room(now, 1), Room::Never);
         meter.change(Some(150), None);
         assert_eq!((meter.room(now, 1), meter.total), (Room::Bytes(50), 100));
+    }
+
+    #[test]
+    fn a_quota_of_the_tenant_ends_it_too_and_is_named() {
+        let now = Instant::now();
+        let mut meter = Meter::new(Some(100), None, now);
+        meter.allow(Some(40));
+        assert_eq!(meter.room(now, 1), Room::Bytes(40));
+        assert_eq!(meter.rule("limit:bytes_in"), "limit:bytes_in");
+        meter.moved(40);
+        assert_eq!(meter.room(now, 1), Room::Never);
+        assert_eq!(meter.rule("limit:bytes_in"), TENANT_RULE);
+        meter.allow(None);
+        assert_eq!(meter.room(now, 1), Room::Bytes(60));
+        assert_eq!(
+            Allowance::parse(&json!({"bytes_in": 7})).unwrap(),
+            Allowance {
+                bytes_in: Some(7),
+                bytes_out: None
+            }
+        );
+        assert!(Allowance::parse(&json!(7)).is_none());
     }
 
     #[test]

@@ -69,7 +69,12 @@ STATUS: Final[dict[type[SandkastenError], int]] = {
     errors.ProtocolViolation: 502,
 }
 # How many of something a tenant may have, or how fast it may ask: not a matter of space.
-_COUNTED: Final = frozenset({"sessions", "rate", "memory", "connections", "runs"})
+_COUNTED: Final = frozenset(
+    {
+        "sessions", "rate", "memory", "connections", "runs",
+        "network_connections", "network_bandwidth_bps", "network_bytes",
+    }
+)  # fmt: skip
 
 
 def status_of(error: SandkastenError) -> int:

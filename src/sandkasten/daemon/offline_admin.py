@@ -14,6 +14,7 @@ from sandkasten.daemon.data_dir_lock import only_daemon
 from sandkasten.daemon.persistent_stores import Books, open_books
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.storage.stage_publish import StagePublish
+from sandkasten.errors import UnsupportedByBackend
 from sandkasten.model.access.api_keys import MadeKey, make_key, new_row, no_such_key
 from sandkasten.model.access.tenancy import DEFAULT_TENANT
 from sandkasten.model.files.file_store_rules import UNKNOWN_TYPE
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from sandkasten.daemon.settings.resolver import Settings
     from sandkasten.engine.storage.stage_publish import FileVerbs
     from sandkasten.model.access.api_keys import KeyRequest
+    from sandkasten.model.access.tenancy import QuotaUsage
     from sandkasten.model.journal_rows import KeyRow, StagedFile, StoredFile
     from sandkasten.ports import Clock
 
@@ -83,6 +85,12 @@ class _Keys:
 
     async def list(self, tenant: str | None = None) -> KeyRows:
         return await self._books.keys.list(tenant)
+
+    async def usage(self) -> QuotaUsage:
+        raise UnsupportedByBackend(
+            "quotas apply to requests to a daemon, and none is running",
+            hint="start one: sandkasten serve",
+        )
 
     async def revoke(self, key_id: str) -> KeyRow:
         row = await self._books.keys.revoke(key_id, self._clock.now())

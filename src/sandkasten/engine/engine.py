@@ -42,6 +42,7 @@ from sandkasten.engine.storage.named_workspaces import NamedWorkspaces
 from sandkasten.engine.storage.sandbox_files import FileOperations
 from sandkasten.engine.storage.tenant_secrets import TenantSecrets
 from sandkasten.engine.storage.workspace_files import WorkspaceFiles
+from sandkasten.engine.tenant_traffic import TenantTraffic
 from sandkasten.errors import BackendUnavailable, Conflict, SandkastenError
 from sandkasten.model.commands.exec_values import Chunk, ChunkReader, ExecRequest, ExecResult
 from sandkasten.model.sandbox.readiness import Tier
@@ -142,7 +143,9 @@ class Engine:
         planner = Planner(
             tiers, images, policy, self.secrets, host_mounts=host_mounts, packages=packages
         )
-        self._quotas = TenantQuotas(store, claims, stored_files)
+        self.network = NetworkControl(self._handles, policy.network)
+        traffic = TenantTraffic(self._handles, store, journal, self.network, clock, events)
+        self.quotas = TenantQuotas(store, claims, stored_files, traffic, self.network)
         self._sandboxes = Sandboxes(
             handles=self._handles,
             store=store,
@@ -151,17 +154,17 @@ class Engine:
                 store=store,
                 claims=claims,
                 session_journal=self._session_journal,
-                quotas=self._quotas,
+                quotas=self.quotas,
             ),
             session_journal=self._session_journal,
             clock=clock,
             events=events,
         )
         self._listing = SessionList(self._sandboxes, self._session_journal)
-        self.network = NetworkControl(self._handles, policy.network)
         self._updating = SandboxUpdates(
             control=self.network,
             secrets=self.secrets,
+            quotas=self.quotas,
             handles=self._handles,
             store=store,
             session_journal=self._session_journal,
@@ -175,7 +178,7 @@ class Engine:
             handles=self._handles,
             rules=policy.workspaces,
             remover=self._sandboxes,
-            quotas=self._quotas,
+            quotas=self.quotas,
             in_flight=self._in_flight,
             default_backend=default_backend,
             events=events,
@@ -217,6 +220,7 @@ class Engine:
             reaper=self._reaper,
             session_journal=self._session_journal,
             disconnects=disconnects,
+            traffic=traffic,
             events=events,
         )
         self._recovery = Recovery(
@@ -234,10 +238,9 @@ class Engine:
         self.terminals = TerminalSessions(self._handles, self._history, self._in_flight)
         self._spares = WarmPool(self._sandboxes, clock, events, enabled=oneshot_spares)
         self._sites = PackageSandboxes(planner, self._sandboxes, self._execution, self.files, store)
-        sandboxes, execution, files = self._sandboxes, self._execution, self.files
-        self._oneshot = OneShot(
-            planner, sandboxes, self._spares, execution, files, self._quotas, self._sites, events
-        )
+        sandboxes, execution = self._sandboxes, self._execution
+        shared = (self.files, self.quotas, self._sites, events)
+        self._oneshot = OneShot(planner, sandboxes, self._spares, execution, *shared)
         self.preflight = Preflight(planner, self._sandboxes, self._oneshot, self._sites)
         self.bench = BuildSandbox(planner, self._sandboxes, self._execution, self._handles)
         self.images = EngineImages(library, store, self.bench)
@@ -255,9 +258,11 @@ class Engine:
                 request, quota, sites=self._sites, any_image=any_image
             )
 
-    async def update(self, sandbox_id: str, request: UpdateRequest) -> Info:
+    async def update(
+        self, sandbox_id: str, request: UpdateRequest, quota: TenantQuota | None = None
+    ) -> Info:
         """Update a living sandbox: timeouts count from now on, its lifetime from its creation."""
-        record = await self._updating.update(sandbox_id, request)
+        record = await self._updating.update(sandbox_id, request, quota)
         return self._sandboxes.describe(record, created=False)
 
     async def get(self, sandbox_id: str) -> Info:
@@ -299,7 +304,7 @@ class Engine:
         self, tenant: str, quota: TenantQuota | None
     ) -> AbstractAsyncContextManager[int | None]:
         """Yield the bytes that the tenant's stored files may take, valid during the block."""
-        return self._quotas.max_stored_bytes(tenant, quota)
+        return self.quotas.max_stored_bytes(tenant, quota)
 
     async def destroy(self, sandbox_id: str) -> None:
         with self._in_flight.within(new=False):

@@ -1,4 +1,4 @@
-"""Network counters of all sandboxes, added up for metrics.
+"""Network counters of all sandboxes, added up for metrics, and noted for the quotas of tenants.
 
 Each egress process counts for its sandbox. It is asked when the metrics are read and before the
 sandbox is removed, and what it counted since the last time is added. A sandbox that is older than
@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Final
 from sandkasten.errors import SandkastenError
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.network_policy import NetworkCounts
-from sandkasten.ports import Networked
+from sandkasten.ports import CountsAfterEnd, Networked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from sandkasten.engine.handles import Handle
+    from sandkasten.model.sandbox.ledger_record import Record
+    from sandkasten.ports import Backend
 
 _ASKED_AT_ONCE: Final = 16
 _SUMMED: Final = tuple(one.name for one in fields(NetworkCounts) if one.name != "open")
@@ -32,6 +34,8 @@ class NetworkTotals:
         self._since = since_boottime
         self._seen: dict[str, NetworkCounts] = {}
         self._sums = dict.fromkeys(_SUMMED, 0)
+        self.note: Callable[[Record, NetworkCounts], Awaitable[None]] | None = None
+        """Called with counters that have changed since they were last read."""
 
     async def read(self, handles: Iterable[Handle]) -> NetworkCounts:
         """Return the sums; `open` is the number of connections at this moment."""
@@ -51,6 +55,10 @@ class NetworkTotals:
             return self._seen.get(handle.record.id, NetworkCounts())
         return await cell.network_counts()
 
+    async def look(self, handle: Handle) -> NetworkCounts | None:
+        """Return the counters of one sandbox, and add them; None if it does not answer."""
+        return await self._add(handle)
+
     async def pausing(self, handle: Handle) -> None:
         """Look a last time before the egress process is frozen with its sandbox."""
         await self._add(handle)
@@ -59,6 +67,14 @@ class NetworkTotals:
         """Add what a sandbox counted until now, the last time."""
         await self._add(handle)
         self._seen.pop(handle.record.id, None)
+
+    async def ended_unseen(self, backend: Backend, record: Record) -> None:
+        """Note what a sandbox counted that no engine looks at, before its files are removed."""
+        if self.note is None or record.network == "none":
+            return
+        if isinstance(backend, CountsAfterEnd):
+            with suppress(SandkastenError):
+                await self.note(record, await backend.final_counts(record.id))
 
     async def _add(self, handle: Handle) -> NetworkCounts | None:
         record = handle.record
@@ -71,9 +87,13 @@ class NetworkTotals:
         with suppress(SandkastenError):
             counts = await handle.cell.network_counts()
             older = counts if record.created_boottime < self._since else NetworkCounts()
-            before = self._seen.get(record.id, older)
+            seen = self._seen.get(record.id)
+            before = older if seen is None else seen
             for name in _SUMMED:
                 self._sums[name] += max(0, getattr(counts, name) - getattr(before, name))
             self._seen[record.id] = counts
+            if self.note is not None and counts != seen:
+                with suppress(SandkastenError):
+                    await self.note(record, counts)
             return counts
         return None

@@ -91,7 +91,12 @@ def config(policy: NetworkPolicy, ceiling: NetworkCeiling) -> dict[str, object]:
         "servers": list(ceiling.servers) or name_servers(),
         "hosts": {name: list(addresses) for name, addresses in ceiling.hosts.items()},
         "limits": asdict(policy.limits),
+        **_allowance_json(policy),
     }
+
+
+def _allowance_json(policy: NetworkPolicy) -> dict[str, object]:
+    return {} if policy.allowance is None else {"allowance": asdict(policy.allowance)}
 
 
 def rules_json(policy: NetworkPolicy) -> dict[str, object]:
@@ -214,6 +219,7 @@ def change_command(
         "rules": rules_json(policy),
         "limits": asdict(policy.limits),
         "reachable": list(reachable),
+        **_allowance_json(policy),
     }
     if inspection is not None:
         command["inspect"] = _inspection_json(inspection)

@@ -194,6 +194,17 @@ class Networked(Protocol):
 
 
 @runtime_checkable
+class CountsAfterEnd(Protocol):
+    """A backend that still knows what a sandbox counted after it ended."""
+
+    async def final_counts(self, sandbox_id: SandboxId) -> NetworkCounts:
+        """Return the counters of a sandbox whose files exist. Raise SandboxLost if it left
+        none.
+        """
+        ...
+
+
+@runtime_checkable
 class Readable(Protocol):
     """A cell with a writable root whose changes can be read."""
 

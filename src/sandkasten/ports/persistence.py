@@ -166,6 +166,16 @@ class Journal(Protocol):
         ...
 
     async def exec(self, session_id: str, exec_id: str) -> ExecRow | None: ...
+    async def note_traffic(self, session_id: str, tenant: str, day: int, total: int) -> None:
+        """Record the bytes that a session has exchanged since it was created. What is more than
+        on earlier days belongs to this day; less than before changes nothing.
+        """
+        ...
+
+    async def traffic(self, tenant: str, day: int) -> int:
+        """Return the bytes that the sessions of a tenant exchanged on a day."""
+        ...
+
     async def audit(self, row: AuditRow) -> None:
         """Add an audit entry. The journal assigns `seq`."""
         ...

@@ -4,7 +4,7 @@ use super::questions::NO_ADDRESS;
 use super::{Connection, Egress, Item, State, Waiter};
 use crate::hello::{self, First};
 use crate::http::{Requests, ANOTHER, UNCLEAR};
-use crate::limits::Room;
+use crate::limits::{Room, TENANT_RULE};
 use crate::relay::Direction;
 use crate::rules::{Destination, Verdict};
 use crate::sockets::{connect, connected, peek, reset, sends_no_more};
@@ -122,7 +122,7 @@ impl Egress {
             (&mut self.inward, "limit:bytes_in"),
         ] {
             if meter.room(now, 1) == Room::Never {
-                return Some(rule.to_owned());
+                return Some(meter.rule(rule).to_owned());
             }
         }
         None
@@ -398,7 +398,10 @@ fn forbidden(connection: &Connection) -> String {
         Some(name) => name.clone(),
         None => connection.wanted.ip().to_string(),
     };
-    let who = if connection.verdict.rule.starts_with("limit:") {
+    let who = if connection.verdict.rule == TENANT_RULE {
+        "The sandboxes of its tenant have used up their bytes of this day (UTC); the operator sets the \
+         quota (max_network_bytes_per_day)."
+    } else if connection.verdict.rule.starts_with("limit:") {
         "Its creator sets its limits (network.limits), within those of the operator."
     } else {
         "Its creator sets what it may reach (network.allow); only the operator opens addresses that \

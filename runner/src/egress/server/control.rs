@@ -3,7 +3,7 @@
 use super::{Egress, Item, State};
 use crate::config::networks;
 use crate::inspect::{wipe_value, Inspector};
-use crate::limits::Limits;
+use crate::limits::{Allowance, Limits};
 use crate::rules::{Destination, Rules};
 use crate::sockets::{is_closed, reset};
 use crate::sys::{self, check};
@@ -92,6 +92,12 @@ impl Egress {
                 None => return json!({"error": "the limits are not valid"}),
             }
         }
+        if !v["allowance"].is_null() {
+            match Allowance::parse(&v["allowance"]) {
+                Some(allowance) => self.allow(allowance),
+                None => return json!({"error": "the allowance is not valid"}),
+            }
+        }
         self.counts()
     }
 
@@ -105,6 +111,11 @@ impl Egress {
             "bytes_out": self.outward.total,
             "bytes_in": self.inward.total,
         })
+    }
+
+    fn allow(&mut self, allowance: Allowance) {
+        self.outward.allow(allowance.bytes_out);
+        self.inward.allow(allowance.bytes_in);
     }
 
     fn limit(&mut self, limits: Limits) {

@@ -100,9 +100,9 @@ impl Egress {
         let none_out = held.1 && self.outward.room(now, 1) == Room::Never;
         if none_in || none_out {
             let rule = if none_in {
-                "limit:bytes_in"
+                self.inward.rule("limit:bytes_in")
             } else {
-                "limit:bytes_out"
+                self.outward.rule("limit:bytes_out")
             };
             connection.verdict = verdict(false, rule);
             return self.end(id, connection);

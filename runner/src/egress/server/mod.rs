@@ -130,9 +130,13 @@ impl Egress {
         // SAFETY: plain system call.
         let epoll = sys::own(check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?);
         let (limits, now) = (&config.limits, Instant::now());
+        let mut outward = Meter::new(limits.bytes_out, limits.bandwidth_bps, now);
+        let mut inward = Meter::new(limits.bytes_in, limits.bandwidth_bps, now);
+        outward.allow(config.allowance.bytes_out);
+        inward.allow(config.allowance.bytes_in);
         let egress = Egress {
-            outward: Meter::new(limits.bytes_out, limits.bandwidth_bps, now),
-            inward: Meter::new(limits.bytes_in, limits.bandwidth_bps, now),
+            outward,
+            inward,
             config,
             sockets,
             records,

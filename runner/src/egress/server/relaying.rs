@@ -117,12 +117,8 @@ impl Egress {
                 Moved::Held if c.requests.is_some() && c.passes == 0 => continue,
                 moved => {
                     let now_room = self.outward.room(now, self.throttled.len());
-                    return Ok(flow(
-                        moved,
-                        now_room,
-                        c.client.as_raw_fd(),
-                        "limit:bytes_out",
-                    ));
+                    let rule = self.outward.rule("limit:bytes_out");
+                    return Ok(flow(moved, now_room, c.client.as_raw_fd(), rule));
                 }
             }
         }
@@ -156,7 +152,8 @@ impl Egress {
             return Ok(Flow::Busy);
         }
         let now_room = self.inward.room(now, self.throttled.len());
-        Ok(flow(moved, now_room, server, "limit:bytes_in"))
+        let rule = self.inward.rule("limit:bytes_in");
+        Ok(flow(moved, now_room, server, rule))
     }
 
     /// End a connection at a limit; it may be in the middle of an answer, so no 403 is possible.

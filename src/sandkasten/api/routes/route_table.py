@@ -21,7 +21,7 @@ from sandkasten.api.routes import (
     tools,
     workspaces,
 )
-from sandkasten.api.routes.access import audit, keys, secrets
+from sandkasten.api.routes.access import audit, keys, secrets, tenant_usage
 
 if TYPE_CHECKING:
     from sandkasten.api.route import Route
@@ -38,6 +38,7 @@ ALL: tuple[Route, ...] = (
     *files.ROUTES,
     *stage.ROUTES,
     *keys.ROUTES,
+    *tenant_usage.ROUTES,
     *audit.ROUTES,
     *fs.ROUTES,
     *workspaces.ROUTES,

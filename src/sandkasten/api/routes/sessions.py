@@ -141,7 +141,7 @@ async def change(call: Call) -> Response:
     the_id = await call.session()
     fields = given(await call.body(UpdateBody))
     request = UpdateRequest(**fields, key_id=call.principal.key_id)
-    return answer(session_fields(await call.engine.update(the_id, request)))
+    return answer(session_fields(await call.engine.update(the_id, request, call.principal.quota)))
 
 
 async def listed(call: Call) -> Response:
@@ -281,7 +281,7 @@ ROUTES = (
         "sessions",
         body=UpdateBody,
         answer=Session,
-        errors=(*_GONE, Conflict, UnsupportedByBackend, BackendUnavailable),
+        errors=(*_GONE, Conflict, QuotaExceeded, UnsupportedByBackend, BackendUnavailable),
     ),
     Route("DELETE", "/v1/sessions/{id}", destroy, "Destroy a session", "sessions", errors=_GONE),
 )

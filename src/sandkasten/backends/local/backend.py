@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.sandbox.limits import Limits
+    from sandkasten.model.sandbox.network_policy import NetworkCounts
     from sandkasten.model.sandbox.readiness import Readiness
 
 # Of about 3,000 on the whole machine; a session uses one or two.
@@ -105,6 +106,10 @@ class LocalBackend:
 
     async def owned(self) -> Sequence[SandboxId]:
         return self._layout.cells()
+
+    async def final_counts(self, sandbox_id: SandboxId) -> NetworkCounts:
+        """See `ports.CountsAfterEnd`."""
+        return await egress.counts(self._layout.cell(sandbox_id))
 
     async def discard(self, sandbox_id: SandboxId) -> None:
         """Remove a sandbox that is no longer alive, as `destroy` does."""

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from sandkasten.backends.oci.cdi import DeviceEdits
     from sandkasten.backends.oci.runtimes import Name, Platform
     from sandkasten.model.ids import SandboxId
+    from sandkasten.model.sandbox.network_policy import NetworkCounts
     from sandkasten.model.sandbox.readiness import Readiness
 
 _BUNDLE = "bundle"
@@ -142,6 +143,10 @@ class OciBackend:
 
     async def owned(self) -> Sequence[SandboxId]:
         return self._layout.cells()
+
+    async def final_counts(self, sandbox_id: SandboxId) -> NetworkCounts:
+        """See `ports.CountsAfterEnd`."""
+        return await egress.counts(self._layout.cell(sandbox_id))
 
     async def discard(self, sandbox_id: SandboxId) -> None:
         """Remove a sandbox that is no longer alive, as `destroy` does."""

@@ -18,6 +18,7 @@ from sandkasten.client.http.json_values import (
     values_of,
 )
 from sandkasten.model.access.api_keys import MadeKey
+from sandkasten.model.access.tenancy import QuotaUsage
 from sandkasten.model.files.file_store_rules import UNKNOWN_TYPE, known_file_key, no_such_file
 from sandkasten.model.journal_rows import AuditRow, KeyRow, StagedFile, StoredFile
 
@@ -89,6 +90,10 @@ class HttpKeys:
         order = HttpRequest("GET", _KEYS, query=given(tenant=tenant), repeatable=True)
         told = record(await self._connection.ask(order))
         return [_key(one) for one in records(told.get("keys"), "keys")]
+
+    async def usage(self) -> QuotaUsage:
+        order = HttpRequest("GET", "/v1/usage", repeatable=True)
+        return value_of(QuotaUsage, record(await self._connection.ask(order)), "usage")
 
     async def revoke(self, key_id: str) -> KeyRow:
         order = HttpRequest("DELETE", f"{_KEYS}/{quote(key_id, safe='')}", repeatable=True)

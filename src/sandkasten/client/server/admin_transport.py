@@ -19,12 +19,17 @@ if TYPE_CHECKING:
     from sandkasten.client.server.daemon_or_embedded import ServerAddress
     from sandkasten.client.server.transport import FilesTransport
     from sandkasten.model.access.api_keys import KeyRequest, MadeKey
+    from sandkasten.model.access.tenancy import QuotaUsage
     from sandkasten.model.journal_rows import AuditRow, KeyRow, StagedFile, StoredFile
 
 
 class KeysTransport(Protocol):
     async def create(self, request: KeyRequest) -> MadeKey: ...
     async def list(self, tenant: str | None = None) -> Sequence[KeyRow]: ...
+    async def usage(self) -> QuotaUsage:
+        """Return what the tenant uses, and the quota of the key. Requires a daemon."""
+        ...
+
     async def revoke(self, key_id: str) -> KeyRow:
         """Revoke a key; NotFound if there is none. Twice is fine."""
         ...

@@ -49,7 +49,14 @@ class Admission:
             return record, plan
         limited = quota is not None
         need = await self._quotas.need(plan) if limited else Need()
-        async with self._quotas.admitted(plan.tenant, quota, need):
+        async with self._quotas.admitted(plan.tenant, quota, need) as network:
+            if quota is not None:
+                plan = replace(plan, spec=replace(plan.spec, network=network))
+                record = replace(
+                    record,
+                    network=network.public(),
+                    network_bytes_per_day=quota.max_network_bytes_per_day,
+                )
             wished = None if plan.workspace is None else plan.workspace.name
             await self._session_journal.begin(replace(record, workspace_id=wished), plan.key_id)
             try:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sandkasten.engine.handles import Handles
     from sandkasten.engine.lifecycle.reaper import Reaper
     from sandkasten.engine.session_journal import SessionJournal
+    from sandkasten.engine.tenant_traffic import TenantTraffic
     from sandkasten.model.journal_rows import SessionRow
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.ports import Backend, EventSink, Store
@@ -50,6 +51,7 @@ class EndWatch:
         reaper: Reaper,
         session_journal: SessionJournal,
         disconnects: asyncio.Queue[SandboxId],
+        traffic: TenantTraffic,
         events: EventSink | None,
     ) -> None:
         """`disconnects` holds ids of sandboxes whose connection was cut."""
@@ -59,6 +61,7 @@ class EndWatch:
         self._reaper = reaper
         self._session_journal = session_journal
         self._disconnects = disconnects
+        self._traffic = traffic
         self._events = events
         self._tasks: list[asyncio.Task[None]] = []
         self._looking: dict[str, asyncio.Task[bool]] = {}
@@ -116,6 +119,7 @@ class EndWatch:
             await asyncio.wait(self._groups.values(), timeout=_PATIENCE_S)
         self.unsettled &= {record.id for record in records}
         await self._reconcile(begun, {record.id: record for record in records})
+        await self._traffic.round(records)
 
     def _group_done(self, name: str, _: object) -> None:
         self._groups.pop(name, None)

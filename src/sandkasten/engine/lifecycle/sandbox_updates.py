@@ -7,7 +7,7 @@ before anything changes. The lock of the id is held.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,9 +22,11 @@ from sandkasten.model.sandbox.network_policy import changed_network
 
 if TYPE_CHECKING:
     from sandkasten.engine.handles import Handle, Handles
+    from sandkasten.engine.lifecycle.tenant_quotas import TenantQuotas
     from sandkasten.engine.network_control import NetworkControl
     from sandkasten.engine.session_journal import SessionJournal
     from sandkasten.engine.storage.tenant_secrets import TenantSecrets
+    from sandkasten.model.access.tenancy import TenantQuota
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.network_policy import NetworkPolicy
     from sandkasten.model.sandbox.policy import Policy
@@ -48,7 +50,9 @@ class SandboxUpdates:
         events: EventSink | None,
         control: NetworkControl,
         secrets: TenantSecrets,
+        quotas: TenantQuotas,
     ) -> None:
+        self._quotas = quotas
         self._secrets = secrets
         self._control = control
         self._handles = handles
@@ -58,7 +62,9 @@ class SandboxUpdates:
         self._clock = clock
         self._events = events
 
-    async def update(self, text: str, request: UpdateRequest) -> Record:
+    async def update(
+        self, text: str, request: UpdateRequest, quota: TenantQuota | None = None
+    ) -> Record:
         the_id = sandbox_id(text)
         network = self._network(request)
         labels = None if request.labels is None else checked_labels(request.labels)
@@ -71,32 +77,53 @@ class SandboxUpdates:
             new = self._leased(old, request)
             if labels is not None:
                 new = replace(new, labels=labels)
-            if network is not None:
-                new = replace(new, network=network.public())
-            elif new == old:
+            if network is None and new == old:
                 return old
-            # A paused runner cannot be told, and raises that.
-            told = None if _lease(new) == _lease(old) else await self._handles.channel(handle)
-            try:
-                if told is not None:
-                    await self._tell(told, new)
-                if network is not None:
-                    await self._open(handle, network, old)
-                if new == old:
-                    return old
-                await self._store.put(new)
-            except BaseException:
-                if told is not None:
-                    with suppress(SandkastenError):
-                        await self._tell(told, old)
-                if network is not None:
-                    with suppress(SandkastenError):
-                        await self._open(handle, self._control.recorded(old), new)
-                raise
-            handle.record = new
+            async with self._opened(handle, network, quota) as granted:
+                new = await self._apply(handle, new, granted, quota)
+            if new == old:
+                return old
             if labels is not None:
                 await self._session_journal.changed(new)
         self._emit("sandbox.updated", new)
+        return new
+
+    def _opened(
+        self, handle: Handle, network: NetworkPolicy | None, quota: TenantQuota | None
+    ) -> AbstractAsyncContextManager[NetworkPolicy | None]:
+        if network is None:
+            return nullcontext()
+        return self._quotas.opened(handle, network, quota)
+
+    async def _apply(
+        self,
+        handle: Handle,
+        new: Record,
+        network: NetworkPolicy | None,
+        quota: TenantQuota | None,
+    ) -> Record:
+        old = handle.record
+        if network is not None:
+            daily = None if quota is None else quota.max_network_bytes_per_day
+            new = replace(new, network=network.public(), network_bytes_per_day=daily)
+        # A paused runner cannot be told, and raises that.
+        told = None if _lease(new) == _lease(old) else await self._handles.channel(handle)
+        try:
+            if told is not None:
+                await self._tell(told, new)
+            if network is not None:
+                await self._open(handle, network, old)
+            if new != old:
+                await self._store.put(new)
+        except BaseException:
+            if told is not None:
+                with suppress(SandkastenError):
+                    await self._tell(told, old)
+            if network is not None:
+                with suppress(SandkastenError):
+                    await self._open(handle, self._control.recorded(old), new)
+            raise
+        handle.record = new
         return new
 
     def _network(self, request: UpdateRequest) -> NetworkPolicy | None:

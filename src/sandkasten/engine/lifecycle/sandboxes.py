@@ -403,6 +403,8 @@ class Sandboxes:
             # leaves a row whose cell is dead, which the reaper also handles.
             with suppress(QuotaExceeded, InternalError):
                 await self._store.put(replace(record, state=State.DESTROYING))
+        if self._handles.peek(record.id) is None:
+            await self._handles.network_totals.ended_unseen(backend, record)
         try:
             await self.remove(backend, record.id)
         except BackendUnavailable:

@@ -3,7 +3,7 @@
 The lock is held until the new row is in the ledger, so two concurrent requests are counted one
 after the other. Raises QuotaExceeded with the exceeded number. A tenant without limits is never
 counted. Requests per second are counted in `api/request/rate_limit.py`, stored files in
-`store/file_store.py`.
+`store/file_store.py`, bytes of the network in `engine/tenant_traffic.py`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,25 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from sandkasten.errors import QuotaExceeded, WorkspaceDamaged, WorkspaceNotFound
-from sandkasten.model.access.tenancy import unscoped
+from sandkasten.model.access.tenancy import TenantUsage, unscoped
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.limits import MIB
+from sandkasten.model.sandbox.network_limits import Allowance
+from sandkasten.model.sandbox.network_policy import CLOSED, NetworkPolicy
+from sandkasten.model.sandbox.network_shares import left_of_day, shared_limits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from contextlib import AbstractAsyncContextManager
 
+    from sandkasten.engine.handles import Handle
     from sandkasten.engine.lifecycle.planner import SandboxPlan
     from sandkasten.engine.lifecycle.workspace_claims import WorkspaceClaims
+    from sandkasten.engine.network_control import NetworkControl
+    from sandkasten.engine.tenant_traffic import TenantTraffic
     from sandkasten.model.access.tenancy import TenantQuota
     from sandkasten.model.sandbox.ledger_record import Record
+    from sandkasten.model.sandbox.network_policy import NetworkCounts
     from sandkasten.ports import Store
 
 # Held during a count and one small write; a longer wait means a dead disk.
@@ -39,6 +46,7 @@ class Need:
     sessions: int = 0
     memory_bytes: int = 0
     disk_bytes: int = 0
+    network: NetworkPolicy = CLOSED
 
 
 class StoredFiles(Protocol):
@@ -49,11 +57,18 @@ class StoredFiles(Protocol):
 
 class TenantQuotas:
     def __init__(
-        self, store: Store, claims: WorkspaceClaims, stored_files: StoredFiles | None
+        self,
+        store: Store,
+        claims: WorkspaceClaims,
+        stored_files: StoredFiles | None,
+        traffic: TenantTraffic,
+        control: NetworkControl,
     ) -> None:
         self._store = store
         self._claims = claims
         self._stored_files = stored_files
+        self._traffic = traffic
+        self._control = control
 
     async def need(self, plan: SandboxPlan) -> Need:
         """Return what a request adds; a workspace that already exists adds nothing."""
@@ -61,7 +76,7 @@ class TenantQuotas:
         disk = limits.workspace_bytes
         if plan.workspace is not None:
             disk = await self.of_workspace(plan.workspace.name, plan.workspace.asked_bytes)
-        return Need(1, limits.memory_bytes, disk)
+        return Need(1, limits.memory_bytes, disk, plan.spec.network)
 
     async def of_workspace(self, kept: str, asked: int | None) -> int:
         if kept in await self._claims.port.names():
@@ -71,25 +86,46 @@ class TenantQuotas:
     @asynccontextmanager
     async def admitted(
         self, tenant: str, quota: TenantQuota | None, need: Need
-    ) -> AsyncIterator[None]:
-        """Check the quota and yield. The caller writes its row inside the block, where the next one
-        counts it.
+    ) -> AsyncIterator[NetworkPolicy]:
+        """Check the quota and yield the network with its share of it. The caller writes its row
+        inside the block, where the next one counts it.
         """
         if quota is None or not _limits(quota):
-            yield
+            yield need.network
             return
         async with self._locked(tenant):
             records = [one for one in await self._store.list() if _counts(one, tenant)]
             try:
-                await self._check(tenant, quota, need, records)
+                network = await self._check(tenant, quota, need, records)
             except QuotaExceeded:
                 # A sandbox that died unnoticed does not count.
                 living = await asyncio.gather(*(self._claims.lives(one) for one in records))
                 if all(living):
                     raise
                 records = [one for one, lives in zip(records, living, strict=True) if lives]
-                await self._check(tenant, quota, need, records)
-            yield
+                network = await self._check(tenant, quota, need, records)
+            yield network
+
+    @asynccontextmanager
+    async def opened(
+        self, handle: Handle, network: NetworkPolicy, quota: TenantQuota | None
+    ) -> AsyncIterator[NetworkPolicy]:
+        """Yield the new network of a living sandbox with its share of the quota, as `admitted`
+        does.
+        """
+        self._traffic.forget(handle.record.id)
+        if network.closed or quota is None or not quota.limits_network:
+            yield replace(network, allowance=Allowance())
+            return
+        tenant = handle.record.tenant
+        async with self._locked(tenant):
+            others = [
+                one
+                for one in await self._store.list()
+                if _counts(one, tenant) and one.id != handle.record.id
+            ]
+            counted = await self._traffic.counted(handle)
+            yield await self._share(tenant, quota, network, others, counted)
 
     @asynccontextmanager
     async def max_stored_bytes(
@@ -106,6 +142,23 @@ class TenantQuotas:
             records = [one for one in await self._store.list() if _counts(one, tenant)]
             yield max(0, quota.max_disk_bytes - await self._disk(tenant, records))
 
+    async def usage(self, tenant: str) -> TenantUsage:
+        """Return what the tenant has of each quota now."""
+        records = [one for one in await self._store.list() if _counts(one, tenant)]
+        disk = await self._disk(tenant, records)
+        if self._stored_files is not None:
+            disk += await self._stored_files.usage(tenant)
+        open_ones = [self._control.recorded(one).limits for one in records if one.network != "none"]
+        bandwidths = [one.bandwidth_bps for one in open_ones if one.bandwidth_bps is not None]
+        return TenantUsage(
+            sessions=len(records),
+            memory_bytes=sum(one.limits.memory_bytes for one in records),
+            disk_bytes=disk,
+            network_connections=sum(one.connections for one in open_ones),
+            network_bandwidth_bps=sum(bandwidths) if len(bandwidths) == len(open_ones) else None,
+            network_bytes_today=await self._traffic.used(tenant),
+        )
+
     def _locked(self, tenant: str) -> AbstractAsyncContextManager[None]:
         return self._store.lock("tenant:" + tenant, wait_s=_LOCK_WAIT_S)
 
@@ -115,7 +168,7 @@ class TenantQuotas:
         quota: TenantQuota,
         need: Need,
         records: Sequence[Record],
-    ) -> None:
+    ) -> NetworkPolicy:
         most, sessions = quota.max_sessions, len(records)
         if most is not None and need.sessions and sessions + need.sessions > most:
             raise QuotaExceeded(
@@ -135,6 +188,24 @@ class TenantQuotas:
                 disk += await self._stored_files.usage(tenant)
             if disk + need.disk_bytes > most:
                 raise _bytes("disk", tenant, disk, need.disk_bytes, most)
+        if need.network.closed or not quota.limits_network:
+            return need.network
+        return await self._share(tenant, quota, need.network, records)
+
+    async def _share(
+        self,
+        tenant: str,
+        quota: TenantQuota,
+        network: NetworkPolicy,
+        others: Sequence[Record],
+        counted: NetworkCounts | None = None,
+    ) -> NetworkPolicy:
+        limits = [self._control.recorded(one).limits for one in others if one.network != "none"]
+        network = shared_limits(network, tenant, quota, limits)
+        used = 0
+        if quota.max_network_bytes_per_day is not None:
+            used = await self._traffic.used(tenant)
+        return replace(network, allowance=left_of_day(tenant, quota, used, counted))
 
     async def _disk(self, tenant: str, records: Sequence[Record]) -> int:
         own = sum(one.limits.workspace_bytes for one in records if one.workspace_id is None)
@@ -158,7 +229,7 @@ def reserved(record: Record, need: Need) -> Record:
 
 def _limits(quota: TenantQuota) -> bool:
     figures = (quota.max_sessions, quota.max_memory_bytes, quota.max_disk_bytes)
-    return any(figure is not None for figure in figures)
+    return quota.limits_network or any(figure is not None for figure in figures)
 
 
 def _counts(record: Record, tenant: str) -> bool:

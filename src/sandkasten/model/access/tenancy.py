@@ -32,6 +32,42 @@ class TenantQuota:
     max_disk_bytes: int | None = None
     """Sum of the sizes of its sandboxes' and named workspaces, and of its stored files."""
     requests_per_second: float | None = None
+    max_network_connections: int | None = None
+    """Sum of the connection limits of its sandboxes with a network."""
+    max_network_bandwidth_bps: int | None = None
+    """Sum of the bandwidth limits of its sandboxes with a network."""
+    max_network_bytes_per_day: int | None = None
+    """Bytes that its sandboxes send and receive on one day (UTC)."""
+
+    @property
+    def limits_network(self) -> bool:
+        return (
+            self.max_network_connections is not None
+            or self.max_network_bandwidth_bps is not None
+            or self.max_network_bytes_per_day is not None
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TenantUsage:
+    """What a tenant has of each quota."""
+
+    sessions: int
+    memory_bytes: int
+    disk_bytes: int
+    network_connections: int
+    network_bandwidth_bps: int | None
+    """None: one of its open networks has no limit."""
+    network_bytes_today: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaUsage:
+    """What a tenant uses, and the quota of the key that asks."""
+
+    tenant: str
+    quota: TenantQuota
+    used: TenantUsage
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,8 @@ class Record:
     tenant: str = DEFAULT_TENANT
     network: Annotated[Any, Public(lambda value: value, read_network)] = "none"
     """The network policy as the contract writes it."""
+    network_bytes_per_day: int | None = None
+    """The quota of the tenant under which its network was opened last."""
 
     @property
     def hidden(self) -> bool:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 LIMIT_RULE: Final = "limit:"
 """How the rule of a refusal begins that a limit caused."""
+TENANT_RULE: Final = "limit:tenant_bytes"
+"""The rule of a refusal that the quota of the tenant caused."""
 MAX_CONNECTIONS: Final = 1024
 """More would exceed the descriptors of the process that relays them."""
 _MOST: Final = 1 << 60
@@ -41,6 +43,14 @@ class NetworkLimits:
     """Lookups of names."""
     idle_seconds: int = 900
     """A connection without a byte for this long is closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """The totals of a sandbox at which the quota of its tenant is used up; None is no quota."""
+
+    bytes_in: int | None = None
+    bytes_out: int | None = None
 
 
 LIMIT_NAMES: Final = tuple(one.name for one in fields(NetworkLimits))
@@ -81,6 +91,16 @@ def read_limit(name: str, text: str) -> int | None:
     elif name == "bandwidth_bps" and text[-1:] in _DECIMAL and text[:-1].isdecimal():
         found = int(text[:-1]) * _DECIMAL[text[-1]]
     return None if found is None else int(found)
+
+
+def limit_hint(rule: str) -> str:
+    """Return what can be done about a refusal that a limit caused."""
+    if rule == TENANT_RULE:
+        return (
+            "the sandboxes of the tenant have used up their bytes of this day (UTC); the operator "
+            "sets the quota (max_network_bytes_per_day)"
+        )
+    return "the creator of the sandbox can raise it (network.limits), up to the operator's limit"
 
 
 def asked_limits(value: object) -> Mapping[str, int]:

@@ -17,8 +17,10 @@ from sandkasten.model.addresses import holds_public, is_public, plain
 from sandkasten.model.json_codec import ShapeError, Timestamp, from_json
 from sandkasten.model.sandbox.network_limits import (
     LIMIT_RULE,
+    Allowance,
     NetworkLimits,
     asked_limits,
+    limit_hint,
     lowered,
     within,
 )
@@ -65,9 +67,6 @@ _INSPECTED: Final = (
     "(network.uninspected)"
 )
 _DENIED: Final = "a deny rule refuses it; the creator of the sandbox can remove it (network.deny)"
-_CREATOR_LIMITS: Final = (
-    "the creator of the sandbox can raise it (network.limits), up to the operator's limit"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +82,8 @@ class NetworkPolicy:
     """Those of the limits that the request named."""
     secrets: tuple[str, ...] = ()
     inspect: bool = False
+    allowance: Allowance | None = None
+    """What the quota of the tenant leaves; None changes nothing about it."""
 
     @property
     def closed(self) -> bool:
@@ -443,7 +444,7 @@ def _hint(refused: NetworkAttempt) -> str:
     if refused.reason in UNRESOLVED:
         return _NO_SERVER if refused.reason == UNRESOLVED[1] else _CHECK_NAME
     if refused.rule.startswith(LIMIT_RULE):
-        return _CREATOR_LIMITS
+        return limit_hint(refused.rule)
     if refused.rule.startswith(_DENY_RULE):
         return _DENIED
     if refused.rule == _NOT_PUBLIC:

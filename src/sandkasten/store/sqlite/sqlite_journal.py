@@ -39,6 +39,18 @@ INSERT INTO execs ({_EXEC}) VALUES ({_EXEC_MARKS})
 ON CONFLICT (session_id, id) DO UPDATE SET {_EXEC_NEWER}
 WHERE excluded.status <> 'running' OR execs.status = 'running'
 """  # noqa: S608  (names of fields)
+_TRAFFIC = """
+INSERT INTO traffic (session_id, day, tenant, bytes) VALUES (?, ?, ?, max(0, ? -
+(SELECT coalesce(sum(bytes), 0) FROM traffic WHERE session_id = ? AND day <> ?)))
+ON CONFLICT (session_id, day) DO UPDATE SET bytes = max(traffic.bytes, excluded.bytes)
+"""
+# Rows of earlier days are needed while the session lives: they add up to what it has counted.
+_OLD_TRAFFIC = """
+DELETE FROM traffic WHERE (session_id, day) IN (SELECT session_id, day FROM traffic
+WHERE day < ? AND NOT EXISTS
+(SELECT 1 FROM sessions WHERE sessions.id = session_id AND ended_at IS NULL) LIMIT ?)
+"""
+_DAY_S: Final = 86_400
 _LOSE = """
 UPDATE execs SET status = 'lost' WHERE session_id = ? AND status = 'running' AND EXISTS
 (SELECT 1 FROM sessions WHERE sessions.id = session_id AND ended_at IS NOT NULL)
@@ -171,6 +183,21 @@ class SqliteJournal:
 
     # ---- the audit
 
+    # ---- traffic
+
+    async def note_traffic(self, session_id: str, tenant: str, day: int, total: int) -> None:
+        def note(connection: sqlite3.Connection) -> None:
+            connection.execute(_TRAFFIC, (session_id, day, tenant, total, session_id, day))
+
+        await self._database.write(note)
+
+    async def traffic(self, tenant: str, day: int) -> int:
+        def used(connection: sqlite3.Connection) -> int:
+            sql = "SELECT coalesce(sum(bytes), 0) FROM traffic WHERE tenant = ? AND day = ?"
+            return int(connection.execute(sql, (tenant, day)).fetchone()[0])
+
+        return await self._database.read(used)
+
     async def audit(self, row: AuditRow) -> None:
         values = (
             row.at,
@@ -233,6 +260,7 @@ class SqliteJournal:
                 f"DELETE FROM {table} WHERE {column} IN (SELECT {chosen} ? LIMIT ?)",  # noqa: S608
                 oldest,
             )
+        gone += await self._delete(_OLD_TRAFFIC, now // _DAY_S)
         # Also those whose session has been forgotten, whenever they started.
         gone += await self._delete(
             "DELETE FROM execs WHERE (session_id, id) IN (SELECT session_id, id FROM execs"

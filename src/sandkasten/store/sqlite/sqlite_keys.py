@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 _USED_EVERY_S: Final = 60.0
 _COLUMNS: Final = (
     "hashed, id, tenant, name, scopes, created_at, expires_at, revoked_at, last_used_at,"
-    " max_sessions, max_memory_bytes, max_disk_bytes, requests_per_second"
+    " max_sessions, max_memory_bytes, max_disk_bytes, requests_per_second,"
+    " max_network_connections, max_network_bandwidth_bps, max_network_bytes_per_day"
 )
 
 
@@ -86,6 +87,9 @@ class SqliteKeys:
             quota.max_memory_bytes,
             quota.max_disk_bytes,
             quota.requests_per_second,
+            quota.max_network_connections,
+            quota.max_network_bandwidth_bps,
+            quota.max_network_bytes_per_day,
         )
         marks = ", ".join("?" * len(values))
 

@@ -38,6 +38,9 @@ class Quota(Body):
     max_memory_bytes: Count | None = None
     max_disk_bytes: Count | None = None
     requests_per_second: Annotated[StrictFloat, Field(gt=0, le=10**6), _LEAST] | None = None
+    max_network_connections: Count | None = None
+    max_network_bandwidth_bps: Count | None = None
+    max_network_bytes_per_day: Count | None = None
 
 
 class KeyBody(Body):

@@ -11,9 +11,11 @@ import typer
 from sandkasten.cli.options import Json, state_of
 from sandkasten.cli.output import age, put, put_json, put_table, report, say
 from sandkasten.cli.quantities import megabytes, seconds
-from sandkasten.cli.state import EXIT_OURS, State, go
+from sandkasten.cli.state import EXIT_OURS, State, UsageError, go
 from sandkasten.errors import SandkastenError
 from sandkasten.model.access.api_keys import KeyRequest
+from sandkasten.model.sandbox.network_limits import LIMIT_EXAMPLES, read_limit
+from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +28,8 @@ _EXAMPLES = """\b
 Examples:
   sandkasten key create --tenant acme --name ci > ci.key
   sandkasten key create -t acme --scope sessions --expires 30d \\
-    --max-sessions 20 --max-memory 8G --max-disk 50G --rate 100
+    --max-sessions 20 --max-memory 8G --max-disk 50G --rate 100 \\
+    --max-network-connections 200 --max-network-bytes-per-day 10G
   sandkasten key revoke key_4f0c1d2e3a5b
 
 Uses the running daemon, as its operator (Unix socket) or with a key of scope admin;
@@ -40,6 +43,7 @@ def commands() -> typer.Typer:
     group.command("create")(_create)
     group.command("ls")(_ls)
     group.command("revoke")(_revoke)
+    group.command("usage")(_usage)
     return group
 
 
@@ -90,6 +94,30 @@ def _create(
     rate: Annotated[
         float | None, typer.Option("--rate", metavar="N", help="Requests per second.")
     ] = None,
+    max_connections: Annotated[
+        int | None,
+        typer.Option(
+            "--max-network-connections",
+            metavar="N",
+            help="Sum of the connection limits of its sandboxes.",
+        ),
+    ] = None,
+    max_bandwidth: Annotated[
+        str | None,
+        typer.Option(
+            "--max-network-bandwidth",
+            metavar="BPS",
+            help="Sum of the bandwidth limits of its sandboxes: 50M is 50000000 bits per second.",
+        ),
+    ] = None,
+    max_traffic: Annotated[
+        str | None,
+        typer.Option(
+            "--max-network-bytes-per-day",
+            metavar="SIZE",
+            help="Bytes that its sandboxes send and receive on a day (UTC): 500M, 10G.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Create a key and print it. It is not shown again."""
@@ -103,6 +131,13 @@ def _create(
             "max_memory_bytes": _bytes(max_memory),
             "max_disk_bytes": _bytes(max_disk),
             "requests_per_second": rate,
+            "max_network_connections": max_connections,
+            "max_network_bandwidth_bps": _limit(
+                "--max-network-bandwidth", "bandwidth_bps", max_bandwidth
+            ),
+            "max_network_bytes_per_day": _limit(
+                "--max-network-bytes-per-day", "bytes_in", max_traffic
+            ),
         },
     )
     go(_make(state_of(context, json=json), request))
@@ -126,8 +161,23 @@ def _revoke(
     raise SystemExit(go(_end(state_of(context, json=json), ids)))
 
 
+def _usage(context: typer.Context, json: Json = False) -> None:
+    """Show what the tenant uses, and the quota of the key in use. Requires a daemon."""
+    go(_show_usage(state_of(context, json=json)))
+
+
 def _bytes(size: str | None) -> int | None:
     return None if size is None else int(megabytes(size) * 1024 * 1024)
+
+
+def _limit(flag: str, like: str, written: str | None) -> int | None:
+    """Return a quota in the units of the limit of one sandbox that it is a sum of."""
+    found = None if written is None else read_limit(like, written)
+    if written is not None and found is None:
+        raise UsageError(
+            f"{flag} must be a number, got {shown(written)}", hint=f"write {LIMIT_EXAMPLES[like]}"
+        )
+    return found
 
 
 async def _make(state: State, request: KeyRequest) -> None:
@@ -140,6 +190,33 @@ async def _make(state: State, request: KeyRequest) -> None:
         return
     say(f"{made.row.id} for tenant {made.row.tenant}; the key is not shown again")
     put(made.text)
+
+
+async def _show_usage(state: State) -> None:
+    from sandkasten.client.server.admin_transport import books_of
+
+    async with books_of(state.place) as books:
+        found = await books.keys.usage()
+    if state.json:
+        put_json(asdict(found))
+        return
+    used, quota = found.used, found.quota
+    rows = (
+        ("sessions", used.sessions, quota.max_sessions),
+        ("memory_bytes", used.memory_bytes, quota.max_memory_bytes),
+        ("disk_bytes", used.disk_bytes, quota.max_disk_bytes),
+        ("network_connections", used.network_connections, quota.max_network_connections),
+        ("network_bandwidth_bps", used.network_bandwidth_bps, quota.max_network_bandwidth_bps),
+        ("network_bytes_per_day", used.network_bytes_today, quota.max_network_bytes_per_day),
+    )
+    say(f"tenant {found.tenant}")
+    put_table(
+        ("QUOTA", "USED", "LIMIT"),
+        [
+            (name, "no limit" if have is None else str(have), "-" if most is None else str(most))
+            for name, have, most in rows
+        ],
+    )
 
 
 async def _list(state: State, tenant: str | None) -> None:

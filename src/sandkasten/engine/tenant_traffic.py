@@ -1,0 +1,148 @@
+"""Count the bytes that the sandboxes of a tenant exchange on a day, and end them at its quota.
+
+Each egress process counts for its sandbox, stops by itself at the totals it was last told, and
+needs no daemon for that. The daemon adds up what they counted, writes it to the journal, and tells
+each of them what is left. What is counted while no daemon runs belongs to the day on which the
+next one reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.errors import SandkastenError
+from sandkasten.model.sandbox.lifecycle import State, is_there
+from sandkasten.model.sandbox.network_shares import allowance
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sandkasten.engine.handles import Handle, Handles
+    from sandkasten.engine.network_control import NetworkControl
+    from sandkasten.model.sandbox.ledger_record import Record
+    from sandkasten.model.sandbox.network_policy import NetworkCounts
+    from sandkasten.ports import Clock, EventSink, Journal, Store
+
+_DAY_S: Final = 86_400
+_ASKED_AT_ONCE: Final = 16
+# A sandbox is told anew when what is left has changed by this part of it, so a busy tenant does not
+# cost a message to each of its sandboxes in every round.
+_NEWS: Final = 8
+
+
+class TenantTraffic:
+    def __init__(
+        self,
+        handles: Handles,
+        store: Store,
+        journal: Journal | None,
+        control: NetworkControl,
+        clock: Clock,
+        events: EventSink | None,
+    ) -> None:
+        self._handles = handles
+        self._store = store
+        self._journal = journal
+        self._control = control
+        self._clock = clock
+        self._events = events
+        self._told: dict[str, tuple[int, int]] = {}
+        """What each sandbox was told last: the day, and the bytes that were left."""
+        handles.network_totals.note = self.note
+
+    async def note(self, record: Record, counts: NetworkCounts) -> None:
+        """Record what a sandbox has counted since it was created."""
+        if self._journal is not None and not record.hidden:
+            total = counts.bytes_in + counts.bytes_out
+            await self._journal.note_traffic(record.id, record.tenant, self._day(), total)
+
+    async def used(self, tenant: str) -> int:
+        """Return the bytes of this day, with what the living sandboxes have counted until now."""
+        if self._journal is None:
+            return 0
+        records = [one for one in await self._store.list() if one.tenant == tenant]
+        await self._look(records)
+        return await self._journal.traffic(tenant, self._day())
+
+    async def counted(self, handle: Handle) -> NetworkCounts | None:
+        return await self._handles.network_totals.look(handle)
+
+    def forget(self, the_id: str) -> None:
+        """Forget what a sandbox was told, because an update tells it something else."""
+        self._told.pop(the_id, None)
+
+    async def round(self, records: Sequence[Record]) -> None:
+        """Tell sandboxes what their tenants' quotas leave. A quota that is used up ends their
+        connections, and the next day opens them again.
+        """
+        journal = self._journal
+        self._told = {one.id: self._told[one.id] for one in records if one.id in self._told}
+        by_tenant: Mapping[str, list[Record]] = defaultdict(list)
+        for record in records:
+            if _is_limited(record):
+                by_tenant[record.tenant].append(record)
+        if journal is None:
+            return
+        for tenant, limited in by_tenant.items():
+            await self._look([one for one in records if one.tenant == tenant])
+            day = self._day()
+            used = await journal.traffic(tenant, day)
+            for record in limited:
+                left = max(0, (record.network_bytes_per_day or 0) - used)
+                if record.state is State.RUNNING and self._is_news(record.id, day, left):
+                    with suppress(SandkastenError):
+                        await self._tell(record, day, left)
+
+    def _is_news(self, the_id: str, day: int, left: int) -> bool:
+        told_day, told = self._told.get(the_id, (-1, 0))
+        return told_day != day or (left == 0) != (told == 0) or abs(left - told) > told // _NEWS
+
+    async def _tell(self, record: Record, day: int, left: int) -> None:
+        # An update sends rules too; what it sends must not be replaced by older ones.
+        async with self._store.lock(record.id, wait_s=0):
+            handle = await self._handles.get(record.id)
+            await self._handles.refresh(handle)
+            if not _is_limited(handle.record) or handle.record.state is not State.RUNNING:
+                return
+            counted = await self.counted(handle)
+            policy = replace(
+                self._control.recorded(handle.record), allowance=allowance(left, counted)
+            )
+            await self._control.change(handle, policy, None)
+        before = self._told.get(record.id, (-1, 1))
+        self._told[record.id] = (day, left)
+        if left == 0 and before != (day, 0):
+            self._emit("network.quota_reached", record)
+
+    async def _look(self, records: Sequence[Record]) -> None:
+        """Read the counters of sandboxes with a network."""
+        gate = asyncio.Semaphore(_ASKED_AT_ONCE)
+
+        async def one(record: Record) -> None:
+            async with gate:
+                with suppress(SandkastenError):
+                    await self.counted(await self._handles.get(record.id))
+
+        open_ones = [
+            one
+            for one in records
+            if one.network != "none" and is_there(one.state) and not one.hidden
+        ]
+        await asyncio.gather(*(one(record) for record in open_ones))
+
+    def _day(self) -> int:
+        """Return the number of the day, UTC."""
+        return int(self._clock.now() // _DAY_S)
+
+    def _emit(self, event: str, record: Record) -> None:
+        if self._events is not None:
+            self._events.emit(event, {"sandbox": record.id, "tenant": record.tenant})
+
+
+def _is_limited(record: Record) -> bool:
+    limited = record.network_bytes_per_day is not None and record.network != "none"
+    return limited and is_there(record.state) and not record.hidden

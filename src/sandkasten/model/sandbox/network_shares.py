@@ -1,0 +1,94 @@
+"""The limits that a sandbox gets of its tenant's network quota. Pure.
+
+Connections and bandwidth are limited by sums: the limits of all networks that a tenant has open
+together may not exceed its quota. So each egress process enforces its own limit and needs to know
+nothing of the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sandkasten.errors import QuotaExceeded
+from sandkasten.model.sandbox.network_limits import Allowance
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sandkasten.model.access.tenancy import TenantQuota
+    from sandkasten.model.sandbox.network_limits import NetworkLimits
+    from sandkasten.model.sandbox.network_policy import NetworkCounts, NetworkPolicy
+
+
+def shared_limits(
+    policy: NetworkPolicy, tenant: str, quota: TenantQuota, others: Sequence[NetworkLimits]
+) -> NetworkPolicy:
+    """Return the policy with its share of the quota. `others` are the tenant's open networks.
+
+    A limit that the request does not name becomes the default or, if that is less, an equal share
+    for each of `max_sessions`, and never more than what is left. Raise QuotaExceeded.
+    """
+    sums = {
+        "connections": quota.max_network_connections,
+        "bandwidth_bps": quota.max_network_bandwidth_bps,
+    }
+    named = dict(policy.asked)
+    for name, most in sums.items():
+        if most is None:
+            continue
+        found = [getattr(one, name) for one in others]
+        used = most if None in found else sum(found)
+        left = most - used
+        if name not in named:
+            share = left if not quota.max_sessions else min(left, most // quota.max_sessions)
+            default = getattr(policy.limits, name)
+            # A quota that is smaller than the number of sessions still lets some of them in.
+            share = max(share, min(left, 1))
+            named[name] = share if default is None else min(default, share)
+        if not 0 < named[name] <= left:
+            raise _exceeded(name, tenant, max(1, named[name]), used, most, unlimited=None in found)
+    return replace(policy, limits=replace(policy.limits, **named), asked=named)
+
+
+def left_of_day(
+    tenant: str, quota: TenantQuota, used: int, counted: NetworkCounts | None = None
+) -> Allowance:
+    """Return what a sandbox that has counted so much may still use. Raise QuotaExceeded."""
+    most = quota.max_network_bytes_per_day
+    if most is None:
+        return Allowance()
+    if used >= most:
+        raise QuotaExceeded(
+            f"the sandboxes of tenant {tenant} have used {used} of {most} network bytes of this "
+            "day (UTC)",
+            hint="use network: none, wait until the next day, or ask the operator for a larger "
+            "quota",
+            quota="network_bytes",
+            limit=most,
+            used=used,
+        )
+    return allowance(most - used, counted)
+
+
+def allowance(left: int, counted: NetworkCounts | None) -> Allowance:
+    """Return the totals at which a sandbox has used up what is left."""
+    if counted is None:
+        return Allowance(left, left)
+    return Allowance(counted.bytes_in + left, counted.bytes_out + left)
+
+
+def _exceeded(
+    name: str, tenant: str, need: int, used: int, most: int, *, unlimited: bool
+) -> QuotaExceeded:
+    hint = f"request less (network.limits.{name}), or destroy a sandbox with a network"
+    if unlimited:
+        hint = f"a sandbox of the tenant has no limit.{name}: update it with one, or destroy it"
+    return QuotaExceeded(
+        f"the networks of tenant {tenant} have {used} of {most} {name} together, and {need} more "
+        "were requested",
+        hint=hint,
+        quota=f"network_{name}",
+        limit=most,
+        used=used,
+    )
