@@ -150,11 +150,8 @@ mod tests {
         let (mut input, mut payload) = (Vec::new(), Vec::new());
         for piece in text.as_bytes().chunks(step) {
             input.extend_from_slice(piece);
-            loop {
-                match body.take(&mut input, 7)? {
-                    Part::Data(data) => payload.extend(data),
-                    Part::More | Part::End => break,
-                }
+            while let Part::Data(data) = body.take(&mut input, 7)? {
+                payload.extend(data);
             }
         }
         assert_eq!(body.take(&mut input, 7)?, Part::End);

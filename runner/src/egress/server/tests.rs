@@ -102,7 +102,8 @@ fn a_connection_that_cannot_wait_for_its_name_ends() {
     let clients: Vec<TcpStream> = (0..257)
         .map(|_| begin(&mut egress, "slow.test", 1))
         .collect();
-    assert_eq!((clients.len(), egress.open(), egress.failed), (257, 256, 1));
+    assert_eq!((egress.open(), egress.failed), (256, 1));
+    drop(clients);
 }
 
 #[test]
