@@ -50,14 +50,22 @@ def told(done):
 
 
 def test_a_key_is_printed_once_listed_without_it_and_revoked(run):
-    made = run("key", "create", "-t", "acme", "-n", "ci", "--max-memory", "2G", "--expires", "1d")
+    of_network = ("--max-network-connections", "9", "--max-network-bandwidth", "50M")
+    of_day = ("--max-network-bytes-per-day", "1G")
+    limits = ("--max-memory", "2G", *of_network, *of_day)
+    made = run("key", "create", "-t", "acme", "-n", "ci", *limits, "--expires", "1d")
     assert made.status == 0, made.err
     key = made.out.strip()
     assert key.startswith("sk-")
     assert "not shown again" in made.err
     (row,) = told(run("key", "ls", "--json"))
     assert (row["tenant"], row["name"], row["revoked_at"]) == ("acme", "ci", None)
-    assert row["quota"]["max_memory_bytes"] == 2 << 30
+    assert {name: value for name, value in row["quota"].items() if value is not None} == {
+        "max_memory_bytes": 2 << 30,
+        "max_network_connections": 9,
+        "max_network_bandwidth_bps": 50_000_000,
+        "max_network_bytes_per_day": 1 << 30,
+    }
     made_at, ends_at = (datetime.fromisoformat(row[name]) for name in ("created_at", "expires_at"))
     assert (ends_at - made_at).total_seconds() == pytest.approx(86_400)
     assert key not in str(row)
@@ -73,6 +81,18 @@ def test_a_key_is_printed_once_listed_without_it_and_revoked(run):
     wrong = run("key", "create", "--scope", "session")
     assert (wrong.status, wrong.out) == (125, "")
     assert "hint: did you mean sessions?" in wrong.err
+
+
+def test_usage_of_a_tenant_is_shown_by_a_daemon(tmp_path, cli):
+    alone = cli("key", "usage")
+    assert (alone.status, alone.out) == (125, "")
+    assert "hint: start one: sandkasten serve" in alone.err
+    with served(tmp_path / "data"):
+        found = told(cli("key", "usage", "--json"))
+        assert (found["tenant"], found["used"]["sessions"]) == ("default", 0)
+        assert set(found["quota"].values()) == {None}
+        table = cli("key", "usage").out
+    assert ["network_bytes_per_day", "0", "-"] in [line.split() for line in table.splitlines()]
 
 
 def test_a_file_is_stored_and_fetched(run, tmp_path):

@@ -143,6 +143,7 @@ def test_version_prints_the_version(cli):
         ("create", "--deny", "example.com"),
         ("update", "sbx_0123456789abcdef", "--ttl", "soon"),
         ("key", "create", "--expires", "soon"),
+        ("key", "create", "--max-network-bandwidth", "fast"),
         ("--url", "http://127.0.0.1:1", "--embedded", "ls"),
         ("cp", "a", "b"),
     ],

@@ -21,6 +21,7 @@ from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.sandbox.network_limits import NetworkLimits
 from sandkasten.model.sandbox.network_policy import parse_network
 from sandkasten.model.sandbox.network_shares import shared_limits
+from sandkasten.telemetry.metrics import Metrics
 from tests.api.daemon_in_process import serving
 from tests.api.daemon_with_database import AS_OPERATOR, OPERATOR, new_key
 from tests.daemon.process import cleared
@@ -85,11 +86,17 @@ async def daemon_of(settings: Any) -> AsyncIterator[Daemon]:
     clock = SystemClock()
     prepare_data_dir(settings.data_dir)
     async with open_books(settings, clock) as books:
-        engine = await open_engine(settings, journal=books.journal)
+        metrics = Metrics()
+        engine = await open_engine(settings, journal=books.journal, events=metrics)
         try:
             await engine.recover()
             doorkeeper = Doorkeeper(clock=clock, keys=books.keys, api_key=OPERATOR)
-            parts = {"journal": books.journal, "keys": books.keys, "doorkeeper": doorkeeper}
+            parts = {
+                "journal": books.journal,
+                "keys": books.keys,
+                "doorkeeper": doorkeeper,
+                "metrics": metrics,
+            }
             async with serving(engine, **parts) as one:
                 yield one
         finally:
@@ -170,8 +177,11 @@ async def test_bytes_of_a_tenant_end_at_its_quota_until_the_next_day(settings, l
             "bytes": MEGABYTE,
             "rules": ["limit:tenant_bytes"],
         }
-        # The others are told.
+        # The others are told, once.
         await daemon.server.engine._watch.round()
+        await daemon.server.engine._watch.round()
+        seen = (await daemon.ask("GET", "/metrics", headers=AS_OPERATOR)).raw.decode()
+        assert 'sandkasten_events_total{event="network.quota_reached"} 2.0' in seen
         told = await read(daemon, key, two, large)
         assert told == {"bytes": 0, "rules": ["limit:tenant_bytes"]}
         refused = await create(daemon, key, large)
