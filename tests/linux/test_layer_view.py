@@ -9,8 +9,8 @@ import subprocess
 import pytest
 
 from sandkasten.linux.storage.layer_view import LayerView
-from sandkasten.linux.system_trust import subject_hash, trusting_image
-from sandkasten.linux.trust_files import authority_name, authority_pem, make_authority
+from sandkasten.linux.system_trust import hashed_name, trusting_image
+from sandkasten.linux.trust_files import authority_pem, make_authority
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 
@@ -83,7 +83,7 @@ def test_the_hash_of_a_subject_is_that_of_openssl(tmp_path):
     (tmp_path / "ca.pem").write_text(authority_pem(authority))
     words = ["openssl", "x509", "-hash", "-noout", "-in", str(tmp_path / "ca.pem")]
     told = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
-    assert subject_hash(authority_name("sb_0123456789abcdef")) == told
+    assert hashed_name() == f"{told}.0"
 
 
 def test_an_image_gets_the_authority_where_it_keeps_certificates(layers, tmp_path):
@@ -99,13 +99,12 @@ def test_an_image_gets_the_authority_where_it_keeps_certificates(layers, tmp_pat
     spec = CellSpec(Image("debian", "layers", layers=tuple(made)))
     cell = tmp_path / "cell"
     cell.mkdir()
-    *kept, layer = trusting_image(cell, "sb_1", spec, authority).image.layers
+    *kept, layer = trusting_image(cell, spec, authority).image.layers
     assert kept == made
     view, mine = LayerView([*made, layer]), authority_pem(authority).encode()
     assert view.read("/etc/ssl/certs/ca-certificates.crt", 10_000) == b"roots\n" + mine
     assert view.resolve("/etc/ssl/cert.pem") == "/etc/ssl/certs/ca-certificates.crt"
-    hashed = f"/etc/ssl/certs/{subject_hash(authority_name('sb_1'))}.0"
-    assert view.read(hashed, 10_000) == mine
+    assert view.read(f"/etc/ssl/certs/{hashed_name()}", 10_000) == mine
     assert view.read("/usr/local/share/ca-certificates/sandkasten.crt", 10_000) == mine
     # Nothing else: an image without certificates gets none.
     files = [path for path in (cell / "tls-layer").rglob("*") if path.is_file()]

@@ -2,20 +2,21 @@
 
 wget, apt and other programs know no variable for certificates. For them, an inspected sandbox sees
 its authority in the files of its system: in the bundles and the hashed directory, where the image
-has them. An image gets one more layer above its own, and stays as it is. The host image gets an
-`/etc` of its own. Blocking.
+has them. An image gets one more layer above its own, and stays as it is. The host image gets mounts
+on its bundles. Blocking.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.linux.storage.layer_view import LayerView
-from sandkasten.linux.trust_files import authority_name, authority_pem
+from sandkasten.linux.trust_files import AUTHORITY_NAME, TRUST, authority_pem
+from sandkasten.model.sandbox.cell_spec import HostMount
+from sandkasten.model.sandbox.inspection import BUNDLE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,27 +42,35 @@ _ANCHORS: Final = (
 _MAX_BUNDLE: Final = 4 << 20
 
 
-def trusting_image(cell: Path, sandbox: str, spec: CellSpec, authority: Authority) -> CellSpec:
+def trusting_image(cell: Path, spec: CellSpec, authority: Authority) -> CellSpec:
     """Return the spec with a layer above those of its image."""
     if spec.image.kind != "layers":
         return spec
     layer = cell / _LAYER
     _make(layer)
-    _write(layer, _files(LayerView(spec.image.layers), sandbox, authority))
+    _write(layer, _files(LayerView(spec.image.layers), authority))
     layers = (*spec.image.layers, os.fspath(layer))
     return replace(spec, image=replace(spec.image, layers=layers))
 
 
-def trusting_etc(cell: Path, sandbox: str, etc: Path, authority: Authority) -> Path:
-    """Return a copy of an `/etc` that trusts the authority."""
-    root = cell / _LAYER
-    _make(root)
-    shutil.copytree(etc, root / "etc", symlinks=True)
-    _write(root, _files(LayerView([os.fspath(root)]), sandbox, authority))
-    return root / "etc"
+def trusting_host(cell: Path, spec: CellSpec, etc: Path) -> CellSpec:
+    """Return the spec of a sandbox of the host image with mounts on the bundles of its `/etc`.
+
+    Its root is read-only, so nothing inside could want to replace them. The hashed directory has a
+    link to the authority already.
+    """
+    bundle = os.fspath(cell / TRUST / BUNDLE)
+    there = [one for one in _BUNDLES if os.path.isfile(etc / one.removeprefix("/etc/"))]
+    mounts = tuple(HostMount(bundle, one) for one in there)
+    return replace(spec, mounts=(*spec.mounts, *mounts))
 
 
-def _files(view: LayerView, sandbox: str, authority: Authority) -> dict[str, bytes]:
+def hashed_name() -> str:
+    """Return the name under which OpenSSL looks for the authority of a sandbox."""
+    return f"{subject_hash(AUTHORITY_NAME)}.0"
+
+
+def _files(view: LayerView, authority: Authority) -> dict[str, bytes]:
     """Return what the files of the system are to contain, by their paths without symlinks."""
     mine = authority_pem(authority).encode()
     found: dict[str, bytes] = {}
@@ -70,7 +79,7 @@ def _files(view: LayerView, sandbox: str, authority: Authority) -> dict[str, byt
         content = None if path is None else view.read(path, _MAX_BUNDLE)
         if path is not None and content is not None:
             found[path] = content.rstrip(b"\n") + b"\n" + mine
-    names = [(one, f"{subject_hash(authority_name(sandbox))}.0") for one in _HASHED]
+    names = [(one, hashed_name()) for one in _HASHED]
     for directory, name in (*names, *_ANCHORS):
         path = view.resolve(directory)
         if path is not None and view.is_directory(path):

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.network_policy import NetworkCeiling
 
 TRUST: Final = "tls"
+AUTHORITY_NAME: Final = "Sandkasten authority"
+"""The same for all sandboxes, so that its place in a hashed directory is known beforehand. Servers'
+certificates must have another: a certificate with the subject of its issuer looks self-signed."""
 _VALID: Final = datetime.timedelta(days=3650)
 # Where systems keep the certificates of public authorities.
 _SYSTEM_BUNDLES: Final = (
@@ -101,10 +104,6 @@ def trusted_roots(ceiling: NetworkCeiling) -> str:
     return "\n".join(_pem(der).strip() for text in found for der in _certificates(text)) + "\n"
 
 
-def authority_name(sandbox: str) -> str:
-    return f"Sandkasten {sandbox}"
-
-
 def authority_pem(authority: Authority) -> str:
     return _pem(authority.certificate)
 
@@ -119,7 +118,8 @@ def make_authority(sandbox: str, roots: str) -> Authority:
             "inspection requires the library cryptography", hint=install_command("secrets")
         ) from exc
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, authority_name(sandbox))])
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, AUTHORITY_NAME)])
+    owner = x509.UniformResourceIdentifier(f"urn:sandkasten:{sandbox}")
     now = datetime.datetime.now(datetime.UTC)
     certificate = (
         x509.CertificateBuilder()
@@ -130,6 +130,7 @@ def make_authority(sandbox: str, roots: str) -> Authority:
         .not_valid_before(now - datetime.timedelta(hours=2))
         .not_valid_after(now + _VALID)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.SubjectAlternativeName([owner]), critical=False)
         .add_extension(
             x509.KeyUsage(
                 digital_signature=False,

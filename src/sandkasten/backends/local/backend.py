@@ -41,7 +41,7 @@ from sandkasten.linux.programs import Programs, find_bwrap
 from sandkasten.linux.sandbox_removal import alive, remove
 from sandkasten.linux.state_layout import CellState, Layout, write_state
 from sandkasten.linux.storage import host_root
-from sandkasten.linux.system_trust import trusting_etc, trusting_image
+from sandkasten.linux.system_trust import trusting_host, trusting_image
 from sandkasten.linux.trust_files import prepare_trust
 from sandkasten.linux.undoable_work import whole_or_nothing
 from sandkasten.model.sandbox.cell_spec import RUNNER_ID, CellSpec, user_id
@@ -156,7 +156,7 @@ class LocalBackend:
     def _fill(self, sandbox_id: SandboxId, cell: Path, spec: CellSpec) -> LocalCell:
         spec, authority = prepare_trust(cell, sandbox_id, spec)
         if authority is not None:
-            spec = trusting_image(cell, sandbox_id, spec, authority)
+            spec = trusting_image(cell, spec, authority)
         bwrap = find_bwrap()
         if bwrap is None:
             raise BackendUnavailable(
@@ -199,7 +199,7 @@ class LocalBackend:
                 self._layout.shared("etc"), network=not spec.network.closed
             )
             if authority is not None:
-                etc = trusting_etc(cell, sandbox_id, etc, authority)
+                spec = trusting_host(cell, spec, etc)
             private["etc"] = etc
             shared = self._host_root.shared
         elif not spec.network.closed:

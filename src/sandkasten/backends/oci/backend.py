@@ -39,7 +39,7 @@ from sandkasten.linux.programs import Programs
 from sandkasten.linux.sandbox_removal import alive, remove
 from sandkasten.linux.state_layout import CellState, Layout, write_state
 from sandkasten.linux.storage import host_root
-from sandkasten.linux.system_trust import trusting_etc, trusting_image
+from sandkasten.linux.system_trust import trusting_host, trusting_image
 from sandkasten.linux.trust_files import prepare_trust
 from sandkasten.linux.undoable_work import whole_or_nothing
 from sandkasten.model.images.resolved_image import Image
@@ -215,7 +215,7 @@ class OciBackend:
     ) -> OciCell:
         spec, authority = prepare_trust(cell, sandbox_id, spec)
         if authority is not None:
-            spec = trusting_image(cell, sandbox_id, spec, authority)
+            spec = trusting_image(cell, spec, authority)
         program = runtimes.find(self._runtime)
         if program is None:
             absent = runtimes.missing(self._runtime)
@@ -239,10 +239,10 @@ class OciBackend:
             lost = tuple((u.limit, u.reason, u.remedy) for u in group.unenforced)
             write_state(cell, replace(state, unenforced=lost))
         base = id_ranges.base_of(slot)
-        cell_platform = replace(self._cell_platform(sandbox_id, spec, base), devices=edits)
         etc = host_root.etc_skeleton(self._layout.shared("etc"), network=not spec.network.closed)
         if authority is not None and spec.image.kind == "host":
-            etc = trusting_etc(cell, sandbox_id, etc, authority)
+            spec = trusting_host(cell, spec, etc)
+        cell_platform = replace(self._cell_platform(sandbox_id, spec, base), devices=edits)
         runner = self._programs.runner
         resolver = host_root.resolver_file(self._layout.shared("etc"))
         resolves = spec.image.kind == "layers" and not spec.network.closed

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from sandkasten.disk.atomic_file import write_file
 from sandkasten.linux.storage import mountinfo
+from sandkasten.linux.system_trust import hashed_name
 from sandkasten.model.sandbox.cell_spec import (
     DEFAULT_PATH,
     HOME,
@@ -26,6 +27,7 @@ from sandkasten.model.sandbox.cell_spec import (
     USER_ID,
     USER_NAME,
 )
+from sandkasten.model.sandbox.inspection import AUTHORITY, TRUST_DIR
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -181,7 +183,8 @@ def etc_skeleton(directory: Path, usr: Path = Path("/usr"), *, network: bool = F
     zone = os.readlink("/etc/localtime") if os.path.islink("/etc/localtime") else ""
     python = _python(usr)
     files = {**_FILES, **(NETWORK_FILES if network else {})}
-    text = repr((sorted(files.items()), seen, zone, python, _PIP))
+    authority = (hashed_name(), f"{TRUST_DIR}/{AUTHORITY}") if network else None
+    text = repr((sorted(files.items()), seen, zone, python, _PIP, authority))
     path = directory / hashlib.sha256(text.encode()).hexdigest()[:16]
     if path.is_dir():
         return path
@@ -198,6 +201,9 @@ def etc_skeleton(directory: Path, usr: Path = Path("/usr"), *, network: bool = F
         _copy_public(source, making / source.removeprefix("/etc/"))
     for source in trees:
         _copy_public(source, making / source.removeprefix("/etc/"), deep=True)
+    if authority is not None and (making / "ssl/certs").is_dir():
+        # Of an inspected sandbox; elsewhere it leads nowhere.
+        (making / "ssl/certs" / authority[0]).symlink_to(authority[1])
     return _settle(making, path)
 
 
