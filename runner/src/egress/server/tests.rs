@@ -99,8 +99,6 @@ fn a_connection_whose_requests_are_not_read_ends_when_rules_for_requests_come() 
 fn a_connection_that_cannot_wait_for_its_name_ends() {
     let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
     let mut egress = egress(json!({"full": true}), &[silent.local_addr().unwrap()]);
-    // They are kept open.
-    #[allow(clippy::needless_collect)]
     let clients: Vec<TcpStream> = (0..257)
         .map(|_| begin(&mut egress, "slow.test", 1))
         .collect();
