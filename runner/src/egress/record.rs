@@ -8,15 +8,16 @@ use std::os::unix::io::{AsRawFd, OwnedFd};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 const MOST: usize = 1 << 20;
-const PENDING: usize = 16 << 10;
+/// Records that wait to be written.
+const PENDING: usize = 64;
 
 pub struct Records {
     files: [OwnedFd; 2],
     current: usize,
     written: usize,
     sequence: u64,
-    /// Lines that are not written yet.
-    pending: Vec<u8>,
+    /// Not written yet. They become text only then, so that connections do not wait for that either.
+    pending: Vec<Value>,
 }
 
 impl Records {
@@ -37,12 +38,10 @@ impl Records {
             .map_or(0.0, |d| d.as_secs_f64());
         record["seq"] = json!(self.sequence);
         record["time"] = json!((now * 1000.0).round() / 1000.0);
-        self.pending
-            .extend_from_slice(record.to_string().as_bytes());
-        self.pending.push(b'\n');
         // The result of a command names what was refused, so this must be in the file before the client
         // is told.
         let can_wait = matches!(record["event"].as_str(), Some("opened" | "closed"));
+        self.pending.push(record);
         if !can_wait || self.pending.len() > PENDING {
             self.flush();
         }
@@ -57,7 +56,12 @@ impl Records {
         if self.pending.is_empty() {
             return;
         }
-        if self.written + self.pending.len() > MOST {
+        let mut lines = String::new();
+        for record in self.pending.drain(..) {
+            lines.push_str(&record.to_string());
+            lines.push('\n');
+        }
+        if self.written + lines.len() > MOST {
             self.current = 1 - self.current;
             self.written = 0;
             // SAFETY: plain system call on a descriptor of ours.
@@ -65,9 +69,8 @@ impl Records {
         }
         let fd = self.files[self.current].as_raw_fd();
         // A full disk loses records, not connections.
-        if crate::sys::write_all(fd, &self.pending).is_ok() {
-            self.written += self.pending.len();
+        if crate::sys::write_all(fd, lines.as_bytes()).is_ok() {
+            self.written += lines.len();
         }
-        self.pending.clear();
     }
 }
