@@ -85,9 +85,11 @@ pub fn connect(to: SocketAddr) -> Result<OwnedFd> {
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: plain system call.
     let fd = unsafe { OwnedFd::from_raw_fd(check(libc::socket(family, kind, 0))?) };
-    pass_at_once(fd.as_raw_fd());
     match connect_to(fd.as_raw_fd(), to) {
-        Ok(()) | Err(libc::EINPROGRESS) => Ok(fd),
+        Ok(()) | Err(libc::EINPROGRESS) => {
+            pass_at_once(fd.as_raw_fd());
+            Ok(fd)
+        }
         Err(errno) => Err(errno),
     }
 }
