@@ -46,7 +46,7 @@ def test_every_bound_of_networks_is_measured():
     judged = {(one.operation, one.peer) for one in RATIOS if "network" in one.operation}
     assert judged == {
         *((network.CONNECT, peer) for peer in ("direct", "pasta")),
-        *((network.DOWNLOAD, peer) for peer in ("direct", "pasta")),
+        *((network.DOWNLOAD, peer) for peer in ("direct", *network.PEERS)),
         (network.CREATE, network.CLOSED),
     }
 
