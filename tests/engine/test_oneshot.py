@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,6 +19,9 @@ from sandkasten.errors import (
 from sandkasten.model.sandbox.oneshot_values import Artifact, RunRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from tests.patience import PATIENCE_S
+
+if TYPE_CHECKING:
+    from sandkasten.model.commands.exec_values import Chunk
 
 pytestmark = pytest.mark.anyio
 
@@ -267,23 +271,18 @@ async def test_a_one_shot_whose_sandbox_cannot_be_created_leaves_nothing(world):
 
 
 async def test_a_one_shot_whose_sandbox_dies_has_a_result(world):
-    running = asyncio.create_task(
-        world.engine.run(RunRequest("echo x; sleep 600", runtime="sh", artifacts=("*",)))
-    )
-    deadline = asyncio.get_running_loop().time() + PATIENCE_S
-    while True:
-        assert asyncio.get_running_loop().time() < deadline
-        await asyncio.sleep(0.01)
-        cells = list(world.backend.cells.values())
-        if cells:
-            (info,) = await world.engine.list()
-            if any(
-                one.status == "running" and one.started_at
-                for one in await world.engine.execs(info.id)
-            ):
-                break
-    await asyncio.sleep(0.05)
-    await cells[0].real.crash()
+    begun = asyncio.Event()
+
+    async def show(_chunk: Chunk) -> None:
+        begun.set()
+
+    request = RunRequest("echo x; sleep 600", runtime="sh", artifacts=("*",))
+    running = asyncio.create_task(world.engine.run(request, show=show))
+    # A sandbox that dies before its first output may not have run the command: that is an error.
+    async with asyncio.timeout(PATIENCE_S):
+        await begun.wait()
+    (cell,) = world.backend.cells.values()
+    await cell.real.crash()
     result = await running
     assert (result.ok, result.exit_code) == (False, None)
     assert result.why is not None
