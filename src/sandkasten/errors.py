@@ -2,6 +2,8 @@
 
 This module knows nothing of HTTP, of backends or of processes. A command that ran and
 failed is a result, never one of these; a command that could not be run is always one.
+Five of them are also the exceptions that Python raises for local files, so `except
+FileNotFoundError` works for files in a sandbox too.
 
 SandkastenError
 ├── RequestError                the request cannot be fulfilled
@@ -22,7 +24,7 @@ SandkastenError
 │   ├── SessionNotFound         SESSION_NOT_FOUND
 │   ├── SessionExpired          SESSION_EXPIRED
 │   ├── ExecNotFound            EXEC_NOT_FOUND
-│   ├── FileNotFound            FILE_NOT_FOUND
+│   ├── FileNotFound            FILE_NOT_FOUND (also FileNotFoundError)
 │   ├── CommandNotFound         COMMAND_NOT_FOUND
 │   ├── ShellNotFound           SHELL_NOT_FOUND
 │   ├── WorkspaceNotFound       WORKSPACE_NOT_FOUND
@@ -30,12 +32,12 @@ SandkastenError
 │   ├── AgentNotFound           AGENT_NOT_FOUND
 │   └── WorkflowNotFound        WORKFLOW_NOT_FOUND
 ├── FileError                   a file verb that the sandbox's own kernel refused
-│   ├── FileExists              FILE_EXISTS
+│   ├── FileExists              FILE_EXISTS (also FileExistsError)
 │   ├── NotRegular              NOT_REGULAR
-│   ├── NotADirectory           NOT_A_DIRECTORY
-│   ├── IsADirectory            IS_A_DIRECTORY
+│   ├── NotADirectory           NOT_A_DIRECTORY (also NotADirectoryError)
+│   ├── IsADirectory            IS_A_DIRECTORY (also IsADirectoryError)
 │   ├── DirectoryNotEmpty       DIRECTORY_NOT_EMPTY
-│   ├── FilePermission          FILE_PERMISSION
+│   ├── FilePermission          FILE_PERMISSION (also PermissionError)
 │   └── FileTrouble             FILE_TROUBLE
 ├── QuotaExceeded               QUOTA_EXCEEDED
 ├── WorkspaceDamaged            WORKSPACE_DAMAGED
@@ -61,6 +63,8 @@ SandkastenError
 
 from __future__ import annotations
 
+import errno as numbers
+import os
 from typing import ClassVar
 
 Detail = str | int | float | bool | None | list[str]
@@ -83,6 +87,27 @@ class SandkastenError(Exception):
         # The caller did not name it: its settings and files may not be the caller's.
         daemon = self.details.get("daemon")
         return text if daemon is None else f"{text} (answered by the daemon at {daemon})"
+
+
+class _SystemError:
+    """The attributes of an OSError, from the class and from `details`, which HTTP and pickle keep.
+
+    Code that catches OSError around a call of Sandkasten catches these errors too: let
+    SandkastenError pass first.
+    """
+
+    errno: int
+    details: dict[str, Detail]
+
+    @property
+    def strerror(self) -> str:
+        return os.strerror(self.errno)
+
+    @property
+    def filename(self) -> str | None:
+        """Return the path of the request, if it is known."""
+        path = self.details.get("path")
+        return path if isinstance(path, str) else None
 
 
 class RequestError(SandkastenError):
@@ -161,7 +186,8 @@ class ExecNotFound(NotFound):
     code = "EXEC_NOT_FOUND"
 
 
-class FileNotFound(NotFound):
+class FileNotFound(NotFound, _SystemError, FileNotFoundError):  # type: ignore[misc]
+    errno = numbers.ENOENT
     code = "FILE_NOT_FOUND"
 
 
@@ -193,7 +219,8 @@ class FileError(SandkastenError):
     code = "FILE_TROUBLE"
 
 
-class FileExists(FileError):
+class FileExists(FileError, _SystemError, FileExistsError):  # type: ignore[misc]
+    errno = numbers.EEXIST
     code = "FILE_EXISTS"
 
 
@@ -201,11 +228,13 @@ class NotRegular(FileError):
     code = "NOT_REGULAR"
 
 
-class NotADirectory(FileError):
+class NotADirectory(FileError, _SystemError, NotADirectoryError):  # type: ignore[misc]
+    errno = numbers.ENOTDIR
     code = "NOT_A_DIRECTORY"
 
 
-class IsADirectory(FileError):
+class IsADirectory(FileError, _SystemError, IsADirectoryError):  # type: ignore[misc]
+    errno = numbers.EISDIR
     code = "IS_A_DIRECTORY"
 
 
@@ -213,7 +242,8 @@ class DirectoryNotEmpty(FileError):
     code = "DIRECTORY_NOT_EMPTY"
 
 
-class FilePermission(FileError):
+class FilePermission(FileError, _SystemError, PermissionError):  # type: ignore[misc]
+    errno = numbers.EACCES
     code = "FILE_PERMISSION"
 
 

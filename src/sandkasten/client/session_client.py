@@ -19,7 +19,7 @@ from sandkasten.client.sandbox import AsyncSandbox
 from sandkasten.client.server.daemon_or_embedded import place_of
 from sandkasten.client.server.server_pool import held, open_transport
 from sandkasten.client.transfer.transfer import blocks_of
-from sandkasten.errors import FileTrouble, InvalidRequest
+from sandkasten.errors import FileTrouble, InvalidRequest, SandkastenError
 from sandkasten.model.request_spellings import sandbox_options
 from sandkasten.model.sandbox.sandbox_options import SessionKeywords
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
@@ -88,6 +88,8 @@ class AsyncSession(AsyncSandbox):
         try:
             with await asyncio.to_thread(Path(opened).open, "rb") as source:
                 entry = await self.write(where, blocks_of(source))
+        except SandkastenError:
+            raise
         except OSError as exc:
             raise FileTrouble(
                 f"reading {opened} failed: {exc.strerror or exc}", hint="check the path"

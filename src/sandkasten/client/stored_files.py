@@ -104,7 +104,9 @@ async def _pieces(data: bytes | PathLike[str]) -> AsyncIterator[bytes]:
     try:
         file = await asyncio.to_thread(open, data, "rb")
     except OSError as exc:
-        raise FileNotFound(f"{data} cannot be read: {exc.strerror}", hint="name a file") from exc
+        raise FileNotFound(
+            f"{data} cannot be read: {exc.strerror}", hint="name a file", path=str(data)
+        ) from exc
     with file:
         while piece := await asyncio.to_thread(file.read, _PIECE):
             yield piece

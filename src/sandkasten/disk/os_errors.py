@@ -17,9 +17,11 @@ _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 @contextmanager
 def translated(attempt: str, otherwise: type[SandkastenError] = InternalError) -> Iterator[None]:
-    """Raise an OSError of the block as one of our errors."""
+    """Raise an OSError of the block as one of our errors; ours stay as they are."""
     try:
         yield
+    except SandkastenError:
+        raise
     except OSError as exc:
         raise disk_error(attempt, exc, otherwise) from exc
 

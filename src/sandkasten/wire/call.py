@@ -24,7 +24,7 @@ from sandkasten.wire.frame_codec import (
     encode_credit,
     header,
 )
-from sandkasten.wire.json_bodies import encode_body
+from sandkasten.wire.json_bodies import encode_body, from_bytes_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -129,6 +129,16 @@ class Call:
         self._error: SandkastenError | None = None
 
     # ---- the caller's side
+
+    @property
+    def path(self) -> str | None:
+        """Return the file that the request names first; None if it names none."""
+        fields = self._fields or {}
+        for name in ("path", "source", "cwd"):
+            value = fields.get(name)
+            if value is not None:
+                return from_bytes_json(value, f"the {name} of a request")
+        return None
 
     async def __aenter__(self) -> Call:
         await self.open()

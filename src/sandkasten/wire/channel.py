@@ -33,7 +33,7 @@ from sandkasten.wire.frame_codec import (
 from sandkasten.wire.json_bodies import decode_body
 from sandkasten.wire.messages import Hello, decode_hello
 from sandkasten.wire.outbox import Outbox
-from sandkasten.wire.runner_errors import error_for
+from sandkasten.wire.runner_errors import error_for, printable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -256,7 +256,7 @@ class Channel:
             call.on_result(decode_body(body, f"the result of {call.verb}"))
             del self._calls[stream]
         elif kind is Kind.ERROR:
-            call.on_error(_refusal(decode_body(body, f"the error of {call.verb}"), call.verb))
+            call.on_error(_refusal(decode_body(body, f"the error of {call.verb}"), call))
             del self._calls[stream]
         else:
             raise ProtocolViolation(f"a {kind.name} frame came in the middle of a connection")
@@ -300,11 +300,14 @@ async def _read_hello(stream: ByteStream, decoder: Decoder) -> Hello:
     raise _lost("the runner closed the connection before it said hello")
 
 
-def _refusal(body: dict[str, Any], verb: str) -> SandkastenError:
+def _refusal(body: dict[str, Any], call: Call) -> SandkastenError:
     code, message = body.get("code"), body.get("message")
     if type(code) is not str or type(message) is not str:
-        raise ProtocolViolation(f"the error of {verb} had no code or no message")
-    return error_for(code, message, verb, errno=body.get("errno"))
+        raise ProtocolViolation(f"the error of {call.verb} had no code or no message")
+    error = error_for(code, message, call.verb, errno=body.get("errno"))
+    if isinstance(error, OSError) and (path := call.path) is not None:
+        error.details["path"] = printable(path)
+    return error
 
 
 def _lost(what: str) -> SandboxLost:

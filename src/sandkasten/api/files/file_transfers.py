@@ -177,7 +177,7 @@ async def _file(call: Call, held: AsyncExitStack, spot: Spot, path: str) -> Resp
     if head or "range" in headers or "if-none-match" in headers:
         known = await files.stat(the_id, path)
         if known.is_dir:
-            raise IsADirectory(f"{path} is a directory")
+            raise IsADirectory(f"{path} is a directory", path=path)
     for _ in range(_TRIES):
         span: Span | None = None
         if known is not None:

@@ -241,6 +241,8 @@ async def _save(path: str, pieces: AsyncIterator[bytes]) -> None:
         with overwriting(Path(path), mode=0o666) as file:
             async for piece in pieces:
                 file.write(piece)
+    except SandkastenError:
+        raise
     except OSError as exc:
         raise FileTrouble(f"cannot write {path}: {exc.strerror}", hint="use another path") from exc
 
@@ -320,7 +322,9 @@ def _opened(source: str) -> BinaryIO:
     try:
         return open(source, "rb")
     except OSError as exc:
-        raise FileNotFound(f"{source} cannot be read: {exc.strerror}", hint="name a file") from exc
+        raise FileNotFound(
+            f"{source} cannot be read: {exc.strerror}", hint="name a file", path=source
+        ) from exc
 
 
 async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:

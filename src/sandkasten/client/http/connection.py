@@ -117,6 +117,8 @@ class Connection:
                         return raw, answer.headers
                     failure = self._error(answer.status, raw)
                     pause_s = self._after(order, answer, failure, turn)
+            except SandkastenError:
+                raise
             except (aiohttp.ClientError, TimeoutError, OSError) as exc:
                 failure = self._trouble(order, exc)
                 pause_s = self._again(order, exc, turn)
@@ -140,6 +142,8 @@ class Connection:
                     raw = await answer.content.read(_MAX_ERROR_BYTES)
                     failure = self._error(answer.status, raw)
                     pause_s = self._after(order, answer, failure, turn)
+            except SandkastenError:
+                raise
             except (aiohttp.ClientError, TimeoutError, OSError) as exc:
                 if began:
                     raise
@@ -397,6 +401,8 @@ async def reading(connection: Connection, what: str) -> AsyncGenerator[None]:
     """Map a lost connection to an error while a stream is read."""
     try:
         yield
+    except SandkastenError:
+        raise
     except (aiohttp.ClientError, TimeoutError, OSError) as exc:
         raise BackendUnavailable(
             f"the connection to {connection.address.shown} was lost while {what} "

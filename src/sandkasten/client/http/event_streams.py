@@ -17,7 +17,7 @@ from sandkasten.client.http.error_responses import body_error
 from sandkasten.client.http.json_values import record
 from sandkasten.client.http.reconnect import Patience
 from sandkasten.client.http.session_json import chunk_of, exec_result_of
-from sandkasten.errors import BackendUnavailable, ProtocolViolation
+from sandkasten.errors import BackendUnavailable, ProtocolViolation, SandkastenError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -147,6 +147,8 @@ async def follow(
             if not patience.reached:
                 raise
             cause = exc
+        except SandkastenError:
+            raise
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             cause = exc
         await patience.wait(

@@ -21,6 +21,7 @@ from sandkasten.errors import (
     InvalidRequest,
     IsADirectory,
     PayloadTooLarge,
+    SandkastenError,
 )
 from sandkasten.model.files.file_entries import Change, FileContent
 from sandkasten.model.files.sandbox_paths import sandbox_path
@@ -211,6 +212,8 @@ class HttpFiles:
                 if not patience.reached:
                     raise
                 cause = exc
+            except SandkastenError:
+                raise
             except (aiohttp.ClientError, TimeoutError, OSError) as exc:
                 cause = exc
             await patience.wait(
@@ -274,7 +277,7 @@ def _path(sandbox_id: str, verb: str) -> str:
 
 def _not_a_tree(answer: aiohttp.ClientResponse, path: str) -> None:
     if answer.headers.get("Content-Type", "").startswith(_TAR):
-        raise IsADirectory(f"{path} is a directory", hint="download it, or list it")
+        raise IsADirectory(f"{path} is a directory", hint="download it, or list it", path=path)
 
 
 async def _nothing() -> AsyncGenerator[bytes]:

@@ -17,7 +17,12 @@ from sandkasten.client.http.error_responses import body_error
 from sandkasten.client.http.event_streams import events, parsed
 from sandkasten.client.http.json_values import given
 from sandkasten.client.transfer.transfer import blocks_of
-from sandkasten.errors import BackendUnavailable, FileTrouble, UnsupportedByBackend
+from sandkasten.errors import (
+    BackendUnavailable,
+    FileTrouble,
+    SandkastenError,
+    UnsupportedByBackend,
+)
 from sandkasten.model.images.image_info import ImageProgress
 
 if TYPE_CHECKING:
@@ -71,6 +76,8 @@ class HttpImages:
                     answer_s=None,
                 )
                 return mapping.images_of(await self._connection.ask(order))
+        except SandkastenError:
+            raise
         except OSError as exc:
             hint = "check that the file exists and is readable"
             if isinstance(exc, IsADirectoryError):

@@ -146,7 +146,11 @@ class HttpTerminal:
                 )
                 try:
                     await self.join()
-                except (BackendUnavailable, aiohttp.ClientError, OSError, TimeoutError) as exc:
+                except SandkastenError as exc:
+                    if not isinstance(exc, BackendUnavailable):
+                        raise
+                    cause = exc
+                except (aiohttp.ClientError, OSError, TimeoutError) as exc:
                     cause = exc
                 else:
                     return

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Final
 
-from sandkasten.errors import FileTrouble, PayloadTooLarge, ProtocolViolation
+from sandkasten.errors import FileTrouble, PayloadTooLarge, ProtocolViolation, SandkastenError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -162,6 +162,8 @@ def _unpack_from(end: socket.socket, destination: Path, tally: Tally, max_bytes:
             "the archive from the sandbox is not valid",
             hint="try the download again; the sandbox may have ended in the middle of it",
         ) from exc
+    except SandkastenError:
+        raise
     except OSError as exc:
         raise FileTrouble(
             f"writing the download failed: {exc.strerror or exc}",

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Final, cast
 from sandkasten.client.results import Transfer
 from sandkasten.client.stream_close import closing
 from sandkasten.disk.atomic_file import overwriting
-from sandkasten.errors import FileTrouble, InvalidRequest, PayloadTooLarge
+from sandkasten.errors import FileTrouble, InvalidRequest, PayloadTooLarge, SandkastenError
 
 if TYPE_CHECKING:
     from sandkasten.client.server.transport import FilesTransport
@@ -97,6 +97,8 @@ async def upload(
                         flush=flush,
                     )
             tally.files, tally.bytes, where = 1, entry.size, entry.path
+    except SandkastenError:
+        raise
     except OSError as exc:
         raise FileTrouble(
             f"reading {exc.filename or local} failed: {exc.strerror or exc}",
@@ -152,6 +154,8 @@ async def _download_file(
                 os.fchmod(file.fileno(), entry.mode & 0o777)
                 # In a thread: a FIFO blocks until it has a reader.
                 await asyncio.to_thread(opened.close)
+        except SandkastenError:
+            raise
         except OSError as exc:
             raise FileTrouble(
                 f"writing {target} failed: {exc.strerror or exc}",

@@ -170,7 +170,9 @@ class FileOperations:
             if not found.is_dir:
                 raise
             raise IsADirectory(
-                f"{found.path} is a directory", hint="name a file, or list or download it"
+                f"{found.path} is a directory",
+                hint="name a file, or list or download it",
+                path=sandbox_path(path),
             ) from exc
 
     async def stat(self, sandbox_id: str, path: str, *, follow: bool = True) -> FileEntry:

@@ -77,7 +77,9 @@ def known_file_key(text: str) -> str:
 
 
 def no_such_file(key: str) -> FileNotFound:
-    return FileNotFound(f"there is no stored file {shown(key)}", hint="list them with files ls")
+    return FileNotFound(
+        f"there is no stored file {shown(key)}", hint="list them with files ls", path=key
+    )
 
 
 def checked_content_type(text: str) -> str:
