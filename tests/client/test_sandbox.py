@@ -29,6 +29,17 @@ def test_a_failed_command_is_a_result(box):
     assert (result.ok, result.exit_code, result.status) == (False, 1, "completed")
 
 
+def test_the_exit_status_is_the_one_of_a_shell_and_never_invented(box):
+    assert box.exec(["sh", "-c", "exit 3"]).exit_status == 3
+    killed = box.exec(["sh", "-c", "kill -9 $$"])
+    assert (killed.exit_code, killed.exit_status) == (None, 137)
+    assert box.run("kill -15 $$", "bash").exit_status == 143
+    running = box.start(["sleep", "100"])
+    assert (running.poll().exit_code, running.poll().exit_status) == (None, None)
+    running.kill()
+    assert running.wait().exit_status == 137
+
+
 def test_check_raises_the_failure_of_the_command(box):
     with pytest.raises(subprocess.CalledProcessError) as caught:
         box.exec(["sh", "-c", "echo seen; exit 3"], check=True)

@@ -93,6 +93,13 @@ class Result:
         return self.status == "completed" and self.exit_code == 0
 
     @property
+    def exit_status(self) -> int | None:
+        """Return what a shell would put in `$?`: the exit code, or 128 + the signal; None when
+        neither is known.
+        """
+        return _exit_status(self.exit_code, self.signal)
+
+    @property
     def running(self) -> bool:
         return self.status == "running"
 
@@ -211,6 +218,11 @@ class RunResult:
         """Return both streams in order of arrival."""
         return _text(self.output_data)
 
+    @property
+    def exit_status(self) -> int | None:
+        """Return the exit code, or 128 + the signal as a shell does; None when neither is known."""
+        return _exit_status(self.exit_code, self.signal)
+
     def as_dict(self) -> dict[str, Any]:
         """Return the run answer of the public contract, ready for JSON."""
         answer: dict[str, Any] = {
@@ -234,6 +246,12 @@ class RunResult:
         if self.error is not None:
             answer["error"] = self.error
         return answer
+
+
+def _exit_status(exit_code: int | None, signal: int | None) -> int | None:
+    if exit_code is not None:
+        return exit_code
+    return None if signal is None else 128 + signal
 
 
 def _network(result: Result | RunResult) -> dict[str, Any] | None:
