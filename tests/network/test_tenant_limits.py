@@ -217,3 +217,35 @@ async def test_bytes_of_a_tenant_end_at_its_quota_until_the_next_day(settings, l
 def _kill(data_dir: Path, box: str) -> None:
     (file,) = data_dir.glob(f"**/{box}/pid")
     os.kill(int(file.read_text().split()[0]), signal.SIGKILL)
+
+
+@pytest.mark.anyio
+@pytest.mark.root
+@pytest.mark.promise("P75")
+async def test_no_bytes_escape_the_quota_by_a_one_shot_or_a_closed_network(settings, large):
+    async with daemon_of(settings) as daemon:
+        quota = {"max_network_bytes_per_day": MEGABYTE}
+        key = await new_key(daemon, tenant="acme", quota=quota)
+
+        async def run(code: str) -> dict[str, Any]:
+            network = {"allow": [f"good.test:{large}"]}
+            body = {"runtime": "bash", "code": code, "network": network}
+            done = await daemon.ask("POST", "/v1/run", body, headers=key)
+            assert done.status == 200, done.raw
+            return dict(done.json)
+
+        # The second one makes the kind hot, so a warm sandbox would wait for the last one.
+        for _ in range(3):
+            await run("true")
+        done = await run(f"exec 3<>/dev/tcp/good.test/{large}; head -c {2 * MEGABYTE} <&3 | wc -c")
+        assert [one["rule"] for one in done["network"]["refused"]] == ["limit:tenant_bytes"]
+        # Nothing has looked at this one when its network is closed.
+        free = await new_key(daemon, tenant="free")
+        lone = (await create(daemon, free, large)).json["id"]
+        await read(daemon, free, lone, large)
+        closed = await daemon.ask(
+            "PATCH", f"/v1/sessions/{lone}", {"network": "none"}, headers=free
+        )
+        assert closed.status == 200, closed.raw
+        used = (await daemon.ask("GET", "/v1/usage", headers=free)).json["used"]
+        assert used["network_bytes_today"] >= 2 * MEGABYTE

@@ -114,7 +114,13 @@ class TenantQuotas:
         does.
         """
         self._traffic.forget(handle.record.id)
-        if network.closed or quota is None or not quota.limits_network:
+        if network.closed:
+            # Counters of a closed network are read once more, and not before its sandbox ends.
+            await self._traffic.counted(handle)
+            yield replace(network, allowance=Allowance())
+            await self._traffic.counted(handle)
+            return
+        if quota is None or not quota.limits_network:
             yield replace(network, allowance=Allowance())
             return
         tenant = handle.record.tenant

@@ -198,6 +198,9 @@ class OneShot:
     async def _spare(self, plan: SandboxPlan, quota: TenantQuota | None) -> Record | None:
         if quota is None:
             return await self._spares.claim(plan)
+        if quota.limits_network and not plan.spec.network.closed:
+            # The network of a pooled sandbox has no share of a tenant's quota.
+            return None
         need = await self._quotas.need(plan)
         async with self._quotas.admitted(plan.tenant, quota, need):
             return await self._spares.claim(plan)
