@@ -7,6 +7,7 @@ is removed, other backends do not wait, and everything works again when the engi
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -250,6 +251,28 @@ async def test_a_daemon_started_meanwhile_serves_other_backends_and_recovers_ses
         "backend.away",
         "backend.back",
     ]
+
+
+@pytest.mark.promise("P57")
+async def test_the_watch_does_not_wait_for_counters_of_an_engine_that_hangs(world):
+    near = (await world.engine.create(CreateRequest())).id
+    far = await world.store.get((await world.engine.create(FAR)).id)
+    handle = world.engine._handles.peek(far.id)
+    handle.record = replace(far, network={"allow": ["a.test"]}, network_bytes_per_day=1)
+    await world.store.put(handle.record)
+    asked = asyncio.Event()
+
+    async def hangs() -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    handle.cell.network_counts = hangs
+    await world.engine.recover()
+    await asked.wait()
+    # Without a connection, only the rounds of the watch find its end.
+    await world.engine._handles.forget(near)
+    await (await world.near.attach(near)).crash()
+    await gone(world, near)
 
 
 @pytest.mark.parametrize("count", [1, 40])

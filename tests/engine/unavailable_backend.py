@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from sandkasten.engine.engine import Engine
 from sandkasten.errors import BackendUnavailable, SandboxLost
 from sandkasten.images.host_image import HostImages
+from sandkasten.model.sandbox.network_policy import NetworkCounts
 from sandkasten.model.sandbox.policy import Policy
 from tests.engine.injections import Events, TestClock
 from tests.store.memory_store import MemoryJournal, MemoryStore
 from tests.unisolated.backend import UnisolatedBackend
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.sandbox.cell_spec import CellSpec
@@ -105,6 +106,16 @@ class FarCell:
     async def usage(self) -> Usage:
         await self._backend.ask("usage")
         return await self.real.usage()
+
+    async def network_counts(self) -> NetworkCounts:
+        await self._backend.ask("network_counts")
+        return NetworkCounts()
+
+    async def network_records(self, after: int, since: float = 0.0) -> Sequence[Mapping[str, Any]]:
+        return []
+
+    async def change_network(self, *_: object) -> None:
+        await self._backend.ask("change_network")
 
     async def destroy(self) -> None:
         await self._backend.ask("destroy")

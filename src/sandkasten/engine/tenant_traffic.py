@@ -3,7 +3,7 @@
 Each egress process counts for its sandbox, stops by itself at the totals it was last told, and
 needs no daemon for that. The daemon adds up what they counted, writes it to the journal, and tells
 each of them what is left. What is counted while no daemon runs belongs to the day on which the
-next one reads it.
+next one reads it. A tenant whose sandboxes do not answer delays no other one.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import asyncio
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import SandkastenError
+from sandkasten.model.sandbox.isolation_levels import has_engine
 from sandkasten.model.sandbox.lifecycle import State, is_there
 from sandkasten.model.sandbox.network_shares import allowance
 
@@ -52,6 +54,8 @@ class TenantTraffic:
         self._events = events
         self._told: dict[str, tuple[int, int]] = {}
         """What each sandbox was told last: the day, and the bytes that were left."""
+        self._rounds: dict[str, asyncio.Task[None]] = {}
+        """The tenants that are being told."""
         handles.network_totals.note = self.note
 
     async def note(self, record: Record, counts: NetworkCounts) -> None:
@@ -75,27 +79,57 @@ class TenantTraffic:
         """Forget what a sandbox was told, because an update tells it something else."""
         self._told.pop(the_id, None)
 
-    async def round(self, records: Sequence[Record]) -> None:
+    async def round(self, records: Sequence[Record], patience_s: float) -> None:
         """Tell sandboxes what their tenants' quotas leave. A quota that is used up ends their
         connections, and the next day opens them again.
+
+        Tenants with sandboxes of an engine, which can hang, are waited for this long; their round
+        goes on, and no other one of theirs begins meanwhile.
         """
-        journal = self._journal
         self._told = {one.id: self._told[one.id] for one in records if one.id in self._told}
         by_tenant: Mapping[str, list[Record]] = defaultdict(list)
         for record in records:
-            if _is_limited(record):
-                by_tenant[record.tenant].append(record)
-        if journal is None:
+            by_tenant[record.tenant].append(record)
+        near = []
+        for tenant, all_of_it in by_tenant.items():
+            if not any(map(_is_limited, all_of_it)) or tenant in self._rounds:
+                continue
+            task = asyncio.get_running_loop().create_task(self._round_of(tenant, all_of_it))
+            self._rounds[tenant] = task
+            task.add_done_callback(partial(self._round_done, tenant))
+            if not any(has_engine(one.backend) for one in all_of_it):
+                near.append(task)
+        if near:
+            await asyncio.wait(near)
+        if self._rounds:
+            await asyncio.wait(self._rounds.values(), timeout=patience_s)
+
+    async def aclose(self) -> None:
+        tasks = list(self._rounds.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _round_done(self, tenant: str, _: object) -> None:
+        self._rounds.pop(tenant, None)
+
+    async def _round_of(self, tenant: str, records: Sequence[Record]) -> None:
+        if self._journal is None:
             return
-        for tenant, limited in by_tenant.items():
-            await self._look([one for one in records if one.tenant == tenant])
+        try:
+            await self._look(records)
             day = self._day()
-            used = await journal.traffic(tenant, day)
-            for record in limited:
-                left = max(0, (record.network_bytes_per_day or 0) - used)
-                if record.state is State.RUNNING and self._is_news(record.id, day, left):
-                    with suppress(SandkastenError):
-                        await self._tell(record, day, left)
+            used = await self._journal.traffic(tenant, day)
+        except SandkastenError as exc:
+            if self._events is not None:
+                self._events.emit("watch.failed", {"sandbox": "", "error": exc.code})
+            return
+        for record in filter(_is_limited, records):
+            left = max(0, (record.network_bytes_per_day or 0) - used)
+            if record.state is State.RUNNING and self._is_news(record.id, day, left):
+                with suppress(SandkastenError):
+                    await self._tell(record, day, left)
 
     def _is_news(self, the_id: str, day: int, left: int) -> bool:
         told_day, told = self._told.get(the_id, (-1, 0))
@@ -130,7 +164,11 @@ class TenantTraffic:
         open_ones = [
             one
             for one in records
-            if one.network != "none" and is_there(one.state) and not one.hidden
+            if one.network != "none"
+            and is_there(one.state)
+            and not one.hidden
+            # Each question to an engine that is away would take long.
+            and one.backend not in self._handles.health.names()
         ]
         await asyncio.gather(*(one(record) for record in open_ones))
 

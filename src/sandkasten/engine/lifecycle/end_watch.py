@@ -90,6 +90,7 @@ class EndWatch:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        await self._traffic.aclose()
 
     async def round(self) -> None:
         """Check everything once."""
@@ -119,7 +120,7 @@ class EndWatch:
             await asyncio.wait(self._groups.values(), timeout=_PATIENCE_S)
         self.unsettled &= {record.id for record in records}
         await self._reconcile(begun, {record.id: record for record in records})
-        await self._traffic.round(records)
+        await self._traffic.round(records, _PATIENCE_S)
 
     def _group_done(self, name: str, _: object) -> None:
         self._groups.pop(name, None)
