@@ -8,6 +8,9 @@ use crate::head::{self, block, field, line, Framing, Parsed, MOST_REQUEST};
 /// The longest line with the size of a chunk.
 const MOST_CHUNK_LINE: usize = 256;
 
+/// What decides about a request is not in its trailers.
+const NO_TRAILERS: [&str; 3] = ["host", "content-length", "transfer-encoding"];
+
 pub const UNCLEAR: &str = "the client does not name its host clearly";
 pub const ANOTHER: &str = "the client names another host";
 
@@ -134,7 +137,11 @@ impl Requests {
             None => return Ok(Next::More),
         };
         for one in lines {
-            field(one)?;
+            let (name, _) = field(one)?;
+            // Some servers add trailers to the headers.
+            if NO_TRAILERS.iter().any(|no| name.eq_ignore_ascii_case(no)) {
+                return Err(UNCLEAR);
+            }
         }
         self.place = Place::Head;
         Ok(Next::Pass(length as u64))

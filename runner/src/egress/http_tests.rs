@@ -159,6 +159,10 @@ fn broken_chunks_are_refused() {
     }
     let late = [head, "5\r\nhelloX\r\n0\r\n\r\n"].concat();
     assert_eq!(feed(late.as_bytes(), 4096), (head.len() + 8, Some(UNCLEAR)));
+    for trailer in ["hOST: evil.test", "Content-Length: 5"] {
+        let text = format!("{}0\r\nX: y\r\n{}\r\n\r\n", head, trailer);
+        assert_eq!(feed(text.as_bytes(), 4096), (head.len() + 3, Some(UNCLEAR)));
+    }
 }
 
 #[test]

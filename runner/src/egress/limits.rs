@@ -95,11 +95,17 @@ impl Meter {
         meter
     }
 
-    /// Use other limits; what was counted stays.
+    /// Use other limits; what was counted stays. A bucket is not filled by a change, or many changes
+    /// would exceed any rate.
     pub fn change(&mut self, most: Option<u64>, bandwidth_bps: Option<u64>) {
         self.most = most;
+        let before = self.rate;
         self.rate = bandwidth_bps.map(|bits| (bits / 8).max(1));
-        self.level = self.rate.map_or(0, burst);
+        let full = self.rate.map_or(0, burst);
+        self.level = match before {
+            Some(_) => self.level.min(full),
+            None => full,
+        };
     }
 
     pub fn allow(&mut self, allowance: Option<u64>) {
@@ -204,6 +210,20 @@ mod tests {
         }
         // One million bytes per second for ten seconds, and one burst.
         assert!((10_000_000..10_200_000).contains(&moved), "{}", moved);
+    }
+
+    #[test]
+    fn a_change_does_not_fill_a_bucket() {
+        let now = Instant::now();
+        let mut meter = Meter::new(None, Some(8_000_000), now);
+        meter.moved(125_000);
+        meter.change(None, Some(8_000_000));
+        assert_eq!(meter.room(now, 1), Room::Later);
+        // Another rate holds from now on.
+        meter.change(None, Some(80_000_000));
+        assert_eq!(meter.room(now, 1), Room::Later);
+        let later = now + Duration::from_millis(10);
+        assert_eq!(meter.room(later, 1), Room::Bytes(100_000));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::{Egress, Item, State};
 use crate::config::networks;
 use crate::inspect::{wipe_value, Inspector};
 use crate::limits::{Allowance, Limits};
-use crate::rules::{Destination, Rules};
+use crate::rules::{verdict, Destination, Rules};
 use crate::sockets::{is_closed, reset};
 use crate::sys::{self, check};
 use serde_json::{json, Value};
@@ -122,6 +122,24 @@ impl Egress {
         self.outward.change(limits.bytes_out, limits.bandwidth_bps);
         self.inward.change(limits.bytes_in, limits.bandwidth_bps);
         self.config.limits = limits;
+        self.end_surplus();
+    }
+
+    /// End the newest connections that are more than the limit: what a tenant's other sandboxes may have
+    /// depends on it.
+    fn end_surplus(&mut self) {
+        let open = |(id, item): (&u64, &Item)| match item {
+            Item::Connection(c) if !matches!(c.state, State::Refused) => Some(*id),
+            _ => None,
+        };
+        let mut ids: Vec<u64> = self.items.iter().filter_map(open).collect();
+        ids.sort_unstable();
+        for id in ids.split_off(self.config.limits.connections.min(ids.len())) {
+            if let Some(Item::Connection(mut connection)) = self.items.remove(&id) {
+                connection.verdict = verdict(false, "limit:connections");
+                self.end(id, connection);
+            }
+        }
     }
 
     /// Use new rules; connections that they refuse, or should have checked, end at once.

@@ -96,6 +96,22 @@ fn a_connection_whose_requests_are_not_read_ends_when_rules_for_requests_come() 
 }
 
 #[test]
+fn connections_that_are_more_than_a_new_limit_end() {
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = server.local_addr().unwrap().port();
+    let mut egress = egress(json!({"full": true}), &[]);
+    let clients: Vec<TcpStream> = (0..3).map(|_| begin(&mut egress, "a.test", port)).collect();
+    let limits =
+        |n: u32| json!({"limits": {"connections": n, "names_per_minute": 9, "idle_seconds": 60}});
+    egress.command(limits(3).to_string().as_bytes());
+    assert_eq!((egress.open(), egress.refused), (3, 0));
+    egress.command(limits(1).to_string().as_bytes());
+    assert_eq!((egress.open(), egress.refused), (1, 2));
+    assert!(egress.items.contains_key(&FIRST_ID));
+    drop(clients);
+}
+
+#[test]
 fn a_connection_that_cannot_wait_for_its_name_ends() {
     let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
     let mut egress = egress(json!({"full": true}), &[silent.local_addr().unwrap()]);
