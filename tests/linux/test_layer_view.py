@@ -68,13 +68,14 @@ def test_symlinks_are_resolved_within_the_image(layers, tmp_path):
                 "etc/pki/extracted/bundle.pem": "roots",
                 "etc/escape": "->../../../../../../../../" + str(tmp_path / "outside"),
                 "etc/loop": "->loop",
+                "etc/long": "->/" + "x" * 300,
                 "etc/file": "x",
             }
         )
     )
     assert view.resolve("/etc/ssl/certs") == "/etc/pki/tls/certs"
     assert view.resolve("/etc/ssl/certs/ca-bundle.crt") == "/etc/pki/extracted/bundle.pem"
-    for path in ("/etc/escape", "/etc/loop", "/etc/file/x", "/etc/none"):
+    for path in ("/etc/escape", "/etc/loop", "/etc/long", "/etc/file/x", "/etc/none"):
         assert view.resolve(path) is None, path
 
 
@@ -109,3 +110,12 @@ def test_an_image_gets_the_authority_where_it_keeps_certificates(layers, tmp_pat
     # Nothing else: an image without certificates gets none.
     files = [path for path in (cell / "tls-layer").rglob("*") if path.is_file()]
     assert len(files) == 3
+
+
+def test_an_image_with_a_directory_in_place_of_the_authority_keeps_it(layers, tmp_path):
+    inner = f"etc/ssl/certs/{hashed_name()}/x"
+    made = layers({inner: "roots", "etc/ssl/cert.pem": f"->/{inner}"})
+    spec = CellSpec(Image("odd", "layers", layers=tuple(made)))
+    *_, layer = trusting_image(tmp_path, spec, make_authority("sb_1", "")).image.layers
+    found = LayerView([*made, layer]).read(f"/{inner}", 10_000) or b""
+    assert found.startswith(b"roots\n-----BEGIN")

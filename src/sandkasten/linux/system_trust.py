@@ -82,7 +82,7 @@ def _files(view: LayerView, authority: Authority) -> dict[str, bytes]:
     names = [(one, hashed_name()) for one in _HASHED]
     for directory, name in (*names, *_ANCHORS):
         path = view.resolve(directory)
-        if path is not None and view.is_directory(path):
+        if path is not None and view.is_directory(path) and not view.is_directory(f"{path}/{name}"):
             found[f"{path}/{name}"] = mine
     return found
 

@@ -6,6 +6,7 @@ path is looked at by itself, and a symlink is resolved here, within the image.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from typing import TYPE_CHECKING, Final
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _MAX_LINKS: Final = 40
+# A link of an image may lead to a name that no file system can hold.
+_ABSENT: Final = frozenset({errno.ENOENT, errno.ENAMETOOLONG})
 _OPAQUE: Final = ("trusted.overlay.opaque", "user.overlay.opaque")
 
 
@@ -76,7 +79,9 @@ class LayerView:
                 path = f"{path}/{part}"
                 try:
                     status = os.lstat(path)
-                except FileNotFoundError:
+                except OSError as exc:
+                    if exc.errno not in _ABSENT:
+                        raise
                     mode = 0
                     break
                 mode = status.st_mode
