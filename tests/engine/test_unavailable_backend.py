@@ -253,13 +253,30 @@ async def test_a_daemon_started_meanwhile_serves_other_backends_and_recovers_ses
     ]
 
 
+async def limited(world):
+    """Return the handle of a sandbox whose tenant has a quota of its network."""
+    the_id = (await world.engine.create(FAR)).id
+    handle = world.engine._handles.peek(the_id)
+    network = {"allow": ["a.test"]}
+    handle.record = replace(handle.record, network=network, network_bytes_per_day=1)
+    await world.store.put(handle.record)
+    return handle
+
+
+async def test_a_sandbox_with_many_updates_is_told_what_its_quota_leaves(world):
+    the_id = (await limited(world)).record.id
+    traffic = world.engine._watch._traffic
+    async with world.store.lock(the_id, wait_s=1):
+        telling = asyncio.create_task(traffic.round(await world.store.list(), 10.0))
+        await asyncio.wait({telling}, timeout=0.2)
+    await telling
+    assert world.far.asked["change_network"] == 1
+
+
 @pytest.mark.promise("P57")
 async def test_the_watch_does_not_wait_for_counters_of_an_engine_that_hangs(world):
     near = (await world.engine.create(CreateRequest())).id
-    far = await world.store.get((await world.engine.create(FAR)).id)
-    handle = world.engine._handles.peek(far.id)
-    handle.record = replace(far, network={"allow": ["a.test"]}, network_bytes_per_day=1)
-    await world.store.put(handle.record)
+    handle = await limited(world)
     asked = asyncio.Event()
 
     async def hangs() -> None:

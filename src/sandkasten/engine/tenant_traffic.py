@@ -21,7 +21,7 @@ from sandkasten.model.sandbox.lifecycle import State, is_there
 from sandkasten.model.sandbox.network_shares import allowance
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from sandkasten.engine.handles import Handle, Handles
     from sandkasten.engine.network_control import NetworkControl
@@ -34,6 +34,9 @@ _ASKED_AT_ONCE: Final = 16
 # A sandbox is told anew when what is left has changed by this part of it, so a busy tenant does not
 # cost a message to each of its sandboxes in every round.
 _NEWS: Final = 8
+# An egress process shares the processor time of its sandbox, so code inside can slow it down.
+_NEAR_S: Final = 5.0
+_TURN_S: Final = 5.0
 
 
 class TenantTraffic:
@@ -83,8 +86,8 @@ class TenantTraffic:
         """Tell sandboxes what their tenants' quotas leave. A quota that is used up ends their
         connections, and the next day opens them again.
 
-        Tenants with sandboxes of an engine, which can hang, are waited for this long; their round
-        goes on, and no other one of theirs begins meanwhile.
+        Tenants with sandboxes of an engine, which can hang, are waited for this long, others a
+        little longer; their round goes on, and no other one of theirs begins meanwhile.
         """
         self._told = {one.id: self._told[one.id] for one in records if one.id in self._told}
         by_tenant: Mapping[str, list[Record]] = defaultdict(list)
@@ -100,7 +103,7 @@ class TenantTraffic:
             if not any(has_engine(one.backend) for one in all_of_it):
                 near.append(task)
         if near:
-            await asyncio.wait(near)
+            await asyncio.wait(near, timeout=_NEAR_S)
         if self._rounds:
             await asyncio.wait(self._rounds.values(), timeout=patience_s)
 
@@ -125,19 +128,22 @@ class TenantTraffic:
             if self._events is not None:
                 self._events.emit("watch.failed", {"sandbox": "", "error": exc.code})
             return
-        for record in filter(_is_limited, records):
+
+        async def one(record: Record) -> None:
             left = max(0, (record.network_bytes_per_day or 0) - used)
             if record.state is State.RUNNING and self._is_news(record.id, day, left):
-                with suppress(SandkastenError):
-                    await self._tell(record, day, left)
+                await self._tell(record, day, left)
+
+        await _each(one, filter(_is_limited, records))
 
     def _is_news(self, the_id: str, day: int, left: int) -> bool:
         told_day, told = self._told.get(the_id, (-1, 0))
         return told_day != day or (left == 0) != (told == 0) or abs(left - told) > told // _NEWS
 
     async def _tell(self, record: Record, day: int, left: int) -> None:
-        # An update sends rules too; what it sends must not be replaced by older ones.
-        async with self._store.lock(record.id, wait_s=0):
+        # An update sends rules too; what it sends must not be replaced by older ones. Many updates
+        # must not keep a sandbox from being told, so this waits for its turn.
+        async with self._store.lock(record.id, wait_s=_TURN_S):
             handle = await self._handles.get(record.id)
             await self._handles.refresh(handle)
             if not _is_limited(handle.record) or handle.record.state is not State.RUNNING:
@@ -154,12 +160,9 @@ class TenantTraffic:
 
     async def _look(self, records: Sequence[Record]) -> None:
         """Read the counters of sandboxes with a network."""
-        gate = asyncio.Semaphore(_ASKED_AT_ONCE)
 
-        async def one(record: Record) -> None:
-            async with gate:
-                with suppress(SandkastenError):
-                    await self.counted(await self._handles.get(record.id))
+        async def count(record: Record) -> None:
+            await self.counted(await self._handles.get(record.id))
 
         open_ones = [
             one
@@ -170,7 +173,7 @@ class TenantTraffic:
             # Each question to an engine that is away would take long.
             and one.backend not in self._handles.health.names()
         ]
-        await asyncio.gather(*(one(record) for record in open_ones))
+        await _each(count, open_ones)
 
     def _day(self) -> int:
         """Return the number of the day, UTC."""
@@ -179,6 +182,18 @@ class TenantTraffic:
     def _emit(self, event: str, record: Record) -> None:
         if self._events is not None:
             self._events.emit(event, {"sandbox": record.id, "tenant": record.tenant})
+
+
+async def _each(work: Callable[[Record], Awaitable[None]], records: Iterable[Record]) -> None:
+    """Do this for each sandbox, several at once. One that cannot be asked is left out."""
+    gate = asyncio.Semaphore(_ASKED_AT_ONCE)
+
+    async def one(record: Record) -> None:
+        async with gate:
+            with suppress(SandkastenError):
+                await work(record)
+
+    await asyncio.gather(*(one(record) for record in records))
 
 
 def _is_limited(record: Record) -> bool:
