@@ -138,3 +138,64 @@ while True:
         pass
     sock.close()
 """
+
+# As an application sees a browser: tells what it was asked, sets cookies, streams, has a WebSocket.
+APPLICATION = """
+import base64, hashlib, http.server, json, threading, urllib.parse
+go_on = threading.Event()
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def answer(self):
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        seen = {k.lower(): v for k, v in self.headers.items()}
+        parts = urllib.parse.urlsplit(self.path)
+        status, headers = 200, []
+        told = {"method": self.command, "path": self.path, "size": len(body), "headers": seen}
+        data = json.dumps(told).encode()
+        if parts.path == "/ws":
+            return self.websocket(seen)
+        if parts.path == "/pieces":
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b"5\\r\\nfirst\\r\\n")
+            go_on.wait()
+            self.wfile.write(b"6\\r\\nsecond\\r\\n0\\r\\n\\r\\n")
+            return
+        if parts.path == "/go-on":
+            go_on.set()
+        if parts.path == "/large":
+            data = b"x" * 3_000_000
+        if parts.path == "/headers":
+            told = json.loads(urllib.parse.parse_qs(parts.query)["q"][0])
+            status, headers = told["status"], told["headers"]
+        self.send_response(status)
+        for name, value in headers: self.send_header(name, value)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+    def websocket(self, seen):
+        key = seen["sec-websocket-key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+        self.send_response(101)
+        self.send_header("Upgrade", "websocket")
+        self.send_header("Connection", "Upgrade")
+        accept = base64.b64encode(hashlib.sha1(key.encode()).digest()).decode()
+        self.send_header("Sec-WebSocket-Accept", accept)
+        self.end_headers()
+        data = json.dumps(seen).encode()
+        self.wfile.write(bytes([0x81, 126]) + len(data).to_bytes(2, "big") + data)
+        self.wfile.flush()
+        while True:
+            first, second = self.rfile.read(2)
+            mask = self.rfile.read(4)
+            data = bytes(b ^ mask[i % 4] for i, b in enumerate(self.rfile.read(second & 127)))
+            self.wfile.write(bytes([first, len(data)]) + data)
+            self.wfile.flush()
+            if first & 15 == 8:
+                self.close_connection = True
+                return
+    do_GET = do_POST = do_PUT = do_HEAD = answer
+    def log_message(self, *a): pass
+http.server.ThreadingHTTPServer(("127.0.0.1", 8000), Handler).serve_forever()
+"""

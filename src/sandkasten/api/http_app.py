@@ -1,6 +1,7 @@
 """The ASGI application: every route of the table, and what precedes each handler.
 
-For each request, in this order: an id, Host and Origin, the principal, its scope and its rate, and
+Requests to the host name of a preview go to `api.previews` and reach no route. For each other
+request, in this order: an id, Host and Origin, the principal, its scope and its rate, and
 only then the handler. An error becomes the one body of `error_responses`; after a response has
 started, nothing is added to it.
 """
@@ -18,18 +19,31 @@ from starlette.requests import HTTPConnection, Request
 from starlette.websockets import WebSocket, WebSocketState
 
 from sandkasten.api.error_responses import body_of, problem, status_of, unforeseen
+from sandkasten.api.previews.preview_app import PreviewApp
 from sandkasten.api.request.authentication import require
 from sandkasten.api.request.http_call import Call
 from sandkasten.api.request.key_recheck import Held
 from sandkasten.api.request.rate_limit import Rates
 from sandkasten.api.request.request_audit import Auditor
 from sandkasten.api.request.request_body import ClientLeft
-from sandkasten.api.request.request_guard import check_origin, check_type, plain_headers
+from sandkasten.api.request.request_guard import (
+    check_origin,
+    check_type,
+    host_name,
+    plain_headers,
+)
 from sandkasten.api.request.request_log import log_request
 from sandkasten.api.request.route_matcher import Paths
 from sandkasten.api.response.json_response import as_json
 from sandkasten.api.response.sse import EventStream
-from sandkasten.errors import Busy, InvalidRequest, NotFound, SandkastenError, Unauthorized
+from sandkasten.errors import (
+    Busy,
+    InvalidRequest,
+    NotFound,
+    PolicyDenied,
+    SandkastenError,
+    Unauthorized,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,6 +72,7 @@ class App:
         self._rates = Rates()
         self._auditor = Auditor(server)
         self._at_work = _AtWork()
+        self._previews = PreviewApp(server)
 
     async def answered(self) -> None:
         """Wait until every request has its response.
@@ -78,6 +93,10 @@ class App:
         headers = plain_headers(scope["headers"])
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.match(given) else "req_" + secrets.token_hex(8)
+        host = host_name(headers.get("host"))
+        if host is not None and self._previews.covers(host):
+            await self._previews.serve(host, connection, headers, request_id, receive, send)
+            return
         answering = _Answering(send, request_id)
         work = self._at_work.begin()
         held: Held | None = None
@@ -117,6 +136,11 @@ class App:
             if held is not None:
                 held.end()
             self._note(connection, answering, time.perf_counter() - began)
+
+    def has_preview(self, host: str | None) -> bool:
+        """Return whether a Host header belongs to previews."""
+        name = host_name(host)
+        return name is not None and self._previews.covers(name)
 
     def _admitted(
         self,
@@ -220,6 +244,30 @@ class App:
             # The status line is gone; cutting the answer short is all that is left to say.
             raise _CutShort from error
         if isinstance(connection, WebSocket):
+            await answering.refuse_websocket(error)
+            return
+        await problem(error, answering.request_id)(scope, receive, answering)
+
+
+class OnlyPreviews:
+    """An ASGI application that serves the previews of another and no route."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = plain_headers(scope.get("headers", ()))
+        if scope["type"] == "lifespan" or self._app.has_preview(headers.get("host")):
+            await self._app(scope, receive, send)
+            return
+        error = PolicyDenied(
+            "the Host header does not name a preview",
+            hint="use the address that sandkasten url printed",
+            http_status=421,
+        )
+        answering = _Answering(send, "req_" + secrets.token_hex(8))
+        if scope["type"] == "websocket":
+            await receive()
             await answering.refuse_websocket(error)
             return
         await problem(error, answering.request_id)(scope, receive, answering)

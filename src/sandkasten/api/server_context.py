@@ -14,6 +14,7 @@ from sandkasten.api.http_limits import HttpLimits
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from sandkasten.api.previews.preview_access import Previews
     from sandkasten.api.request.authentication import Doorkeeper
     from sandkasten.engine.engine import Engine
     from sandkasten.model.sandbox.network_policy import NetworkCounts
@@ -39,6 +40,7 @@ class Server:
     journal: Journal | None = None
     keys: Keys | None = None
     files: FileStore | None = None
+    previews: Previews | None = None
     agents: TenantAgents | None = None
     open_agents: Callable[[], Awaitable[TenantAgents]] | None = None
     """Puts them together when they are first asked for; UnsupportedByBackend says why it cannot."""

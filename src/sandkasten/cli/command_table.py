@@ -138,6 +138,7 @@ _TABLE: Final[Mapping[str, Callable[[typer.Typer], None]]] = {
     "version": _own("version"),
     **_module("serve", "serve", "init", "mcp"),
     **_module("up_down", "up", "down"),
+    **_module("previews", "url", "forward"),
     "net": _group("net", "network"),
     "secret": _group("secret", "access.secrets"),
     "config": _config,

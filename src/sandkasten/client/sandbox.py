@@ -17,8 +17,9 @@ from sandkasten.client.process import AsyncExecStream, AsyncProcess, AsyncTermin
 from sandkasten.client.results import Result, RunResult, result_of
 from sandkasten.client.server.daemon_or_embedded import place_of
 from sandkasten.client.server.server_pool import connect
+from sandkasten.client.server.transport import ServesPreviews
 from sandkasten.client.transfer.file_methods import SandboxFiles
-from sandkasten.errors import InvalidRequest, NotFound, SessionNotFound
+from sandkasten.errors import InvalidRequest, NotFound, SessionNotFound, UnsupportedByBackend
 from sandkasten.model.commands.exec_values import CommandKeywords, ExecRequest
 from sandkasten.model.request_spellings import command_of, exec_request, sandbox_options
 from sandkasten.model.sandbox.sandbox_options import SessionKeywords
@@ -247,6 +248,24 @@ class AsyncSandbox(SandboxFiles):
         """Return what it tried to reach, oldest first; only the newest attempts are kept."""
         transport = await self.transport()
         return builtins.list(await transport.network.log(self.id, since_seq=since_seq))
+
+    async def url(
+        self, port: int, *, public: bool | None = None, ttl_seconds: float | None = None
+    ) -> str:
+        """Return a link to a port for a browser; the port has an origin of its own.
+
+        It is private: the link is signed and works for an hour, or for `ttl_seconds`. `public=True`
+        opens the port to every client that reaches the daemon, `public=False` closes it again.
+        Requires a daemon.
+        """
+        transport = await self.transport()
+        if not isinstance(transport, ServesPreviews):
+            raise UnsupportedByBackend(
+                "links to ports require a daemon",
+                hint="start one with sandkasten up or serve, or use sandkasten forward ID PORT",
+            )
+        made = await transport.previews.link(self.id, port, public=public, ttl_seconds=ttl_seconds)
+        return made.url
 
     async def stats(self) -> Stats:
         """Return memory, CPU, processes and disk; if it is paused, only the kernel's counters."""

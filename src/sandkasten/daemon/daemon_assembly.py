@@ -9,9 +9,11 @@ import logging
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
-from sandkasten.api.http_app import App
+from sandkasten.api.http_app import App, OnlyPreviews
 from sandkasten.api.http_limits import HttpLimits
+from sandkasten.api.previews.preview_access import PreviewRules, Previews
 from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.api.routes.route_table import ALL
 from sandkasten.api.server_context import Server
@@ -19,12 +21,13 @@ from sandkasten.daemon.agent_services import LazyAgents, agent_service
 from sandkasten.daemon.backend_registry import prepare_data_dir
 from sandkasten.daemon.data_dir_lock import only_daemon
 from sandkasten.daemon.engine_assembly import open_engine
-from sandkasten.daemon.http.listeners import listening
+from sandkasten.daemon.http.listeners import PreviewListener, listening
 from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.daemon.settings.http_settings import key_required
 from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.model.optional_extras import VERSION, install_command
+from sandkasten.store.preview_directory import PreviewDirectory
 from sandkasten.telemetry.log_events import FanOut, LogEvents
 from sandkasten.telemetry.metrics import Metrics
 
@@ -72,6 +75,16 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
         agents = LazyAgents(
             lambda: agent_service(settings, engine, books.files, recovers=True, events=events)
         )
+        public_ports = await PreviewDirectory.open(settings.previews.directory)
+        previews = Previews(
+            PreviewRules(
+                domain=settings.previews.domain,
+                domain_port=settings.previews.domain_port,
+                allow_public=settings.previews.allow_public,
+            ),
+            public_ports,
+            clock,
+        )
         server = Server(
             engine=engine,
             doorkeeper=Doorkeeper(
@@ -93,6 +106,7 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
             journal=books.journal,
             keys=books.keys,
             files=books.files,
+            previews=previews,
             open_agents=agents.open,
             events=metrics,
             metrics=metrics,
@@ -100,10 +114,17 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
             settings=tuple(asdict(one) for one in settings.origins()),
         )
         await engine.recover()
+        living = {info.id for info in await engine.list(all=True)}
+        await public_ports.retain(living, clock.now())
         await stack.enter_async_context(agents)
         await stack.enter_async_context(books.pruned_regularly(clock, UPKEEP_EVERY_S))
         app = App(server, ALL)
-        http = await stack.enter_async_context(listening(app, rules, server.rules))
+        preview_listener = PreviewListener(OnlyPreviews(app), settings.previews)
+        http = await stack.enter_async_context(
+            listening(app, rules, server.rules, preview_listener)
+        )
+        address = urlsplit(http.url)
+        previews.scheme, previews.port = address.scheme, address.port or 80
         yield Daemon(data_dir, engine, agents, server, app, http)
 
 

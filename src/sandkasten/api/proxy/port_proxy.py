@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import h11
 from starlette.responses import Response
 
+from sandkasten.api.proxy.proxy_cookies import host_only, without_own
 from sandkasten.api.proxy.proxy_redirects import kept_inside
 from sandkasten.api.request.request_body import ClientLeft
 from sandkasten.errors import CommandTimeout, ProtocolViolation, SandkastenError
@@ -55,6 +56,8 @@ _ACTING: Final = frozenset(
         "www-authenticate", "x-content-type-options",
     }
 )  # fmt: skip
+# Of these, what reaches beyond the origin of a preview: other ports, other names of the domain.
+_ACTING_BEYOND: Final = frozenset({"clear-site-data", "public-key-pins", "alt-svc"})
 # The server sets its own, and there must be one.
 _OURS: Final = frozenset({"date"})
 OPAQUE: Final = (
@@ -70,6 +73,10 @@ class Target:
     """With its query, as it goes on the wire."""
     prefix: str
     """What stands before the path on our side."""
+    own_origin: bool = False
+    """Whether the port has a host name of its own, so that its pages may use their origin."""
+    keyed: bool = False
+    """Whether the request's Authorization is a key of the daemon."""
 
 
 async def forward(call: Call, the_id: str, target: Target) -> Response:
@@ -233,7 +240,10 @@ class _Carried(Response):
 def onward_headers(call: Call, target: Target) -> list[tuple[bytes, bytes]]:
     connection = call.connection
     named = {name.strip().lower() for name in connection.headers.get("connection", "").split(",")}
-    dropped = HOP | PRIVATE | named | {"content-length", "expect"}
+    private = PRIVATE
+    if target.own_origin:
+        private -= {"cookie"} if target.keyed else {"cookie", "authorization"}
+    dropped = HOP | private | named | {"content-length", "expect"}
     kept = [
         (name, value)
         for name, value in connection.headers.raw
@@ -241,18 +251,32 @@ def onward_headers(call: Call, target: Target) -> list[tuple[bytes, bytes]]:
         and not name.lower().startswith((b"sec-websocket", b"x-forwarded-"))
     ]
     host = connection.headers.get("host", "localhost").encode("latin-1")
+    scheme = b"https" if connection.url.scheme in ("https", "wss") else b"http"
+    forwarded = [(b"x-forwarded-host", host), (b"x-forwarded-proto", scheme)]
+    if target.own_origin:
+        return [(b"host", host), *_cookies_inward(kept), *forwarded]
     return [
         (b"host", f"localhost:{target.port}".encode()),
         *kept,
-        (b"x-forwarded-host", host),
-        (b"x-forwarded-proto", b"https" if connection.url.scheme in ("https", "wss") else b"http"),
+        *forwarded,
         (b"x-forwarded-prefix", target.prefix.encode()),
     ]
 
 
+def _cookies_inward(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    kept = []
+    for name, value in headers:
+        if name.lower() == b"cookie":
+            value = without_own(value.decode("latin-1")).encode("latin-1")
+            if not value:
+                continue
+        kept.append((name, value))
+    return kept
+
+
 def back_headers(head: h11.Response, target: Target, scope: Scope) -> list[tuple[bytes, bytes]]:
     given = [(name.decode("latin-1").lower(), value) for name, value in head.headers]
-    dropped = HOP | _ACTING | _OURS
+    dropped = HOP | (_ACTING_BEYOND if target.own_origin else _ACTING) | _OURS
     for name, value in given:
         if name == "connection":
             dropped |= {one.strip().lower() for one in value.decode("latin-1").split(",")}
@@ -269,14 +293,20 @@ def back_headers(head: h11.Response, target: Target, scope: Scope) -> list[tuple
                 port=target.port,
                 path=target.path,
                 prefix=target.prefix,
-                ours=_daemon_addresses(scope),
+                ours=() if target.own_origin else _daemon_addresses(scope),
                 scheme=scope.get("scheme", "http"),
             )
             if where is None:
                 continue
             value = where.encode("latin-1")
+        elif name == "set-cookie":
+            cookie = host_only(value.decode("latin-1"))
+            if cookie is None:
+                continue
+            value = cookie.encode("latin-1")
         kept.append((name.encode("latin-1"), value))
-    kept.append(OPAQUE)
+    if not target.own_origin:
+        kept.append(OPAQUE)
     return kept
 
 

@@ -17,7 +17,7 @@ from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Response as HandshakeAnswer
 from websockets.uri import parse_uri
 
-from sandkasten.api.proxy.port_proxy import ANSWER_TIMEOUT_S, HOP, PRIVATE, Target
+from sandkasten.api.proxy.port_proxy import ANSWER_TIMEOUT_S, Target, onward_headers
 from sandkasten.errors import CommandTimeout, ProtocolViolation
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _SLICE: Final = 8 * 1024
 
 async def tunnel(call: Call, websocket: WebSocket, the_id: str, target: Target) -> None:
     async with call.engine.connect(the_id, target.port) as stream:
-        inner = _Inner(stream, target, websocket)
+        inner = _Inner(stream, target, websocket, call)
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 await inner.open()
@@ -55,11 +55,13 @@ async def tunnel(call: Call, websocket: WebSocket, the_id: str, target: Target) 
 class _Inner:
     """The connection to the inner server."""
 
-    def __init__(self, stream: PortStream, target: Target, websocket: WebSocket) -> None:
+    def __init__(
+        self, stream: PortStream, target: Target, websocket: WebSocket, call: Call
+    ) -> None:
         self._stream = stream
         self._pieces = stream.__aiter__()
         self._target = target
-        self._offered = websocket
+        self._call = call
         uri = parse_uri(f"ws://localhost:{target.port}{target.path}")
         self.protocol = ClientProtocol(
             uri,
@@ -71,10 +73,10 @@ class _Inner:
 
     async def open(self) -> None:
         request = self.protocol.connect()
-        for name, value in self._offered.headers.items():
-            low = name.lower()
-            if low not in HOP | PRIVATE and not low.startswith(("sec-websocket", "content-")):
-                request.headers[name] = value
+        del request.headers["Host"]
+        for name, value in onward_headers(self._call, self._target):
+            if not name.lower().startswith(b"content-"):
+                request.headers[name.decode("latin-1")] = value.decode("latin-1")
         self.protocol.send_request(request)
         await self.flush()
         # The answer is the first event there is; what came with it are the first frames.

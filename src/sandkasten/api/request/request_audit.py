@@ -32,7 +32,7 @@ _NOBODY: Final = Principal(tenant="", scopes=frozenset())
 _QUIET: Final = frozenset({"GET", "HEAD", "OPTIONS", "WS"})
 _PLACE = re.compile(r"\{([a-z_]+)(?::path)?\}\Z")
 # Of what is done inside a session, only this outlives it or changes what it is.
-_INSIDE: Final = frozenset({"pause", "resume", "files/stage", "files/publish"})
+_INSIDE: Final = frozenset({"pause", "resume", "files/stage", "files/publish", "previews"})
 # One-shots and tools work in sandboxes, as commands do.
 _UNCHANGING: Final = frozenset({"run", "tools"})
 _RUNS: Final = frozenset({"runs", "workflow-runs"})

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sandkasten.api.route import Route
 
 _NAME = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s@/?#\\:\[\],]+)(:\d{0,5})?\Z")
-_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 # Two of one of these would leave it to chance which of them counts.
@@ -45,7 +45,7 @@ def check_origin(
     headers: Mapping[str, str], rules: HttpLimits, scope: MutableMapping[str, Any]
 ) -> None:
     host = headers.get("host")
-    name = _name(host)
+    name = host_name(host)
     if name is None:
         raise InvalidRequest("the request has no Host header", hint="send one")
     if not _known(name, rules, scope):
@@ -55,11 +55,28 @@ def check_origin(
             http_status=421,
         )
     origin = headers.get("origin")
+    if origin is None and _is_from_other_page(headers):
+        # A page can suppress Referer, and cannot choose it.
+        origin = headers.get("referer", "")
     if origin is not None and not _same(origin, host, rules):
         raise PolicyDenied(
             "requests from another origin are not allowed",
             hint="add its origin to http.allowed_origins",
         )
+
+
+def _is_from_other_page(headers: Mapping[str, str]) -> bool:
+    """Return whether a page of another origin caused the request, and it is not a navigation.
+
+    Images and scripts are requested without an Origin header. A page that the port proxy serves
+    has an origin of its own too, but its Referer names the daemon.
+    """
+    if headers.get("sec-fetch-site") not in ("cross-site", "same-site"):
+        return False
+    return (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) != (
+        "navigate",
+        "document",
+    )
 
 
 def check_type(headers: Mapping[str, str], route: Route) -> None:
@@ -79,7 +96,7 @@ def check_type(headers: Mapping[str, str], route: Route) -> None:
 
 
 def _known(name: str, rules: HttpLimits, scope: MutableMapping[str, Any]) -> bool:
-    if name in _LOOPBACK or "*" in rules.allowed_hosts or name in rules.allowed_hosts:
+    if name in LOOPBACK or "*" in rules.allowed_hosts or name in rules.allowed_hosts:
         return True
     server = scope.get("server")
     # The very address that was connected to: a rebound name is a name, never an address.
@@ -87,16 +104,17 @@ def _known(name: str, rules: HttpLimits, scope: MutableMapping[str, Any]) -> boo
 
 
 def _same(origin: str, host: str | None, rules: HttpLimits) -> bool:
-    if origin in rules.allowed_origins:
-        return True
     try:
         parts = urlsplit(origin)
     except ValueError:
         return False
+    if {origin, f"{parts.scheme}://{parts.netloc}"} & set(rules.allowed_origins):
+        return True
     return parts.scheme in ("http", "https") and parts.netloc.lower() == (host or "").lower()
 
 
-def _name(host: str | None) -> str | None:
+def host_name(host: str | None) -> str | None:
+    """Return the name in a Host header, in lower case; None if it is malformed."""
     # Nothing but a name and a port: a Host header has no other part of an address.
     if not host or not _NAME.match(host):
         return None

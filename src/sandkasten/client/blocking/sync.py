@@ -220,6 +220,7 @@ class Sandbox:
     reclaim = waiting(AsyncSandbox.reclaim)
     network = waiting(AsyncSandbox.network)
     network_log = waiting(AsyncSandbox.network_log)
+    url = waiting(AsyncSandbox.url)
     stats = waiting(AsyncSandbox.stats)
     processes = waiting(AsyncSandbox.processes)
 

@@ -24,6 +24,7 @@ from sandkasten.client.http.files import HttpFiles
 from sandkasten.client.http.images import HttpImages
 from sandkasten.client.http.json_values import records
 from sandkasten.client.http.network import HttpNetwork
+from sandkasten.client.http.previews import HttpPreviews, open_port
 from sandkasten.client.http.secrets import HttpSecrets
 from sandkasten.client.http.terminal import open_terminal
 from sandkasten.client.http.workspaces import HttpWorkspaces
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from sandkasten.client.server.transport import TerminalTransport
+    from sandkasten.client.server.transport import PortTransport, TerminalTransport
     from sandkasten.model.commands.exec_values import Chunk, ChunkReader, ExecRequest, ExecResult
     from sandkasten.model.sandbox.oneshot_values import RunRequest, RunResult
     from sandkasten.model.sandbox.readiness import Readiness, Tier
@@ -74,6 +75,7 @@ class HttpTransport:
         self.workspaces = HttpWorkspaces(self.connection)
         self.network = HttpNetwork(self.connection)
         self.secrets = HttpSecrets(self.connection)
+        self.previews = HttpPreviews(self.connection)
 
     # ---- sandboxes
 
@@ -235,6 +237,9 @@ class HttpTransport:
             env=env,
             cwd=cwd,
         )
+
+    def connect(self, sandbox_id: str, port: int) -> AbstractAsyncContextManager[PortTransport]:
+        return open_port(self.connection, sandbox_id, port)
 
     async def run(self, request: RunRequest, *, show: ChunkReader | None = None) -> RunResult:
         body = session_json.run_body(request)

@@ -6,12 +6,13 @@ an implementation.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
+    from sandkasten.model.access.preview_links import Preview
     from sandkasten.model.access.stored_secrets import Secret, SecretRequest
     from sandkasten.model.commands.exec_values import Chunk, ChunkReader, ExecRequest, ExecResult
     from sandkasten.model.files.file_entries import (
@@ -47,6 +48,35 @@ class TerminalTransport(Protocol):
     async def signal(self, signal: int) -> None: ...
     def __aiter__(self) -> AsyncIterator[bytes]: ...
     async def result(self) -> ExecResult: ...
+
+
+class PortTransport(Protocol):
+    """A connection to a port. Iterating yields what the server sends, until it ends its side."""
+
+    async def send(self, data: bytes) -> None: ...
+    async def end(self) -> None: ...
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+
+
+class PreviewsTransport(Protocol):
+    """The previews of one server."""
+
+    async def link(
+        self,
+        sandbox_id: str,
+        port: int,
+        *,
+        public: bool | None = None,
+        ttl_seconds: float | None = None,
+    ) -> Preview: ...
+
+
+@runtime_checkable
+class ServesPreviews(Protocol):
+    """A server that browsers can reach: a daemon."""
+
+    @property
+    def previews(self) -> PreviewsTransport: ...
 
 
 class FilesTransport(Protocol):
@@ -176,6 +206,7 @@ class Transport(Protocol):
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
     ) -> AbstractAsyncContextManager[TerminalTransport]: ...
+    def connect(self, sandbox_id: str, port: int) -> AbstractAsyncContextManager[PortTransport]: ...
     async def run(self, request: RunRequest, *, show: ChunkReader | None = None) -> RunResult: ...
     async def probe(self, backend: str | None = None) -> Readiness: ...
     async def tiers(self, *, measure: bool = True) -> Sequence[Tier]: ...

@@ -1,7 +1,8 @@
 """The listening sockets of a daemon and the HTTP servers behind them.
 
 One is on the network (with TLS if a certificate is set), one in the data directory: a client that
-can open that file is the operator. Raises InvalidConfiguration before anything is served.
+can open that file is the operator. A third one serves previews over TLS, if its address is set.
+Raises InvalidConfiguration before anything is served.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from sandkasten.daemon.http.http_protocol import guarded, guarded_websocket
+from sandkasten.daemon.http.local_authority import local_certificate
 from sandkasten.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
     from sandkasten.api.http_limits import HttpLimits
     from sandkasten.daemon.settings.http_settings import HttpSettings
+    from sandkasten.daemon.settings.preview_settings import PreviewSettings
+    from sandkasten.daemon.settings.setting_parsers import Address
 
     AsgiApp = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -66,15 +70,27 @@ class Listening:
             one.stop_accepting()
 
 
+@dataclass(frozen=True, slots=True)
+class PreviewListener:
+    """The application that serves previews alone, and where."""
+
+    app: AsgiApp
+    settings: PreviewSettings
+
+
 @asynccontextmanager
 async def listening(
-    app: AsgiApp, rules: HttpSettings, guard: HttpLimits
+    app: AsgiApp, rules: HttpSettings, guard: HttpLimits, previews: PreviewListener | None = None
 ) -> AsyncIterator[Listening]:
     """Serve until the block ends; connections that are still open are then closed."""
-    network, local = _network_socket(rules), _local_socket(rules.socket)
+    sockets = [_network_socket(rules.listen, "listen"), _local_socket(rules.socket)]
     servers = [_http(app, rules, guard, tls=_tls(rules)), _http(app, rules, guard, tls=None)]
-    async with _served(servers, [network, local]):
-        yield Listening(servers, _url(network, rules))
+    if previews is not None and previews.settings.listen is not None:
+        tls = await asyncio.to_thread(_preview_tls, previews.settings)
+        servers.append(_http(previews.app, rules, guard, tls=tls))
+        sockets.append(_network_socket(previews.settings.listen, "previews.listen"))
+    async with _served(servers, sockets):
+        yield Listening(servers, _url(sockets[0], rules))
     with suppress(OSError):
         rules.socket.unlink()
 
@@ -91,7 +107,7 @@ class NetworkAddress:
 def network_address(rules: HttpSettings) -> Iterator[NetworkAddress]:
     """Bind the address until the block ends."""
     tls = _tls(rules)
-    with _network_socket(rules) as sock:
+    with _network_socket(rules.listen, "listen") as sock:
         yield NetworkAddress(sock, tls)
 
 
@@ -153,10 +169,10 @@ def _http(
     return _Http(config)
 
 
-def _network_socket(rules: HttpSettings) -> socket.socket:
+def _network_socket(listen: Address, setting: str) -> socket.socket:
     try:
         found = socket.getaddrinfo(
-            rules.host, rules.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         family, kind, protocol, _, address = found[0]
         sock = socket.socket(family, kind, protocol)
@@ -171,9 +187,10 @@ def _network_socket(rules: HttpSettings) -> socket.socket:
             raise
     except OSError as exc:
         raise InvalidConfiguration(
-            f"cannot listen on {rules.host}:{rules.port}: {exc.strerror or exc}",
-            hint="another program may use the port; choose another with --listen",
-            setting="listen",
+            f"cannot listen on {listen.host}:{listen.port}: {exc.strerror or exc}",
+            hint="another program may use the port; choose another with "
+            + ("--listen" if setting == "listen" else setting),
+            setting=setting,
         ) from exc
     return sock
 
@@ -215,15 +232,27 @@ def _local_socket(path: Path) -> socket.socket:
 def _tls(rules: HttpSettings) -> ssl.SSLContext | None:
     if rules.tls_cert is None:
         return None
+    return _context(rules.tls_cert, rules.tls_key, "tls.cert")
+
+
+def _preview_tls(settings: PreviewSettings) -> ssl.SSLContext:
+    if settings.cert is not None:
+        return _context(settings.cert, settings.key, "previews.cert")
+    assert settings.domain is not None
+    made = local_certificate(settings.directory, settings.domain)
+    return _context(made, None, "previews.cert")
+
+
+def _context(cert: Path, key: Path | None, setting: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        context.load_cert_chain(rules.tls_cert, rules.tls_key)
+        context.load_cert_chain(cert, key)
     except (OSError, ssl.SSLError) as exc:
         reason: Any = getattr(exc, "strerror", None) or exc
         raise InvalidConfiguration(
-            f"the certificate {rules.tls_cert} and its key cannot be used: {reason}",
-            hint="use PEM files, the chain in tls.cert, readable by the daemon's user",
-            setting="tls.cert",
+            f"the certificate {cert} and its key cannot be used: {reason}",
+            hint=f"use PEM files, the chain in {setting}, readable by the daemon's user",
+            setting=setting,
         ) from exc
     return context

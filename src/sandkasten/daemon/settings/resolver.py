@@ -38,6 +38,7 @@ from sandkasten.daemon.settings.limit_settings import (
     default_limits,
 )
 from sandkasten.daemon.settings.network_settings import NetworkLimitSettings, NetworkSettings
+from sandkasten.daemon.settings.preview_settings import PreviewSettings
 from sandkasten.daemon.settings.provider_settings import ProviderEndpoint, ProviderSettings
 from sandkasten.daemon.settings.secret_settings import SecretSettings
 from sandkasten.daemon.settings.setting_fields import (
@@ -86,6 +87,7 @@ SECTIONS = (
     EngineSettings,
     PackageSettings,
     HttpSettings,
+    PreviewSettings,
     JwtSettings,
     RecordSettings,
     AgentSettings,
@@ -117,6 +119,7 @@ class Settings:
     file_rules: FileRules
     http: HttpSettings = field(repr=False)
     """Settings of the HTTP server. Holds the key: never printed."""
+    previews: PreviewSettings
     jwt: JwtSettings = field(repr=False)
     """Whose tokens are accepted. May hold a secret: never printed."""
     secrets_key: str | None = field(repr=False)
@@ -295,6 +298,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
         ),
         secrets_key=source.read(SecretSettings).found(environ),
         http=http.completed(data_dir),
+        previews=source.read(PreviewSettings).completed(data_dir),
         jwt=source.read(JwtSettings).checked(),
         docker=docker_settings(
             engine, source.origins, environ, default=general.backend == "docker"

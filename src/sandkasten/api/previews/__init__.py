@@ -1,0 +1,1 @@
+"""Previews: each port of a sandbox on an origin of its own, for browsers."""

@@ -1,0 +1,296 @@
+"""Who may open a preview: a signed link, the cookie that it sets, a key, or anyone if it is public.
+
+Browsers attach the cookie to every request, also to those that other pages cause. So a request with
+the cookie must come from the preview itself, or be a navigation. Unauthorized (401, 403 for a false
+token) if nothing admits it; SessionNotFound for another tenant's sandbox, as for an unknown one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+from urllib.parse import parse_qsl, quote, urlsplit
+
+from sandkasten.api.proxy.proxy_cookies import PLAIN_COOKIE, TLS_COOKIE, own_cookies
+from sandkasten.errors import PolicyDenied, SandkastenError, SessionNotFound, Unauthorized
+from sandkasten.model.access.api_keys import id_of_key
+from sandkasten.model.access.preview_links import (
+    LINK_PARAMETER,
+    LOCAL_DOMAIN,
+    Preview,
+    PreviewTarget,
+    domain_of,
+    expiry_of,
+    link_ttl,
+    sign,
+    target_of,
+    verify,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from sandkasten.api.request.authentication import Doorkeeper
+    from sandkasten.model.access.preview_links import Verdict
+    from sandkasten.ports import Clock
+
+_SAFE: Final = frozenset({"GET", "HEAD"})
+# Every printable ASCII character that a browser does not read as another one.
+_KEPT: Final = "".join(chr(one) for one in range(0x21, 0x7F) if chr(one) not in "\\#")
+
+
+class PublicPorts(Protocol):
+    """The key of the links, and the ports that need none."""
+
+    key: bytes
+
+    def is_public(self, target: PreviewTarget, now: float) -> bool: ...
+    def public_until(self, target: PreviewTarget) -> float | None: ...
+    async def publish(self, target: PreviewTarget, until: float | None) -> None: ...
+    async def withdraw(self, target: PreviewTarget) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PreviewRules:
+    domain: str | None = None
+    """The domain of previews over TLS, besides `localhost`."""
+    domain_port: int | None = None
+    """The port that its links name; None: the usual one."""
+    allow_public: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The request as far as it decides who may enter."""
+
+    target: PreviewTarget
+    owner: str
+    """The tenant of the sandbox."""
+    method: str
+    """`WS` for a WebSocket."""
+    headers: Mapping[str, str]
+    cookies: Sequence[str]
+    query: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    recheck: Callable[[], object]
+    """Raises when the request would no longer be admitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Answer with the cookie of the preview in place of the token."""
+
+    token: str
+    expires_at: int
+
+
+class Previews:
+    """The previews of one daemon. `scheme` and `port` are those of its own listener."""
+
+    def __init__(self, rules: PreviewRules, ports: PublicPorts, clock: Clock) -> None:
+        self.rules = rules
+        self.scheme = "http"
+        self.port = 80
+        self._ports = ports
+        self._clock = clock
+        self._domains = (LOCAL_DOMAIN, *([rules.domain] if rules.domain else []))
+
+    def domain_of(self, name: str) -> str | None:
+        return domain_of(name, self._domains)
+
+    # ---- links
+
+    async def link(
+        self,
+        target: PreviewTarget,
+        *,
+        public: bool | None,
+        ttl_s: float | None,
+        seen: tuple[str, int] | None,
+    ) -> Preview:
+        """Return a link to a port. `public` opens or closes it to all; None leaves it as it is.
+
+        `seen` is the scheme and the port by which the client reaches the daemon on loopback.
+        """
+        now = self._clock.now()
+        lasts_s = link_ttl(ttl_s)
+        if public:
+            self._check_public()
+            await self._ports.publish(target, None if ttl_s is None else now + lasts_s)
+        elif public is False:
+            await self._ports.withdraw(target)
+        base = self._base(target, seen)
+        if self.is_public(target):
+            return Preview(f"{base}/", target.port, True, self._ports.public_until(target))
+        expires_at = int(now + lasts_s)
+        token = sign(self._ports.key, "link", target, expires_at)
+        url = f"{base}/?{LINK_PARAMETER}={token}"
+        return Preview(url, target.port, False, float(expires_at))
+
+    def is_public(self, target: PreviewTarget) -> bool:
+        return self.rules.allow_public and self._ports.is_public(target, self._clock.now())
+
+    def _check_public(self) -> None:
+        if not self.rules.allow_public:
+            raise PolicyDenied(
+                "the operator does not allow public previews",
+                hint="leave out public and share the link, or ask for previews.allow_public",
+            )
+
+    def _base(self, target: PreviewTarget, seen: tuple[str, int] | None) -> str:
+        if self.rules.domain is not None:
+            port = self.rules.domain_port
+            suffix = "" if port in (None, 443) else f":{port}"
+            return f"https://{target.label}.{self.rules.domain}{suffix}"
+        scheme, port = seen or (self.scheme, self.port)
+        suffix = "" if port == (443 if scheme == "https" else 80) else f":{port}"
+        return f"{scheme}://{target.label}.{LOCAL_DOMAIN}{suffix}"
+
+    # ---- requests
+
+    def admit(self, entry: Entry, doorkeeper: Doorkeeper) -> Admitted | Exchange:
+        target, now = entry.target, self._clock.now()
+        token = token_of(entry.query)
+        verdict: Verdict | None = None
+        if token is not None:
+            verdict = verify(self._ports.key, "link", target, token, now)
+            if verdict == "valid" and entry.method in _SAFE:
+                expires_at = expiry_of(token)
+                return Exchange(sign(self._ports.key, "cookie", target, expires_at), expires_at)
+            if verdict == "valid":
+                return self._until(target, expiry_of(token))
+        if self.is_public(target):
+            return Admitted(lambda: self._check_still_public(target))
+        if verdict is None:
+            for cookie in entry.cookies:
+                verdict = verify(self._ports.key, "cookie", target, cookie, now)
+                if verdict == "valid":
+                    check_site(entry)
+                    return self._until(target, expiry_of(cookie))
+        if "authorization" in entry.headers:
+            return self._by_key(entry, doorkeeper, verdict)
+        raise _refused(target, verdict)
+
+    def _by_key(
+        self, entry: Entry, doorkeeper: Doorkeeper, verdict: Verdict | None
+    ) -> Admitted | Exchange:
+        try:
+            principal = doorkeeper.admit(entry.headers, local=False)
+        except SandkastenError:
+            raise _refused(entry.target, verdict) from None
+        if principal.tenant != entry.owner or not principal.may("sessions"):
+            raise unknown_preview()
+        return Admitted(lambda: doorkeeper.admit(entry.headers, local=False))
+
+    def _until(self, target: PreviewTarget, expires_at: int) -> Admitted:
+        return Admitted(lambda: self._check_expiry(target, expires_at))
+
+    def _check_expiry(self, target: PreviewTarget, expires_at: int) -> None:
+        if self._clock.now() >= expires_at:
+            raise _refused(target, "expired")
+
+    def _check_still_public(self, target: PreviewTarget) -> None:
+        if not self.is_public(target):
+            raise _refused(target, None)
+
+
+def preview_target(name: str, domain: str) -> PreviewTarget:
+    """Return the port that a host name stands for; SessionNotFound if it names none."""
+    target = target_of(name, domain)
+    if target is None:
+        raise unknown_preview()
+    return target
+
+
+def unknown_preview() -> SessionNotFound:
+    return SessionNotFound(
+        "there is no sandbox at this address",
+        hint="it may have ended; sandkasten ls lists sandboxes, sandkasten url ID PORT makes links",
+    )
+
+
+def check_site(entry: Entry) -> None:
+    """Refuse a request with the cookie that a page of another origin caused."""
+    headers = entry.headers
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    own = origin is None or _is_own(origin, headers.get("host", ""))
+    # Its own form on a page with `Referrer-Policy: no-referrer`.
+    own = own or (origin == "null" and site == "same-origin")
+    navigates = (
+        entry.method in _SAFE
+        and headers.get("sec-fetch-mode") == "navigate"
+        and headers.get("sec-fetch-dest") == "document"
+    )
+    if not own or (site in ("cross-site", "same-site") and not navigates):
+        raise PolicyDenied(
+            "another page requested this preview, which is private",
+            hint="open it in a tab of its own, or make it public: sandkasten url ID PORT --public",
+        )
+
+
+def holds_key(headers: Mapping[str, str], doorkeeper: Doorkeeper) -> bool:
+    """Return whether Authorization holds a credential of the daemon, or might."""
+    given = headers.get("authorization")
+    if given is None:
+        return False
+    # Empty: the header was sent twice.
+    if not given or id_of_key(given.partition(" ")[2].strip()) is not None:
+        return True
+    try:
+        doorkeeper.admit({"authorization": given}, local=False)
+    except SandkastenError:
+        return False
+    return True
+
+
+def token_of(query: bytes) -> str | None:
+    if LINK_PARAMETER.encode() not in query:
+        return None
+    found = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
+    return found.get(LINK_PARAMETER)
+
+
+def without_token(query: bytes) -> bytes:
+    name = LINK_PARAMETER.encode()
+    return b"&".join(one for one in query.split(b"&") if one.partition(b"=")[0] != name)
+
+
+def clean_location(path: bytes, query: bytes) -> str:
+    """Return the address without the token, on the same host however a browser reads it."""
+    kept = without_token(query)
+    text = (path + (b"?" + kept if kept else b"")).decode("latin-1")
+    text = quote(text, safe=_KEPT, encoding="latin-1")
+    # Two slashes would begin another host.
+    return f"/.{text}" if text.startswith("//") else text
+
+
+def cookie_header(exchange: Exchange, *, tls: bool, now: float) -> str:
+    """Return the Set-Cookie header: for this host alone, and out of reach of its scripts."""
+    name = TLS_COOKIE if tls else PLAIN_COOKIE
+    lasts_s = max(1, int(exchange.expires_at - now))
+    header = f"{name}={exchange.token}; Path=/; Max-Age={lasts_s}; HttpOnly; SameSite=Lax"
+    return f"{header}; Secure" if tls else header
+
+
+def cookies_of(raw: Sequence[tuple[bytes, bytes]]) -> list[str]:
+    return own_cookies(value.decode("latin-1") for name, value in raw if name == b"cookie")
+
+
+def _is_own(origin: str, host: str) -> bool:
+    try:
+        parts = urlsplit(origin)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and parts.netloc.lower() == host.lower()
+
+
+def _refused(target: PreviewTarget, verdict: Verdict | None) -> Unauthorized:
+    hint = f"make a new link: sandkasten url {target.sandbox_id} {target.port}"
+    if verdict == "expired":
+        return Unauthorized("the link to this preview has expired", hint=hint)
+    if verdict == "false":
+        return Unauthorized("this link does not open this preview", hint=hint, http_status=403)
+    return Unauthorized("this preview is private", hint=hint)

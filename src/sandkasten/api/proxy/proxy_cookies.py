@@ -1,0 +1,46 @@
+"""Cookies of a preview: the daemon's own stays outside, those of the inner server stay on its host.
+
+A browser sends every cookie of a host name with every request to it. The inner server must not see
+the one that opens its preview, nor set one for a parent domain, which other previews would get.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+PLAIN_COOKIE: Final = "sandkasten_preview"
+# A browser accepts the prefix only over TLS, for the host itself and with Path=/.
+TLS_COOKIE: Final = "__Host-sandkasten_preview"
+_OWN: Final = frozenset({PLAIN_COOKIE.lower(), TLS_COOKIE.lower()})
+# Of one request; a sibling domain may have set some for the parent.
+_MOST_OWN: Final = 8
+
+
+def own_cookies(values: Iterable[str]) -> list[str]:
+    """Return the values of the daemon's own cookie among Cookie headers."""
+    found = [_pair(one) for value in values for one in value.split(";")]
+    return [value for name, value in found if name in _OWN][:_MOST_OWN]
+
+
+def without_own(value: str) -> str:
+    """Return a Cookie header without the daemon's own cookie; empty if nothing is left."""
+    kept = (one.strip() for one in value.split(";") if _pair(one)[0] not in _OWN)
+    return "; ".join(one for one in kept if one)
+
+
+def host_only(value: str) -> str | None:
+    """Return a Set-Cookie header without its domain; None for the daemon's own cookie."""
+    pair, *attributes = value.split(";")
+    # A cookie without a name is sent as its value alone, which may look like one with a name.
+    if _pair(pair.strip().removeprefix("="))[0] in _OWN:
+        return None
+    kept = [one for one in attributes if _pair(one)[0] != "domain"]
+    return ";".join([pair, *kept])
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    return name.strip().lower(), value.strip()

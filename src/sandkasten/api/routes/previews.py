@@ -1,0 +1,168 @@
+"""Links to previews, and plain TCP connections to servers inside a sandbox.
+
+A preview is a port of a sandbox on an origin of its own, `{port}-{id}.localhost` or
+`{port}-{id}.{previews.domain}`. It is private: its links are signed and expire. `public` opens it
+to every client that reaches the daemon, until `ttl_seconds` have passed or the sandbox ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from pydantic import Field
+from starlette.websockets import WebSocket, WebSocketState
+
+from sandkasten.api.request.request_guard import LOOPBACK, host_name
+from sandkasten.api.response.json_response import answer, moments
+from sandkasten.api.route import Answer, Body, Route
+from sandkasten.errors import (
+    ConnectionRefused,
+    InvalidRequest,
+    NotFound,
+    PolicyDenied,
+    QuotaExceeded,
+    SandkastenError,
+    SessionExpired,
+    SessionNotFound,
+)
+from sandkasten.model.access.preview_links import MAX_TTL_S, PreviewTarget
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+    from sandkasten.api.request.http_call import Call
+    from sandkasten.engine.commands.port_stream import PortStream
+
+_END: Final = "end"
+_INTERNAL_ERROR: Final = 1011
+
+
+class PreviewBody(Body):
+    port: int = Field(ge=1, le=65_535)
+    public: bool | None = Field(
+        None,
+        description="true: open it to every client; false: make it private again; "
+        "null: leave it as it is.",
+    )
+    ttl_seconds: float | None = Field(
+        None,
+        ge=1,
+        le=MAX_TTL_S,
+        description="How long the link works; default: 1 hour, or until the session ends if it is "
+        "public.",
+    )
+
+
+class PreviewAnswer(Answer):
+    url: str = Field(description="Open it in a browser. A private one contains a token.")
+    port: int
+    public: bool
+    expires_at: str | None = Field(description="null: it works until the session ends.")
+    expires_at_unix: float | None
+
+
+async def make_link(call: Call) -> Response:
+    the_id = await call.session()
+    body = await call.body(PreviewBody)
+    if call.server.previews is None:
+        raise NotFound("this server has no previews", hint="use sandkasten serve")
+    made = await call.server.previews.link(
+        PreviewTarget(the_id, body.port),
+        public=body.public,
+        ttl_s=body.ttl_seconds,
+        seen=_seen(call),
+    )
+    told = {"url": made.url, "port": made.port, "public": made.public}
+    return answer({**told, **moments(expires_at=made.expires_at)}, 201)
+
+
+def _seen(call: Call) -> tuple[str, int] | None:
+    """Return the scheme and port by which a client on loopback reaches the daemon."""
+    scope = call.connection.scope
+    if (scope.get("server") or ("", None))[1] is None:
+        return None
+    host = call.connection.headers.get("host", "")
+    if host_name(host) not in LOOPBACK:
+        return None
+    port = host.rpartition("]")[2].rpartition(":")[2]
+    scheme = str(scope.get("scheme", "http"))
+    return scheme, int(port) if port.isdigit() else (443 if scheme == "https" else 80)
+
+
+async def tunnel(call: Call) -> None:
+    text = call.path("port")
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65_535):
+        raise InvalidRequest("a port must be a number from 1 to 65535", hint="…/tunnels/8000")
+    the_id = await call.session()
+    websocket = call.connection
+    assert isinstance(websocket, WebSocket)
+    async with call.engine.connect(the_id, int(text)) as stream:
+        await websocket.accept()
+        inward = asyncio.create_task(_inward(websocket, stream))
+        outward = asyncio.create_task(_outward(websocket, stream))
+        try:
+            await asyncio.wait((inward, outward), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (inward, outward):
+                task.cancel()
+            ends = await asyncio.gather(inward, outward, return_exceptions=True)
+        if websocket.client_state is not WebSocketState.CONNECTED:
+            return
+        failed = any(isinstance(end, SandkastenError) for end in ends)
+        with suppress(RuntimeError):
+            await websocket.close(_INTERNAL_ERROR if failed else 1000)
+
+
+async def _inward(websocket: WebSocket, stream: PortStream) -> None:
+    """Pass on bytes until the client leaves."""
+    is_open = True
+    while True:
+        message = await websocket.receive()
+        if message["type"] == "websocket.disconnect":
+            return
+        try:
+            if message.get("bytes") is not None and is_open:
+                await stream.send(message["bytes"])
+            elif message.get("text") == _END and is_open:
+                is_open = False
+                await stream.end()
+        except SandkastenError:
+            # The server reads no more; what it still says, or why it cannot, is read elsewhere.
+            is_open = False
+
+
+async def _outward(websocket: WebSocket, stream: PortStream) -> None:
+    async for piece in stream:
+        await websocket.send_bytes(piece)
+    await websocket.send_text(_END)
+
+
+_ERRORS = (SessionNotFound, SessionExpired)
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/sessions/{id}/previews",
+        make_link,
+        "Make a link to a port",
+        "ports",
+        body=PreviewBody,
+        answer=PreviewAnswer,
+        status=201,
+        errors=(*_ERRORS, PolicyDenied, QuotaExceeded),
+        description=(__doc__ or "").strip(),
+    ),
+    Route(
+        "WS",
+        "/v1/sessions/{id}/tunnels/{port}",
+        tunnel,
+        "A TCP connection to a server inside",
+        "ports",
+        gives=("*/*",),
+        errors=(*_ERRORS, ConnectionRefused),
+        description="Binary messages are the bytes of the connection, both ways. The text "
+        "message `end` closes one direction.",
+    ),
+)

@@ -1,0 +1,117 @@
+"""`url` and `forward`: a port of a sandbox in a browser, or on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sandkasten.cli.options import Id, Json, state_of
+from sandkasten.cli.output import put, put_json, say, tell
+from sandkasten.cli.quantities import seconds
+from sandkasten.cli.sandbox_names import resolve
+from sandkasten.cli.state import State, go
+
+if TYPE_CHECKING:
+    from sandkasten.errors import SandkastenError
+
+Port = Annotated[int, typer.Argument(metavar="PORT", min=1, max=65_535, help="Its port.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("url")(_url)
+    app.command("forward")(_forward)
+
+
+def _url(
+    context: typer.Context,
+    id: Id,
+    port: Port,
+    public: Annotated[
+        bool | None,
+        typer.Option(
+            "--public/--private",
+            help="Open the port to every client that reaches the daemon, or close it again.",
+        ),
+    ] = None,
+    ttl: Annotated[
+        float | None,
+        typer.Option(
+            "--ttl",
+            metavar="TIME",
+            parser=seconds,
+            help="How long the link works: 90 (seconds), 30m, 12h; default: 1h.",
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Print a link to a port of a sandbox, for a browser. Requires a daemon."""
+    go(_link(state_of(context, json=json), id, port, public, ttl))
+
+
+def _forward(
+    context: typer.Context,
+    id: Id,
+    port: Port,
+    local: Annotated[
+        int | None,
+        typer.Argument(
+            metavar="[LOCAL]",
+            min=0,
+            max=65_535,
+            help="The port on this machine; default: the same, or a free one if it is taken. "
+            "0: a free one.",
+        ),
+    ] = None,
+) -> None:
+    """Forward a port of 127.0.0.1 to a port of a sandbox, until Ctrl-C."""
+    go(_listen(state_of(context), id, port, local))
+
+
+async def _link(
+    state: State, start: str, port: int, public: bool | None, ttl_s: float | None
+) -> None:
+    from sandkasten.client.server.server_pool import connect
+    from sandkasten.client.server.transport import ServesPreviews
+    from sandkasten.errors import UnsupportedByBackend
+    from sandkasten.model.json_codec import to_json
+
+    transport = await connect(state.place)
+    if not isinstance(transport, ServesPreviews):
+        raise UnsupportedByBackend(
+            "links to ports require a daemon",
+            hint="start one with sandkasten up or serve, or use sandkasten forward ID PORT",
+        )
+    the_id = await resolve(state, start)
+    made = await transport.previews.link(the_id, port, public=public, ttl_seconds=ttl_s)
+    if state.json:
+        put_json(to_json(made))
+    else:
+        put(made.url)
+
+
+async def _listen(state: State, start: str, port: int, local: int | None) -> None:
+    from sandkasten.client.port_forward import LOOPBACK, forwarding
+    from sandkasten.client.server.server_pool import connect
+    from sandkasten.errors import InvalidRequest
+
+    transport = await connect(state.place)
+    the_id = await resolve(state, start)
+    # An error now, and not at the first connection.
+    await transport.get(the_id)
+    for wanted in (local,) if local is not None else (port, 0):
+        try:
+            async with forwarding(transport, the_id, port, wanted, failed=_failed) as bound:
+                put(f"{LOOPBACK}:{bound}")
+                sys.stdout.flush()
+                say(f"forwarding to port {port} of {the_id}; Ctrl-C ends it")
+                await asyncio.Event().wait()
+        except InvalidRequest:
+            if local is not None or wanted == 0:
+                raise
+
+
+def _failed(error: SandkastenError) -> None:
+    tell("warning", error.message)

@@ -1,0 +1,88 @@
+"""Settings of previews: the domain of their host names, its certificate, and who may open them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sandkasten.daemon.settings.setting_fields import setting
+from sandkasten.daemon.settings.setting_parsers import (
+    Address,
+    address,
+    boolean,
+    invalid,
+    path,
+    string,
+)
+from sandkasten.errors import InvalidConfiguration, InvalidRequest
+from sandkasten.model.access.preview_links import checked_domain
+
+
+def _domain(name: str, value: object) -> str:
+    try:
+        checked_domain(name, string(name, value))
+    except InvalidRequest as exc:
+        raise invalid(name, "a domain", value, exc.hint) from exc
+    return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class PreviewSettings:
+    domain_text: str | None = setting(
+        "previews.domain",
+        _domain,
+        None,
+        "A domain whose names all lead to the daemon over TLS: https://{port}-{id}.{domain}. "
+        "Without it, links use http://{port}-{id}.localhost.",
+    )
+    listen: Address | None = setting(
+        "previews.listen",
+        address,
+        None,
+        "Where the daemon serves previews.domain over TLS; none if a proxy in front does.",
+        show=str,
+    )
+    cert: Path | None = setting(
+        "previews.cert",
+        path,
+        None,
+        "A certificate chain for *.{domain}, in PEM; default: one of the daemon's own authority.",
+    )
+    key: Path | None = setting("previews.key", path, None, "The certificate's key, in PEM.")
+    allow_public: bool = setting(
+        "previews.allow_public",
+        boolean,
+        True,
+        "Whether a client may make a preview public, so that it opens without a signed link.",
+    )
+    data_dir: Path = Path()
+
+    @property
+    def domain(self) -> str | None:
+        return None if self.domain_text is None else checked_domain("", self.domain_text)[0]
+
+    @property
+    def domain_port(self) -> int | None:
+        """The port that links name: the one that is written, or the daemon's own."""
+        written = None if self.domain_text is None else checked_domain("", self.domain_text)[1]
+        return written or (None if self.listen is None else self.listen.port or None)
+
+    @property
+    def directory(self) -> Path:
+        return self.data_dir / "previews"
+
+    def completed(self, data_dir: Path) -> PreviewSettings:
+        """Return the settings with the files of `data_dir`; refuse those that contradict."""
+        if (self.cert is None) != (self.key is None):
+            raise InvalidConfiguration(
+                "previews.cert and previews.key require each other, and one is missing",
+                hint="name both files, or neither",
+                setting="previews.cert",
+            )
+        if self.listen is not None and self.domain_text is None:
+            raise InvalidConfiguration(
+                "previews.listen requires previews.domain",
+                hint="set previews.domain, such as preview.example.com",
+                setting="previews.listen",
+            )
+        return replace(self, data_dir=data_dir)

@@ -1,0 +1,123 @@
+"""Previews: the host name of a port of a sandbox, and the signed links that open it. Pure.
+
+Each port has an origin of its own, `{port}-{id}.{domain}`, so that a page of one sandbox reaches
+neither the API nor another sandbox. The id is written with `-` in place of `_`: TLS libraries
+do not match an underscore with a wildcard certificate. Both spellings are read.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import re
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from sandkasten.errors import InvalidRequest
+from sandkasten.model.ids import SandboxId
+from sandkasten.model.numbers import number
+
+LOCAL_DOMAIN: Final = "localhost"
+"""Browsers resolve every name below it to this machine."""
+DEFAULT_TTL_S: Final = 3600.0
+MAX_TTL_S: Final = 7 * 86_400.0
+LINK_PARAMETER: Final = "sandkasten_token"
+# A label of a host name has at most 63 characters.
+_LABEL: Final = re.compile(r"([1-9][0-9]{0,4})-(?:sbx[-_])?([0-9a-f]{16,48})\Z")
+_TOKEN: Final = re.compile(r"([0-9]{1,11})\.([A-Za-z0-9_-]{43})\Z")
+_DOMAIN_LABEL: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
+_PURPOSE: Final = b"sandkasten preview 1\0"
+
+Kind = Literal["link", "cookie"]
+"""A link is shown to people and may end up in a history; the cookie that it sets is not one."""
+Verdict = Literal["valid", "expired", "false"]
+
+
+@dataclass(frozen=True, slots=True)
+class PreviewTarget:
+    """One port of one sandbox."""
+
+    sandbox_id: SandboxId
+    port: int
+
+    @property
+    def label(self) -> str:
+        """Return the first label of its host name."""
+        return f"{self.port}-{self.sandbox_id.replace('_', '-')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """A link to a port. Without `public`, it opens the port only with its token."""
+
+    url: str
+    port: int
+    public: bool
+    expires_at: float | None
+    """When the link stops working; None: with its sandbox."""
+
+
+def domain_of(name: str, domains: tuple[str, ...]) -> str | None:
+    """Return the domain of previews that a host name is in."""
+    name = name.lower().removesuffix(".")
+    return next((one for one in domains if name == one or name.endswith(f".{one}")), None)
+
+
+def target_of(name: str, domain: str) -> PreviewTarget | None:
+    """Return the port that a host name of the domain stands for."""
+    label = name.lower().removesuffix(".").removesuffix(domain).removesuffix(".")
+    found = _LABEL.match(label)
+    if found is None or int(found[1]) > 65_535:
+        return None
+    return PreviewTarget(SandboxId(f"sbx_{found[2]}"), int(found[1]))
+
+
+def link_ttl(ttl_s: float | None) -> float:
+    """Return for how long a link is valid; InvalidRequest if that is out of range."""
+    if ttl_s is None:
+        return DEFAULT_TTL_S
+    return number("ttl_seconds", ttl_s, low=1, high=MAX_TTL_S)
+
+
+def sign(key: bytes, kind: Kind, target: PreviewTarget, expires_at: int) -> str:
+    """Return a token that opens this port until then, and no other."""
+    mac = hmac.digest(key, _signed(kind, target, expires_at), hashlib.sha256)
+    return f"{expires_at}.{base64.urlsafe_b64encode(mac).decode().rstrip('=')}"
+
+
+def verify(key: bytes, kind: Kind, target: PreviewTarget, token: str, now: float) -> Verdict:
+    found = _TOKEN.match(token)
+    if found is None:
+        return "false"
+    expires_at = int(found[1])
+    if not hmac.compare_digest(sign(key, kind, target, expires_at), token):
+        return "false"
+    return "valid" if now < expires_at else "expired"
+
+
+def expiry_of(token: str) -> int:
+    """Return when a verified token expires."""
+    return int(token.partition(".")[0])
+
+
+def checked_domain(name: str, text: str) -> tuple[str, int | None]:
+    """Return a domain and the port that links name; InvalidRequest if it is not one."""
+    host, _, port = text.strip().lower().removesuffix(".").partition(":")
+    labels = host.split(".")
+    if (
+        len(host) > 190
+        or not all(_DOMAIN_LABEL.match(one) for one in labels)
+        or labels[-1].isdigit()
+        or (port and not (port.isdigit() and 1 <= int(port) <= 65_535))
+    ):
+        raise InvalidRequest(
+            f"{name} must be a domain, got {text[:80]!r}",
+            hint="such as preview.example.com, or preview.example.com:8443",
+            field=name,
+        )
+    return host, int(port) if port else None
+
+
+def _signed(kind: Kind, target: PreviewTarget, expires_at: int) -> bytes:
+    return _PURPOSE + f"{kind}\0{target.sandbox_id}\0{target.port}\0{expires_at}".encode()
