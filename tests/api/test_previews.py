@@ -369,6 +369,7 @@ async def test_a_link_names_the_domain_of_the_settings(served, daemon):
     cookie = first.headers["Set-Cookie"].partition(";")[0]
     told = await (await site.get(headers={"Host": host, "Cookie": cookie})).json()
     assert (told["headers"]["host"], "cookie" in told["headers"]) == (host, False)
+    assert told["headers"]["x-forwarded-proto"] == "https"
 
 
 async def test_a_port_is_forwarded_without_a_daemon(served):

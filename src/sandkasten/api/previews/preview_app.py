@@ -147,16 +147,23 @@ class PreviewApp:
         query = without_token(entry.query)
         path = _path(scope) + (b"?" + query if query else b"")
         keyed = holds_key(entry.headers, self._server.doorkeeper)
-        return Target(entry.target.port, path.decode("latin-1"), "", own_origin=True, keyed=keyed)
+        return Target(
+            entry.target.port,
+            path.decode("latin-1"),
+            "",
+            own_origin=True,
+            keyed=keyed,
+            tls=_uses_tls(scope),
+        )
 
     def _exchanged(self, exchange: Exchange, scope: Scope) -> Response:
         assert self._server.previews is not None
-        # Behind a proxy that ends TLS, the domain still is one of TLS.
-        tls = scope.get("scheme") == "https" or not _is_local_name(scope)
         headers = {
             **_PAGE_HEADERS,
             "Location": clean_location(_path(scope), _query(scope)),
-            "Set-Cookie": cookie_header(exchange, tls=tls, now=self._server.clock.now()),
+            "Set-Cookie": cookie_header(
+                exchange, tls=_uses_tls(scope), now=self._server.clock.now()
+            ),
         }
         return Response(status_code=303, headers=headers)
 
@@ -273,6 +280,8 @@ def _local_domain(name: str) -> str | None:
     return "localhost" if name.removesuffix(".").endswith(".localhost") else None
 
 
-def _is_local_name(scope: Scope) -> bool:
+def _uses_tls(scope: Scope) -> bool:
+    """Return whether the browser uses TLS: always for the domain, also if a proxy ends it."""
     host = next((value for name, value in scope["headers"] if name == b"host"), b"")
-    return host.partition(b":")[0].rstrip(b".").endswith(b".localhost")
+    is_local = host.partition(b":")[0].rstrip(b".").lower().endswith(b".localhost")
+    return scope.get("scheme") in ("https", "wss") or not is_local

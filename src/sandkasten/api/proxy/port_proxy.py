@@ -77,6 +77,8 @@ class Target:
     """Whether the port has a host name of its own, so that its pages may use their origin."""
     keyed: bool = False
     """Whether the request's Authorization is a key of the daemon."""
+    tls: bool = False
+    """Whether the client uses TLS, although a proxy in front may have ended it."""
 
 
 async def forward(call: Call, the_id: str, target: Target) -> Response:
@@ -251,7 +253,8 @@ def onward_headers(call: Call, target: Target) -> list[tuple[bytes, bytes]]:
         and not name.lower().startswith((b"sec-websocket", b"x-forwarded-"))
     ]
     host = connection.headers.get("host", "localhost").encode("latin-1")
-    scheme = b"https" if connection.url.scheme in ("https", "wss") else b"http"
+    tls = target.tls or connection.url.scheme in ("https", "wss")
+    scheme = b"https" if tls else b"http"
     forwarded = [(b"x-forwarded-host", host), (b"x-forwarded-proto", scheme)]
     if target.own_origin:
         return [(b"host", host), *_cookies_inward(kept), *forwarded]

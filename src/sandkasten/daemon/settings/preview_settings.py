@@ -32,8 +32,7 @@ class PreviewSettings:
         "previews.domain",
         _domain,
         None,
-        "A domain whose names all lead to the daemon over TLS: https://{port}-{id}.{domain}. "
-        "Without it, links use http://{port}-{id}.localhost.",
+        "A domain whose names lead to the daemon, as https://{port}-{id}.{domain}.",
     )
     listen: Address | None = setting(
         "previews.listen",
