@@ -37,6 +37,7 @@ test=(
     openssh-server openssh-client # an engine that is reached by ssh
     docker-compose            # what reads deploy/compose
     postgresql                # a server that a sandbox reaches by rule
+    python3-ipykernel         # a kernel in sandboxes of the host image
 )
 bench=(
     docker.io runc            # the peers

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         Watch,
     )
     from sandkasten.client.blocking.sync_service import Session
+    from sandkasten.client.contexts import AsyncContexts, Contexts
     from sandkasten.client.images import AsyncImages
     from sandkasten.client.process import (
         AsyncExecStream,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
         CommandTimeout,
         Conflict,
         ConnectionRefused,
+        ContextNotFound,
         DirectoryNotEmpty,
         ExecNotFound,
         FileError,
@@ -68,6 +70,8 @@ if TYPE_CHECKING:
         InvalidWorkflow,
         IsADirectory,
         IsolationRefused,
+        KernelFailed,
+        KernelNotFound,
         ModelUnavailable,
         NotADirectory,
         NotFound,
@@ -95,6 +99,12 @@ if TYPE_CHECKING:
         WorkspaceDamaged,
         WorkspaceNotFound,
     )
+    from sandkasten.model.commands.code_values import (
+        CodeContext,
+        CodeDisplay,
+        CodeError,
+        CodeResult,
+    )
     from sandkasten.model.commands.exec_values import Why
     from sandkasten.model.files.file_entries import Change, FileEntry
     from sandkasten.model.images.image_info import (
@@ -118,6 +128,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "sandkasten.client.agents": ("Agents", "AsyncAgents", "AsyncRunEvents", "RunEvents"),
+    "sandkasten.client.contexts": ("AsyncContexts", "Contexts"),
     "sandkasten.client.images": ("AsyncImages",),
     "sandkasten.client.run_once": ("run", "run_async"),
     "sandkasten.client.process": (
@@ -153,6 +164,7 @@ _HOME = {
         "CommandTimeout",
         "Conflict",
         "ConnectionRefused",
+        "ContextNotFound",
         "DirectoryNotEmpty",
         "ExecNotFound",
         "FileError",
@@ -170,6 +182,8 @@ _HOME = {
         "InvalidWorkflow",
         "IsADirectory",
         "IsolationRefused",
+        "KernelFailed",
+        "KernelNotFound",
         "ModelUnavailable",
         "NotADirectory",
         "NotFound",
@@ -197,6 +211,12 @@ _HOME = {
         "WorkspaceDamaged",
         "WorkspaceNotFound",
     ),
+    "sandkasten.model.commands.code_values": (
+        "CodeContext",
+        "CodeDisplay",
+        "CodeError",
+        "CodeResult",
+    ),
     "sandkasten.model.commands.exec_values": ("Why",),
     "sandkasten.model.files.file_entries": ("Change", "FileEntry"),
     "sandkasten.model.images.image_info": (
@@ -223,16 +243,17 @@ __all__ = [
     "Agents",
     "Artifact",
     "AsyncAgents",
+    "AsyncContexts",
     "AsyncExecStream",
     "AsyncImages",
     "AsyncProcess",
     "AsyncRunEvents",
     "AsyncSandbox",
+    "AsyncSecrets",
     "AsyncSession",
     "AsyncStoredFiles",
     "AsyncTerminal",
     "AsyncWatch",
-    "AsyncSecrets",
     "AsyncWorkspaces",
     "BackendError",
     "BackendUnavailable",
@@ -241,12 +262,18 @@ __all__ = [
     "Busy",
     "Cancelled",
     "Change",
+    "CodeContext",
+    "CodeDisplay",
+    "CodeError",
+    "CodeResult",
     "CollectedImages",
     "CommandNotExecutable",
     "CommandNotFound",
     "CommandTimeout",
     "Conflict",
     "ConnectionRefused",
+    "ContextNotFound",
+    "Contexts",
     "Definition",
     "DirectoryNotEmpty",
     "ExecNotFound",
@@ -260,9 +287,9 @@ __all__ = [
     "FileNotFound",
     "FilePermission",
     "FileTrouble",
+    "IdempotencyKeyReused",
     "ImageInfo",
     "ImageLayer",
-    "IdempotencyKeyReused",
     "ImageNotFound",
     "ImageProgress",
     "ImageUsage",
@@ -276,6 +303,8 @@ __all__ = [
     "InvalidWorkflow",
     "IsADirectory",
     "IsolationRefused",
+    "KernelFailed",
+    "KernelNotFound",
     "ModelUnavailable",
     "NotADirectory",
     "NotFound",
@@ -303,6 +332,7 @@ __all__ = [
     "SandboxClient",
     "SandboxLost",
     "SandkastenError",
+    "Secrets",
     "Session",
     "SessionExpired",
     "SessionNotFound",
@@ -324,7 +354,6 @@ __all__ = [
     "Workspace",
     "WorkspaceDamaged",
     "WorkspaceNotFound",
-    "Secrets",
     "Workspaces",
     "__version__",
     "run",

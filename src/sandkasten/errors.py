@@ -27,6 +27,8 @@ SandkastenError
 │   ├── FileNotFound            FILE_NOT_FOUND (also FileNotFoundError)
 │   ├── CommandNotFound         COMMAND_NOT_FOUND
 │   ├── ShellNotFound           SHELL_NOT_FOUND
+│   ├── ContextNotFound         CONTEXT_NOT_FOUND
+│   ├── KernelNotFound          KERNEL_NOT_FOUND
 │   ├── WorkspaceNotFound       WORKSPACE_NOT_FOUND
 │   ├── RunNotFound             RUN_NOT_FOUND
 │   ├── AgentNotFound           AGENT_NOT_FOUND
@@ -47,6 +49,7 @@ SandkastenError
 ├── ConnectionRefused           CONNECTION_REFUSED (a port inside the sandbox)
 ├── Cancelled                   CANCELLED
 ├── Busy                        BUSY
+├── KernelFailed                KERNEL_FAILED (the kernel of a context)
 ├── RegistryUnavailable         REGISTRY_UNAVAILABLE
 ├── BuildFailed                 BUILD_FAILED (an image could not be built from its recipe)
 ├── RunFailed                   RUN_FAILED (of an agent or a workflow)
@@ -199,6 +202,14 @@ class ShellNotFound(NotFound):
     code = "SHELL_NOT_FOUND"
 
 
+class ContextNotFound(NotFound):
+    code = "CONTEXT_NOT_FOUND"
+
+
+class KernelNotFound(NotFound):
+    code = "KERNEL_NOT_FOUND"
+
+
 class WorkspaceNotFound(NotFound):
     code = "WORKSPACE_NOT_FOUND"
 
@@ -289,6 +300,12 @@ class Cancelled(SandkastenError):
 class Busy(SandkastenError):
     code = "BUSY"
     retryable = True
+
+
+class KernelFailed(SandkastenError):
+    """The kernel of a context did not start, did not answer or sent invalid data."""
+
+    code = "KERNEL_FAILED"
 
 
 class RegistryUnavailable(SandkastenError):

@@ -159,7 +159,8 @@ ROWS: Final[tuple[Row, ...]] = (
         f"ANY {S}/ports/{{port}}/{{rest:path}}", f"WS {S}/ports/{{port}}/{{rest:path}}",
         f"POST {S}/execs/{{eid}}/stdin", f"POST {S}/execs/{{eid}}/close-stdin",
         f"POST {S}/execs/{{eid}}/signal", f"POST {S}/pause", f"POST {S}/resume",
-        f"POST {S}/reclaim", f"PATCH {S}",
+        f"POST {S}/reclaim", f"PATCH {S}", f"POST {S}/code", f"POST {S}/contexts",
+        f"POST {S}/contexts/{{cid}}/restart", f"POST {S}/contexts/{{cid}}/interrupt",
     ),
     # ---- agents: the run starts, and its tool calls are refused
     *(
@@ -174,11 +175,12 @@ ROWS: Final[tuple[Row, ...]] = (
     *unsent("requires the scope admin", "POST /v1/keys", "DELETE /v1/keys/{id}"),
     *unsent("requires the scope secrets, and is bounded", "POST /v1/secrets"),
     *unsent(ENDS, f"DELETE {S}", "DELETE /v1/files/{key:path}", f"POST {S}/fs/delete",
-            f"DELETE {S}/fs", f"DELETE {W}", "DELETE /v1/secrets/{name}"),
+            f"DELETE {S}/fs", f"DELETE {W}", "DELETE /v1/secrets/{name}",
+            f"DELETE {S}/contexts/{{cid}}"),
     *unsent(
         LOOKS, "GET /v1/sessions", f"GET {S}", f"GET {S}/execs", f"GET {S}/execs/{{eid}}",
         f"GET {S}/execs/{{eid}}/output", f"GET {S}/stats", f"GET {S}/processes",
-        f"GET {S}/network", f"GET {S}/network/log", "GET /v1/usage",
+        f"GET {S}/network", f"GET {S}/network/log", "GET /v1/usage", f"GET {S}/contexts",
         f"GET {S}/fs/read", f"GET {S}/fs/list", f"GET {S}/fs/stat", f"GET {S}/fs/download",
         f"GET {S}/fs/watch", "GET /v1/files", "GET /v1/files/{key:path}",
         "HEAD /v1/files/{key:path}", "GET /v1/keys", "GET /v1/audit", "GET /v1/workspaces",
@@ -222,6 +224,7 @@ TOOL_ROWS: Final[dict[str, ToolRow]] = {
     "sandbox_exec": ToolRow({"cmd": ["true"]}),
     "sandbox_exec_read": ToolRow({"exec_id": "unknown"}),
     "sandbox_exec_wait": ToolRow({"exec_id": "unknown", "timeout_seconds": 1}),
+    "sandbox_code": ToolRow({"code": "1", "context": "unknown"}),
     "sandbox_fs_write": ToolRow({"path": "a", "contents": "a"}),
     "sandbox_fs_read": ToolRow({"path": "hello.txt"}),
     "sandbox_fs_list": ToolRow({}),

@@ -126,6 +126,7 @@ _TABLE: Final[Mapping[str, Callable[[typer.Typer], None]]] = {
     "run": _own("run", context_settings=_PASSES_ON),
     "create": _of_one("create"),
     "exec": _own("exec", context_settings=_PASSES_ON),
+    **_module("code", "code"),
     "logs": _own("logs"),
     "kill": _own("kill"),
     "shell": _own("shell"),

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from sandkasten.client.caller_input import Command, check_keywords, takes
+from sandkasten.client.contexts import AsyncContexts, run_in_context
 from sandkasten.client.process import AsyncExecStream, AsyncProcess, AsyncTerminal
 from sandkasten.client.results import Result, RunResult, result_of
 from sandkasten.client.server.daemon_or_embedded import place_of
@@ -32,11 +33,12 @@ from sandkasten.model.sandbox.sandbox_values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from os import PathLike
     from types import TracebackType
 
     from sandkasten.client.server.transport import Transport
+    from sandkasten.model.commands.code_values import CodeContext, CodeDisplay, CodeResult
     from sandkasten.model.sandbox.network_policy import NetworkAttempt, NetworkStatus
 
 # Removing a sandbox takes milliseconds; a caller that was cancelled waits no longer than this.
@@ -340,6 +342,40 @@ class AsyncSandbox(SandboxFiles):
             lambda transport: transport.terminal(
                 self.id, command=argv, rows=rows, cols=cols, env=env, cwd=cwd
             ),
+        )
+
+    @property
+    def contexts(self) -> AsyncContexts:
+        """The code contexts of this sandbox."""
+        return AsyncContexts(self)
+
+    async def run_code(
+        self,
+        code: str,
+        language: str = "python",
+        context: CodeContext | str | None = None,
+        timeout_ms: float | None = None,
+        env: Mapping[str, str] | None = None,
+        *,
+        on_stdout: Callable[[str], object] | None = None,
+        on_stderr: Callable[[str], object] | None = None,
+        on_result: Callable[[CodeDisplay], object] | None = None,
+    ) -> CodeResult:
+        """Run code in a context, which keeps variables; by default in the one of the language.
+
+        Code that raises is a result with `error`. At the timeout the code is interrupted
+        (`timed_out`), and the context stays usable. The callbacks get output as it comes.
+        """
+        return await run_in_context(
+            self,
+            code,
+            language,
+            context,
+            timeout_ms=timeout_ms,
+            env=env,
+            on_stdout=on_stdout,
+            on_stderr=on_stderr,
+            on_result=on_result,
         )
 
     async def run(

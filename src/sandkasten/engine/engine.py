@@ -10,6 +10,7 @@ import asyncio
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING, TypeAlias
 
+from sandkasten.engine.code.code_contexts import CodeContexts
 from sandkasten.engine.commands.exec_history import ExecHistory
 from sandkasten.engine.commands.execution import CALL_TIMEOUT_S, Execution
 from sandkasten.engine.commands.port_stream import PortStream, connect_port
@@ -124,7 +125,7 @@ class Engine:
     ) -> None:
         self._backends = backends
         self.backend_name = default_backend
-        self.policy = policy
+        self.policy, self._clock = policy, clock
         self._in_flight = Drain()
         self._session_journal = SessionJournal(journal, clock, events)
         disconnects: asyncio.Queue[SandboxId] = asyncio.Queue(_MAX_DISCONNECTS)
@@ -201,7 +202,6 @@ class Engine:
             sandboxes=self._sandboxes,
         )
         self._pausing = PauseControl(self._handles, store, policy, clock, events, self.network)
-        self._clock = clock
         self._reaper = Reaper(
             backends=backends,
             store=store,
@@ -213,6 +213,7 @@ class Engine:
         )
         self._history = ExecHistory(self._handles, journal, clock, events)
         self._execution = Execution(self._handles, self._history, events)
+        self.code = CodeContexts(self._handles, self._execution, self._in_flight)
         self._watch = EndWatch(
             backends=backends,
             store=store,
@@ -238,9 +239,8 @@ class Engine:
         self.terminals = TerminalSessions(self._handles, self._history, self._in_flight)
         self._spares = WarmPool(self._sandboxes, clock, events, enabled=oneshot_spares)
         self._sites = PackageSandboxes(planner, self._sandboxes, self._execution, self.files, store)
-        sandboxes, execution = self._sandboxes, self._execution
-        shared = (self.files, self.quotas, self._sites, events)
-        self._oneshot = OneShot(planner, sandboxes, self._spares, execution, *shared)
+        shared = (self._execution, self.files, self.quotas, self._sites, events)
+        self._oneshot = OneShot(planner, self._sandboxes, self._spares, *shared)
         self.preflight = Preflight(planner, self._sandboxes, self._oneshot, self._sites)
         self.bench = BuildSandbox(planner, self._sandboxes, self._execution, self._handles)
         self.images = EngineImages(library, store, self.bench)

@@ -14,12 +14,13 @@ from sandkasten.agents.tools.tool_schemas import CONTENTS, TOOLS
 from sandkasten.errors import InvalidRequest
 
 SPEC = Path(__file__).resolve().parents[3] / "spec" / "tools"
-TWELVE = {
+REQUIRED = {
     "sandbox_run": "code",
     "sandbox_open": "",
     "sandbox_exec": "",
     "sandbox_exec_read": "exec_id",
     "sandbox_exec_wait": "exec_id",
+    "sandbox_code": "code",
     "sandbox_fs_write": "path",
     "sandbox_fs_read": "path",
     "sandbox_fs_list": "",
@@ -75,9 +76,9 @@ def problems(schema: object, where: str = "#") -> list[str]:
     return found
 
 
-def test_there_are_twelve_tools_with_the_required_arguments_of_the_contract():
+def test_there_are_thirteen_tools_with_the_required_arguments_of_the_contract():
     needed = {name: " ".join(one.parameters["required"]) for name, one in TOOLS.items()}
-    assert needed == TWELVE
+    assert needed == REQUIRED
 
 
 def test_only_sandbox_run_is_in_compute_mode():
@@ -91,7 +92,7 @@ def test_the_published_schemas_equal_those_of_the_tools():
 
 
 @pytest.mark.promise("P65")
-@pytest.mark.parametrize("name", TWELVE)
+@pytest.mark.parametrize("name", REQUIRED)
 def test_a_tool_schema_is_accepted_by_model_providers(name):
     schema = TOOLS[name].parameters
     Draft202012Validator.check_schema(schema)
@@ -103,7 +104,7 @@ def test_a_tool_schema_is_accepted_by_model_providers(name):
 
 
 @pytest.mark.promise("P65")
-@pytest.mark.parametrize("name", TWELVE)
+@pytest.mark.parametrize("name", REQUIRED)
 def test_a_tool_schema_passes_a_strict_check(name):
     assert "anyOf" not in TOOLS[name].parameters
     assert TOOLS[name].parameters["type"] == "object"
@@ -129,7 +130,7 @@ def test_the_strict_check_finds_what_it_is_for(schema, problem):
     assert problem in problems(schema)
 
 
-@pytest.mark.parametrize("name", sorted(set(TWELVE) - {"sandbox_run", "sandbox_open"}))
+@pytest.mark.parametrize("name", sorted(set(REQUIRED) - {"sandbox_run", "sandbox_open"}))
 def test_the_sandbox_argument_has_two_spellings_and_is_optional(name):
     schema = TOOLS[name].parameters
     assert {"sandbox_id", "session_id"} <= set(schema["properties"])

@@ -1,4 +1,4 @@
-"""The twelve tools as a model sees them: names, descriptions, and JSON Schemas of their arguments.
+"""The thirteen tools as a model sees them: names, descriptions, JSON Schemas of their arguments.
 
 Values only, identical to `spec/tools/<tool>.json`. A schema has only keywords that every validator
 and model provider understands: no combinator at its top level, no boolean schema, no list of types.
@@ -264,6 +264,29 @@ EXEC_WAIT: Final = _tool(
     },
     required=("exec_id",),
 )
+CODE: Final = _tool(
+    "code",
+    "Run code in a kernel of the sandbox, as in a notebook: variables, imports and open files stay "
+    "for the next call. The value of the last expression is in text, printed output in stdout, an "
+    "exception in error. Pictures and charts are saved as files, and results has their paths.",
+    {
+        **_WHICH,
+        "code": _string("The code of one cell.", most=1_048_576, least=0),
+        "language": _string(
+            "python (the default), or another language that the image has a kernel for.", most=24
+        ),
+        "context": _string(
+            "The context_id of an earlier answer. Default: the sandbox's own context of the "
+            "language.",
+            most=64,
+        ),
+        "env": {**_ENV, "description": "Environment variables for this call alone; python only."},
+        "timeout_seconds": _number(
+            "Interrupt the code after this many seconds; variables stay.", 1, MOST_TIMEOUT_S
+        ),
+    },
+    required=("code",),
+)
 FS_WRITE: Final = _tool(
     "fs_write",
     "Write a whole file in the sandbox; missing directories are created. Pass its text in "
@@ -378,6 +401,7 @@ TOOLS: Final[Mapping[str, ToolSpec]] = {
         EXEC,
         EXEC_READ,
         EXEC_WAIT,
+        CODE,
         FS_WRITE,
         FS_READ,
         FS_LIST,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sandkasten.agents.policy_check import check_sandbox
 from sandkasten.agents.tools import tool_answers
 from sandkasten.agents.tools.call_sandboxes import CallSandboxes, FinishResult
+from sandkasten.agents.tools.code_tool import CodeTool
 from sandkasten.agents.tools.exec_tools import ExecTools
 from sandkasten.agents.tools.file_tools import FileTools
 from sandkasten.agents.tools.oneshot_tool import OneshotTool
@@ -59,6 +60,7 @@ class Toolbox:
             "sandbox_exec": shells.run,
             "sandbox_exec_read": shells.read,
             "sandbox_exec_wait": shells.wait,
+            "sandbox_code": CodeTool(engine).run,
             "sandbox_fs_write": self._files.write,
             "sandbox_fs_read": self._files.read,
             "sandbox_fs_list": self._files.list,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sandkasten.api.routes import (
+    code,
     execs,
     files,
     fs,
@@ -31,6 +32,7 @@ ALL: tuple[Route, ...] = (
     *system.ROUTES,
     *sessions.ROUTES,
     *execs.ROUTES,
+    *code.ROUTES,
     *stats.ROUTES,
     *pause.ROUTES,
     *oneshots.ROUTES,

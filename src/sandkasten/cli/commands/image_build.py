@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +19,18 @@ if TYPE_CHECKING:
 
 
 _RECIPES = (".yaml", ".yml", ".json")
+# Images that are built by their name alone: a suite of Debian and its packages.
+_KNOWN = {
+    "datascience": (
+        "bookworm",
+        [
+            f"python3-{name}"
+            for name in (
+                "ipykernel", "numpy", "pandas", "matplotlib", "scipy", "sklearn", "pil", "openpyxl"
+            )
+        ],
+    )
+}  # fmt: skip
 
 
 def add_sources(app: typer.Typer) -> None:
@@ -54,7 +67,8 @@ def _build(
         str | None,
         typer.Argument(
             metavar="CONTEXT|NAME",
-            help="Directory of a Dockerfile's files; otherwise the name of the new image.",
+            help="Directory of a Dockerfile's files; otherwise the name of the new image. "
+            "datascience alone: Python with pandas, matplotlib and a kernel.",
         ),
     ] = None,
     file: Annotated[
@@ -101,6 +115,9 @@ def _build(
     """Build an image from a Dockerfile, a recipe or Debian packages, and print its name."""
     if debian is not None and file is not None:
         raise typer.BadParameter("pass either -f FILE or --debian SUITE")
+    if debian is None and file is None and target in _KNOWN and not Path(target).is_dir():
+        debian, packages = _KNOWN[target]
+        include = [*packages, *include]
     if debian is None and (include or mirror is not None or variant != "minbase"):
         raise typer.BadParameter("--include, --variant and --mirror go with --debian")
     if debian is None and not (file or "").endswith(_RECIPES):

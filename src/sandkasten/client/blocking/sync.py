@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from sandkasten.client.blocking import loop_thread
 from sandkasten.client.blocking.stream_pump import Held, Pump
 from sandkasten.client.blocking.twins import arguments_of, giving, waiting, waiting_for
+from sandkasten.client.contexts import Contexts
 from sandkasten.client.images import AsyncImages
 from sandkasten.client.process import AsyncExecStream, AsyncProcess, AsyncTerminal, AsyncWatch
 from sandkasten.client.sandbox import AsyncSandbox
@@ -231,6 +232,12 @@ class Sandbox:
     execs = waiting(AsyncSandbox.execs)
     terminal = giving(Terminal, AsyncSandbox.terminal)
     run = waiting(AsyncSandbox.run)
+    run_code = waiting(AsyncSandbox.run_code)
+
+    @property
+    def contexts(self) -> Contexts:
+        """The code contexts of this sandbox."""
+        return Contexts(self._twin.contexts)
 
     write = waiting(AsyncSandbox.write)
     read = waiting(AsyncSandbox.read)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from sandkasten.client.http import session_json
+from sandkasten.client.http.code import HttpCode
 from sandkasten.client.http.connection import (
     ANSWER_S,
     Connection,
@@ -74,6 +75,7 @@ class HttpTransport:
         self.images = HttpImages(self.connection)
         self.workspaces = HttpWorkspaces(self.connection)
         self.network = HttpNetwork(self.connection)
+        self.code = HttpCode(self.connection)
         self.secrets = HttpSecrets(self.connection)
         self.previews = HttpPreviews(self.connection)
 

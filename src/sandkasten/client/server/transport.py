@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 
     from sandkasten.model.access.preview_links import Preview
     from sandkasten.model.access.stored_secrets import Secret, SecretRequest
+    from sandkasten.model.commands.code_values import (
+        CodeContext,
+        CodeReader,
+        CodeRequest,
+        CodeResult,
+        ContextRequest,
+    )
     from sandkasten.model.commands.exec_values import Chunk, ChunkReader, ExecRequest, ExecResult
     from sandkasten.model.files.file_entries import (
         Change,
@@ -158,11 +165,26 @@ class NetworkTransport(Protocol):
     async def log(self, sandbox_id: str, *, since_seq: int = 0) -> Sequence[NetworkAttempt]: ...
 
 
+class CodeTransport(Protocol):
+    """The code contexts of the sandboxes of one server."""
+
+    async def run(
+        self, sandbox_id: str, request: CodeRequest, show: CodeReader | None = None
+    ) -> CodeResult: ...
+    async def create(self, sandbox_id: str, request: ContextRequest) -> CodeContext: ...
+    async def list(self, sandbox_id: str) -> Sequence[CodeContext]: ...
+    async def restart(self, sandbox_id: str, context: str) -> None: ...
+    async def interrupt(self, sandbox_id: str, context: str) -> None: ...
+    async def remove(self, sandbox_id: str, context: str) -> None: ...
+
+
 class Transport(Protocol):
     """One server of sandboxes."""
 
     @property
     def network(self) -> NetworkTransport: ...
+    @property
+    def code(self) -> CodeTransport: ...
     @property
     def secrets(self) -> SecretsTransport: ...
     @property

@@ -78,13 +78,15 @@ class Execution:
             result = self._told(sandbox_id, noted.ended(await self._result(following)))
         yield result
 
-    async def start(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
+    async def start(
+        self, sandbox_id: str, request: ExecRequest, *, exec_id: str | None = None
+    ) -> ExecResult:
         """Start a command in the background. It runs when this returns; fetch its result by id."""
         handle, channel = await self._handles.connect(sandbox_id)
         command = _command(request, handle, channel, background=True)
         if SHELL_STATE not in channel.hello.features:
             command = replace(command, state_of=None)
-        exec_id = _exec_id(request)
+        exec_id = exec_id or _exec_id(request)
         handle.remember(exec_id, ExecStart(handle.counters, command.timeout_s))
         fields = start_fields(exec_id, command, follow=False)
         reply = decode_exec(await channel.call("exec.start", fields, timeout_s=CALL_TIMEOUT_S))

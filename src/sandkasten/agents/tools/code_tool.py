@@ -1,0 +1,98 @@
+"""`sandbox_code`: code in a context of the sandbox of a run, whose variables stay.
+
+Pictures are written to files of the workspace, and the answer has their paths: a model cannot read
+base64, and `sandbox_publish_file` takes a path. Cancelling the call interrupts the code.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import secrets
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.agents.tools import tool_answers
+from sandkasten.agents.tools.tool_requests import timeout_for
+from sandkasten.model.commands.code_values import CodeRequest
+from sandkasten.model.sandbox.policy import parse_limits
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.agents.run_context import RunContext
+    from sandkasten.agents.tools.call_sandboxes import CallSandbox
+    from sandkasten.agents.tools.tool_answers import Answer
+    from sandkasten.engine.engine import Engine
+    from sandkasten.model.commands.code_values import CodeDisplay
+
+DIRECTORY: Final = "/workspace/.code"
+_PICTURES: Final = ("png", "jpeg", "svg", "pdf")
+_TEXTS: Final = ("text", "markdown", "latex", "html")
+_MAX_TEXT: Final = 20_000
+_MAX_RESULTS: Final = 20
+
+
+class CodeTool:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def run(
+        self, given: Mapping[str, Any], context: RunContext, target: CallSandbox
+    ) -> Answer:
+        request = CodeRequest(
+            given["code"],
+            given.get("language", "python"),
+            given.get("context"),
+            given.get("env", {}),
+            given.get("timeout_seconds") or timeout_for(context.sandbox),
+        )
+        result = await self._engine.code.run(target.info.id, request)
+        limits = parse_limits(context.sandbox.options.limits, self._engine.policy.limits)
+        most: dict[str, int | None] = {"stdout": limits.stdout_bytes, "stderr": limits.stderr_bytes}
+        shown = [await self._display(target.info.id, one) for one in result.results[:_MAX_RESULTS]]
+        error = result.error
+        fields: Answer = {
+            "status": result.status,
+            "text": None if result.text is None else result.text[:_MAX_TEXT],
+            "results": shown,
+            "error": None
+            if error is None
+            else {
+                "name": error.name,
+                "value": error.value[:_MAX_TEXT],
+                "traceback": error.traceback[-_MAX_TEXT:],
+            },
+            "execution_count": result.execution_count,
+            "timed_out": result.timed_out,
+            "truncated": result.truncated or len(result.results) > _MAX_RESULTS,
+            "kernel_restarted": result.kernel_restarted,
+            "context_id": result.context_id,
+            "duration_ms": result.duration_ms,
+        }
+        streams = {"stdout": result.stdout.encode(), "stderr": result.stderr.encode()}
+        return {**fields, **tool_answers.streams(most, **streams)}
+
+    async def _display(self, sandbox_id: str, one: CodeDisplay) -> Answer:
+        """Return the forms of a value that a model can read, and the files of the others."""
+        fields: Answer = {}
+        for kind in _PICTURES:
+            data = getattr(one, kind)
+            if data is None:
+                continue
+            try:
+                raw = data.encode() if kind == "svg" else base64.b64decode(data, validate=True)
+            except binascii.Error:
+                continue
+            path = f"{DIRECTORY}/{secrets.token_hex(6)}.{kind}"
+            entry = await self._engine.files.write(sandbox_id, path, raw)
+            fields.setdefault("files", []).append({"path": path, "size_bytes": entry.size})
+        for kind in _TEXTS:
+            text = getattr(one, kind)
+            # The first readable form is enough, and a picture needs no description in HTML.
+            if text is not None and not (kind == "html" and fields):
+                fields[kind] = text[:_MAX_TEXT]
+        for kind in ("json", "chart"):
+            value = getattr(one, kind)
+            if value is not None and len(str(value)) <= _MAX_TEXT:
+                fields[kind] = value
+        return fields

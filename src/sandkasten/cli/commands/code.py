@@ -1,0 +1,242 @@
+"""`code ID`: run code in a context of a sandbox, once or at a prompt.
+
+Ctrl-C interrupts the code that runs. Pictures are saved as files; nothing is overwritten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import codeop
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from sandkasten.cli.options import Environment, Id, Json, Timeout, pairs, state_of
+from sandkasten.cli.state import State, go
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.client.sandbox import AsyncSandbox
+    from sandkasten.model.commands.code_values import CodeDisplay, CodeResult
+
+_FAILED: Final = 1
+_TIMED_OUT: Final = 124
+_MAX_NAMES: Final = 10_000
+_EXAMPLES: Final = """\b
+Examples:
+  sandkasten code ID
+  sandkasten code ID -c 'import math; math.pi'
+  sandkasten code ID < analysis.py"""
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("code", epilog=_EXAMPLES)(_code)
+
+
+def _code(
+    context: typer.Context,
+    id: Id,
+    code: Annotated[
+        str | None,
+        typer.Option(
+            "--code", "-c", metavar="CODE", help="Code to run; default: a prompt, or stdin."
+        ),
+    ] = None,
+    language: Annotated[
+        str, typer.Option("--language", "-l", metavar="L", help="Language of the context.")
+    ] = "python",
+    named: Annotated[
+        str | None,
+        typer.Option("--context", metavar="CTX", help="Id of a context; default: the sandbox's."),
+    ] = None,
+    save: Annotated[
+        str, typer.Option("--save", metavar="DIR", help="Directory for pictures.")
+    ] = ".",
+    timeout: Timeout = None,
+    env: Environment = [],  # noqa: B006
+    json: Json = False,
+) -> None:
+    """Run code in a sandbox; variables stay. Exit status 1 if it raised, 124 if it timed out."""
+    session = _Session(
+        state_of(context, json=json), language, named, timeout, pairs(env, "--env"), Path(save)
+    )
+    status = go(session.run(id, code))
+    if status:
+        raise typer.Exit(status)
+
+
+class _Session:
+    def __init__(
+        self,
+        state: State,
+        language: str,
+        context: str | None,
+        timeout_s: float | None,
+        env: Mapping[str, str],
+        directory: Path,
+    ) -> None:
+        self._state = state
+        self._language = language
+        self._context = context
+        self._timeout_ms = None if timeout_s is None else timeout_s * 1000
+        self._env = env
+        self._directory = directory
+
+    async def run(self, start: str, code: str | None) -> int:
+        from sandkasten.cli.output import put_json
+        from sandkasten.cli.sandbox_names import resolve
+        from sandkasten.client.sandbox import AsyncSandbox
+        from sandkasten.model.json_codec import to_json
+
+        box = await AsyncSandbox.attach(await resolve(self._state, start), **self._state.where)
+        if code is None and sys.stdin.isatty() and not self._state.json:
+            return await self._prompt(box)
+        if code is None:
+            code = await asyncio.to_thread(sys.stdin.read)
+        result = await self._call(box, str(code))
+        if self._state.json:
+            put_json(to_json(result))
+        return _TIMED_OUT if result.timed_out else 0 if result.status == "ok" else _FAILED
+
+    async def _prompt(self, box: AsyncSandbox) -> int:
+        from sandkasten.cli.output import report, say
+        from sandkasten.errors import KernelNotFound, NotFound, SandkastenError
+
+        say(f"{self._language} in {box.id}; Ctrl-D ends")
+        while True:
+            try:
+                code = _read(self._language)
+            except EOFError:
+                say("")
+                return 0
+            except KeyboardInterrupt:
+                say("")
+                continue
+            if not code.strip():
+                continue
+            try:
+                await self._call(box, code)
+            except (KernelNotFound, NotFound):
+                raise
+            except SandkastenError as exc:
+                report(exc, as_json=False)
+
+    async def _call(self, box: AsyncSandbox, code: str) -> CodeResult:
+        from sandkasten.cli.output import write_chunk
+
+        quiet = self._state.json
+
+        def show(stream: str, text: str) -> None:
+            write_chunk(stream, text.encode(), 0)
+
+        loop = asyncio.get_running_loop()
+        errands: set[asyncio.Task[None]] = set()
+
+        def interrupted() -> None:
+            errands.add(asyncio.ensure_future(self._interrupt(box)))
+
+        loop.add_signal_handler(signal.SIGINT, interrupted)
+        try:
+            result = await box.run_code(
+                code,
+                self._language,
+                self._context,
+                self._timeout_ms,
+                self._env,
+                on_stdout=None if quiet else lambda text: show("stdout", text),
+                on_stderr=None if quiet else lambda text: show("stderr", text),
+                on_result=None if quiet else self._show,
+            )
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+            for errand in errands:
+                errand.cancel()
+            await asyncio.gather(*errands, return_exceptions=True)
+        if not quiet:
+            _explain(result)
+        return result
+
+    async def _interrupt(self, box: AsyncSandbox) -> None:
+        running = await box.contexts.list()
+        for one in running:
+            ours = one.default and one.language == self._language
+            if one.id == self._context or (self._context is None and ours):
+                await box.contexts.interrupt(one)
+
+    def _show(self, result: CodeDisplay) -> None:
+        """Save the pictures of a result; print its text unless it has one."""
+        from sandkasten.cli.output import say, write_chunk
+
+        saved = [
+            self._save(kind, data)
+            for kind in ("png", "jpeg", "svg", "pdf")
+            if (data := getattr(result, kind)) is not None
+        ]
+        for name in saved:
+            say(f"saved {name}")
+        text = result.text if result.markdown is None else result.markdown
+        if text is not None and not saved:
+            write_chunk("stdout", text.encode() + b"\n", 0)
+
+    def _save(self, kind: str, data: str) -> str:
+        from sandkasten.errors import FileTrouble, KernelFailed
+
+        try:
+            raw = data.encode() if kind == "svg" else base64.b64decode(data, validate=True)
+        except binascii.Error as exc:
+            raise KernelFailed(
+                f"a result is not a valid {kind}", hint="display the picture again"
+            ) from exc
+        for number in range(1, _MAX_NAMES):
+            path = self._directory / f"code-{number}.{kind}"
+            if path.exists():
+                continue
+            try:
+                path.write_bytes(raw)
+            except OSError as exc:
+                raise FileTrouble(
+                    f"could not save {path}: {exc.strerror}", hint="pass a directory to --save"
+                ) from exc
+            return str(path)
+        raise KernelFailed("no free name for a picture", hint="pass another directory to --save")
+
+
+def _explain(result: CodeResult) -> None:
+    from sandkasten.cli.output import tell, write_chunk
+
+    if result.error is not None:
+        told = result.error.traceback or f"{result.error.name}: {result.error.value}"
+        write_chunk("stderr", told.encode() + b"\n", 0)
+    if result.timed_out:
+        tell("error", "the code was interrupted at its timeout")
+    if result.kernel_restarted:
+        tell("warning", "the kernel was replaced; its variables are gone")
+    if result.truncated:
+        tell("warning", "something was printed or displayed beyond the limits, and is missing")
+
+
+def _read(language: str) -> str:
+    """Return a piece of code from the terminal; of Python, as many lines as belong together."""
+    # The event loop's own handler would not end the wait for a line.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        lines = [input(">>> ")]
+        while language == "python" and _unfinished("\n".join(lines)):
+            lines.append(input("... "))
+        return "\n".join(lines)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _unfinished(code: str) -> bool:
+    try:
+        return codeop.compile_command(code, symbol="exec") is None
+    except (SyntaxError, ValueError, OverflowError):
+        # Its error comes from the kernel, which may also know more than Python (%magic, !command).
+        return False

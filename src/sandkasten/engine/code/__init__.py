@@ -1,0 +1,1 @@
+"""Code contexts: Jupyter kernels in sandboxes, and what is read from them."""

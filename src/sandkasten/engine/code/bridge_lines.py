@@ -1,0 +1,248 @@
+"""Read what a code context writes: the lines of a hostile program, as closed values. Pure.
+
+Every line is bounded before it is parsed; types are checked, unknown ones ignored, and strings and
+JSON are cleaned of what JSON cannot carry. What is over a limit is cut and marked. Invalid data is
+KernelFailed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.errors import KernelFailed
+from sandkasten.model.commands.code_values import CodeDisplay, CodeError, CodeItem, CodeText
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_LINE_BYTES: Final = 256 * 1024
+MAX_RESULT_BYTES: Final = 10_000_000
+"""Of all results of one call, as JSON."""
+MAX_RESULTS: Final = 1000
+_MAX_MESSAGE: Final = MAX_RESULT_BYTES + 64 * 1024
+_MAX_NODES: Final = 200_000
+_MAX_DEPTH: Final = 32
+_MAX_EXTRA: Final = 16
+_MAX_ERROR_TEXT: Final = 64 * 1024
+# Long enough that parsing it would hold up other requests.
+SLOW_BYTES: Final = 256 * 1024
+_ANSI: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
+_STATUSES: Final = frozenset(
+    ("ok", "timed_out", "interrupted", "restarted", "died", "busy", "no_kernel", "not_started")
+)
+_TEXTS: Final = {
+    "text/plain": "text",
+    "text/html": "html",
+    "text/markdown": "markdown",
+    "image/png": "png",
+    "image/svg+xml": "svg",
+    "image/jpeg": "jpeg",
+    "application/pdf": "pdf",
+    "text/latex": "latex",
+    "application/javascript": "javascript",
+}
+_BASE64: Final = frozenset(("png", "jpeg", "pdf"))
+_VALUES: Final = {
+    "application/json": "json",
+    "application/vnd.sandkasten.data+json": "data",
+    "application/vnd.sandkasten.chart+json": "chart",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The end of a call."""
+
+    status: str
+    count: int | None
+    truncated: bool
+    restarted: bool
+    detail: str
+
+
+@dataclass(slots=True)
+class CallLines:
+    """The lines of one call among those of a context."""
+
+    call: str
+    most_out: int
+    most_err: int
+    stdout: list[str] = field(default_factory=list)
+    stderr: list[str] = field(default_factory=list)
+    results: list[CodeDisplay] = field(default_factory=list)
+    error: CodeError | None = None
+    truncated: bool = False
+    seen: bool = False
+    """True if the context has answered this call."""
+    owed: int = 0
+    """Bytes that are not acknowledged yet."""
+    _buffer: bytearray = field(default_factory=bytearray)
+    _parts: list[str] = field(default_factory=list)
+    _parts_bytes: int = 0
+    _result_bytes: int = 0
+    _first: bool = True
+
+    def feed(self, data: bytes) -> Iterator[str]:
+        """Yield the messages of this call that `data` completes, as JSON."""
+        self._buffer += data
+        *lines, rest = self._buffer.split(b"\n")
+        self._buffer = rest
+        if len(rest) > MAX_LINE_BYTES:
+            raise invalid("a line is too long")
+        for line in lines:
+            first, self._first = self._first, False
+            try:
+                found = _parsed(bytes(line), MAX_LINE_BYTES)
+            except KernelFailed:
+                # The output is read from a chunk on, which may begin in the middle of a line.
+                if first:
+                    continue
+                raise
+            if found.get("call") != self.call:
+                continue
+            self.seen = True
+            self.owed += len(line) + 1
+            if "part" not in found:
+                yield line.decode()
+            elif (whole := self._joined(found)) is not None:
+                yield whole
+
+    def _joined(self, found: dict[str, Any]) -> str | None:
+        part = found["part"]
+        if not isinstance(part, str):
+            raise invalid("a part is not a string")
+        self._parts.append(part)
+        self._parts_bytes += len(part)
+        if self._parts_bytes > _MAX_MESSAGE:
+            raise invalid("a message is too long")
+        if found.get("last") is not True:
+            return None
+        whole = "".join(self._parts)
+        self._parts, self._parts_bytes = [], 0
+        return whole
+
+    def take(self, message: str) -> CodeItem | Done | None:
+        """Return what a message says; None if nothing new."""
+        found = _parsed(message.encode("utf-8", "replace"), _MAX_MESSAGE)
+        match found.get("type"):
+            case "text":
+                return self._text(found)
+            case "result":
+                return self._result(found, len(message))
+            case "error":
+                self.error = CodeError(
+                    _string(found.get("name"))[:1000],
+                    _string(found.get("value"))[:_MAX_ERROR_TEXT],
+                    plain(_string(found.get("traceback"))[-_MAX_ERROR_TEXT:]),
+                )
+            case "done":
+                return _done(found)
+        return None
+
+    def _text(self, found: dict[str, Any]) -> CodeText | None:
+        text, out = _string(found.get("text")), found.get("stream") == "stdout"
+        room = self.most_out if out else self.most_err
+        raw = text.encode()
+        if len(raw) > room:
+            self.truncated = True
+            raw = raw[:room]
+            text = raw.decode(errors="ignore")
+        if out:
+            self.most_out -= len(raw)
+            self.stdout.append(text)
+        else:
+            self.most_err -= len(raw)
+            self.stderr.append(text)
+        return CodeText("stdout" if out else "stderr", text) if text else None
+
+    def _result(self, found: dict[str, Any], size: int) -> CodeDisplay | None:
+        self._result_bytes += size
+        if self._result_bytes > _MAX_MESSAGE or len(self.results) >= MAX_RESULTS:
+            self.truncated = True
+            return None
+        shown = display_of(found.get("data"), main=found.get("main") is True)
+        self.results.append(shown)
+        return shown
+
+
+def display_of(bundle: object, *, main: bool = False) -> CodeDisplay:
+    """Return a MIME bundle of Jupyter by the fields of the public contract."""
+    if not isinstance(bundle, dict):
+        raise invalid("a result is not an object")
+    fields: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
+    left = [_MAX_NODES]
+    for mime, value in bundle.items():
+        if mime in _TEXTS:
+            name = _TEXTS[mime]
+            text = _string("".join(map(str, value)) if isinstance(value, list) else value)
+            fields[name] = "".join(text.split()) if name in _BASE64 else text
+        elif mime in _VALUES:
+            fields[_VALUES[mime]] = cleaned(value, left)
+        elif len(extra) < _MAX_EXTRA:
+            extra[_string(mime)[:200]] = cleaned(value, left)
+    return CodeDisplay(**fields, extra=extra, main=main)
+
+
+def cleaned(value: object, left: list[int], depth: int = 0) -> Any:
+    """Return JSON that every reader takes: bounded in depth and size, without NaN or surrogates."""
+    left[0] -= 1
+    if left[0] < 0 or depth > _MAX_DEPTH:
+        return None
+    if isinstance(value, str):
+        return _string(value)
+    if isinstance(value, dict):
+        return {_string(k)[:1000]: cleaned(v, left, depth + 1) for k, v in value.items()}
+    if isinstance(value, list):
+        return [cleaned(one, left, depth + 1) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if type(value) is int and abs(value) >= 1 << 63:
+        return str(value) if abs(value) < 1 << 1024 else None
+    return value
+
+
+def plain(text: str) -> str:
+    """Return a string without the escape sequences of a terminal."""
+    return _ANSI.sub("", text)
+
+
+def invalid(what: str) -> KernelFailed:
+    return KernelFailed(
+        f"the code context sent invalid data: {what}",
+        hint="it was ended; a new call starts another context",
+    )
+
+
+def _done(found: dict[str, Any]) -> Done:
+    status, count = found.get("status"), found.get("count")
+    if status not in _STATUSES:
+        raise invalid("a call ended with an unknown status")
+    known = count if type(count) is int and 0 <= count < 1 << 53 else None
+    return Done(
+        status,
+        known,
+        found.get("truncated") is True,
+        found.get("restarted") is True,
+        plain(_string(found.get("detail")))[:2000],
+    )
+
+
+def _string(value: object) -> str:
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else ""
+
+
+def _parsed(line: bytes, most: int) -> dict[str, Any]:
+    if len(line) > most:
+        raise invalid("a line is too long")
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as exc:
+        raise invalid("a line is not JSON") from exc
+    if not isinstance(found, dict):
+        raise invalid("a line is not an object")
+    return found

@@ -1,0 +1,436 @@
+"""Run code in contexts: kernels that keep their variables between calls.
+
+A context is a background command of its sandbox: the program `kernel_bridge`, which this module
+sends in and speaks to on its stdin and stdout. The id of the command says what it is, so contexts
+are found again after a restart, by any process. Nothing is kept here but the place in a context's
+output up to which it was read, and which context is the default of a sandbox.
+
+Calls to one context wait for each other in the context, at most 16; more are Busy. A caller that is
+cancelled interrupts its code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import secrets
+import signal
+import time
+from collections import OrderedDict
+from contextlib import suppress
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
+
+from sandkasten.engine.cleanup import finish
+from sandkasten.engine.code.bridge_lines import (
+    MAX_RESULT_BYTES,
+    SLOW_BYTES,
+    CallLines,
+    Done,
+    invalid,
+)
+from sandkasten.engine.commands.execution import CALL_TIMEOUT_S, Execution
+from sandkasten.errors import (
+    Busy,
+    CommandNotFound,
+    Conflict,
+    ExecNotFound,
+    KernelFailed,
+    KernelNotFound,
+    QuotaExceeded,
+    SandkastenError,
+)
+from sandkasten.model.commands.code_values import (
+    MAX_CONTEXTS,
+    CodeContext,
+    CodeError,
+    CodeRequest,
+    CodeResult,
+    ContextRequest,
+    checked_code,
+    checked_context,
+    context_language,
+    context_of,
+    no_context,
+)
+from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.wire.call import OutputChunk
+from sandkasten.wire.messages import decode_exec, decode_execs, decode_processes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.engine.drain import Drain
+    from sandkasten.engine.handles import Handle, Handles
+    from sandkasten.model.commands.code_values import CodeReader
+    from sandkasten.wire.channel import Channel
+
+# The program bounds its start by 60 s and an interrupt by 5 s, each once more for a new kernel.
+ANSWER_SLACK_S: Final = 140.0
+_CANCEL_S: Final = 5.0
+# Half of it is the newest output, four times what the program writes without an acknowledgement.
+_KEPT_BYTES: Final = 1 << 20
+_ACK_BYTES: Final = 32 * 1024
+_STDOUT: Final = 1
+_MAX_REMEMBERED: Final = 4096
+_NEWEST: Final = 256
+_STDERR_BYTES: Final = 2000
+_LOAD: Final = (
+    "import os,sys;n=int(sys.argv.pop());b=b''\n"
+    "while len(b)<n:b+=os.read(0,n-len(b))\n"
+    "b,p=b.split(b'\\0');g={'__name__':'__main__','PRELUDE':p.decode()}\n"
+    "exec(compile(b,'kernel_bridge','exec'),g)"
+)
+_NO_KERNEL: Final = (
+    'use an image that has one: `sandkasten image build datascience`, then image="datascience"; '
+    'or, for python, pip_packages=["ipykernel"]'
+)
+
+
+class _Ended(Exception):
+    """The context ended before it answered."""
+
+
+class CodeContexts:
+    def __init__(self, handles: Handles, execution: Execution, in_flight: Drain) -> None:
+        self._handles = handles
+        self._execution = execution
+        self._in_flight = in_flight
+        self._source: bytes | None = None
+        self._defaults: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._read_to: OrderedDict[str, int] = OrderedDict()
+        self._starting: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+
+    async def run(
+        self, sandbox_id: str, request: CodeRequest, show: CodeReader | None = None
+    ) -> CodeResult:
+        """Run code and wait for its end; `show` gets output and results as they come.
+
+        Code that raises is a result with `error`; a timeout is one with `timed_out`.
+        """
+        self._in_flight.check()
+        handle, _ = await self._handles.connect(sandbox_id)
+        limits = handle.record.limits
+        asked = checked_code(request, limits.max_exec_timeout_s, limits.exec_timeout_s)
+        began = time.monotonic()
+        fields: dict[str, Any] = {
+            "op": "run",
+            "code": asked.code,
+            "env": dict(asked.env),
+            "timeout_s": asked.timeout_seconds,
+            "stdout": limits.stdout_bytes,
+            "stderr": limits.stderr_bytes,
+            "results": MAX_RESULT_BYTES,
+        }
+        retried = False
+        while True:
+            context = asked.context or await self._default(sandbox_id, asked.language)
+            lines = CallLines(secrets.token_hex(8), limits.stdout_bytes, limits.stderr_bytes)
+            bound_s = (asked.timeout_seconds or 0.0) + ANSWER_SLACK_S
+            try:
+                done = await self._talk(sandbox_id, context, lines, fields, bound_s, show)
+            except _Ended as exc:
+                self._defaults.pop((sandbox_id, asked.language), None)
+                if asked.context is not None and not lines.seen:
+                    raise no_context() from exc
+                if lines.seen or retried:
+                    raise _died(str(exc)) from exc
+                retried = True
+                continue
+            if done.status in ("no_kernel", "not_started"):
+                self._defaults.pop((sandbox_id, asked.language), None)
+            await self._check(sandbox_id, context, done)
+            return _result(context, asked.language, lines, done, began)
+
+    async def create(self, sandbox_id: str, request: ContextRequest) -> CodeContext:
+        """Start a context and wait until its kernel is ready."""
+        self._in_flight.check()
+        asked = checked_context(request)
+        the_id = f"ctx_{asked.language}_{secrets.token_hex(8)}"
+        await self._start(sandbox_id, the_id, asked)
+        try:
+            await self._ask(sandbox_id, the_id, {"op": "run", "timeout_s": ANSWER_SLACK_S})
+        except BaseException:
+            await finish(self._kill(sandbox_id, the_id))
+            raise
+        found = context_of(the_id, int(time.time() * 1000))
+        assert found is not None
+        return found
+
+    async def list(self, sandbox_id: str) -> tuple[CodeContext, ...]:
+        """Return the contexts that run, oldest first."""
+        _, channel = await self._handles.connect(sandbox_id)
+        replies = decode_execs(await channel.call("exec.list", {}, timeout_s=CALL_TIMEOUT_S))
+        if len(replies) >= _NEWEST:
+            # The runner lists the newest commands only; older ones show by their processes.
+            known = {reply.exec_id for reply in replies}
+            told = decode_processes(await channel.call("proc.list", timeout_s=CALL_TIMEOUT_S))
+            older = {one.exec_id for one in told.processes if one.exec_id} - known
+            replies = (
+                *[await self._state(channel, one) for one in older if context_of(one, 0)],
+                *replies,
+            )
+        found = [
+            context_of(reply.exec_id, reply.started_ms) for reply in replies if not reply.ended
+        ]
+        return tuple(sorted((one for one in found if one), key=lambda one: one.created_at))
+
+    async def restart(self, sandbox_id: str, context: str) -> None:
+        """Replace the kernel of a context; its variables are gone, and code that runs is ended."""
+        context_language(context)
+        await self._ask(sandbox_id, context, {"op": "restart"})
+
+    async def interrupt(self, sandbox_id: str, context: str) -> None:
+        """Interrupt the code that runs in a context; quiet if none does."""
+        context_language(context)
+        _, channel = await self._handles.connect(sandbox_id)
+        await self._check_runs(channel, context)
+        await self._write(channel, context, {"op": "cancel"})
+
+    async def remove(self, sandbox_id: str, context: str) -> None:
+        context_language(context)
+        _, channel = await self._handles.connect(sandbox_id)
+        await self._check_runs(channel, context)
+        await self._kill(sandbox_id, context)
+
+    # ---- below
+
+    async def _default(self, sandbox_id: str, language: str) -> str:
+        key = (sandbox_id, language)
+        known = self._defaults.get(key)
+        if known is not None:
+            return known
+        lock = self._starting.setdefault(key, asyncio.Lock())
+        async with lock:
+            known = self._defaults.get(key)
+            if known is None:
+                running = await self.list(sandbox_id)
+                ours = [one.id for one in running if one.default and one.language == language]
+                known = ours[0] if ours else f"ctx_{language}_default_{secrets.token_hex(8)}"
+                if not ours:
+                    await self._start(sandbox_id, known, ContextRequest(language))
+                _remember(self._defaults, key, known)
+        return known
+
+    async def _start(self, sandbox_id: str, the_id: str, asked: ContextRequest) -> None:
+        if len(await self.list(sandbox_id)) >= MAX_CONTEXTS:
+            raise QuotaExceeded(
+                f"the sandbox has {MAX_CONTEXTS} code contexts",
+                hint="remove one of them first",
+                limit=MAX_CONTEXTS,
+            )
+        handle, _ = await self._handles.connect(sandbox_id)
+        if self._source is None:
+            self._source = await asyncio.to_thread(_program)
+        idle_s = handle.record.idle_timeout_s
+        idle = f"{idle_s:g}" if math.isfinite(idle_s) and idle_s > 0 else "1e9"
+        command = ("python3", "-c", _LOAD, asked.language, idle, str(len(self._source)))
+        request = ExecRequest(
+            command,
+            cwd=asked.cwd,
+            env=asked.env,
+            stdin=self._source,
+            keep_stdin_open=True,
+            max_output_bytes=_KEPT_BYTES,
+        )
+        try:
+            await self._execution.start(sandbox_id, request, exec_id=the_id)
+        except CommandNotFound as exc:
+            raise KernelNotFound(
+                "the image has no python3, which code contexts need", hint=_NO_KERNEL
+            ) from exc
+        _remember(self._read_to, the_id, 0)
+
+    async def _ask(self, sandbox_id: str, context: str, fields: Mapping[str, Any]) -> Done:
+        lines = CallLines(secrets.token_hex(8), 0, 0)
+        try:
+            done = await self._talk(sandbox_id, context, lines, fields, ANSWER_SLACK_S, None)
+        except _Ended as exc:
+            if not str(exc):
+                raise no_context() from exc
+            raise _died(str(exc)) from exc
+        await self._check(sandbox_id, context, done)
+        return done
+
+    async def _check(self, sandbox_id: str, context: str, done: Done) -> None:
+        """Raise the error of a call that did not run."""
+        if done.status == "busy":
+            raise Busy(
+                f"16 calls wait for context {context} already",
+                hint="wait for them, or create another context",
+            )
+        if done.status in ("no_kernel", "not_started"):
+            await finish(self._kill(sandbox_id, context))
+            if done.status == "no_kernel":
+                raise KernelNotFound(done.detail or "the image has no kernel", hint=_NO_KERNEL)
+            raise KernelFailed(
+                f"the kernel did not start: {done.detail}",
+                hint="check the memory limit of the sandbox and the kernel of the image",
+            )
+
+    async def _talk(
+        self,
+        sandbox_id: str,
+        context: str,
+        lines: CallLines,
+        fields: Mapping[str, Any],
+        bound_s: float,
+        show: CodeReader | None,
+    ) -> Done:
+        """Send a request and read until its end. Raise _Ended if the context ended first."""
+        handle, channel = await self._handles.connect(sandbox_id)
+        try:
+            async with asyncio.timeout(bound_s), self._handles.explaining(handle):
+                return await self._exchange(handle, channel, context, lines, fields, show)
+        except TimeoutError as exc:
+            await finish(self._kill(sandbox_id, context))
+            raise KernelFailed(
+                f"the code context did not answer within {bound_s:g} s",
+                hint="it was ended; a new call starts another context",
+            ) from exc
+        except KernelFailed:
+            await finish(self._kill(sandbox_id, context))
+            raise
+        except (_Ended, ExecNotFound):
+            raise
+        except BaseException:
+            # The caller left, or the connection is lost: nothing reads what the code displays.
+            await finish(self._cancel(sandbox_id, context, lines.call))
+            raise
+
+    async def _exchange(
+        self,
+        handle: Handle,
+        channel: Channel,
+        context: str,
+        lines: CallLines,
+        fields: Mapping[str, Any],
+        show: CodeReader | None,
+    ) -> Done:
+        try:
+            since = self._read_to.get(context)
+            if since is None:
+                since = (await self._state(channel, context)).last_seq
+            asked: dict[str, object] = {"exec_id": context, "since_seq": since, "follow": True}
+            offset, errors = None, b""
+            async with channel.stream("exec.output", asked) as call:
+                with suppress(Conflict):
+                    # A command that has ended takes no input; its end is read below.
+                    await self._write(channel, context, {**fields, "call": lines.call})
+                async for item in call:
+                    if not isinstance(item, OutputChunk):
+                        continue
+                    _remember(self._read_to, context, item.seq)
+                    if item.source != _STDOUT:
+                        errors = (errors + item.data)[-_STDERR_BYTES:]
+                        continue
+                    if offset is not None and item.offset != offset:
+                        raise invalid("more output than was acknowledged")
+                    offset = item.offset + len(item.data)
+                    done = await self._take(channel, context, lines, item.data, show)
+                    if done is not None:
+                        return done
+                decode_exec(await call.result())
+        except ExecNotFound as exc:
+            raise _Ended("") from exc
+        raise _Ended(errors.decode(errors="replace").strip().rpartition("\n")[2])
+
+    async def _take(
+        self,
+        channel: Channel,
+        context: str,
+        lines: CallLines,
+        data: bytes,
+        show: CodeReader | None,
+    ) -> Done | None:
+        for message in lines.feed(data):
+            if len(message) > SLOW_BYTES:
+                found = await asyncio.to_thread(lines.take, message)
+            else:
+                found = lines.take(message)
+            if isinstance(found, Done):
+                return found
+            if found is not None and show is not None:
+                show(found)
+        if lines.owed >= _ACK_BYTES:
+            owed, lines.owed = lines.owed, 0
+            await self._write(channel, context, {"op": "ack", "bytes": owed})
+        return None
+
+    async def _write(self, channel: Channel, context: str, fields: Mapping[str, Any]) -> None:
+        line = json.dumps(fields).encode() + b"\n"
+        await channel.call("exec.stdin", {"exec_id": context, "close": False}, data=line)
+
+    async def _state(self, channel: Channel, context: str) -> Any:
+        asked = {"exec_id": context, "timeout_ms": 0}
+        return decode_exec(await channel.call("exec.wait", asked, timeout_s=CALL_TIMEOUT_S))
+
+    async def _check_runs(self, channel: Channel, context: str) -> None:
+        try:
+            state = await self._state(channel, context)
+        except ExecNotFound as exc:
+            raise no_context() from exc
+        if state.ended:
+            raise no_context()
+
+    async def _cancel(self, sandbox_id: str, context: str, call: str) -> None:
+        with suppress(SandkastenError, TimeoutError):
+            async with asyncio.timeout(_CANCEL_S):
+                _, channel = await self._handles.connect(sandbox_id)
+                await self._write(channel, context, {"op": "cancel", "call": call})
+
+    async def _kill(self, sandbox_id: str, context: str) -> None:
+        for key in [key for key, value in self._defaults.items() if value == context]:
+            del self._defaults[key]
+        self._read_to.pop(context, None)
+        with suppress(SandkastenError, TimeoutError):
+            async with asyncio.timeout(_CANCEL_S):
+                await self._execution.signal(sandbox_id, context, signal.SIGKILL)
+                _, channel = await self._handles.connect(sandbox_id)
+                asked = {"exec_id": context, "timeout_ms": int(_CANCEL_S * 1000)}
+                await channel.call("exec.wait", asked)
+
+
+def _result(context: str, language: str, lines: CallLines, done: Done, began: float) -> CodeResult:
+    error, status = lines.error, done.status
+    if status == "died" and error is None:
+        error = CodeError("KernelDied", f"{done.detail}; its variables are gone", "")
+    main = [one.text for one in lines.results if one.main]
+    return CodeResult(
+        context_id=context,
+        language=language,
+        status="error" if status == "ok" and error is not None else status,  # type: ignore[arg-type]
+        results=tuple(lines.results),
+        stdout="".join(lines.stdout),
+        stderr="".join(lines.stderr),
+        error=error,
+        execution_count=done.count,
+        text=main[-1] if main else None,
+        timed_out=status == "timed_out",
+        truncated=lines.truncated or done.truncated,
+        kernel_restarted=done.restarted,
+        duration_ms=int((time.monotonic() - began) * 1000),
+    )
+
+
+def _program() -> bytes:
+    """Return the program of a context, and behind a NUL what a Python kernel runs first."""
+    files = resources.files("sandkasten.engine.code")
+    parts = ("kernel_bridge.py", "kernel_prelude.py")
+    return b"\0".join(files.joinpath(name).read_bytes() for name in parts)
+
+
+def _died(why: str) -> KernelFailed:
+    return KernelFailed(
+        f"the code context ended: {why}" if why else "the code context ended",
+        hint="a new call starts another context; its variables are gone",
+    )
+
+
+def _remember(kept: OrderedDict[Any, Any], key: object, value: object) -> None:
+    kept[key] = value
+    kept.move_to_end(key)
+    if len(kept) > _MAX_REMEMBERED:
+        kept.popitem(last=False)

@@ -1,0 +1,500 @@
+"""The program of a code context: runs in the sandbox, between the engine and a Jupyter kernel.
+
+The engine sends this file and `kernel_prelude` into a sandbox and never imports them. The arguments
+are the language and the idle time in seconds. It starts the kernel on Unix sockets, reads one JSON
+object per line from stdin and writes one per line to stdout. Calls run one after the other. It has
+no dependency but pyzmq, which every Python kernel has, and runs on Python 3.8.
+
+At most `WINDOW` bytes are written beyond what the engine has acknowledged, because the runner
+keeps only the newest output for a reader that is late. When acknowledgements stop, the engine is
+gone: the call is interrupted, and what it printed is dropped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import importlib.util
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WINDOW = 128 * 1024
+PART = 32 * 1024
+TEXT = 16 * 1024
+MAX_WAITING = 16
+START_S = 60.0
+# Time that code has to end after an interrupt, before its kernel is replaced.
+INTERRUPT_S = 10.0
+AGAIN_S = 3.0
+# Longer than a busy daemon takes to acknowledge, and short for a kernel that works for nothing.
+STALL_S = 15.0
+# A kernel that dropped the message of its idle state has answered already.
+IDLE_MESSAGE_S = 2.0
+TICK_S = 0.2
+PORTS = ("shell", "iopub", "stdin", "control", "hb")
+
+# Runs in a Python kernel before any code does; the engine sends it along.
+PRELUDE: str = globals().get("PRELUDE", "")
+# Sets the variables of one call; without any, what they were before.
+ENVIRONMENT = (
+    "get_ipython().display_formatter.formatters['application/vnd.sandkasten.data+json']"
+    ".environment(%s)"
+)
+
+
+class NoKernel(Exception):
+    """The image has no kernel for the language."""
+
+
+class StartFailed(Exception):
+    """The kernel ended before it was ready, or never was."""
+
+
+def kernel_command(language: str) -> dict[str, Any]:
+    """Return the argv, environment and interrupt mode of the kernel for a language."""
+    if importlib.util.find_spec("zmq") is None:
+        raise NoKernel("the image has no pyzmq")
+    if language == "python" and importlib.util.find_spec("ipykernel_launcher") is not None:
+        launch = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        return {"argv": [*launch, "--HistoryManager.enabled=False"]}
+    shares = [os.path.expanduser("~/.local/share"), "/usr/local/share", "/usr/share"]
+    shares.insert(1, os.path.join(sys.prefix, "share"))
+    names = []
+    for share in shares:
+        directory = os.path.join(share, "jupyter", "kernels")
+        for name in sorted(os.listdir(directory)) if os.path.isdir(directory) else ():
+            try:
+                with open(os.path.join(directory, name, "kernel.json"), "rb") as file:
+                    spec = json.loads(file.read(65536))
+                words = [str(word) for word in spec["argv"]]
+                spoken = str(spec.get("language", "")).lower()
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                continue
+            names.append(spoken)
+            if words and language in (name.lower(), spoken):
+                mode, env = spec.get("interrupt_mode"), spec.get("env") or {}
+                return {"argv": words, "env": env, "interrupt": mode}
+    known = ", ".join(sorted(set(filter(None, names)))) or "none"
+    raise NoKernel(f"the image has no kernel for {language} (it has: {known})")
+
+
+class Kernel:
+    """One kernel process and its sockets."""
+
+    def __init__(self, command: dict[str, Any]) -> None:
+        self.directory = tempfile.mkdtemp(prefix="kernel-")
+        self.key = os.urandom(16).hex().encode()
+        self.session = os.urandom(8).hex()
+        self.by_message = command.get("interrupt") == "message"
+        base = os.path.join(self.directory, "k")
+        connection: dict[str, Any] = {"transport": "ipc", "ip": base, "key": self.key.decode()}
+        connection["signature_scheme"] = "hmac-sha256"
+        connection.update({port + "_port": i for i, port in enumerate(PORTS, 1)})
+        path = os.path.join(self.directory, "connection.json")
+        with open(path, "w") as file:
+            json.dump(connection, file)
+        env = {**os.environ, **{str(k): str(v) for k, v in (command.get("env") or {}).items()}}
+        argv = [word.replace("{connection_file}", path) for word in command["argv"]]
+        self.log_path = os.path.join(self.directory, "log")
+        self.sockets: dict[str, Any] = {}
+        with open(self.log_path, "wb") as log:
+            # A session of its own, so that an interrupt reaches its children and not this process.
+            self.process = subprocess.Popen(
+                argv,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            self._connect(base)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _connect(self, base: str) -> None:
+        # While the kernel starts; it takes longer than this import.
+        zmq = importlib.import_module("zmq")
+        self.zmq, end = zmq, time.monotonic() + START_S
+        context = zmq.Context.instance()
+        kinds = {"shell": zmq.DEALER, "control": zmq.DEALER, "iopub": zmq.SUB}
+        for port, kind in kinds.items():
+            number = PORTS.index(port) + 1
+            paths: list[str] = []
+            while not paths:
+                # Kernels join the path and the number by one or the other.
+                paths = [p for p in (f"{base}-{number}", f"{base}:{number}") if os.path.exists(p)]
+                if not paths:
+                    self._check_start(end)
+                    time.sleep(0.004)
+            socket = self.sockets[port] = context.socket(kind)
+            socket.linger = 0
+            socket.rcvhwm = 100000
+            if kind == zmq.SUB:
+                socket.subscribe(b"")
+            socket.connect("ipc://" + paths[0])
+        # A subscription takes effect some time after it is made: ask until a state is published.
+        while True:
+            self.send("shell", "kernel_info_request", {})
+            if self.sockets["iopub"].poll(100):
+                return
+            self._check_start(end)
+
+    def _check_start(self, end: float) -> None:
+        status = self.process.poll()
+        if status is not None:
+            raise StartFailed(f"the kernel ended with status {status}: {self.log()}")
+        if time.monotonic() > end:
+            raise StartFailed(f"the kernel was not ready after {START_S:g} s: {self.log()}")
+
+    def log(self) -> str:
+        try:
+            with open(self.log_path, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - 2000))
+                return file.read().decode(errors="replace").strip()
+        except OSError:
+            return ""
+
+    def send(self, port: str, kind: str, content: dict[str, Any]) -> str:
+        the_id = os.urandom(8).hex()
+        date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        header = {"msg_id": the_id, "msg_type": kind, "session": self.session, "date": date}
+        header.update({"username": "sandkasten", "version": "5.3"})
+        parts = [json.dumps(one).encode() for one in (header, {}, {}, content)]
+        signed = hmac.new(self.key, b"".join(parts), hashlib.sha256).hexdigest().encode()
+        self.sockets[port].send_multipart([b"<IDS|MSG>", signed, *parts])
+        return the_id
+
+    def execute(self, code: str, *, silent: bool = False) -> str:
+        content = {"code": code, "silent": silent, "store_history": not silent}
+        content.update({"user_expressions": {}, "allow_stdin": False, "stop_on_error": False})
+        return self.send("shell", "execute_request", content)
+
+    def receive(self, port: str) -> dict[str, Any] | None:
+        """Return a message that waits, or None. What is not a message is left out."""
+        while True:
+            try:
+                frames = self.sockets[port].recv_multipart(self.zmq.NOBLOCK)
+            except self.zmq.Again:
+                return None
+            try:
+                start = frames.index(b"<IDS|MSG>") + 2
+                header, parent, _, content = (json.loads(one) for one in frames[start : start + 4])
+                found = {"type": header["msg_type"], "parent": parent.get("msg_id")}
+                return {**found, "content": dict(content)}
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                continue
+
+    def interrupt(self) -> None:
+        if self.by_message:
+            self.send("control", "interrupt_request", {})
+            return
+        with suppress(OSError):
+            os.killpg(self.process.pid, signal.SIGINT)
+
+    def kill(self) -> None:
+        with suppress(OSError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        for socket in self.sockets.values():
+            socket.close(0)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class Call:
+    """One request of the engine that runs code, or waits for the kernel."""
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        self.id = str(asked["call"])
+        self.code = asked.get("code")
+        self.env = asked.get("env") or {}
+        self.deadline = time.monotonic() + float(asked.get("timeout_s", 1e9))
+        self.room = {"stdout": int(asked.get("stdout", 0)), "stderr": int(asked.get("stderr", 0))}
+        self.results = int(asked.get("results", 0))
+        self.message = ""
+        self.count: int | None = None
+        self.replied: float | None = None
+        self.truncated = False
+        self.why: str | None = None
+        self.kill_at: float | None = None
+        self.again_at = 0.0
+
+
+class Bridge:
+    def __init__(self, language: str, idle_s: float) -> None:
+        self.language, self.idle_s = language, idle_s
+        self.buffer = b""
+        self.waiting: deque[Call] = deque()
+        self.current: Call | None = None
+        self.lines: deque[bytes] = deque()
+        self.unacknowledged = 0
+        self.moved_at = self.used_at = time.monotonic()
+        self.command = kernel_command(language)
+        self.kernel = self.start()
+
+    def start(self) -> Kernel:
+        kernel = Kernel(self.command)
+        if self.language == "python":
+            kernel.execute(PRELUDE, silent=True)
+        return kernel
+
+    # ---- the engine's side
+
+    def put(self, call: str, **fields: Any) -> None:
+        line = json.dumps({"call": call, **fields})
+        if len(line) <= PART:
+            self.lines.append(line.encode() + b"\n")
+        else:
+            for at in range(0, len(line), PART):
+                piece = {"call": call, "part": line[at : at + PART], "last": at + PART >= len(line)}
+                self.lines.append(json.dumps(piece).encode() + b"\n")
+        self.flush()
+
+    def flush(self) -> None:
+        while self.lines and self.unacknowledged < WINDOW:
+            line = self.lines.popleft()
+            self.unacknowledged += len(line)
+            self.moved_at = time.monotonic()
+            while line:
+                line = line[os.write(1, line) :]
+
+    def read(self) -> None:
+        data = os.read(0, 1 << 20)
+        if not data:
+            self.end(0)
+        *lines, self.buffer = (self.buffer + data).split(b"\n")
+        for line in lines:
+            asked = json.loads(line)
+            self.used_at = time.monotonic()
+            handler: Callable[[dict[str, Any]], None] = getattr(self, "on_" + asked["op"])
+            handler(asked)
+
+    def on_run(self, asked: dict[str, Any]) -> None:
+        call = Call(asked)
+        if len(self.waiting) >= MAX_WAITING:
+            self.put(call.id, type="done", status="busy")
+            return
+        self.waiting.append(call)
+
+    def on_ack(self, asked: dict[str, Any]) -> None:
+        self.unacknowledged = max(0, self.unacknowledged - int(asked["bytes"]))
+        self.moved_at = time.monotonic()
+        self.flush()
+
+    def on_cancel(self, asked: dict[str, Any]) -> None:
+        """Interrupt the call, or forget it; without an id, interrupt the one that runs."""
+        the_id = asked.get("call")
+        self.waiting = deque(one for one in self.waiting if one.id != the_id)
+        if self.current is not None and the_id in (None, self.current.id):
+            self.stop("interrupted")
+
+    def on_restart(self, asked: dict[str, Any]) -> None:
+        # Among those that wait, so that it is answered if the new kernel does not start.
+        self.waiting.appendleft(Call(asked))
+        self.replace("restarted")
+
+    # ---- the kernel's side
+
+    def stop(self, why: str) -> None:
+        call = self.current
+        if call is not None and call.why is None:
+            now = time.monotonic()
+            call.why, call.kill_at, call.again_at = why, now + INTERRUPT_S, now + AGAIN_S
+            self.kernel.interrupt()
+
+    def replace(self, why: str, detail: str = "") -> None:
+        """End the kernel and start another one; the call that runs ends too."""
+        self.kernel.kill()
+        call, self.current = self.current, None
+        if call is not None:
+            self.done(call, why, restarted=True, detail=detail)
+        self.kernel = self.start()
+
+    def done(self, call: Call, status: str, **more: Any) -> None:
+        fields = {"count": call.count, "truncated": call.truncated, **more}
+        self.put(call.id, type="done", status=status, **fields)
+        self.used_at = time.monotonic()
+
+    def advance(self) -> None:
+        """Start the next call if none runs, and do what is due."""
+        now, call = time.monotonic(), self.current
+        while call is None and self.waiting:
+            call = self.waiting.popleft()
+            if now >= call.deadline:
+                self.done(call, "timed_out")
+                call = None
+            elif call.code is None:
+                self.done(call, "ok")
+                call = None
+            else:
+                if call.env:
+                    self.kernel.execute(ENVIRONMENT % json.dumps(call.env), silent=True)
+                if not self.lines:
+                    # Callers that left acknowledge nothing any more.
+                    self.unacknowledged = 0
+                call.message = self.kernel.execute(call.code)
+                self.current = call
+        if call is not None:
+            if call.replied is not None and now > call.replied + IDLE_MESSAGE_S:
+                self.finish(call)
+            elif self.kernel.process.poll() is not None:
+                self.replace("died", f"the kernel ended with status {self.kernel.process.poll()}")
+            elif call.why is None and now >= call.deadline:
+                self.stop("timed_out")
+            elif call.kill_at is not None and now >= call.kill_at:
+                self.replace(call.why or "interrupted")
+            elif call.kill_at is not None and now >= call.again_at:
+                call.again_at = now + AGAIN_S
+                self.kernel.interrupt()
+        elif self.kernel.process.poll() is not None:
+            self.replace("died")
+        if self.unacknowledged >= WINDOW and now > self.moved_at + STALL_S:
+            self.lines.clear()
+            self.unacknowledged = 0
+            self.stop("interrupted")
+        busy = self.current is not None or self.waiting
+        if not busy and now > self.used_at + self.idle_s:
+            self.end(0)
+
+    def finish(self, call: Call) -> None:
+        self.current = None
+        if call.env:
+            self.kernel.execute(ENVIRONMENT % "{}", silent=True)
+        self.done(call, call.why or "ok")
+
+    def on_shell(self, message: dict[str, Any]) -> None:
+        call = self.current
+        if call is None or message["parent"] != call.message:
+            return
+        if message["type"] == "execute_reply":
+            count = message["content"].get("execution_count")
+            call.count = count if isinstance(count, int) else None
+            call.replied = time.monotonic()
+
+    def on_iopub(self, message: dict[str, Any]) -> None:
+        call, content, kind = self.current, message["content"], message["type"]
+        if call is None or message["parent"] != call.message:
+            return
+        if kind == "stream":
+            self.text(call, str(content.get("name")), str(content.get("text", "")))
+        elif kind in ("display_data", "update_display_data", "execute_result"):
+            self.result(call, content.get("data"), main=kind == "execute_result")
+        elif kind == "error":
+            lines: list[str] = [str(line) for line in content.get("traceback") or ()]
+            error = {"name": content.get("ename"), "value": content.get("evalue")}
+            cut = {name: str(value)[:TEXT] for name, value in error.items()}
+            self.put(call.id, type="error", traceback="\n".join(lines)[-4 * TEXT :], **cut)
+        elif kind == "status" and content.get("execution_state") == "idle":
+            if call.replied is None and self.kernel.sockets["shell"].poll(
+                int(IDLE_MESSAGE_S * 1e3)
+            ):
+                self.drain("shell")
+            self.finish(call)
+
+    def text(self, call: Call, stream: str, text: str) -> None:
+        if stream not in call.room:
+            return
+        raw = text.encode("utf-8", "replace")
+        kept = raw[: call.room[stream]]
+        call.room[stream] -= len(kept)
+        call.truncated = call.truncated or len(kept) < len(raw)
+        text = kept.decode("utf-8", "ignore")
+        for at in range(0, len(text), TEXT):
+            self.put(call.id, type="text", stream=stream, text=text[at : at + TEXT])
+
+    def result(self, call: Call, data: Any, *, main: bool) -> None:
+        if not isinstance(data, dict):
+            return
+        size = len(json.dumps(data))
+        if size > call.results:
+            call.truncated = True
+            data = {"text/plain": str(data.get("text/plain", ""))[:TEXT]}
+            size = len(json.dumps(data))
+        if size <= call.results:
+            call.results -= size
+            self.put(call.id, type="result", data=data, main=main)
+
+    def drain(self, port: str) -> None:
+        handler = self.on_shell if port == "shell" else self.on_iopub
+        message = self.kernel.receive(port)
+        while message is not None:
+            handler(message)
+            message = self.kernel.receive(port)
+
+    # ---- both
+
+    def loop(self) -> None:
+        zmq = self.kernel.zmq
+        while True:
+            self.advance()
+            poller = zmq.Poller()
+            poller.register(0, zmq.POLLIN)
+            for port in ("shell", "iopub"):
+                poller.register(self.kernel.sockets[port], zmq.POLLIN)
+            ready = dict(poller.poll(int(TICK_S * 1000) if self.current else 5000))
+            self.drain("iopub")
+            self.drain("shell")
+            if 0 in ready:
+                self.read()
+
+    def end(self, status: int) -> None:
+        self.kernel.kill()
+        raise SystemExit(status)
+
+
+def refuse(status: str, detail: str, waiting: tuple[str, ...] = (), buffer: bytes = b"") -> None:
+    """Answer every call with the reason; the engine ends this process."""
+    end = time.monotonic() + 30
+    calls = list(waiting)
+    while True:
+        for call in calls:
+            answer = {"call": call, "type": "done", "status": status, "detail": detail[:TEXT]}
+            os.write(1, json.dumps(answer).encode() + b"\n")
+        calls = []
+        if time.monotonic() > end:
+            return
+        if not select.select([0], [], [], 1)[0]:
+            continue
+        data = os.read(0, 65536)
+        if not data:
+            return
+        *lines, buffer = (buffer + data).split(b"\n")
+        asked = [json.loads(line) for line in lines]
+        calls = [one["call"] for one in asked if one["op"] in ("run", "restart")]
+
+
+def main() -> None:
+    # A file of the workspace must not take the place of a module.
+    sys.path[:] = [path for path in sys.path if path not in ("", os.getcwd())]
+    # Not SIG_IGN, which the kernel would inherit.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        bridge = Bridge(sys.argv[1], float(sys.argv[2]))
+    except NoKernel as exc:
+        refuse("no_kernel", str(exc))
+    except (StartFailed, OSError) as exc:
+        refuse("not_started", str(exc))
+    else:
+        try:
+            bridge.loop()
+        except (StartFailed, OSError) as exc:
+            waiting = tuple(one.id for one in bridge.waiting)
+            refuse("not_started", str(exc), waiting, bridge.buffer)
+
+
+if __name__ == "__main__":
+    main()

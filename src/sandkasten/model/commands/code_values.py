@@ -1,0 +1,231 @@
+"""Code contexts as values: the request, what code displays, and the result of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from sandkasten.errors import ContextNotFound, InvalidRequest, PayloadTooLarge
+from sandkasten.model.commands.exec_values import DIRECTORY, MAX_SECONDS
+from sandkasten.model.environment import checked_environment, text_bytes
+from sandkasten.model.field_patterns import form, shown_form
+from sandkasten.model.files.sandbox_paths import working_directory
+from sandkasten.model.json_codec import OPEN, Timestamp
+from sandkasten.model.numbers import number
+from sandkasten.model.sandbox.limits import MIB
+from sandkasten.model.sandbox.sandbox_options import ENVIRONMENT, described
+
+MAX_CODE_BYTES: Final = MIB
+MAX_CONTEXTS: Final = 16
+"""Of one sandbox."""
+LANGUAGE: Final = "[a-z][a-z0-9]{0,23}"
+CONTEXT_ID: Final = f"ctx_({LANGUAGE})_(default_)?[0-9a-f]{{16}}"
+_LANGUAGE: Final = form(LANGUAGE)
+_CONTEXT: Final = form(CONTEXT_ID)
+# Names that people use for the language of a kernel.
+_ALIASES: Final = {"python3": "python", "py": "python", "js": "javascript", "node": "javascript"}
+
+CodeStatus = Literal["ok", "error", "timed_out", "interrupted", "restarted", "died"]
+
+
+@dataclass(frozen=True, slots=True)
+class CodeRequest:
+    """One piece of code for a context."""
+
+    code: str
+    language: str = field(
+        default="python",
+        metadata=described(
+            "Of the context: python, or another language that the image has a kernel for.",
+            schema={"pattern": shown_form(LANGUAGE)},
+        ),
+    )
+    context: str | None = field(
+        default=None,
+        metadata=described(
+            "The id of a context; default: the session's own context of the language, which is "
+            "created when it is first used.",
+            schema={"pattern": shown_form(CONTEXT_ID)},
+        ),
+    )
+    env: Mapping[str, str] = field(
+        default_factory=lambda: MappingProxyType({}),
+        metadata={
+            **described("Environment variables for this call; python only."),
+            "schema": ENVIRONMENT,
+        },
+    )
+    timeout_seconds: float | None = field(
+        default=None,
+        metadata=described(
+            "The code is interrupted then; 0: the session's own.",
+            ge=0,
+            le=MAX_SECONDS,
+            schema={"anyOf": [{"const": 0}, {"minimum": 0.001}]},
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ContextRequest:
+    """A new context."""
+
+    language: str = field(
+        default="python", metadata=described("See code.", schema={"pattern": shown_form(LANGUAGE)})
+    )
+    cwd: str | None = field(default=None, metadata={"schema": DIRECTORY})
+    env: Mapping[str, str] = field(
+        default_factory=lambda: MappingProxyType({}), metadata={"schema": ENVIRONMENT}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CodeContext:
+    """A kernel that runs in a sandbox and keeps its variables."""
+
+    id: str
+    language: str
+    default: bool = False
+    """The context of calls that name none."""
+    created_at: Timestamp = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CodeDisplay:
+    """One value that code displayed, in every form it has. Pictures are base64."""
+
+    text: str | None = None
+    html: str | None = None
+    markdown: str | None = None
+    png: str | None = None
+    svg: str | None = None
+    jpeg: str | None = None
+    pdf: str | None = None
+    latex: str | None = None
+    json: Any = None
+    javascript: str | None = None
+    data: Any = None
+    """A table: `columns`, `index` and `data`, of at most 1000 rows."""
+    chart: Any = None
+    """What a chart shows: `type`, `title`, labels and `elements`."""
+    extra: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    """Other MIME types."""
+    main: bool = False
+    """The value of the last expression, rather than something displayed on the way."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodeError:
+    """The exception that ended the code."""
+
+    name: str
+    value: str
+    traceback: str
+    """Without colours."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodeText:
+    """Output that code printed."""
+
+    stream: Literal["stdout", "stderr"]
+    text: str
+
+
+CodeItem: TypeAlias = CodeText | CodeDisplay
+CodeReader: TypeAlias = Callable[[CodeItem], None]
+"""Receives what code prints and displays, while it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodeResult:
+    """What a piece of code did. Code that raised has a result with `error`."""
+
+    context_id: str
+    language: str
+    status: Annotated[CodeStatus, OPEN] = "ok"
+    results: tuple[CodeDisplay, ...] = ()
+    stdout: str = ""
+    stderr: str = ""
+    error: CodeError | None = None
+    execution_count: int | None = None
+    text: str | None = None
+    """The value of the last expression as text."""
+    timed_out: bool = False
+    truncated: bool = False
+    """Something was printed or displayed beyond the limits, and is missing."""
+    kernel_restarted: bool = False
+    """The kernel was replaced; its variables are gone."""
+    duration_ms: int = 0
+
+
+def checked_language(given: str) -> str:
+    language = given.lower() if isinstance(given, str) else ""
+    language = _ALIASES.get(language, language)
+    if not _LANGUAGE.match(language):
+        raise InvalidRequest(
+            "language must be 1 to 24 letters and digits, beginning with a letter",
+            hint="python, or the language of another kernel of the image",
+            field="language",
+        )
+    return language
+
+
+def checked_code(request: CodeRequest, most_s: float, usual_s: float) -> CodeRequest:
+    """Return the request with its language, environment and timeout checked and filled in."""
+    size = len(text_bytes("code", request.code))
+    if size > MAX_CODE_BYTES:
+        raise PayloadTooLarge(
+            f"the code is {size} bytes long",
+            hint=f"at most {MAX_CODE_BYTES} bytes; write data to a file and read the file",
+            limit=MAX_CODE_BYTES,
+        )
+    language = checked_language(request.language)
+    if request.context is not None:
+        language = context_language(request.context)
+    if request.env and language != "python":
+        raise InvalidRequest(
+            f"a call in {language} cannot have an environment of its own",
+            hint="give it to the context when you create it",
+            field="env",
+        )
+    timeout_s = request.timeout_seconds or usual_s
+    return CodeRequest(
+        request.code,
+        language,
+        request.context,
+        checked_environment(request.env) if request.env else {},
+        number("timeout_seconds", timeout_s, low=0.001, high=most_s),
+    )
+
+
+def checked_context(request: ContextRequest) -> ContextRequest:
+    return ContextRequest(
+        checked_language(request.language),
+        None if request.cwd is None else working_directory(request.cwd),
+        checked_environment(request.env) if request.env else {},
+    )
+
+
+def context_of(the_id: str, started_ms: int) -> CodeContext | None:
+    """Return the context that a command is; None if it is another command."""
+    found = _CONTEXT.match(the_id)
+    if found is None:
+        return None
+    return CodeContext(the_id, found[1], found[2] is not None, started_ms / 1000)
+
+
+def context_language(the_id: str) -> str:
+    """Return the language of a context; ContextNotFound if the id is invalid."""
+    found = _CONTEXT.match(the_id) if isinstance(the_id, str) else None
+    if found is None:
+        raise no_context()
+    return found[1]
+
+
+def no_context() -> ContextNotFound:
+    return ContextNotFound(
+        "no context has that id", hint="it ended, or never was; list them, or leave the id out"
+    )

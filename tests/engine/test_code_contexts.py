@@ -1,0 +1,258 @@
+"""Code contexts on the real runner and a real kernel, without isolation."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from sandkasten.engine.code import code_contexts
+from sandkasten.engine.code.code_contexts import CodeContexts
+from sandkasten.errors import (
+    Busy,
+    ContextNotFound,
+    InvalidRequest,
+    KernelFailed,
+    KernelNotFound,
+    PayloadTooLarge,
+)
+from sandkasten.model.commands.code_values import (
+    CodeDisplay,
+    CodeRequest,
+    CodeText,
+    ContextRequest,
+)
+from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from tests.engine.injections import World
+
+pytestmark = [pytest.mark.anyio, pytest.mark.promise("P78")]
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@asynccontextmanager
+async def opened():
+    world = World()
+    yield world.engine
+    await world.engine.aclose()
+    for the_id in await world.backend.real.owned():
+        await world.backend.real.discard(the_id)
+
+
+@pytest.fixture(scope="module")
+async def engine(anyio_backend):
+    async with opened() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+async def box(engine):
+    """A sandbox that all tests of this file use, because a kernel takes a second to start."""
+    return (await engine.create(CreateRequest())).id
+
+
+@pytest.fixture
+def run(engine, box):
+    async def call(code: str, show=None, **more):
+        return await engine.code.run(box, CodeRequest(code, **more), show)
+
+    return call
+
+
+async def test_variables_stay_and_calls_are_counted(run):
+    first = await run("x = 41")
+    assert (first.status, first.text, first.results, first.error) == ("ok", None, (), None)
+    second = await run("x + 1")
+    assert second.results == (CodeDisplay(text="42", main=True),)
+    assert (second.text, second.context_id) == ("42", first.context_id)
+    assert second.execution_count == (first.execution_count or 0) + 1
+
+
+async def test_output_and_results_are_shown_as_they_come(run):
+    seen: list[object] = []
+    code = "import sys; print('out'); sys.stdout.flush(); print('err', file=sys.stderr); 'end'"
+    result = await run(code, seen.append)
+    assert (result.stdout, result.stderr, result.text) == ("out\n", "err\n", "'end'")
+    assert set(map(type, seen)) == {CodeText, CodeDisplay}
+    assert seen[-1] == CodeDisplay(text="'end'", main=True)
+
+
+async def test_rich_values_have_their_fields(run):
+    code = "from IPython.display import *; display(HTML('<b>'), Markdown('*m*'), Latex('$x$'))"
+    result = await run(code + "; display({'image/png': 'iVBORw0K'}, raw=True)")
+    html, markdown, latex, picture = result.results
+    assert (html.html, markdown.markdown, latex.latex) == ("<b>", "*m*", "$x$")
+    assert picture == CodeDisplay(png="iVBORw0K")
+
+
+async def test_an_exception_is_a_result_without_colours(run):
+    result = await run("1 / 0")
+    assert result.status == "error"
+    assert (result.error.name, result.error.value) == ("ZeroDivisionError", "division by zero")
+    assert "1 / 0" in result.error.traceback
+    assert "\x1b" not in result.error.traceback
+
+
+async def test_the_environment_of_a_call_ends_with_it(run):
+    assert (await run("import os; os.environ['A']", env={"A": "b"})).text == "'b'"
+    assert (await run("'A' in os.environ")).text == "False"
+
+
+async def test_a_timeout_interrupts_the_code_and_keeps_the_context(run):
+    await run("kept = 1")
+    result = await run("while True: pass", timeout_seconds=0.2)
+    assert (result.status, result.timed_out) == ("timed_out", True)
+    assert not result.kernel_restarted
+    assert (await run("kept")).text == "1"
+
+
+async def test_output_larger_than_the_window_arrives_whole(run):
+    result = await run("display({'image/png': 'A' * 3_000_000}, raw=True)")
+    assert len(result.results[0].png) == 3_000_000
+    assert not result.truncated
+
+
+async def test_output_over_the_limits_is_cut_and_marked(run):
+    result = await run("print('x' * 300_000)")
+    assert (len(result.stdout), result.truncated) == (200_000, True)
+    result = await run("display({'image/png': 'A' * 20_000_000, 'text/plain': 't'}, raw=True)")
+    assert (result.results, result.truncated) == ((CodeDisplay(text="t"),), True)
+
+
+async def test_two_callers_of_one_context_wait_for_each_other(run):
+    results = await asyncio.gather(run("order = [1]"), run("order.append(2)"), run("order"))
+    assert results[2].text == "[1, 2]"
+
+
+async def test_more_callers_than_the_queue_holds_are_refused_as_busy(run):
+    calls = [run("import time; time.sleep(0.5)"), *(run("1") for _ in range(20))]
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    refused = [one for one in results if isinstance(one, Busy)]
+    assert refused
+    ran = [one.status for one in results if not isinstance(one, BaseException)]
+    assert ran == ["ok"] * (len(calls) - len(refused))
+    assert (await run("1")).text == "1"
+
+
+async def test_a_caller_that_leaves_interrupts_its_code(run, engine, box):
+    begun = asyncio.Event()
+    code = "left = 0\nprint('begun', flush=True)\nimport time\ntime.sleep(600)\nleft = 1"
+    task = asyncio.create_task(run(code, lambda _: begun.set()))
+    await begun.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert (await run("left", timeout_seconds=30)).text == "0"
+
+
+async def test_another_process_finds_the_contexts_again(run, engine, box):
+    mine = await run("found = 'again'")
+    another = CodeContexts(engine._handles, engine._execution, engine._in_flight)
+    [listed] = await another.list(box)
+    assert (listed.id, listed.language, listed.default) == (mine.context_id, "python", True)
+    assert (await another.run(box, CodeRequest("found"))).text == "'again'"
+
+
+async def test_a_context_of_its_own_is_created_interrupted_restarted_and_removed(engine, box, run):
+    code = engine.code
+    made = await code.create(box, ContextRequest(cwd="/tmp", env={"OWN": "1"}))
+    told = "import os; os.environ['OWN'], os.getcwd()"
+    assert (await run(told, context=made.id)).text == "('1', '/tmp')"
+    begun = asyncio.Event()
+    waits = "print('begun', flush=True)\nimport time\ntime.sleep(600)"
+    task = asyncio.create_task(run(waits, lambda _: begun.set(), context=made.id))
+    await begun.wait()
+    await code.interrupt(box, made.id)
+    assert (await task).status == "interrupted"
+    await code.interrupt(box, made.id)
+    await code.restart(box, made.id)
+    assert (await run("os", context=made.id)).error.name == "NameError"
+    assert (await run("import os; os._exit(3)", context=made.id)).error.name == "KernelDied"
+    assert (await run("1", context=made.id)).text == "1"
+    await code.remove(box, made.id)
+    for gone in (run("1", context=made.id), code.remove(box, made.id), code.restart(box, made.id)):
+        with pytest.raises(ContextNotFound):
+            await gone
+    assert made.id not in {one.id for one in await code.list(box)}
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (CodeRequest("1", language="Not a name"), InvalidRequest),
+        (CodeRequest("x" * (1 << 20) + "x"), PayloadTooLarge),
+        (CodeRequest("1", language="klingon", env={"A": "b"}), InvalidRequest),
+        (CodeRequest("1", env={"A=": "b"}), InvalidRequest),
+        (CodeRequest("1", timeout_seconds=1e9), InvalidRequest),
+        (CodeRequest("1", context="../x"), ContextNotFound),
+        (CodeRequest("1", context=f"ctx_python_{'0' * 16}"), ContextNotFound),
+    ],
+)
+async def test_a_wrong_request_is_refused_by_name(engine, box, request_, error):
+    with pytest.raises(error) as caught:
+        await engine.code.run(box, request_)
+    assert caught.value.hint
+
+
+async def test_a_language_without_a_kernel_is_named_with_a_hint(run, engine, box):
+    with pytest.raises(KernelNotFound) as caught:
+        await run("1", language="klingon")
+    assert caught.value.message == "the image has no kernel for klingon (it has: python)"
+    assert "sandkasten image build datascience" in caught.value.hint
+    assert {one.language for one in await engine.code.list(box)} == {"python"}
+
+
+async def test_a_context_counts_as_a_command_of_its_sandbox(run, engine, box):
+    the_id = (await run("1")).context_id
+    states = {one.exec_id: one.status for one in await engine.execs(box)}
+    assert states[the_id] == "running"
+
+
+FALSE_CONTEXT = """
+import json, os, sys
+asked = json.loads(sys.stdin.readline())
+os.write(1, {answer})
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "b'not JSON\\n' * 3",
+        "b'{}\\n' + b'x' * 300_000 + b'\\n'",
+        "json.dumps({'call': asked['call'], 'type': 'done', 'status': 'no'}).encode() + b'\\n'",
+        "json.dumps({'call': asked['call'], 'type': 'result'}).encode() + b'\\n'",
+    ],
+)
+async def test_a_context_that_sends_false_messages_is_a_named_error(engine, box, run, answer):
+    the_id = "ctx_python_" + "1" * 16
+    the_id = the_id[:-4] + f"{abs(hash(answer)) % 0xFFFF:04x}"
+    program = ("python3", "-c", FALSE_CONTEXT.format(answer=answer))
+    request = ExecRequest(program, keep_stdin_open=True)
+    await engine._execution.start(box, request, exec_id=the_id)
+    with pytest.raises(KernelFailed):
+        await run("1", context=the_id)
+    assert (await engine.exec_get(box, the_id)).status == "killed"
+
+
+async def test_a_context_that_never_answers_ends_by_its_time(engine, box, run, monkeypatch):
+    monkeypatch.setattr(code_contexts, "ANSWER_SLACK_S", 0.3)
+    the_id = "ctx_python_" + "2" * 16
+    request = ExecRequest(("sleep", "600"), keep_stdin_open=True)
+    await engine._execution.start(box, request, exec_id=the_id)
+    with pytest.raises(KernelFailed, match="did not answer"):
+        await run("1", context=the_id, timeout_seconds=0.1)
+    assert (await engine.exec_get(box, the_id)).status == "killed"
+
+
+async def test_a_default_context_that_was_killed_is_replaced(engine, box, run):
+    before = await run("gone = 1")
+    await engine.exec_signal(box, before.context_id, 9)
+    after = await run("'gone' in globals()")
+    assert (after.text, after.execution_count) == ("False", 1)
+    assert after.context_id != before.context_id
