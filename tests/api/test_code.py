@@ -14,7 +14,7 @@ from sandkasten.model.commands.code_values import CodeRequest
 from tests.api.daemon_in_process import serving
 from tests.api.events import events
 
-pytestmark = pytest.mark.promise("P78")
+pytestmark = pytest.mark.promise("P80")
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from sandkasten.engine.code.bridge_lines import (
 from sandkasten.errors import KernelFailed
 from sandkasten.model.commands.code_values import CodeDisplay, CodeError, CodeText
 
-pytestmark = pytest.mark.promise("P78")
+pytestmark = pytest.mark.promise("P80")
 
 
 def lines_of(*messages: object, most: int = 1000) -> tuple[CallLines, list[object]]:

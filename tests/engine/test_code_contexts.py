@@ -27,7 +27,7 @@ from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests.engine.injections import World
 
-pytestmark = [pytest.mark.anyio, pytest.mark.promise("P78")]
+pytestmark = [pytest.mark.anyio, pytest.mark.promise("P80")]
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytestmark = pytest.mark.promise("P78")
+pytestmark = pytest.mark.promise("P80")
 
 
 async def test_variables_stay_and_pictures_are_files_of_the_workspace(tools):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from sandkasten.client.http import session_json
-from sandkasten.client.http.code import HttpCode
 from sandkasten.client.http.connection import (
     ANSWER_S,
     Connection,
@@ -24,9 +23,10 @@ from sandkasten.client.http.event_streams import COMMAND, events, follow, parsed
 from sandkasten.client.http.files import HttpFiles
 from sandkasten.client.http.images import HttpImages
 from sandkasten.client.http.json_values import records
-from sandkasten.client.http.network import HttpNetwork
 from sandkasten.client.http.previews import HttpPreviews, open_port
 from sandkasten.client.http.secrets import HttpSecrets
+from sandkasten.client.http.session.code import HttpCode
+from sandkasten.client.http.session.network import HttpNetwork
 from sandkasten.client.http.terminal import open_terminal
 from sandkasten.client.http.workspaces import HttpWorkspaces
 from sandkasten.errors import BackendUnavailable, UnsupportedByBackend

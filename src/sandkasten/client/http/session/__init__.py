@@ -1,0 +1,1 @@
+"""What a session has beside commands and files, over HTTP."""
