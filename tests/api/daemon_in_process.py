@@ -22,8 +22,9 @@ from tests.api.openapi_check import check
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
+    from sandkasten.api.route import Route
     from sandkasten.engine.engine import Engine
 
 
@@ -65,14 +66,16 @@ class Daemon:
 
 
 @asynccontextmanager
-async def serving(engine: Engine, **parts: Any) -> AsyncIterator[Daemon]:
-    """Serve a daemon; `parts` replace fields of `Server`."""
+async def serving(
+    engine: Engine, *, more: Sequence[Route] = (), **parts: Any
+) -> AsyncIterator[Daemon]:
+    """Serve a daemon, with `more` routes; `parts` replace fields of `Server`."""
     clock = SystemClock()
     parts.setdefault("doorkeeper", Doorkeeper(clock=clock, open_loopback=True))
     server = Server(engine=engine, clock=clock, **parts)
     listener = socket.create_server(("127.0.0.1", 0), backlog=256)
     config = uvicorn.Config(
-        App(server, ALL),
+        App(server, (*ALL, *more)),
         log_config=None,
         lifespan="off",
         ws=guarded_websocket(server.rules),

@@ -34,11 +34,17 @@ def test_the_skeleton_has_every_mount_point(store):
         assert stat.S_ISDIR((made / name).lstat().st_mode), name
     assert stat.S_IMODE((made / "tmp").lstat().st_mode) == 0o1777
     assert os.readlink(made / "work") == "workspace"
+    assert os.readlink(made / "home" / "user") == "../workspace"
     for name in ("workspace", "home/sandbox"):
         assert ((made / name).stat().st_uid, (made / name).stat().st_gid) == (1000, 1000)
     assert (made / "etc").stat().st_uid == 0
     assert (made / "etc" / "hostname").read_text() == "sandbox\n"
     assert (made / "etc" / "resolv.conf").read_text() == ""
+
+
+def test_an_images_own_home_of_that_name_stays(store):
+    made = skeleton(store, layer({"home": None, "home/user": None, "home/user/a": b"1"}))
+    assert not os.path.lexists(made / "home" / "user")
 
 
 @pytest.mark.promise("P52")

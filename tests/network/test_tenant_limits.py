@@ -91,7 +91,7 @@ async def daemon_of(settings: Any) -> AsyncIterator[Daemon]:
         try:
             await engine.recover()
             doorkeeper = Doorkeeper(clock=clock, keys=books.keys, api_key=OPERATOR)
-            parts = {
+            parts: dict[str, Any] = {
                 "journal": books.journal,
                 "keys": books.keys,
                 "doorkeeper": doorkeeper,

@@ -28,9 +28,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "telemetry": PORTS,
     "agents": PORTS | {"engine"},
     "api": PORTS | {"engine"},
+    # Protocols of other services: routes of the same application.
+    "compat": PORTS | {"engine", "api"},
     # It puts the parts together: everything below it, and nothing above.
     "daemon": PORTS
-    | {"engine", "backends", "images", "store", "telemetry", "linux", "agents", "api"},
+    | {"engine", "backends", "images", "store", "telemetry", "linux", "agents", "api", "compat"},
     "client": PORTS,
     # An adapter beside the command line: on a daemon through the client, or on an engine here.
     "mcp": PORTS | {"client", "daemon", "agents", "engine", "api", "telemetry"},
@@ -71,10 +73,10 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "h11": frozenset({"api"}),
     "websockets": frozenset({"api"}),
     "prometheus_client": frozenset({"telemetry"}),
-    "pydantic": frozenset({"api"}),
+    "pydantic": frozenset({"api", "compat"}),
     "pydantic_core": frozenset({"api", "agents"}),
     "python_multipart": frozenset({"api"}),
-    "starlette": frozenset({"api"}),
+    "starlette": frozenset({"api", "compat"}),
     "uvicorn": frozenset({"daemon"}),
     "uvloop": frozenset({"daemon", "mcp"}),
 }

@@ -36,6 +36,7 @@ from sandkasten.api.request.request_log import log_request
 from sandkasten.api.request.route_matcher import Paths
 from sandkasten.api.response.json_response import as_json
 from sandkasten.api.response.sse import EventStream
+from sandkasten.api.response.streamed_response import Followed
 from sandkasten.errors import (
     Busy,
     InvalidRequest,
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
-    from sandkasten.api.route import Route
+    from sandkasten.api.route import Dialect, Route
     from sandkasten.api.server_context import Server
     from sandkasten.model.access.tenancy import Principal
 
@@ -97,16 +98,22 @@ class App:
         if host is not None and self._previews.covers(host):
             await self._previews.serve(host, connection, headers, request_id, receive, send)
             return
+        method = "WS" if websocket else scope["method"]
+        found = self._paths.find(scope["path"], method)
+        dialect = None if isinstance(found, frozenset) else found[0].dialect
+        scope["sandkasten.dialect"] = dialect
+        if dialect is not None:
+            headers = dialect.headers(self.server.doorkeeper, headers)
         answering = _Answering(send, request_id)
         work = self._at_work.begin()
         held: Held | None = None
         try:
             try:
-                call = self._admitted(connection, scope, headers, request_id, websocket=websocket)
+                call = self._admitted(connection, scope, headers, request_id, found)
             except Unauthorized:
                 if not await self.server.doorkeeper.renew(headers):
                     raise
-                call = self._admitted(connection, scope, headers, request_id, websocket=websocket)
+                call = self._admitted(connection, scope, headers, request_id, found)
             route: Route = scope["sandkasten.route"]
             if route.method in ("WS", "ANY"):
                 # Has no deadline.
@@ -114,7 +121,7 @@ class App:
                 held = self._held(call, headers)
             response = await route.run(call)
             await self._auditor.changed(call, route, response)
-            if isinstance(response, EventStream):
+            if isinstance(response, EventStream | Followed):
                 work.end()
                 held = self._held(call, headers)
             if response is not None:
@@ -148,14 +155,12 @@ class App:
         scope: Scope,
         headers: dict[str, str],
         request_id: str,
-        *,
-        websocket: bool,
+        found: tuple[Route, dict[str, str]] | frozenset[str],
     ) -> Call:
         local = _is_local(scope)
         if not local:
             check_origin(headers, self.server.rules, scope)
-        method = "WS" if websocket else scope["method"]
-        found = self._paths.find(scope["path"], method)
+        method = "WS" if isinstance(connection, WebSocket) else scope["method"]
         route = None if isinstance(found, frozenset) else found[0]
         if route is None or not self._is_open(route):
             # Who may not come in learns nothing of what is there.
@@ -172,7 +177,7 @@ class App:
             require(principal, route.scope)
         if self.server.draining and method not in _STILL:
             raise Busy("the daemon is shutting down and accepts no new requests", hint="try again")
-        if not websocket:
+        if method != "WS":
             check_type(headers, route)
         return Call(self.server, connection, principal, request_id)
 
@@ -246,7 +251,9 @@ class App:
         if isinstance(connection, WebSocket):
             await answering.refuse_websocket(error)
             return
-        await problem(error, answering.request_id)(scope, receive, answering)
+        dialect: Dialect | None = scope["sandkasten.dialect"]
+        told = problem if dialect is None else dialect.problem
+        await told(error, answering.request_id)(scope, receive, answering)
 
 
 class OnlyPreviews:

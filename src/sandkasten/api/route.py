@@ -15,6 +15,7 @@ from starlette.responses import Response
 if TYPE_CHECKING:
     from pydantic_core import CoreSchema
 
+    from sandkasten.api.request.authentication import Doorkeeper
     from sandkasten.api.request.http_call import Call
     from sandkasten.errors import SandkastenError
     from sandkasten.model.access.tenancy import Scope
@@ -85,6 +86,16 @@ class Answer(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How the routes of another protocol authenticate and fail."""
+
+    headers: Callable[[Doorkeeper, Mapping[str, str]], dict[str, str]]
+    """Returns the headers of a request with the credential where the doorkeeper reads it."""
+    problem: Callable[[SandkastenError, str], Response]
+    """Returns the response for an error and the id of the request."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
     method: Method
@@ -117,3 +128,7 @@ class Route:
     description: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Request headers it understands beyond those every route does, and what they are for."""
+    action: str | None = None
+    """Its name in the audit, where the path does not tell it."""
+    dialect: Dialect | None = None
+    """None: keys in Authorization, and the error body of this API."""

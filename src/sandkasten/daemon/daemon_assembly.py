@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -17,11 +18,18 @@ from sandkasten.api.previews.preview_access import PreviewRules, Previews
 from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.api.routes.route_table import ALL
 from sandkasten.api.server_context import Server
+from sandkasten.compat.e2b.e2b_assembly import PREFIX, open_e2b, read_key
 from sandkasten.daemon.agent_services import LazyAgents, agent_service
 from sandkasten.daemon.backend_registry import prepare_data_dir
 from sandkasten.daemon.data_dir_lock import only_daemon
 from sandkasten.daemon.engine_assembly import open_engine
-from sandkasten.daemon.http.listeners import PreviewListener, listening
+from sandkasten.daemon.http.listeners import (
+    PreviewListener,
+    below_prefix,
+    listening,
+    listening_on_network,
+    network_address,
+)
 from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.daemon.settings.http_settings import key_required
 from sandkasten.engine.clock import SystemClock
@@ -32,10 +40,11 @@ from sandkasten.telemetry.log_events import FanOut, LogEvents
 from sandkasten.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
     from sandkasten.api.request.token_verifier import TokenVerifier
+    from sandkasten.api.route import Route
     from sandkasten.daemon.http.listeners import Listening
     from sandkasten.daemon.settings.resolver import Settings
     from sandkasten.engine.engine import Engine
@@ -92,7 +101,10 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
                 keys=books.keys,
                 api_key=rules.api_key,
                 tokens=tokens,
-                open_loopback=rules.api_key is None and tokens is None and rules.loopback,
+                open_loopback=rules.api_key is None
+                and tokens is None
+                and rules.loopback
+                and settings.compat.loopback,
             ),
             clock=clock,
             rules=HttpLimits(
@@ -118,14 +130,38 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
         await public_ports.retain(living, clock.now())
         await stack.enter_async_context(agents)
         await stack.enter_async_context(books.pruned_regularly(clock, UPKEEP_EVERY_S))
-        app = App(server, ALL)
+        app = App(server, (*ALL, *await _open_compat(settings, data_dir, stack)))
         preview_listener = PreviewListener(OnlyPreviews(app), settings.previews)
         http = await stack.enter_async_context(
             listening(app, rules, server.rules, preview_listener)
         )
         address = urlsplit(http.url)
         previews.scheme, previews.port = address.scheme, address.port or 80
+        await _listen_for_e2b(settings, app, server, stack)
         yield Daemon(data_dir, engine, agents, server, app, http)
+
+
+async def _open_compat(
+    settings: Settings, data_dir: Path, stack: AsyncExitStack
+) -> Sequence[Route]:
+    """Return the routes of other services' protocols."""
+    if not settings.compat.e2b_enabled:
+        return ()
+    key = await asyncio.to_thread(read_key, data_dir)
+    e2b = open_e2b(key, settings.image_aliases, settings.compat.domain)
+    return await stack.enter_async_context(e2b)
+
+
+async def _listen_for_e2b(
+    settings: Settings, app: App, server: Server, stack: AsyncExitStack
+) -> None:
+    address = settings.compat.e2b_listen
+    if address is None or not settings.compat.e2b_enabled:
+        return
+    rules = replace(settings.http, listen=address)
+    bound = stack.enter_context(network_address(rules))
+    below = below_prefix(app, PREFIX)
+    await stack.enter_async_context(listening_on_network(below, bound, rules, server.rules))
 
 
 async def _open_tokens(settings: Settings, stack: AsyncExitStack) -> TokenVerifier | None:
@@ -157,9 +193,17 @@ async def _open_tokens(settings: Settings, stack: AsyncExitStack) -> TokenVerifi
 
 def _check_exposure(settings: Settings, *, keyed: bool) -> None:
     rules = settings.http
-    if not (rules.loopback or rules.api_key is not None or keyed):
+    for listen, loopback in (
+        (rules, rules.loopback),
+        (
+            replace(rules, listen=settings.compat.e2b_listen or rules.listen),
+            settings.compat.loopback,
+        ),
+    ):
+        if loopback or rules.api_key is not None or keyed:
+            continue
         raise key_required(
-            rules,
+            listen,
             "set api_key (SANDKASTEN_API_KEY), make one with sandkasten key create, or listen "
             "on 127.0.0.1",
         )

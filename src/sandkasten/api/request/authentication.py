@@ -75,7 +75,8 @@ class Doorkeeper:
             return False
         return await self._tokens.refresh(token)
 
-    def _is_open(self) -> bool:
+    @property
+    def is_open(self) -> bool:
         """Return whether a loopback request may come without a key.
 
         Once a key exists, it may not: a proxy on this machine would give every client the
@@ -86,7 +87,7 @@ class Doorkeeper:
 
     def _who(self, authorization: str | None, *, local: bool) -> Principal:
         if authorization is None:
-            if local or self._is_open():
+            if local or self.is_open:
                 return self._operator
             raise _refused()
         key = _bearer(authorization)

@@ -39,7 +39,7 @@ _RUNS: Final = frozenset({"runs", "workflow-runs"})
 _VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "update", "DELETE": "delete"}
 _OWN_VERBS: Final = {("session", "delete"): "destroy", ("key", "delete"): "revoke"}
 # Where the answer to a create names what was made. Never `key`: that may be a secret.
-_NAMED: Final = ("id", "file_key", "name", "workspace_id")
+_NAMED: Final = ("id", "sandboxID", "file_key", "name", "workspace_id")
 _MAX_TARGET: Final = 512
 _MAX_ANSWER: Final = 1 << 16
 # Rows in a minute for one kind of refusal; the next one says how many were left out.
@@ -73,7 +73,7 @@ class Auditor:
         self._seen: dict[tuple[str, str, str], _Window] = {}
 
     async def changed(self, call: Call, route: Route, response: Response | None) -> None:
-        action = action_of(call.connection.scope.get("method", "WS"), route.path)
+        action = _action(call.connection.scope, route)
         if action is None or self._server.journal is None:
             return
         target = _in_path(call.connection.scope) or _in_answer(response)
@@ -91,7 +91,7 @@ class Auditor:
             action, target = "auth.refuse", _address(scope)
         else:
             route: Route | None = scope.get("sandkasten.route")
-            found = None if route is None else action_of(scope.get("method", "WS"), route.path)
+            found = None if route is None else _action(scope, route)
             if found is None:
                 return
             action, target = found, _in_path(scope)
@@ -154,6 +154,10 @@ class Auditor:
                     }
                 },
             )
+
+
+def _action(scope: MutableMapping[str, Any], route: Route) -> str | None:
+    return route.action or action_of(scope.get("method", "WS"), route.path)
 
 
 class _Window:

@@ -25,8 +25,11 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 # Two of one of these would leave it to chance which of them counts.
 _ONCE = frozenset(
-    {"host", "origin", "authorization", "content-type", "content-length", "x-sandkasten-tenant"}
-)
+    {
+        "host", "origin", "authorization", "content-type", "content-length",
+        "x-sandkasten-tenant", "x-api-key", "x-access-token", "e2b-sandbox-id",
+    }
+)  # fmt: skip
 
 
 def plain_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:

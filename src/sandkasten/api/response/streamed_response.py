@@ -72,6 +72,10 @@ class Streamed(Response):
         await _taken(send, b"", more=False)
 
 
+class Followed(Streamed):
+    """A response that lasts as long as its source, which may be for ever."""
+
+
 async def _taken(send: Send, piece: bytes, *, more: bool) -> None:
     try:
         async with asyncio.timeout(STALL_S):

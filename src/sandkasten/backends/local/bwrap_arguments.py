@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from sandkasten.linux.confinement import capabilities
 from sandkasten.linux.launch_plan import RESOLV, mount_name
 from sandkasten.model.sandbox.cell_spec import (
+    E2B_HOME,
     HOME,
     RUNNER_DIR,
     RUNNER_ID,
@@ -158,6 +159,7 @@ def _host_places(spec: CellSpec, platform: BwrapPlatform) -> list[str]:
         "--bind", f"{platform.stage}/volume/workspace", WORKSPACE,
         "--bind", f"{platform.stage}/volume/home", HOME,
         "--symlink", WORKSPACE.removeprefix("/"), "/work",
+        "--symlink", f"..{WORKSPACE}", E2B_HOME,
         "--perms", "0755", "--dir", "/var",
         "--symlink", "../tmp", "/var/tmp",  # noqa: S108
         "--symlink", "../run", "/var/run",

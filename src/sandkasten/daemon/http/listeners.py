@@ -95,6 +95,17 @@ async def listening(
         rules.socket.unlink()
 
 
+def below_prefix(app: AsgiApp, prefix: str) -> AsgiApp:
+    """Return an application whose paths are those of `app` below a prefix."""
+
+    async def below(scope: Any, receive: Any, send: Any) -> None:
+        if "path" in scope:
+            scope = {**scope, "path": prefix + scope["path"]}
+        await app(scope, receive, send)
+
+    return below
+
+
 @dataclass(frozen=True, slots=True)
 class NetworkAddress:
     """An address that is bound and not served yet."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from sandkasten.daemon.settings.agent_settings import AgentSettings
+from sandkasten.daemon.settings.compat_settings import CompatSettings
 from sandkasten.daemon.settings.core_settings import (
     GeneralSettings,
     ImageSettings,
@@ -89,6 +90,7 @@ SECTIONS = (
     HttpSettings,
     PreviewSettings,
     JwtSettings,
+    CompatSettings,
     RecordSettings,
     AgentSettings,
     ProviderSettings,
@@ -122,6 +124,8 @@ class Settings:
     previews: PreviewSettings
     jwt: JwtSettings = field(repr=False)
     """Whose tokens are accepted. May hold a secret: never printed."""
+    compat: CompatSettings
+    """The protocols of other services."""
     secrets_key: str | None = field(repr=False)
     """The key of stored secrets; None: one in the data directory."""
     docker: DockerSettings
@@ -300,6 +304,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
         http=http.completed(data_dir),
         previews=source.read(PreviewSettings).completed(data_dir),
         jwt=source.read(JwtSettings).checked(),
+        compat=source.read(CompatSettings),
         docker=docker_settings(
             engine, source.origins, environ, default=general.backend == "docker"
         ),

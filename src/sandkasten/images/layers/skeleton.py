@@ -8,14 +8,21 @@ it, of which it reads two files, bounded and without following links out of them
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.images.layers.overlay import has_program, read_merged
-from sandkasten.model.sandbox.cell_spec import HOME, RUNNER_ID, USER_ID, USER_NAME
+from sandkasten.model.sandbox.cell_spec import (
+    E2B_HOME,
+    HOME,
+    RUNNER_ID,
+    USER_ID,
+    USER_NAME,
+    WORKSPACE,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 MAX_ACCOUNTS_BYTES: Final = 1024 * 1024
 _DIRECTORIES: Final = (
@@ -39,6 +46,10 @@ def make_skeleton(target: Path, trees: Sequence[str]) -> None:
     (target / "tmp").chmod(0o1777)
     (target / "work").symlink_to("workspace")
     _own(target / "work", mine=True)
+    if not any(_has_own(Path(tree), E2B_HOME) for tree in trees):
+        home = target / E2B_HOME.removeprefix("/")
+        home.symlink_to(f"..{WORKSPACE}")
+        _own(home, mine=True)
     shell = "/bin/bash" if has_program(trees, "/bin/bash") else "/bin/sh"
     for name, content in {
         **_FILES,
@@ -49,6 +60,16 @@ def make_skeleton(target: Path, trees: Sequence[str]) -> None:
         path.write_bytes(content)
         path.chmod(0o644)
         _own(path, mine=True)
+
+
+def _has_own(tree: Path, path: str) -> bool:
+    """Return whether a layer has a path, without following its links."""
+    here = tree
+    for part in path.split("/")[1:]:
+        if here != tree and (here.is_symlink() or not here.is_dir()):
+            return False
+        here = here / part
+    return os.path.lexists(here)
 
 
 def passwd(found: bytes | None, shell: str) -> bytes:

@@ -20,6 +20,8 @@ Profile = Literal["hardened", "dev"]
 
 WORKSPACE = "/workspace"
 HOME = "/home/sandbox"
+# Where programs for E2B keep their files: another name of the workspace.
+E2B_HOME = "/home/user"
 TMP = "/tmp"  # noqa: S108  (a path inside the sandbox, private and sized)
 USER_NAME = "sandbox"
 USER_ID = 1000

@@ -1,0 +1,1 @@
+"""Protocols of other sandbox services, on the same engine."""

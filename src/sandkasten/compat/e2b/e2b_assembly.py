@@ -1,0 +1,168 @@
+"""The routes of E2B's protocol, below one prefix, and what they keep while a daemon serves."""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.api.route import JSON, Handler, Method, Route
+from sandkasten.compat.e2b.connect_codec import STREAM
+from sandkasten.compat.e2b.e2b_dialect import CALLS, CONTROL, FILES, STREAMS
+from sandkasten.compat.e2b.envd_access import EnvdAccess
+from sandkasten.compat.e2b.envd_tokens import EnvdTokens
+from sandkasten.compat.e2b.file_routes import BYTES, FORM, FileRoutes
+from sandkasten.compat.e2b.file_watchers import FileWatchers
+from sandkasten.compat.e2b.filesystem_routes import FilesystemRoutes
+from sandkasten.compat.e2b.process_routes import ProcessRoutes
+from sandkasten.compat.e2b.sandbox_routes import SandboxRoutes
+from sandkasten.disk.atomic_file import create_file
+from sandkasten.disk.os_errors import disk_error
+from sandkasten.disk.small_file import read_small_file
+from sandkasten.errors import NotFound, StoreUnusable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+    from pathlib import Path
+
+    from starlette.responses import Response
+
+    from sandkasten.api.request.http_call import Call
+
+PREFIX: Final = "/e2b"
+_KEY_FILE: Final = "e2b.key"
+_MIN_KEY: Final = 32
+_TAG: Final = "e2b"
+
+
+def read_key(data_dir: Path) -> bytes:
+    """Return the key of the access tokens, which is made once in the data directory."""
+    path = data_dir / _KEY_FILE
+    try:
+        create_file(path, secrets.token_hex(32).encode())
+        key = (read_small_file(path) or b"").strip()
+    except OSError as exc:
+        raise disk_error("read the key of E2B's access tokens", exc, StoreUnusable) from exc
+    if len(key) < _MIN_KEY:
+        raise StoreUnusable(
+            f"{path} is not a key: it is shorter than {_MIN_KEY} bytes",
+            hint="remove it, and a new one is made; older access tokens are then invalid",
+        )
+    return key
+
+
+@asynccontextmanager
+async def open_e2b(
+    key: bytes, aliases: Mapping[str, str], domain: str | None = None
+) -> AsyncIterator[Sequence[Route]]:
+    """Yield the routes. Watchers of clients end with the block."""
+    tokens = EnvdTokens(key)
+    access = EnvdAccess(tokens)
+    watchers = FileWatchers()
+    try:
+        yield (
+            *_control(SandboxRoutes(tokens, aliases, domain)),
+            *_processes(ProcessRoutes(access)),
+            *_filesystem(FilesystemRoutes(access, watchers)),
+            *_files(FileRoutes(access)),
+            Route(
+                "ANY", PREFIX + "/{rest:path}", _unknown, "Unknown", _TAG, scope=None,
+                dialect=CONTROL,
+            ),
+        )  # fmt: skip
+    finally:
+        await watchers.aclose()
+
+
+def _control(routes: SandboxRoutes) -> list[Route]:
+    def route(method: Method, path: str, run: Handler, **more: Any) -> Route:
+        if method in ("POST", "PUT"):
+            more.setdefault("body_required", False)
+            more["reads_body"] = True
+        return Route(method, PREFIX + path, run, path, _TAG, dialect=CONTROL, **more)
+
+    one = "/sandboxes/{id}"
+    return [
+        *(
+            route("POST", path, routes.create, action="session.create")
+            for path in ("/sandboxes", "/v2/sandboxes")
+        ),
+        *(route("GET", path, routes.listed) for path in ("/sandboxes", "/v2/sandboxes")),
+        route("GET", one, routes.describe),
+        route("DELETE", one, routes.destroy, action="session.destroy"),
+        *(
+            route("POST", f"{v}{one}/connect", routes.connect, action="session.update")
+            for v in ("", "/v2")
+        ),
+        route("POST", f"{one}/resume", routes.resume, action="session.resume"),
+        route("POST", f"{one}/pause", routes.pause, action="session.pause"),
+        route("POST", f"{one}/timeout", routes.set_timeout, action="session.update"),
+        route("POST", f"{one}/refreshes", routes.refresh, action="session.update"),
+        route("GET", f"{one}/metrics", routes.metrics),
+        route("PUT", f"{one}/network", routes.change_network, action="session.update"),
+    ]
+
+
+def _processes(routes: ProcessRoutes) -> list[Route]:
+    service = "/process.Process"
+    return [
+        _call(f"{service}/List", routes.listed),
+        _stream(f"{service}/Start", routes.start),
+        _stream(f"{service}/Connect", routes.connect),
+        _call(f"{service}/SendInput", routes.send_input),
+        _stream(f"{service}/StreamInput", routes.stream_input),
+        _call(f"{service}/SendSignal", routes.send_signal),
+        _call(f"{service}/CloseStdin", routes.close_stdin),
+        _call(f"{service}/Update", routes.update),
+    ]
+
+
+def _filesystem(routes: FilesystemRoutes) -> list[Route]:
+    service = "/filesystem.Filesystem"
+    return [
+        _call(f"{service}/Stat", routes.stat),
+        _call(f"{service}/MakeDir", routes.make_dir),
+        _call(f"{service}/Move", routes.move),
+        _call(f"{service}/ListDir", routes.list_dir),
+        _call(f"{service}/Remove", routes.remove),
+        _stream(f"{service}/WatchDir", routes.watch_dir),
+        _call(f"{service}/CreateWatcher", routes.create_watcher),
+        _call(f"{service}/GetWatcherEvents", routes.watcher_events),
+        _call(f"{service}/RemoveWatcher", routes.remove_watcher),
+    ]
+
+
+def _files(routes: FileRoutes) -> list[Route]:
+    def route(method: Method, path: str, run: Handler, **more: Any) -> Route:
+        return Route(method, path, run, path, _TAG, scope=None, dialect=FILES, **more)
+
+    upload: dict[str, Any] = {"reads_body": True, "takes": (FORM, BYTES)}
+    found = [
+        route("GET", PREFIX + "/health", routes.health),
+        route("GET", PREFIX + "/files", routes.read),
+        route("POST", PREFIX + "/files", routes.write, **upload),
+    ]
+    # The SDKs put the path of a signed URL at the root of the server.
+    return [*found, *(replace(one, path="/files") for one in found[1:])]
+
+
+def _call(path: str, run: Handler) -> Route:
+    return Route(
+        "POST", PREFIX + path, run, path, _TAG, scope=None, dialect=CALLS, reads_body=True,
+        takes=(JSON,),
+    )  # fmt: skip
+
+
+def _stream(path: str, run: Handler) -> Route:
+    return Route(
+        "POST", PREFIX + path, run, path, _TAG, scope=None, dialect=STREAMS, reads_body=True,
+        takes=(STREAM,),
+    )  # fmt: skip
+
+
+async def _unknown(call: Call) -> Response:
+    raise NotFound(
+        f"{call.connection.scope['path'][:200]} is not supported",
+        hint="the guide about E2B lists what is supported",
+    )

@@ -1,0 +1,93 @@
+"""How requests of E2B's SDKs authenticate, and the errors that they understand.
+
+The control plane takes a key in `X-API-KEY` and answers `{code, message}`. Requests to one sandbox
+have its access token instead, and calls of the Connect protocol have its errors. A sandbox that is
+gone or paused answers 502 there, with the words by which the SDKs recognise it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from starlette.responses import Response
+
+from sandkasten.api.error_responses import status_of
+from sandkasten.api.response.json_response import answer
+from sandkasten.api.route import Dialect
+from sandkasten.compat.e2b.connect_codec import (
+    STREAM,
+    end_of_stream,
+    error_fields,
+    error_status,
+    told,
+)
+from sandkasten.engine.handles import is_paused
+from sandkasten.errors import (
+    ImageNotFound,
+    InvalidImage,
+    SandkastenError,
+    SessionExpired,
+    SessionNotFound,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.api.request.authentication import Doorkeeper
+
+_GONE: Final = (SessionNotFound, SessionExpired)
+
+
+def _with_key(doorkeeper: Doorkeeper, headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers with the key of `X-API-KEY` as a bearer.
+
+    Where no key is needed the SDK still sends one, so any value is accepted there.
+    """
+    found = {name: value for name, value in headers.items() if name != "authorization"}
+    if "x-api-key" in headers and not doorkeeper.is_open:
+        found["authorization"] = f"Bearer {headers['x-api-key']}"
+    return found
+
+
+def _without_user(_: Doorkeeper, headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers without `Authorization`, which names a user of the sandbox here."""
+    return {name: value for name, value in headers.items() if name != "authorization"}
+
+
+def _problem(error: SandkastenError, _: str) -> Response:
+    status = status_of(error)
+    if isinstance(error, (*_GONE, ImageNotFound, InvalidImage)):
+        # E2B does not tell an ended sandbox from an unknown one, and a template has no bad name.
+        status = 404
+    headers = {}
+    if status in (429, 503):
+        headers["Retry-After"] = str(error.details.get("retry_after_s", 1))
+    return answer({"code": status, "message": told(error)}, status, headers)
+
+
+def _gone(error: SandkastenError) -> Response | None:
+    """Return what E2B's proxy answers for a sandbox that does not run."""
+    if not isinstance(error, _GONE) and not is_paused(error):
+        return None
+    return answer({"code": 502, "message": f"The sandbox was not found: {told(error)}"}, 502)
+
+
+def _file_problem(error: SandkastenError, request_id: str) -> Response:
+    return _gone(error) or _problem(error, request_id)
+
+
+def _call_problem(error: SandkastenError, _: str) -> Response:
+    return _gone(error) or answer(error_fields(error), error_status(error))
+
+
+def _stream_problem(error: SandkastenError, _: str) -> Response:
+    gone = _gone(error)
+    if gone is not None:
+        return gone
+    return Response(end_of_stream(error_fields(error)), media_type=STREAM)
+
+
+CONTROL: Final = Dialect(_with_key, _problem)
+FILES: Final = Dialect(_without_user, _file_problem)
+CALLS: Final = Dialect(_without_user, _call_problem)
+STREAMS: Final = Dialect(_without_user, _stream_problem)

@@ -1,0 +1,134 @@
+"""Requests to one sandbox: which one it is, whether its token admits them, and their streams.
+
+The id is in `E2b-Sandbox-Id` and the token in `X-Access-Token`. A wrong token is Unauthorized
+before the sandbox is looked up, so it does not tell which ids exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, aclosing, suppress
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from sandkasten.api.request.http_call import checked
+from sandkasten.api.request.json_body import parse_object
+from sandkasten.api.response.streamed_response import Followed
+from sandkasten.compat.e2b.connect_codec import (
+    STREAM,
+    end_of_stream,
+    envelope,
+    error_fields,
+    only_message,
+)
+from sandkasten.compat.e2b.sandbox_places import check_user, user_in
+from sandkasten.errors import InvalidRequest, SandkastenError, SessionNotFound, Unauthorized
+from sandkasten.model.access.tenancy import Principal
+from sandkasten.model.ids import SandboxId, sandbox_id
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from sandkasten.api.request.http_call import Call
+    from sandkasten.compat.e2b.e2b_messages import Message
+    from sandkasten.compat.e2b.envd_tokens import EnvdTokens
+
+M = TypeVar("M", bound="Message")
+# What envd does for a client that names no interval.
+_KEEP_ALIVE_S: Final = 90.0
+_MAX_NUMBER: Final = 10
+
+
+class EnvdAccess:
+    def __init__(self, tokens: EnvdTokens) -> None:
+        self.tokens = tokens
+
+    async def sandbox(self, call: Call) -> SandboxId:
+        """Return the sandbox of a request and make its tenant the principal."""
+        headers = call.connection.headers
+        named, token = headers.get("e2b-sandbox-id", ""), headers.get("x-access-token", "")
+        try:
+            the_id = sandbox_id(named)
+        except SessionNotFound as exc:
+            raise _refused() from exc
+        if not self.tokens.is_valid(the_id, token):
+            raise _refused()
+        check_user(user_in(headers.get("authorization")))
+        await enter(call, the_id)
+        return the_id
+
+
+async def enter(call: Call, the_id: SandboxId) -> None:
+    """Act as the tenant of a sandbox. Raise SessionNotFound or SessionExpired."""
+    tenant = await call.engine.owner(the_id)
+    await call.engine.check_owner(the_id, tenant)
+    call.principal = Principal(tenant=tenant, scopes=frozenset({"sessions"}))
+
+
+def _refused() -> Unauthorized:
+    return Unauthorized(
+        "the request has no valid access token for this sandbox",
+        hint="connect to the sandbox with the SDK, which sends E2b-Sandbox-Id and X-Access-Token",
+    )
+
+
+async def streamed_request(call: Call, model: type[M]) -> M:
+    """Return the one message that starts a stream."""
+    most = call.server.rules.max_json_bytes
+    return checked(model, parse_object(only_message(await call.raw(most), most)))
+
+
+def timeout_s(call: Call) -> float | None:
+    """Return how long the client lets a call take; None: no limit."""
+    milliseconds = _number(call, "connect-timeout-ms")
+    return None if milliseconds is None else max(1, milliseconds) / 1000
+
+
+def follow(
+    call: Call, events: AsyncIterator[Mapping[str, object]], alive: Mapping[str, object]
+) -> Followed:
+    """Return a stream of messages. `alive` is sent when there was none for a while."""
+    every_s = _number(call, "keepalive-ping-interval") or _KEEP_ALIVE_S
+    pieces = _pieces(events, alive, max(1.0, float(every_s)))
+    return Followed(AsyncExitStack(), pieces, headers={"content-type": STREAM})
+
+
+async def _pieces(
+    events: AsyncIterator[Mapping[str, object]], alive: Mapping[str, object], every_s: float
+) -> AsyncIterator[bytes]:
+    coming: asyncio.Future[Mapping[str, object] | None] | None = None
+    try:
+        async with aclosing(events) as source:  # type: ignore[type-var]
+            try:
+                while True:
+                    if coming is None:
+                        coming = asyncio.ensure_future(_next(source))
+                    done, _ = await asyncio.wait((coming,), timeout=every_s)
+                    if not done:
+                        yield envelope(alive)
+                        continue
+                    message, coming = coming.result(), None
+                    if message is None:
+                        break
+                    yield envelope(message)
+            finally:
+                if coming is not None:
+                    coming.cancel()
+                    with suppress(asyncio.CancelledError, SandkastenError):
+                        await coming
+    except SandkastenError as exc:
+        yield end_of_stream(error_fields(exc))
+        return
+    yield end_of_stream()
+
+
+async def _next(source: AsyncIterator[Mapping[str, object]]) -> Mapping[str, object] | None:
+    return await anext(source, None)
+
+
+def _number(call: Call, header: str) -> int | None:
+    text = call.connection.headers.get(header)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_NUMBER):
+        raise InvalidRequest(f"{header} must be a whole number", hint="leave it out", field=header)
+    return int(text)

@@ -1,0 +1,72 @@
+"""Files as E2B's filesystem service describes them."""
+
+from __future__ import annotations
+
+import posixpath
+import stat
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.compat.e2b.sandbox_places import Spelling, owner_name
+from sandkasten.errors import SandkastenError
+
+if TYPE_CHECKING:
+    from sandkasten.engine.engine import Engine
+    from sandkasten.model.files.file_entries import FileEntry
+    from sandkasten.model.ids import SandboxId
+
+_TYPES: Final = {
+    "file": "FILE_TYPE_FILE",
+    "directory": "FILE_TYPE_DIRECTORY",
+    "symlink": "FILE_TYPE_SYMLINK",
+}
+_KINDS: Final = {
+    "file": stat.S_IFREG,
+    "directory": stat.S_IFDIR,
+    "symlink": stat.S_IFLNK,
+    "fifo": stat.S_IFIFO,
+    "socket": stat.S_IFSOCK,
+    "char": stat.S_IFCHR,
+    "block": stat.S_IFBLK,
+}
+
+
+async def described(
+    engine: Engine, the_id: SandboxId, entry: FileEntry, spelling: Spelling
+) -> dict[str, object]:
+    """Return an entry; a link has the type of what it leads to, if that exists."""
+    kind: str = entry.type
+    if kind == "symlink":
+        try:
+            kind = (await engine.files.stat(the_id, entry.path)).type
+        except SandkastenError:
+            kind = "symlink"
+    return entry_fields(entry, kind, spelling)
+
+
+def entry_fields(entry: FileEntry, kind: str, spelling: Spelling) -> dict[str, object]:
+    found: dict[str, object] = {
+        "name": entry.name,
+        "type": _TYPES.get(kind, "FILE_TYPE_UNSPECIFIED"),
+        "path": spelling.shown(entry.path),
+        # 64-bit integers are strings in the JSON of protobuf.
+        "size": str(entry.size),
+        "mode": entry.mode & 0o7777,
+        "permissions": stat.filemode(_KINDS[entry.type] | (entry.mode & 0o7777)),
+        "owner": owner_name(entry.uid),
+        "group": owner_name(entry.gid),
+        "modifiedTime": _timestamp(entry.mtime_unix),
+    }
+    if entry.target is not None:
+        above = posixpath.dirname(entry.path)
+        found["symlinkTarget"] = spelling.shown(posixpath.join(above, entry.target))
+        found["isSymlink"] = True
+    return found
+
+
+def _timestamp(unix: int) -> str:
+    try:
+        return datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):
+        # A program inside can set any time.
+        return "1970-01-01T00:00:00Z"

@@ -1,0 +1,193 @@
+"""Content of files over HTTP, and the health of a sandbox.
+
+A request has the access token of the sandbox or is signed with it. A signed URL does not name its
+sandbox, so the token that made the signature is searched among those of the living ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final
+
+from starlette.responses import Response
+
+from sandkasten.api.files.multipart_form import Form
+from sandkasten.api.response.json_response import answer
+from sandkasten.api.response.streamed_response import Streamed
+from sandkasten.compat.e2b.e2b_messages import FileQuery
+from sandkasten.compat.e2b.envd_access import enter
+from sandkasten.compat.e2b.envd_tokens import Operation, SignedPath, invalid_signature
+from sandkasten.compat.e2b.sandbox_places import Spelling, check_user, real_path
+from sandkasten.errors import (
+    Conflict,
+    InvalidRequest,
+    PayloadTooLarge,
+    SandkastenError,
+    SessionNotFound,
+)
+from sandkasten.model.ids import sandbox_id
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from sandkasten.api.request.http_call import Call
+    from sandkasten.compat.e2b.envd_access import EnvdAccess
+    from sandkasten.model.files.file_entries import FileEntry
+    from sandkasten.model.ids import SandboxId
+
+FORM: Final = "multipart/form-data"
+BYTES: Final = "application/octet-stream"
+_GZIP: Final = "gzip"
+_GZIP_WINDOW: Final = 31
+_PIECE: Final = 256 * 1024
+_MAX_FILES: Final = 10_000
+
+
+class FileRoutes:
+    def __init__(self, access: EnvdAccess) -> None:
+        self._access = access
+        self._searching = asyncio.Lock()
+
+    async def health(self, call: Call) -> Response:
+        the_id = await self._access.sandbox(call)
+        info = await call.engine.get(the_id)
+        if info.status == "paused":
+            raise Conflict(f"sandbox {the_id} is paused", hint="connect to it", reason="paused")
+        if info.status != "running":
+            raise SessionNotFound(f"sandbox {the_id} is {info.status}", hint="create a new one")
+        return Response(status_code=204)
+
+    async def read(self, call: Call) -> Response:
+        query = call.query(FileQuery)
+        the_id = await self._admitted(call, query, "read")
+        if not query.path:
+            raise _no_path()
+        held = AsyncExitStack()
+        try:
+            entry, pieces = await held.enter_async_context(
+                call.engine.files.read_stream(the_id, real_path(query.path))
+            )
+        except BaseException:
+            await held.aclose()
+            raise
+        headers = {"content-type": BYTES, "vary": "Accept-Encoding"}
+        # A list of encodings is what every HTTP client sends; only a request for this one is meant.
+        if call.connection.headers.get("accept-encoding", "").strip().lower() == _GZIP:
+            return Streamed(held, _packed(pieces), headers={**headers, "content-encoding": _GZIP})
+        return Streamed(held, pieces, headers={**headers, "content-length": str(entry.size)})
+
+    async def write(self, call: Call) -> Response:
+        query = call.query(FileQuery)
+        the_id = await self._admitted(call, query, "write")
+        headers = call.connection.headers
+        most = call.server.rules.max_upload_bytes
+        body = call.pieces(most)
+        packed = headers.get("content-encoding", "identity").strip().lower()
+        if packed == _GZIP:
+            body = _unpacked(body, most)
+        elif packed != "identity":
+            raise InvalidRequest(
+                f"the content encoding {packed[:40]!r} is not supported", hint="send gzip or none"
+            )
+        content_type = headers.get("content-type", "")
+        if not content_type.lower().startswith(FORM):
+            if not query.path:
+                raise _no_path()
+            entry = await call.engine.files.write(the_id, real_path(query.path), body)
+            return answer([_written(entry, query.path)])
+        written: list[dict[str, str]] = []
+        async for part in Form(content_type, body):
+            path = query.path or part.filename
+            if part.name != "file" or not path:
+                continue
+            if len(written) >= _MAX_FILES or (query.path and written):
+                raise InvalidRequest(
+                    "the form has too many files",
+                    hint=f"one with path in the query, or at most {_MAX_FILES} with their names",
+                )
+            entry = await call.engine.files.write(the_id, real_path(path), part.data)
+            written.append(_written(entry, path))
+        if not written:
+            raise InvalidRequest("the form has no file", hint="send it in the field file")
+        return answer(written)
+
+    async def _admitted(self, call: Call, query: FileQuery, operation: Operation) -> SandboxId:
+        if query.signature is None:
+            the_id = await self._access.sandbox(call)
+        else:
+            signed = SignedPath(
+                query.path or "",
+                operation,
+                query.username or "",
+                query.signature,
+                query.signature_expiration,
+            )
+            signed.check(call.server.clock.now())
+            the_id = await self._signer(call, signed)
+            await enter(call, the_id)
+        check_user(query.username)
+        return the_id
+
+    async def _signer(self, call: Call, signed: SignedPath) -> SandboxId:
+        # One search at a time: a client without a key must not keep the daemon busy.
+        async with self._searching:
+            living = [one.id for one in await call.engine.list(all_tenants=True)]
+            found = await asyncio.to_thread(self._search, living, signed)
+        if found is None:
+            raise invalid_signature()
+        return found
+
+    def _search(self, living: list[str], signed: SignedPath) -> SandboxId | None:
+        tokens = self._access.tokens
+        for one in living:
+            if signed.is_signed_with(tokens.token(one)):
+                return sandbox_id(one)
+        return None
+
+
+def _written(entry: FileEntry, asked: str) -> dict[str, str]:
+    return {"path": Spelling.of(asked).shown(entry.path), "name": entry.name, "type": "file"}
+
+
+def _no_path() -> InvalidRequest:
+    return InvalidRequest("path is missing", hint="name a file: ?path=/home/user/x", field="path")
+
+
+async def _packed(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    packer = zlib.compressobj(1, zlib.DEFLATED, _GZIP_WINDOW)
+    async for piece in pieces:
+        packed = await asyncio.to_thread(packer.compress, piece)
+        if packed:
+            yield packed
+    yield packer.flush()
+
+
+async def _unpacked(pieces: AsyncIterator[bytes], most: int) -> AsyncIterator[bytes]:
+    """Decompress with a bound on each piece and on the whole."""
+    unpacker = zlib.decompressobj(_GZIP_WINDOW)
+    count = 0
+    async for piece in pieces:
+        left = piece
+        while left and not unpacker.eof:
+            try:
+                data = await asyncio.to_thread(unpacker.decompress, left, _PIECE)
+            except zlib.error as exc:
+                raise _not_gzip() from exc
+            left = unpacker.unconsumed_tail
+            count += len(data)
+            if count > most:
+                raise PayloadTooLarge(
+                    f"the body is larger than {most} bytes",
+                    hint="send less at once",
+                    limit=most,
+                )
+            if data:
+                yield data
+    if not unpacker.eof:
+        raise _not_gzip()
+
+
+def _not_gzip() -> SandkastenError:
+    return InvalidRequest("the body is not valid gzip", hint="send it without Content-Encoding")

@@ -1,0 +1,175 @@
+"""Changes of files as E2B's events: streamed, or collected until the client fetches them.
+
+A collecting watcher is a task in the daemon. Their number and the events of each are bounded, and
+one that is not asked for long enough ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+import secrets
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.compat.e2b.file_entry_json import described
+from sandkasten.compat.e2b.sandbox_places import Spelling, real_path
+from sandkasten.errors import NotFound, QuotaExceeded, SandkastenError
+from sandkasten.model.files.sandbox_paths import sandbox_path
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from sandkasten.compat.e2b.e2b_messages import WatchDir
+    from sandkasten.engine.engine import Engine
+    from sandkasten.model.files.file_entries import Change
+    from sandkasten.model.ids import SandboxId
+
+Event = dict[str, object]
+_TYPES: Final = {
+    "created": "EVENT_TYPE_CREATE",
+    "modified": "EVENT_TYPE_WRITE",
+    "deleted": "EVENT_TYPE_REMOVE",
+    "moved": "EVENT_TYPE_RENAME",
+}
+_MAX_PER_SANDBOX: Final = 32
+_MAX_EVENTS: Final = 10_000
+# A client that forgot its watcher; E2B keeps them as long as the sandbox.
+_FORGOTTEN_S: Final = 3600.0
+
+
+@dataclass(slots=True, eq=False)
+class _Watcher:
+    sandbox: str
+    path: str
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    events: list[Event] = field(default_factory=list)
+    missed: bool = False
+    asked: float = field(default_factory=monotonic)
+    error: SandkastenError | None = None
+    task: asyncio.Task[None] | None = None
+
+
+class FileWatchers:
+    def __init__(self) -> None:
+        self._watchers: dict[str, _Watcher] = {}
+
+    @asynccontextmanager
+    async def watching(
+        self, engine: Engine, the_id: SandboxId, message: WatchDir
+    ) -> AsyncIterator[AsyncIterator[Event]]:
+        """Watch a directory; no change inside the block is missed."""
+        path = sandbox_path(real_path(message.path))
+        async with engine.files.watching(the_id, path, recursive=message.recursive) as changes:
+            yield _events(engine, the_id, message, path, changes)
+
+    async def create(self, engine: Engine, the_id: SandboxId, message: WatchDir) -> str:
+        self._forget()
+        if sum(one.sandbox == the_id for one in self._watchers.values()) >= _MAX_PER_SANDBOX:
+            raise QuotaExceeded(
+                f"the sandbox has {_MAX_PER_SANDBOX} watchers",
+                hint="stop one of them first",
+                quota="connections",
+            )
+        one = _Watcher(the_id, sandbox_path(real_path(message.path)))
+        the_watcher = secrets.token_hex(8)
+        self._watchers[the_watcher] = one
+        one.task = asyncio.get_running_loop().create_task(
+            self._collect(engine, the_id, message, one)
+        )
+        try:
+            await one.ready.wait()
+        except asyncio.CancelledError:
+            await self.remove(the_id, the_watcher)
+            raise
+        if one.error is not None:
+            await self.remove(the_id, the_watcher)
+            raise one.error
+        return the_watcher
+
+    async def drain(self, engine: Engine, the_id: SandboxId, watcher_id: str) -> list[Event]:
+        """Return the events since the last call, with those of changes that were made before it."""
+        one = self._get(the_id, watcher_id)
+        one.asked = monotonic()
+        # The runner answers in order: what it saw before these calls arrives before the answers.
+        for _ in range(2):
+            with suppress(NotFound):
+                await engine.files.stat(the_id, one.path)
+        await asyncio.sleep(0)
+        if one.error is not None and not one.events:
+            raise one.error
+        events, one.events = one.events, []
+        return events
+
+    async def remove(self, the_id: SandboxId, watcher_id: str) -> None:
+        self._get(the_id, watcher_id)
+        await _end(self._watchers.pop(watcher_id))
+
+    async def aclose(self) -> None:
+        watchers = list(self._watchers.values())
+        self._watchers.clear()
+        for one in watchers:
+            await _end(one)
+
+    def _get(self, the_id: str, watcher_id: str) -> _Watcher:
+        found = self._watchers.get(watcher_id)
+        if found is None or found.sandbox != the_id:
+            raise NotFound("no watcher has that id", hint="create it again with watch_dir")
+        return found
+
+    def _forget(self) -> None:
+        now = monotonic()
+        for the_watcher, one in list(self._watchers.items()):
+            ended = one.task is not None and one.task.done()
+            if now - one.asked > _FORGOTTEN_S or (ended and not one.events):
+                del self._watchers[the_watcher]
+                if one.task is not None:
+                    one.task.cancel()
+
+    async def _collect(
+        self, engine: Engine, the_id: SandboxId, message: WatchDir, one: _Watcher
+    ) -> None:
+        try:
+            async with self.watching(engine, the_id, message) as events:
+                one.ready.set()
+                async with aclosing(events) as source:  # type: ignore[type-var]
+                    async for event in source:
+                        one.events.append(event)
+                        # The newest tell the state of the directory; the oldest go.
+                        del one.events[:-_MAX_EVENTS]
+        except SandkastenError as exc:
+            one.error = exc
+        finally:
+            one.ready.set()
+
+
+async def _end(one: _Watcher) -> None:
+    if one.task is not None:
+        one.task.cancel()
+        await asyncio.gather(one.task, return_exceptions=True)
+
+
+async def _events(
+    engine: Engine,
+    the_id: SandboxId,
+    message: WatchDir,
+    path: str,
+    changes: AsyncIterator[Change],
+) -> AsyncIterator[Event]:
+    spelling = Spelling.of(message.path)
+    async for change in changes:
+        kind = _TYPES.get(change.change)
+        if kind is None:
+            # Changes were missed; E2B has no event for that.
+            continue
+        event: Event = {"name": posixpath.relpath(change.path, path), "type": kind}
+        if message.includeEntry:
+            with suppress(SandkastenError):
+                entry = await engine.files.stat(the_id, change.path, follow=False)
+                event["entry"] = await described(engine, the_id, entry, spelling)
+        yield event
+        if change.change == "created" and not change.is_dir:
+            # Files of the API appear with their content, in one step; programs wait for a write.
+            yield {**event, "type": _TYPES["modified"]}

@@ -1,0 +1,137 @@
+"""E2B's filesystem service: describe, list, make, move, remove and watch files."""
+
+from __future__ import annotations
+
+import posixpath
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.api.response.json_response import answer
+from sandkasten.compat.e2b.e2b_messages import ListDir, Move, OnePath, WatchDir, Watcher
+from sandkasten.compat.e2b.envd_access import follow, streamed_request
+from sandkasten.compat.e2b.file_entry_json import described
+from sandkasten.compat.e2b.sandbox_places import Spelling, real_path
+from sandkasten.errors import NotADirectory, PayloadTooLarge
+from sandkasten.model.files.sandbox_paths import WRITABLE, sandbox_path
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from starlette.responses import Response
+
+    from sandkasten.api.request.http_call import Call
+    from sandkasten.compat.e2b.envd_access import EnvdAccess
+    from sandkasten.compat.e2b.file_watchers import FileWatchers
+    from sandkasten.model.files.file_entries import FileEntry
+    from sandkasten.model.ids import SandboxId
+
+# One answer holds the whole list; a page of 5000 entries has about a megabyte.
+_MAX_ENTRIES: Final = 20_000
+_PAGE: Final = 1000
+_ALIVE: Final[Mapping[str, object]] = {"keepalive": {}}
+
+
+class FilesystemRoutes:
+    def __init__(self, access: EnvdAccess, watchers: FileWatchers) -> None:
+        self._access = access
+        self._watchers = watchers
+
+    async def stat(self, call: Call) -> Response:
+        the_id = await self._access.sandbox(call)
+        path = (await call.body(OnePath)).path
+        entry = await call.engine.files.stat(the_id, real_path(path), follow=False)
+        return await self._entry(call, the_id, entry, path)
+
+    async def make_dir(self, call: Call) -> Response:
+        the_id = await self._access.sandbox(call)
+        path = (await call.body(OnePath)).path
+        entry = await call.engine.files.mkdir(the_id, real_path(path), exist_ok=False)
+        return await self._entry(call, the_id, entry, path)
+
+    async def move(self, call: Call) -> Response:
+        the_id = await self._access.sandbox(call)
+        message = await call.body(Move)
+        target = sandbox_path(real_path(message.destination))
+        above = posixpath.dirname(target)
+        if above.startswith(tuple(f"{place}/" for place in WRITABLE)):
+            await call.engine.files.mkdir(the_id, above)
+        source = real_path(message.source)
+        entry = await call.engine.files.move(the_id, source, target, overwrite=True)
+        return await self._entry(call, the_id, entry, message.destination)
+
+    async def remove(self, call: Call) -> Response:
+        the_id = await self._access.sandbox(call)
+        path = real_path((await call.body(OnePath)).path)
+        await call.engine.files.remove(the_id, path, recursive=True)
+        return answer({})
+
+    async def list_dir(self, call: Call) -> Response:
+        the_id = await self._access.sandbox(call)
+        message = await call.body(ListDir)
+        path = sandbox_path(real_path(message.path))
+        await _check_directory(call, the_id, path)
+        spelling = Spelling.of(message.path)
+        entries = [
+            await described(call.engine, the_id, entry, spelling)
+            for entry in await _listed(call, the_id, path, max(1, message.depth))
+        ]
+        return answer({"entries": entries})
+
+    async def watch_dir(self, call: Call) -> Response:
+        the_id = await self._access.sandbox(call)
+        message = await streamed_request(call, WatchDir)
+        await _check_directory(call, the_id, real_path(message.path))
+        return follow(call, self._changes(call, the_id, message), _ALIVE)
+
+    async def create_watcher(self, call: Call) -> Response:
+        the_id = await self._access.sandbox(call)
+        message = await call.body(WatchDir)
+        await _check_directory(call, the_id, real_path(message.path))
+        return answer({"watcherId": await self._watchers.create(call.engine, the_id, message)})
+
+    async def watcher_events(self, call: Call) -> Response:
+        the_id = await self._access.sandbox(call)
+        watcher_id = (await call.body(Watcher)).watcherId
+        return answer({"events": await self._watchers.drain(call.engine, the_id, watcher_id)})
+
+    async def remove_watcher(self, call: Call) -> Response:
+        the_id = await self._access.sandbox(call)
+        await self._watchers.remove(the_id, (await call.body(Watcher)).watcherId)
+        return answer({})
+
+    async def _changes(
+        self, call: Call, the_id: SandboxId, message: WatchDir
+    ) -> AsyncIterator[Mapping[str, object]]:
+        async with self._watchers.watching(call.engine, the_id, message) as events:
+            yield {"start": {}}
+            async for event in events:
+                yield {"filesystem": event}
+
+    async def _entry(self, call: Call, the_id: SandboxId, entry: FileEntry, asked: str) -> Response:
+        found = await described(call.engine, the_id, entry, Spelling.of(asked))
+        return answer({"entry": found})
+
+
+async def _check_directory(call: Call, the_id: SandboxId, path: str) -> None:
+    found = await call.engine.files.stat(the_id, path)
+    if not found.is_dir:
+        raise NotADirectory(f"{found.path} is not a directory", hint="name a directory")
+
+
+async def _listed(call: Call, the_id: SandboxId, path: str, depth: int) -> list[FileEntry]:
+    found: list[FileEntry] = []
+    cursor: str | None = None
+    level = path.rstrip("/").count("/")
+    while True:
+        page = await call.engine.files.list(
+            the_id, path, recursive=depth > 1, limit=_PAGE, cursor=cursor
+        )
+        found += [one for one in page.entries if one.path.count("/") - level <= depth]
+        if len(found) > _MAX_ENTRIES:
+            raise PayloadTooLarge(
+                f"{path} has more than {_MAX_ENTRIES} entries",
+                hint="list its directories one by one, or use find in a command",
+                limit=_MAX_ENTRIES,
+            )
+        cursor = page.next
+        if cursor is None:
+            return found

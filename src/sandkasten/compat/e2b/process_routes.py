@@ -1,0 +1,259 @@
+"""E2B's process service: commands and terminals, by the process id inside the sandbox.
+
+A process is a command of the engine that runs in the background, so it outlives the stream that
+started it and the daemon. Its id is looked up among the running commands of the sandbox. A stream
+that connects later gets the output from then on, as with E2B.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import signal as signals
+from collections import OrderedDict
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from starlette.responses import Response
+
+from sandkasten.api.request.http_call import checked
+from sandkasten.api.request.json_body import parse_object
+from sandkasten.api.response.json_response import answer
+from sandkasten.compat.e2b.connect_codec import STREAM, Envelopes, end_of_stream, envelope
+from sandkasten.compat.e2b.e2b_messages import (
+    ProcessInput,
+    Selected,
+    Selector,
+    SendInput,
+    SendSignal,
+    Start,
+    StreamInput,
+    Update,
+)
+from sandkasten.compat.e2b.envd_access import follow, streamed_request, timeout_s
+from sandkasten.compat.e2b.sandbox_places import real_path
+from sandkasten.errors import (
+    CommandNotFound,
+    CommandTimeout,
+    ExecNotFound,
+    InvalidRequest,
+    SandboxLost,
+)
+from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult, Pty
+from sandkasten.model.commands.kept_output import gap_marker
+from sandkasten.model.sandbox.limits import MAX_KEPT_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from sandkasten.api.request.http_call import Call
+    from sandkasten.compat.e2b.envd_access import EnvdAccess
+    from sandkasten.model.ids import SandboxId
+
+ALIVE: Final[Mapping[str, object]] = {"event": {"keepalive": {}}}
+_BASH: Final = "/bin/bash"
+_SH: Final = "/bin/sh"
+_SIGNALS: Final = {
+    "SIGNAL_SIGTERM": signals.SIGTERM,
+    "SIGNAL_SIGKILL": signals.SIGKILL,
+    15: signals.SIGTERM,
+    9: signals.SIGKILL,
+}
+# Of each stream, for a client that reads slowly: E2B would make the command wait instead.
+_KEPT_BYTES: Final = MAX_KEPT_BYTES
+# The reasons that a client could not know of.
+_TOLD: Final = frozenset({"OOM", "PIDS", "QUOTA", "SECCOMP"})
+# Names that clients gave their processes, of all sandboxes; the oldest are forgotten.
+_MAX_TAGS: Final = 4096
+
+
+class ProcessRoutes:
+    def __init__(self, access: EnvdAccess) -> None:
+        self._access = access
+        self._tags: OrderedDict[tuple[str, str], str] = OrderedDict()
+        """Exec ids by sandbox and tag. Lost with the daemon; ids of processes are not."""
+
+    async def listed(self, call: Call) -> Response:
+        the_id = await self._access.sandbox(call)
+        await call.raw(call.server.rules.max_json_bytes)
+        running = {one.exec_id: one for one in await _running(call, the_id)}
+        tags = {exec_id: tag for (box, tag), exec_id in self._tags.items() if box == the_id}
+        found = []
+        for process in await call.engine.processes(the_id):
+            one = running.get(process.exec_id or "")
+            if one is None or one.pid != process.pid:
+                continue
+            words = process.cmdline or (process.name,)
+            config: dict[str, object] = {"cmd": words[0], "args": list(words[1:]), "envs": {}}
+            entry: dict[str, object] = {"config": config, "pid": process.pid}
+            if one.exec_id in tags:
+                entry["tag"] = tags[one.exec_id]
+            found.append(entry)
+        return answer({"processes": found})
+
+    async def start(self, call: Call) -> Response:
+        the_id = await self._access.sandbox(call)
+        message = await streamed_request(call, Start)
+        limit_s = timeout_s(call)
+        began = await _start(call, the_id, message, limit_s)
+        if message.tag:
+            self._tags[the_id, message.tag] = began.exec_id
+            while len(self._tags) > _MAX_TAGS:
+                self._tags.popitem(last=False)
+        return follow(call, _events(call, the_id, began, 0), ALIVE)
+
+    async def connect(self, call: Call) -> Response:
+        the_id = await self._access.sandbox(call)
+        message = await streamed_request(call, Selected)
+        found = await self._find(call, the_id, message.process)
+        return follow(call, _events(call, the_id, found, found.last_seq), ALIVE)
+
+    async def send_input(self, call: Call) -> Response:
+        the_id = await self._access.sandbox(call)
+        message = await call.body(SendInput)
+        found = await self._find(call, the_id, message.process)
+        data = _input(message.input)
+        # A program reads its stdin when it wants to; a client that leaves stops waiting for that.
+        await call.while_there(call.engine.exec_stdin(the_id, found.exec_id, data))
+        return answer({})
+
+    async def stream_input(self, call: Call) -> Response:
+        the_id = await self._access.sandbox(call)
+        reader = Envelopes(call.server.rules.max_json_bytes)
+        found: ExecResult | None = None
+        async for piece in call.pieces(call.server.rules.max_upload_bytes):
+            for raw in reader.feed(piece):
+                message = checked(StreamInput, parse_object(raw))
+                if message.start is not None:
+                    found = await self._find(call, the_id, message.start.process)
+                elif message.data is not None:
+                    if found is None:
+                        raise InvalidRequest(
+                            "the first message of the stream must name the process",
+                            hint='{"start": {"process": {"pid": 1}}}',
+                        )
+                    data = _input(message.data.input)
+                    await call.engine.exec_stdin(the_id, found.exec_id, data)
+        reader.finish()
+        return Response(envelope({}) + end_of_stream(), media_type=STREAM)
+
+    async def send_signal(self, call: Call) -> Response:
+        the_id = await self._access.sandbox(call)
+        message = await call.body(SendSignal)
+        number = _SIGNALS.get(message.signal)
+        if number is None:
+            raise InvalidRequest(
+                "this signal cannot be sent",
+                hint="use SIGNAL_SIGTERM or SIGNAL_SIGKILL",
+                field="signal",
+            )
+        found = await self._find(call, the_id, message.process)
+        await call.engine.exec_signal(the_id, found.exec_id, int(number))
+        return answer({})
+
+    async def close_stdin(self, call: Call) -> Response:
+        the_id = await self._access.sandbox(call)
+        found = await self._find(call, the_id, (await call.body(Selected)).process)
+        await call.engine.exec_stdin(the_id, found.exec_id, b"", close=True)
+        return answer({})
+
+    async def update(self, call: Call) -> Response:
+        the_id = await self._access.sandbox(call)
+        message = await call.body(Update)
+        found = await self._find(call, the_id, message.process)
+        if message.pty is not None:
+            size = message.pty.size
+            await call.engine.terminals.resize(the_id, found.exec_id, size.rows, size.cols)
+        return answer({})
+
+    async def _find(self, call: Call, the_id: SandboxId, selector: Selector) -> ExecResult:
+        """Return the running command that a selector names; ExecNotFound if there is none."""
+        tagged = self._tags.get((the_id, selector.tag or ""))
+        for one in await _running(call, the_id):
+            if one.exec_id == tagged or (selector.pid and one.pid == selector.pid):
+                return one
+        shown = f"with tag {selector.tag[:80]!r}" if selector.tag else f"with pid {selector.pid}"
+        raise ExecNotFound(f"process {shown} not found", hint="list the running processes")
+
+
+async def _running(call: Call, the_id: SandboxId) -> list[ExecResult]:
+    return [one for one in await call.engine.execs(the_id) if one.status == "running"]
+
+
+async def _start(
+    call: Call, the_id: SandboxId, message: Start, limit_s: float | None
+) -> ExecResult:
+    config = message.process
+    pty = message.pty
+    request = ExecRequest(
+        command=(config.cmd, *config.args),
+        cwd=real_path(config.cwd) if config.cwd else None,
+        env=config.envs,
+        timeout_seconds=limit_s,
+        max_output_bytes=_KEPT_BYTES,
+        pty=None if pty is None else Pty(pty.size.rows, pty.size.cols),
+        # Older SDKs do not say; there stdin is always open.
+        keep_stdin_open=message.stdin is not False or pty is not None,
+    )
+    try:
+        return await call.engine.exec_start(the_id, request)
+    except CommandNotFound:
+        if config.cmd != _BASH:
+            raise
+    # The SDKs name bash for every command, and a small image may have only sh.
+    return await call.engine.exec_start(the_id, replace(request, command=(_SH, *config.args)))
+
+
+async def _events(
+    call: Call, the_id: SandboxId, began: ExecResult, since_seq: int
+) -> AsyncIterator[Mapping[str, object]]:
+    yield {"event": {"start": {"pid": began.pid}}}
+    items = call.engine.exec_output(the_id, began.exec_id, since_seq=since_seq, follow=True)
+    async with aclosing(items) as source:  # type: ignore[type-var]
+        async for item in source:
+            if isinstance(item, ExecResult):
+                yield _end(item)
+                return
+            for data in _data(item):
+                yield {"event": {"data": {item.source: base64.b64encode(data).decode()}}}
+    raise SandboxLost("the sandbox ended before its process", hint="create a new one")
+
+
+def _data(chunk: Chunk) -> list[bytes]:
+    """Return the bytes of a chunk, after a line that says how many were not kept before it."""
+    parts = [gap_marker(chunk.gap_bytes)] if chunk.gap_bytes else []
+    return [*parts, chunk.data] if chunk.data else parts
+
+
+def _end(result: ExecResult) -> Mapping[str, object]:
+    if result.timed_out:
+        raise CommandTimeout(
+            f"the process ran longer than its timeout ({result.duration_ms} ms)",
+            hint="pass a larger timeout, or 0 for none",
+        )
+    if result.exit_code is not None:
+        status = f"exit status {result.exit_code}"
+        ended: dict[str, object] = {"exitCode": result.exit_code, "exited": True, "status": status}
+        if result.exit_code:
+            ended["error"] = status
+        return {"event": {"end": ended}}
+    status = "lost" if result.signal is None else f"signal: {_signal_name(result.signal)}"
+    if result.why is not None and result.why.code in _TOLD:
+        status += f" ({result.why.message})"
+    return {"event": {"end": {"exitCode": -1, "exited": False, "status": status, "error": status}}}
+
+
+def _signal_name(number: int) -> str:
+    told = signals.strsignal(number)
+    return str(number) if told is None else told.lower()
+
+
+def _input(found: ProcessInput) -> bytes:
+    text = found.stdin if found.stdin is not None else found.pty
+    try:
+        return base64.b64decode(text or "", validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise InvalidRequest(
+            "input must be base64", hint="encode the bytes", field="input"
+        ) from exc

@@ -1,0 +1,312 @@
+"""The control plane of E2B: create, connect, list, describe, pause, resume, end.
+
+Sandboxes of every origin appear here: one that another client of the tenant created is listed and
+can be connected to. `timeout` counts from the request, whatever happens in the sandbox, so it is
+the lifetime; the idle time never ends a sandbox earlier.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl, unquote
+
+from starlette.responses import Response
+
+from sandkasten.api.response.json_response import answer
+from sandkasten.compat.e2b.e2b_messages import (
+    Create,
+    ListQuery,
+    Network,
+    Refresh,
+    Timeout,
+)
+from sandkasten.compat.e2b.sandbox_page import page_of, started_after
+from sandkasten.errors import (
+    Conflict,
+    ImageNotFound,
+    InvalidImage,
+    InvalidRequest,
+    SessionNotFound,
+)
+from sandkasten.model.json_codec import iso
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
+from sandkasten.model.sandbox.sandbox_values import CreateRequest, Info, UpdateRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.api.request.http_call import Call
+    from sandkasten.compat.e2b.envd_tokens import EnvdTokens
+    from sandkasten.model.sandbox.sandbox_values import Stats
+
+# Unlocks every feature of the SDKs that is implemented here.
+ENVD_VERSION: Final = "0.6.4"
+NEXT_TOKEN: Final = "X-Next-Token"  # noqa: S105  (the name of a header)
+# What E2B's SDKs name where a program names no template.
+DEFAULT_TEMPLATES: Final = frozenset({"base", "code-interpreter-v1"})
+_ALL_TRAFFIC: Final = frozenset({"0.0.0.0/0", "::/0"})
+_ENDING: Final = frozenset({"destroying", "lost"})
+_CLIENT: Final = "sandkasten"
+_MIB: Final = 1024 * 1024
+_SAMPLE_S: Final = 0.1
+
+
+class SandboxRoutes:
+    """The handlers. `domain` is told to clients, which build the addresses of ports from it."""
+
+    def __init__(self, tokens: EnvdTokens, aliases: Mapping[str, str], domain: str | None) -> None:
+        self._tokens = tokens
+        self._aliases = aliases
+        self._domain = domain
+
+    async def create(self, call: Call) -> Response:
+        body = await call.body(Create)
+        _refuse_unsupported(body)
+        template = body.templateID
+        named = template in DEFAULT_TEMPLATES and template not in self._aliases
+        key = call.connection.headers.get("idempotency-key")
+        timeout_s = float(max(1, body.timeout))
+        request = CreateRequest(
+            SandboxOptions(
+                image=None if named else template,
+                idle_timeout_seconds=timeout_s,
+                lifetime_seconds=timeout_s,
+                env=body.envVars or {},
+                labels=body.metadata or {},
+                network=_network(body.network, body.allow_internet_access),
+            ),
+            session_key=None if key is None else f"e2b/{key[:200]}",
+            tenant=call.principal.tenant,
+            key_id=call.principal.key_id,
+        )
+        try:
+            info = await call.while_there(call.engine.create(request, call.principal.quota))
+        except InvalidImage as exc:
+            raise ImageNotFound(
+                f"template {template[:100]!r} not found: {exc.message}",
+                hint="a template is an image here: sandkasten image ls shows them, and "
+                "images.aliases gives one another name",
+            ) from exc
+        return answer(self._created(info, template), 201)
+
+    async def connect(self, call: Call) -> Response:
+        the_id = await call.session()
+        timeout = (await call.body(Timeout)).timeout
+        info = await _living(call, the_id)
+        if info.status == "paused":
+            await call.engine.resume(the_id)
+            info = await self._end_after(call, info, timeout)
+            return answer(self._created(info, info.image), 201)
+        # Connecting never shortens the time that is left.
+        if call.server.clock.now() + timeout > info.created_at + info.lifetime_s:
+            info = await self._end_after(call, info, timeout)
+        return answer(self._created(info, info.image))
+
+    async def resume(self, call: Call) -> Response:
+        the_id = await call.session()
+        timeout = (await call.body(Timeout)).timeout
+        info = await _living(call, the_id)
+        if info.status != "paused":
+            raise Conflict(f"sandbox {the_id} is not paused", hint="connect to it instead")
+        await call.engine.resume(the_id)
+        info = await self._end_after(call, info, timeout)
+        return answer(self._created(info, info.image), 201)
+
+    async def describe(self, call: Call) -> Response:
+        info = await _living(call, await call.session())
+        return answer(
+            {
+                **_listed(info),
+                "envdAccessToken": self._tokens.token(info.id),
+                "domain": self._domain,
+                "allowInternetAccess": info.network != "none",
+                "lifecycle": {"autoResume": False, "onTimeout": "kill"},
+            }
+        )
+
+    async def listed(self, call: Call) -> Response:
+        query = call.query(ListQuery)
+        states = [one for one in (query.state or "").split(",") if one]
+        wanted = {
+            # The Python SDK quotes names and values twice.
+            unquote(name): (value, unquote(value))
+            for name, value in parse_qsl(query.metadata or "", keep_blank_values=True)
+        }
+        after = started_after(query.startedAfter)
+        found = [
+            one
+            for one in await call.engine.list(tenant=call.principal.tenant)
+            if one.status not in _ENDING
+            and _state(one) in (states or ("running", "paused"))
+            and all(one.labels.get(name) in values for name, values in wanted.items())
+            and (after is None or round(one.created_at, 3) >= after)
+            and query.template in (None, one.image)
+        ]
+        page, following = page_of(
+            found, query.limit, query.nextToken, newest_first=query.order != "asc"
+        )
+        headers = None if following is None else {NEXT_TOKEN: following}
+        return answer([_listed(one) for one in page], headers=headers)
+
+    async def destroy(self, call: Call) -> Response:
+        await call.engine.destroy(await call.session())
+        return Response(status_code=204)
+
+    async def set_timeout(self, call: Call) -> Response:
+        the_id = await call.session()
+        timeout = (await call.body(Timeout)).timeout
+        await self._end_after(call, await _living(call, the_id), timeout)
+        return Response(status_code=204)
+
+    async def refresh(self, call: Call) -> Response:
+        the_id = await call.session()
+        duration = (await call.body(Refresh)).duration
+        await self._end_after(call, await _living(call, the_id), duration)
+        return Response(status_code=204)
+
+    async def pause(self, call: Call) -> Response:
+        the_id = await call.session()
+        info = await _living(call, the_id)
+        if info.status == "paused":
+            raise Conflict(f"sandbox {the_id} is already paused", hint="connect resumes it")
+        # A paused sandbox waits for its next connect as long as the operator permits.
+        most = call.engine.policy.lifetime_s
+        await _update(call, the_id, lifetime_seconds=most, idle_timeout_seconds=most)
+        await call.engine.pause(the_id)
+        return Response(status_code=204)
+
+    async def metrics(self, call: Call) -> Response:
+        the_id = await call.session()
+        before = await call.engine.usage(the_id)
+        await asyncio.sleep(_SAMPLE_S)
+        info, stats = await _living(call, the_id), await call.engine.stats(the_id)
+        used_usec = (stats.usage.cpu_usec or 0) - (before.cpu_usec or 0)
+        share = max(0.0, used_usec / 1e6 / _SAMPLE_S)
+        return answer([_sample(info, stats, share, call.server.clock.now())])
+
+    async def change_network(self, call: Call) -> Response:
+        the_id = await call.session()
+        body = await call.body(Network)
+        network = _network(body, body.allow_internet_access)
+        await _update(call, the_id, network="none" if network is None else network)
+        return Response(status_code=204)
+
+    async def _end_after(self, call: Call, info: Info, seconds: int) -> Info:
+        age_s = max(0.0, call.server.clock.now() - info.created_at)
+        timeout_s = float(max(1, seconds))
+        most = call.engine.policy.lifetime_s
+        if age_s + timeout_s > most:
+            raise InvalidRequest(
+                f"a timeout of {seconds} s would keep the sandbox for {age_s + timeout_s:.0f} s",
+                hint=f"at most {most:g} s after its creation; session_max_lifetime_seconds "
+                "bounds it",
+                field="timeout",
+            )
+        return await _update(
+            call,
+            info.id,
+            lifetime_seconds=age_s + timeout_s,
+            idle_timeout_seconds=timeout_s,
+        )
+
+    def _created(self, info: Info, template: str) -> dict[str, object]:
+        return {
+            "templateID": template,
+            "sandboxID": info.id,
+            "clientID": _CLIENT,
+            "envdVersion": ENVD_VERSION,
+            "envdAccessToken": self._tokens.token(info.id),
+            "domain": self._domain,
+        }
+
+
+async def _living(call: Call, the_id: str) -> Info:
+    """Return a sandbox. One that is being removed is gone for the SDKs."""
+    info = await call.engine.get(the_id)
+    if info.status in _ENDING:
+        raise SessionNotFound(f"sandbox {the_id} is {info.status}", hint="create a new one")
+    return info
+
+
+async def _update(call: Call, the_id: str, **changes: Any) -> Info:
+    request = UpdateRequest(**changes, key_id=call.principal.key_id)
+    return await call.engine.update(the_id, request, call.principal.quota)
+
+
+def _state(info: Info) -> str:
+    return "paused" if info.status == "paused" else "running"
+
+
+def _listed(info: Info) -> dict[str, object]:
+    limits = info.limits
+    return {
+        "templateID": info.image,
+        "sandboxID": info.id,
+        "clientID": _CLIENT,
+        "startedAt": iso(info.created_at),
+        "endAt": iso(min(info.expires_at, info.created_at + info.lifetime_s)),
+        "cpuCount": max(1, round(limits.cpus)),
+        "memoryMB": limits.memory_bytes // _MIB,
+        "diskSizeMB": limits.workspace_bytes // _MIB,
+        "state": _state(info),
+        "envdVersion": ENVD_VERSION,
+        "metadata": dict(info.labels),
+    }
+
+
+def _sample(info: Info, stats: Stats, cpu_share: float, now: float) -> dict[str, object]:
+    disk = stats.disk[0] if stats.disk else None
+    return {
+        "timestamp": iso(now),
+        "timestampUnix": int(now),
+        "cpuCount": max(1, round(info.limits.cpus)),
+        "cpuUsedPct": round(cpu_share * 100, 2),
+        "memUsed": stats.usage.memory_bytes or 0,
+        "memTotal": info.limits.memory_bytes,
+        "memCache": 0,
+        "diskUsed": 0 if disk is None else disk.used_bytes,
+        "diskTotal": info.limits.workspace_bytes if disk is None else disk.total_bytes,
+    }
+
+
+def _refuse_unsupported(body: Create) -> None:
+    resumes = body.autoResume is not None and body.autoResume.enabled
+    for name, used in (
+        ("autoPause", body.autoPause),
+        ("autoResume", resumes),
+        ("mcp", body.mcp),
+        ("iam", body.iam),
+        ("volumeMounts", body.volumeMounts),
+    ):
+        if used:
+            raise _unsupported(name)
+
+
+def _network(network: Network | None, internet: bool | None) -> str | dict[str, list[str]] | None:
+    """Return the network of a request; None: the operator's default."""
+    if network is not None:
+        for name in ("dnsServers", "egressProxy", "maskRequestHost", "rules"):
+            if getattr(network, name):
+                raise _unsupported(f"network.{name}")
+    if internet is False:
+        return "none"
+    allow = [] if network is None else list(network.allowOut or [])
+    deny = [] if network is None else list(network.denyOut or [])
+    closed = any(one in _ALL_TRAFFIC for one in deny)
+    deny = [one for one in deny if one not in _ALL_TRAFFIC]
+    if any(one in _ALL_TRAFFIC for one in allow):
+        allow = ["*"]
+    if allow:
+        return {"allow": allow, "deny": deny}
+    if closed:
+        return "none"
+    if deny:
+        return {"allow": ["*"], "deny": deny}
+    return "full" if internet else None
+
+
+def _unsupported(name: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{name} is not supported by this server", hint="leave it out", field=name
+    )

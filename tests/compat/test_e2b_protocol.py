@@ -1,0 +1,389 @@
+"""E2B's protocol as bytes: tenants, tokens, hostile requests, and what the SDKs never send."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import zlib
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sandkasten.client.server.embedded import ServerAddress, settings
+from sandkasten.compat.e2b.connect_codec import STREAM, Envelopes, envelope
+from sandkasten.compat.e2b.e2b_assembly import open_e2b, read_key
+from sandkasten.compat.e2b.envd_tokens import EnvdTokens, SignedPath
+from sandkasten.daemon.engine_assembly import open_engine
+from sandkasten.errors import StoreUnusable
+from tests.api.daemon_in_process import serving
+from tests.api.daemon_with_database import AS_OPERATOR, OPERATOR, booked, new_key
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.api.daemon_in_process import Daemon
+
+TOKENS = EnvdTokens(b"k" * 32)
+ABSENT = "sbx_0000000000000000"
+
+
+@dataclass(slots=True)
+class E2b:
+    daemon: Daemon
+    key: str = OPERATOR
+
+    async def ask(self, method: str, path: str, body: object = None, **more: Any) -> Any:
+        """Send a request to the control plane; return the status and the parsed body."""
+        headers = {"X-API-KEY": self.key, **more.pop("headers", {})}
+        url = f"{self.daemon.url}/e2b{path}"
+        async with self.daemon.http.request(
+            method, url, json=body, headers=headers, **more
+        ) as found:
+            raw = await found.read()
+            return found.status, json.loads(raw) if raw else None
+
+    async def create(self, **body: object) -> str:
+        status, made = await self.ask("POST", "/sandboxes", {"templateID": "base", **body})
+        assert status == 201, made
+        assert made["envdAccessToken"] == TOKENS.token(made["sandboxID"])
+        return str(made["sandboxID"])
+
+    async def send(self, box: str, path: str, data: Any, **headers: str) -> Any:
+        """Send a request to a sandbox; return the status and the bytes."""
+        sent = {"E2b-Sandbox-Id": box, "X-Access-Token": TOKENS.token(box), **headers}
+        async with self.daemon.http.post(
+            f"{self.daemon.url}/e2b{path}", data=data, headers=sent
+        ) as found:
+            return found.status, await found.read()
+
+    async def upload(self, box: str, path: str, *parts: tuple[str, str | None]) -> Any:
+        """Send a form, with the names of files as the SDKs write them."""
+        data = b""
+        for name, filename in parts:
+            named = "" if filename is None else f'; filename="{filename}"'
+            head = f'--edge\r\nContent-Disposition: form-data; name="{name}"{named}\r\n\r\n'
+            data += head.encode() + b"content\r\n"
+        kind = {"Content-Type": "multipart/form-data; boundary=edge"}
+        return await self.send(box, path, data + b"--edge--\r\n", **kind)
+
+    async def call(self, box: str, path: str, body: object, **headers: str) -> Any:
+        headers = {"Content-Type": "application/json", **headers}
+        status, raw = await self.send(box, path, json.dumps(body).encode(), **headers)
+        return status, json.loads(raw)
+
+    async def stream(self, box: str, path: str, body: object, **headers: str) -> list[Any]:
+        headers = {"Content-Type": STREAM, **headers}
+        status, raw = await self.send(box, path, envelope(body), **headers)
+        assert status == 200, raw
+        # The end has a flag of its own, which the reader of requests leaves out.
+        last = raw.rindex(b"\x02\0\0")
+        return [
+            *(json.loads(one) for one in Envelopes(1 << 20).feed(raw[:last])),
+            json.loads(raw[last + 5 :]),
+        ]
+
+
+@asynccontextmanager
+async def engine_at(place: Any) -> AsyncIterator[Any]:
+    one = await open_engine(settings(ServerAddress(str(place / "data"), "unisolated")))
+    try:
+        yield one
+    finally:
+        for info in await one.list(all=True):
+            await one.destroy(info.id)
+        await one.aclose()
+
+
+@pytest.fixture
+async def e2b(tmp_path):
+    async with (
+        engine_at(tmp_path) as engine,
+        open_e2b(b"k" * 32, {}) as routes,
+        booked(engine, tmp_path / "data", more=routes) as daemon,
+    ):
+        yield E2b(daemon)
+
+
+async def another(e2b: E2b) -> E2b:
+    headers = await new_key(e2b.daemon, tenant="acme", name="other")
+    return E2b(e2b.daemon, headers["Authorization"].removeprefix("Bearer "))
+
+
+@pytest.mark.promise("P80")
+async def test_another_tenants_sandbox_is_answered_like_an_unknown_one(e2b):
+    mine, other = await e2b.create(), await another(e2b)
+    requests: tuple[tuple[str, str, object], ...] = (
+        ("GET", "", None),
+        ("DELETE", "", None),
+        ("POST", "/timeout", {"timeout": 5}),
+        ("POST", "/connect", {"timeout": 5}),
+        ("POST", "/pause", {}),
+        ("POST", "/resume", {}),
+        ("GET", "/metrics", None),
+        ("PUT", "/network", {}),
+    )
+    for method, path, body in requests:
+        answers = [
+            await other.ask(method, f"/sandboxes/{box}{path}", body) for box in (mine, ABSENT)
+        ]
+        assert [status for status, _ in answers] == [404, 404], path
+        told = [json.dumps(one).replace(mine, ABSENT) for _, one in answers]
+        assert told[0] == told[1], path
+        assert set(answers[0][1]) == {"code", "message"}
+    assert await other.ask("GET", "/v2/sandboxes") == (200, [])
+    assert [one["sandboxID"] for one in (await e2b.ask("GET", "/v2/sandboxes"))[1]] == [mine]
+
+
+@pytest.mark.promise("P80")
+async def test_a_request_without_the_key_or_the_token_is_refused(e2b):
+    box, other = await e2b.create(), await e2b.create()
+    for key in ("", "wrong", "x" * 10_000):
+        status, told = await e2b.ask("GET", f"/sandboxes/{box}", headers={"X-API-KEY": key})
+        assert (status, told["code"]) == (401, 401)
+    stat = "/filesystem.Filesystem/Stat"
+    for sandbox, token in (
+        (box, ""),
+        (box, TOKENS.token(other)),
+        (ABSENT, TOKENS.token(box)),
+        ("../x", TOKENS.token(box)),
+        ("", TOKENS.token("")),
+    ):
+        headers = {"E2b-Sandbox-Id": sandbox, "X-Access-Token": token, "X-API-KEY": OPERATOR}
+        told = await e2b.call(box, stat, {"path": "/"}, **headers)
+        assert (told[0], told[1]["code"]) == (401, "unauthenticated"), sandbox
+    # The bearer of our own API opens nothing here.
+    assert (await e2b.ask("GET", "/sandboxes", headers={"X-API-KEY": "", **AS_OPERATOR}))[0] == 401
+    assert (await e2b.call(box, stat, {"path": "/"}))[0] == 200
+
+
+@pytest.mark.promise("P80")
+async def test_a_sandbox_that_is_gone_answers_with_the_words_that_the_sdks_know(e2b):
+    for body in ({"path": "/"},):
+        status, told = await e2b.call(ABSENT, "/filesystem.Filesystem/Stat", body)
+        assert (status, told["code"]) == (502, 502)
+        assert told["message"].startswith("The sandbox was not found")
+    status, raw = await e2b.send(
+        ABSENT, "/process.Process/Start", envelope({}), **{"Content-Type": STREAM}
+    )
+    assert (status, json.loads(raw)["code"]) == (502, 502)
+
+
+@pytest.mark.promise("P80")
+async def test_signatures_are_of_one_path_and_one_operation(e2b):
+    box = await e2b.create()
+    octets = {"Content-Type": "application/octet-stream"}
+    assert (await e2b.send(box, "/files?path=/tmp/a", b"secret", **octets))[0] == 200
+
+    async def fetch(method: str, **query: str) -> int:
+        url = f"{e2b.daemon.url}/files"
+        async with e2b.daemon.http.request(
+            method, url, params=query, data=b"x" if method == "POST" else None, headers=octets
+        ) as found:
+            return found.status
+
+    def sign(path: str, operation: Any, **more: str) -> dict[str, str]:
+        one = SignedPath(path, operation, "", "", more.get("signature_expiration"))
+        return {"path": path, "signature": one._signature(TOKENS.token(box)), **more}
+
+    assert await fetch("GET", **sign("/tmp/a", "read")) == 200
+    assert await fetch("POST", **sign("/tmp/a", "write")) == 200
+    assert await fetch("POST", **sign("/tmp/a", "read")) == 401
+    assert await fetch("GET", **sign("/tmp/a", "write")) == 401
+    assert await fetch("GET", **{**sign("/tmp/a", "read"), "path": "/etc/passwd"}) == 401
+    assert await fetch("GET", **{**sign("/tmp/a", "read"), "username": "root"}) == 401
+    assert await fetch("GET", **sign("/tmp/a", "read", signature_expiration="1")) == 401
+    later = sign("/tmp/a", "read", signature_expiration="99999999999")
+    assert await fetch("GET", **later) == 200
+    assert await fetch("GET", **{**later, "signature_expiration": "99999999998"}) == 401
+    assert await fetch("GET", path="/tmp/a") == 401
+    assert (await e2b.ask("DELETE", f"/sandboxes/{box}"))[0] == 204
+    assert await fetch("GET", **sign("/tmp/a", "read")) == 401
+
+
+async def test_hostile_requests_are_refused_before_they_are_parsed(e2b):
+    box = await e2b.create()
+    stat, start = "/filesystem.Filesystem/Stat", "/process.Process/Start"
+    for path in ("a\0b", "../x", "x" * 9000, "/tmp/" + "d/" * 4000):
+        told = await e2b.call(box, stat, {"path": path})
+        assert (told[0], told[1]["code"]) == (400, "invalid_argument")
+    assert (await e2b.call(box, stat, {"path": 5}))[0] == 400
+    deep = await e2b.send(box, stat, b"[" * 100_000, **{"Content-Type": "application/json"})
+    assert (deep[0], json.loads(deep[1])["code"]) == (429, "resource_exhausted")
+    for raw in (b"[]", b"{", b"\xff"):
+        found = await e2b.send(box, stat, raw, **{"Content-Type": "application/json"})
+        assert (found[0], json.loads(found[1])["code"]) == (400, "invalid_argument")
+    for raw in (b"", b"\0\xff\xff\xff\xff", b"\x01\0\0\0\x02{}", b"\0\0\0\0\x02{}" * 2):
+        status, told = await e2b.send(box, start, raw, **{"Content-Type": STREAM})
+        assert (status, "error" in json.loads(told[5:])) == (200, True)
+    # A form, which any page of a browser may send.
+    for kind in ("text/plain", "application/x-www-form-urlencoded"):
+        assert (await e2b.send(box, stat, b"{}", **{"Content-Type": kind}))[0] == 400
+    for header in ("Connect-Timeout-Ms", "Keepalive-Ping-Interval"):
+        told = await e2b.stream(box, start, {"process": {"cmd": "true"}}, **{header: "-1"})
+        assert told[-1]["error"]["code"] == "invalid_argument"
+    bomb = gzip.compress(b"0" * (64 << 20))
+    more = {"Content-Encoding": "gzip", "Content-Type": "application/octet-stream"}
+    status, raw = await e2b.send(box, "/files?path=/tmp/b", bomb, **more)
+    assert status in (200, 413, 507)
+    for raw in (b"not gzip", zlib.compress(b"x"), gzip.compress(b"x" * 1000)[:-9]):
+        assert (await e2b.send(box, "/files?path=/tmp/c", raw, **more))[0] == 400
+    assert (await e2b.call(box, stat, {"path": "/tmp/c"}))[0] == 404
+
+
+async def test_processes_are_of_their_sandbox(e2b):
+    one, two = await e2b.create(), await e2b.create()
+    process = {"cmd": "/bin/sh", "args": ["-c", "read x; echo $x; exit 7"]}
+    body = {"process": process, "tag": "mine", "stdin": True}
+    headers = {
+        "E2b-Sandbox-Id": one, "X-Access-Token": TOKENS.token(one), "Content-Type": STREAM,
+    }  # fmt: skip
+    url = f"{e2b.daemon.url}/e2b/process.Process/Start"
+    async with e2b.daemon.http.post(url, data=envelope(body), headers=headers) as found:
+        head = await found.content.readexactly(5)
+        began = json.loads(await found.content.readexactly(int.from_bytes(head[1:])))
+        pid = began["event"]["start"]["pid"]
+        _, listed = await e2b.call(one, "/process.Process/List", {})
+        assert [(p["pid"], p["tag"]) for p in listed["processes"]] == [(pid, "mine")]
+        assert await e2b.call(two, "/process.Process/List", {}) == (200, {"processes": []})
+        sent = {"input": {"stdin": base64.b64encode(b"hi\n").decode()}}
+        for selector in ({"pid": pid}, {"tag": "mine"}):
+            told = await e2b.call(two, "/process.Process/SendInput", {"process": selector, **sent})
+            assert (told[0], told[1]["code"]) == (404, "not_found")
+        selected = {"process": {"tag": "mine"}}
+        wrong = {**selected, "input": {"stdin": "***"}}
+        assert (await e2b.call(one, "/process.Process/SendInput", wrong))[0] == 400
+        odd = {**selected, "signal": "SIGNAL_SIGSTOP"}
+        assert (await e2b.call(one, "/process.Process/SendSignal", odd))[0] == 400
+        messages = [{"start": selected}, {"data": sent}]
+        data = b"".join(envelope(message) for message in messages)
+        status, raw = await e2b.send(
+            one, "/process.Process/StreamInput", data, **{"Content-Type": STREAM}
+        )
+        assert (status, raw) == (200, envelope({}) + envelope({}, flags=2))
+        rest = await found.content.read()
+    ended = {"exitCode": 7, "exited": True, "status": "exit status 7", "error": "exit status 7"}
+    assert json.dumps(ended, separators=(",", ":")).encode() in rest
+
+
+async def test_watchers_are_of_their_sandbox_and_bounded(e2b):
+    one, two = await e2b.create(), await e2b.create()
+    service = "/filesystem.Filesystem"
+    made = [(await e2b.call(one, f"{service}/CreateWatcher", {"path": "/tmp"})) for _ in range(32)]
+    assert {status for status, _ in made} == {200}
+    refused = await e2b.call(one, f"{service}/CreateWatcher", {"path": "/tmp"})
+    assert (refused[0], refused[1]["code"]) == (429, "resource_exhausted")
+    body = {"watcherId": made[0][1]["watcherId"]}
+    assert (await e2b.call(two, f"{service}/GetWatcherEvents", body))[0] == 404
+    assert (await e2b.call(two, f"{service}/RemoveWatcher", body))[0] == 404
+    octets = {"Content-Type": "application/octet-stream"}
+    await e2b.send(one, "/files?path=/tmp/new", b"1", **octets)
+    _, told = await e2b.call(one, f"{service}/GetWatcherEvents", body)
+    kinds = [(event["name"], event["type"]) for event in told["events"]]
+    assert kinds == [("new", "EVENT_TYPE_CREATE"), ("new", "EVENT_TYPE_WRITE")]
+    assert (await e2b.call(one, f"{service}/RemoveWatcher", body)) == (200, {})
+    assert (await e2b.call(one, f"{service}/GetWatcherEvents", body))[0] == 404
+    missing = await e2b.call(one, f"{service}/CreateWatcher", {"path": "/tmp/nothing"})
+    assert (missing[0], missing[1]["code"]) == (404, "not_found")
+
+
+async def test_forms_have_one_file_or_several_with_their_paths(e2b):
+    box = await e2b.create()
+    status, raw = await e2b.upload(
+        box, "/files", ("file", "/tmp/a"), ("other", None), ("file", "/home/user/b")
+    )
+    assert (status, [one["path"] for one in json.loads(raw)]) == (200, ["/tmp/a", "/home/user/b"])
+    assert (await e2b.upload(box, "/files", ("other", None)))[0] == 400
+    assert (await e2b.upload(box, "/files", ("file", "/etc/x")))[0] == 403
+    twice = ("file", "a"), ("file", "b")
+    assert (await e2b.upload(box, "/files?path=/tmp/c", *twice))[0] == 400
+
+
+async def test_what_has_no_counterpart_is_refused_by_name(e2b):
+    for name, value in (
+        ("autoPause", True),
+        ("autoResume", {"enabled": True}),
+        ("mcp", {"x": {}}),
+        ("volumeMounts", [{"name": "v", "path": "/v"}]),
+        ("network", {"egressProxy": {"host": "h"}}),
+    ):
+        status, told = await e2b.ask("POST", "/v2/sandboxes", {"templateID": "base", name: value})
+        assert (status, told["code"]) == (400, 400)
+        assert name in told["message"]
+    status, told = await e2b.ask("POST", "/v2/sandboxes", {"templateID": "No such"})
+    assert (status, "sandkasten image ls" in told["message"]) == (404, True)
+    assert (await e2b.ask("POST", "/sandboxes", {"templateID": "host"}))[0] == 201
+    for path in ("/execute", "/contexts", "/v3/templates", "/nothing"):
+        status, told = await e2b.ask("POST", path, {})
+        assert (status, told["code"]) == (404, 404)
+
+
+async def test_changes_are_audited_as_those_of_our_own_routes(e2b):
+    box = await e2b.create()
+    await e2b.ask("POST", f"/sandboxes/{box}/timeout", {"timeout": 60})
+    await e2b.ask("DELETE", f"/sandboxes/{box}")
+    found = (await e2b.daemon.ask("GET", "/v1/audit", headers=AS_OPERATOR)).json
+    rows = [(one["action"], one["target"], one["outcome"]) for one in found["entries"]]
+    assert rows == [
+        (action, box, "ok") for action in ("session.create", "session.update", "session.destroy")
+    ]
+
+
+async def test_an_idempotency_key_finds_the_sandbox_that_it_made(e2b):
+    made = [
+        await e2b.ask(
+            "POST", "/v2/sandboxes", {"templateID": "base"}, headers={"Idempotency-Key": "once"}
+        )
+        for _ in range(2)
+    ]
+    assert made[0][1]["sandboxID"] == made[1][1]["sandboxID"]
+
+
+async def test_connecting_never_shortens_the_time_that_is_left(e2b):
+    box = await e2b.create(timeout=500)
+
+    async def ends() -> str:
+        return str((await e2b.ask("GET", f"/sandboxes/{box}"))[1]["endAt"])
+
+    before = await ends()
+    assert (await e2b.ask("POST", f"/v2/sandboxes/{box}/connect", {"timeout": 5}))[0] == 200
+    assert await ends() == before
+    assert (await e2b.ask("POST", f"/sandboxes/{box}/timeout", {"timeout": 5}))[0] == 204
+    assert await ends() < before
+    status, told = await e2b.ask("POST", f"/sandboxes/{box}/timeout", {"timeout": 10**7})
+    assert (status, "session_max_lifetime_seconds" in told["message"]) == (400, True)
+
+
+async def test_without_keys_on_loopback_any_key_is_accepted(tmp_path):
+    async with (
+        engine_at(tmp_path) as engine,
+        open_e2b(b"k" * 32, {}) as routes,
+        serving(engine, more=routes) as daemon,
+    ):
+        e2b = E2b(daemon, "e2b_anything")
+        box = await e2b.create()
+        assert [one["sandboxID"] for one in (await e2b.ask("GET", "/sandboxes"))[1]] == [box]
+
+        async def streams() -> list[Any]:
+            body = {"process": {"cmd": "/bin/echo", "args": ["hi"]}, "stdin": False}
+            return await e2b.stream(box, "/process.Process/Start", body)
+
+        first, *rest = await streams()
+        assert first["event"]["start"]["pid"] > 0
+        data = base64.b64encode(b"hi\n").decode()
+        assert rest == [
+            {"event": {"data": {"stdout": data}}},
+            {"event": {"end": {"exitCode": 0, "exited": True, "status": "exit status 0"}}},
+            {},
+        ]
+
+
+def test_the_key_of_the_tokens_is_made_once(tmp_path):
+    key = read_key(tmp_path)
+    assert (len(key), read_key(tmp_path)) == (64, key)
+    assert (tmp_path / "e2b.key").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "e2b.key").write_bytes(b"short")
+    with pytest.raises(StoreUnusable):
+        read_key(tmp_path)
