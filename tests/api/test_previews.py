@@ -12,7 +12,7 @@ import pytest
 
 from sandkasten.api.previews.preview_access import PreviewRules, Previews
 from sandkasten.client.port_forward import forwarding
-from sandkasten.errors import ConnectionRefused, InvalidRequest, SandkastenError
+from sandkasten.errors import ConnectionRefused, InvalidRequest, SandkastenError, StoreUnusable
 from sandkasten.model.access.preview_links import PreviewTarget, sign, target_of, verify
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.ids import SandboxId
@@ -161,6 +161,20 @@ async def test_a_public_preview_ends_at_its_time_and_survives_a_restart(site, cl
     assert not stored.is_public(target, clock.now())
     clock.time += 61
     assert (await site.get()).status == 401
+
+
+async def test_damaged_files_of_previews_are_named_and_nothing_is_rewritten(tmp_path):
+    first = await PreviewDirectory.open(tmp_path)
+    changed_at = tmp_path.stat().st_mtime_ns
+    assert (await PreviewDirectory.open(tmp_path)).key == first.key
+    # A full disk would not let it.
+    assert tmp_path.stat().st_mtime_ns == changed_at
+    for name, content in (("public.json", "[1]"), ("public.json", "{"), ("key", "short")):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(StoreUnusable, match=f"{name} is damaged"):
+            await PreviewDirectory.open(tmp_path)
+        if name == "public.json":
+            (tmp_path / name).unlink()
 
 
 async def test_the_operator_can_forbid_public_previews(site, daemon):

@@ -78,6 +78,7 @@ GUIDES = [
         files={"project/a.txt": "a"},
     ),
     Page("docs/guides/pausing.md"),
+    Page("docs/guides/previews.md", {r"^sandkasten forward": ANOTHER}, without=None),
     Page(
         "docs/guides/keys-and-tenants.md",
         {r"--follow": ANOTHER},

@@ -46,7 +46,9 @@ class PreviewDirectory:
     def _open(cls, directory: Path) -> PreviewDirectory:
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            create_file(directory / _KEY_FILE, secrets.token_bytes(32))
+            # A daemon also starts on a full disk.
+            if not (directory / _KEY_FILE).exists():
+                create_file(directory / _KEY_FILE, secrets.token_bytes(32))
             key = (directory / _KEY_FILE).read_bytes()
             public = _read(directory / _PUBLIC_FILE)
         except OSError as exc:

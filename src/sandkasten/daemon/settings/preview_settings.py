@@ -38,7 +38,7 @@ class PreviewSettings:
         "previews.listen",
         address,
         None,
-        "Where the daemon serves previews.domain over TLS; none if a proxy in front does.",
+        "Where the daemon serves previews.domain over TLS; default: only on its own address.",
         show=str,
     )
     cert: Path | None = setting(
