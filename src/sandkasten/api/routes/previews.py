@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import Field
 from starlette.websockets import WebSocket, WebSocketState
 
+from sandkasten.api.request.field_schemas import WHOLE
 from sandkasten.api.request.request_guard import LOOPBACK, host_name
 from sandkasten.api.response.json_response import answer, moments
 from sandkasten.api.route import Answer, Body, Route
@@ -40,7 +41,7 @@ _INTERNAL_ERROR: Final = 1011
 
 
 class PreviewBody(Body):
-    port: int = Field(ge=1, le=65_535)
+    port: Annotated[int, Field(ge=1, le=65_535), WHOLE]
     public: bool | None = Field(
         None,
         description="true: open it to every client; false: make it private again; "
