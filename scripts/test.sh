@@ -90,30 +90,28 @@ prepare() {
 # Tests make and remove a million files, which costs a tenth of the processors' time on a disk (an
 # ext4 without a journal searches what it freed last for every new file). They are kept in memory
 # where there is enough of it, and where it takes the attributes that a disk takes.
-export SK_SCRATCH=/var/tmp
 memory=/var/tmp/sk-tests-$(cksum <<<"$PWD" | cut -d' ' -f1)
+place=()
 
 make_scratch() {
     drop_scratch
     [ "$(id -u)" = 0 ] && [ "$(awk '/^MemAvailable/ { print $2 }' /proc/meminfo)" -ge 8000000 ] || return 0
-    mkdir -p "$memory" && mount -t tmpfs -o mode=1777,size=50% sandkasten-tests "$memory" || return 0
+    mkdir -p "$memory" && mount -t tmpfs -o mode=0755,size=50% sandkasten-tests "$memory" || return 0
     if .venv/bin/python -c 'import os, sys; os.setxattr(sys.argv[1], "user.test", b"")' "$memory" 2>/dev/null; then
-        SK_SCRATCH=$memory
+        place=(--basetemp="$memory/t")
     else
         drop_scratch
     fi
 }
 
 drop_scratch() {
-    SK_SCRATCH=/var/tmp
+    place=()
     while mountpoint -q "$memory" 2>/dev/null; do umount -l "$memory"; done
     rmdir "$memory" 2>/dev/null || true
 }
 
 # Several workers on one processor serve it well: tests wait for deadlines, daemons and sandboxes.
 python() {
-    local place=()
-    [ "$SK_SCRATCH" = /var/tmp ] || place=(--basetemp="$SK_SCRATCH/t")
     .venv/bin/python -m pytest --durations=15 --durations-min=1 "${place[@]}" "$@" </dev/null
 }
 

@@ -187,6 +187,13 @@ def canary_secret(pytestconfig: pytest.Config) -> str:
     return pytestconfig.stash[_secret]
 
 
+@pytest.fixture
+def disk_path() -> Iterator[Path]:
+    """Return a folder on a disk: `tmp_path` may be in memory, where no space can be reserved."""
+    with tempfile.TemporaryDirectory(prefix="pytest-of-disk-", dir="/var/tmp") as place:
+        yield Path(place)
+
+
 @pytest.fixture(scope="session")
 def full_size() -> bool:
     """Return whether to run every size in full (`make test-long`)."""

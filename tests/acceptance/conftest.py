@@ -24,7 +24,6 @@ from sandkasten import Sandbox
 from sandkasten.backends.local import LocalBackend
 from sandkasten.model.ids import SandboxId
 from tests.patience import PATIENCE_S
-from tests.scratch import SCRATCH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,7 +34,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="session")
 def suite_data_dir() -> Iterator[Path]:
     """One data directory for the suite: an engine keeps the one it was opened with."""
-    path = Path(tempfile.mkdtemp(prefix="pytest-of-acceptance-", dir=SCRATCH))
+    path = Path(tempfile.mkdtemp(prefix="pytest-of-acceptance-", dir="/var/tmp"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
 
@@ -72,7 +71,7 @@ def make(data_dir: Path) -> Callable[..., Sandbox]:
 @pytest.fixture
 def fresh_data_dir() -> Iterator[Path]:
     """A new data directory: for incomplete hosts, and for a first use."""
-    path = Path(tempfile.mkdtemp(prefix="pytest-of-ruin-", dir=SCRATCH))
+    path = Path(tempfile.mkdtemp(prefix="pytest-of-ruin-", dir="/var/tmp"))
     yield path
     deadline = time.monotonic() + PATIENCE_S
     while (left := leftovers(path)) and time.monotonic() < deadline:

@@ -17,8 +17,8 @@ from sandkasten.errors import QuotaExceeded
 MB = 1024 * 1024
 
 
-def test_a_reserved_file_has_all_of_its_blocks_and_keeps_its_content(tmp_path):
-    with open(tmp_path / "file", "w+b") as file:
+def test_a_reserved_file_has_all_of_its_blocks_and_keeps_its_content(disk_path):
+    with open(disk_path / "file", "w+b") as file:
         file.write(b"content")
         file.truncate(8 * MB)
         file.flush()
@@ -29,24 +29,24 @@ def test_a_reserved_file_has_all_of_its_blocks_and_keeps_its_content(tmp_path):
             assert (found.st_size, found.st_blocks * 512 >= size) == (size, True)
         file.seek(0)
         assert file.read(7) == b"content"
-    assert is_reservable(tmp_path)
+    assert is_reservable(disk_path)
 
 
-def test_space_that_must_stay_free_is_not_reserved(tmp_path):
-    free = free_bytes(tmp_path)
-    with open(tmp_path / "file", "w+b") as file:
+def test_space_that_must_stay_free_is_not_reserved(disk_path):
+    free = free_bytes(disk_path)
+    with open(disk_path / "file", "w+b") as file:
         with pytest.raises(QuotaExceeded, match="kept free") as caught:
             reserve(file.fileno(), 2 * MB, free, "make a workspace")
         assert caught.value.details == {"quota": "disk"}
         assert "workspace_mb" in caught.value.hint
         assert os.fstat(file.fileno()).st_size == 0
-    check_free(tmp_path, free // 2, "write")
+    check_free(disk_path, free // 2, "write")
     with pytest.raises(QuotaExceeded, match="could not write"):
-        check_free(tmp_path, free * 2, "write")
+        check_free(disk_path, free * 2, "write")
 
 
-def test_a_file_that_has_its_blocks_needs_no_free_space(tmp_path):
-    with open(tmp_path / "file", "w+b") as file:
+def test_a_file_that_has_its_blocks_needs_no_free_space(disk_path):
+    with open(disk_path / "file", "w+b") as file:
         assert reserve(file.fileno(), MB, 0, "try") is True
         assert reserve(file.fileno(), MB, 1 << 60, "try") is True
 
@@ -58,19 +58,19 @@ def test_memory_is_not_reserved():
         assert os.fstat(file.fileno()).st_blocks == 0
 
 
-def test_a_file_system_that_cannot_reserve_is_recognised(tmp_path, monkeypatch):
+def test_a_file_system_that_cannot_reserve_is_recognised(disk_path, monkeypatch):
     monkeypatch.setattr(free_space, "_allocate", lambda *_: errno.EOPNOTSUPP)
-    with open(tmp_path / "file", "w+b") as file:
+    with open(disk_path / "file", "w+b") as file:
         assert reserve(file.fileno(), MB, 0, "try") is False
     monkeypatch.setattr(free_space, "_allocate", lambda *_: errno.EIO)
-    with open(tmp_path / "file", "w+b") as file, pytest.raises(OSError, match="error"):
+    with open(disk_path / "file", "w+b") as file, pytest.raises(OSError, match="error"):
         reserve(file.fileno(), MB, 0, "try")
 
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a disk")
-def test_a_disk_without_a_free_byte_is_exhausted(tmp_path):
-    image, place = tmp_path / "image", tmp_path / "disk"
+def test_a_disk_without_a_free_byte_is_exhausted(disk_path):
+    image, place = disk_path / "image", disk_path / "disk"
     place.mkdir()
     with image.open("wb") as file:
         file.truncate(32 * MB)

@@ -37,7 +37,6 @@ from sandkasten.images.layers.overlay import Landing, Parent, landing
 from sandkasten.model.sandbox.network_policy import CLOSED, NetworkPolicy
 from tests import imagekit
 from tests.patience import PATIENCE_S
-from tests.scratch import SCRATCH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -311,7 +310,7 @@ def test_a_target_path_follows_the_links_of_the_image(tmp_path):
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Path]:
     """One data directory for the module, with a busybox in its store."""
-    path = Path(tempfile.mkdtemp(prefix="pytest-of-steps-", dir=SCRATCH))
+    path = Path(tempfile.mkdtemp(prefix="pytest-of-steps-", dir="/var/tmp"))
     sandkasten.Images(data_dir=path).import_archive(imagekit.busybox_tar(), name="box")
     sandkasten.Images(data_dir=path).import_archive(imagekit.empty_tar(), name="bare")
     yield path

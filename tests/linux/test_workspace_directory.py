@@ -487,7 +487,8 @@ def _shut_and_remove(root: Path) -> subprocess.CompletedProcess[str]:
     shut.parent.chmod(0o500)
     subprocess.run(["chown", "-R", "nobody", root], check=True, timeout=FAR_TOO_LATE_S)
     for folder in root.parents:
-        if folder.stat().st_mode & 0o777 == 0o700 and str(folder).startswith("/tmp/"):
+        ours = str(folder).startswith(("/tmp/", "/var/tmp/"))
+        if ours and folder.stat().st_mode & 0o777 == 0o700:
             folder.chmod(0o711)
     code = (
         "import asyncio, sys; from pathlib import Path\n"

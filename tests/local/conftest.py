@@ -14,7 +14,6 @@ from sandkasten.backends.local import LocalBackend
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.limits import MIB, Limits
 from tests.local import trees
-from tests.scratch import SCRATCH
 from tests.security.harness import ROOT, Box, Loop, poll
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def loop() -> Iterator[Loop]:
 
 @pytest.fixture(scope="session")
 def data_dir() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="pytest-of-local-", dir=SCRATCH))
+    path = Path(tempfile.mkdtemp(prefix="pytest-of-local-", dir="/var/tmp"))
     yield path
     left = [cell.name for cell in (path / "cells").glob("*")]
     shutil.rmtree(path)
@@ -76,7 +75,7 @@ def make_box(
 @pytest.fixture(scope="session")
 def roots() -> Iterator[Path]:
     """Where trees of this run are put."""
-    path = Path(tempfile.mkdtemp(prefix="pytest-of-roots-", dir=SCRATCH))
+    path = Path(tempfile.mkdtemp(prefix="pytest-of-roots-", dir="/var/tmp"))
     path.chmod(0o755)
     yield path
     shutil.rmtree(path)

@@ -18,9 +18,9 @@ HOST = Image("host")
 
 
 @pytest.fixture
-def volume(tmp_path: Path) -> Volume:
-    path = tmp_path / "volume"
-    workspace_image.copy_template(workspace_image.template(tmp_path, 64 * MIB), path)
+def volume(disk_path: Path) -> Volume:
+    path = disk_path / "volume"
+    workspace_image.copy_template(workspace_image.template(disk_path, 64 * MIB), path)
     return Volume(str(path), "image")
 
 

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 from tests.network.conftest import served
 from tests.packages.wheels import wheel
 from tests.patience import PATIENCE_S
-from tests.scratch import SCRATCH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -206,7 +205,7 @@ def _postgres(folder: Path) -> Iterator[int]:
 def servers() -> Iterator[Servers]:
     """Start all of them."""
     # Not below a directory of root's alone: PostgreSQL runs as another user.
-    scratch = Path(tempfile.mkdtemp(prefix="sknet-", dir=SCRATCH))
+    scratch = Path(tempfile.mkdtemp(prefix="sknet-", dir="/var/tmp"))
     scratch.chmod(0o711)
     root = scratch / "files"
     try:

@@ -14,7 +14,6 @@ from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from tests.conformance.box import Box
-from tests.scratch import SCRATCH
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -24,7 +23,7 @@ RUNTIMES = {"oci": "runc", "gvisor": "runsc"}
 
 @pytest.fixture(scope="session")
 def scratch() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="sko-", dir=SCRATCH))
+    path = Path(tempfile.mkdtemp(prefix="sko-", dir="/var/tmp"))
     yield path
     shutil.rmtree(path)
 

@@ -12,7 +12,6 @@ import pytest
 
 from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.settings.resolver import load
-from tests.scratch import SCRATCH
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def data_dir() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="pytest-of-packages-", dir=SCRATCH))
+    path = Path(tempfile.mkdtemp(prefix="pytest-of-packages-", dir="/var/tmp"))
     yield path
     left = [one.name for one in (path / "cells").glob("*")]
     making = [one.name for one in (path / "packages" / "making").glob("*")]

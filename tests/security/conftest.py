@@ -21,7 +21,6 @@ from sandkasten.model.sandbox.limits import MIB, Limits
 from tests import asked
 from tests.grounds import GROUNDS, Ground, open_backend, place_for, spec_on
 from tests.pool import Pool
-from tests.scratch import SCRATCH
 from tests.security.harness import Box, Loop, poll
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def planted_secret() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def data_dir(ground: Ground) -> Iterator[Path]:
-    around = place_for(ground, Path(SCRATCH, "x")).parent
+    around = place_for(ground, Path("/var/tmp/x")).parent
     path = Path(tempfile.mkdtemp(prefix="pytest-of-security-", dir=around))
     yield path
     left = [

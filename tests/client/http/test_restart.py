@@ -15,7 +15,6 @@ from sandkasten import Sandbox
 from sandkasten.client.http import connection
 from tests.client.http.served import Served, served
 from tests.patience import PATIENCE_S
-from tests.scratch import SCRATCH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,7 +32,7 @@ def killable(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Served, Callable
     """Serve a daemon, and return a function that kills it and starts another."""
     # A busy machine takes longer to start a daemon than anybody else would wait for one.
     monkeypatch.setattr(connection, "PATIENT_TRIES", 10)
-    with tempfile.TemporaryDirectory(prefix="pytest-of-restart-", dir=SCRATCH) as place:
+    with tempfile.TemporaryDirectory(prefix="pytest-of-restart-", dir="/var/tmp") as place:
         data = Path(place) / "data"
         with served(data, backend="local") as first:
             ending = threading.Event()

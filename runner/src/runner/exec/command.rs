@@ -158,11 +158,17 @@ impl Exec {
         matches!(self.start.what, What::Shell { .. })
     }
 
+    /// Note the time, just before the command can run: what the network refused to it is found by its
+    /// time, and the runner may have to wait for a processor while the command runs already.
+    pub fn about_to_begin(&mut self) {
+        // In this order, start plus duration is never before the end.
+        self.begun_ns = sys::boot_ns();
+        self.started_ms = sys::unix_ms();
+    }
+
     pub(super) fn begin(&mut self, pid: i32) {
         self.state = State::Running;
         self.pid = pid;
-        self.started_ms = sys::unix_ms();
-        self.begun_ns = sys::boot_ns();
     }
 
     /// Set the final state from a wait status.

@@ -43,6 +43,7 @@ impl Execs {
                 terminal: ends.terminal,
                 own_session: true,
             };
+            exec.about_to_begin();
             match cx.hand_over(number, &program, &wiring) {
                 Some(pid) => Ok(pid),
                 None => cx.start_supervisor(&program, &wiring, Owner::Exec(number)),

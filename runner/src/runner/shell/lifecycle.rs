@@ -209,6 +209,9 @@ impl Shells {
             Some(directory) => directory,
             None => return,
         };
+        if let Some(exec) = execs.get_mut(shell.current.unwrap_or(0)) {
+            exec.about_to_begin();
+        }
         match directory.deliver(&cx.config.identity) {
             Ok(()) => {
                 shell.phase = Phase::Running;
