@@ -6,8 +6,9 @@ import math
 
 import pytest
 
-from sandkasten.errors import InvalidRequest, PayloadTooLarge
-from sandkasten.model.commands.command import checked_command
+from sandkasten.errors import InvalidRequest, PayloadTooLarge, PolicyDenied
+from sandkasten.model.commands.accounts import Account, find_account
+from sandkasten.model.commands.command import checked_command, fingerprint
 from sandkasten.model.commands.exec_values import ExecRequest, Pty
 from sandkasten.model.sandbox.limits import Limits
 
@@ -48,7 +49,7 @@ def test_a_command_of_one_mebibyte_is_the_largest():
 
 def test_one_argument_is_bounded_by_the_kernel():
     assert checked(("echo", "x" * 131_071)).argv is not None
-    for command in (("echo", "x" * 131_072), ("echo", *["x" * 100_000] * 11)):
+    for command in (("echo", "x" * 131_072), ("echo", *["x" * 100_000] * 19)):
         with pytest.raises(PayloadTooLarge):
             checked(command)
     with pytest.raises(PayloadTooLarge) as refused:
@@ -101,7 +102,7 @@ def test_a_terminal_size_must_be_in_range(pty):
         checked("true", pty=pty)
 
 
-@pytest.mark.parametrize("most", [-1, True, 1.5, 8 * 2**20 + 1])
+@pytest.mark.parametrize("most", [-1, True, 1.5, 32 * 2**20 + 1])
 def test_output_caps_are_whole_and_bounded(most):
     with pytest.raises(InvalidRequest):
         checked("true", max_output_bytes=most)
@@ -110,3 +111,44 @@ def test_output_caps_are_whole_and_bounded(most):
 def test_an_output_cap_applies_to_both_streams():
     command = checked("true", max_output_bytes=10)
     assert (command.stdout_cap, command.stderr_cap) == (10, 10)
+
+
+def test_output_over_8_mebibytes_has_the_operators_ceiling():
+    def kept(most, **ceiling):
+        request = ExecRequest("ls", max_output_bytes=most)
+        return checked_command(request, Limits(), "bash", ceiling=ceiling).stdout_cap
+
+    assert kept(32 * 2**20) == 32 * 2**20
+    # The command line asks for this much, whatever the ceiling of a sandbox's own limits is.
+    assert kept(8 * 2**20, max_stdout_bytes=1000, max_stderr_bytes=1000) == 8 * 2**20
+    assert kept(9 * 2**20, max_stdout_bytes=9 * 2**20, max_stderr_bytes=9 * 2**20) == 9 * 2**20
+    with pytest.raises(PolicyDenied, match="policy.max.max_stderr_bytes"):
+        kept(9 * 2**20, max_stderr_bytes=1000)
+
+
+def test_a_command_for_another_user_is_a_new_process_of_its_own():
+    assert checked("id", user="app").argv == ("bash", "-c", "id")
+    made = checked_command(ExecRequest("id", user="app"), Limits(), "bash", background=True)
+    assert (made.argv, made.cwd, made.state_of) == (("bash", "-c", "id"), "/workspace", None)
+    one, other = ExecRequest("id", user="app"), ExecRequest("id", user="ann")
+    assert fingerprint(one) != fingerprint(other)
+
+
+def test_accounts_are_those_of_the_files():
+    passwd = b"root:x:0:0:root:/root:/bin/sh\napp:x:12:13::/home/app:\nbad:x:99999999:1::/:\nx\n"
+    group = b"app:x:13:\nteam:x:20:ann,app\n"
+
+    def found(text):
+        return find_account(passwd, group, text, lambda message, _: InvalidRequest(message))
+
+    assert (found("app"), found("app").ids) == (
+        Account(12, 13, (20,), "/home/app", "app"),
+        "12:13,20",
+    )
+    assert found("12") == found("app")
+    assert found("app:team") == Account(12, 20, (), "/home/app", "app")
+    assert found("77") == Account(77, 0)
+    assert found("77:78").ids == "77:78"
+    for text in ("ann", "app:none", "65534", "bad", "70000:1", "1:70000", "\u0663"):
+        with pytest.raises(InvalidRequest):
+            found(text)

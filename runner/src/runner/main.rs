@@ -98,7 +98,8 @@ fn main() {
     }
     if let [mode, ids, program, rest @ ..] = arguments.as_slice() {
         if mode == "--as" {
-            fail(2, &run_as(&ids.to_string_lossy(), program, rest));
+            let (code, message) = run_as(&ids.to_string_lossy(), program, rest);
+            fail(code, &message);
         }
     }
     let options = match parse(arguments) {
@@ -111,19 +112,27 @@ fn main() {
     }
 }
 
-/// Become another user and run a program; return why that failed. For commands inside a sandbox whose
-/// user is root: an image need not have `su`.
-fn run_as(ids: &str, program: &OsString, arguments: &[OsString]) -> String {
+/// Become another user and run a program; return why that failed, with the exit code that a shell gives
+/// to it. For commands inside a sandbox whose user is root: an image need not have `su`.
+fn run_as(ids: &str, program: &OsString, arguments: &[OsString]) -> (i32, String) {
     let mut numbers = ids.split([':', ',']).map(str::parse);
     let (uid, groups) = match (numbers.next(), numbers.collect::<Result<Vec<u32>, _>>()) {
         (Some(Ok(uid)), Ok(groups)) if !groups.is_empty() => (uid, groups),
-        _ => return "--as must be UID:GID[,GID]...".to_owned(),
+        _ => return (2, "--as must be UID:GID[,GID]...".to_owned()),
     };
     if let Err(errno) = identity::become_user(uid, &groups) {
-        return handler::Failure::from_errno(errno, format!("cannot become user {ids}")).message;
+        let what = format!("cannot become user {ids}");
+        return (2, handler::Failure::from_errno(errno, what).message);
     }
     let error = std::process::Command::new(program).args(arguments).exec();
-    format!("cannot run {}: {error}", program.to_string_lossy())
+    let code = match error.kind() {
+        std::io::ErrorKind::NotFound => 127,
+        _ => 126,
+    };
+    (
+        code,
+        format!("cannot run {}: {error}", program.to_string_lossy()),
+    )
 }
 
 /// Run the relay. It runs beside user code, which must not be able to use its descriptors or memory.

@@ -311,6 +311,15 @@ def _exec(
     shell: Annotated[
         str | None, typer.Option("--shell", metavar="NAME", help="Name of the persistent shell.")
     ] = None,
+    user: Annotated[
+        str | None,
+        typer.Option(
+            "--user",
+            "-u",
+            metavar="USER[:GROUP]",
+            help="Run it as this user of the image, in a new process; requires profile dev.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Run a command in a sandbox and stream its output. The exit status is the command's."""
@@ -326,8 +335,8 @@ def _exec(
     if tty:
         from sandkasten.cli.commands import shell as interactive_shell
 
-        if json or shell is not None or timeout is not None:
-            raise typer.BadParameter("-t excludes --json, --shell and --timeout")
+        if json or shell is not None or timeout is not None or user is not None:
+            raise typer.BadParameter("-t excludes --json, --shell, --timeout and --user")
         options = {"cwd": cwd, "env": pairs(env, "--env")}
         raise SystemExit(go(interactive_shell.execute(state, id, command, options)))
     line = exec.CommandLine(
@@ -337,6 +346,7 @@ def _exec(
             "cwd": cwd,
             "env": pairs(env, "--env"),
             "shell": shell or "default",
+            "user": user,
         },
         stdin=interactive,
     )

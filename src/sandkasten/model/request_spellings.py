@@ -81,6 +81,8 @@ def exec_request(given: Mapping[str, Any]) -> ExecRequest:
     values["stdin"] = input_of(given, "stdin")
     values["timeout_seconds"] = timeout_of(given)
     values["pty"] = pty_of(given.get("pty"))
+    if type(given.get("user")) is int:
+        values["user"] = str(given["user"])
     return ExecRequest(**values)
 
 

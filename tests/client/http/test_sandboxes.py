@@ -112,6 +112,19 @@ async def test_a_list_is_a_process_and_its_failure_is_a_result(abox):
         await abox.exec(["sh", "-c", "exit 7"], check=True)
 
 
+async def test_a_hardened_sandbox_has_one_user(abox):
+    assert (await abox.exec(["echo", "ok"], user="sandbox")).stdout == "ok\n"
+    assert (await abox.exec("echo ok", user=1000)).stdout == "ok\n"
+    for user in ("root", 0, "app", "app:team"):
+        with pytest.raises(InvalidRequest, match="only profile dev has other users"):
+            await abox.exec("id", user=user)
+    for user in ("", "a b", "-x", "a:b:c"):
+        with pytest.raises(InvalidRequest, match="user"):
+            await abox.exec("id", user=user)
+    with pytest.raises(InvalidRequest, match="exclude each other"):
+        await abox.exec("id", user="sandbox", stateful=True)
+
+
 async def test_a_deadline_is_a_result(abox):
     result = await abox.exec("echo before; sleep 60", timeout_ms=500)
     assert (result.timed_out, result.stdout) == (True, "before\n")

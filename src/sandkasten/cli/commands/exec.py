@@ -55,7 +55,7 @@ async def execute(state: State, start: str, line: CommandLine) -> int:
     if options.get("timeout_seconds") is None and box.known is not None:
         # It is waited for, so it has the deadline of such a command.
         options["timeout_seconds"] = box.known.limits.exec_timeout_s
-    if isinstance(line.command, str):
+    if isinstance(line.command, str) and line.options.get("user") is None:
         options["stateful"] = True
     process = await box.start(line.command, keep_stdin_open=piped, **options)
     waiting = None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sandkasten.client.http.connection import Connection, HttpRequest
 
 # The last event holds all kept output, in base64 if it is not UTF-8.
-MAX_EVENT_BYTES: Final = 128 << 20
+MAX_EVENT_BYTES: Final = 512 << 20
 # A daemon says something every 15 s, if only that it lives.
 SILENCE_S: Final = 60.0
 

@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from sandkasten.client.http import session_json
+from sandkasten.client.http import large_stdin, session_json
 from sandkasten.client.http.connection import (
     ANSWER_S,
     Connection,
@@ -144,17 +144,23 @@ class HttpTransport:
     # ---- commands
 
     async def exec(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
+        if large_stdin.is_large(request):
+            return await large_stdin.run(self, sandbox_id, request)
         order = self._exec(sandbox_id, "exec", request, _time_of(request))
         return session_json.exec_result_of(await self.connection.ask(order))
 
     def exec_stream(
         self, sandbox_id: str, request: ExecRequest
     ) -> AsyncIterator[Chunk | ExecResult]:
+        if large_stdin.is_large(request):
+            return large_stdin.stream(self, sandbox_id, request)
         # Asked again under the same key, the daemon shows the same command from its beginning.
         order = self._exec(sandbox_id, "exec/stream", request, None)
         return follow(self.connection, lambda _seen: order, COMMAND)
 
     async def exec_start(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
+        if large_stdin.is_large(request):
+            return await large_stdin.start(self, sandbox_id, request)
         order = self._exec(sandbox_id, "exec", request, ANSWER_S, background=True)
         return session_json.exec_result_of(await self.connection.ask(order))
 
@@ -214,6 +220,17 @@ class HttpTransport:
         # A program reads its stdin when it likes.
         order = HttpRequest(
             "POST", _exec_path(sandbox_id, exec_id, "stdin"), body, answer_s=LONGEST_EXEC_S
+        )
+        await self.connection.ask(order)
+
+    async def exec_stdin_piece(self, sandbox_id: str, exec_id: str, data: bytes) -> None:
+        """Write bytes to a command's input as they are, which is shorter than JSON."""
+        order = HttpRequest(
+            "POST",
+            _exec_path(sandbox_id, exec_id, "stdin"),
+            data=data,
+            headers={"Content-Type": "application/octet-stream"},
+            answer_s=LONGEST_EXEC_S,
         )
         await self.connection.ask(order)
 

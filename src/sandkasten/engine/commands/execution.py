@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from sandkasten.engine.commands.exec_endings import emit_finished, explain_end, refused_network
@@ -19,6 +20,7 @@ from sandkasten.engine.commands.exec_results import (
     result_of,
     start_fields,
 )
+from sandkasten.engine.commands.exec_user import as_user
 from sandkasten.engine.handles import ExecStart, Handle, Handles
 from sandkasten.errors import InvalidRequest, ProtocolViolation, SandkastenError
 from sandkasten.model.commands.command import Command, checked_command, fingerprint
@@ -34,7 +36,7 @@ from sandkasten.wire.frame_codec import SHELL_STATE
 from sandkasten.wire.messages import decode_exec, decode_execs
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
     from sandkasten.engine.commands.exec_history import ExecHistory
     from sandkasten.model.commands.exec_values import ChunkReader
@@ -50,11 +52,17 @@ MAX_WAIT_S = 86_400.0
 
 class Execution:
     def __init__(
-        self, handles: Handles, history: ExecHistory, events: EventSink | None = None
+        self,
+        handles: Handles,
+        history: ExecHistory,
+        events: EventSink | None = None,
+        ceiling: Mapping[str, int | float] = MappingProxyType({}),
     ) -> None:
+        """`ceiling`: the operator's `policy.max`, for the output that a command may keep."""
         self._handles = handles
         self._history = history
         self._events = events
+        self._ceiling = ceiling
 
     async def run(
         self, sandbox_id: str, request: ExecRequest, show: ChunkReader | None = None
@@ -83,7 +91,7 @@ class Execution:
     ) -> ExecResult:
         """Start a command in the background. It runs when this returns; fetch its result by id."""
         handle, channel = await self._handles.connect(sandbox_id)
-        command = _command(request, handle, channel, background=True)
+        command = await self._command(request, handle, channel, background=True)
         if SHELL_STATE not in channel.hello.features:
             command = replace(command, state_of=None)
         exec_id = exec_id or _exec_id(request)
@@ -191,8 +199,23 @@ class Execution:
 
     async def _follow(self, sandbox_id: str, request: ExecRequest) -> ExecFollower:
         handle, channel = await self._handles.connect(sandbox_id)
-        command = _command(request, handle, channel)
+        command = await self._command(request, handle, channel)
         return ExecFollower(self._handles, handle, _exec_id(request), command)
+
+    async def _command(
+        self, request: ExecRequest, handle: Handle, channel: Channel, *, background: bool = False
+    ) -> Command:
+        if request.stdin is not None and not isinstance(
+            request.stdin, bytes | bytearray | memoryview
+        ):
+            raise InvalidRequest(
+                "stdin must be bytes", hint="encode the string first", field="stdin"
+            )
+        limits, shell = handle.record.limits, channel.hello.shell or "sh"
+        command = checked_command(
+            request, limits, shell, background=background, ceiling=self._ceiling
+        )
+        return command if command.user is None else await as_user(command, handle.record, channel)
 
     async def _result(self, following: ExecFollower) -> ExecResult:
         reply, raw = following.reply, following.command.raw_output
@@ -250,15 +273,6 @@ class _RecordedExec:
         record, command = self._following.handle.record, self._following.command
         shell = command.shell if command.argv is None else None
         self._row = self._history.began(record, exec_id, self._line, shell)
-
-
-def _command(
-    request: ExecRequest, handle: Handle, channel: Channel, *, background: bool = False
-) -> Command:
-    if request.stdin is not None and not isinstance(request.stdin, bytes | bytearray | memoryview):
-        raise InvalidRequest("stdin must be bytes", hint="encode the string first", field="stdin")
-    limits, shell = handle.record.limits, channel.hello.shell or "sh"
-    return checked_command(request, limits, shell, background=background)
 
 
 def _exec_id(request: ExecRequest) -> str:

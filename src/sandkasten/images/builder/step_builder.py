@@ -291,8 +291,7 @@ def _command(
     if user in ("", "0", "root", "0:0"):
         return step.argv, step.env
     account = find_account(trees, user)
-    groups = ",".join(str(one) for one in dict.fromkeys((account.gid, *account.groups)))
-    become = (RUNNER_PROGRAM, "--as", f"{account.uid}:{groups}")
+    become = (RUNNER_PROGRAM, "--as", account.ids)
     return (*become, *step.argv), {"HOME": account.home, **step.env}
 
 

@@ -10,25 +10,30 @@ import hashlib
 import math
 import shlex
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from sandkasten.errors import InvalidRequest, PayloadTooLarge
+from sandkasten.errors import InvalidRequest, PayloadTooLarge, PolicyDenied
 from sandkasten.model.commands.exec_values import MAX_SECONDS, ExecRequest, Pty
 from sandkasten.model.environment import checked_environment, text_bytes
-from sandkasten.model.field_patterns import PRINTABLE, SHELL_NAME, form
+from sandkasten.model.field_patterns import ACCOUNT, PRINTABLE, SHELL_NAME, form
 from sandkasten.model.files.sandbox_paths import working_directory
 from sandkasten.model.numbers import number, whole
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
-from sandkasten.model.sandbox.limits import MAX_KEPT_BYTES, MIB, Limits
+from sandkasten.model.sandbox.limits import FREE_KEPT_BYTES, MAX_KEPT_BYTES, MIB, Limits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MAX_COMMAND_BYTES = MIB
+# All arguments of a list: execve allows a quarter of the stack limit (8 MiB) for them and the
+# environment, with 8 bytes for each.
+MAX_ARGUMENTS_BYTES = 2 * MIB - 256 * 1024
 # execve refuses one argument over 128 KiB (MAX_ARG_STRLEN, its NUL included).
 MAX_ARGUMENT_BYTES = 128 * 1024 - 1
 _SHELL_NAME = form(SHELL_NAME)
 _KEY = form(PRINTABLE + "{1,256}")
+_ACCOUNT = form(ACCOUNT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,27 +56,36 @@ class Command:
     raw_output: bool
     state_of: str | None = None
     """The persistent shell whose directory and exported variables `argv` starts with."""
+    user: str | None = None
+    """`USER[:GROUP]`; None: the user of the sandbox."""
 
 
 def checked_command(
-    request: ExecRequest, limits: Limits, shell_program: str, *, background: bool = False
+    request: ExecRequest,
+    limits: Limits,
+    shell_program: str,
+    *,
+    background: bool = False,
+    ceiling: Mapping[str, int | float] = MappingProxyType({}),
 ) -> Command:
     """Return the command to run. `shell_program` runs a string outside the session's shell.
 
     In the background a command has no deadline unless it asks for one, and a string leaves the
-    session's shell free: it runs beside it, with its directory and exported variables.
+    session's shell free: it runs beside it, with its directory and exported variables. The shells
+    belong to the sandbox's own user, so a string for another user is a new process.
     """
+    user = None if request.user is None else _user(request)
     beside = background and isinstance(request.command, str) and request.stateful is None
-    argv, text = _what(replace(request, stateful=False) if beside else request, shell_program)
+    beside = beside and user is None
+    alone = beside or user is not None
+    argv, text = _what(replace(request, stateful=False) if alone else request, shell_program)
     timeout_s = math.inf if background else limits.exec_timeout_s
     if request.timeout_seconds is not None:
         longest_s = MAX_SECONDS if background else limits.max_exec_timeout_s
         timeout_s = _timeout(request.timeout_seconds, longest_s)
     stdout_cap, stderr_cap = limits.stdout_bytes, limits.stderr_bytes
     if request.max_output_bytes is not None:
-        stdout_cap = stderr_cap = whole(
-            "max_output_bytes", request.max_output_bytes, low=0, high=MAX_KEPT_BYTES
-        )
+        stdout_cap = stderr_cap = _kept_bytes(request.max_output_bytes, ceiling)
     if not _SHELL_NAME.match(request.shell):
         raise InvalidRequest(
             "shell must be 1 to 64 letters, digits, '_', '.' or '-'",
@@ -96,6 +110,7 @@ def checked_command(
         key=None if request.idempotency_key is None else _key(request.idempotency_key),
         raw_output=request.raw_output,
         state_of=request.shell if beside else None,
+        user=user,
     )
 
 
@@ -106,6 +121,8 @@ def fingerprint(request: ExecRequest) -> str:
     words = request.command if text is None else ("in a shell", text)
     env = [f"{name}={value}" for name, value in sorted(request.env.items())]
     texts = [str(len(words)), *words, str(len(env)), *env, request.shell, request.cwd or ""]
+    if request.user is not None:
+        texts.append(request.user)
     for part in (*(text.encode("utf-8", "surrogatepass") for text in texts), request.stdin or b""):
         told.update(b"%d:" % len(part))
         told.update(part)
@@ -126,7 +143,7 @@ def _what(
     if isinstance(command, str):
         size = len(text_bytes("command", command))
         if size > MAX_COMMAND_BYTES:
-            raise _too_large(size)
+            raise _too_large(size, MAX_COMMAND_BYTES)
         if request.stateful is not False:
             return None, command
         if size > MAX_ARGUMENT_BYTES:
@@ -144,19 +161,35 @@ def _what(
             field="cmd",
         )
     sizes = [len(text_bytes("an argument of the command", part)) for part in command]
-    if max(sizes) > MAX_ARGUMENT_BYTES or sum(sizes) > MAX_COMMAND_BYTES:
-        raise _too_large(sum(sizes))
+    most = MAX_COMMAND_BYTES if request.stateful else MAX_ARGUMENTS_BYTES
+    if max(sizes) > MAX_ARGUMENT_BYTES or sum(sizes) > most:
+        raise _too_large(sum(sizes), most)
     if request.stateful:
         return None, shlex.join(command)
     return tuple(command), None
 
 
-def _too_large(size: int) -> PayloadTooLarge:
+def _kept_bytes(asked: int, ceiling: Mapping[str, int | float]) -> int:
+    """Return the bytes to keep; over FREE_KEPT_BYTES the operator's ceiling of limits counts."""
+    asked = whole("max_output_bytes", asked, low=0, high=MAX_KEPT_BYTES)
+    for name in ("max_stdout_bytes", "max_stderr_bytes"):
+        most = max(ceiling.get(name, MAX_KEPT_BYTES), FREE_KEPT_BYTES)
+        if asked > most:
+            raise PolicyDenied(
+                f"max_output_bytes is more than policy.max.{name} ({most:g}) allows",
+                hint="ask for less, or have the operator raise that setting",
+                rule=f"policy.max.{name}",
+                field="max_output_bytes",
+            )
+    return asked
+
+
+def _too_large(size: int, most: int) -> PayloadTooLarge:
     return PayloadTooLarge(
         f"the command is {size} bytes long",
-        hint=f"at most {MAX_COMMAND_BYTES} bytes, {MAX_ARGUMENT_BYTES} in one argument; "
-        "write data to a file and name the file",
-        limit=MAX_COMMAND_BYTES,
+        hint=f"at most {most} bytes, {MAX_ARGUMENT_BYTES} in one argument; "
+        "pass data through stdin, or write it to a file and name the file",
+        limit=most,
     )
 
 
@@ -172,6 +205,22 @@ def _timeout(value: float, longest_s: float) -> float:
                 field="timeout_seconds",
             ) from exc
         raise
+
+
+def _user(request: ExecRequest) -> str:
+    if not isinstance(request.user, str) or not _ACCOUNT.match(request.user):
+        raise InvalidRequest(
+            "user must be USER or USER:GROUP, names or numbers",
+            hint="use a name of /etc/passwd in the image, or a number",
+            field="user",
+        )
+    if request.stateful:
+        raise InvalidRequest(
+            "user and stateful exclude each other: the session's shell has a user of its own",
+            hint="leave stateful out; the command then runs in a new process",
+            field="user",
+        )
+    return request.user
 
 
 def _key(value: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Final, Literal, TypedDict
 
-from sandkasten.model.field_patterns import NO_NUL, PRINTABLE, SHELL_NAME, shown_form
+from sandkasten.model.field_patterns import ACCOUNT, NO_NUL, PRINTABLE, SHELL_NAME, shown_form
 from sandkasten.model.files.sandbox_paths import PATH_MAX
 from sandkasten.model.json_codec import OPEN, FileName, Public
 from sandkasten.model.sandbox.limits import MAX_KEPT_BYTES
@@ -80,6 +80,14 @@ class ExecRequest:
         default=None, metadata=described("Bytes kept of each stream.", ge=0, le=MAX_KEPT_BYTES)
     )
     """Bytes kept of each stream, first half and last half; None: the sandbox's limits."""
+    user: str | None = field(
+        default=None,
+        metadata=described(
+            "`USER[:GROUP]`, names or numbers of the image; others than the sandbox's own require "
+            "profile dev. A string then runs in a new process.",
+            schema={"pattern": shown_form(ACCOUNT)},
+        ),
+    )
     keep_stdin_open: bool = False
     """Leave stdin open after `stdin`, for `exec_stdin` later."""
     raw_output: bool = field(
@@ -101,6 +109,7 @@ class CommandKeywords(TypedDict, total=False):
     idempotency_key: str | None
     max_output_bytes: int | None
     raw_output: bool
+    user: str | int | None
 
 
 @dataclass(frozen=True, slots=True)

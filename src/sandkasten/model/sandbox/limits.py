@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MIB = 1024 * 1024
-# What a single stream may keep: the runner holds the output of finished commands in 8 MiB.
-MAX_KEPT_BYTES = 8 * MIB
+# What a single stream may keep. It is held in memory inside the sandbox and, while it is returned,
+# in that of the daemon, several times over as JSON.
+MAX_KEPT_BYTES = 32 * MIB
+# What a command may always ask for; above it the operator's ceiling counts.
+FREE_KEPT_BYTES = 8 * MIB
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,77 @@
+"""Users and groups as the files /etc/passwd and /etc/group of an image define them. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from sandkasten.model.spelling import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sandkasten.errors import SandkastenError
+
+MAX_ACCOUNTS_BYTES: Final = 1024 * 1024
+# A sandbox has 65,536 ids, and the last two of them stand for others.
+_MOST_ID: Final = 65_533
+
+Refusal: TypeAlias = "Callable[[str, str], SandkastenError]"
+"""Makes the error from a message and a hint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+    """Further groups that list it as a member."""
+    home: str = "/"
+    name: str = ""
+    """Empty for a number that the image does not name."""
+
+    @property
+    def ids(self) -> str:
+        """Return the ids as the runner's `--as` takes them: UID:GID[,GID]..."""
+        groups = ",".join(str(one) for one in dict.fromkeys((self.gid, *self.groups)))
+        return f"{self.uid}:{groups}"
+
+
+def find_account(
+    passwd: bytes, group_file: bytes, text: str, refusal: Refusal, *, lone_number: bool = False
+) -> Account:
+    """Return the account that `USER[:GROUP]` names. Raise `refusal` if it is unknown.
+
+    With `lone_number`, a number without a group is its own group, as owners of copies have it.
+    """
+    user, _, group = text.partition(":")
+    row = next((one for one in _rows(passwd, 6) if user in (one[0], one[2])), None)
+    if user.isdigit():
+        uid = _id(user, refusal)
+        gid = uid if lone_number else 0 if row is None else _id(row[3], refusal)
+    elif row is None:
+        raise refusal(f"the image has no user {shown(user)}", "create it first, or use a number")
+    else:
+        uid, gid = _id(row[2], refusal), _id(row[3], refusal)
+    name, home = ("", "/") if row is None else (row[0], row[5] or "/")
+    groups = _rows(group_file, 4)
+    if not group:
+        members = (one for one in groups if row is not None and row[0] in one[3].split(","))
+        return Account(uid, gid, tuple(_id(one[2], refusal) for one in members), home, name)
+    if group.isdigit():
+        return Account(uid, _id(group, refusal), (), home, name)
+    found = next((one for one in groups if one[0] == group), None)
+    if found is None:
+        raise refusal(f"the image has no group {shown(group)}", "create it first, or use a number")
+    return Account(uid, _id(found[2], refusal), (), home, name)
+
+
+def _rows(data: bytes, fields: int) -> list[list[str]]:
+    rows = (line.split(":") for line in data.decode(errors="replace").splitlines())
+    return [row for row in rows if len(row) >= fields]
+
+
+def _id(text: str, refusal: Refusal) -> int:
+    if not (text.isascii() and text.isdigit()) or len(text) > 5 or int(text) > _MOST_ID:
+        raise refusal(f"{shown(text)} is not an id that a sandbox has", f"ids end at {_MOST_ID}")
+    return int(text)
