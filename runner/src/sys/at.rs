@@ -25,6 +25,26 @@ pub fn open_at(dir: impl AsRawFd, path: &[u8], flags: c_int, mode: u32) -> Resul
     Ok(own(fd as RawFd))
 }
 
+/// Report whether a file may not be written by the ids that this thread uses for files. Where the call
+/// does not exist or is filtered, nothing is known and nothing is forbidden.
+pub fn forbids_writing(dir: impl AsRawFd, name: &[u8]) -> Result<bool> {
+    /// The same number on every architecture.
+    const FACCESSAT2: c_long = 439;
+    let name = c_string(name)?;
+    let flags = libc::AT_EACCESS | libc::AT_SYMLINK_NOFOLLOW;
+    // SAFETY: `name` is NUL-terminated.
+    let rc = unsafe {
+        libc::syscall(
+            FACCESSAT2,
+            dir.as_raw_fd(),
+            name.as_ptr(),
+            libc::W_OK,
+            flags,
+        )
+    };
+    Ok(rc < 0 && errno() == libc::EACCES)
+}
+
 /// `struct open_how` of <linux/openat2.h>.
 #[repr(C)]
 struct OpenHow {

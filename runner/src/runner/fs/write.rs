@@ -3,7 +3,7 @@
 //! The bytes go to a temporary file in the real directory of the target, which is renamed over the
 //! target at the end; readers see the old file or the new one. Anything that stops the write (CANCEL, a
 //! lost connection, a full disk) removes the temporary file and the parent directories made for it.
-//! Content and name are on disk before the answer.
+//! Content and name are on disk before the answer. A file that the user may not write is not replaced.
 
 use super::flush::{Flush, Windows};
 use super::request::Request;
@@ -86,6 +86,12 @@ fn prepare(
         }
         if !sys::is_file(stat) {
             return Err(not_regular(&path));
+        }
+        // Renaming over a file asks only its directory; a shell's redirection asks the file.
+        let forbidden = sys::forbids_writing(place.dir(), &place.name)
+            .map_err(|error| failed(error, "write", &path))?;
+        if forbidden {
+            return Err(failed(libc::EACCES, "write", &path));
         }
     }
     if place.slash {

@@ -3,6 +3,7 @@
 mod hostile_tar;
 mod innocent_tar;
 mod large;
+mod permissions;
 mod races;
 mod reading;
 mod tar_fuzz;
