@@ -18,6 +18,7 @@ mod poll;
 mod port;
 mod posture;
 mod processes;
+mod python_alias;
 mod relay;
 mod ring;
 mod server;
@@ -247,11 +248,12 @@ fn run(options: Options) -> Result<i32, StartError> {
     identity
         .drop_privileges()
         .map_err(failed_to("cannot set up the identity"))?;
-    let env: program::Env = std::env::vars_os()
+    let mut env: program::Env = std::env::vars_os()
         .map(|(name, value)| (name.into_vec(), value.into_vec()))
         // The directory in which we were started means nothing to a command.
         .filter(|(name, _)| name != b"PWD" && name != b"OLDPWD")
         .collect();
+    python_alias::offer(&mut env, &state_dir, &identity);
     let home = options
         .home
         .or_else(|| program::env_get(&env, b"HOME").map(<[u8]>::to_vec))

@@ -14,6 +14,7 @@ use crate::context::Context;
 use crate::exec::{Execs, ShellEnd};
 use crate::poll::Watched;
 use crate::processes;
+use crate::python_alias;
 use crate::supervisor::program::Env;
 use crate::supervisor::{Order, Usage};
 use crate::sys;
@@ -347,6 +348,7 @@ impl Shells {
                 directory.remove(identity);
             }
         }
+        python_alias::remove(&self.state_dir, identity);
         identity.as_runner(|| sys::remove_dir(&self.state_dir));
     }
 

@@ -53,7 +53,7 @@ pub struct Wiring {
     pub own_session: bool,
 }
 
-const DEFAULT_PATH: &[u8] = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub const DEFAULT_PATH: &[u8] = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 pub fn env_get<'a>(env: &'a Env, name: &[u8]) -> Option<&'a [u8]> {
     env.iter()
