@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import stat
+import tarfile
 import threading
 
 import pytest
@@ -91,3 +93,36 @@ def test_fifty_megabytes_are_transferred(box):
     box.write("large", memoryview(data))
     assert box.stat("large").size == len(data)
     assert box.read("large") == data
+
+
+def test_a_tar_is_sent_and_fetched_as_a_stream(box):
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for name in ("a.txt", "deep/b.txt"):
+            member = tarfile.TarInfo(name)
+            member.size = len(name)
+            tar.addfile(member, io.BytesIO(name.encode()))
+    for number, data in enumerate(
+        (packed.getvalue(), io.BytesIO(packed.getvalue()), iter([packed.getvalue()]))
+    ):
+        assert box.upload_tar(data, f"in{number}").entries >= 2
+        assert box.read(f"in{number}/deep/b.txt") == b"deep/b.txt"
+    found = io.BytesIO()
+    assert box.download_tar("in0", found) == len(found.getvalue())
+    found.seek(0)
+    with tarfile.open(fileobj=found) as tar:
+        assert {one.name.strip("./") for one in tar if one.isreg()} == {"a.txt", "deep/b.txt"}
+    with pytest.raises(sandkasten.PayloadTooLarge):
+        box.download_tar("in0", io.BytesIO(), max_bytes=100)
+    with pytest.raises(sandkasten.FileNotFound):
+        box.download_tar("nothing", io.BytesIO())
+    with pytest.raises(sandkasten.InvalidRequest, match="does not yield bytes"):
+        box.upload_tar(iter(["text"]), "x")
+
+
+def test_a_download_keeps_modification_times(box, tmp_path):
+    box.exec("mkdir -p tree; echo x > tree/old; touch -d @1000000000 tree/old", check=True)
+    box.download("tree/old", tmp_path / "alone")
+    box.download("tree", tmp_path / "tree")
+    for path in (tmp_path / "alone", tmp_path / "tree/old"):
+        assert int(path.stat().st_mtime) == 1_000_000_000

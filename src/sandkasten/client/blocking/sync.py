@@ -249,6 +249,8 @@ class Sandbox:
     remove = waiting(AsyncSandbox.remove)
     upload = waiting(AsyncSandbox.upload)
     download = waiting(AsyncSandbox.download)
+    upload_tar = waiting(AsyncSandbox.upload_tar)
+    download_tar = waiting(AsyncSandbox.download_tar)
     stage = waiting(AsyncSandbox.stage)
     publish = waiting(AsyncSandbox.publish)
     watch = giving(Watch, AsyncSandbox.watch)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Final
 
 from sandkasten.client.process import AsyncWatch
 from sandkasten.client.results import FileBytes, Transfer
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from sandkasten.client.server.daemon_or_embedded import ServerAddress
     from sandkasten.client.server.transport import FilesTransport, Transport
-    from sandkasten.model.files.file_entries import FileEntry
+    from sandkasten.model.files.file_entries import FileEntry, TarSummary
     from sandkasten.model.journal_rows import StagedFile, StoredFile
 
 # A listing is as long as the sandbox says; this keeps a hostile one out of our memory.
@@ -140,6 +140,27 @@ class SandboxFiles:
         """
         files = await self._files()
         return await transfer.download(files, self.id, remote, Path(local), max_bytes, progress)
+
+    async def upload_tar(
+        self, data: transfer.Source, remote: str = ".", *, flush: bool = True
+    ) -> TarSummary:
+        """Unpack an uncompressed tar (bytes, a binary file or an iterator of bytes) into `remote`.
+
+        It is unpacked inside the sandbox and never held in memory as a whole. A member that leads
+        out of `remote` is an error.
+        """
+        files = await self._files()
+        return await transfer.upload_tar(files, self.id, data, remote, flush=flush)
+
+    async def download_tar(
+        self, remote: str, file: IO[bytes], *, max_bytes: int = transfer.MAX_DOWNLOAD_BYTES
+    ) -> int:
+        """Write a tar of a directory to a binary file and return its size.
+
+        Its members are the sandbox's: unpack it as you would any archive from elsewhere.
+        """
+        files = await self._files()
+        return await transfer.download_tar(files, self.id, remote, file, max_bytes)
 
     async def stage(self, file_key: str, destination: str, *, overwrite: bool = True) -> StagedFile:
         """Put a file of the file store into the sandbox, as a file named `destination`."""

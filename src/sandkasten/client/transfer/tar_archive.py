@@ -231,7 +231,19 @@ class _Unpacker:
             return
         with content, directory.create(name, member.mode) as file:
             shutil.copyfileobj(content, file, BLOCK)
+            keep_time(file, member.mtime)
         self._tally.files += 1
+
+
+def keep_time(file: IO[bytes], mtime: float) -> None:
+    """Set the modification time of a regular file after its last byte was written.
+
+    The time is the sandbox's: one that this system cannot store is left out.
+    """
+    file.flush()
+    if os.utime in os.supports_fd and stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        with suppress(OverflowError, ValueError, OSError):
+            os.utime(file.fileno(), (mtime, mtime))
 
 
 def _parts(name: str) -> list[str]:

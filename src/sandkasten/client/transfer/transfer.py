@@ -9,7 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Iterator,
+)
 from contextlib import ExitStack, aclosing
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Final, cast
@@ -21,8 +27,9 @@ from sandkasten.errors import FileTrouble, InvalidRequest, PayloadTooLarge, Sand
 
 if TYPE_CHECKING:
     from sandkasten.client.server.transport import FilesTransport
+    from sandkasten.model.files.file_entries import TarSummary
 
-Source = str | bytes | bytearray | memoryview | IO[bytes] | AsyncIterable[bytes]
+Source = str | bytes | bytearray | memoryview | IO[bytes] | AsyncIterable[bytes] | Iterator[bytes]
 """What can be written into a file of a sandbox."""
 Progress = Callable[[int], None]
 """Told how many more bytes have moved; called on the event loop, so it must be quick."""
@@ -42,9 +49,11 @@ def stream_of(data: Source) -> AsyncIterator[bytes]:
     if isinstance(data, AsyncIterable):
         return aiter(data)
     if hasattr(data, "read"):
-        return blocks_of(data)
+        return blocks_of(cast("IO[bytes]", data))
+    if isinstance(data, Iterator):
+        return pieces_of(data)
     raise InvalidRequest(
-        f"data must be str, bytes or a binary file, got {type(data).__name__}",
+        f"data must be str, bytes, a binary file or an iterator, got {type(data).__name__}",
         hint="encode it first",
         field="data",
     )
@@ -58,6 +67,16 @@ async def blocks_of(file: IO[bytes]) -> AsyncGenerator[bytes]:
                 "the file does not return bytes", hint='open it with mode "rb"', field="data"
             )
         yield block
+
+
+async def pieces_of(pieces: Iterator[bytes]) -> AsyncGenerator[bytes]:
+    """Yield what a blocking iterator yields, run in a thread."""
+    while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+        if not isinstance(piece, bytes | bytearray | memoryview):
+            raise InvalidRequest(
+                "the iterator does not yield bytes", hint="encode them first", field="data"
+            )
+        yield bytes(piece)
 
 
 async def slices_of(data: memoryview) -> AsyncGenerator[bytes]:
@@ -138,6 +157,8 @@ async def _download_file(
     max_bytes: int,
     progress: Progress | None,
 ) -> int:
+    from sandkasten.client.transfer.tar_archive import keep_time
+
     async with files.read_stream(sandbox_id, remote) as (entry, chunks):
         if entry.size > max_bytes:
             raise PayloadTooLarge(
@@ -152,6 +173,7 @@ async def _download_file(
                     await asyncio.to_thread(file.write, chunk)
                     moved += len(chunk)
                 os.fchmod(file.fileno(), entry.mode & 0o777)
+                await asyncio.to_thread(keep_time, file, entry.mtime_unix)
                 # In a thread: a FIFO blocks until it has a reader.
                 await asyncio.to_thread(opened.close)
         except SandkastenError:
@@ -161,6 +183,31 @@ async def _download_file(
                 f"writing {target} failed: {exc.strerror or exc}",
                 hint="check the free space and the permissions of the destination",
             ) from exc
+    return moved
+
+
+async def upload_tar(
+    files: FilesTransport, sandbox_id: str, data: Source, remote: str, *, flush: bool = True
+) -> TarSummary:
+    """Unpack a tar into the directory `remote`."""
+    async with closing(stream_of(data)) as chunks:
+        return await files.tar_in(sandbox_id, remote, chunks, flush=flush)
+
+
+async def download_tar(
+    files: FilesTransport, sandbox_id: str, remote: str, file: IO[bytes], max_bytes: int
+) -> int:
+    """Write a tar of the directory `remote` to a binary file; returns how many bytes."""
+    moved = 0
+    async with closing(files.tar_out(sandbox_id, remote)) as chunks:
+        async for chunk in chunks:
+            moved += len(chunk)
+            if moved > max_bytes:
+                raise PayloadTooLarge(
+                    f"the tar of {remote} is larger than {max_bytes} bytes",
+                    hint="raise max_bytes, or download a part of the tree",
+                )
+            await asyncio.to_thread(file.write, chunk)
     return moved
 
 
