@@ -68,6 +68,13 @@ def test_background_commands_work_through_a_daemon(cli, box):
     asleep = json.loads(cli("exec", "--json", "-d", box, "sleep", "600").out)["exec_id"]
     assert cli("kill", box, asleep).out == f"{asleep}\n"
     assert cli("exec", "-d", "-it", box, "true").status == 2
+    assert cli("exec", "--shell", "work", box, "A=1").status == 0
+    assert cli("kill", box, "--shell", "work").out == "work\n"
+    assert cli("exec", "--shell", "work", box, "echo -$A-").out == "--\n"
+    assert "no shell never is open" in cli("kill", box, "--shell", "never").err
+    assert cli("kill", box).status == cli("kill", box, asleep, "--shell", "work").status == 2
+    assert "only profile dev has other users" in cli("exec", "--user", "app", box, "id").err
+    assert cli("exec", "--user", "sandbox", box, "echo ok").out == "ok\n"
     assert cli("exec", "-t", box, "true").err.startswith("error: -t requires a terminal")
     assert cli("ls", "-q").out == f"{box}\n"
 

@@ -40,6 +40,14 @@ def test_the_exit_status_is_the_one_of_a_shell_and_never_invented(box):
     assert running.wait().exit_status == 137
 
 
+def test_a_closed_shell_is_gone_and_an_unknown_one_is_an_error(box):
+    box.exec("A=1")
+    box.close_shell()
+    assert box.exec("echo $A").output == "\n"
+    with pytest.raises(sandkasten.ShellNotFound, match="no shell never is open"):
+        box.close_shell("never")
+
+
 def test_check_raises_the_failure_of_the_command(box):
     with pytest.raises(subprocess.CalledProcessError) as caught:
         box.exec(["sh", "-c", "echo seen; exit 3"], check=True)

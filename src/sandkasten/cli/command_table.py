@@ -380,16 +380,26 @@ def _kill(
     context: typer.Context,
     id: Id,
     command: Annotated[
-        str, typer.Argument(metavar="EXEC", help="Id of a command, or a unique prefix.")
-    ],
+        str | None, typer.Argument(metavar="[EXEC]", help="Id of a command, or a unique prefix.")
+    ] = None,
     signal: Annotated[
         str, typer.Option("--signal", "-s", metavar="SIGNAL", help="A name or a number.")
     ] = "KILL",
+    shell: Annotated[
+        str | None,
+        typer.Option("--shell", metavar="NAME", help="End this persistent shell with its jobs."),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Send a signal to a command and everything it started."""
+    """Send a signal to a command and everything it started, or end a persistent shell."""
     from sandkasten.cli.commands import exec
 
+    if (command is None) == (shell is None):
+        raise typer.BadParameter("name a command, or a shell with --shell")
+    if shell is not None:
+        go(exec.close_shell(state_of(context, json=json), id, shell))
+        return
+    assert command is not None
     go(exec.kill(state_of(context, json=json), id, command, signal))
 
 

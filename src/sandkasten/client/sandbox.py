@@ -21,7 +21,7 @@ from sandkasten.client.server.server_pool import connect
 from sandkasten.client.server.transport import ServesPreviews
 from sandkasten.client.transfer.file_methods import SandboxFiles
 from sandkasten.errors import InvalidRequest, NotFound, SessionNotFound, UnsupportedByBackend
-from sandkasten.model.commands.exec_values import CommandKeywords, ExecRequest
+from sandkasten.model.commands.exec_values import DEFAULT_SHELL, CommandKeywords, ExecRequest
 from sandkasten.model.request_spellings import command_of, exec_request, sandbox_options
 from sandkasten.model.sandbox.sandbox_options import SessionKeywords
 from sandkasten.model.sandbox.sandbox_values import (
@@ -319,6 +319,12 @@ class AsyncSandbox(SandboxFiles):
     def process(self, exec_id: str) -> AsyncProcess:
         """Return a handle on a command that was started earlier, maybe by another program."""
         return AsyncProcess(self, exec_id)
+
+    async def close_shell(self, name: str = DEFAULT_SHELL) -> None:
+        """End a persistent shell with its jobs; ShellNotFound if it is not open. The next command
+        of that name gets a new shell, without the variables and the directory of this one.
+        """
+        await (await self.transport()).shell_close(self.id, name)
 
     async def execs(self) -> builtins.list[Result]:
         """Return the commands that ran here, as far back as the sandbox remembers."""

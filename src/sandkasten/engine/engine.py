@@ -213,6 +213,8 @@ class Engine:
         )
         self._history = ExecHistory(self._handles, journal, clock, events)
         self._execution = Execution(self._handles, self._history, events, policy.ceiling)
+        self.exec_stdin = self._execution.stdin
+        self.shell_close = self._execution.close_shell
         self.code = CodeContexts(self._handles, self._execution, self._in_flight)
         self._watch = EndWatch(
             backends=backends,
@@ -404,11 +406,6 @@ class Engine:
 
     async def exec_signal(self, sandbox_id: str, exec_id: str, signal: int) -> None:
         await self._execution.signal(sandbox_id, exec_id, signal)
-
-    async def exec_stdin(
-        self, sandbox_id: str, exec_id: str, data: bytes, *, close: bool = False
-    ) -> None:
-        await self._execution.stdin(sandbox_id, exec_id, data, close=close)
 
     async def execs(self, sandbox_id: str) -> Results:
         return [*await self._execution.list(sandbox_id)]

@@ -9,7 +9,7 @@ import pytest
 
 import sandkasten
 from sandkasten import AsyncSandbox, InvalidRequest
-from sandkasten.client.http import large_stdin
+from sandkasten.client.transfer import large_stdin
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from sandkasten import (
     Sandbox,
     SessionExpired,
     SessionNotFound,
+    ShellNotFound,
     Unauthorized,
     UnsupportedByBackend,
 )
@@ -123,6 +124,18 @@ async def test_a_hardened_sandbox_has_one_user(abox):
             await abox.exec("id", user=user)
     with pytest.raises(InvalidRequest, match="exclude each other"):
         await abox.exec("id", user="sandbox", stateful=True)
+
+
+async def test_a_closed_shell_is_gone_with_its_jobs(abox):
+    await abox.exec("sleep 1003 & A=1", shell="work")
+    await abox.exec("A=2")
+    await abox.close_shell("work")
+    assert (await abox.exec("echo $A-$(jobs)", shell="work")).stdout == "-\n"
+    assert (await abox.exec("echo $A")).stdout == "2\n"
+    with pytest.raises(ShellNotFound, match="no shell never is open"):
+        await abox.close_shell("never")
+    with pytest.raises(InvalidRequest, match="shell must be"):
+        await abox.close_shell("a b")
 
 
 async def test_a_deadline_is_a_result(abox):

@@ -45,6 +45,7 @@ from sandkasten.errors import (
     SandkastenError,
     SessionExpired,
     SessionNotFound,
+    ShellNotFound,
 )
 from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult
 from sandkasten.model.commands.signals import signal_number
@@ -206,6 +207,11 @@ async def signal(call: Call) -> Response:
     return answer({"ok": True, "signal": number})
 
 
+async def close_shell(call: Call) -> Response:
+    await call.engine.shell_close(await call.session(), call.path("name"))
+    return answer({"ok": True})
+
+
 def _request(fields: Mapping[str, Any], call: Call) -> ExecRequest:
     request = exec_request(fields)
     return replace(
@@ -342,6 +348,15 @@ ROUTES = (
         body=SignalBody,
         answer=Ok,
         errors=_ONE,
+        **_more,
+    ),
+    Route(
+        "DELETE",
+        "/v1/sessions/{id}/shells/{name}",
+        close_shell,
+        "End a persistent shell with its jobs",
+        answer=Ok,
+        errors=(*GONE, ShellNotFound, InvalidRequest, Conflict, Busy),
         **_more,
     ),
 )

@@ -124,6 +124,16 @@ async def kill(state: State, start: str, exec_start: str, signal_: str) -> None:
         put(process.exec_id)
 
 
+async def close_shell(state: State, start: str, name: str) -> None:
+    """End a persistent shell with its jobs."""
+    box = await _attach(state, start)
+    await box.close_shell(name)
+    if state.json:
+        put_json({"sandbox_id": box.id, "shell": name})
+    else:
+        put(name)
+
+
 async def _attach(state: State, start: str) -> AsyncSandbox:
     from sandkasten.client.sandbox import AsyncSandbox
 

@@ -230,6 +230,7 @@ class Sandbox:
     start = waiting_for(Process, AsyncSandbox.start)
     process = giving(Process, AsyncSandbox.process)
     execs = waiting(AsyncSandbox.execs)
+    close_shell = waiting(AsyncSandbox.close_shell)
     terminal = giving(Terminal, AsyncSandbox.terminal)
     run = waiting(AsyncSandbox.run)
     run_code = waiting(AsyncSandbox.run_code)

@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from sandkasten.client.http import large_stdin, session_json
+from sandkasten.client.http import session_json
 from sandkasten.client.http.connection import (
     ANSWER_S,
     Connection,
@@ -29,6 +29,7 @@ from sandkasten.client.http.session.code import HttpCode
 from sandkasten.client.http.session.network import HttpNetwork
 from sandkasten.client.http.terminal import open_terminal
 from sandkasten.client.http.workspaces import HttpWorkspaces
+from sandkasten.client.transfer import large_stdin
 from sandkasten.errors import BackendUnavailable, UnsupportedByBackend
 
 if TYPE_CHECKING:
@@ -212,6 +213,10 @@ class HttpTransport:
 
     async def exec_signal(self, sandbox_id: str, exec_id: str, signal: int) -> None:
         await self._post(_exec_path(sandbox_id, exec_id, "signal"), {"signal": signal})
+
+    async def shell_close(self, sandbox_id: str, name: str) -> None:
+        path = session_path(sandbox_id, f"shells/{quote(name, safe='')}")
+        await self.connection.ask(HttpRequest("DELETE", path))
 
     async def exec_stdin(
         self, sandbox_id: str, exec_id: str, data: bytes, *, close: bool = False

@@ -22,8 +22,14 @@ from sandkasten.engine.commands.exec_results import (
 )
 from sandkasten.engine.commands.exec_user import as_user
 from sandkasten.engine.handles import ExecStart, Handle, Handles
-from sandkasten.errors import InvalidRequest, ProtocolViolation, SandkastenError
-from sandkasten.model.commands.command import Command, checked_command, fingerprint
+from sandkasten.errors import (
+    FileNotFound,
+    InvalidRequest,
+    ProtocolViolation,
+    SandkastenError,
+    ShellNotFound,
+)
+from sandkasten.model.commands.command import Command, checked_command, checked_shell, fingerprint
 from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult
 from sandkasten.model.commands.kept_output import KeptOutput
 from sandkasten.model.commands.verdict import Ending, verdict
@@ -177,6 +183,18 @@ class Execution:
         fields = {"exec_id": checked_exec_id(exec_id), "close": close}
         # No deadline here: a program reads its stdin when it wants to, and has its own deadline.
         await channel.call("exec.stdin", fields, data=data)
+
+    async def close_shell(self, sandbox_id: str, name: str) -> None:
+        """End a persistent shell with its jobs; the next command of that name gets a new one."""
+        checked_shell(name)
+        try:
+            await self._call(sandbox_id, "shell.close", {"name": name})
+        except FileNotFound as exc:
+            raise ShellNotFound(
+                f"no shell {name} is open", hint="a shell is opened by its first command"
+            ) from exc
+        handle, _ = await self._handles.connect(sandbox_id)
+        handle.cwd = None
 
     async def list(self, sandbox_id: str) -> tuple[ExecResult, ...]:
         """Return the newest 256 commands, without their output."""

@@ -86,12 +86,7 @@ def checked_command(
     stdout_cap, stderr_cap = limits.stdout_bytes, limits.stderr_bytes
     if request.max_output_bytes is not None:
         stdout_cap = stderr_cap = _kept_bytes(request.max_output_bytes, ceiling)
-    if not _SHELL_NAME.match(request.shell):
-        raise InvalidRequest(
-            "shell must be 1 to 64 letters, digits, '_', '.' or '-'",
-            hint="leave it out to use the default shell",
-            field="shell",
-        )
+    checked_shell(request.shell)
     cwd = None if request.cwd is None else working_directory(request.cwd)
     if cwd is None and argv is not None and not beside:
         cwd = WORKSPACE
@@ -112,6 +107,16 @@ def checked_command(
         state_of=request.shell if beside else None,
         user=user,
     )
+
+
+def checked_shell(name: str) -> str:
+    if not isinstance(name, str) or not _SHELL_NAME.match(name):
+        raise InvalidRequest(
+            "shell must be 1 to 64 letters, digits, '_', '.' or '-'",
+            hint="leave it out to use the default shell",
+            field="shell",
+        )
+    return name
 
 
 def fingerprint(request: ExecRequest) -> str:
