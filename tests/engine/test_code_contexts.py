@@ -256,3 +256,44 @@ async def test_a_default_context_that_was_killed_is_replaced(engine, box, run):
     after = await run("'gone' in globals()")
     assert (after.text, after.execution_count) == ("False", 1)
     assert after.context_id != before.context_id
+
+
+# The attributes of pandas 1.5 and matplotlib 3.6 that are read, without installing them.
+TABLE_AND_FIGURE = """
+class DataFrame:
+    __module__ = 'pandas.core.frame'
+    def head(self, rows):
+        return self
+    def to_json(self, **how):
+        return '{"columns": ["a"], "index": [0], "data": [[1]]}'
+class Line:
+    get_label = lambda self: 'sold'
+    get_xdata = lambda self: [2023, 2024]
+    get_ydata = lambda self: [3, float('nan')]
+class Axes:
+    collections = containers = patches = ()
+    get_lines = lambda self: [Line()]
+    get_xticklabels = lambda self: []
+    get_title = lambda self: 'Sales'
+    get_xlabel = lambda self: 'year'
+    get_ylabel = lambda self: ''
+class Figure:
+    __module__ = 'matplotlib.figure'
+    axes = [Axes()]
+class Broken(Figure):
+    axes = [None]
+display(DataFrame(), Figure(), Broken(), object())
+"""
+
+
+async def test_a_table_has_its_data_and_a_figure_its_chart(run):
+    table, figure, broken, other = (await run(TABLE_AND_FIGURE)).results
+    assert table.data == {"columns": ["a"], "index": [0], "data": [[1]]}
+    assert figure.chart == {
+        "type": "line",
+        "title": "Sales",
+        "x_label": "year",
+        "y_label": "",
+        "elements": [{"label": "sold", "x": [2023, 2024], "y": [3, "nan"]}],
+    }
+    assert (broken.chart, broken.text is None, other.data, other.chart) == (None, False, None, None)

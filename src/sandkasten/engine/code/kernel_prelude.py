@@ -18,11 +18,22 @@ def _sandkasten() -> None:
     traitlets = importlib.import_module("traitlets")
     display = importlib.import_module("IPython").get_ipython().display_formatter
 
-    def add(mime: str, method: str) -> Any:
+    def add(mime: str, module: str, name: str, convert: Any) -> Any:
+        def call(self: Any, value: Any) -> Any:
+            # By name, because matplotlib removes its figures from every list of known types.
+            for kind in type(value).__mro__:
+                if kind.__name__ == name and kind.__module__ == module:
+                    try:
+                        return convert(value)
+                    except Exception:  # noqa: BLE001  (a form less; the others are shown)
+                        return None
+            return None
+
         members = {
             "format_type": traitlets.Unicode(mime),
-            "print_method": traitlets.ObjectName(method),
+            "print_method": traitlets.ObjectName("_repr_sandkasten_"),
             "_return_type": dict,
+            "__call__": call,
         }
         kind = type("Formatter", (formatters.BaseFormatter,), members)
         display.formatters[mime] = kind(parent=display)
@@ -92,11 +103,9 @@ def _sandkasten() -> None:
 
     saved: dict[str, Any] = {}
     _max_rows, _max_points, _max_elements = _MAX_ROWS, _MAX_POINTS, _MAX_ELEMENTS
-    tables = add("application/vnd.sandkasten.data+json", "_repr_sandkasten_data_")
+    tables = add("application/vnd.sandkasten.data+json", "pandas.core.frame", "DataFrame", table)
     tables.environment = environment
-    tables.for_type_by_name("pandas.core.frame", "DataFrame", table)
-    charts = add("application/vnd.sandkasten.chart+json", "_repr_sandkasten_chart_")
-    charts.for_type_by_name("matplotlib.figure", "Figure", chart)
+    add("application/vnd.sandkasten.chart+json", "matplotlib.figure", "Figure", chart)
 
 
 if __name__ == "__main__":
