@@ -1,0 +1,50 @@
+"""E2B's published JavaScript SDK on our daemon."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.client.http.served import served
+from tests.compat.test_e2b_client import variables
+
+PACKAGE = "e2b@2.51.0"
+SCRIPT = Path(__file__).with_name("e2b_drive.mjs")
+
+
+@pytest.mark.long(reason="it installs the SDK from npm")
+def test_the_javascript_sdk_runs_unchanged(tmp_path):
+    npm = shutil.which("npm")
+    assert npm is not None
+    (tmp_path / "package.json").write_text("{}")
+    command = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", PACKAGE]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=110)
+    shutil.copy(SCRIPT, tmp_path)
+    with served(tmp_path / "data") as daemon:
+        done = subprocess.run(
+            ["node", SCRIPT.name],
+            cwd=tmp_path,
+            env=variables(daemon),
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "run": [0, "out\n", "err\n"],
+        "read": "grüße",
+        "several": ["/home/user/b", "/tmp/c"],
+        "list": ["a.txt", "b"],
+        "stdin": "typed\n",
+        "kill": True,
+        "pty": True,
+        "listed": [True],
+        "watch": [["w", "create"], ["w", "write"]],
+        "url": "grüße",
+        "end": [True, True, False],
+    }
