@@ -52,7 +52,7 @@ def seen(daemon: Served) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.promise("P80")
+@pytest.mark.promise("P79")
 def test_commands_run_in_the_foreground_and_in_the_background(seen):
     numbers = "".join(f"{n}\n" for n in range(1, 200_001))
     assert seen["commands"] == {
@@ -69,7 +69,7 @@ def test_commands_run_in_the_foreground_and_in_the_background(seen):
     }
 
 
-@pytest.mark.promise("P80")
+@pytest.mark.promise("P79")
 def test_files_are_written_read_listed_moved_and_removed(seen):
     assert seen["files"] == {
         "read": "grüße",

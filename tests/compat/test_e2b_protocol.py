@@ -112,7 +112,7 @@ async def another(e2b: E2b) -> E2b:
     return E2b(e2b.daemon, headers["Authorization"].removeprefix("Bearer "))
 
 
-@pytest.mark.promise("P80")
+@pytest.mark.promise("P79")
 async def test_another_tenants_sandbox_is_answered_like_an_unknown_one(e2b):
     mine, other = await e2b.create(), await another(e2b)
     requests: tuple[tuple[str, str, object], ...] = (
@@ -137,7 +137,7 @@ async def test_another_tenants_sandbox_is_answered_like_an_unknown_one(e2b):
     assert [one["sandboxID"] for one in (await e2b.ask("GET", "/v2/sandboxes"))[1]] == [mine]
 
 
-@pytest.mark.promise("P80")
+@pytest.mark.promise("P79")
 async def test_a_request_without_the_key_or_the_token_is_refused(e2b):
     box, other = await e2b.create(), await e2b.create()
     for key in ("", "wrong", "x" * 10_000):
@@ -159,7 +159,7 @@ async def test_a_request_without_the_key_or_the_token_is_refused(e2b):
     assert (await e2b.call(box, stat, {"path": "/"}))[0] == 200
 
 
-@pytest.mark.promise("P80")
+@pytest.mark.promise("P79")
 async def test_a_sandbox_that_is_gone_answers_with_the_words_that_the_sdks_know(e2b):
     for body in ({"path": "/"},):
         status, told = await e2b.call(ABSENT, "/filesystem.Filesystem/Stat", body)
@@ -171,7 +171,7 @@ async def test_a_sandbox_that_is_gone_answers_with_the_words_that_the_sdks_know(
     assert (status, json.loads(raw)["code"]) == (502, 502)
 
 
-@pytest.mark.promise("P80")
+@pytest.mark.promise("P79")
 async def test_signatures_are_of_one_path_and_one_operation(e2b):
     box = await e2b.create()
     octets = {"Content-Type": "application/octet-stream"}
