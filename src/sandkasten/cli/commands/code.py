@@ -236,7 +236,7 @@ def _read(language: str) -> str:
 
 def _unfinished(code: str) -> bool:
     try:
-        return codeop.compile_command(code, symbol="exec") is None
+        return codeop.compile_command(code, symbol="single") is None
     except (SyntaxError, ValueError, OverflowError):
         # Its error comes from the kernel, which may also know more than Python (%magic, !command).
         return False
