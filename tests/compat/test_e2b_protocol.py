@@ -6,10 +6,11 @@ import base64
 import gzip
 import json
 import zlib
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import aiohttp
 import pytest
 
 from sandkasten.client.server.embedded import ServerAddress, settings
@@ -54,10 +55,12 @@ class E2b:
     async def send(self, box: str, path: str, data: Any, **headers: str) -> Any:
         """Send a request to a sandbox; return the status and the bytes."""
         sent = {"E2b-Sandbox-Id": box, "X-Access-Token": TOKENS.token(box), **headers}
-        async with self.daemon.http.post(
-            f"{self.daemon.url}/e2b{path}", data=data, headers=sent
-        ) as found:
-            return found.status, await found.read()
+        url = f"{self.daemon.url}/e2b{path}"
+        while True:
+            # An answer that comes before the whole body was read may be lost in a reset.
+            with suppress(aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
+                async with self.daemon.http.post(url, data=data, headers=sent) as found:
+                    return found.status, await found.read()
 
     async def upload(self, box: str, path: str, *parts: tuple[str, str | None]) -> Any:
         """Send a form, with the names of files as the SDKs write them."""
