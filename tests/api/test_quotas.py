@@ -161,6 +161,7 @@ ROWS: Final[tuple[Row, ...]] = (
         f"POST {S}/execs/{{eid}}/signal", f"POST {S}/pause", f"POST {S}/resume",
         f"POST {S}/reclaim", f"PATCH {S}", f"POST {S}/code", f"POST {S}/contexts",
         f"POST {S}/contexts/{{cid}}/restart", f"POST {S}/contexts/{{cid}}/interrupt",
+        f"POST {S}/previews", f"WS {S}/tunnels/{{port}}",
     ),
     # ---- agents: the run starts, and its tool calls are refused
     *(
@@ -176,7 +177,7 @@ ROWS: Final[tuple[Row, ...]] = (
     *unsent("requires the scope secrets, and is bounded", "POST /v1/secrets"),
     *unsent(ENDS, f"DELETE {S}", "DELETE /v1/files/{key:path}", f"POST {S}/fs/delete",
             f"DELETE {S}/fs", f"DELETE {W}", "DELETE /v1/secrets/{name}",
-            f"DELETE {S}/contexts/{{cid}}"),
+            f"DELETE {S}/contexts/{{cid}}", f"DELETE {S}/shells/{{name}}"),
     *unsent(
         LOOKS, "GET /v1/sessions", f"GET {S}", f"GET {S}/execs", f"GET {S}/execs/{{eid}}",
         f"GET {S}/execs/{{eid}}/output", f"GET {S}/stats", f"GET {S}/processes",

@@ -31,6 +31,7 @@ _NOTES: Final = {
 }
 # What a placeholder stands for, by the path before it.
 _PLACES: Final = {
+    "/v1/sessions/{id}/shells/{name}": ("The name of a persistent shell.", forms.SHELL_NAME),
     "/v1/sessions/{id}": ("Id of a session, `sbx_` and hex digits.", forms.SANDBOX_ID),
     "/v1/workspaces/{id}": ("Name of a workspace.", forms.WORKSPACE_NAME),
     "/v1/keys/{id}": ("Id of a key, `key_` and hex digits.", forms.KEY_ID),
