@@ -114,10 +114,10 @@ async def test_an_unknown_tool_is_an_answer_that_names_the_nearest(unisolated_to
     assert failed(await unisolated_tools.toolbox.call(None, {}, unisolated_tools.context))
 
 
-async def test_compute_mode_has_one_tool_and_code_mode_eleven(unisolated_tools):
+async def test_compute_mode_has_one_tool_and_code_mode_twelve(unisolated_tools):
     box = unisolated_tools.toolbox
     assert [one.name for one in box.specs(AgentSandbox())] == ["sandbox_run"]
-    assert len(box.specs(AgentSandbox(mode="code"))) == 11
+    assert len(box.specs(AgentSandbox(mode="code"))) == 12
     assert box.specs(None) == ()
     refused = await unisolated_tools.asking(AgentSandbox()).call("exec", cmd="ls")
     assert refused["message"] == "unknown tool 'sandbox_exec'"

@@ -212,6 +212,6 @@ async def test_without_a_file_store_its_tools_are_missing(unisolated_tools):
 
     bare = Toolbox(unisolated_tools.engine)
     names = [one.name for one in bare.specs(unisolated_tools.context.sandbox)]
-    assert len(names) == 9
+    assert len(names) == 10
     answer = await bare.call("sandbox_publish_file", {"source": "x"}, unisolated_tools.context)
     assert answer["code"] == "UNSUPPORTED_BY_BACKEND"

@@ -292,7 +292,7 @@ async def test_a_client_can_call_tools_with_every_version_it_asks_for(
     ):
         known = version in KNOWN_PROTOCOL_VERSIONS
         assert client.protocol_version == (version if known else LATEST_HANDSHAKE_VERSION)
-        assert len((await client.list_tools()).tools) == 12
+        assert len((await client.list_tools()).tools) == 13
         answer = await client.call_tool("sandbox_run", {"code": "print(6 * 7)"})
         assert not answer.is_error
         assert json.loads(getattr(answer.content[0], "text"))["stdout"] == "42\n"  # noqa: B009
