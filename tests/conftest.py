@@ -8,7 +8,6 @@ pytest-xdist the controller checks the host and every worker its own canary.
 
 from __future__ import annotations
 
-import gc
 import os
 import secrets
 import shutil
@@ -29,7 +28,7 @@ from tests.hostwatch.difference import settled
 from tests.unisolated import composition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Iterator
 
 _before = pytest.StashKey[snapshot.Snapshot]()
 _canary = pytest.StashKey[Path]()
@@ -95,20 +94,6 @@ def _is_worker(config: pytest.Config) -> bool:
 def _look(config: pytest.Config) -> Callable[[Path], snapshot.Snapshot]:
     whole = config.getoption("--hostwatch") and not _is_worker(config)
     return snapshot.take if whole else snapshot.of_canary
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
-    """Collect without the garbage collector: all collected tests live to the end of the run, and
-    every full pass would look at them again.
-    """
-    gc.disable()
-    try:
-        return (yield)
-    finally:
-        gc.collect()
-        gc.freeze()
-        gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
@@ -189,7 +174,7 @@ def canary_secret(pytestconfig: pytest.Config) -> str:
 
 @pytest.fixture
 def disk_path() -> Iterator[Path]:
-    """Return a folder on a disk: `tmp_path` may be in memory, where no space can be reserved."""
+    """Return a folder on a disk, beside those of the backends: `tmp_path` may be in memory."""
     with tempfile.TemporaryDirectory(prefix="pytest-of-disk-", dir="/var/tmp") as place:
         yield Path(place)
 

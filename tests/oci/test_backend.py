@@ -129,11 +129,11 @@ async def test_user_code_cannot_reach_the_runners_socket(box: Box):
 
 @pytest.mark.promise("P07")
 @pytest.mark.parametrize("name", ["gvisor"], indirect=True)
-async def test_a_link_in_place_of_the_socket_is_not_followed(backend: OciBackend, tmp_path: Path):
+async def test_a_link_in_place_of_the_socket_is_not_followed(backend: OciBackend, disk_path: Path):
     cell = await backend.create(new_sandbox_id(), HOST)
     socket = cell.layout.cell(cell.id) / "listen" / "socket"
-    socket.rename(tmp_path / "moved")
-    socket.symlink_to(tmp_path / "moved")
+    socket.rename(disk_path / "moved")
+    socket.symlink_to(disk_path / "moved")
     with pytest.raises(SandboxLost):
         await cell.dial()
     await cell.destroy()
