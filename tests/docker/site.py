@@ -137,11 +137,11 @@ async def until(check: Callable[[], Awaitable[bool]]) -> None:
         await asyncio.sleep(0.05)
 
 
-async def nothing_left(engine: Reached, *data_dirs: Path, but: int = 0) -> list[str]:
-    """Return what is still there after a while, or as soon as nothing is `but` that many."""
+async def nothing_left(engine: Reached, *data_dirs: Path) -> list[str]:
+    """Return what is still there after a while; empty as soon as nothing is."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         found = await asyncio.to_thread(left, engine, *data_dirs)
-        if len(found) <= but or time.monotonic() > deadline:
+        if not found or time.monotonic() > deadline:
             return found
         await asyncio.sleep(0.1)

@@ -20,8 +20,7 @@ from sandkasten.model.sandbox.workspace import plain_name
 if TYPE_CHECKING:
     from sandkasten.backends.docker.engine_setup import EngineSetup
 
-_FROM: Final = "/from"
-_TO: Final = "/to"
+_AT: Final = "/volume"
 
 
 class KeptVolumes:
@@ -54,15 +53,16 @@ class KeptVolumes:
 
     async def _copy(self, source: str, target: str) -> None:
         detection = await self._setup.detection()
-        mounts = (
-            ContainerMount("volume", source, _FROM, read_only=True),
-            ContainerMount("volume", target, _TO),
-        )
+        # Two containers: an archive call on one that does not run mounts its volumes and unmounts
+        # them afterwards, so the end of a short read would take them from the write.
         async with (
-            detection.probe_container(*mounts) as container,
-            self._engine.archive_of(container, f"{_FROM}/.") as archive,
+            detection.probe_container(
+                ContainerMount("volume", source, _AT, read_only=True)
+            ) as reading,
+            detection.probe_container(ContainerMount("volume", target, _AT)) as writing,
+            self._engine.archive_of(reading, f"{_AT}/.") as archive,
         ):
-            await self._engine.put_stream(container, _TO, archive)
+            await self._engine.put_stream(writing, _AT, archive)
 
     async def _removed_quietly(self, name: str) -> None:
         with contextlib.suppress(SandkastenError):
