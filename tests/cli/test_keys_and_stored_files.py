@@ -120,7 +120,7 @@ def test_a_file_is_stored_and_fetched(run, tmp_path):
     assert json.loads(gone.out)["removed"] == [key, "runs/1/x"]
     missing = run("files", "info", key)
     assert (missing.status, missing.out) == (125, "")
-    assert "there is no stored file" in missing.err
+    assert "no stored file has the key" in missing.err
     assert run("files", "ls").out.split()[0] == "KEY"
 
 

@@ -6,17 +6,15 @@ import hashlib
 import json
 import os
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests import environments
-from tests.client.http.served import Served, served
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from tests.client.http.served import Served
 
 SCRIPT = Path(__file__).with_name("e2b_drive.py")
 
@@ -25,15 +23,6 @@ def variables(daemon: Served) -> dict[str, str]:
     """Return the environment of a program for E2B that is to use this daemon."""
     url = f"{daemon.url}/e2b"
     return {**os.environ, "E2B_API_URL": url, "E2B_SANDBOX_URL": url, "E2B_API_KEY": daemon.key}
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Served]:
-    with (
-        tempfile.TemporaryDirectory(prefix="pytest-of-e2b-", dir="/var/tmp") as place,
-        served(Path(place) / "data", backend="local") as one,
-    ):
-        yield one
 
 
 @pytest.fixture(scope="module")

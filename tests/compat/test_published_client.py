@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import json
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests import environments
-from tests.client.http.served import Served, served
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from tests.client.http.served import Served
 
 SCRIPT = Path(__file__).with_name("drive.py")
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Served]:
-    with (
-        tempfile.TemporaryDirectory(prefix="pytest-of-compat-", dir="/var/tmp") as place,
-        served(Path(place) / "data", backend="local") as one,
-    ):
-        yield one
 
 
 @pytest.fixture(scope="module")

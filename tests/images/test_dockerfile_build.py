@@ -17,17 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture
-def context(tmp_path) -> Path:
-    folder = tmp_path / "context"
-    (folder / "src" / "deep").mkdir(parents=True)
-    for name in ("a.txt", "b.txt", "src/main.py", "src/main.pyc", "src/deep/keep"):
-        (folder / name).write_text(name)
-    (folder / "src" / "out").symlink_to("/etc")
-    (folder / "secret").write_text("secret")
-    return folder
-
-
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("store")

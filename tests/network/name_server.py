@@ -16,7 +16,7 @@ A, AAAA = 1, 28
 class NameServer(socketserver.UDPServer):
     """Asks `answer(name, kind)` for the addresses of each question, and keeps the questions.
 
-    None: there is no such name.
+    None: the name does not exist.
     """
 
     def __init__(self, answer: Callable[[str, int], list[str] | None]) -> None:

@@ -112,7 +112,7 @@ impl Meter {
         self.allowance = allowance;
     }
 
-    /// Return the rule of a refusal when there is no room: the tenant's quota, or else `own`.
+    /// Return the rule that refuses when nothing is left: the tenant's quota, or else `own`.
     pub fn rule(&self, own: &'static str) -> &'static str {
         match self.allowance {
             Some(most) if self.total >= most => TENANT_RULE,

@@ -207,7 +207,7 @@ def preview_target(name: str, domain: str) -> PreviewTarget:
 
 def unknown_preview() -> SessionNotFound:
     return SessionNotFound(
-        "there is no sandbox at this address",
+        "this address belongs to no sandbox",
         hint="it may have ended; sandkasten ls lists sandboxes, sandkasten url ID PORT makes links",
     )
 

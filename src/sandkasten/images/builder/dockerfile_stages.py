@@ -71,7 +71,7 @@ class _Stages:
         if at is not None:
             return at
         if name.isdecimal():
-            raise invalid(one.line, f"there is no stage {name} before this one", "count from 0")
+            raise invalid(one.line, f"no stage before this one is {name}", "count from 0")
         self.found.append(Dockerfile(_image(one, name), (), line=one.line))
         self.names[name.lower()] = len(self.found) - 1
         return len(self.found) - 1

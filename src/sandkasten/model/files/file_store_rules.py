@@ -78,7 +78,7 @@ def known_file_key(text: str) -> str:
 
 def no_such_file(key: str) -> FileNotFound:
     return FileNotFound(
-        f"there is no stored file {shown(key)}", hint="list them with files ls", path=key
+        f"no stored file has the key {shown(key)}", hint="list them with files ls", path=key
     )
 
 

@@ -47,7 +47,7 @@ class NetworkLimits:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """The totals of a sandbox at which the quota of its tenant is used up; None is no quota."""
+    """The totals of a sandbox at which the quota of its tenant is used up; None without a quota."""
 
     bytes_in: int | None = None
     bytes_out: int | None = None

@@ -49,6 +49,6 @@ ROUTES = (
         "keys",
         scope="sessions",
         answer=Usage,
-        description="A quota that is null is no limit.",
+        description="A quota of null means no limit.",
     ),
 )
