@@ -112,9 +112,12 @@ def raw() -> Iterator[Recorder]:
 HOSTS = "good.test=127.0.0.1,evil.test=127.0.0.1,far.test=127.0.0.2,mixed.test=10.9.8.7+127.0.0.1"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def docker_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return one data directory for all sandboxes on Docker: the engine is tried once for each."""
+    """Return one data directory for a module's sandboxes on Docker: the engine is tried once.
+
+    Another module may set other variables, which this process reads once for each directory.
+    """
     return tmp_path_factory.mktemp("docker") / "data"
 
 

@@ -139,6 +139,11 @@ def test_a_remote_engine_has_a_network_by_rule(far, far_web, tmp_path, monkeypat
     monkeypatch.setenv("SANDKASTEN_NETWORK_REACHABLE", address)
     names = ",".join(f"{name}.test={address}" for name in ("good", "evil"))
     monkeypatch.setenv("SANDKASTEN_NETWORK_HOSTS", f"{names},far.test=10.0.0.1")
+    # A runner of its own, and so a volume of its own: other tests use the engine at the same time.
+    shipped, own = Programs.found(None, None), tmp_path / "runner"
+    own.write_bytes(shipped.runner.read_bytes() + b"ours")
+    found = Programs(own, shipped.launcher, shipped.egress)
+    monkeypatch.setattr(Programs, "found", lambda *_: found)
     place = str(tmp_path / "data")
     allow = [f"good.test:{port}", f"far.test:{port}"]
     box = Sandbox(backend="docker", data_dir=place, network={"allow": allow})
@@ -179,7 +184,6 @@ def test_a_remote_engine_has_a_network_by_rule(far, far_web, tmp_path, monkeypat
         box.close()
     assert [name for name in (*far.containers(), *far.volumes()) if the_id in name] == []
     # The programs are there again after a user pruned unused volumes.
-    found = Programs.found(None, None)
     others = {"launch": found.launcher, "egress": found.egress}
     far.docker("volume", "rm", RunnerVolume(None, found.runner, others).volume)  # type: ignore[arg-type]
     with Sandbox(backend="docker", data_dir=place, network={"allow": allow}) as box:
