@@ -1,7 +1,8 @@
 #!/bin/bash
 # Compiles the hashed requirements files from pyproject.toml, for every Python and platform at once.
 # They hold names, versions and hashes, and no address: where packages come from is the business
-# of whoever installs. Usage: scripts/lock.sh [--upgrade]
+# of whoever installs. Usage: scripts/lock.sh [--upgrade], or for some of the frameworks
+# scripts/lock.sh --frameworks NAME…
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,6 +20,18 @@ compile() {
         --output-file "$out" "$@"
     echo "locked $out: $(grep -c '==' "$out") packages"
 }
+
+# Each framework has an environment of its own, with the engine and what its tests need. Frameworks
+# disagree on versions, so these are no part of the one resolution below.
+framework() {
+    compile "frameworks/$1.txt" "${@:2}" pyproject.toml --extra server --extra "$1" \
+        "requirements/frameworks/$1.in"
+}
+
+if [ "${1:-}" = --frameworks ]; then
+    for name in "${@:2}"; do framework "$name"; done
+    exit
+fi
 
 # One resolution decides every version; the others are cut out of it, so that any two of these
 # files can be installed together.
@@ -39,3 +52,6 @@ compile docs.txt requirements/docs.in --constraint requirements/dev.txt
 compile examples.txt requirements/examples.in --constraint requirements/dev.txt
 compile compat.txt requirements/compat.in --constraint requirements/dev.txt \
     --constraint requirements/examples.txt
+for wanted in requirements/frameworks/*.in; do
+    framework "$(basename "$wanted" .in)" "${@}"
+done

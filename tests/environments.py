@@ -11,33 +11,81 @@ import hashlib
 import shutil
 import subprocess
 import sys
+import tempfile
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def environment(name: str) -> Path:
     """Return the interpreter of an environment with `requirements/<name>.txt`; create it once."""
-    lock = ROOT / "requirements" / f"{name}.txt"
     home = ROOT / "build" / f"{name}-venv"
-    stamp, wanted = home / ".lock", hashlib.sha256(lock.read_bytes()).hexdigest()
-    python = home / "bin" / "python"
-    home.parent.mkdir(exist_ok=True)
-    with (home.parent / f".{name}-venv.flock").open("w") as guard:
+    with _locked(home):
+        return _with_requirements(home, ROOT / "requirements" / f"{name}.txt")
+
+
+def framework(extra: str) -> Path:
+    """Return the interpreter of an environment with a framework, its tests, and Sandkasten.
+
+    Sandkasten is installed as an editable wheel: its entry points are there, and its modules are
+    those of this checkout.
+    """
+    home, project = ROOT / "build" / "frameworks" / extra, ROOT / "pyproject.toml"
+    with _locked(home):
+        python = _with_requirements(home, ROOT / "requirements" / "frameworks" / f"{extra}.txt")
+        if not _stamped(home / ".project", project):
+            _install_sandkasten(python)
+            _stamp(home / ".project", project)
+    return python
+
+
+@contextmanager
+def _locked(home: Path) -> Iterator[None]:
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with (home.parent / f".{home.name}.flock").open("w") as guard:
         fcntl.flock(guard, fcntl.LOCK_EX)
-        if stamp.is_file() and stamp.read_text() == wanted:
-            return python
+        yield
+
+
+def _with_requirements(home: Path, lock: Path) -> Path:
+    python = home / "bin" / "python"
+    if not _stamped(home / ".lock", lock):
         shutil.rmtree(home, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
-        subprocess.run(
-            [
-                *(str(python), "-m", "pip", "install", "--quiet", "--no-input"),
-                *("--disable-pip-version-check", "--require-hashes", "-r", str(lock)),
-            ],
-            check=True,
-        )
-        stamp.write_text(wanted)
+        _install(python, "--require-hashes", "-r", str(lock))
+        _stamp(home / ".lock", lock)
     return python
+
+
+def _stamped(stamp: Path, source: Path) -> bool:
+    return stamp.is_file() and stamp.read_text() == _digest(source)
+
+
+def _stamp(stamp: Path, source: Path) -> None:
+    stamp.write_text(_digest(source))
+
+
+def _digest(source: Path) -> str:
+    return hashlib.sha256(source.read_bytes()).hexdigest()
+
+
+def _install(python: Path, *what: str) -> None:
+    pip = (str(python), "-m", "pip", "install", "--quiet", "--no-input")
+    subprocess.run([*pip, "--disable-pip-version-check", *what], check=True)
+
+
+def _install_sandkasten(python: Path) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        # Built by this environment: that of the framework has no build backend.
+        words = [sys.executable, "-m", "hatchling", "build", "-t", "wheel:editable", "-d", place]
+        subprocess.run(words, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+        (wheel,) = Path(place).glob("*.whl")
+        _install(python, "--no-deps", "--no-index", str(wheel))
 
 
 def compat() -> Path:

@@ -41,11 +41,15 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # What people import: the client, and the errors it raises.
     "__init__": CORE | {"client"},
     "sync": frozenset({"client"}),
+    # Adapters use what any program can use.
+    "integrations": frozenset({"__init__", "sync"}),
 }
 
 # The one door from the client to the engine, opened lazily.
 DOORS: dict[str, frozenset[str]] = {
     "sandkasten.client.server.embedded": PORTS | {"engine", "daemon"},
+    # The install command of an extra.
+    "sandkasten.integrations.framework_import": frozenset({"model"}),
 }
 
 # A library beyond the standard one belongs to one room; nothing else may come to need it.
@@ -79,6 +83,11 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "starlette": frozenset({"api", "compat"}),
     "uvicorn": frozenset({"daemon"}),
     "uvloop": frozenset({"daemon", "mcp"}),
+    # Frameworks.
+    "claude_agent_sdk": frozenset({"integrations"}),
+    "deepagents": frozenset({"integrations"}),
+    "inspect_ai": frozenset({"integrations"}),
+    "pydantic_ai": frozenset({"integrations"}),
 }
 
 # Modules of backends/ that are not a backend.

@@ -63,6 +63,9 @@ def test_the_table_of_the_architecture_is_the_table_of_arrows():
         ("agents.x", "import mcp", "the library mcp"),
         ("engine.x", "import yaml", "the library yaml"),
         ("client.x", "import httpx", "the library httpx"),
+        ("integrations.x", "from sandkasten.client import sandbox", "(integrations) imports"),
+        ("integrations.x", "from sandkasten.errors import NotFound", "(integrations) imports"),
+        ("engine.x", "import inspect_ai", "the library inspect_ai"),
         ("attic.x", "import sandkasten.errors", "without a row in the table"),
     ],
 )
@@ -91,6 +94,7 @@ def test_a_forbidden_import_is_reported(module, source, complaint):
         ("mcp.mcp_server", "import mcp\nfrom sandkasten.client.server import server_pool"),
         ("cli.main", "import typer\nfrom sandkasten.client.blocking import sync"),
         ("cli.main", "from sandkasten import Sandbox, __version__"),
+        ("integrations.x", "import inspect_ai\nfrom sandkasten import AsyncSandbox, FileNotFound"),
     ],
 )
 def test_an_allowed_import_is_not_reported(module, source):

@@ -12,6 +12,7 @@ from sandkasten.model.optional_extras import DISTRIBUTION, VERSION
 from tests.repo import tree
 
 LOCKS = sorted((tree.ROOT / "requirements").glob("*.txt"))
+FRAMEWORKS = sorted((tree.ROOT / "requirements" / "frameworks").glob("*.txt"))
 PROJECT = tomllib.loads((tree.ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -24,7 +25,7 @@ def _addresses(content: str) -> list[str]:
     return [line for line in content.splitlines() if any(mark in line for mark in marks)]
 
 
-@pytest.mark.parametrize("lock", LOCKS, ids=lambda p: p.name)
+@pytest.mark.parametrize("lock", LOCKS + FRAMEWORKS, ids=lambda p: p.name)
 def test_a_lock_holds_pins_with_hashes_and_no_address(lock):
     content = lock.read_text()
     assert _addresses(content) == []
@@ -62,7 +63,16 @@ def test_every_dependency_of_an_extra_is_locked(extra, lock):
     assert wanted - pins.keys() == set()
 
 
+@pytest.mark.parametrize("lock", FRAMEWORKS, ids=lambda p: p.name)
+def test_lock_of_a_framework_holds_its_extra(lock):
+    needs = PROJECT["optional-dependencies"][lock.stem]
+    wanted = {re.split(r"[<>=!~;\[ ]", need)[0].lower() for need in needs}
+    assert wanted - _pins(lock.read_text()).keys() == set()
+    assert lock.with_suffix(".in").is_file()
+
+
 def test_no_two_locks_disagree_on_a_version():
+    # Those of frameworks may: they are never installed together.
     versions: dict[str, set[str]] = {}
     for lock in LOCKS:
         for name, version in _pins(lock.read_text()).items():

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.integrations.frameworks import FRAMEWORKS
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-# tests/examples/test_pages.py runs the README.
-DOCUMENTS = sorted((ROOT / "docs").rglob("*.md"))
+# tests/examples/test_pages.py runs the README, tests/integrations the guides of frameworks.
+DOCUMENTS = sorted({*(ROOT / "docs").rglob("*.md")} - {one.page for one in FRAMEWORKS})
 FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SNIPPETS = [
     pytest.param(code, id=f"{path.relative_to(ROOT)}-{number}")

@@ -1,0 +1,26 @@
+"""The frameworks that have an adapter: extra, module, library and guide of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    extra: str
+    """Also the name of its requirements and of its environment."""
+    module: str
+    library: str
+    """What the adapter imports first."""
+    guide: str
+
+    @property
+    def page(self) -> Path:
+        return ROOT / "docs" / "guides" / self.guide
+
+
+FRAMEWORKS: Final[tuple[Framework, ...]] = ()
