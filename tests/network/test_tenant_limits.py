@@ -40,7 +40,7 @@ DAY_S = 86_400.0
 
 def share(quota: TenantQuota, *others: NetworkLimits, **asked: int) -> dict[str, Any]:
     policy = parse_network({"allow": ["a.test"], "limits": asked})
-    return dict(shared_limits(policy, "acme", quota, others).asked)
+    return dict(shared_limits(policy, "acme", quota, others).requested_limits)
 
 
 def test_a_request_without_a_limit_gets_its_share_of_the_quota():

@@ -54,17 +54,17 @@ class AsyncSecrets:
         """
         listed = [hosts] if isinstance(hosts, str) else builtins.list(hosts)
         request = SecretRequest(name, value, listed, header, basic, query, body)
-        return await (await self._door()).set(request)
+        return await (await self._transport()).set(request)
 
     async def list(self) -> builtins.list[Secret]:
         """Return all by name, without values."""
-        return builtins.list(await (await self._door()).list())
+        return builtins.list(await (await self._transport()).list())
 
     async def remove(self, name: str) -> None:
         """Remove one; running sandboxes keep it."""
-        await (await self._door()).remove(name)
+        await (await self._transport()).remove(name)
 
-    async def _door(self) -> SecretsTransport:
+    async def _transport(self) -> SecretsTransport:
         return (await connect(self._place)).secrets
 
 

@@ -35,29 +35,29 @@ class AsyncWorkspaces:
 
     async def list(self) -> builtins.list[Workspace]:
         """Return all by name, without sizes; a damaged one has its problem."""
-        return builtins.list(await (await self._door()).list())
+        return builtins.list(await (await self._transport()).list())
 
     async def get(self, name: str) -> Workspace:
         """Return one with its size, its use on the host, and the sandboxes that use it."""
-        return await (await self._door()).get(name)
+        return await (await self._transport()).get(name)
 
     async def create(self, name: str, *, size_mb: float | None = None) -> Workspace:
         """Create an empty one; a sandbox creates a missing one by itself."""
-        return await (await self._door()).create(name, size_mb=size_mb)
+        return await (await self._transport()).create(name, size_mb=size_mb)
 
     async def copy(self, source: str, target: str) -> Workspace:
         """Copy one with its content and size; Conflict while a sandbox uses the source."""
-        return await (await self._door()).copy(source, target)
+        return await (await self._transport()).copy(source, target)
 
     async def resize(self, name: str, size_mb: float) -> Workspace:
         """Enlarge it; Conflict while a sandbox uses it."""
-        return await (await self._door()).resize(name, size_mb)
+        return await (await self._transport()).resize(name, size_mb)
 
     async def delete(self, name: str) -> None:
         """Delete it with everything in it; Conflict while a sandbox uses it."""
-        await (await self._door()).delete(name)
+        await (await self._transport()).delete(name)
 
-    async def _door(self) -> WorkspacesTransport:
+    async def _transport(self) -> WorkspacesTransport:
         return (await connect(self._place)).workspaces
 
 

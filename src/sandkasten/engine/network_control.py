@@ -59,7 +59,7 @@ class NetworkControl:
         )
 
     async def usage(self, handle: Handle) -> NetworkUsage:
-        """Return what a live sandbox may reach, in a word, and its traffic."""
+        """Return the mode of a live sandbox's network, and its traffic."""
         network = handle.record.network
         if network == "none" or not isinstance(handle.cell, Networked):
             return NetworkUsage()
@@ -100,7 +100,7 @@ class NetworkControl:
         """Send a policy, also one that is recorded already: the record says what was sent last.
 
         Raise Conflict for a paused sandbox. Its egress process is frozen and would apply the policy
-        after the caller was told that it failed.
+        after the caller got the error.
         """
         check_not_paused(handle.record)
         try:
@@ -108,12 +108,12 @@ class NetworkControl:
                 raise created_without_network(handle.record.id)
             await handle.cell.change_network(policy, self._ceiling.reachable, inspection)
         except UnsupportedByBackend:
-            # Created without a network, it has what it should have.
+            # It was created without a network, and the policy is none: nothing to change.
             if not (policy.closed and handle.record.network == "none"):
                 raise
 
     def recorded(self, record: Record) -> NetworkPolicy:
-        """Return the recorded policy under the operator's settings of now."""
+        """Return the recorded policy under the current settings of the operator."""
         return adopted_network(record.network, self._ceiling)
 
     async def adopt(self, record: Record) -> None:

@@ -1,9 +1,9 @@
-"""Network counters of all sandboxes, added up for metrics, and noted for the quotas of tenants.
+"""Sums of the network counters of all sandboxes, for metrics and for the quotas of tenants.
 
-Each egress process counts for its sandbox. It is asked when the metrics are read and before the
-sandbox is removed, and what it counted since the last time is added. A sandbox that is older than
-this engine counts from the first look, so a restart of the daemon starts the sums at zero and
-counts nothing twice.
+Each egress process counts for its sandbox. The engine reads the counters when the metrics are read
+and before the sandbox is removed, and adds the difference since the last time. A sandbox that is
+older than this engine is counted from the first reading on, so a restart of the daemon starts the
+sums at zero and counts nothing twice.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.ports import Backend
 
-_ASKED_AT_ONCE: Final = 16
+_CONCURRENT_READS: Final = 16
 _SUMMED: Final = tuple(one.name for one in fields(NetworkCounts) if one.name != "open")
 
 
@@ -38,12 +38,12 @@ class NetworkTotals:
         """Called with counters that have changed since they were last read."""
 
     async def read(self, handles: Iterable[Handle]) -> NetworkCounts:
-        """Return the sums; `open` is the number of connections at this moment."""
-        gate = asyncio.Semaphore(_ASKED_AT_ONCE)
+        """Return the sums; `open` is the number of connections now."""
+        gate = asyncio.Semaphore(_CONCURRENT_READS)
 
         async def one(handle: Handle) -> int:
             async with gate:
-                counts = await self._add(handle)
+                counts = await self.read_one(handle)
             return 0 if counts is None else counts.open
 
         opened = await asyncio.gather(*(one(handle) for handle in handles))
@@ -55,28 +55,21 @@ class NetworkTotals:
             return self._seen.get(handle.record.id, NetworkCounts())
         return await cell.network_counts()
 
-    async def look(self, handle: Handle) -> NetworkCounts | None:
-        """Return the counters of one sandbox, and add them; None if it does not answer."""
-        return await self._add(handle)
-
-    async def pausing(self, handle: Handle) -> None:
-        """Look a last time before the egress process is frozen with its sandbox."""
-        await self._add(handle)
-
     async def ended(self, handle: Handle) -> None:
-        """Add what a sandbox counted until now, the last time."""
-        await self._add(handle)
+        """Read the counters of one sandbox for the last time."""
+        await self.read_one(handle)
         self._seen.pop(handle.record.id, None)
 
-    async def ended_unseen(self, backend: Backend, record: Record) -> None:
-        """Note what a sandbox counted that no engine looks at, before its files are removed."""
+    async def ended_unattended(self, backend: Backend, record: Record) -> None:
+        """Note the final counters of a sandbox without a handle, before its files are removed."""
         if self.note is None or record.network == "none":
             return
         if isinstance(backend, CountsAfterEnd):
             with suppress(SandkastenError):
                 await self.note(record, await backend.final_counts(record.id))
 
-    async def _add(self, handle: Handle) -> NetworkCounts | None:
+    async def read_one(self, handle: Handle) -> NetworkCounts | None:
+        """Return the counters of one sandbox, and add them; None if it does not answer."""
         record = handle.record
         if not isinstance(handle.cell, Networked):
             return None

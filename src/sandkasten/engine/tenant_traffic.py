@@ -1,9 +1,9 @@
-"""Count the bytes that the sandboxes of a tenant exchange on a day, and end them at its quota.
+"""Count the network bytes of a tenant per day, and close its networks when its quota is used up.
 
-Each egress process counts for its sandbox, stops by itself at the totals it was last told, and
-needs no daemon for that. The daemon adds up what they counted, writes it to the journal, and tells
-each of them what is left. What is counted while no daemon runs belongs to the day on which the
-next one reads it. A tenant whose sandboxes do not answer delays no other one.
+Each egress process counts for its sandbox and stops at the last allowance that it received, also
+without a daemon. The daemon adds up the counters, writes the sum to the journal, and sends each
+process a new allowance. Bytes that are counted while no daemon runs belong to the day on which the
+next daemon reads them. A tenant whose sandboxes do not answer delays no other tenant.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from sandkasten.ports import Clock, EventSink, Journal, Store
 
 _DAY_S: Final = 86_400
-_ASKED_AT_ONCE: Final = 16
-# A sandbox is told anew when what is left has changed by this part of it, so a busy tenant does not
-# cost a message to each of its sandboxes in every round.
-_NEWS: Final = 8
+_CONCURRENT_SANDBOXES: Final = 16
+# A new allowance is sent only if it differs by more than 1/8, so that a busy tenant does not cost a
+# message to each of its sandboxes in every round.
+_RESEND_FRACTION: Final = 8
 # An egress process shares the processor time of its sandbox, so code inside can slow it down.
 _NEAR_S: Final = 5.0
 _TURN_S: Final = 5.0
@@ -55,10 +55,10 @@ class TenantTraffic:
         self._control = control
         self._clock = clock
         self._events = events
-        self._told: dict[str, tuple[int, int]] = {}
-        """What each sandbox was told last: the day, and the bytes that were left."""
+        self._sent: dict[str, tuple[int, int]] = {}
+        """The last allowance of each sandbox: the day, and the bytes that were left."""
         self._rounds: dict[str, asyncio.Task[None]] = {}
-        """The tenants that are being told."""
+        """The running round of each tenant."""
         handles.network_totals.note = self.note
 
     async def note(self, record: Record, counts: NetworkCounts) -> None:
@@ -68,28 +68,30 @@ class TenantTraffic:
             await self._journal.note_traffic(record.id, record.tenant, self._day(), total)
 
     async def used(self, tenant: str) -> int:
-        """Return the bytes of this day, with what the living sandboxes have counted until now."""
+        """Return the bytes of this day, including those that living sandboxes have just counted."""
         if self._journal is None:
             return 0
         records = [one for one in await self._store.list() if one.tenant == tenant]
-        await self._look(records)
+        await self._read_counters(records)
         return await self._journal.traffic(tenant, self._day())
 
     async def counted(self, handle: Handle) -> NetworkCounts | None:
-        return await self._handles.network_totals.look(handle)
+        """Read the counters of one sandbox; None if it does not answer."""
+        return await self._handles.network_totals.read_one(handle)
 
     def forget(self, the_id: str) -> None:
-        """Forget what a sandbox was told, because an update tells it something else."""
-        self._told.pop(the_id, None)
+        """Forget the last allowance of a sandbox, because an update replaces it."""
+        self._sent.pop(the_id, None)
 
     async def round(self, records: Sequence[Record], patience_s: float) -> None:
-        """Tell sandboxes what their tenants' quotas leave. A quota that is used up ends their
-        connections, and the next day opens them again.
+        """Send sandboxes their new allowances. A quota that is used up ends their connections, and
+        the next day allows them again.
 
-        Tenants with sandboxes of an engine, which can hang, are waited for this long, others a
-        little longer; their round goes on, and no other one of theirs begins meanwhile.
+        A Docker Engine can hang, so tenants with sandboxes there are waited for `patience_s`, and
+        others 5 seconds longer. A round that takes longer goes on in the background, and the tenant
+        gets no second one meanwhile.
         """
-        self._told = {one.id: self._told[one.id] for one in records if one.id in self._told}
+        self._sent = {one.id: self._sent[one.id] for one in records if one.id in self._sent}
         by_tenant: Mapping[str, list[Record]] = defaultdict(list)
         for record in records:
             by_tenant[record.tenant].append(record)
@@ -121,7 +123,7 @@ class TenantTraffic:
         if self._journal is None:
             return
         try:
-            await self._look(records)
+            await self._read_counters(records)
             day = self._day()
             used = await self._journal.traffic(tenant, day)
         except SandkastenError as exc:
@@ -131,18 +133,20 @@ class TenantTraffic:
 
         async def one(record: Record) -> None:
             left = max(0, (record.network_bytes_per_day or 0) - used)
-            if record.state is State.RUNNING and self._is_news(record.id, day, left):
-                await self._tell(record, day, left)
+            if record.state is State.RUNNING and self._must_send(record.id, day, left):
+                await self._send(record, day, left)
 
         await _each(one, filter(_is_limited, records))
 
-    def _is_news(self, the_id: str, day: int, left: int) -> bool:
-        told_day, told = self._told.get(the_id, (-1, 0))
-        return told_day != day or (left == 0) != (told == 0) or abs(left - told) > told // _NEWS
+    def _must_send(self, the_id: str, day: int, left: int) -> bool:
+        sent_day, sent = self._sent.get(the_id, (-1, 0))
+        if sent_day != day or (left == 0) != (sent == 0):
+            return True
+        return abs(left - sent) > sent // _RESEND_FRACTION
 
-    async def _tell(self, record: Record, day: int, left: int) -> None:
-        # An update sends rules too; what it sends must not be replaced by older ones. Many updates
-        # must not keep a sandbox from being told, so this waits for its turn.
+    async def _send(self, record: Record, day: int, left: int) -> None:
+        # An update also sends rules, which must not be replaced by older ones. This waits for its
+        # turn, so that frequent updates cannot keep a sandbox from getting its allowance.
         async with self._store.lock(record.id, wait_s=_TURN_S):
             handle = await self._handles.get(record.id)
             await self._handles.refresh(handle)
@@ -153,12 +157,12 @@ class TenantTraffic:
                 self._control.recorded(handle.record), allowance=allowance(left, counted)
             )
             await self._control.change(handle, policy, None)
-        before = self._told.get(record.id, (-1, 1))
-        self._told[record.id] = (day, left)
+        before = self._sent.get(record.id, (-1, 1))
+        self._sent[record.id] = (day, left)
         if left == 0 and before != (day, 0):
             self._emit("network.quota_reached", record)
 
-    async def _look(self, records: Sequence[Record]) -> None:
+    async def _read_counters(self, records: Sequence[Record]) -> None:
         """Read the counters of sandboxes with a network."""
 
         async def count(record: Record) -> None:
@@ -170,7 +174,7 @@ class TenantTraffic:
             if one.network != "none"
             and is_there(one.state)
             and not one.hidden
-            # Each question to an engine that is away would take long.
+            # Each request to a Docker Engine that is away would take long.
             and one.backend not in self._handles.health.names()
         ]
         await _each(count, open_ones)
@@ -185,8 +189,8 @@ class TenantTraffic:
 
 
 async def _each(work: Callable[[Record], Awaitable[None]], records: Iterable[Record]) -> None:
-    """Do this for each sandbox, several at once. One that cannot be asked is left out."""
-    gate = asyncio.Semaphore(_ASKED_AT_ONCE)
+    """Do this for each sandbox, several at once. A sandbox that does not answer is left out."""
+    gate = asyncio.Semaphore(_CONCURRENT_SANDBOXES)
 
     async def one(record: Record) -> None:
         async with gate:

@@ -40,14 +40,14 @@ _RESOLV: Final = "/etc/resolv.conf"
 _MAX_ANSWER: Final = 1 << 16
 _TIMEOUT_S: Final = 5.0
 _MAX_RECORDS: Final = 4 << 20
-# The timestamp of a file is of the last clock tick: up to 10 ms before the write.
+# The kernel sets the time of a file to the last clock tick, up to 10 ms before the write.
 _TICK_S: Final = 0.02
 _ENDED: Final = "ended"
 
 
 @dataclass(frozen=True, slots=True)
 class Egress:
-    """What the launcher needs to start the process. Close it when the launcher has ended."""
+    """Socket and plan with which the launcher starts the process. Close it after the launch."""
 
     control: socket.socket
     plan: dict[str, object]
@@ -65,9 +65,10 @@ def prepare(
     *,
     device: bool = False,
 ) -> Egress:
-    """Write the files of the process. `user` is who it runs as; None for an ordinary user.
+    """Write the files of the process and return its part of the launcher's plan.
 
-    `device`: the sandbox has a network stack of its own, which takes over a device.
+    `user` is the user id that it runs with; None: that of the daemon, an ordinary user.
+    `device`: the sandbox has a network stack of its own (gVisor), which takes over a device.
     """
     (cell / CONFIG).write_text(json.dumps(config(policy, ceiling)))
     control = listen(cell / CONTROL)
@@ -109,8 +110,7 @@ def rules_json(policy: NetworkPolicy) -> dict[str, object]:
 
 
 def _rule_json(text: str) -> dict[str, object]:
-    rule = parse_rule(text)
-    return asdict(rule)
+    return asdict(parse_rule(text))
 
 
 def _inspection_json(inspection: Inspection) -> dict[str, Any]:
@@ -133,22 +133,23 @@ def _inspection_json(inspection: Inspection) -> dict[str, Any]:
 
 
 def begin_inspection(cell: Path, authority: Authority, inspection: Inspection) -> None:
-    """Give a process that was just started its authority and secrets. Blocking.
+    """Send the authority and the secrets to a process that was just started. Blocking.
 
-    Over the socket, because nothing secret may be in a file, an argument or an environment.
+    They go over the socket, because no secret may be in a file, an argument or an environment.
     """
     asyncio.run(ask(cell, inspection_command(authority, inspection)))
 
 
 def inspection_command(authority: Authority, inspection: Inspection) -> dict[str, object]:
     """Return the first command of an inspecting process. It contains the key and the values."""
-    told = {
-        **_inspection_json(inspection),
-        "certificate": base64.b64encode(authority.certificate).decode(),
-        "key": base64.b64encode(authority.key).decode(),
-        "roots": authority.roots,
+    return {
+        "inspect": {
+            **_inspection_json(inspection),
+            "certificate": base64.b64encode(authority.certificate).decode(),
+            "key": base64.b64encode(authority.key).decode(),
+            "roots": authority.roots,
+        }
     }
-    return {"inspect": told}
 
 
 def name_servers(file: str = _RESOLV) -> list[str]:
@@ -181,7 +182,7 @@ async def ask(cell: Path, command: dict[str, object]) -> dict[str, Any]:
                 writer.write(json.dumps(command).encode() + b"\n")
                 answer = json.loads(await reader.readline())
             finally:
-                # What was not read yet must not be sent later.
+                # Drop what the process has not read, so that it is not applied later.
                 writer.transport.abort()
     except FileNotFoundError as exc:
         raise created_without_network(cell.name) from exc
@@ -204,8 +205,9 @@ async def change(
     reachable: Sequence[str],
     inspection: Inspection | None = None,
 ) -> None:
-    """Send new rules and limits, what the operator opens besides public addresses, and what is
-    inspected from now on.
+    """Send new rules and limits, the networks that the operator opens, and a new inspection.
+
+    Raise UnsupportedByBackend if the sandbox was created without inspection.
     """
     if inspection is not None and not await asyncio.to_thread((cell / TRUST).exists):
         raise created_without_inspection(cell.name)
@@ -227,7 +229,7 @@ def change_command(
 
 
 async def counts(cell: Path) -> NetworkCounts:
-    """Return the counters, also after the end of the sandbox, while its files exist."""
+    """Return the counters; after the end of the sandbox, those in its files."""
     try:
         return counts_in(await ask(cell, {}))
     except SandboxLost:
@@ -275,12 +277,12 @@ def final_counts_in(files: Iterable[bytes]) -> NetworkCounts | None:
 def _parsed(files: Iterable[bytes], after: int, since: float) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for data in files:
-        # From the end, so that a look at the newest ones does not parse the others.
+        # From the end, so that reading the newest records does not parse the others.
         for line in reversed(data.splitlines()):
             try:
                 record = json.loads(line)
             except ValueError:
-                continue  # written at this moment
+                continue  # the process has written only a part of this line
             if not isinstance(record, dict):
                 continue
             if record.get("seq", 0) <= after or record.get("time", 0.0) < since:

@@ -20,7 +20,7 @@ from sandkasten.model.images.image_name import checked_name
 from sandkasten.model.runs.session_key import SessionKey
 from sandkasten.model.sandbox.gpus import parse_gpus
 from sandkasten.model.sandbox.limits import Limits
-from sandkasten.model.sandbox.network_limits import asked_limits, read_limit
+from sandkasten.model.sandbox.network_limits import read_limit, requested_limits
 from sandkasten.model.sandbox.network_rules import rules_of
 from sandkasten.model.sandbox.policy import (
     LIMIT_NAMES,
@@ -251,7 +251,7 @@ def _network_limits(network: DefinitionFields) -> dict[str, Any]:
     if isinstance(asked, dict):
         asked = {name: _with_unit(name, value) for name, value in asked.items()}
     try:
-        limits = asked_limits(asked)
+        limits = requested_limits(asked)
     except InvalidRequest as exc:
         path = network.path("limits")
         raise InvalidAgent(f"{path}: {exc.message}", hint=exc.hint, field=path) from exc

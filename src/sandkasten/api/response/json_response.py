@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from typing import TYPE_CHECKING, Final
 
@@ -50,11 +49,3 @@ def moments(**times: float | None) -> dict[str, object]:
         **{name: None if unix is None else iso(unix) for name, unix in times.items()},
         **{f"{name}_unix": unix for name, unix in times.items()},
     }
-
-
-def bytes_fields(name: str, data: bytes) -> dict[str, str]:
-    """Return bytes as text, and as `<name>_b64` too if they are not UTF-8."""
-    try:
-        return {name: data.decode()}
-    except UnicodeDecodeError:
-        return {name: data.decode(errors="replace"), f"{name}_b64": base64.b64encode(data).decode()}

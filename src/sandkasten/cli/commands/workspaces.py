@@ -81,8 +81,8 @@ def _create(
     state = state_of(context, json=json)
     size_mb = None if size is None else megabytes(size)
 
-    async def make(door: AsyncWorkspaces) -> Workspace:
-        return await door.create(name, size_mb=size_mb)
+    async def make(client: AsyncWorkspaces) -> Workspace:
+        return await client.create(name, size_mb=size_mb)
 
     go(_one(state, make))
 
@@ -98,8 +98,8 @@ def _cp(
     """Copy a workspace to a new name."""
     state = state_of(context, json=json)
 
-    async def copy(door: AsyncWorkspaces) -> Workspace:
-        return await door.copy(source, target)
+    async def copy(client: AsyncWorkspaces) -> Workspace:
+        return await client.copy(source, target)
 
     go(_one(state, copy))
 
@@ -114,8 +114,8 @@ def _resize(
     state = state_of(context, json=json)
     size_mb = megabytes(size)
 
-    async def grow(door: AsyncWorkspaces) -> Workspace:
-        return await door.resize(name, size_mb)
+    async def grow(client: AsyncWorkspaces) -> Workspace:
+        return await client.resize(name, size_mb)
 
     go(_one(state, grow))
 
@@ -131,14 +131,14 @@ def _rm(
     raise SystemExit(go(_remove(state_of(context, json=json), names)))
 
 
-def _door(state: State) -> AsyncWorkspaces:
+def _client(state: State) -> AsyncWorkspaces:
     from sandkasten.client.workspaces import AsyncWorkspaces
 
     return AsyncWorkspaces(**state.where)
 
 
 async def _one(state: State, act: Any) -> None:
-    made: Workspace = await act(_door(state))
+    made: Workspace = await act(_client(state))
     if state.json:
         put_json(described(made))
     else:
@@ -147,12 +147,12 @@ async def _one(state: State, act: Any) -> None:
 
 async def _list(state: State, *, measured: Sequence[str] | None) -> None:
     """Print workspaces. `measured`: None for all without usage, empty for all, else those."""
-    door = _door(state)
+    client = _client(state)
     if measured is None:
-        found = await door.list()
+        found = await client.list()
     else:
-        names = list(measured) or [one.name for one in await door.list()]
-        found = [await door.get(name) for name in names]
+        names = list(measured) or [one.name for one in await client.list()]
+        found = [await client.get(name) for name in names]
     if state.json:
         put_json([described(one) for one in found])
     elif measured is None:
@@ -197,12 +197,12 @@ def _table_of_sizes(found: Sequence[Workspace]) -> None:
 
 async def _remove(state: State, names: Sequence[str]) -> int:
     """Remove each of them; a failure does not stop the others."""
-    door = _door(state)
+    client = _client(state)
     removed: list[str] = []
     failures: list[SandkastenError] = []
     for name in dict.fromkeys(names):
         try:
-            await door.delete(name)
+            await client.delete(name)
         except SandkastenError as exc:
             failures.append(exc)
             if not state.json:

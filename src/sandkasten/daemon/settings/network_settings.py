@@ -15,7 +15,7 @@ from sandkasten.daemon.settings.setting_parsers import (
     string_list,
 )
 from sandkasten.errors import InvalidConfiguration, InvalidRequest
-from sandkasten.model.sandbox.network_limits import NetworkLimits, asked_limits, read_limit
+from sandkasten.model.sandbox.network_limits import NetworkLimits, read_limit, requested_limits
 from sandkasten.model.sandbox.network_policy import NetworkCeiling
 from sandkasten.model.sandbox.network_rules import PRESETS, parse_rule, refuse_bare_presets
 
@@ -122,7 +122,7 @@ def network_limit(field: str) -> Callable[[str, object], int]:
         read = read_limit(field, value) if isinstance(value, str) else None
         number = positive_integer(name, value if read is None else read)
         try:
-            asked_limits({field: number})
+            requested_limits({field: number})
         except InvalidRequest as exc:
             raise InvalidConfiguration(exc.message, hint=exc.hint, setting=name) from exc
         return number

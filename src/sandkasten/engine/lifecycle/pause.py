@@ -130,7 +130,8 @@ class PauseControl:
         # Thawing a running sandbox does nothing, and fails at once where pausing is not supported.
         await cell.resume()
         channel = await self._handles.channel(handle)
-        await self._handles.network_totals.pausing(handle)
+        # The egress process is frozen with its sandbox and cannot be read until it is resumed.
+        await self._handles.network_totals.read_one(handle)
         paused = replace(running, state=State.PAUSED)
         await self._store.put(paused)
         handle.record = paused

@@ -106,19 +106,19 @@ class SandboxUpdates:
         if network is not None:
             daily = None if quota is None else quota.max_network_bytes_per_day
             new = replace(new, network=network.public(), network_bytes_per_day=daily)
-        # A paused runner cannot be told, and raises that.
-        told = None if _lease(new) == _lease(old) else await self._handles.channel(handle)
+        # Raises if the sandbox is paused: its runner does not answer.
+        channel = None if _lease(new) == _lease(old) else await self._handles.channel(handle)
         try:
-            if told is not None:
-                await self._tell(told, new)
+            if channel is not None:
+                await self._send_lease(channel, new)
             if network is not None:
                 await self._open(handle, network, old)
             if new != old:
                 await self._store.put(new)
         except BaseException:
-            if told is not None:
+            if channel is not None:
                 with suppress(SandkastenError):
-                    await self._tell(told, old)
+                    await self._send_lease(channel, old)
             if network is not None:
                 with suppress(SandkastenError):
                     await self._open(handle, self._control.recorded(old), new)
@@ -152,7 +152,7 @@ class SandboxUpdates:
                     hint="use a larger value, or destroy the sandbox",
                     field="lifetime_seconds",
                 )
-        asked = [
+        requested = [
             number(name, value, low=1, high=most)
             for name, value in (
                 ("ttl_seconds", request.ttl_seconds),
@@ -160,7 +160,7 @@ class SandboxUpdates:
             )
             if value is not None
         ]
-        idle = min(asked) if asked else record.idle_timeout_s
+        idle = min(requested) if requested else record.idle_timeout_s
         return replace(record, idle_timeout_s=min(idle, lifetime), lifetime_s=lifetime)
 
     async def _open(self, handle: Handle, network: NetworkPolicy, before: Record) -> None:
@@ -169,7 +169,7 @@ class SandboxUpdates:
             inspection = Inspection(all=False)
         await self._control.change(handle, network, inspection)
 
-    async def _tell(self, channel: Channel, record: Record) -> None:
+    async def _send_lease(self, channel: Channel, record: Record) -> None:
         left_s = record.created_boottime + record.lifetime_s - self._clock.boottime()
         fields = {
             "idle_ms": int(record.idle_timeout_s * 1000),

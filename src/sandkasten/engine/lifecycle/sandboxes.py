@@ -404,7 +404,7 @@ class Sandboxes:
             with suppress(QuotaExceeded, InternalError):
                 await self._store.put(replace(record, state=State.DESTROYING))
         if self._handles.peek(record.id) is None:
-            await self._handles.network_totals.ended_unseen(backend, record)
+            await self._handles.network_totals.ended_unattended(backend, record)
         try:
             await self.remove(backend, record.id)
         except BackendUnavailable:

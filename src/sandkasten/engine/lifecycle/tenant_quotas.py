@@ -19,7 +19,7 @@ from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.limits import MIB
 from sandkasten.model.sandbox.network_limits import Allowance
 from sandkasten.model.sandbox.network_policy import CLOSED, NetworkPolicy
-from sandkasten.model.sandbox.network_shares import left_of_day, shared_limits
+from sandkasten.model.sandbox.network_shares import daily_allowance, shared_limits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -211,7 +211,7 @@ class TenantQuotas:
         used = 0
         if quota.max_network_bytes_per_day is not None:
             used = await self._traffic.used(tenant)
-        return replace(network, allowance=left_of_day(tenant, quota, used, counted))
+        return replace(network, allowance=daily_allowance(tenant, quota, used, counted))
 
     async def _disk(self, tenant: str, records: Sequence[Record]) -> int:
         own = sum(one.limits.workspace_bytes for one in records if one.workspace_id is None)
@@ -234,8 +234,8 @@ def reserved(record: Record, need: Need) -> Record:
 
 
 def _limits(quota: TenantQuota) -> bool:
-    figures = (quota.max_sessions, quota.max_memory_bytes, quota.max_disk_bytes)
-    return quota.limits_network or any(figure is not None for figure in figures)
+    limits = (quota.max_sessions, quota.max_memory_bytes, quota.max_disk_bytes)
+    return quota.limits_network or any(one is not None for one in limits)
 
 
 def _counts(record: Record, tenant: str) -> bool:

@@ -1,4 +1,4 @@
-"""Secrets of tenants, and their way into the network of a sandbox."""
+"""Secrets of tenants, and the inspection that inserts them into requests of a sandbox."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TenantSecrets:
         await self._port.remove(tenant, name)
 
     async def inspection(self, policy: NetworkPolicy, tenant: str) -> Inspection | None:
-        """Return what a network inspects and inserts; None for one without inspection."""
+        """Return the inspection of a network with the values of its secrets; None without one."""
         if not policy.inspected:
             return None
         names = [checked_secret_name(one) for one in policy.secrets]

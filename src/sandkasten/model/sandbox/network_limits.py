@@ -1,4 +1,4 @@
-"""How much of the network one sandbox may use. Pure.
+"""Limits of the network of one sandbox. Pure.
 
 The operator's limits are the defaults and the maxima of a request's `network.limits`.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LIMIT_RULE: Final = "limit:"
-"""How the rule of a refusal begins that a limit caused."""
+"""The prefix of the rule of a refusal, if a limit caused it."""
 TENANT_RULE: Final = "limit:tenant_bytes"
 """The rule of a refusal that the quota of the tenant caused."""
 MAX_CONNECTIONS: Final = 1024
@@ -47,7 +47,7 @@ class NetworkLimits:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """The totals of a sandbox at which the quota of its tenant is used up; None without a quota."""
+    """Byte counts of a sandbox at which its tenant's quota is used up; None: no quota."""
 
     bytes_in: int | None = None
     bytes_out: int | None = None
@@ -94,7 +94,7 @@ def read_limit(name: str, text: str) -> int | None:
 
 
 def limit_hint(rule: str) -> str:
-    """Return what can be done about a refusal that a limit caused."""
+    """Return the hint for a refusal that a limit caused."""
     if rule == TENANT_RULE:
         return (
             "the sandboxes of the tenant have used up their bytes of this day (UTC); the operator "
@@ -103,7 +103,7 @@ def limit_hint(rule: str) -> str:
     return "the creator of the sandbox can raise it (network.limits), up to the operator's limit"
 
 
-def asked_limits(value: object) -> Mapping[str, int]:
+def requested_limits(value: object) -> Mapping[str, int]:
     """Return the limits that a request names; InvalidRequest says what is wrong."""
     if value is None:
         return {}
@@ -127,23 +127,23 @@ def asked_limits(value: object) -> Mapping[str, int]:
     }
 
 
-def within(asked: Mapping[str, int], most: NetworkLimits) -> NetworkLimits:
+def within(requested: Mapping[str, int], most: NetworkLimits) -> NetworkLimits:
     """Return the limits of a sandbox; PolicyDenied names one above the operator's."""
-    for name, value in asked.items():
+    for name, value in requested.items():
         highest = getattr(most, name)
         if highest is not None and value > highest:
             raise PolicyDenied(
                 f"network.limits.{name} may be at most {highest} here, got {value}",
-                hint="ask for less, or ask the operator to raise the setting of the same name",
+                hint="request less, or ask the operator to raise the setting with the same name",
                 field=f"network.limits.{name}",
                 rule=f"network.limits.{name}",
             )
-    return replace(most, **asked)
+    return replace(most, **requested)
 
 
-def lowered(asked: Mapping[str, int], most: NetworkLimits) -> dict[str, int]:
+def lowered(requested: Mapping[str, int], most: NetworkLimits) -> dict[str, int]:
     """Return the limits of a live sandbox under settings that may have become stricter."""
     return {
         name: value if getattr(most, name) is None else min(value, getattr(most, name))
-        for name, value in asked.items()
+        for name, value in requested.items()
     }

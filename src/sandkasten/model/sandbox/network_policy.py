@@ -1,4 +1,4 @@
-"""What a sandbox may reach: none, full, or rules by name. Pure.
+"""The network policy of a sandbox: none, full, or rules by name. Pure.
 
 A rule is `host`, `*.host`, `host:port`, an address or a network (`192.0.2.0/24`,
 `[2001:db8::1]:443`) or `preset:name`; with inspection also `METHOD host/path*`. A deny rule wins
@@ -19,9 +19,9 @@ from sandkasten.model.sandbox.network_limits import (
     LIMIT_RULE,
     Allowance,
     NetworkLimits,
-    asked_limits,
     limit_hint,
     lowered,
+    requested_limits,
     within,
 )
 from sandkasten.model.sandbox.network_rules import (
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 MAX_RULES: Final = 256
 _KEYS: Final = ("allow", "deny", "secrets", "inspect", "dry_run", "limits")
 MAX_USED_SECRETS: Final = 16
-# How the egress begins the rule of a refusal that a deny rule caused.
+# The prefix of the rule in a record, if a deny rule refused the connection.
 _DENY_RULE: Final = "deny "
-# What the egress writes as the rule where it refused to dial.
+# The rule in the record of an address that the egress process did not dial.
 _NOT_PUBLIC: Final = "address that is not public"
-# What it writes where an inspected host got something else on port 80 or 443.
+# The rule in the record of an inspected host that got something else on port 80 or 443.
 _NOT_WEB: Final = "bytes that are neither TLS nor HTTP"
 UNRESOLVED: Final = ("no such name", "no name server answered", "the name has no address")
-"""What the egress writes as the reason where a name could not be looked up."""
+"""Reasons in the records of names that could not be looked up."""
 _MAX_REFUSALS: Final = 20
 _CREATOR_ALLOWS: Final = "the creator of the sandbox can allow it (network.allow)"
 _OPERATOR_OPENS: Final = "only the operator opens addresses that are not public (network.reachable)"
@@ -71,19 +71,19 @@ _DENIED: Final = "a deny rule refuses it; the creator of the sandbox can remove 
 
 @dataclass(frozen=True, slots=True)
 class NetworkPolicy:
-    """What one sandbox may reach. The default is nothing."""
+    """The destinations that one sandbox may reach, and its limits. The default is none."""
 
     full: bool = False
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
     dry_run: bool = False
     limits: NetworkLimits = NetworkLimits()
-    asked: Mapping[str, int] = field(default_factory=dict)
-    """Those of the limits that the request named."""
+    requested_limits: Mapping[str, int] = field(default_factory=dict)
+    """The limits that the request named."""
     secrets: tuple[str, ...] = ()
     inspect: bool = False
     allowance: Allowance | None = None
-    """What the quota of the tenant leaves; None changes nothing about it."""
+    """What is left of the tenant's quota; None keeps the allowance that was set before."""
 
     @property
     def closed(self) -> bool:
@@ -94,10 +94,10 @@ class NetworkPolicy:
         return self.inspect or bool(self.secrets)
 
     def public(self) -> str | dict[str, Any]:
-        """Return the value as the contract writes it."""
+        """Return the policy in the form of the HTTP API."""
         if self.closed:
             return "none"
-        if self.full and not (self.deny or self.dry_run or self.asked or self.inspected):
+        if self.full and not (self.deny or self.dry_run or self.requested_limits or self.inspected):
             return "full"
         found: dict[str, Any] = {"allow": ["*"] if self.full else list(self.allow)}
         if self.deny:
@@ -108,8 +108,8 @@ class NetworkPolicy:
             found["inspect"] = True
         if self.dry_run:
             found["dry_run"] = True
-        if self.asked:
-            found["limits"] = dict(self.asked)
+        if self.requested_limits:
+            found["limits"] = dict(self.requested_limits)
         return found
 
 
@@ -140,21 +140,20 @@ class NetworkStatus:
     bytes_in: int = 0
     bytes_out: int = 0
     failed: int = 0
-    """Allowed, but the name could not be looked up or the server could not be reached."""
+    """Attempts that were allowed, but the lookup failed or the server could not be reached."""
     would_refuse: int = 0
-    """Let pass by a dry run alone."""
+    """Connections and requests that only a dry run allowed."""
     suggested: tuple[str, ...] = ()
     """A rule for each host and port that it tried to reach and that a rule can open."""
     not_public: tuple[str, ...] = ()
-    """What else it tried to reach: only the operator can open it, with `network.reachable`."""
+    """Attempts to reach what only the operator can open, with `network.reachable`."""
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkAttempt:
-    """One step of a connection: `opened`, `closed`, `refused` or `failed`; or one
-    `request` on an inspected connection.
-
-    `would_refuse`: a dry run let something pass that `rule` would have refused.
+    """One record of the log. `event` is `opened`, `closed`, `refused` or `failed` for a connection,
+    `request` for a request on an inspected one, and `would_refuse` for what a dry run allowed
+    although `rule` refuses it.
     """
 
     seq: int
@@ -162,9 +161,9 @@ class NetworkAttempt:
     event: str
     port: int
     rule: str = ""
-    """What decided; `default` where no rule did."""
+    """The rule that decided; `default` if no rule did."""
     allowed: bool = False
-    """False with `opened`: a dry run let it pass."""
+    """False with `opened`: only a dry run allowed it."""
     connection: int = 0
     host: str | None = None
     address: str | None = None
@@ -174,20 +173,20 @@ class NetworkAttempt:
     reason: str | None = None
     method: str | None = None
     path: str | None = None
-    """Of an inspected request, without its query."""
+    """The path of an inspected request, without its query."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A connection that the rules of the sandbox's network refused, or a name without address."""
+    """A connection that the network of the sandbox refused, or a name that did not resolve."""
 
     host: str
-    """Its name, or its address where a program used one."""
+    """The name, or the address if the program connected to an address."""
     port: int
     rule: str = ""
     hint: str = ""
     address: str | None = None
-    """The address of a name, where it was looked up."""
+    """The address of the name, if it was looked up."""
 
     @property
     def not_public(self) -> bool:
@@ -196,17 +195,17 @@ class Refusal:
 
     @property
     def unresolved(self) -> bool:
-        """Whether nothing was refused: the name has no address."""
+        """Whether the name did not resolve, so that no rule refused it."""
         return self.rule in UNRESOLVED
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkCeiling:
-    """The operator's limits: what requests may ask for, and what is open besides the public net."""
+    """The operator's limits: what requests may have, and which other addresses they may open."""
 
     allow: tuple[str, ...] | None = None
-    """Rules; `*` is anything, empty is nothing. None: the operator's own requests may ask for
-    anything, those of keys for nothing."""
+    """Rules; `*` allows any public address, an empty tuple none. None: the operator's own requests
+    may have any public address, and requests with a key none."""
     reachable: tuple[str, ...] = ()
     hosts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     presets: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: PRESETS)
@@ -215,9 +214,9 @@ class NetworkCeiling:
     limits: NetworkLimits = NetworkLimits()
     """The defaults and maxima of a sandbox."""
     uninspected: tuple[str, ...] = ()
-    """Hosts that are relayed as they are although the sandbox is inspected."""
+    """Hosts whose connections are not inspected in an inspected sandbox."""
     ca_files: tuple[str, ...] = ()
-    """Certificates that inspected servers may have, besides those of this machine."""
+    """Files with further authorities for the certificates of inspected servers."""
 
 
 def parse_network(
@@ -244,20 +243,19 @@ def parse_network(
     allow, deny = (_rules(value.get(key), key, presets) for key in ("allow", "deny"))
     dry_run, inspect = (_flag(value, key) for key in ("dry_run", "inspect"))
     full = "*" in allow
-    asked = asked_limits(value.get("limits"))
+    limits = requested_limits(value.get("limits"))
     secrets = _secret_names(value.get("secrets"))
-    policy = NetworkPolicy(
-        full, () if full else allow, deny, dry_run, within(asked, most), asked, secrets, inspect
-    )
+    rules, granted = () if full else allow, within(limits, most)
+    policy = NetworkPolicy(full, rules, deny, dry_run, granted, limits, secrets, inspect)
     partial = [text for text in (*policy.allow, *deny) if parse_rule(text).partial]
     if partial and not inspect:
         raise invalid_network(
             f"rule {shown(partial[0])} requires inspect: true",
             "add inspect: true (--inspect), or write the host without a method and a path",
         )
-    if policy.closed and (deny or asked):
+    if policy.closed and (deny or limits):
         raise invalid_network(
-            f"network.{'limits' if asked else 'deny'} requires network.allow",
+            f"network.{'limits' if limits else 'deny'} requires network.allow",
             "name the rules too, also if they stay as they are: --allow example.com",
         )
     if policy.inspected and policy.closed:
@@ -328,8 +326,8 @@ def network_for(value: object, ceiling: NetworkCeiling, *, operator: bool) -> Ne
             rule="policy.network",
         )
     for text in policy.allow:
-        asked = parse_rule(text)
-        if not any(covers(one, asked) for one in permitted):
+        requested = parse_rule(text)
+        if not any(covers(one, requested) for one in permitted):
             raise PolicyDenied(
                 f"network rule {shown(text)} is not permitted here",
                 hint=f"policy.network allows: {named}",
@@ -340,7 +338,7 @@ def network_for(value: object, ceiling: NetworkCeiling, *, operator: bool) -> Ne
 
 
 def changed_network(value: object, ceiling: NetworkCeiling, *, operator: bool) -> NetworkPolicy:
-    """Return the policy that an update asks for; it replaces the old one as a whole."""
+    """Return the policy of an update; it replaces the old one completely."""
     named = isinstance(value, dict) and any(value[key] for key in value if key != "allow")
     if isinstance(value, dict) and named and not value.get("allow"):
         raise invalid_network(
@@ -375,18 +373,18 @@ def unreachable_rules(policy: NetworkPolicy, ceiling: NetworkCeiling) -> tuple[s
 def adopted_network(value: object, ceiling: NetworkCeiling) -> NetworkPolicy:
     """Return the policy of a sandbox that was created under other settings."""
     if isinstance(value, dict) and "limits" in value:
-        value = {**value, "limits": lowered(asked_limits(value["limits"]), ceiling.limits)}
+        value = {**value, "limits": lowered(requested_limits(value["limits"]), ceiling.limits)}
     return parse_network(value, ceiling.presets, ceiling.limits)
 
 
 def default_network(ceiling: NetworkCeiling, *, operator: bool) -> NetworkPolicy:
-    """Return everything that a request may have, for one that names no network."""
+    """Return the widest permitted policy, for a request that names no network."""
     allowed = list(_allowed(ceiling, operator=operator))
     if not allowed:
         return CLOSED
     rules = [rule for text in allowed if text != "*" for rule in rules_of(text, ceiling.presets)]
-    asked = {"allow": allowed, "inspect": any(rule.partial for rule in rules)}
-    return parse_network(asked, ceiling.presets, ceiling.limits)
+    network = {"allow": allowed, "inspect": any(rule.partial for rule in rules)}
+    return parse_network(network, ceiling.presets, ceiling.limits)
 
 
 def _allowed(ceiling: NetworkCeiling, *, operator: bool) -> tuple[str, ...]:

@@ -63,7 +63,7 @@ class NetworkRule:
     port: int | None = None
     method: str | None = None
     path: str | None = None
-    """All paths that begin with it, if it ends with an asterisk."""
+    """A path. One that ends with an asterisk stands for all paths that begin with the rest."""
 
     @property
     def partial(self) -> bool:
@@ -175,10 +175,11 @@ def _rule_hint(text: str) -> str:
 
 
 def _ascii_hint(text: str) -> str:
-    """Return the hint for a name with other characters than those of DNS."""
+    """Return the hint for a name with characters that DNS does not have."""
     try:
         form = text.encode("idna").decode("ascii")
-        # The codec is of 2003 and changes some letters; only what it gives back unchanged is told.
+        # The codec implements IDNA 2003, which changes some letters: suggest only a name that it
+        # decodes to the same letters.
         known = form.encode("ascii").decode("idna") == text.lower() and parse_rule(form)
     except (UnicodeError, InvalidRequest):
         known = False

@@ -1,8 +1,8 @@
-"""The limits that a sandbox gets of its tenant's network quota. Pure.
+"""The share of a sandbox in the network quota of its tenant. Pure.
 
 Connections and bandwidth are limited by sums: the limits of all networks that a tenant has open
-together may not exceed its quota. So each egress process enforces its own limit and needs to know
-nothing of the others.
+together may not exceed its quota. So each egress process enforces its own limit without knowing
+the others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def shared_limits(
         "connections": quota.max_network_connections,
         "bandwidth_bps": quota.max_network_bandwidth_bps,
     }
-    named = dict(policy.asked)
+    named = dict(policy.requested_limits)
     for name, most in sums.items():
         if most is None:
             continue
@@ -48,13 +48,16 @@ def shared_limits(
             named[name] = share if default is None else min(default, share)
         if not 0 < named[name] <= left:
             raise _exceeded(name, tenant, max(1, named[name]), used, most, unlimited=None in found)
-    return replace(policy, limits=replace(policy.limits, **named), asked=named)
+    return replace(policy, limits=replace(policy.limits, **named), requested_limits=named)
 
 
-def left_of_day(
+def daily_allowance(
     tenant: str, quota: TenantQuota, used: int, counted: NetworkCounts | None = None
 ) -> Allowance:
-    """Return what a sandbox that has counted so much may still use. Raise QuotaExceeded."""
+    """Return what a sandbox may still use on this day. Raise QuotaExceeded.
+
+    `used` is the traffic of the whole tenant on this day, `counted` that of the sandbox so far.
+    """
     most = quota.max_network_bytes_per_day
     if most is None:
         return Allowance()
@@ -72,7 +75,7 @@ def left_of_day(
 
 
 def allowance(left: int, counted: NetworkCounts | None) -> Allowance:
-    """Return the totals at which a sandbox has used up what is left."""
+    """Return the byte counts at which a sandbox has used up `left`."""
     if counted is None:
         return Allowance(left, left)
     return Allowance(counted.bytes_in + left, counted.bytes_out + left)
@@ -83,7 +86,10 @@ def _exceeded(
 ) -> QuotaExceeded:
     hint = f"request less (network.limits.{name}), or destroy a sandbox with a network"
     if unlimited:
-        hint = f"a sandbox of the tenant has no limit.{name}: update it with one, or destroy it"
+        hint = (
+            f"another sandbox of the tenant has no limit of {name}: update it with "
+            f"--network-limit {name}=N, or destroy it"
+        )
     return QuotaExceeded(
         f"the networks of tenant {tenant} have {used} of {most} {name} together, and {need} more "
         "were requested",
