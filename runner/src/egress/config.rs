@@ -1,4 +1,4 @@
-//! What the egress was told when it was started, and how it may be told otherwise later.
+//! The configuration of the egress: read at its start, changed later over the control socket.
 
 use crate::addresses::{is_public, Network};
 use crate::inspect::Inspector;
@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 
 pub struct Config {
     pub rules: Rules,
-    /// Comes over the control socket, because it contains secrets.
+    /// Set over the control socket and never from the file, because it contains secrets.
     pub inspector: Option<Inspector>,
     /// Networks that the operator opened although they are not public.
     pub reachable: Vec<Network>,
@@ -53,7 +53,7 @@ impl Config {
             limits: Limits::parse(&v["limits"])?,
             allowance: match &v["allowance"] {
                 Value::Null => Allowance::default(),
-                told => Allowance::parse(told)?,
+                given => Allowance::parse(given)?,
             },
         })
     }

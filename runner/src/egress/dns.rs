@@ -127,7 +127,7 @@ fn word(message: &[u8], at: usize) -> Option<u16> {
 }
 
 /// Return the name at a position, and the position after it. Compressed names are followed backwards
-/// only, so that no message can make us turn in circles.
+/// only, so that no message causes an endless loop.
 fn name_at(message: &[u8], start: usize) -> Option<(String, usize)> {
     let mut name = String::new();
     let (mut at, mut end, mut limit) = (start, None, start);

@@ -1,7 +1,7 @@
 //! The system calls that the egress may make, from before it reads the first byte of its sandbox.
 //!
 //! It was given every descriptor that it needs. It opens no file, starts no program, signals no process
-//! and maps no memory that can be executed; its new sockets are TCP, UDP and questions about routes.
+//! and maps no memory that can be executed; its new sockets are TCP, UDP and route queries.
 //! A call that is not listed fails with EPERM. Threads are allowed, other processes are not.
 
 use crate::sys::{check, Result};
@@ -20,7 +20,7 @@ const LOAD: u16 = 0x20;
 const EQUAL: u16 = 0x15;
 const ANY_BIT: u16 = 0x45;
 const RETURN: u16 = 0x06;
-/// Places in the kernel's description of a call.
+/// Offsets in the kernel's description of a call.
 const NUMBER: u32 = 0;
 const ARCH: u32 = 4;
 const ARGUMENTS: u32 = 16;

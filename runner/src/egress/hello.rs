@@ -1,4 +1,4 @@
-//! The first bytes of a connection: the host that a TLS or HTTP client says it speaks to. Pure.
+//! The first bytes of a connection: the host that a TLS or HTTP client names. Pure.
 
 use crate::head::is_token;
 
@@ -18,10 +18,10 @@ pub enum First {
     Tls(Option<String>),
     /// HTTP with the host of its first request, if it has one.
     Http(Option<String>),
-    /// TLS or HTTP whose host cannot be told for certain.
+    /// TLS or HTTP whose host cannot be read for certain.
     Unclear,
     Other,
-    /// The client has ended its side without a word. `look` does not return it.
+    /// The client ended its side without sending a byte. `look` does not return it.
     Nothing,
 }
 

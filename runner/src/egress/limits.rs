@@ -1,5 +1,5 @@
-//! What a sandbox may use of the network at most: connections, bytes, bandwidth, lookups, idle time, and
-//! what is left of its tenant's quota. Pure.
+//! Limits of a sandbox: connections, bytes, bandwidth, lookups and idle time, and the rest of its tenant's
+//! quota. Pure.
 
 use serde_json::Value;
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ impl Limits {
     }
 }
 
-/// The totals at which the quota of the tenant is used up, as far as the daemon knew when it told.
+/// The byte counts at which the quota of the tenant is used up, as the daemon last sent them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Allowance {
     pub bytes_in: Option<u64>,
@@ -63,9 +63,9 @@ fn optional(v: &Value, key: &str) -> Option<Option<u64>> {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Room {
     Bytes(u64),
-    /// None until the bucket has filled a little.
+    /// Nothing until the bucket has filled a little.
     Later,
-    /// None any more.
+    /// Nothing more: the limit is reached.
     Never,
 }
 

@@ -1,7 +1,7 @@
 //! sandkasten-egress: the network of one sandbox, outside of it.
 //!
-//! The launcher made sockets in the sandbox's network namespace and handed them to us; we are in the
-//! host's. Every connection that a program inside makes arrives here, and this process decides by rule,
+//! The launcher made sockets in the sandbox's network namespace and passed them to this process, which is
+//! in the host's namespace. Every connection that a program inside makes arrives here, and this process decides by rule,
 //! dials, counts and records. It depends on no daemon and ends with its sandbox. It runs without
 //! privileges, and reads nothing but the descriptors it was given.
 //!

@@ -1,7 +1,7 @@
 //! The address that stands for each name inside the sandbox, and the addresses it has outside.
 //!
-//! Programs inside get an address of 198.18.0.0/15 for a name; a connection to that address tells which
-//! name was meant, for any protocol. The real addresses were found by one lookup, and only those are
+//! Programs inside get an address of 198.18.0.0/15 for a name; a connection to that address has
+//! the name as its destination, for any protocol. The real addresses were found by one lookup, and only those are
 //! dialled, so a name that changes its answer between check and use gains nothing.
 
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! What happened, one JSON object per line, in two files that take turns.
+//! Records of connections, one JSON object per line, in two files that are used alternately.
 //!
 //! When the current file is full, the other one is emptied and used; so the newest records are always
 //! kept, and a sandbox cannot fill the disk with refusals.
@@ -38,8 +38,8 @@ impl Records {
             .map_or(0.0, |d| d.as_secs_f64());
         record["seq"] = json!(self.sequence);
         record["time"] = json!((now * 1000.0).round() / 1000.0);
-        // The result of a command names what was refused, so this must be in the file before the client
-        // is told.
+        // The result of a command names what was refused, so a refusal must be in the file before the
+        // client gets its answer.
         let can_wait = matches!(record["event"].as_str(), Some("opened" | "closed"));
         self.pending.push(record);
         if !can_wait || self.pending.len() > PENDING {

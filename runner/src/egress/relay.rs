@@ -1,6 +1,6 @@
 //! Bytes from one socket to another, without a copy of ours.
 //!
-//! A direction ends when its source has ended and everything was delivered; then the other side is told.
+//! A direction ends when its source has ended and everything was delivered; then the other side gets the end too.
 //! Sockets do not block. A call moves a bounded amount, so one fast stream cannot stop the others. A
 //! direction has a pipe only while bytes are under way, so idle connections cost no more than their sockets.
 

@@ -1,5 +1,5 @@
-//! Whether an address leads to this host itself: asked of the kernel's routes, which know more than the
-//! addresses of its devices (`ip route add local 203.0.113.0/24 dev lo`).
+//! Whether an address is one of this host. The kernel's routes decide, because they have more than the
+//! addresses of devices (`ip route add local 203.0.113.0/24 dev lo`).
 
 use crate::addresses::{embedded, plain};
 use crate::sys::{self, check, Result};
@@ -14,7 +14,7 @@ const RTA_DST: u16 = 1;
 /// To another host, directly or through a gateway. Other types are this host, broadcasts, and so on.
 const RTN_UNICAST: u8 = 1;
 const HEADER: usize = 16;
-/// The place of the type in a route.
+/// The offset of the type in a route.
 const TYPE: usize = HEADER + 7;
 
 /// Return whether a connection to the address would stay on this host. An answer that is not understood

@@ -1,4 +1,4 @@
-//! Certificates for the hosts that a sandbox speaks to, signed by the authority of this sandbox alone.
+//! Certificates for the hosts that a sandbox connects to, signed by the authority of this sandbox.
 //!
 //! The authority's key was made for this sandbox; programs inside trust it, and nothing else does. All
 //! certificates share one key, which is made here and never leaves this process.

@@ -1,7 +1,7 @@
 //! An inspected connection: every HTTP/1.1 request on it is read, decided by rule, and written anew.
 //!
-//! The client speaks TLS with us (with a certificate of this sandbox's authority) and we speak TLS with
-//! the server, whose certificate is checked; or both are plain HTTP. One request is under way at a time:
+//! The client has a TLS connection to us (with a certificate of this sandbox's authority) and we have one
+//! to the server, whose certificate is checked; or both are plain HTTP. One request is under way at a time:
 //! the next one is read when the answer to the one before has passed. Secrets go only into requests
 //! over TLS to their hosts, and what comes back is searched for them.
 
@@ -39,12 +39,12 @@ enum Stage {
     Opaque,
 }
 
-/// What the log should say.
+/// An event for the log.
 pub struct Event {
     pub method: String,
     pub path: String,
     pub rule: String,
-    /// False and not refused: a dry run let it pass.
+    /// False and not refused: only a dry run allowed it.
     pub allowed: bool,
     pub refused: bool,
 }
@@ -172,7 +172,7 @@ impl Inspection {
         Ok(())
     }
 
-    /// Answer in the server's place, and end the connection.
+    /// Answer instead of the server, and end the connection.
     fn end_with(&mut self, status: &str, text: &str) {
         let answer = format!(
             "HTTP/1.1 {}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {}\r\n\
@@ -302,7 +302,7 @@ impl Inspection {
             self.refuse(&method, &path, &verdict.rule);
             let text = format!(
                 "This sandbox may not send {} {}{} ({}).\n\
-                 Its creator sets what it may reach (network.allow).\n",
+                 The creator of the sandbox can allow it (network.allow).\n",
                 method, self.name, path, verdict.rule
             );
             self.end_with("403 Forbidden", &text);

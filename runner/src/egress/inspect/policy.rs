@@ -1,4 +1,4 @@
-//! What an inspected connection is decided by: the rules for requests, the secrets, and both ends of TLS.
+//! The policy of inspected connections: rules for requests, secrets, and the TLS settings of both sides.
 
 use super::certificates::Authority;
 use super::secrets::{find, percent_decoded, Mask, Secret};

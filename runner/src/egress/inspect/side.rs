@@ -27,7 +27,7 @@ pub struct Side {
     pub held: (bool, bool),
 }
 
-/// Why a side cannot go on, in words.
+/// The reason why a side failed, as text.
 pub type Trouble = String;
 
 /// A socket, what was moved through it, and what may still be moved.

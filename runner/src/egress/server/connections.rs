@@ -1,6 +1,6 @@
-//! Connections: decided when they arrive, then dialled and relayed, or refused with a reason.
+//! New connections: the rules decide about each one, then it is dialled and relayed, or refused.
 
-use super::questions::NO_ADDRESS;
+use super::lookups::NO_ADDRESS;
 use super::{Connection, Egress, Item, State, Waiter};
 use crate::hello::{self, First};
 use crate::http::{Requests, ANOTHER, UNCLEAR};
@@ -16,10 +16,10 @@ use std::os::unix::io::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 const DIAL_PATIENCE: Duration = Duration::from_secs(10);
-/// How long the first bytes of a connection are waited for, where they decide something.
+/// How long a client may take to send its first bytes completely, if they must be checked.
 pub(super) const HELLO_PATIENCE: Duration = Duration::from_secs(3);
 const REFUSAL_PATIENCE: Duration = Duration::from_secs(1);
-/// Refused connections that wait for their first bytes, for a 403, besides those that are open.
+/// How many refused connections may wait for their first bytes, to be answered with a 403.
 const REFUSED_AT_ONCE: usize = 256;
 
 impl Egress {
@@ -95,7 +95,7 @@ impl Egress {
         }
     }
 
-    /// Whether a connection may say what it likes. One to an address names no host to compare with.
+    /// Whether the bytes of a connection to this name pass unchecked: the network is full and not inspected.
     pub(super) fn is_free(&self, name: Option<&str>, port: u16) -> bool {
         name.map_or(false, |name| {
             self.config.rules.full && !self.inspects(name, port)
@@ -111,7 +111,7 @@ impl Egress {
         self.items.values().filter(open).count()
     }
 
-    /// Return the limit that no further connection passes.
+    /// Return the rule of the limit that refuses a new connection; None if no limit is reached.
     fn reached_limit(&mut self) -> Option<String> {
         let now = Instant::now();
         if self.open() >= self.config.limits.connections {
@@ -172,7 +172,7 @@ impl Egress {
             .filter(|address| self.config.may_dial(*address))
             .collect();
         let mut rule = "address that is not public".to_owned();
-        // A name may lead to a network that a rule denies.
+        // A name may resolve to an address that a rule denies.
         let rules = &self.config.rules;
         let mut denied = None;
         open.retain(|address| {
@@ -216,7 +216,7 @@ impl Egress {
                 }
             };
             if let Ok(server) = connect(SocketAddr::new(address, port)) {
-                // Not before: a server that is near begins its work now.
+                // Not earlier, so that a server on this network can begin its work meanwhile.
                 if self.watch_client(id, &mut connection).is_err() {
                     return reset(&connection.client);
                 }
@@ -224,7 +224,7 @@ impl Egress {
                     connection.server = Some(server);
                     connection.dialled = Some(address);
                     connection.deadline = Some(Instant::now() + DIAL_PATIENCE);
-                    // Near servers have answered already.
+                    // A server on this network may have answered already.
                     return self.connection(id, connection);
                 }
             }
@@ -363,7 +363,7 @@ impl Egress {
     }
 }
 
-/// What the first bytes of a connection to a name lead to.
+/// The decision about the first bytes of a connection to a name.
 enum Passage {
     Silent,
     Waits,
@@ -392,27 +392,27 @@ fn first_bytes(connection: &Connection, buffer: &mut [u8]) -> Passage {
     }
 }
 
-/// The answer to a refused request, for a person or a model to read.
+/// Return the answer to a refused request: a 403 with the reason and a hint as text.
 fn forbidden(connection: &Connection) -> String {
     let host = match &connection.name {
         Some(name) => name.clone(),
         None => connection.wanted.ip().to_string(),
     };
-    let who = if connection.verdict.rule == TENANT_RULE {
-        "The sandboxes of its tenant have used up their bytes of this day (UTC); the operator sets the \
-         quota (max_network_bytes_per_day)."
+    let hint = if connection.verdict.rule == TENANT_RULE {
+        "The tenant has used up its network bytes of this day (UTC); the operator sets the quota \
+         (max_network_bytes_per_day)."
     } else if connection.verdict.rule.starts_with("limit:") {
-        "Its creator sets its limits (network.limits), within those of the operator."
+        "The creator of the sandbox can raise the limit (network.limits), up to that of the operator."
     } else {
-        "Its creator sets what it may reach (network.allow); only the operator opens addresses that \
-         are not public (network.reachable)."
+        "The creator of the sandbox can allow it (network.allow); only the operator can open addresses \
+         that are not public (network.reachable)."
     };
     let body = format!(
         "This sandbox may not reach {}:{} ({}).\n{}\n",
         host,
         connection.wanted.port(),
         connection.verdict.rule,
-        who
+        hint
     );
     format!(
         "HTTP/1.1 403 Forbidden\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {}\r\n\

@@ -23,7 +23,7 @@ impl Egress {
         }
     }
 
-    /// One line of JSON in, one out.
+    /// Read one command, a line of JSON, apply it and send one line of JSON back.
     pub(super) fn control(&mut self, id: u64, fd: OwnedFd, mut text: Vec<u8>) {
         let mut buffer = [0u8; 16 << 10];
         loop {
@@ -38,7 +38,7 @@ impl Egress {
                 _ => return,
             }
             if text.ends_with(b"\n") {
-                // Its sender was told that it failed, while this process was frozen.
+                // The sender gave up while this process was frozen, so the command must not be applied.
                 if is_closed(fd.as_raw_fd()) {
                     text.fill(0);
                     return;
@@ -46,7 +46,7 @@ impl Egress {
                 let mut answer = self.command(&text).to_string();
                 // It may contain secrets.
                 text.fill(0);
-                // A client that was answered finds the records.
+                // After the answer, the caller can read the records in their files.
                 self.records.flush();
                 answer.push('\n');
                 let _ = sys::write_all(fd.as_raw_fd(), answer.as_bytes());
@@ -77,7 +77,7 @@ impl Egress {
             };
             wipe_value(&mut v["inspect"]);
             if !changed {
-                return json!({"error": "the inspection cannot be changed so"});
+                return json!({"error": "the inspection is not valid"});
             }
         }
         if !v["rules"].is_null() {
@@ -125,8 +125,8 @@ impl Egress {
         self.end_surplus();
     }
 
-    /// End the newest connections that are more than the limit: what a tenant's other sandboxes may have
-    /// depends on it.
+    /// End the newest connections above the limit, because other sandboxes of the tenant may use the rest
+    /// of its quota.
     fn end_surplus(&mut self) {
         let open = |(id, item): (&u64, &Item)| match item {
             Item::Connection(c) if !matches!(c.state, State::Refused) => Some(*id),
@@ -142,7 +142,7 @@ impl Egress {
         }
     }
 
-    /// Use new rules; connections that they refuse, or should have checked, end at once.
+    /// Use new rules. Connections that they refuse, or whose checks they require, end at once.
     fn change(&mut self, rules: Rules) {
         self.config.rules = rules;
         let refused: Vec<u64> = self

@@ -1,4 +1,4 @@
-//! Connections whose requests are read: how they begin, go on and end.
+//! Connections whose requests are inspected: how they begin, continue and end.
 
 use super::{Connection, Egress, Item, State};
 use crate::hello::First;
@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 /// How long a client may take to read the last answer.
 const ENDING_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Where an inspected host speaks HTTP or TLS and nothing else. Other ports may have other protocols, such
-/// as ssh and PostgreSQL, which cannot be read.
+/// Ports on which an inspected host gets only HTTP and TLS. Other ports may have protocols that cannot be
+/// read, such as ssh and PostgreSQL.
 const WEB_PORTS: [u16; 2] = [80, 443];
 const NOT_WEB: &str = "bytes that are neither TLS nor HTTP";
 
@@ -24,8 +24,8 @@ impl Egress {
         inspector.map_or(false, |inspector| inspector.wants(name, port))
     }
 
-    /// Begin to inspect a connection, now that its first bytes are known. None: it is relayed as it is.
-    /// An error is the rule by which it is refused.
+    /// Begin to inspect a connection whose first bytes are known. None: it is relayed without inspection.
+    /// An error is the rule that refuses it.
     pub(super) fn inspected(
         &mut self,
         connection: &mut Connection,
@@ -51,11 +51,11 @@ impl Egress {
                 connection.state = State::Inspecting(Box::new(inspection));
                 Some(Ok(()))
             }
-            None => Some(Err("a name that has no certificate".to_owned())),
+            None => Some(Err("no certificate can be made for the name".to_owned())),
         }
     }
 
-    /// Rules for requests alone do not open what cannot be read.
+    /// Refuse a connection that cannot be read, if only rules for requests allow its host.
     fn opaque(&self, name: &str, port: u16) -> Option<Result<(), String>> {
         let rules = &self.config.rules;
         let verdict = rules.decide_opaque(Destination::Name(name), port);

@@ -1,4 +1,4 @@
-//! Names: questions of programs inside, and lookups of the names that may be resolved.
+//! DNS questions of programs inside, and lookups of the names that rules allow.
 
 use super::{Egress, Item, Waiter};
 use crate::dns::{self, Question};
@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 
 const DNS_PORT: u16 = 53;
 pub(super) const NO_ADDRESS: &str = "the name has no address";
-/// Refused lookups that are recorded per minute; more of them would only push out older records.
+/// How many refused lookups are recorded per minute; more would only displace older records.
 const NOTED: u32 = 20;
-/// Questions and connections that wait for the same lookup.
+/// How many questions and connections may wait for the same lookup.
 const MOST_WAITING: usize = 256;
 
 impl Egress {
-    pub(super) fn questions(&mut self) {
+    pub(super) fn read_questions(&mut self) {
         let mut buffer = [0u8; 512];
         for _ in 0..64 {
             let (n, from) = match receive_from(self.sockets.dns.as_raw_fd(), &mut buffer) {
@@ -76,8 +76,8 @@ impl Egress {
         }
     }
 
-    /// Use the result of a lookup. One without an address is recorded, because the program inside only
-    /// learns that the name does not work.
+    /// Use the result of a lookup. A failed one is recorded, because the program inside does not get the
+    /// reason.
     pub(super) fn looked_up(&mut self, name: &str, found: Found, waiting: Vec<Waiter>) {
         let reason = match &found {
             Found::Addresses(list) if !list.is_empty() => None,
@@ -99,7 +99,7 @@ impl Egress {
         self.resolved(name, found, waiting);
     }
 
-    /// Bound the lookups: data can be hidden in names.
+    /// Whether one more lookup is allowed. Lookups are limited because names can carry data.
     fn may_ask(&mut self, name: &str, now: Instant) -> bool {
         if now.duration_since(self.minute.0) > Duration::from_secs(60) {
             self.minute = (now, 0);

@@ -1,13 +1,13 @@
 //! The event loop: sockets inside the sandbox on one side, the network on the other.
 //!
-//! One thread, no blocking call. Every connection belongs to one sandbox, so whatever a hostile program
-//! does here it does to its own network alone.
+//! One thread, no blocking call. The process serves one sandbox, so a hostile program can only harm the
+//! network of its own sandbox.
 
 mod connections;
 mod control;
-mod inspected;
-mod questions;
-mod relaying;
+mod inspected_connections;
+mod lookups;
+mod open_connections;
 
 use crate::config::Config;
 use crate::dns::Question;
@@ -36,9 +36,9 @@ const LIFE: u64 = 4;
 const FIRST_ID: u64 = 8;
 
 const TICK: Duration = Duration::from_millis(250);
-/// How often deadlines are looked at while there is work: looking at all connections takes time.
+/// How often deadlines are checked while there is work. A check visits every connection.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// How often connections that wait for bandwidth go on.
+/// How often connections that wait for bandwidth get a share of it.
 const REFILL: Duration = Duration::from_millis(20);
 /// How long records may wait while there is other work.
 const FLUSH_EVERY: Duration = Duration::from_millis(5);
@@ -74,11 +74,11 @@ struct Connection {
     verdict: Verdict,
     /// Whether the first bytes of the client may pass.
     checked: bool,
-    /// Whether it may pass without a check, or in spite of one. It ends when rules require checks.
+    /// Whether its bytes pass unchecked, or although a check failed. New rules that require checks end it.
     unchecked: bool,
     /// Plain HTTP, whose requests are checked one by one.
     requests: Option<Requests>,
-    /// What may pass of the current request.
+    /// Bytes of the current request that may still pass.
     passes: u64,
     up: Option<Direction>,
     down: Option<Direction>,
@@ -108,11 +108,11 @@ pub struct Egress {
     next: u64,
     busy: VecDeque<u64>,
     pipes: Pipes,
-    /// When deadlines were looked at.
+    /// When deadlines were last checked.
     looked: Instant,
-    /// When records were written.
+    /// When records were last written.
     flushed: Instant,
-    /// First bytes of clients, while they are looked at.
+    /// A buffer for the first bytes of a client.
     first: Vec<u8>,
     /// Connections that wait for bandwidth.
     throttled: VecDeque<u64>,
@@ -195,7 +195,7 @@ impl Egress {
                 match token {
                     TCP4 => self.accept(true),
                     TCP6 => self.accept(false),
-                    DNS => self.questions(),
+                    DNS => self.read_questions(),
                     CONTROL => self.accept_control(),
                     LIFE => {
                         self.finish();
@@ -245,7 +245,7 @@ impl Egress {
         }
     }
 
-    /// Leave the counts behind: they can be read as long as the files of the sandbox exist.
+    /// Write the final counts, which can be read as long as the files of the sandbox exist.
     fn finish(mut self) {
         let mut record = self.counts();
         record["event"] = json!("ended");

@@ -1,4 +1,4 @@
-//! Bytes of open connections: as many as the requests of plain HTTP and the limits of the sandbox let pass.
+//! Open connections: move as many bytes as the checks of plain HTTP and the limits allow.
 
 use super::connections::HELLO_PATIENCE;
 use super::{Connection, Egress, Item};
@@ -10,10 +10,10 @@ use crate::sys::{self, Result};
 use std::os::unix::io::AsRawFd;
 use std::time::Instant;
 
-/// Requests of one connection that are looked at in one turn.
+/// How many requests of one connection are checked in one turn.
 const REQUESTS_A_TURN: usize = 64;
 
-/// What became of one direction.
+/// The result of moving the bytes of one direction.
 enum Flow {
     Idle,
     Busy,
@@ -164,7 +164,7 @@ impl Egress {
     }
 }
 
-/// Look at the client's next request. Return what ends the turn, or None if bytes may pass.
+/// Check the client's next request. Return what ends the turn, or None if bytes may pass.
 fn next_request(c: &mut Connection, buffer: &mut [u8], now: Instant) -> Option<Flow> {
     let (requests, name) = match (&mut c.requests, &c.name) {
         (Some(requests), Some(name)) => (requests, name),
