@@ -50,7 +50,7 @@ RELATIONS = (
     "contradict each other",
     "must be at most",
     "over max_exec_timeout_seconds",
-    "cannot have an environment of its own",
+    "env of a call is supported only for python",
     "timeout_seconds must be from",
     "is the name of the code file itself",
     "is not inside the workspace",

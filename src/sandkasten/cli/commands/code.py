@@ -53,7 +53,7 @@ def _code(
     ] = "python",
     named: Annotated[
         str | None,
-        typer.Option("--context", metavar="CTX", help="Id of a context; default: the sandbox's."),
+        typer.Option("--context", metavar="CTX", help="Id of a context; default: the language's own."),
     ] = None,
     save: Annotated[
         str, typer.Option("--save", metavar="DIR", help="Directory for pictures.")
@@ -136,10 +136,10 @@ class _Session:
             write_chunk(stream, text.encode(), 0)
 
         loop = asyncio.get_running_loop()
-        errands: set[asyncio.Task[None]] = set()
+        interrupts: set[asyncio.Task[None]] = set()
 
         def interrupted() -> None:
-            errands.add(asyncio.ensure_future(self._interrupt(box)))
+            interrupts.add(asyncio.ensure_future(self._interrupt(box)))
 
         loop.add_signal_handler(signal.SIGINT, interrupted)
         try:
@@ -155,9 +155,9 @@ class _Session:
             )
         finally:
             loop.remove_signal_handler(signal.SIGINT)
-            for errand in errands:
-                errand.cancel()
-            await asyncio.gather(*errands, return_exceptions=True)
+            for task in interrupts:
+                task.cancel()
+            await asyncio.gather(*interrupts, return_exceptions=True)
         if not quiet:
             _explain(result)
         return result
@@ -170,7 +170,7 @@ class _Session:
                 await box.contexts.interrupt(one)
 
     def _show(self, result: CodeDisplay) -> None:
-        """Save the pictures of a result; print its text unless it has one."""
+        """Save the pictures of a result; print its text if it has no picture."""
         from sandkasten.cli.output import say, write_chunk
 
         saved = [
@@ -204,25 +204,28 @@ class _Session:
                     f"could not save {path}: {exc.strerror}", hint="pass a directory to --save"
                 ) from exc
             return str(path)
-        raise KernelFailed("no free name for a picture", hint="pass another directory to --save")
+        raise KernelFailed(
+            f"{self._directory} has {_MAX_NAMES - 1} pictures already",
+            hint="pass another directory to --save",
+        )
 
 
 def _explain(result: CodeResult) -> None:
     from sandkasten.cli.output import tell, write_chunk
 
     if result.error is not None:
-        told = result.error.traceback or f"{result.error.name}: {result.error.value}"
-        write_chunk("stderr", told.encode() + b"\n", 0)
+        shown = result.error.traceback or f"{result.error.name}: {result.error.value}"
+        write_chunk("stderr", shown.encode() + b"\n", 0)
     if result.timed_out:
         tell("error", "the code was interrupted at its timeout")
     if result.kernel_restarted:
-        tell("warning", "the kernel was replaced; its variables are gone")
+        tell("warning", "the kernel was replaced, and its variables are lost")
     if result.truncated:
-        tell("warning", "something was printed or displayed beyond the limits, and is missing")
+        tell("warning", "output or results over a limit were left out")
 
 
 def _read(language: str) -> str:
-    """Return a piece of code from the terminal; of Python, as many lines as belong together."""
+    """Read one piece of code from the terminal; for Python, all lines of a statement."""
     # The event loop's own handler would not end the wait for a line.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -238,5 +241,5 @@ def _unfinished(code: str) -> bool:
     try:
         return codeop.compile_command(code, symbol="single") is None
     except (SyntaxError, ValueError, OverflowError):
-        # Its error comes from the kernel, which may also know more than Python (%magic, !command).
+        # The kernel reports the error. It also accepts more than Python (%magic, !command).
         return False

@@ -13,7 +13,6 @@ from typing import Final
 from sandkasten import errors
 from sandkasten.errors import InvalidRequest, PayloadTooLarge, SandkastenError
 
-UNARY: Final = "application/json"
 STREAM: Final = "application/connect+json"
 _HEAD: Final = struct.Struct(">BI")
 _COMPRESSED: Final = 1

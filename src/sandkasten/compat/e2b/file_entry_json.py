@@ -34,7 +34,7 @@ _KINDS: Final = {
 async def described(
     engine: Engine, the_id: SandboxId, entry: FileEntry, spelling: Spelling
 ) -> dict[str, object]:
-    """Return an entry; a link has the type of what it leads to, if that exists."""
+    """Return an entry as JSON; a link has the type of its target, if that exists."""
     kind: str = entry.type
     if kind == "symlink":
         try:
@@ -68,5 +68,5 @@ def _timestamp(unix: int) -> str:
     try:
         return datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     except (ValueError, OverflowError, OSError):
-        # A program inside can set any time.
+        # A program inside can set any time, also one that Python cannot represent.
         return "1970-01-01T00:00:00Z"

@@ -1,7 +1,7 @@
 """Content of files over HTTP, and the health of a sandbox.
 
 A request has the access token of the sandbox or is signed with it. A signed URL does not name its
-sandbox, so the token that made the signature is searched among those of the living ones.
+sandbox, so the signature is compared with the tokens of all living sandboxes.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class FileRoutes:
             await held.aclose()
             raise
         headers = {"content-type": BYTES, "vary": "Accept-Encoding"}
-        # A list of encodings is what every HTTP client sends; only a request for this one is meant.
+        # Every HTTP client sends a list of encodings; compress only if gzip is the only one.
         if call.connection.headers.get("accept-encoding", "").strip().lower() == _GZIP:
             return Streamed(held, _packed(pieces), headers={**headers, "content-encoding": _GZIP})
         return Streamed(held, pieces, headers={**headers, "content-length": str(entry.size)})
@@ -147,8 +147,8 @@ class FileRoutes:
         return None
 
 
-def _written(entry: FileEntry, asked: str) -> dict[str, str]:
-    return {"path": Spelling.of(asked).shown(entry.path), "name": entry.name, "type": "file"}
+def _written(entry: FileEntry, path: str) -> dict[str, str]:
+    return {"path": Spelling.of(path).shown(entry.path), "name": entry.name, "type": "file"}
 
 
 def _no_path() -> InvalidRequest:

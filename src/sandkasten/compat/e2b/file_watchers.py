@@ -1,7 +1,7 @@
 """Changes of files as E2B's events: streamed, or collected until the client fetches them.
 
-A collecting watcher is a task in the daemon. Their number and the events of each are bounded, and
-one that is not asked for long enough ends.
+A collecting watcher is a task in the daemon. The number of watchers and the events of each are
+bounded, and a watcher whose events the client has not fetched for an hour ends.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TYPES: Final = {
 }
 _MAX_PER_SANDBOX: Final = 32
 _MAX_EVENTS: Final = 10_000
-# A client that forgot its watcher; E2B keeps them as long as the sandbox.
+# E2B keeps a watcher as long as its sandbox. Here, one that no client reads any more ends.
 _FORGOTTEN_S: Final = 3600.0
 
 
@@ -46,8 +46,7 @@ class _Watcher:
     path: str
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     events: list[Event] = field(default_factory=list)
-    missed: bool = False
-    asked: float = field(default_factory=monotonic)
+    fetched_at: float = field(default_factory=monotonic)
     error: SandkastenError | None = None
     task: asyncio.Task[None] | None = None
 
@@ -92,7 +91,7 @@ class FileWatchers:
     async def drain(self, engine: Engine, the_id: SandboxId, watcher_id: str) -> list[Event]:
         """Return the events since the last call, with those of changes that were made before it."""
         one = self._get(the_id, watcher_id)
-        one.asked = monotonic()
+        one.fetched_at = monotonic()
         # The runner answers in order: what it saw before these calls arrives before the answers.
         for _ in range(2):
             with suppress(NotFound):
@@ -123,7 +122,7 @@ class FileWatchers:
         now = monotonic()
         for the_watcher, one in list(self._watchers.items()):
             ended = one.task is not None and one.task.done()
-            if now - one.asked > _FORGOTTEN_S or (ended and not one.events):
+            if now - one.fetched_at > _FORGOTTEN_S or (ended and not one.events):
                 del self._watchers[the_watcher]
                 if one.task is not None:
                     one.task.cancel()
@@ -137,7 +136,7 @@ class FileWatchers:
                 async with aclosing(events) as source:  # type: ignore[type-var]
                     async for event in source:
                         one.events.append(event)
-                        # The newest tell the state of the directory; the oldest go.
+                        # Keep the newest events, which describe the current state of the directory.
                         del one.events[:-_MAX_EVENTS]
         except SandkastenError as exc:
             one.error = exc
@@ -171,5 +170,6 @@ async def _events(
                 event["entry"] = await described(engine, the_id, entry, spelling)
         yield event
         if change.change == "created" and not change.is_dir:
-            # Files of the API appear with their content, in one step; programs wait for a write.
+            # A file written through the API appears with its content in one step, but programs wait
+            # for a WRITE event.
             yield {**event, "type": _TYPES["modified"]}

@@ -106,8 +106,8 @@ class FilesystemRoutes:
             async for event in events:
                 yield {"filesystem": event}
 
-    async def _entry(self, call: Call, the_id: SandboxId, entry: FileEntry, asked: str) -> Response:
-        found = await described(call.engine, the_id, entry, Spelling.of(asked))
+    async def _entry(self, call: Call, the_id: SandboxId, entry: FileEntry, path: str) -> Response:
+        found = await described(call.engine, the_id, entry, Spelling.of(path))
         return answer({"entry": found})
 
 

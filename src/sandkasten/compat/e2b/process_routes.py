@@ -60,11 +60,11 @@ _SIGNALS: Final = {
     15: signals.SIGTERM,
     9: signals.SIGKILL,
 }
-# Of each stream, for a client that reads slowly: E2B would make the command wait instead.
+# Output that is kept of each stream for a client that reads slowly. E2B slows the command instead.
 _KEPT_BYTES: Final = MAX_KEPT_BYTES
-# The reasons that a client could not know of.
-_TOLD: Final = frozenset({"OOM", "PIDS", "QUOTA", "SECCOMP"})
-# Names that clients gave their processes, of all sandboxes; the oldest are forgotten.
+# Reasons of an end that the signal alone does not show.
+_SHOWN_REASONS: Final = frozenset({"OOM", "PIDS", "QUOTA", "SECCOMP"})
+# Maximum number of tags of all sandboxes; the oldest are dropped first.
 _MAX_TAGS: Final = 4096
 
 
@@ -72,7 +72,7 @@ class ProcessRoutes:
     def __init__(self, access: EnvdAccess) -> None:
         self._access = access
         self._tags: OrderedDict[tuple[str, str], str] = OrderedDict()
-        """Exec ids by sandbox and tag. Lost with the daemon; ids of processes are not."""
+        """Exec ids by sandbox and tag. They end with the daemon; process ids stay valid."""
 
     async def listed(self, call: Call) -> Response:
         the_id = await self._access.sandbox(call)
@@ -114,7 +114,7 @@ class ProcessRoutes:
         message = await call.body(SendInput)
         found = await self._find(call, the_id, message.process)
         data = _input(message.input)
-        # A program reads its stdin when it wants to; a client that leaves stops waiting for that.
+        # The program may read its stdin late; stop waiting if the client disconnects.
         await call.while_there(call.engine.exec_stdin(the_id, found.exec_id, data))
         return answer({})
 
@@ -193,7 +193,7 @@ async def _start(
         timeout_seconds=limit_s,
         max_output_bytes=_KEPT_BYTES,
         pty=None if pty is None else Pty(pty.size.rows, pty.size.cols),
-        # Older SDKs do not say; there stdin is always open.
+        # Older SDKs do not send this field and expect an open stdin.
         keep_stdin_open=message.stdin is not False or pty is not None,
     )
     try:
@@ -221,7 +221,7 @@ async def _events(
 
 
 def _data(chunk: Chunk) -> list[bytes]:
-    """Return the bytes of a chunk, after a line that says how many were not kept before it."""
+    """Return the bytes of a chunk, preceded by a line about bytes that were not kept."""
     parts = [gap_marker(chunk.gap_bytes)] if chunk.gap_bytes else []
     return [*parts, chunk.data] if chunk.data else parts
 
@@ -239,14 +239,14 @@ def _end(result: ExecResult) -> Mapping[str, object]:
             ended["error"] = status
         return {"event": {"end": ended}}
     status = "lost" if result.signal is None else f"signal: {_signal_name(result.signal)}"
-    if result.why is not None and result.why.code in _TOLD:
+    if result.why is not None and result.why.code in _SHOWN_REASONS:
         status += f" ({result.why.message})"
     return {"event": {"end": {"exitCode": -1, "exited": False, "status": status, "error": status}}}
 
 
 def _signal_name(number: int) -> str:
-    told = signals.strsignal(number)
-    return str(number) if told is None else told.lower()
+    name = signals.strsignal(number)
+    return str(number) if name is None else name.lower()
 
 
 def _input(found: ProcessInput) -> bytes:

@@ -1,7 +1,7 @@
 """Paths as E2B's programs write them, and the user that they name. Pure.
 
-E2B's home is /home/user; here that is the workspace. Relative paths are below it, and an answer has
-the spelling of its request.
+E2B's home is /home/user, which is the workspace here. Relative paths are below it. An answer spells
+a path like its request: /home/user or /workspace.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Read what a code context writes: the lines of a hostile program, as closed values. Pure.
+"""Decode the output of a code context, which is hostile, into values. Pure.
 
 Every line is bounded before it is parsed; types are checked, unknown ones ignored, and strings and
-JSON are cleaned of what JSON cannot carry. What is over a limit is cut and marked. Invalid data is
+JSON values are freed of NaN and surrogates. Data over a limit is cut and marked. Invalid data is
 KernelFailed.
 """
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 MAX_LINE_BYTES: Final = 256 * 1024
 MAX_RESULT_BYTES: Final = 10_000_000
-"""Of all results of one call, as JSON."""
+"""Maximum size of all results of one call, as JSON."""
 MAX_RESULTS: Final = 1000
 _MAX_MESSAGE: Final = MAX_RESULT_BYTES + 64 * 1024
 _MAX_NODES: Final = 200_000
 _MAX_DEPTH: Final = 32
 _MAX_EXTRA: Final = 16
 _MAX_ERROR_TEXT: Final = 64 * 1024
-# Long enough that parsing it would hold up other requests.
+# Longer messages are parsed in a thread, because parsing them would delay other requests.
 SLOW_BYTES: Final = 256 * 1024
 _ANSI: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 _STATUSES: Final = frozenset(
@@ -98,7 +98,7 @@ class CallLines:
             try:
                 found = _parsed(bytes(line), MAX_LINE_BYTES)
             except KernelFailed:
-                # The output is read from a chunk on, which may begin in the middle of a line.
+                # Reading begins at a chunk, which may be in the middle of a line.
                 if first:
                     continue
                 raise
@@ -126,7 +126,7 @@ class CallLines:
         return whole
 
     def take(self, message: str) -> CodeItem | Done | None:
-        """Return what a message says; None if nothing new."""
+        """Return the value of a message; None if there is nothing to show."""
         found = _parsed(message.encode("utf-8", "replace"), _MAX_MESSAGE)
         match found.get("type"):
             case "text":
@@ -170,7 +170,7 @@ class CallLines:
 
 
 def display_of(bundle: object, *, main: bool = False) -> CodeDisplay:
-    """Return a MIME bundle of Jupyter by the fields of the public contract."""
+    """Return a MIME bundle of Jupyter as a CodeDisplay."""
     if not isinstance(bundle, dict):
         raise invalid("a result is not an object")
     fields: dict[str, Any] = {}
@@ -189,7 +189,7 @@ def display_of(bundle: object, *, main: bool = False) -> CodeDisplay:
 
 
 def cleaned(value: object, left: list[int], depth: int = 0) -> Any:
-    """Return JSON that every reader takes: bounded in depth and size, without NaN or surrogates."""
+    """Return a JSON value that is bounded in depth and size, without NaN and surrogates."""
     left[0] -= 1
     if left[0] < 0 or depth > _MAX_DEPTH:
         return None

@@ -1,12 +1,12 @@
 """Run code in contexts: kernels that keep their variables between calls.
 
 A context is a background command of its sandbox: the program `kernel_bridge`, which this module
-sends in and speaks to on its stdin and stdout. The id of the command says what it is, so contexts
-are found again after a restart, by any process. Nothing is kept here but the place in a context's
-output up to which it was read, and which context is the default of a sandbox.
+sends into the sandbox. They exchange JSON lines over its stdin and stdout. The id of the command
+marks it as a context, so any process finds contexts again after a restart. This module keeps only
+the position up to which the output of a context was read, and the default context of a sandbox.
 
-Calls to one context wait for each other in the context, at most 16; more are Busy. A caller that is
-cancelled interrupts its code.
+Calls to one context wait for each other inside it; more than 16 raise Busy. A caller that is
+cancelled interrupts its code. A context that ends or sends invalid data is KernelFailed.
 """
 
 from __future__ import annotations
@@ -67,10 +67,11 @@ if TYPE_CHECKING:
     from sandkasten.model.commands.code_values import CodeReader
     from sandkasten.wire.channel import Channel
 
-# The program bounds its start by 60 s and an interrupt by 5 s, each once more for a new kernel.
+# The program allows 60 s for the start of a kernel and 10 s for an interrupt, each twice if the
+# kernel is replaced.
 ANSWER_SLACK_S: Final = 140.0
 _CANCEL_S: Final = 5.0
-# Half of it is the newest output, four times what the program writes without an acknowledgement.
+# Half of it keeps the newest output, four times what the program writes unacknowledged.
 _KEPT_BYTES: Final = 1 << 20
 _ACK_BYTES: Final = 32 * 1024
 _STDOUT: Final = 1
@@ -113,43 +114,43 @@ class CodeContexts:
         self._in_flight.check()
         handle, _ = await self._handles.connect(sandbox_id)
         limits = handle.record.limits
-        asked = checked_code(request, limits.max_exec_timeout_s, limits.exec_timeout_s)
+        checked = checked_code(request, limits.max_exec_timeout_s, limits.exec_timeout_s)
         began = time.monotonic()
         fields: dict[str, Any] = {
             "op": "run",
-            "code": asked.code,
-            "env": dict(asked.env),
-            "timeout_s": asked.timeout_seconds,
+            "code": checked.code,
+            "env": dict(checked.env),
+            "timeout_s": checked.timeout_seconds,
             "stdout": limits.stdout_bytes,
             "stderr": limits.stderr_bytes,
             "results": MAX_RESULT_BYTES,
         }
         retried = False
         while True:
-            context = asked.context or await self._default(sandbox_id, asked.language)
+            context = checked.context or await self._default(sandbox_id, checked.language)
             lines = CallLines(secrets.token_hex(8), limits.stdout_bytes, limits.stderr_bytes)
-            bound_s = (asked.timeout_seconds or 0.0) + ANSWER_SLACK_S
+            bound_s = (checked.timeout_seconds or 0.0) + ANSWER_SLACK_S
             try:
                 done = await self._talk(sandbox_id, context, lines, fields, bound_s, show)
             except _Ended as exc:
-                self._defaults.pop((sandbox_id, asked.language), None)
-                if asked.context is not None and not lines.seen:
+                self._defaults.pop((sandbox_id, checked.language), None)
+                if checked.context is not None and not lines.seen:
                     raise no_context() from exc
                 if lines.seen or retried:
                     raise _died(str(exc)) from exc
                 retried = True
                 continue
             if done.status in ("no_kernel", "not_started"):
-                self._defaults.pop((sandbox_id, asked.language), None)
+                self._defaults.pop((sandbox_id, checked.language), None)
             await self._check(sandbox_id, context, done)
-            return _result(context, asked.language, lines, done, began)
+            return _result(context, checked.language, lines, done, began)
 
     async def create(self, sandbox_id: str, request: ContextRequest) -> CodeContext:
         """Start a context and wait until its kernel is ready."""
         self._in_flight.check()
-        asked = checked_context(request)
-        the_id = f"ctx_{asked.language}_{secrets.token_hex(8)}"
-        await self._start(sandbox_id, the_id, asked)
+        checked = checked_context(request)
+        the_id = f"ctx_{checked.language}_{secrets.token_hex(8)}"
+        await self._start(sandbox_id, the_id, checked)
         try:
             await self._ask(sandbox_id, the_id, {"op": "run", "timeout_s": ANSWER_SLACK_S})
         except BaseException:
@@ -160,14 +161,14 @@ class CodeContexts:
         return found
 
     async def list(self, sandbox_id: str) -> tuple[CodeContext, ...]:
-        """Return the contexts that run, oldest first."""
+        """Return the running contexts, oldest first."""
         _, channel = await self._handles.connect(sandbox_id)
         replies = decode_execs(await channel.call("exec.list", {}, timeout_s=CALL_TIMEOUT_S))
         if len(replies) >= _NEWEST:
-            # The runner lists the newest commands only; older ones show by their processes.
+            # The runner lists only the newest commands. Find older contexts by their processes.
             known = {reply.exec_id for reply in replies}
-            told = decode_processes(await channel.call("proc.list", timeout_s=CALL_TIMEOUT_S))
-            older = {one.exec_id for one in told.processes if one.exec_id} - known
+            listed = decode_processes(await channel.call("proc.list", timeout_s=CALL_TIMEOUT_S))
+            older = {one.exec_id for one in listed.processes if one.exec_id} - known
             replies = (
                 *[await self._state(channel, one) for one in older if context_of(one, 0)],
                 *replies,
@@ -178,12 +179,12 @@ class CodeContexts:
         return tuple(sorted((one for one in found if one), key=lambda one: one.created_at))
 
     async def restart(self, sandbox_id: str, context: str) -> None:
-        """Replace the kernel of a context; its variables are gone, and code that runs is ended."""
+        """Replace the kernel of a context. Its variables are lost, and running code ends."""
         context_language(context)
         await self._ask(sandbox_id, context, {"op": "restart"})
 
     async def interrupt(self, sandbox_id: str, context: str) -> None:
-        """Interrupt the code that runs in a context; quiet if none does."""
+        """Interrupt the code that runs in a context; do nothing if none runs."""
         context_language(context)
         _, channel = await self._handles.connect(sandbox_id)
         await self._check_runs(channel, context)
@@ -195,7 +196,7 @@ class CodeContexts:
         await self._check_runs(channel, context)
         await self._kill(sandbox_id, context)
 
-    # ---- below
+    # ---- the program of a context
 
     async def _default(self, sandbox_id: str, language: str) -> str:
         key = (sandbox_id, language)
@@ -214,10 +215,10 @@ class CodeContexts:
                 _remember(self._defaults, key, known)
         return known
 
-    async def _start(self, sandbox_id: str, the_id: str, asked: ContextRequest) -> None:
+    async def _start(self, sandbox_id: str, the_id: str, context: ContextRequest) -> None:
         if len(await self.list(sandbox_id)) >= MAX_CONTEXTS:
             raise QuotaExceeded(
-                f"the sandbox has {MAX_CONTEXTS} code contexts",
+                f"the sandbox already has {MAX_CONTEXTS} code contexts, the maximum",
                 hint="remove one of them first",
                 limit=MAX_CONTEXTS,
             )
@@ -226,11 +227,11 @@ class CodeContexts:
             self._source = await asyncio.to_thread(_program)
         idle_s = handle.record.idle_timeout_s
         idle = f"{idle_s:g}" if math.isfinite(idle_s) and idle_s > 0 else "1e9"
-        command = ("python3", "-c", _LOAD, asked.language, idle, str(len(self._source)))
+        command = ("python3", "-c", _LOAD, context.language, idle, str(len(self._source)))
         request = ExecRequest(
             command,
-            cwd=asked.cwd,
-            env=asked.env,
+            cwd=context.cwd,
+            env=context.env,
             stdin=self._source,
             keep_stdin_open=True,
             max_output_bytes=_KEPT_BYTES,
@@ -258,7 +259,7 @@ class CodeContexts:
         """Raise the error of a call that did not run."""
         if done.status == "busy":
             raise Busy(
-                f"16 calls wait for context {context} already",
+                f"16 calls already wait for context {context}",
                 hint="wait for them, or create another context",
             )
         if done.status in ("no_kernel", "not_started"):
@@ -296,7 +297,7 @@ class CodeContexts:
         except (_Ended, ExecNotFound):
             raise
         except BaseException:
-            # The caller left, or the connection is lost: nothing reads what the code displays.
+            # The caller was cancelled or the connection is lost, so the output has no reader.
             await finish(self._cancel(sandbox_id, context, lines.call))
             raise
 
@@ -313,9 +314,9 @@ class CodeContexts:
             since = self._read_to.get(context)
             if since is None:
                 since = (await self._state(channel, context)).last_seq
-            asked: dict[str, object] = {"exec_id": context, "since_seq": since, "follow": True}
+            query: dict[str, object] = {"exec_id": context, "since_seq": since, "follow": True}
             offset, errors = None, b""
-            async with channel.stream("exec.output", asked) as call:
+            async with channel.stream("exec.output", query) as call:
                 with suppress(Conflict):
                     # A command that has ended takes no input; its end is read below.
                     await self._write(channel, context, {**fields, "call": lines.call})
@@ -364,8 +365,8 @@ class CodeContexts:
         await channel.call("exec.stdin", {"exec_id": context, "close": False}, data=line)
 
     async def _state(self, channel: Channel, context: str) -> Any:
-        asked = {"exec_id": context, "timeout_ms": 0}
-        return decode_exec(await channel.call("exec.wait", asked, timeout_s=CALL_TIMEOUT_S))
+        query = {"exec_id": context, "timeout_ms": 0}
+        return decode_exec(await channel.call("exec.wait", query, timeout_s=CALL_TIMEOUT_S))
 
     async def _check_runs(self, channel: Channel, context: str) -> None:
         try:
@@ -389,8 +390,8 @@ class CodeContexts:
             async with asyncio.timeout(_CANCEL_S):
                 await self._execution.signal(sandbox_id, context, signal.SIGKILL)
                 _, channel = await self._handles.connect(sandbox_id)
-                asked = {"exec_id": context, "timeout_ms": int(_CANCEL_S * 1000)}
-                await channel.call("exec.wait", asked)
+                query = {"exec_id": context, "timeout_ms": int(_CANCEL_S * 1000)}
+                await channel.call("exec.wait", query)
 
 
 def _result(context: str, language: str, lines: CallLines, done: Done, began: float) -> CodeResult:
@@ -416,7 +417,7 @@ def _result(context: str, language: str, lines: CallLines, done: Done, began: fl
 
 
 def _program() -> bytes:
-    """Return the program of a context, and behind a NUL what a Python kernel runs first."""
+    """Return the program of a context and, after a NUL, what a Python kernel runs first."""
     files = resources.files("sandkasten.engine.code")
     parts = ("kernel_bridge.py", "kernel_prelude.py")
     return b"\0".join(files.joinpath(name).read_bytes() for name in parts)
@@ -425,7 +426,7 @@ def _program() -> bytes:
 def _died(why: str) -> KernelFailed:
     return KernelFailed(
         f"the code context ended: {why}" if why else "the code context ended",
-        hint="a new call starts another context; its variables are gone",
+        hint="a new call starts another context, without the variables of this one",
     )
 
 

@@ -39,16 +39,16 @@ START_S = 60.0
 # Time that code has to end after an interrupt, before its kernel is replaced.
 INTERRUPT_S = 10.0
 AGAIN_S = 3.0
-# Longer than a busy daemon takes to acknowledge, and short for a kernel that works for nothing.
+# Longer than a busy daemon takes to acknowledge output. After this, the engine counts as gone.
 STALL_S = 15.0
-# A kernel that dropped the message of its idle state has answered already.
+# How long to wait for the idle message after the reply. A kernel may drop that message.
 IDLE_MESSAGE_S = 2.0
 TICK_S = 0.2
 PORTS = ("shell", "iopub", "stdin", "control", "hb")
 
 # Runs in a Python kernel before any code does; the engine sends it along.
 PRELUDE: str = globals().get("PRELUDE", "")
-# Sets the variables of one call; without any, what they were before.
+# Sets the environment variables of one call; with `{}`, restores the values from before.
 ENVIRONMENT = (
     "get_ipython().display_formatter.formatters['application/vnd.sandkasten.data+json']"
     ".environment(%s)"
@@ -60,7 +60,7 @@ class NoKernel(Exception):
 
 
 class StartFailed(Exception):
-    """The kernel ended before it was ready, or never was."""
+    """The kernel ended before it was ready, or was not ready in time."""
 
 
 def kernel_command(language: str) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class Kernel:
         return self.send("shell", "execute_request", content)
 
     def receive(self, port: str) -> dict[str, Any] | None:
-        """Return a message that waits, or None. What is not a message is left out."""
+        """Return the next waiting message, or None. Invalid messages are skipped."""
         while True:
             try:
                 frames = self.sockets[port].recv_multipart(self.zmq.NOBLOCK)
@@ -296,14 +296,14 @@ class Bridge:
         self.flush()
 
     def on_cancel(self, asked: dict[str, Any]) -> None:
-        """Interrupt the call, or forget it; without an id, interrupt the one that runs."""
+        """Interrupt the call, or drop it if it waits; without an id, interrupt the running call."""
         the_id = asked.get("call")
         self.waiting = deque(one for one in self.waiting if one.id != the_id)
         if self.current is not None and the_id in (None, self.current.id):
             self.stop("interrupted")
 
     def on_restart(self, asked: dict[str, Any]) -> None:
-        # Among those that wait, so that it is answered if the new kernel does not start.
+        # It joins the waiting calls, so that it gets an answer if the new kernel does not start.
         self.waiting.appendleft(Call(asked))
         self.replace("restarted")
 
@@ -344,7 +344,7 @@ class Bridge:
                 if call.env:
                     self.kernel.execute(ENVIRONMENT % json.dumps(call.env), silent=True)
                 if not self.lines:
-                    # Callers that left acknowledge nothing any more.
+                    # Cancelled callers acknowledge nothing any more.
                     self.unacknowledged = 0
                 call.message = self.kernel.execute(call.code)
                 self.current = call

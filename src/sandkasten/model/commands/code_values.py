@@ -19,7 +19,7 @@ from sandkasten.model.sandbox.sandbox_options import ENVIRONMENT, described
 
 MAX_CODE_BYTES: Final = MIB
 MAX_CONTEXTS: Final = 16
-"""Of one sandbox."""
+"""Maximum number of contexts of one sandbox."""
 LANGUAGE: Final = "[a-z][a-z0-9]{0,23}"
 CONTEXT_ID: Final = f"ctx_({LANGUAGE})_(default_)?[0-9a-f]{{16}}"
 _LANGUAGE: Final = form(LANGUAGE)
@@ -38,7 +38,7 @@ class CodeRequest:
     language: str = field(
         default="python",
         metadata=described(
-            "Of the context: python, or another language that the image has a kernel for.",
+            "Language of the context: python, or another one that the image has a kernel for.",
             schema={"pattern": shown_form(LANGUAGE)},
         ),
     )
@@ -60,7 +60,7 @@ class CodeRequest:
     timeout_seconds: float | None = field(
         default=None,
         metadata=described(
-            "The code is interrupted then; 0: the session's own.",
+            "Time after which the code is interrupted; 0: the default of the session.",
             ge=0,
             le=MAX_SECONDS,
             schema={"anyOf": [{"const": 0}, {"minimum": 0.001}]},
@@ -88,7 +88,7 @@ class CodeContext:
     id: str
     language: str
     default: bool = False
-    """The context of calls that name none."""
+    """True for the context of calls that name no context."""
     created_at: Timestamp = 0.0
 
 
@@ -109,11 +109,11 @@ class CodeDisplay:
     data: Any = None
     """A table: `columns`, `index` and `data`, of at most 1000 rows."""
     chart: Any = None
-    """What a chart shows: `type`, `title`, labels and `elements`."""
+    """The content of a chart: `type`, `title`, labels and `elements`."""
     extra: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """Other MIME types."""
     main: bool = False
-    """The value of the last expression, rather than something displayed on the way."""
+    """True for the value of the last expression, false for other displayed values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class CodeError:
     name: str
     value: str
     traceback: str
-    """Without colours."""
+    """Without the escape sequences for colours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ CodeReader: TypeAlias = Callable[[CodeItem], None]
 
 @dataclass(frozen=True, slots=True)
 class CodeResult:
-    """What a piece of code did. Code that raised has a result with `error`."""
+    """The result of a piece of code. If the code raised, it has `error`."""
 
     context_id: str
     language: str
@@ -155,9 +155,9 @@ class CodeResult:
     """The value of the last expression as text."""
     timed_out: bool = False
     truncated: bool = False
-    """Something was printed or displayed beyond the limits, and is missing."""
+    """Output or results over a limit were left out."""
     kernel_restarted: bool = False
-    """The kernel was replaced; its variables are gone."""
+    """The kernel was replaced, and its variables are lost."""
     duration_ms: int = 0
 
 
@@ -167,7 +167,7 @@ def checked_language(given: str) -> str:
     if not _LANGUAGE.match(language):
         raise InvalidRequest(
             "language must be 1 to 24 letters and digits, beginning with a letter",
-            hint="python, or the language of another kernel of the image",
+            hint="use python, or the language of another kernel of the image",
             field="language",
         )
     return language
@@ -178,8 +178,8 @@ def checked_code(request: CodeRequest, most_s: float, usual_s: float) -> CodeReq
     size = len(text_bytes("code", request.code))
     if size > MAX_CODE_BYTES:
         raise PayloadTooLarge(
-            f"the code is {size} bytes long",
-            hint=f"at most {MAX_CODE_BYTES} bytes; write data to a file and read the file",
+            f"the code has {size} bytes, at most {MAX_CODE_BYTES} are allowed",
+            hint="write data to a file, and let the code read the file",
             limit=MAX_CODE_BYTES,
         )
     language = checked_language(request.language)
@@ -187,8 +187,8 @@ def checked_code(request: CodeRequest, most_s: float, usual_s: float) -> CodeReq
         language = context_language(request.context)
     if request.env and language != "python":
         raise InvalidRequest(
-            f"a call in {language} cannot have an environment of its own",
-            hint="give it to the context when you create it",
+            f"env of a call is supported only for python, got {language}",
+            hint="pass env when you create the context",
             field="env",
         )
     timeout_s = request.timeout_seconds or usual_s
@@ -227,5 +227,6 @@ def context_language(the_id: str) -> str:
 
 def no_context() -> ContextNotFound:
     return ContextNotFound(
-        "no context has that id", hint="it ended, or never was; list them, or leave the id out"
+        "there is no code context with that id",
+        hint="it may have ended; list the contexts, or leave the id out for the default one",
     )
