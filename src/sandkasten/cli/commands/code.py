@@ -53,7 +53,7 @@ def _code(
     ] = "python",
     named: Annotated[
         str | None,
-        typer.Option("--context", metavar="CTX", help="Id of a context; default: the language's own."),
+        typer.Option("--context", metavar="CTX", help="Id of a context; default: the language's."),
     ] = None,
     save: Annotated[
         str, typer.Option("--save", metavar="DIR", help="Directory for pictures.")
