@@ -1,8 +1,9 @@
-"""Who may open a preview: a signed link, the cookie that it sets, a key, or anyone if it is public.
+"""Access to previews: by a signed link, by the cookie that it sets, by a key, or public.
 
 Browsers attach the cookie to every request, also to those that other pages cause. So a request with
-the cookie must come from the preview itself, or be a navigation. Unauthorized (401, 403 for a false
-token) if nothing admits it; SessionNotFound for another tenant's sandbox, as for an unknown one.
+the cookie must come from the preview itself, or be a navigation. A request without a valid
+credential is Unauthorized (401, or 403 for an invalid token); a sandbox of another tenant is
+SessionNotFound, as an unknown one.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _KEPT: Final = "".join(chr(one) for one in range(0x21, 0x7F) if chr(one) not in 
 
 
 class PublicPorts(Protocol):
-    """The key of the links, and the ports that need none."""
+    """The key that signs links, and the ports that are public."""
 
     key: bytes
 
@@ -61,7 +62,7 @@ class PreviewRules:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The request as far as it decides who may enter."""
+    """The parts of a request that decide whether it is admitted."""
 
     target: PreviewTarget
     owner: str
@@ -81,7 +82,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Answer with the cookie of the preview in place of the token."""
+    """The answer to a valid link: a redirect that sets the cookie and drops the token."""
 
     token: str
     expires_at: int
@@ -137,7 +138,8 @@ class Previews:
         if not self.rules.allow_public:
             raise PolicyDenied(
                 "the operator does not allow public previews",
-                hint="leave out public and share the link, or ask for previews.allow_public",
+                hint="leave out public and share the link; the operator can set "
+                "previews.allow_public",
             )
 
     def _base(self, target: PreviewTarget, seen: tuple[str, int] | None) -> str:
@@ -198,7 +200,7 @@ class Previews:
 
 
 def preview_target(name: str, domain: str) -> PreviewTarget:
-    """Return the port that a host name stands for; SessionNotFound if it names none."""
+    """Return the port that a host name belongs to; SessionNotFound if there is none."""
     target = target_of(name, domain)
     if target is None:
         raise unknown_preview()
@@ -207,7 +209,7 @@ def preview_target(name: str, domain: str) -> PreviewTarget:
 
 def unknown_preview() -> SessionNotFound:
     return SessionNotFound(
-        "this address belongs to no sandbox",
+        "no sandbox has this address",
         hint="it may have ended; sandkasten ls lists sandboxes, sandkasten url ID PORT makes links",
     )
 
@@ -226,13 +228,13 @@ def check_site(entry: Entry) -> None:
     )
     if not own or (site in ("cross-site", "same-site") and not navigates):
         raise PolicyDenied(
-            "another page requested this preview, which is private",
+            "another page requested this private preview",
             hint="open it in a tab of its own, or make it public: sandkasten url ID PORT --public",
         )
 
 
 def holds_key(headers: Mapping[str, str], doorkeeper: Doorkeeper) -> bool:
-    """Return whether Authorization holds a credential of the daemon, or might."""
+    """Return whether Authorization is, or could be, a credential of the daemon."""
     given = headers.get("authorization")
     if given is None:
         return False
@@ -259,7 +261,7 @@ def without_token(query: bytes) -> bytes:
 
 
 def clean_location(path: bytes, query: bytes) -> str:
-    """Return the address without the token, on the same host however a browser reads it."""
+    """Return the address without the token. It cannot lead a browser to another host."""
     kept = without_token(query)
     text = (path + (b"?" + kept if kept else b"")).decode("latin-1")
     text = quote(text, safe=_KEPT, encoding="latin-1")
@@ -268,7 +270,7 @@ def clean_location(path: bytes, query: bytes) -> str:
 
 
 def cookie_header(exchange: Exchange, *, tls: bool, now: float) -> str:
-    """Return the Set-Cookie header: for this host alone, and out of reach of its scripts."""
+    """Return the Set-Cookie header: only for this host, and hidden from scripts."""
     name = TLS_COOKIE if tls else PLAIN_COOKIE
     lasts_s = max(1, int(exchange.expires_at - now))
     header = f"{name}={exchange.token}; Path=/; Max-Age={lasts_s}; HttpOnly; SameSite=Lax"

@@ -1,7 +1,7 @@
-"""Serves the previews: requests whose Host names a port of a sandbox. None reaches an API route.
+"""Serve previews: requests whose Host names a port of a sandbox. They never reach an API route.
 
-Failures are pages for people. The inner server is hostile, as in `api.proxy`; its pages have an
-origin of their own, so they keep cookies, storage and scripts, and reach nothing but themselves.
+Errors are HTML pages for browsers. The server inside is hostile, as in `api.proxy`. Its pages have
+an origin of their own, so they may have cookies, storage and scripts, but reach no other origin.
 """
 
 from __future__ import annotations
@@ -260,8 +260,8 @@ def page(error: SandkastenError, *, html: bool) -> Response:
         text = f"{error.message}\nhint: {error.hint}\n"
         return Response(text, status, headers, media_type="text/plain")
     title = "Not found" if isinstance(error, NotFound) else f"Error {status}"
-    said = {"title": title, "message": error.message, "hint": error.hint or "try again"}
-    text = _PAGE.format(**{name: escape(value) for name, value in said.items()})
+    fields = {"title": title, "message": error.message, "hint": error.hint or "try again"}
+    text = _PAGE.format(**{name: escape(value) for name, value in fields.items()})
     return Response(text, status, headers, media_type="text/html")
 
 

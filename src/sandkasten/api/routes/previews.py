@@ -75,8 +75,8 @@ async def make_link(call: Call) -> Response:
         ttl_s=body.ttl_seconds,
         seen=_seen(call),
     )
-    told = {"url": made.url, "port": made.port, "public": made.public}
-    return answer({**told, **moments(expires_at=made.expires_at)}, 201)
+    fields = {"url": made.url, "port": made.port, "public": made.public}
+    return answer({**fields, **moments(expires_at=made.expires_at)}, 201)
 
 
 def _seen(call: Call) -> tuple[str, int] | None:
@@ -95,7 +95,10 @@ def _seen(call: Call) -> tuple[str, int] | None:
 async def tunnel(call: Call) -> None:
     text = call.path("port")
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65_535):
-        raise InvalidRequest("a port must be a number from 1 to 65535", hint="…/tunnels/8000")
+        raise InvalidRequest(
+            "a port must be a number from 1 to 65535",
+            hint="use a path such as /v1/sessions/ID/tunnels/8000",
+        )
     the_id = await call.session()
     websocket = call.connection
     assert isinstance(websocket, WebSocket)
@@ -130,7 +133,7 @@ async def _inward(websocket: WebSocket, stream: PortStream) -> None:
                 is_open = False
                 await stream.end()
         except SandkastenError:
-            # The server reads no more; what it still says, or why it cannot, is read elsewhere.
+            # The server reads no more. `_outward` still reads what it sends, or the error.
             is_open = False
 
 
