@@ -18,7 +18,7 @@ unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV
 # The tests start hundreds of programs; without bytecode each would compile all its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup dev demo demo-agents check test test-long bench lint fmt docs wheel install uninstall image images lock clean packages packages-check packages-test packages-bench lint-python lint-rust ready debians rust-tests
+.PHONY: help setup dev demo demo-agents check test test-long bench lint fmt docs wheel install uninstall image images lock clean packages packages-check packages-test packages-long packages-bench lint-python lint-rust ready debians rust-tests
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ packages-check: | packages
 
 packages-test: | packages
 	@scripts/packages.sh test
+
+packages-long: | packages-test
+	@scripts/packages.sh long
 
 packages-bench: | packages
 	@scripts/packages.sh bench
@@ -94,7 +97,7 @@ test:  ## everything, on every backend; long tests in small sizes: 20 minutes
 	@scripts/test.sh all
 
 test-long:  ## everything, on every backend, in full size
-	@$(MAKE) --no-print-directory --jobs=4 ready
+	@$(MAKE) --no-print-directory --jobs=4 ready packages-long
 	@SANDKASTEN_LONG=1 scripts/test.sh all
 
 # Pip waits for the network, cargo for its last crate, a bootstrap for dpkg: run all of them at once.

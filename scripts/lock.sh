@@ -55,3 +55,4 @@ compile compat.txt requirements/compat.in --constraint requirements/dev.txt \
 for wanted in requirements/frameworks/*.in; do
     framework "$(basename "$wanted" .in)" "${@}"
 done
+compile previews.txt requirements/previews.in

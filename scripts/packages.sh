@@ -1,11 +1,11 @@
 #!/bin/bash
-# Install the system packages of a purpose: setup, check, test or bench.
+# Install the system packages of a purpose: setup, check, test, long or bench.
 # Asks dpkg what is missing and calls apt only then, so that a second run costs nothing.
 # If packages are missing and the user is not root, prints their names and fails.
 # On another system than Debian it prints what is needed and goes on.
 set -euo pipefail
 
-purpose=${1:?usage: packages.sh setup|check|test|bench}
+purpose=${1:?usage: packages.sh setup|check|test|long|bench}
 
 setup=(
     python3 python3-venv      # the engine and the command line
@@ -39,6 +39,12 @@ test=(
     postgresql                # a server that a sandbox reaches by rule
     python3-ipykernel         # a kernel in sandboxes of the host image
 )
+# Of tests that are marked as long.
+long=(
+    chromium                  # a browser that opens previews
+)
+# Debian's npm, unless the machine's node brings one.
+[ -x /usr/bin/npm ] || long+=(npm)
 bench=(
     docker.io runc            # the peers
     passt slirp4netns         # other ways out of a namespace
@@ -49,6 +55,7 @@ case $purpose in
     setup) wanted=("${setup[@]}") ;;
     check) wanted=("${setup[@]}" "${check[@]}") ;;
     test) wanted=("${setup[@]}" "${check[@]}" "${test[@]}") ;;
+    long) wanted=("${setup[@]}" "${check[@]}" "${test[@]}" "${long[@]}") ;;
     bench) wanted=("${setup[@]}" "${bench[@]}") ;;
     *) echo "packages.sh: unknown purpose $purpose" >&2; exit 2 ;;
 esac
@@ -60,7 +67,7 @@ fi
 
 # gVisor, for the gvisor backend: not the release's own build, which does not work.
 case $purpose in
-    test | bench) "$(dirname "$0")/runsc.sh" ;;
+    test | long | bench) "$(dirname "$0")/runsc.sh" ;;
 esac
 
 # dpkg-query fails when it does not know a name, and still prints those it knows.

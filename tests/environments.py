@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[1]
+# The newest that the node of Debian can run.
+VITE = "vite@6.4.1"
 
 
 def environment(name: str) -> Path:
@@ -95,3 +97,26 @@ def compat() -> Path:
 
 def examples() -> Path:
     return environment("examples")
+
+
+def previews() -> Path:
+    """Servers that a browser opens."""
+    return environment("previews")
+
+
+def vite() -> Path:
+    """Return a directory with Vite in `node_modules`; install it once."""
+    npm = shutil.which("npm")
+    assert npm is not None, "npm is missing: scripts/packages.sh long"
+    home = ROOT / "build" / "vite"
+    stamp = home / ".version"
+    with (home.parent / ".vite.flock").open("w") as guard:
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        if not stamp.is_file() or stamp.read_text() != VITE:
+            shutil.rmtree(home, ignore_errors=True)
+            home.mkdir()
+            (home / "package.json").write_text("{}")
+            command = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", VITE]
+            subprocess.run(command, cwd=home, check=True, capture_output=True)
+            stamp.write_text(VITE)
+    return home

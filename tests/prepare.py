@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from tests import environments, imagekit
+from tests.grounds import LONG
 from tests.local import trees
 
 if TYPE_CHECKING:
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
 
 _DEBIANS: tuple[Callable[[], Path], ...] = (trees.debian, imagekit.debian_tar)
 _IMAGES = (*_DEBIANS, imagekit.busybox_tar, imagekit.empty_tar, imagekit.odd_tar)
-_ENVIRONMENTS: tuple[Callable[[], Path], ...] = (environments.compat, environments.examples)
+_ENVIRONMENTS: tuple[Callable[[], Path], ...] = (
+    environments.compat,
+    environments.examples,
+    *((environments.previews, environments.vite) if LONG else ()),
+)
 
 
 def main(*what: str) -> int:

@@ -15,6 +15,7 @@ from sandkasten.client.http.http_transport import HttpTransport
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
+    ConnectionRefused,
     FileTrouble,
     InternalError,
     InvalidRequest,
@@ -306,3 +307,18 @@ async def test_a_followed_command_continues_where_it_was_left():
         await transport.aclose()
     assert "since_seq=5" in server.asked[0].line
     assert "since_seq=7" in server.asked[1].line
+
+
+async def test_a_handshake_that_is_refused_no_more_is_repeated():
+    """A server may begin to listen between a refusal and the question why."""
+    switch = (
+        b"HTTP/1.1 101 X\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Accept: %b\r\n\r\n"
+    )
+    refused = problem("CONNECTION_REFUSED", 502)
+    async with scripted(refused, switch % b"x", refused, refused) as server:
+        one = Connection(server.url)
+        with pytest.raises(ConnectionRefused):
+            await one.websocket("/x", {})
+        await one.aclose()
+    assert len(server.asked) == 4

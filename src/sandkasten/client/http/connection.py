@@ -158,6 +158,7 @@ class Connection:
     ) -> aiohttp.ClientWebSocketResponse:
         order = HttpRequest("GET", path)
         turn = 0
+        pause_s: float | None
         while True:
             turn += 1
             try:
@@ -172,7 +173,12 @@ class Connection:
                 return socket
             except aiohttp.WSServerHandshakeError as exc:
                 # The library drops the body of a refusal; asked plainly, the daemon says it again.
-                raise await self._refusal(path, query, exc) from None
+                refusal = await self._refusal(path, query, exc)
+                if refusal is not None:
+                    raise refusal from None
+                if turn >= TRIES:
+                    raise error_of(exc.status, b"") from None
+                pause_s = 0.0
             except (aiohttp.ClientError, TimeoutError, OSError) as exc:
                 pause_s = self._again(order, exc, turn)
                 if pause_s is None:
@@ -329,13 +335,15 @@ class Connection:
 
     async def _refusal(
         self, path: str, query: Mapping[str, str], exc: aiohttp.WSServerHandshakeError
-    ) -> SandkastenError:
+    ) -> SandkastenError | None:
+        """Return why a handshake was refused; None if it is not refused any more."""
         try:
             async with self._request(
                 HttpRequest("GET", path, query=query, headers=_UPGRADE)
             ) as answer:
-                if answer.status >= 400:
-                    return error_of(answer.status, await answer.content.read(_MAX_ERROR_BYTES))
+                if answer.status < 400:
+                    return None
+                return error_of(answer.status, await answer.content.read(_MAX_ERROR_BYTES))
         except (aiohttp.ClientError, TimeoutError, OSError):
             pass
         return error_of(exc.status, b"")
