@@ -87,7 +87,8 @@ def _install_sandkasten(python: Path) -> None:
         words = [sys.executable, "-m", "hatchling", "build", "-t", "wheel:editable", "-d", place]
         subprocess.run(words, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
         (wheel,) = Path(place).glob("*.whl")
-        _install(python, "--no-deps", "--no-index", str(wheel))
+        # The same version with other entry points must replace it.
+        _install(python, "--no-deps", "--no-index", "--force-reinstall", str(wheel))
 
 
 def compat() -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import tempfile
 from pathlib import Path
@@ -18,10 +19,25 @@ if TYPE_CHECKING:
 # Without a network, so that nothing depends on one; with a loopback device, which some use.
 ALONE = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
 TIMEOUT_S = 900
+# Programs for the environment of a framework; those for its pytest are run without our settings.
+DRIVES = Path(__file__).parent / "drives"
+PYTEST_SETTINGS = """
+[pytest]
+asyncio_mode = auto
+asyncio_default_fixture_loop_scope = function
+addopts = -q -p no:cacheprovider --tb=short
+"""
 
 
 class RunsInFramework(Protocol):
-    def __call__(self, extra: str, *words: str) -> subprocess.CompletedProcess[str]: ...
+    def __call__(self, extra: str, *words: str, **env: str) -> subprocess.CompletedProcess[str]: ...
+
+
+def counts(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
+    """Return the last line of a pytest as numbers: `{"passed": 44}`."""
+    last = (done.stdout.splitlines() or [""])[-1]
+    found = re.findall(r"(\d+) (passed|failed|errors?|skipped|deselected|xfailed|xpassed)", last)
+    return {kind: int(number) for number, kind in found}
 
 
 @pytest.fixture
@@ -30,20 +46,23 @@ def in_framework() -> Iterator[RunsInFramework]:
     with tempfile.TemporaryDirectory(prefix="pytest-of-frameworks-", dir="/var/tmp") as place:
         here = Path(place) / "here"
         here.mkdir()
+        (here / "pytest.ini").write_text(PYTEST_SETTINGS)
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("SANDKASTEN_", "PYTHON"))}
-        env = {
+        given = {
             **kept,
             "HOME": str(here),
             "SANDKASTEN_DATA_DIR": f"{place}/data",
             "SANDKASTEN_BACKEND": "local",
         }
 
-        def run(extra: str, *words: str) -> subprocess.CompletedProcess[str]:
+        def run(extra: str, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
             python = environments.framework(extra)
+            if words[:2] == ("-m", "pytest"):
+                words = (*words, "-c", str(here / "pytest.ini"), "--confcutdir", str(DRIVES))
             return subprocess.run(
                 [*ALONE, str(python), *words],
                 cwd=here,
-                env=env,
+                env={**given, **env},
                 capture_output=True,
                 text=True,
                 timeout=TIMEOUT_S,

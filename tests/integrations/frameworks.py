@@ -23,4 +23,6 @@ class Framework:
         return ROOT / "docs" / "guides" / self.guide
 
 
-FRAMEWORKS: Final[tuple[Framework, ...]] = ()
+FRAMEWORKS: Final[tuple[Framework, ...]] = (
+    Framework("inspect", "inspect_ai_environment", "inspect_ai", "inspect-ai.md"),
+)

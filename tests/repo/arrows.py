@@ -77,7 +77,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "h11": frozenset({"api"}),
     "websockets": frozenset({"api"}),
     "prometheus_client": frozenset({"telemetry"}),
-    "pydantic": frozenset({"api", "compat"}),
+    "pydantic": frozenset({"api", "compat", "integrations"}),
     "pydantic_core": frozenset({"api", "agents"}),
     "python_multipart": frozenset({"api"}),
     "starlette": frozenset({"api", "compat"}),
