@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sandkasten.api.request import json_body
 from sandkasten.api.request.json_body import MAX_VALUES, parse_object
 from sandkasten.errors import InvalidRequest, PayloadTooLarge
+from sandkasten.model import json_structure
 
 LEAVES = st.none() | st.booleans() | st.integers(-5, 5) | st.text('a"\\:,[]{}\n\u2028', max_size=6)
 VALUES = st.recursive(
@@ -28,7 +29,7 @@ def test_every_object_is_parsed_as_it_is(value, slice_bytes, most):
     raw = json.dumps(value, ensure_ascii=False).encode()
     with pytest.MonkeyPatch.context() as patch:
         # Every string, escape and comma lies across the border of a slice once.
-        patch.setattr(json_body, "_SLICE", slice_bytes)
+        patch.setattr(json_structure, "_SLICE", slice_bytes)
         patch.setattr(json_body, "MAX_VALUES", most)
         try:
             assert parse_object(raw) == value

@@ -10,6 +10,7 @@ import pytest
 from sandkasten.engine.code.bridge_lines import (
     MAX_LINE_BYTES,
     MAX_RESULTS,
+    MAX_VALUES,
     CallLines,
     Done,
     cleaned,
@@ -66,6 +67,8 @@ def test_the_end_of_a_line_that_began_earlier_is_left_out():
         b"3",
         b"x" * (MAX_LINE_BYTES + 1),
         b'{"call": "a", "part": 3}',
+        '{"call": "a"}'.encode("utf-16"),
+        b'{"call": "a", "b": [' + b"[]," * 40_000 + b"[]]}",
     ],
 )
 def test_a_line_that_is_no_message_is_a_named_error(line):
@@ -94,6 +97,7 @@ def test_parts_without_an_end_are_refused():
     [
         {"type": "done", "status": "fine"},
         {"type": "done"},
+        {"type": "done", "status": ["ok"]},
         {"type": "result", "data": []},
         {"type": "result"},
     ],
@@ -112,6 +116,28 @@ def test_output_and_results_over_the_limits_are_cut_and_marked():
     assert (len(lines.results), lines.truncated) == (MAX_RESULTS, True)
     lines, _ = lines_of(text, most=6)
     assert not lines.truncated
+
+
+def test_a_message_with_too_many_values_is_not_parsed_and_marked():
+    data = '{"call": "a", "type": "result", "data": {"application/json": [%s[]]}}'
+    lines = CallLines("a", 0, 0)
+    assert lines.take(data % ("[]," * MAX_VALUES)) is None
+    assert (lines.results, lines.truncated) == ([], True)
+    lines = CallLines("a", 0, 0)
+    assert lines.take(data % ("[]," * 1000)) is not None
+    assert not lines.truncated
+
+
+def test_the_values_of_all_results_of_a_call_are_bounded_together():
+    message = json.dumps(
+        {"call": "a", "type": "result", "data": {"application/json": [1] * 90_000}}
+    )
+    lines = CallLines("a", 0, 0)
+    for _ in range(4):
+        lines.take(message)
+    assert (lines.results[-1].json[-1], lines.truncated) == (1, False)
+    lines.take(message)
+    assert (lines.results[-1].json[-1], lines.truncated) == (None, True)
 
 
 def test_a_mime_bundle_has_the_fields_of_the_contract():

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from sandkasten.engine.code import code_contexts
+from sandkasten.engine.code.bridge_lines import CallLines
 from sandkasten.engine.code.code_contexts import CodeContexts
 from sandkasten.errors import (
     Busy,
@@ -227,6 +228,7 @@ sys.stdin.readline()
         "b'{}\\n' + b'x' * 300_000 + b'\\n'",
         "json.dumps({'call': asked['call'], 'type': 'done', 'status': 'no'}).encode() + b'\\n'",
         "json.dumps({'call': asked['call'], 'type': 'result'}).encode() + b'\\n'",
+        "b'{}\\n' + json.dumps({'call': asked['call']}).encode('utf-16') + b'\\n'",
     ],
 )
 async def test_a_context_that_sends_false_messages_is_a_named_error(engine, box, run, answer):
@@ -248,6 +250,44 @@ async def test_a_context_that_never_answers_ends_by_its_time(engine, box, run, m
     with pytest.raises(KernelFailed, match="did not answer"):
         await run("1", context=the_id, timeout_seconds=0.1)
     assert (await engine.exec_get(box, the_id)).status == "killed"
+
+
+async def test_an_interrupt_that_is_not_read_is_a_named_error(engine, box, monkeypatch):
+    monkeypatch.setattr(code_contexts, "_CANCEL_S", 0.2)
+    the_id = "ctx_python_" + "3" * 16
+    request = ExecRequest(("sleep", "600"), keep_stdin_open=True)
+    await engine._execution.start(box, request, exec_id=the_id)
+    filling = asyncio.create_task(engine.exec_stdin(box, the_id, b"x" * 1_000_000))
+    async with asyncio.timeout(30):
+        with pytest.raises(KernelFailed, match="did not take the interrupt"):
+            await engine.code.interrupt(box, the_id)
+    filling.cancel()
+    await asyncio.gather(filling, return_exceptions=True)
+    await engine.code.remove(box, the_id)
+
+
+async def test_a_flood_of_lines_leaves_turns_to_others(engine):
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    lines = CallLines("a", 0, 0)
+    await engine.code._take(None, "", lines, b"{}\n" * 100_000, None)
+    counting.cancel()
+    assert turns > 30
+
+
+async def test_a_value_with_too_many_parts_is_shown_as_text(run):
+    show = "display({'application/json': %s, 'text/plain': 'many, [or] {few}'}, raw=True)"
+    many = await run(show % "[[]] * 250_000")
+    assert (many.results, many.truncated) == ((CodeDisplay(text="many, [or] {few}"),), True)
+    few = await run(show % "[[], 1.5]")
+    assert (few.results[0].json, few.truncated) == ([[], 1.5], False)
 
 
 async def test_a_default_context_that_was_killed_is_replaced(engine, box, run):

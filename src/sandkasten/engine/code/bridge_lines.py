@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.errors import KernelFailed
 from sandkasten.model.commands.code_values import CodeDisplay, CodeError, CodeItem, CodeText
+from sandkasten.model.json_structure import has_more_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,12 +25,17 @@ MAX_RESULT_BYTES: Final = 10_000_000
 """Maximum size of all results of one call, as JSON."""
 MAX_RESULTS: Final = 1000
 _MAX_MESSAGE: Final = MAX_RESULT_BYTES + 64 * 1024
-_MAX_NODES: Final = 200_000
+# Numbers, strings, lists and objects of one message: 60 ms in the parser, and no other thread runs
+# meanwhile. A line that is not a part of a longer message has at most 32 kB.
+MAX_VALUES: Final = 400_000
+_MAX_LINE_VALUES: Final = 20_000
+# Of all results of one call, which become one answer.
+_MAX_NODES: Final = 400_000
 _MAX_DEPTH: Final = 32
 _MAX_EXTRA: Final = 16
 _MAX_ERROR_TEXT: Final = 64 * 1024
 # Longer messages are parsed in a thread, because parsing them would delay other requests.
-SLOW_BYTES: Final = 256 * 1024
+SLOW_BYTES: Final = 32 * 1024
 _ANSI: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 _STATUSES: Final = frozenset(
     ("ok", "timed_out", "interrupted", "restarted", "died", "busy", "no_kernel", "not_started")
@@ -84,11 +90,14 @@ class CallLines:
     _parts: list[str] = field(default_factory=list)
     _parts_bytes: int = 0
     _result_bytes: int = 0
+    _nodes_left: list[int] = field(default_factory=lambda: [_MAX_NODES])
     _first: bool = True
 
     def feed(self, data: bytes) -> Iterator[str]:
         """Yield the messages of this call that `data` completes, as JSON."""
         self._buffer += data
+        if b"\n" not in data and len(self._buffer) <= MAX_LINE_BYTES:
+            return
         *lines, rest = self._buffer.split(b"\n")
         self._buffer = rest
         if len(rest) > MAX_LINE_BYTES:
@@ -96,7 +105,7 @@ class CallLines:
         for line in lines:
             first, self._first = self._first, False
             try:
-                found = _parsed(bytes(line), MAX_LINE_BYTES)
+                found = _parsed(bytes(line), MAX_LINE_BYTES, _MAX_LINE_VALUES)
             except KernelFailed:
                 # Reading begins at a chunk, which may be in the middle of a line.
                 if first:
@@ -127,7 +136,12 @@ class CallLines:
 
     def take(self, message: str) -> CodeItem | Done | None:
         """Return the value of a message; None if there is nothing to show."""
-        found = _parsed(message.encode("utf-8", "replace"), _MAX_MESSAGE)
+        raw = message.encode("utf-8", "replace")
+        if has_more_values(raw, MAX_VALUES):
+            # The program shows such a value as text; only a false one sends it.
+            self.truncated = True
+            return None
+        found = _parsed(raw, _MAX_MESSAGE, MAX_VALUES)
         match found.get("type"):
             case "text":
                 return self._text(found)
@@ -164,18 +178,23 @@ class CallLines:
         if self._result_bytes > _MAX_MESSAGE or len(self.results) >= MAX_RESULTS:
             self.truncated = True
             return None
-        shown = display_of(found.get("data"), main=found.get("main") is True)
+        left = self._nodes_left
+        shown = display_of(found.get("data"), main=found.get("main") is True, left=left)
+        self.truncated = self.truncated or left[0] < 0
         self.results.append(shown)
         return shown
 
 
-def display_of(bundle: object, *, main: bool = False) -> CodeDisplay:
-    """Return a MIME bundle of Jupyter as a CodeDisplay."""
+def display_of(bundle: object, *, main: bool = False, left: list[int] | None = None) -> CodeDisplay:
+    """Return a MIME bundle of Jupyter as a CodeDisplay.
+
+    `left` counts the values that may still be kept; below 0, some were replaced by null.
+    """
     if not isinstance(bundle, dict):
         raise invalid("a result is not an object")
     fields: dict[str, Any] = {}
     extra: dict[str, Any] = {}
-    left = [_MAX_NODES]
+    left = [_MAX_NODES] if left is None else left
     for mime, value in bundle.items():
         if mime in _TEXTS:
             name = _TEXTS[mime]
@@ -220,7 +239,7 @@ def invalid(what: str) -> KernelFailed:
 
 def _done(found: dict[str, Any]) -> Done:
     status, count = found.get("status"), found.get("count")
-    if status not in _STATUSES:
+    if not isinstance(status, str) or status not in _STATUSES:
         raise invalid("a call ended with an unknown status")
     known = count if type(count) is int and 0 <= count < 1 << 53 else None
     return Done(
@@ -236,11 +255,14 @@ def _string(value: object) -> str:
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else ""
 
 
-def _parsed(line: bytes, most: int) -> dict[str, Any]:
+def _parsed(line: bytes, most: int, most_values: int) -> dict[str, Any]:
     if len(line) > most:
         raise invalid("a line is too long")
+    if has_more_values(line, most_values):
+        raise invalid("a line has too many values")
     try:
-        found = json.loads(line)
+        # From a string: bytes could be UTF-16 too.
+        found = json.loads(line.decode())
     except (ValueError, RecursionError) as exc:
         raise invalid("a line is not JSON") from exc
     if not isinstance(found, dict):

@@ -74,6 +74,8 @@ _CANCEL_S: Final = 5.0
 # Half of it keeps the newest output, four times what the program writes unacknowledged.
 _KEPT_BYTES: Final = 1 << 20
 _ACK_BYTES: Final = 32 * 1024
+# Parsed in a row before others have their turn: thousands of empty lines fit in it.
+_SLICE: Final = 8 * 1024
 _STDOUT: Final = 1
 _MAX_REMEMBERED: Final = 4096
 _NEWEST: Final = 256
@@ -188,7 +190,14 @@ class CodeContexts:
         context_language(context)
         _, channel = await self._handles.connect(sandbox_id)
         await self._check_runs(channel, context)
-        await self._write(channel, context, {"op": "cancel"})
+        try:
+            async with asyncio.timeout(_CANCEL_S):
+                await self._write(channel, context, {"op": "cancel"})
+        except TimeoutError as exc:
+            raise KernelFailed(
+                f"the code context did not take the interrupt within {_CANCEL_S:g} s",
+                hint="remove the context; a new call starts another one",
+            ) from exc
 
     async def remove(self, sandbox_id: str, context: str) -> None:
         context_language(context)
@@ -346,15 +355,17 @@ class CodeContexts:
         data: bytes,
         show: CodeReader | None,
     ) -> Done | None:
-        for message in lines.feed(data):
-            if len(message) > SLOW_BYTES:
-                found = await asyncio.to_thread(lines.take, message)
-            else:
-                found = lines.take(message)
-            if isinstance(found, Done):
-                return found
-            if found is not None and show is not None:
-                show(found)
+        for at in range(0, len(data), _SLICE):
+            await asyncio.sleep(0)
+            for message in lines.feed(data[at : at + _SLICE]):
+                if len(message) > SLOW_BYTES:
+                    found = await asyncio.to_thread(lines.take, message)
+                else:
+                    found = lines.take(message)
+                if isinstance(found, Done):
+                    return found
+                if found is not None and show is not None:
+                    show(found)
         if lines.owed >= _ACK_BYTES:
             owed, lines.owed = lines.owed, 0
             await self._write(channel, context, {"op": "ack", "bytes": owed})

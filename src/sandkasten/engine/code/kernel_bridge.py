@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 WINDOW = 128 * 1024
 PART = 32 * 1024
 TEXT = 16 * 1024
+MAX_VALUES = 400_000  # of one displayed value; the engine takes no more
 MAX_WAITING = 16
 START_S = 60.0
 # Time that code has to end after an interrupt, before its kernel is replaced.
@@ -399,9 +400,8 @@ class Bridge:
             cut = {name: str(value)[:TEXT] for name, value in error.items()}
             self.put(call.id, type="error", traceback="\n".join(lines)[-4 * TEXT :], **cut)
         elif kind == "status" and content.get("execution_state") == "idle":
-            if call.replied is None and self.kernel.sockets["shell"].poll(
-                int(IDLE_MESSAGE_S * 1e3)
-            ):
+            shell = self.kernel.sockets["shell"]
+            if call.replied is None and shell.poll(int(IDLE_MESSAGE_S * 1e3)):
                 self.drain("shell")
             self.finish(call)
 
@@ -420,7 +420,8 @@ class Bridge:
         if not isinstance(data, dict):
             return
         size = len(json.dumps(data))
-        if size > call.results:
+        values = json.dumps([one for one in data.values() if type(one) is not str])
+        if size > call.results or sum(map(values.count, ",[{")) >= MAX_VALUES:
             call.truncated = True
             data = {"text/plain": str(data.get("text/plain", ""))[:TEXT]}
             size = len(json.dumps(data))
@@ -430,10 +431,8 @@ class Bridge:
 
     def drain(self, port: str) -> None:
         handler = self.on_shell if port == "shell" else self.on_iopub
-        message = self.kernel.receive(port)
-        while message is not None:
+        while (message := self.kernel.receive(port)) is not None:
             handler(message)
-            message = self.kernel.receive(port)
 
     # ---- both
 

@@ -1,0 +1,53 @@
+"""Count the values of a JSON text before it is parsed. Pure.
+
+A text of 10 MB can hold five million lists: seconds in a parser that lets no other thread run, and
+a hundred times its size in memory. All steps here are short.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+# A slice in which every byte is a quote takes about a millisecond.
+_SLICE: Final = 32 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    values: int
+    keys: int
+
+    @classmethod
+    def at_most(cls, raw: bytes) -> Structure:
+        """Count as if no string contained punctuation, in a fraction of the time."""
+        opened = raw.count(b"[") + raw.count(b"{")
+        return cls(raw.count(b",") + opened + 1, raw.count(b":"))
+
+    @classmethod
+    def counted(cls, raw: bytes, most: int) -> Structure | None:
+        """Count exactly, what is within strings left out; None if there are more than `most`."""
+        at, within, values, keys = 0, False, 1, 0
+        while at < len(raw):
+            end = _slice_end(raw, at)
+            plain = raw[at:end].replace(b"\\\\", b"").replace(b'\\"', b"")
+            parts = plain.split(b'"')
+            outside = b"".join(parts[1::2] if within else parts[::2])
+            within ^= len(parts) % 2 == 0
+            found = cls.at_most(outside)
+            values, keys, at = values + found.values - 1, keys + found.keys, end
+            if values > most:
+                return None
+        return cls(values, keys)
+
+
+def has_more_values(raw: bytes, most: int) -> bool:
+    """Return whether a JSON text has more than `most` numbers, strings, lists and objects."""
+    return Structure.at_most(raw).values > most and Structure.counted(raw, most) is None
+
+
+def _slice_end(raw: bytes, at: int) -> int:
+    """Return where a slice ends that starts at `at` and cuts no escape sequence in two."""
+    end = min(at + _SLICE, len(raw))
+    backslashes = len(raw[at:end]) - len(raw[at:end].rstrip(b"\\"))
+    return end + backslashes % 2
