@@ -318,7 +318,7 @@ async def test_what_has_no_counterpart_is_refused_by_name(e2b):
     status, told = await e2b.ask("POST", "/v2/sandboxes", {"templateID": "No such"})
     assert (status, "sandkasten image ls" in told["message"]) == (404, True)
     assert (await e2b.ask("POST", "/sandboxes", {"templateID": "host"}))[0] == 201
-    for path in ("/execute", "/contexts", "/v3/templates", "/nothing"):
+    for path in ("/v3/templates", "/snapshots", "/nothing"):
         status, told = await e2b.ask("POST", path, {})
         assert (status, told["code"]) == (404, 404)
 

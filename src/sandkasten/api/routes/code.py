@@ -6,7 +6,8 @@ Code that raises is a result. A client that leaves interrupts its code.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated, Any
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import Field
 
@@ -23,7 +24,12 @@ from sandkasten.errors import (
     PayloadTooLarge,
     QuotaExceeded,
 )
-from sandkasten.model.commands.code_values import CodeRequest, CodeText, ContextRequest
+from sandkasten.model.commands.code_values import (
+    CodeDisplay,
+    CodeRequest,
+    CodeText,
+    ContextRequest,
+)
 from sandkasten.model.json_codec import to_json
 from sandkasten.model.request_spellings import timeout_of
 
@@ -33,6 +39,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from sandkasten.api.request.http_call import Call
+    from sandkasten.engine.engine import Engine
     from sandkasten.model.commands.code_values import CodeItem, CodeResult
 
 _Milliseconds = Annotated[
@@ -49,6 +56,7 @@ CodeBody = body_of(
     ),
 )
 ContextBody = body_of("ContextBody", ContextRequest)
+_EVENTS: Final = {CodeText: "chunk", CodeDisplay: "result"}
 
 
 class CodeDisplayAnswer(Answer):
@@ -114,20 +122,33 @@ async def run(call: Call) -> Response:
 
 
 async def _events(call: Call, the_id: str, request: CodeRequest) -> AsyncIterator[bytes]:
+    async with aclosing(run_shown(call.engine, the_id, request)) as items:  # type: ignore[type-var]
+        async for item in items:
+            name = _EVENTS.get(type(item), "done")
+            yield event(name, to_json(item))
+
+
+async def run_shown(
+    engine: Engine, the_id: str, request: CodeRequest
+) -> AsyncIterator[CodeItem | CodeResult]:
+    """Yield what code prints and displays while it runs, then its result.
+
+    Closing the iterator interrupts the code.
+    """
     # Without a bound of its own: what a call prints and displays is bounded, and is kept anyway.
     items: asyncio.Queue[CodeItem | None] = asyncio.Queue()
 
     async def run() -> CodeResult:
         try:
-            return await call.engine.code.run(the_id, request, show=items.put_nowait)
+            return await engine.code.run(the_id, request, show=items.put_nowait)
         finally:
             items.put_nowait(None)
 
     running = asyncio.create_task(run())
     try:
         while (item := await items.get()) is not None:
-            yield event("chunk" if isinstance(item, CodeText) else "result", to_json(item))
-        yield event("done", to_json(await running))
+            yield item
+        yield await running
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

@@ -19,18 +19,20 @@ if TYPE_CHECKING:
 
 
 _RECIPES = (".yaml", ".yml", ".json")
-# Images that are built by their name alone: a suite of Debian and its packages.
-_KNOWN = {
-    "datascience": (
-        "bookworm",
-        [
-            f"python3-{name}"
-            for name in (
-                "ipykernel", "numpy", "pandas", "matplotlib", "scipy", "sklearn", "pil", "openpyxl"
-            )
-        ],
+_SCIENCE = [
+    f"python3-{name}"
+    for name in (
+        "ipykernel", "numpy", "pandas", "matplotlib", "scipy", "sklearn", "pil", "openpyxl"
     )
-}  # fmt: skip
+]  # fmt: skip
+_TOOLS = ["python3", "python3-pip", "python3-venv", "git", "curl", "ca-certificates", "procps"]
+# Images that are built by their name alone: a suite of Debian and its packages. The last two have
+# the names of E2B's templates, and what programs for these expect.
+_KNOWN = {
+    "datascience": ("bookworm", _SCIENCE),
+    "base": ("bookworm", _TOOLS),
+    "code-interpreter-v1": ("bookworm", [*_TOOLS, *_SCIENCE]),
+}
 
 
 def add_sources(app: typer.Typer) -> None:
@@ -68,7 +70,8 @@ def _build(
         typer.Argument(
             metavar="CONTEXT|NAME",
             help="Directory of a Dockerfile's files; otherwise the name of the new image. "
-            "datascience alone: Python with pandas, matplotlib and a kernel.",
+            "datascience alone: Python with pandas, matplotlib and a kernel; base and "
+            "code-interpreter-v1 alone: E2B's templates.",
         ),
     ] = None,
     file: Annotated[

@@ -5,9 +5,10 @@ from __future__ import annotations
 import secrets
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sandkasten.api.route import JSON, Handler, Method, Route
+from sandkasten.compat.e2b.code_interpreter_routes import CodeInterpreterRoutes
 from sandkasten.compat.e2b.connect_codec import STREAM
 from sandkasten.compat.e2b.e2b_dialect import CALLS, CONTROL, FILES, STREAMS
 from sandkasten.compat.e2b.envd_access import EnvdAccess
@@ -66,6 +67,7 @@ async def open_e2b(
             *_processes(ProcessRoutes(access)),
             *_filesystem(FilesystemRoutes(access, watchers)),
             *_files(FileRoutes(access)),
+            *_code(CodeInterpreterRoutes(access)),
             Route(
                 "ANY", PREFIX + "/{rest:path}", _unknown, "Unknown", _TAG, scope=None,
                 dialect=CONTROL,
@@ -76,31 +78,22 @@ async def open_e2b(
 
 
 def _control(routes: SandboxRoutes) -> list[Route]:
-    def route(method: Method, path: str, run: Handler, **more: Any) -> Route:
-        if method in ("POST", "PUT"):
-            more.setdefault("body_required", False)
-            more["reads_body"] = True
-        return Route(method, PREFIX + path, run, path, _TAG, dialect=CONTROL, **more)
-
     one = "/sandboxes/{id}"
     return [
-        *(
-            route("POST", path, routes.create, action="session.create")
-            for path in ("/sandboxes", "/v2/sandboxes")
-        ),
-        *(route("GET", path, routes.listed) for path in ("/sandboxes", "/v2/sandboxes")),
-        route("GET", one, routes.describe),
-        route("DELETE", one, routes.destroy, action="session.destroy"),
-        *(
-            route("POST", f"{v}{one}/connect", routes.connect, action="session.update")
-            for v in ("", "/v2")
-        ),
-        route("POST", f"{one}/resume", routes.resume, action="session.resume"),
-        route("POST", f"{one}/pause", routes.pause, action="session.pause"),
-        route("POST", f"{one}/timeout", routes.set_timeout, action="session.update"),
-        route("POST", f"{one}/refreshes", routes.refresh, action="session.update"),
-        route("GET", f"{one}/metrics", routes.metrics),
-        route("PUT", f"{one}/network", routes.change_network, action="session.update"),
+        _key("POST", "/sandboxes", routes.create, "session.create"),
+        _key("POST", "/v2/sandboxes", routes.create, "session.create"),
+        _key("GET", "/sandboxes", routes.listed),
+        _key("GET", "/v2/sandboxes", routes.listed),
+        _key("GET", one, routes.describe),
+        _key("DELETE", one, routes.destroy, "session.destroy"),
+        _key("POST", f"{one}/connect", routes.connect, "session.update"),
+        _key("POST", f"/v2{one}/connect", routes.connect, "session.update"),
+        _key("POST", f"{one}/resume", routes.resume, "session.resume"),
+        _key("POST", f"{one}/pause", routes.pause, "session.pause"),
+        _key("POST", f"{one}/timeout", routes.set_timeout, "session.update"),
+        _key("POST", f"{one}/refreshes", routes.refresh, "session.update"),
+        _key("GET", f"{one}/metrics", routes.metrics),
+        _key("PUT", f"{one}/network", routes.change_network, "session.update"),
     ]
 
 
@@ -134,17 +127,39 @@ def _filesystem(routes: FilesystemRoutes) -> list[Route]:
 
 
 def _files(routes: FileRoutes) -> list[Route]:
-    def route(method: Method, path: str, run: Handler, **more: Any) -> Route:
-        return Route(method, path, run, path, _TAG, scope=None, dialect=FILES, **more)
-
-    upload: dict[str, Any] = {"reads_body": True, "takes": (FORM, BYTES)}
     found = [
-        route("GET", PREFIX + "/health", routes.health),
-        route("GET", PREFIX + "/files", routes.read),
-        route("POST", PREFIX + "/files", routes.write, **upload),
+        _plain("GET", "/health", routes.health),
+        _plain("GET", "/files", routes.read),
+        _plain("POST", "/files", routes.write, FORM, BYTES),
     ]
     # The SDKs put the path of a signed URL at the root of the server.
     return [*found, *(replace(one, path="/files") for one in found[1:])]
+
+
+def _code(routes: CodeInterpreterRoutes) -> list[Route]:
+    return [
+        _plain("POST", "/execute", routes.execute, JSON),
+        _plain("GET", "/contexts", routes.contexts),
+        _plain("POST", "/contexts", routes.create, JSON),
+        _plain("DELETE", "/contexts/{cid}", routes.remove),
+        _plain("POST", "/contexts/{cid}/restart", routes.restart),
+    ]
+
+
+def _key(method: Method, path: str, run: Handler, action: str | None = None) -> Route:
+    """Return a route of the control plane, which needs a key."""
+    return Route(
+        method, PREFIX + path, run, path, _TAG, dialect=CONTROL, action=action,
+        reads_body=method in ("POST", "PUT"), body_required=method not in ("POST", "PUT"),
+    )  # fmt: skip
+
+
+def _plain(method: Method, path: str, run: Handler, *takes: str) -> Route:
+    """Return a route of one sandbox that is ordinary HTTP."""
+    return Route(
+        method, PREFIX + path, run, path, _TAG, scope=None, dialect=FILES,
+        reads_body=bool(takes), takes=takes or (JSON,),
+    )  # fmt: skip
 
 
 def _call(path: str, run: Handler) -> Route:

@@ -23,8 +23,10 @@ from sandkasten.compat.e2b.connect_codec import (
 )
 from sandkasten.engine.handles import is_paused
 from sandkasten.errors import (
+    Cancelled,
     ImageNotFound,
     InvalidImage,
+    SandboxLost,
     SandkastenError,
     SessionExpired,
     SessionNotFound,
@@ -63,6 +65,11 @@ def _problem(error: SandkastenError, _: str) -> Response:
     if status in (429, 503):
         headers["Retry-After"] = str(error.details.get("retry_after_s", 1))
     return answer({"code": status, "message": told(error)}, status, headers)
+
+
+def is_gone(error: SandkastenError) -> bool:
+    """Return whether the sandbox of a request ended or was paused while it was served."""
+    return isinstance(error, (*_GONE, SandboxLost, Cancelled)) or is_paused(error)
 
 
 def _gone(error: SandkastenError) -> Response | None:

@@ -174,3 +174,18 @@ class WatchDir(OnePath):
 
 class Watcher(Message):
     watcherId: str = Field(max_length=_SHORT)
+
+
+# ---- the code interpreter
+
+
+class Execute(Message):
+    code: str
+    context_id: str | None = Field(None, max_length=_SHORT)
+    language: str | None = Field(None, max_length=_SHORT)
+    env_vars: dict[str, str] | None = None
+
+
+class NewContext(Message):
+    cwd: Path | None = None
+    language: str | None = Field(None, max_length=_SHORT)

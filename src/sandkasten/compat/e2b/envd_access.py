@@ -1,6 +1,7 @@
 """Requests to one sandbox: which one it is, whether its token admits them, and their streams.
 
-The id is in `E2b-Sandbox-Id` and the token in `X-Access-Token`. A wrong token is Unauthorized
+The id is in `E2b-Sandbox-Id` and the token in `X-Access-Token`. The code interpreter's client sends
+another token for some of its requests, in `E2B-Traffic-Access-Token`. A wrong token is Unauthorized
 before the sandbox is looked up, so it does not tell which ids exist.
 """
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from sandkasten.compat.e2b.envd_tokens import EnvdTokens
 
 M = TypeVar("M", bound="Message")
+Event = TypeVar("Event")
 # What envd does for a client that names no interval.
 _KEEP_ALIVE_S: Final = 90.0
 _MAX_NUMBER: Final = 10
@@ -42,7 +44,7 @@ class EnvdAccess:
     def __init__(self, tokens: EnvdTokens) -> None:
         self.tokens = tokens
 
-    async def sandbox(self, call: Call) -> SandboxId:
+    async def sandbox(self, call: Call, *, by_traffic_token: bool = False) -> SandboxId:
         """Return the sandbox of a request and make its tenant the principal."""
         headers = call.connection.headers
         named, token = headers.get("e2b-sandbox-id", ""), headers.get("x-access-token", "")
@@ -50,7 +52,10 @@ class EnvdAccess:
             the_id = sandbox_id(named)
         except SessionNotFound as exc:
             raise _refused() from exc
-        if not self.tokens.is_valid(the_id, token):
+        traffic = headers.get("e2b-traffic-access-token", "") if by_traffic_token else ""
+        if not self.tokens.is_valid(the_id, token) and not (
+            traffic and self.tokens.is_valid_for_traffic(the_id, traffic)
+        ):
             raise _refused()
         check_user(user_in(headers.get("authorization")))
         await enter(call, the_id)
@@ -95,33 +100,47 @@ def follow(
 async def _pieces(
     events: AsyncIterator[Mapping[str, object]], alive: Mapping[str, object], every_s: float
 ) -> AsyncIterator[bytes]:
-    coming: asyncio.Future[Mapping[str, object] | None] | None = None
     try:
-        async with aclosing(events) as source:  # type: ignore[type-var]
-            try:
-                while True:
-                    if coming is None:
-                        coming = asyncio.ensure_future(_next(source))
-                    done, _ = await asyncio.wait((coming,), timeout=every_s)
-                    if not done:
-                        yield envelope(alive)
-                        continue
-                    message, coming = coming.result(), None
-                    if message is None:
-                        break
-                    yield envelope(message)
-            finally:
-                if coming is not None:
-                    coming.cancel()
-                    with suppress(asyncio.CancelledError, SandkastenError):
-                        await coming
+        async with aclosing(kept_alive(events, alive, every_s)) as source:  # type: ignore[type-var]
+            async for message in source:
+                yield envelope(message)
     except SandkastenError as exc:
         yield end_of_stream(error_fields(exc))
         return
     yield end_of_stream()
 
 
-async def _next(source: AsyncIterator[Mapping[str, object]]) -> Mapping[str, object] | None:
+async def kept_alive(
+    events: AsyncIterator[Event],
+    alive: Event,
+    every_s: float,
+    coming: asyncio.Future[Event | None] | None = None,
+) -> AsyncIterator[Event]:
+    """Yield the events, and `alive` when there was none for a while.
+
+    `coming` is the read of the first event, where it has begun already.
+    """
+    async with aclosing(events) as source:  # type: ignore[type-var]
+        try:
+            while True:
+                if coming is None:
+                    coming = asyncio.ensure_future(_next(source))
+                done, _ = await asyncio.wait((coming,), timeout=every_s)
+                if not done:
+                    yield alive
+                    continue
+                message, coming = coming.result(), None
+                if message is None:
+                    break
+                yield message
+        finally:
+            if coming is not None:
+                coming.cancel()
+                with suppress(asyncio.CancelledError, SandkastenError):
+                    await coming
+
+
+async def _next(source: AsyncIterator[Event]) -> Event | None:
     return await anext(source, None)
 
 

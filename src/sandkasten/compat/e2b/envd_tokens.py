@@ -17,6 +17,7 @@ from sandkasten.errors import Unauthorized
 
 Operation = Literal["read", "write"]
 _PURPOSE: Final = b"sandkasten e2b access token\0"
+_TRAFFIC: Final = b"sandkasten e2b traffic token\0"
 # Ten digits reach the year 2286; more would only be a larger number to compare.
 _MAX_DIGITS: Final = 12
 _SIGNATURE_LENGTH: Final = len("v1_") + 43
@@ -32,6 +33,14 @@ class EnvdTokens:
     def is_valid(self, sandbox_id: str, token: str) -> bool:
         """Compare in constant time; also for an id that does not exist."""
         expected = self.token(sandbox_id)
+        return token.isascii() and hmac.compare_digest(expected, token)
+
+    def traffic_token(self, sandbox_id: str) -> str:
+        """Return the token of the ports of a sandbox, which opens neither commands nor files."""
+        return hmac.new(self._key, _TRAFFIC + sandbox_id.encode(), hashlib.sha256).hexdigest()
+
+    def is_valid_for_traffic(self, sandbox_id: str, token: str) -> bool:
+        expected = self.traffic_token(sandbox_id)
         return token.isascii() and hmac.compare_digest(expected, token)
 
 

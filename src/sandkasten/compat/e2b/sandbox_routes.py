@@ -28,6 +28,7 @@ from sandkasten.errors import (
     InvalidImage,
     InvalidRequest,
     SessionNotFound,
+    UnsupportedByBackend,
 )
 from sandkasten.model.json_codec import iso
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
@@ -64,12 +65,11 @@ class SandboxRoutes:
         body = await call.body(Create)
         _refuse_unsupported(body)
         template = body.templateID
-        named = template in DEFAULT_TEMPLATES and template not in self._aliases
         key = call.connection.headers.get("idempotency-key")
         timeout_s = float(max(1, body.timeout))
         request = CreateRequest(
             SandboxOptions(
-                image=None if named else template,
+                image=await self._image(call, template),
                 idle_timeout_seconds=timeout_s,
                 lifetime_seconds=timeout_s,
                 env=body.envVars or {},
@@ -89,6 +89,18 @@ class SandboxRoutes:
                 "images.aliases gives one another name",
             ) from exc
         return answer(self._created(info, template), 201)
+
+    async def _image(self, call: Call, template: str) -> str | None:
+        """Return the image of a template; None: the operator's default."""
+        if template not in DEFAULT_TEMPLATES or template in self._aliases:
+            return template
+        # With its tag, because `base` alone is an alias of another image.
+        built = f"{template}:latest"
+        try:
+            await call.engine.images.inspect(built)
+        except (ImageNotFound, UnsupportedByBackend):
+            return None
+        return built
 
     async def connect(self, call: Call) -> Response:
         the_id = await call.session()
@@ -217,6 +229,7 @@ class SandboxRoutes:
             "clientID": _CLIENT,
             "envdVersion": ENVD_VERSION,
             "envdAccessToken": self._tokens.token(info.id),
+            "trafficAccessToken": self._tokens.traffic_token(info.id),
             "domain": self._domain,
         }
 

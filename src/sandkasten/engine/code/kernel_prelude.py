@@ -55,10 +55,48 @@ def _sandkasten() -> None:
     def element(artist: Any, x: Any, y: Any) -> "dict[str, Any]":
         return {"label": str(artist.get_label())[:200], "x": numbers(x), "y": numbers(y)}
 
+    def scale_of(axis: Any) -> "dict[str, Any]":
+        name = axis.axis_name
+        units = axis.get_converter() if hasattr(axis, "get_converter") else axis.converter
+        scale, ticks = axis.get_scale(), list(axis.get_ticklocs())[:_max_points]
+        if "Date" in type(units).__name__:
+            scale = "datetime"
+            dates = __import__("matplotlib.dates").dates
+            ticks = [dates.num2date(one).isoformat() for one in ticks]
+        elif "Category" in type(units).__name__:
+            scale = "categorical"
+        labels = [one.get_text()[:200] for one in axis.get_ticklabels()][:_max_points]
+        shown = {"scale": scale, "ticks": numbers(ticks), "tick_labels": labels}
+        return {name + "_" + key: value for key, value in shown.items()}
+
+    def boxes_of(axes: Any) -> "list[dict[str, Any]]":
+        found: list[dict[str, Any]] = []
+        boxes = [one for one in axes.patches if type(one).__name__ == "PathPatch"]
+        names = [label.get_text() for label in axes.get_xticklabels()]
+        for at, box in enumerate(boxes[:_max_elements]):
+            (left, low), (right, high) = box.get_path().get_extents().get_points().tolist()
+            one: dict[str, Any] = {"label": (names[at] if at < len(names) else "")[:200]}
+            one.update({"min": low, "first_quartile": low, "median": None})
+            one.update({"third_quartile": high, "max": high, "outliers": []})
+            for line in axes.get_lines()[: 8 * _max_elements]:
+                x, y = numbers(line.get_xdata()), numbers(line.get_ydata())
+                if not x or not left <= x[0] <= right:
+                    continue
+                if line.get_linestyle() == "None":
+                    one["outliers"] = y
+                elif x[0] == x[-1]:
+                    one["min"], one["max"] = min(one["min"], *y), max(one["max"], *y)
+                elif (x[0], x[-1]) == (left, right):
+                    one["median"] = y[0]
+            found.append(one)
+        return found
+
     def axes_of(axes: Any) -> "dict[str, Any]":
         kind = "unknown"
-        elements: list[dict[str, Any]] = []
-        for line in axes.get_lines()[:_max_elements]:
+        elements: list[dict[str, Any]] = boxes_of(axes)
+        if elements:
+            kind = "box_and_whisker"
+        for line in axes.get_lines()[: 0 if elements else _max_elements]:
             kind = "line"
             elements.append(element(line, line.get_xdata(), line.get_ydata()))
         for group in axes.collections[:_max_elements]:
@@ -81,13 +119,20 @@ def _sandkasten() -> None:
             kind = "pie"
             for one in wedges:
                 share = numbers([(one.theta2 - one.theta1) / 360])[0]
-                elements.append({"label": str(one.get_label())[:200], "share": share})
+                label = {"label": str(one.get_label())[:200], "radius": numbers([one.r])[0]}
+                elements.append({**label, "share": share})
         labels = {"x_label": axes.get_xlabel(), "y_label": axes.get_ylabel()}
+        if hasattr(axes, "xaxis"):
+            labels.update({**scale_of(axes.xaxis), **scale_of(axes.yaxis)})
         return {"type": kind, "title": axes.get_title(), **labels, "elements": elements}
 
     def chart(figure: Any) -> Any:
         found = [axes_of(axes) for axes in figure.axes[:_max_elements]]
-        return found[0] if len(found) == 1 else {"type": "several", "charts": found}
+        if len(found) == 1:
+            return found[0]
+        above = getattr(figure, "_suptitle", None)
+        title = above.get_text() if above is not None else ""
+        return {"type": "several", "title": title, "charts": found}
 
     def environment(given: "dict[str, str]") -> None:
         import os
