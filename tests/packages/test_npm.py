@@ -138,12 +138,12 @@ async def test_a_failed_install_script_is_named_with_its_output(opened, registry
 @pytest.mark.parametrize(
     ("dist", "why"),
     [
-        ({"integrity": "sha512-" + "A" * 86 + "=="}, "its file is not what the registry says"),
-        ({"integrity": "", "shasum": ""}, "does not say what its file must be"),
-        ({"integrity": "sha512-!!"}, "does not say what its file must be"),
+        ({"integrity": "sha512-" + "A" * 86 + "=="}, "its file does not match the digest"),
+        ({"integrity": "", "shasum": ""}, "has no valid digest for its file"),
+        ({"integrity": "sha512-!!"}, "has no valid digest for its file"),
         ({"tarball": "http://192.0.2.1/x.tgz"}, "the registry answered 404 for its file"),
-        ({"tarball": "file:///etc/passwd"}, "its file has no address that can be asked"),
-        ({"tarball": "http://[x/y"}, "its file has no address that can be asked"),
+        ({"tarball": "file:///etc/passwd"}, "its file has no valid address"),
+        ({"tarball": "http://[x/y"}, "its file has no valid address"),
     ],
 )
 async def test_a_package_file_with_a_wrong_digest_or_address_is_refused(
@@ -179,7 +179,7 @@ async def test_a_missing_package_is_named_without_the_login(opened, registry):
         with pytest.raises(ProvisioningFailed) as failed:
             await said(engine, "1", "needs-gone")
     assert failed.value.message == (
-        "npm package gone@^1 (for needs-gone) cannot be had: "
+        "npm package gone@^1 (for needs-gone) cannot be installed: "
         "the registry has no such package or version"
     )
     assert "s3cret" not in repr((str(failed.value), failed.value.details))

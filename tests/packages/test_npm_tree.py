@@ -91,7 +91,7 @@ def test_a_required_dependency_for_another_platform_is_an_error(registry):
     with pytest.raises(ProvisioningFailed) as failed:
         registry.resolve("a")
     assert failed.value.message == (
-        "npm package mac@1 (for a) cannot be had: it is not made for linux on x64"
+        "npm package mac@1 (for a) cannot be installed: it is not made for linux on x64"
     )
     assert failed.value.details == {"package": "mac"}
 
@@ -105,7 +105,7 @@ def test_a_peer_dependency_is_shared_and_a_second_version_is_an_error(registry):
     assert registry.resolve("ui") == {"ui": "ui@1.0.0", "react": "react@18.0.0"}
     with pytest.raises(ProvisioningFailed) as failed:
         registry.resolve("react", "older")
-    assert "react 18.0.0 is there already" in failed.value.message
+    assert "react 18.0.0 is already installed" in failed.value.message
 
 
 def test_an_alias_has_its_own_directory(registry):
@@ -125,7 +125,7 @@ def test_bundled_dependencies_are_not_fetched(registry):
 def test_an_address_or_a_path_is_never_followed(registry, range_):
     registry.add("a", dependencies={"b": range_})
     registry.add("b")
-    with pytest.raises(ProvisioningFailed, match="addresses and paths are not taken"):
+    with pytest.raises(ProvisioningFailed, match="URLs and paths are not supported"):
         registry.resolve("a")
 
 
@@ -149,13 +149,13 @@ def test_an_invalid_registry_answer_is_an_error_that_names_the_package(registry,
     registry.known["a"] = answer
     with pytest.raises(ProvisioningFailed) as failed:
         registry.resolve("a")
-    assert failed.value.message.startswith("npm package a@latest cannot be had: ")
+    assert failed.value.message.startswith("npm package a@latest cannot be installed: ")
 
 
 def test_two_versions_of_a_requested_package_are_an_error(registry):
     registry.add("a", "1.0.0")
     registry.add("a", "2.0.0")
-    with pytest.raises(ProvisioningFailed, match="is asked for beside it"):
+    with pytest.raises(ProvisioningFailed, match="is required in the same directory"):
         registry.resolve("a@1", "a@2")
 
 

@@ -54,7 +54,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """What a copy step copies: its entries, parents first, and a digest of them all."""
+    """One source of a copy step: its entries, parents first, and a digest of them all."""
 
     path: str
     entries: tuple[Found, ...]
@@ -67,7 +67,7 @@ class Picked:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where a pick goes: the directories on the way, and its path without a leading slash."""
+    """A picked source with its target path, without a leading slash, and the parent directories."""
 
     picked: Picked
     parents: Sequence[Parent]
@@ -83,14 +83,14 @@ def pick_all(context: Path, step: Copy) -> list[Picked]:
             with _readable(context, source):
                 names = _matching(context, source.split("/"), step.ignore)
             if not names and step.stage is not None:
-                # The first part is only where it was gathered.
+                # The first part is the directory into which the files were gathered.
                 wanted = source.partition("/")[2]
                 raise BuildFailed(
                     f"no file of the stage or image matches {wanted}",
                     hint="check the pattern; it begins at the root of that image",
                 )
             if not names:
-                raise BuildFailed(f"no file matches {source}", hint=f"look into {context}")
+                raise BuildFailed(f"no file matches {source}", hint=f"check the files in {context}")
         found += [pick(context, name, step.ignore) for name in names]
     if not step.archives:
         for one in found:
@@ -111,11 +111,11 @@ def pick(context: Path, source: str, ignore: DockerIgnore = NOTHING) -> Picked:
         raise BuildFailed(
             f"{source} is left out by .dockerignore", hint="change .dockerignore, or copy less"
         )
-    told = hashlib.sha256()
+    digest = hashlib.sha256()
     for one in entries:
         line = [one.name, one.kind, f"{one.mode:o}", one.content]
-        told.update(b"\0".join(os.fsencode(part) for part in line) + b"\0\n")
-    return Picked(source, entries, told.hexdigest())
+        digest.update(b"\0".join(os.fsencode(part) for part in line) + b"\0\n")
+    return Picked(source, entries, digest.hexdigest())
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def _readable(context: Path, source: str) -> Iterator[None]:
     except OSError as exc:
         raise BuildFailed(
             f"{source} cannot be copied: {exc.strerror}",
-            hint=f"it must lie below {context}",
+            hint=f"it must exist below {context}",
         ) from exc
 
 
@@ -192,7 +192,7 @@ def write_copies(
     mode: int | None,
     owner: tuple[int, int],
 ) -> None:
-    """Write the tar: directories on the way as the image has them, then what is copied."""
+    """Write the tar: the parent directories as in the image, then the copied files."""
     written: set[str] = set()
     for one in copies:
         for parent in one.parents:
@@ -247,16 +247,15 @@ def _scan(
         whole = "/".join([*source, *([shown] if shown else [])])
         if len(whole) > MAX_PATH:
             raise BuildFailed(
-                f"{whole[:80]}… is too deep to copy", hint=f"at most {MAX_PATH} characters"
+                f"the path {whole[:80]}… is longer than {MAX_PATH} characters",
+                hint="use shorter names or fewer directories",
             )
         out = bool(whole) and ignore.excludes(whole)
         if out and not ignore.has_exceptions:
             continue
         count += 1
         if count > MAX_FILES:
-            raise BuildFailed(
-                f"more than {MAX_FILES} files are too many to copy", hint="copy less at once"
-            )
+            raise BuildFailed(f"a copy has more than {MAX_FILES} files", hint="copy less at once")
         fd = _walk(directory, path[:-1])
         try:
             found = os.stat(path[-1], dir_fd=fd, follow_symlinks=False)
@@ -277,7 +276,7 @@ def _scan(
                 total += found.st_size
                 if total > MAX_BYTES:
                     raise BuildFailed(
-                        f"more than {MAX_BYTES} bytes are too many to copy",
+                        f"a copy has more than {MAX_BYTES} bytes",
                         hint="copy less at once, or leave files out (.dockerignore)",
                     )
                 size, digest = _hashed(fd, path[-1])
@@ -320,27 +319,27 @@ def _walk(directory: int, parts: Sequence[str]) -> int:
 
 
 def _hashed(directory: int, name: str) -> tuple[int, str]:
-    told, size = hashlib.sha256(), 0
+    digest, size = hashlib.sha256(), 0
     with os.fdopen(os.open(name, _FILE, dir_fd=directory), "rb", buffering=0) as file:
         while block := file.read(_CHUNK):
-            told.update(block)
+            digest.update(block)
             size += len(block)
-    return size, told.hexdigest()
+    return size, digest.hexdigest()
 
 
 def _copy_content(context: Path, parts: Sequence[str], one: Found, out: BinaryIO) -> None:
     fd = _descend(context, parts[:-1], "/".join(parts))
-    told, left = hashlib.sha256(), one.size
+    digest, left = hashlib.sha256(), one.size
     try:
         with os.fdopen(os.open(parts[-1], _FILE, dir_fd=fd), "rb", buffering=0) as file:
             while left and (block := file.read(min(left, _CHUNK))):
-                told.update(block)
+                digest.update(block)
                 out.write(block)
                 left -= len(block)
     finally:
         os.close(fd)
     # What is cached under the digest of the scan must be that content.
-    if left or told.hexdigest() != one.content:
+    if left or digest.hexdigest() != one.content:
         raise BuildFailed(f"{'/'.join(parts)} changed while it was copied", hint="build again")
     out.write(bytes(-one.size % tarfile.BLOCKSIZE))
 

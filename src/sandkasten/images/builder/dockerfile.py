@@ -1,8 +1,8 @@
 """A stage of a Dockerfile as a recipe of steps. Pure.
 
-What a sandbox has no use for (EXPOSE, VOLUME, …) is left out with a warning. Anything else that is
-not supported is InvalidRequest with its line. `steps_of` needs the configuration of the stage's
-base, because variables may refer to it.
+Instructions that have no effect in a sandbox (EXPOSE, VOLUME, …) are ignored with a warning. Other
+unsupported instructions are InvalidRequest with their line. `steps_of` needs the configuration of
+the stage's base, because variables may refer to it.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ if TYPE_CHECKING:
 
 _IGNORED: Final = {
     "EXPOSE": "every port of a sandbox can be used",
-    "HEALTHCHECK": "a sandbox does not check its commands",
+    "HEALTHCHECK": "a sandbox runs no health checks",
     "MAINTAINER": "use LABEL maintainer=NAME",
-    "STOPSIGNAL": "a sandbox is always ended completely",
-    "VOLUME": "what is there stays in the image",
+    "STOPSIGNAL": "a sandbox always ends all its processes",
+    "VOLUME": "its files stay in the image",
 }
 _SHELLS: Final = ("sh", "bash", "ash", "dash", "zsh")
 _MAX_LABELS: Final = 64 * 1024
@@ -62,7 +62,7 @@ _ADDRESS: Final = re.compile(r"(?:[a-z][a-z0-9+.-]*://|git@)", re.IGNORECASE)
 def steps_of(
     file: Dockerfile, config: ImageConfig, network: NetworkPolicy, ignore: DockerIgnore
 ) -> Compiled:
-    """Return what the instructions do to a base with this configuration."""
+    """Return the steps of the instructions, for a base with this configuration."""
     state = _State(
         file,
         {"PATH": DEFAULT_PATH, **config.env},
@@ -141,7 +141,7 @@ def _declare(state: _State, one: Instruction) -> None:
 def _workdir(state: _State, one: Instruction) -> None:
     path = state.expand(one, one.rest)
     if not path or not path.isprintable() or len(path) > 4096:
-        raise invalid(one.line, "WORKDIR names no directory", "write WORKDIR /path")
+        raise invalid(one.line, "WORKDIR requires a directory", "write WORKDIR /path")
     state.workdir = posixpath.normpath(posixpath.join(state.workdir, path))
     _refuse_hidden(one, state.workdir)
     state.steps.append(SetWorkdir(state.workdir))
@@ -150,7 +150,7 @@ def _workdir(state: _State, one: Instruction) -> None:
 def _user(state: _State, one: Instruction) -> None:
     name = state.expand(one, one.rest)
     if not USER.match(name):
-        raise invalid(one.line, f"{shown(name)} is not a user", "write a name or a number")
+        raise invalid(one.line, f"{shown(name)} is not a valid user", "write a name or a number")
     state.steps.append(SetUser(name))
 
 
@@ -158,9 +158,9 @@ def _run(state: _State, one: Instruction) -> None:
     flags, rest = flags_of(one)
     for flag in flags:
         hint = (
-            "remove it; --allow of image build gives a network"
+            "remove it, and use image build --allow HOST"
             if flag == "network"
-            else ("remove it, and copy what the command needs")
+            else "remove it, and copy what the command needs"
         )
         raise invalid(one.line, f"RUN --{flag} is not supported", hint)
     if one.heredocs:
@@ -170,14 +170,14 @@ def _run(state: _State, one: Instruction) -> None:
         argv = _command(state, rest)
         command = rest
     if not rest or not argv:
-        raise invalid(one.line, "RUN without a command", "write RUN COMMAND")
+        raise invalid(one.line, "RUN requires a command", "write RUN COMMAND")
     # Docker passes arguments to commands as variables, and those of ENV win.
     args = {name: value for name, value in state.args.items() if name not in state.env}
     state.steps.append(Run(command, state.network, argv, args))
 
 
 def _script(one: Instruction, rest: str) -> str:
-    """Return what the shell runs: a command with its here-documents, or a here-document alone."""
+    """Return the script for the shell: a command with its here-documents, or one of these alone."""
     if len(one.heredocs) == 1 and re.fullmatch(r"<<-?['\"]?[\w.]+['\"]?", rest):
         (script,) = one.heredocs
         if script.content.startswith("#!"):
@@ -200,7 +200,9 @@ def _copy(state: _State, one: Instruction) -> None:
         words = state.words(one, rest)
     words = [state.expand(one, word) for word in words]
     if len(words) < 2:
-        raise invalid(one.line, f"{one.name} needs a source and a target", "write SOURCE /TARGET")
+        raise invalid(
+            one.line, f"{one.name} requires a source and a target", "write SOURCE /TARGET"
+        )
     *sources, to = words
     target = posixpath.normpath(posixpath.join(state.workdir, to or "."))
     # `//` is a path of its own in POSIX, and the root here.
@@ -208,9 +210,11 @@ def _copy(state: _State, one: Instruction) -> None:
     if (to.endswith(("/", "/.")) or to in (".", "")) and target != "/":
         target += "/"
     if len(sources) > 1 and not target.endswith("/"):
-        raise invalid(one.line, f"the target of several sources is {shown(to)}", "end it with /")
+        raise invalid(
+            one.line, f"several sources require a directory, got {shown(to)}", "end it with /"
+        )
     if not target.isprintable() or len(target) > 4096:
-        raise invalid(one.line, f"{shown(to)} is not a path", "write /TARGET")
+        raise invalid(one.line, f"{shown(to)} is not a valid path", "write /TARGET")
     _refuse_hidden(one, target)
     stage = state.file.copies.get(one.line)
     state.steps.append(
@@ -230,14 +234,14 @@ def _copy(state: _State, one: Instruction) -> None:
 def _source(one: Instruction, source: str) -> str:
     if _ADDRESS.match(source):
         hint = "download it in a RUN, with image build --allow HOST"
-        raise invalid(one.line, f"{one.name} of an address is not supported", hint)
+        raise invalid(one.line, f"{one.name} of a URL is not supported", hint)
     if not source or "\0" in source or len(source) > 4096:
-        raise invalid(one.line, f"{one.name} has an empty source", "write SOURCE /TARGET")
+        raise invalid(one.line, f"{one.name} has an invalid source", "write SOURCE /TARGET")
     # A path of the build's directory may begin with a slash.
     clean = posixpath.normpath(source.lstrip("/") or ".")
     if clean.split("/")[0] == "..":
         hint = "only files below the directory of the build can be copied"
-        raise invalid(one.line, f"{shown(source)} is outside of the build's directory", hint)
+        raise invalid(one.line, f"{shown(source)} is outside the build's directory", hint)
     return clean
 
 
@@ -246,7 +250,7 @@ def _mode(state: _State, one: Instruction, flag: str | None) -> int | None:
         return None
     mode = state.expand(one, flag)
     if not _MODE.match(mode):
-        raise invalid(one.line, f"--chmod={shown(mode)} is not a mode", "write --chmod=755")
+        raise invalid(one.line, f"--chmod={shown(mode)} is not a valid mode", "write --chmod=755")
     return int(mode, 8)
 
 
@@ -256,7 +260,7 @@ def _owner(state: _State, one: Instruction, flag: str | None) -> str:
     owner = state.expand(one, flag)
     if not _OWNER.match(owner):
         raise invalid(
-            one.line, f"--chown={shown(owner)} is not an owner", "write --chown=1000:1000"
+            one.line, f"--chown={shown(owner)} is not a valid owner", "write --chown=1000:1000"
         )
     return owner
 
@@ -283,8 +287,8 @@ def _label(state: _State, one: Instruction) -> None:
     if not labels:
         raise invalid(one.line, "LABEL sets nothing", "write LABEL name=value")
     if "" in labels or sum(map(len, [*labels, *labels.values()])) > _MAX_LABELS:
-        hint = f"give each label a name, and at most {_MAX_LABELS} characters in all"
-        raise invalid(one.line, "these labels are not valid", hint)
+        hint = f"use at most {_MAX_LABELS} characters for all labels"
+        raise invalid(one.line, "a label has no name, or the labels are too long", hint)
     state.steps.append(SetLabels(labels))
 
 

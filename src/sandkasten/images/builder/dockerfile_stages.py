@@ -1,8 +1,8 @@
-"""The stages of a Dockerfile: where each begins, and which others it needs. Pure.
+"""Split a Dockerfile into stages, and find those that the last one needs. Pure.
 
 `parse_dockerfile` returns the last stage and those that it needs, each after what it needs. An
 image that only a `COPY --from` names is a stage without instructions. Raises InvalidRequest, which
-names the line: an instruction that is not known would build another image than its author meant.
+names the line. Unknown instructions are refused, because the image would not be as intended.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ class _Stages:
         if at is not None:
             return at
         if name.isdecimal():
-            raise invalid(one.line, f"no stage before this one is {name}", "count from 0")
+            raise invalid(
+                one.line, f"there is no stage {name} before this line", "stages count from 0"
+            )
         self.found.append(Dockerfile(_image(one, name), (), line=one.line))
         self.names[name.lower()] = len(self.found) - 1
         return len(self.found) - 1
@@ -86,7 +88,7 @@ def parse_dockerfile(data: bytes, build_args: Mapping[str, str]) -> tuple[Docker
     early: dict[str, str] = _platform()
     declared: set[str] = set(early)
     stages = _Stages()
-    # Each FROM, with its place.
+    # The indexes of the FROM instructions.
     begins = [n for n, one in enumerate(lines.instructions) if one.name == "FROM"]
     for number, one in enumerate(lines.instructions):
         _check_known(one)
@@ -134,18 +136,18 @@ def _stage(
 
 
 def _needed(stages: list[Dockerfile]) -> tuple[Dockerfile, ...]:
-    """Return the last stage and all that it needs, with their new places."""
+    """Return the last stage and all that it needs, with new indexes."""
     wanted = {len(stages) - 1}
     for at in range(len(stages) - 1, -1, -1):
         if at in wanted:
             wanted.update(stages[at].copies.values())
             wanted.update(() if (parent := stages[at].parent) is None else (parent,))
-    places = {at: place for place, at in enumerate(sorted(wanted))}
+    indexes = {at: index for index, at in enumerate(sorted(wanted))}
     return tuple(
         replace(
             stages[at],
-            parent=None if (parent := stages[at].parent) is None else places[parent],
-            copies={line: places[one] for line, one in stages[at].copies.items()},
+            parent=None if (parent := stages[at].parent) is None else indexes[parent],
+            copies={line: indexes[one] for line, one in stages[at].copies.items()},
         )
         for at in sorted(wanted)
     )
@@ -160,7 +162,7 @@ def _check_known(one: Instruction) -> None:
 
 
 def _base(one: Instruction, values: Mapping[str, str], escape: str) -> tuple[str, str | None]:
-    """Return what a FROM names, and the name of its stage."""
+    """Return the image or stage that a FROM names, and the name of its own stage."""
     flags, rest = flags_of(one)
     for flag in flags:
         hint = "pull the image for that platform first (sandkasten image pull --platform)"
@@ -209,7 +211,9 @@ def expanded(one: Instruction, text: str, values: Mapping[str, str], escape: str
     try:
         return expand(text, values, escape)
     except WordError as exc:
-        raise invalid(one.line, str(exc), "see the quotes and the variables of this line") from exc
+        raise invalid(
+            one.line, str(exc), "check the quotes and the variables of this line"
+        ) from exc
 
 
 def flags_of(one: Instruction) -> tuple[dict[str, str], str]:

@@ -1,4 +1,4 @@
-"""A recipe of steps, parsed: a base, and what is done to it. Pure.
+"""Parse a recipe: a base image, and the steps that change it. Pure.
 
 Everything is checked before anything is built, and an error names its step. Raises InvalidRequest,
 InvalidImage for the base, and PolicyDenied for a network that the operator does not permit.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sandkasten.images.image_config import ImageConfig
 
     ReadNetwork = Callable[[object], NetworkPolicy]
-    """Returns the network that a value stands for, within what the operator permits."""
+    """Return the network policy of a value, within what the operator permits."""
 
 MAX_STEPS: Final = 100
 _MAX_TEXT: Final = 64 * 1024
@@ -51,7 +51,7 @@ class Copy:
     owner: str = "0:0"
     """Numbers, or names of the image's accounts."""
     patterns: bool = False
-    """Whether `*`, `?` and `[a-z]` in a source stand for several."""
+    """Whether `*`, `?` and `[a-z]` in a source are patterns."""
     archives: bool = True
     """Whether a tar archive may be copied: Docker's ADD would unpack it."""
     ignore: DockerIgnore = NOTHING
@@ -119,7 +119,7 @@ class SetUser:
 
 @dataclass(frozen=True, slots=True)
 class SetCommand:
-    """What other runtimes start; a sandbox keeps and shows it."""
+    """The command that other runtimes start. A sandbox stores and shows it, and never runs it."""
 
     kind: Literal["entrypoint", "cmd"]
     argv: tuple[str, ...]
@@ -137,7 +137,7 @@ Step = Copy | Run | Setting
 
 
 class Base(Protocol):
-    """What a stage begins with: an image of the store, or nothing."""
+    """The base of a stage: an image of the store, or `scratch`."""
 
     @property
     def layers(self) -> tuple[str, ...]: ...
@@ -148,7 +148,7 @@ class Base(Protocol):
 @dataclass(frozen=True, slots=True)
 class Stage:
     base: Base | int
-    """A number is that of an earlier stage."""
+    """A number refers to an earlier stage."""
     steps: tuple[Step, ...]
     lines: tuple[int, ...] = ()
     """The line of each step in a Dockerfile."""
@@ -160,7 +160,7 @@ class Recipe:
     steps: tuple[Step, ...]
     lines: tuple[int, ...] = ()
     stages: tuple[Stage, ...] = ()
-    """Those before the last one, which `steps` are."""
+    """The stages before the last one, whose steps are `steps`."""
     warnings: tuple[str, ...] = ()
 
 
@@ -194,7 +194,7 @@ def parse_recipe(
 ) -> Recipe:
     """Return the recipe. `allow` are rules in addition to those of its own `network`."""
     if not isinstance(tree, dict):
-        raise InvalidRequest("a recipe is a mapping", hint="write base: and steps:")
+        raise InvalidRequest("a recipe must be a mapping", hint="write base: and steps:")
     for key in tree:
         if key not in _KEYS:
             raise InvalidRequest(
@@ -203,7 +203,7 @@ def parse_recipe(
     steps = tree.get("steps", [])
     if not isinstance(steps, list) or len(steps) > MAX_STEPS:
         raise InvalidRequest(
-            "steps of a recipe are a list", hint=f"begin each with a dash; at most {MAX_STEPS}"
+            f"steps must be a list of at most {MAX_STEPS} steps", hint="begin each step with a dash"
         )
     base = checked_name(tree.get("base"))
     network = read_network(with_rules(tree.get("network"), allow))
@@ -224,119 +224,131 @@ def with_rules(network: object, allow: Sequence[str]) -> object:
     return {**network, "allow": [*own, *allow]} if isinstance(own, list) else network
 
 
-def _step(number: int, value: object, network: NetworkPolicy, read_network: ReadNetwork) -> Step:
-    kinds = [key for key in value if key in _KINDS] if isinstance(value, dict) else []
-    if not isinstance(value, dict) or len(kinds) != 1:
-        raise _wrong(number, "is not one thing to do", f"write one of: {', '.join(_KINDS)}")
+def _step(number: int, step: object, network: NetworkPolicy, read_network: ReadNetwork) -> Step:
+    kinds = [key for key in step if key in _KINDS] if isinstance(step, dict) else []
+    if not isinstance(step, dict) or len(kinds) != 1:
+        raise _wrong(number, "must have one action", f"write one of: {', '.join(_KINDS)}")
     kind = str(kinds[0])
     known = {kind, "network"} if kind == "run" else {kind}
+    for key in step:
+        if key not in known:
+            hint = did_you_mean(str(key), known)
+            raise _wrong(number, f"has an unknown key {shown(str(key))}", hint)
+    if "network" in step:
+        network = _network(number, step["network"], read_network)
+    value = step[kind]
+    match kind:
+        case "copy":
+            return _copy(number, value)
+        case "run":
+            return _run(number, value, network)
+        case "env":
+            return _env(number, value)
+        case "workdir":
+            return SetWorkdir(_absolute(number, "workdir", value))
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str) or not USER.match(value):
+        raise _wrong(
+            number, f"has an invalid user: {shown(str(value))}", "write a name or a number"
+        )
+    return SetUser(value)
+
+
+def _copy(number: int, value: object) -> Copy:
+    if not isinstance(value, dict):
+        raise _wrong(number, "must have a mapping in copy", "write copy: {from: FILE, to: /PATH}")
+    known = ("from", "to", "mode", "owner")
     for key in value:
         if key not in known:
             hint = did_you_mean(str(key), known)
             raise _wrong(number, f"has an unknown key {shown(str(key))}", hint)
-    said = value[kind]
-    match kind:
-        case "copy":
-            return _copy(number, said)
-        case "run":
-            if "network" in value:
-                network = _network(number, value["network"], read_network)
-            return _run(number, said, network)
-        case "env":
-            return _env(number, said)
-        case "workdir":
-            return SetWorkdir(_absolute(number, "workdir", said))
-    if isinstance(said, int) and not isinstance(said, bool):
-        said = str(said)
-    if not isinstance(said, str) or not USER.match(said):
-        raise _wrong(number, f"names no user: {shown(str(said))}", "write a name or a number")
-    return SetUser(said)
-
-
-def _copy(number: int, said: object) -> Copy:
-    if not isinstance(said, dict):
-        raise _wrong(number, "copies nothing", "write copy: {from: FILE, to: /PATH}")
-    known = ("from", "to", "mode", "owner")
-    for key in said:
-        if key not in known:
-            hint = did_you_mean(str(key), known)
-            raise _wrong(number, f"has an unknown key {shown(str(key))}", hint)
-    source = said.get("from")
+    source = value.get("from")
     if not isinstance(source, str) or not source or "\0" in source or len(source) > 4096:
-        raise _wrong(number, "does not say what to copy", "write copy: {from: FILE, to: /PATH}")
+        raise _wrong(number, "has no valid path in from", "write copy: {from: FILE, to: /PATH}")
     clean = posixpath.normpath(source)
     if clean.startswith("/") or clean.split("/")[0] == "..":
-        hint = "name a path below the recipe's own directory"
-        raise _wrong(number, f"copies from outside: {shown(source)}", hint)
-    to = _absolute(number, "to", said.get("to"))
+        hint = "use a path below the directory of the recipe"
+        raise _wrong(
+            number, f"copies {shown(source)}, which is outside the recipe's directory", hint
+        )
+    to = _absolute(number, "to", value.get("to"))
     top = "/" + to.split("/")[1]
     if top in HIDDEN:
-        hint = "a sandbox has its own there; copy to another directory"
+        hint = "a sandbox has its own directory there; copy to another one"
         raise _wrong(number, f"copies to {shown(to)}, which is not visible in a sandbox", hint)
-    owner = _owner(number, said.get("owner"))
-    return Copy((clean,), to, _mode(number, said.get("mode")), owner)
+    owner = _owner(number, value.get("owner"))
+    return Copy((clean,), to, _mode(number, value.get("mode")), owner)
 
 
-def _owner(number: int, said: object) -> str:
-    if said is None:
+def _owner(number: int, value: object) -> str:
+    if value is None:
         return "0:0"
-    found = _OWNER.match(str(said)) if isinstance(said, str | int) else None
+    found = _OWNER.match(str(value)) if isinstance(value, str | int) else None
     if found is None or max(int(found[1]), int(found[2] or 0)) > 65533:
-        raise _wrong(number, f"names no owner: {shown(str(said))}", 'write owner: "1000:1000"')
+        raise _wrong(
+            number, f"has an invalid owner: {shown(str(value))}", 'write owner: "1000:1000"'
+        )
     return f"{found[1]}:{found[2] or found[1]}"
 
 
-def _mode(number: int, said: object) -> int | None:
-    if said is None:
+def _mode(number: int, value: object) -> int | None:
+    if value is None:
         return None
     # Only as a string: YAML reads 0644 as octal and 644 as decimal, which is never meant.
-    if isinstance(said, str) and re.fullmatch(r"0?[0-7]{3}", said):
-        return int(said, 8)
-    raise _wrong(number, f"names no mode: {shown(str(said))}", 'in quotes, as in mode: "0755"')
+    if isinstance(value, str) and re.fullmatch(r"0?[0-7]{3}", value):
+        return int(value, 8)
+    raise _wrong(
+        number, f"has an invalid mode: {shown(str(value))}", 'write mode: "0755", in quotes'
+    )
 
 
-def _run(number: int, said: object, network: NetworkPolicy) -> Run:
-    if not isinstance(said, str) or not said.strip() or "\0" in said or len(said) > _MAX_TEXT:
-        raise _wrong(number, "runs nothing", "write run: and a command for the shell")
-    return Run(said, network)
+def _run(number: int, value: object, network: NetworkPolicy) -> Run:
+    if not isinstance(value, str) or not value.strip() or "\0" in value or len(value) > _MAX_TEXT:
+        raise _wrong(
+            number, "has no valid command in run", "write run: and a command for the shell"
+        )
+    return Run(value, network)
 
 
-def _network(number: int, said: object, read_network: ReadNetwork) -> NetworkPolicy:
+def _network(number: int, value: object, read_network: ReadNetwork) -> NetworkPolicy:
     try:
-        return read_network(said)
+        return read_network(value)
     except (InvalidRequest, PolicyDenied) as exc:
         raise type(exc)(
             f"step {number}: {exc.message}", hint=exc.hint, **{**exc.details, "step": number}
         ) from exc
 
 
-def _env(number: int, said: object) -> SetEnv:
-    if not isinstance(said, dict):
-        raise _wrong(number, "sets nothing", "write env: {NAME: value}")
+def _env(number: int, value: object) -> SetEnv:
+    if not isinstance(value, dict):
+        raise _wrong(number, "must have a mapping in env", "write env: {NAME: value}")
     texts = {
-        str(key): str(value) if isinstance(value, int | float) else value
-        for key, value in said.items()
-        if not isinstance(value, bool)
+        str(key): str(one) if isinstance(one, int | float) else one
+        for key, one in value.items()
+        if not isinstance(one, bool)
     }
-    if len(texts) != len(said):
-        raise _wrong(number, "sets a variable to true or false", "write it as a text, in quotes")
+    if len(texts) != len(value):
+        raise _wrong(number, "sets a variable to a boolean", "write the value in quotes")
     try:
         return SetEnv(checked_environment(texts))
     except (InvalidRequest, PayloadTooLarge) as exc:
-        raise _wrong(number, f"sets a variable that cannot be: {exc.message}", exc.hint) from exc
+        raise _wrong(number, f"sets an invalid variable: {exc.message}", exc.hint) from exc
 
 
-def _absolute(number: int, name: str, said: object) -> str:
+def _absolute(number: int, name: str, value: object) -> str:
     if (
-        not isinstance(said, str)
-        or not said.startswith("/")
-        or not said.isprintable()
-        or len(said) > 4096
-        or ".." in said.split("/")
+        not isinstance(value, str)
+        or not value.startswith("/")
+        or not value.isprintable()
+        or len(value) > 4096
+        or ".." in value.split("/")
     ):
-        raise _wrong(number, f"has no absolute path in {name}: {shown(str(said))}", "write /path")
-    clean = posixpath.normpath("/" + said.lstrip("/"))
-    return clean + "/" if said.endswith("/") and clean != "/" else clean
+        raise _wrong(
+            number, f"must have an absolute path in {name}, got {shown(str(value))}", "write /path"
+        )
+    clean = posixpath.normpath("/" + value.lstrip("/"))
+    return clean + "/" if value.endswith("/") and clean != "/" else clean
 
 
 def _wrong(number: int, what: str, hint: str) -> SandkastenError:

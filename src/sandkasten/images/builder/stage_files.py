@@ -62,7 +62,8 @@ def gather(trees: Sequence[str], sources: Sequence[str], into: Path) -> tuple[st
             paths.append("/".join([str(number), *parts]))
         except OSError as exc:
             raise BuildFailed(
-                f"{source} cannot be copied: {exc.strerror}", hint="check the space of the disk"
+                f"{source} cannot be copied: {exc.strerror}",
+                hint="check the free space of the disk",
             ) from exc
     return tuple(paths)
 
@@ -134,7 +135,7 @@ def _put(entry: _Entry, target: str, count: int) -> int:
         count += 1
         if count > MAX_FILES or len(target) > 2 * MAX_PATH:
             raise BuildFailed(
-                f"more than {MAX_FILES} files, or too deep a path, is too much to copy",
+                f"a copy has more than {MAX_FILES} files, or a path that is too long",
                 hint="copy less at once",
             )
         mode = entry.seen.st_mode

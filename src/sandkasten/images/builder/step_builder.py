@@ -57,7 +57,7 @@ class _State:
     config: ImageConfig
     all_cached: bool = True
     passing: list[str] = field(default_factory=list)
-    """Images without a name that were recorded for a step's sandbox."""
+    """Images without a name, recorded only for the sandbox of a step."""
 
     @property
     def id(self) -> str:
@@ -102,10 +102,10 @@ class StepBuilder:
                     for at, step in enumerate(stage.steps):
                         number += 1
                         label = f"step {number}/{total}"
-                        told = _Told(f"{label}: {step.text}", progress)
+                        shown = _StepProgress(f"{label}: {step.text}", progress)
                         line = f"Dockerfile line {stage.lines[at]}, " if stage.lines else ""
                         with _naming(f"{line}{label}", step.text):
-                            await self._do(state, step, done, context, told, refresh=refresh)
+                            await self._do(state, step, done, context, shown, refresh=refresh)
                 image = await asyncio.to_thread(
                     self._store.put_image,
                     state.layers,
@@ -126,17 +126,17 @@ class StepBuilder:
         step: Step,
         stages: Sequence[_State],
         context: Path,
-        told: _Told,
+        progress: _StepProgress,
         *,
         refresh: bool,
     ) -> None:
         if isinstance(step, Run):
-            await self._run(state, step, told, refresh=refresh)
+            await self._run(state, step, progress, refresh=refresh)
         elif not isinstance(step, Copy):
-            told.begin()
+            progress.begin()
             state.config = configured(state.config, step)
         elif step.stage is None:
-            await self._copy(state, step, context, told, refresh=refresh)
+            await self._copy(state, step, context, progress, refresh=refresh)
         else:
             trees = [self._store.tree(one) for one in stages[step.stage].layers]
             place = self._store.place()
@@ -144,12 +144,12 @@ class StepBuilder:
             try:
                 paths = await to_the_end(gather, trees, step.sources, scratch)
                 gathered = replace(step, sources=paths)
-                await self._copy(state, gathered, scratch, told, refresh=refresh)
+                await self._copy(state, gathered, scratch, progress, refresh=refresh)
             finally:
                 await to_the_end(place.__exit__, None, None, None)
 
     async def _copy(
-        self, state: _State, step: Copy, context: Path, told: _Told, *, refresh: bool
+        self, state: _State, step: Copy, context: Path, progress: _StepProgress, *, refresh: bool
     ) -> None:
         picks = await asyncio.to_thread(pick_all, context, step)
         trees = [self._store.tree(one) for one in state.layers]
@@ -166,7 +166,7 @@ class StepBuilder:
             mode=step.mode,
             owner=owner,
         )
-        if self._known(state, key, told, refresh=refresh):
+        if self._known(state, key, progress, refresh=refresh):
             return
 
         def work() -> Layer:
@@ -184,12 +184,14 @@ class StepBuilder:
 
         self._take(state, key, await asyncio.to_thread(work))
 
-    async def _run(self, state: _State, step: Run, told: _Told, *, refresh: bool) -> None:
-        # A command may do something else with another network. Without one, keys are as ever.
+    async def _run(
+        self, state: _State, step: Run, progress: _StepProgress, *, refresh: bool
+    ) -> None:
+        # The result of a command may depend on the network, so the network is part of the key.
         reach = {} if step.network.closed else {"network": step.network.public()}
         ours = {"argv": step.argv, "env": dict(step.env)} if step.argv else {}
         key = build_key(kind="run", form=1, parent=state.id, command=step.command, **reach, **ours)
-        if self._known(state, key, told, refresh=refresh):
+        if self._known(state, key, progress, refresh=refresh):
             return
         if state.config.architecture not in ("", machine_architecture()):
             raise InvalidImage(
@@ -201,7 +203,7 @@ class StepBuilder:
         command, env = await asyncio.to_thread(_command, step, state.config.user, image.layers)
         command = ("/bin/sh", "-c", _IN_DIRECTORY, "sh", workdir, *command)
         async with self._bench.run(
-            image, command, cwd="/", env=env, network=step.network, on_line=told.text
+            image, command, cwd="/", env=env, network=step.network, on_line=progress.text
         ) as changes:
             layer = await asyncio.to_thread(
                 _add,
@@ -212,13 +214,13 @@ class StepBuilder:
             )
         self._take(state, key, layer)
 
-    def _known(self, state: _State, key: str, told: _Told, *, refresh: bool) -> bool:
+    def _known(self, state: _State, key: str, progress: _StepProgress, *, refresh: bool) -> bool:
         known = None if refresh else self._cache.get(key)
         if known is None or not self._store.has_layer(known):
-            told.begin()
+            progress.begin()
             state.all_cached = False
             return False
-        told.cached()
+        progress.cached()
         state.layers += (known,)
         return True
 
@@ -248,7 +250,7 @@ class StepBuilder:
                     self._store.remove(one, in_use=frozenset())
 
 
-class _Told:
+class _StepProgress:
     def __init__(self, label: str, progress: Report | None) -> None:
         self._label = label
         self._progress = progress
@@ -285,7 +287,7 @@ def _naming(label: str, text: str) -> Iterator[None]:
 def _command(
     step: Run, user: str, trees: Sequence[str]
 ) -> tuple[tuple[str, ...], Mapping[str, str]]:
-    """Return what runs, and its variables. A Dockerfile's command is run by the image's user."""
+    """Return the command and its variables. A Dockerfile's command runs as the image's user."""
     if not step.argv:
         return (*_EVERY_LINE, step.command), step.env
     if user in ("", "0", "root", "0:0"):
@@ -298,7 +300,7 @@ def _command(
 def _place(
     trees: list[str], to: str, source: str, *, directory: bool
 ) -> tuple[tuple[Parent, ...], str]:
-    """Return the directories on the way, and the target path without a leading slash."""
+    """Return the parent directories, and the target path without a leading slash."""
     name = os.path.basename(source)
     whole = landing(trees, to)
     into = directory or to.endswith("/") or (whole is not None and whole.there)
@@ -327,7 +329,7 @@ def _add(store: LayerStore, write: Callable[[BinaryIO], None]) -> Layer:
 
 
 class _Written:
-    """What a function writes, as a stream; it ends only if the function succeeded."""
+    """A stream of what a function writes. Reading raises the error of the function, if it fails."""
 
     def __init__(self, write: Callable[[BinaryIO], None]) -> None:
         reading, writing = os.pipe()
@@ -356,5 +358,5 @@ class _Written:
         try:
             with os.fdopen(writing, "wb", buffering=1024 * 1024) as out:
                 write(out)
-        except BaseException as exc:  # noqa: BLE001  (told to the reader, in the other thread)
+        except BaseException as exc:  # noqa: BLE001  (raised by `read`, in the other thread)
             self._failure = exc

@@ -72,7 +72,7 @@ async def configured_registry(scratch: Path, environ: Mapping[str, str]) -> str:
             hint="set packages.npm_registry to its address",
         )
     kept = {name: environ[name] for name in _NPM_OWN if environ.get(name)}
-    told = await fetch(
+    answer = await fetch(
         (found, "config", "get", "registry"),
         env=child_environment(environ, npm_config_update_notifier="false", **kept),
         into=scratch,
@@ -80,11 +80,11 @@ async def configured_registry(scratch: Path, environ: Mapping[str, str]) -> str:
         timeout_s=_PROBE_S,
         what="asking npm for its registry",
     )
-    for line in reversed(told.tail):
+    for line in reversed(answer.tail):
         if line.startswith(("http://", "https://")) and " " not in line:
             return line.rstrip("/")
     raise ProvisioningFailed(
-        "npm does not say which registry it uses:\n" + "\n".join(told.tail),
+        "npm did not return its registry:\n" + "\n".join(answer.tail),
         hint="set packages.npm_registry to its address",
     )
 
@@ -122,11 +122,11 @@ async def _look(site: Site) -> Machine:
         result = await site.run(command, env={"NODE_OPTIONS": ""}, timeout_s=_PROBE_S)
     except CommandNotFound as exc:
         raise ProvisioningFailed(
-            "the image has no node, so no package of npm can be installed for it",
+            "the image has no node, which npm packages require",
             hint="use an image that has node, such as node",
         ) from exc
     if result.exit_code != 0:
-        raise failed_inside("the image's node could not be asked what it is", (), result)
+        raise failed_inside("the platform of the image's node could not be read", (), result)
     try:
         said = json.loads(result.stdout)
         words = [said[name] for name in ("os", "cpu", "libc")]
@@ -198,7 +198,7 @@ class _Budget:
         if self.left < 0:
             raise ProvisioningFailed(
                 f"the npm packages take more than {self.most} bytes",
-                hint="ask for less, or raise packages.max_bytes",
+                hint="request less, or raise packages.max_bytes",
             )
 
 
@@ -232,7 +232,7 @@ class _Registry:
         dist = dist if isinstance(dist, dict) else {}
         algorithm, wanted = _digest(dist)
         if not wanted:
-            raise _trouble(one.name, "the registry does not say what its file must be")
+            raise _trouble(one.name, "the registry has no valid digest for its file")
         digest = hashlib.new(algorithm, usedforsecurity=False)
         url = self._checked(one.name, str(dist.get("tarball", "")))
         async with self._answer(url, one.name, "*/*") as answer:
@@ -243,7 +243,9 @@ class _Registry:
                 digest.update(piece)
                 await to_the_end(_append, path, piece)
         if digest.digest() != wanted:
-            raise _trouble(one.name, f"its file is not what the registry says ({algorithm})")
+            raise _trouble(
+                one.name, f"its file does not match the digest of the registry ({algorithm})"
+            )
 
     def _checked(self, name: str, url: str) -> str:
         """Return the address of a file, on the registry's own origin only: a manifest must not
@@ -256,7 +258,7 @@ class _Registry:
                 return url if origin(url) == origin(self._url) else self._url + split.path
         except ValueError:
             pass
-        raise _trouble(name, "its file has no address that can be asked")
+        raise _trouble(name, "its file has no valid address")
 
     async def _get(self, url: str, name: str, most: int) -> bytes | None:
         async with self._answer(url, name, _SHORT_FORM) as answer:
@@ -266,7 +268,7 @@ class _Registry:
                 raise _trouble(name, f"the registry answered {answer.status}")
             data = await read_body(answer, most + 1)
         if len(data) > most:
-            raise _trouble(name, f"what the registry says of it is over {most} bytes")
+            raise _trouble(name, f"its metadata has more than {most} bytes")
         return data
 
     @asynccontextmanager
@@ -320,6 +322,6 @@ def _digest(dist: Mapping[str, Any]) -> tuple[str, bytes]:
 def _trouble(name: str, why: str) -> ProvisioningFailed:
     return ProvisioningFailed(
         f"npm package {name[:214]} could not be fetched: {why}",
-        hint="see that packages.npm_registry can be reached and has it",
+        hint="check that packages.npm_registry can be reached and has the package",
         package=name[:214],
     )

@@ -99,7 +99,7 @@ async def resolve(specs: Sequence[str], machine: Machine, look_up: LookUp) -> li
         further = await asyncio.to_thread(_place_level, level, placed, known, machine)
         if len(placed) > MAX_PLACED:
             raise ProvisioningFailed(
-                f"{', '.join(specs)} need more than {MAX_PLACED} packages", hint="ask for less"
+                f"{', '.join(specs)} need more than {MAX_PLACED} packages", hint="request less"
             )
         level = further
     return list(placed.values())
@@ -129,7 +129,10 @@ def _place(
     if there is not None and _satisfied(need, there, packument):
         return None
     if there is not None and need.peer:
-        raise _failed(need, f"{there.name} {there.version} is there already, and only one can be")
+        raise _failed(
+            need,
+            f"{there.name} {there.version} is already installed, and only one version is possible",
+        )
     manifest = None if packument is None else _pick(need, packument)
     if manifest is None or not _fits(manifest, machine):
         if need.optional:
@@ -139,7 +142,7 @@ def _place(
         raise _failed(need, "the registry has no such package or version")
     location = (*need.by, need.directory) if (need.directory,) in placed else (need.directory,)
     if location in placed:
-        raise _failed(need, f"{placed[location].version} is asked for beside it")
+        raise _failed(need, f"{placed[location].version} is required in the same directory")
     by = placed.get(need.by)
     optional = need.optional or (by is not None and by.optional)
     return Placed(location, need.name, str(manifest["version"]), manifest, optional)
@@ -171,7 +174,7 @@ def _pick(need: _Need, packument: Json) -> Json | None:
         return _manifest(versions, tagged)
     wanted = Range.parse(need.range)
     if wanted is None:
-        raise _failed(need, "it is neither a version nor a tag; addresses and paths are not taken")
+        raise _failed(need, "it is neither a version nor a tag; URLs and paths are not supported")
     latest = _tags(packument).get("latest")
     newest = parse_version(latest) if latest is not None else None
     if newest is not None and wanted.holds(newest) and newest.text in versions:
@@ -251,7 +254,7 @@ def _mapping(manifest: Json, name: str) -> dict[str, Any]:
 
 def _failed(need: _Need, why: str) -> ProvisioningFailed:
     return ProvisioningFailed(
-        f"npm package {str(need)[:300]} cannot be had: {why}",
-        hint="check the name and the version, and what packages.npm_registry has",
+        f"npm package {str(need)[:300]} cannot be installed: {why}",
+        hint="check the name and the version, and that packages.npm_registry has it",
         package=need.name[:214],
     )

@@ -69,13 +69,13 @@ async def fetch(
                 if await asyncio.to_thread(size_of, into) > max_bytes:
                     raise ProvisioningFailed(
                         f"{what}: more than {max_bytes} bytes were fetched\n{tail.text()}",
-                        hint="ask for less, or raise packages.max_bytes",
+                        hint="request less, or raise packages.max_bytes",
                     )
             return Fetched(await process.wait(), tuple(tail.lines))
     except TimeoutError as exc:
         raise ProvisioningFailed(
-            f"{what} was not done within {timeout_s:g} s\n{tail.text()}",
-            hint="see that the index can be reached, or raise packages.timeout_seconds",
+            f"{what} took longer than {timeout_s:g} s\n{tail.text()}",
+            hint="check that the index can be reached, or raise packages.timeout_seconds",
         ) from exc
     finally:
         await _end(process)

@@ -26,7 +26,7 @@ async def receive(
                 raise ProvisioningFailed(
                     f"packages {', '.join(specs)} take more than {max_bytes} bytes once they are "
                     "installed",
-                    hint="ask for less, or raise packages.max_bytes",
+                    hint="request less, or raise packages.max_bytes",
                     packages=list(specs),
                 )
             await to_the_end(file.write, piece)

@@ -14,7 +14,7 @@ class PackageRules:
     index_url: str | None = field(default=None, repr=False)
     """May contain credentials: never printed. None: pip's own configuration on this machine."""
     find_links: str | None = None
-    """A directory of wheels. Without `index_url`, nothing else is asked."""
+    """A directory of wheels. Without `index_url`, it is the only source."""
     npm_registry: str | None = field(default=None, repr=False)
     """Like `index_url`; None: npm's own configuration on this machine."""
     allow: tuple[str, ...] | None = None

@@ -77,9 +77,9 @@ print(json.dumps({
 _FETCH: Final = (
     BOUNDED
     + """
-from pip._vendor.packaging import markers as asked
-asked.default_environment
-asked.default_environment = lambda: json.loads(markers)
+from pip._vendor.packaging import markers as marker_module
+marker_module.default_environment
+marker_module.default_environment = lambda: json.loads(markers)
 from pip._internal.distributions.sdist import SourceDistribution
 from pip._internal.exceptions import InstallationError
 from pip._internal.req.req_install import InstallRequirement
@@ -181,11 +181,11 @@ async def _look(site: Site, inside: str) -> _Python:
         result = await site.run(command, env={}, timeout_s=_PROBE_S)
     except CommandNotFound as exc:
         raise ProvisioningFailed(
-            "the image has no python3, so no package of Python can be installed for it",
+            "the image has no python3, which Python packages require",
             hint="use an image that has python3, such as python",
         ) from exc
     if result.exit_code != 0:
-        raise failed_inside("the image's python3 could not be asked what it is", (), result)
+        raise failed_inside("the version of the image's python3 could not be read", (), result)
     try:
         return _told(json.loads(result.stdout))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
@@ -327,7 +327,7 @@ def _our_pip() -> Path:
         if found:
             return found[-1]
     raise ProvisioningFailed(
-        "there is no pip beside sandkasten to fetch packages with",
+        "pip is not installed, which fetches Python packages",
         hint=f"install it: {sys.executable} -m ensurepip, or apt-get install python3-pip",
     )
 

@@ -172,9 +172,9 @@ class SourceBuilds:
             if missing is None:
                 return
             if missing in self._tried:
-                raise _failed(missing, "its source was built, and does not give what is needed", "")
+                raise _failed(missing, "the wheel that was built from its source does not fit", "")
             if depth >= _DEEPEST or len(self._tried) >= MOST_BUILDS:
-                raise _failed(missing, "too many others had to be built before it", "")
+                raise _failed(missing, "too many other packages had to be built first", "")
             self._tried.add(missing)
             await self._build(missing, depth)
 
@@ -185,16 +185,16 @@ class SourceBuilds:
         await self._fetch_source(wanted, sources)
         names = await to_the_end(os.listdir, sources)
         if len(names) != 1 or not _SOURCE_NAME.match(names[0]):
-            raise _failed(spec, "its source is not an archive that pip builds", "")
+            raise _failed(spec, "its source is not an archive that pip can build", "")
         requires = await self._requires(spec, f"{sources.name}/{names[0]}")
         for _ in range(_MOST_ROUNDS):
             await self.provide(_checked(requires, spec), self._needed, depth + 1)
             missing = await self._wheel(spec, f"{sources.name}/{names[0]}")
             if missing is None:
                 return
-            # A build may say only while it runs what else it needs.
+            # Some requirements become known only while the build runs.
             requires = [missing]
-        raise _failed(spec, "its build asks for more and more packages", "")
+        raise _failed(spec, "its build requested new packages in every round", "")
 
     async def _requires(self, spec: str, source: str) -> list[str]:
         inside = await self._shown()

@@ -53,7 +53,7 @@ _OF_ONE_TENANT: Final = _AT_ONCE - 1
 # The fetcher has the same deadline and reports more of what it was doing.
 _MARGIN_S: Final = 5.0
 _FORM: Final = 2
-"""Version of the set format: another number, and every set is made again."""
+"""Version of the set format. If it changes, every set is made again."""
 
 
 class Provisioner:
@@ -77,8 +77,8 @@ class Provisioner:
     ) -> tuple[PackageSet, ...]:
         if not self._rules.enabled:
             raise PolicyDenied(
-                "packages are not installed here",
-                hint="packages.enabled is false here; use an image that has the packages",
+                "requests for packages are not permitted here",
+                hint="packages.enabled is false; use an image that has the packages",
                 rule="packages.enabled",
             )
         check_allowed(packages, self._rules.allow)
@@ -116,7 +116,7 @@ class Provisioner:
                         await self._make_in_time(key, ecosystem, specs, image, backend, sites)
         except TimeoutError as exc:
             raise Busy(
-                f"packages {', '.join(specs)} were not there within {2 * limit_s:g} s",
+                f"packages {', '.join(specs)} were not installed within {2 * limit_s:g} s",
                 hint="another process is installing the same packages; retry",
             ) from exc
         return found
@@ -145,8 +145,8 @@ class Provisioner:
         sites: Sites,
     ) -> None:
         limit_s = self._rules.timeout_s
-        told: dict[str, str | float] = {"ecosystem": ecosystem, "packages": ", ".join(specs)}
-        self._emit("packages.install_started", told)
+        fields: dict[str, str | float] = {"ecosystem": ecosystem, "packages": ", ".join(specs)}
+        self._emit("packages.install_started", fields)
         started, done = time.monotonic(), False
         try:
             async with asyncio.timeout(limit_s + _MARGIN_S):
@@ -154,13 +154,13 @@ class Provisioner:
             done = True
         except TimeoutError as exc:
             raise ProvisioningFailed(
-                f"installing {', '.join(specs)} was not done within {limit_s:g} s",
-                hint="ask for less, or raise packages.timeout_seconds",
+                f"installing {', '.join(specs)} took longer than {limit_s:g} s",
+                hint="request less, or raise packages.timeout_seconds",
                 packages=list(specs),
             ) from exc
         finally:
-            told["seconds"] = round(time.monotonic() - started, 3)
-            self._emit("packages.installed" if done else "packages.install_failed", told)
+            fields["seconds"] = round(time.monotonic() - started, 3)
+            self._emit("packages.installed" if done else "packages.install_failed", fields)
 
     def _emit(self, event: str, fields: Mapping[str, str | float]) -> None:
         if self._events is not None:
@@ -228,7 +228,7 @@ def _shown(ecosystem: Ecosystem, key: str, tree: Path) -> PackageSet:
 
 
 def _identity(image: Image, program: str) -> str:
-    """Return what decides whether a set fits: the content, or for the host its interpreter."""
+    """Return the identity of an image for its sets; for the host image, its interpreter."""
     if image.kind != "host":
         return f"{image.kind} {image.id or image.name}"
     for directory in DEFAULT_PATH.split(":"):
