@@ -8,6 +8,7 @@ pytest-xdist the controller checks the host and every worker its own canary.
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import shutil
@@ -28,7 +29,7 @@ from tests.hostwatch.difference import settled
 from tests.unisolated import composition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
 _before = pytest.StashKey[snapshot.Snapshot]()
 _canary = pytest.StashKey[Path]()
@@ -94,6 +95,20 @@ def _is_worker(config: pytest.Config) -> bool:
 def _look(config: pytest.Config) -> Callable[[Path], snapshot.Snapshot]:
     whole = config.getoption("--hostwatch") and not _is_worker(config)
     return snapshot.take if whole else snapshot.of_canary
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Collect without the garbage collector: all collected tests live to the end of the run, and
+    every full pass would look at them again.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
@@ -174,7 +189,7 @@ def canary_secret(pytestconfig: pytest.Config) -> str:
 
 @pytest.fixture
 def disk_path() -> Iterator[Path]:
-    """Return a folder on a disk, beside those of the backends: `tmp_path` may be in memory."""
+    """Return a folder on a disk: `tmp_path` may be in memory, where no space can be reserved."""
     with tempfile.TemporaryDirectory(prefix="pytest-of-disk-", dir="/var/tmp") as place:
         yield Path(place)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import io
 import itertools
+import struct
 import subprocess
+import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -71,8 +73,17 @@ def a_gigabyte(flag: bytes) -> Iterator[bytes]:
 
 
 def zeros(archive: bytes, count: int) -> bytes:
-    """Compressed thousandfold."""
-    return gzip.compress(archive + bytes(count), 6, mtime=0)
+    """Return the archive with whole MiB of zeros behind it, compressed thousandfold."""
+    packer = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
+    packed = packer.compress(archive) + packer.flush(zlib.Z_FULL_FLUSH)
+    # The same block again and again: compressing each would take seconds.
+    block = packer.compress(bytes(MiB)) + packer.flush(zlib.Z_FULL_FLUSH)
+    packed += block * (count // MiB) + packer.flush()
+    check = zlib.crc32(archive)
+    for _ in range(count // MiB):
+        check = zlib.crc32(bytes(MiB), check)
+    length = len(archive) + count & 0xFFFFFFFF
+    return b"\x1f\x8b\x08" + bytes(6) + b"\xff" + packed + struct.pack("<II", check, length)
 
 
 def corrupt_gzip_sum() -> bytes:
