@@ -1,5 +1,5 @@
 #!/bin/bash
-# Run every linter; fail at the end when one of them did. Usage: lint.sh [python|format|programs|rust]...
+# Run every linter; fail at the end when one of them did. Usage: lint.sh [python|format|rust]...
 set -uo pipefail
 cd "$(dirname "$0")/.."
 failed=()
@@ -19,12 +19,9 @@ for part in "${@:-python}"; do
             try "mypy" .venv/bin/mypy --no-error-summary
             ;;
         format) try "cargo fmt" scripts/cargo.sh fmt -- --check ;;
-        programs | rust)
-            # `programs` leaves out the Rust tests, which take as long again to compile.
-            targets=()
-            [ "$part" = rust ] && targets=(--all-targets)
+        rust)
             try "cargo fmt" scripts/cargo.sh fmt -- --check
-            try "cargo clippy" scripts/cargo.sh clippy --quiet "${targets[@]}" -- -D warnings
+            try "cargo clippy" scripts/cargo.sh clippy --quiet --all-targets -- -D warnings
             ;;
         *) echo "lint.sh: unknown part $part" >&2; exit 2 ;;
     esac

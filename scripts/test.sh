@@ -61,17 +61,43 @@ interrupt() {
 }
 trap interrupt INT TERM
 
+# Tests make and remove a million files, which costs a tenth of the processors' time on a disk (an
+# ext4 without a journal searches what it freed last for every new file). They are kept in memory
+# where there is enough of it, and where it takes the attributes that a disk takes.
+memory=/var/tmp/sk-tests-$(cksum <<<"$PWD" | cut -d' ' -f1)
+place=()
+
+make_scratch() {
+    drop_scratch
+    [ "$(id -u)" = 0 ] && [ "$(awk '/^MemAvailable/ { print $2 }' /proc/meminfo)" -ge 8000000 ] || return 0
+    mkdir -p "$memory" && mount -t tmpfs -o mode=0755,size=50% sandkasten-tests "$memory" || return 0
+    if .venv/bin/python -c 'import os, sys; os.setxattr(sys.argv[1], "user.test", b"")' "$memory" 2>/dev/null; then
+        place=(--basetemp="$memory/t")
+        install -d -m 1777 "$memory/rust"
+    else
+        drop_scratch
+    fi
+}
+
+drop_scratch() {
+    place=()
+    while mountpoint -q "$memory" 2>/dev/null; do umount -l "$memory"; done
+    rmdir "$memory" 2>/dev/null || true
+}
+
 rust() {
     local code=0
+    [ ${#place[@]} = 0 ] || export TMPDIR=$memory/rust
     # Sizes that grow with the square, or find more the longer they run, are small in `make test`.
     if [ "${SANDKASTEN_LONG:-}" = 1 ]; then
         scripts/lint.sh rust || code=1
         export SANDKASTEN_DEPTH=5000 SANDKASTEN_WIDE=20000 SANDKASTEN_FUZZ=100000 \
             SANDKASTEN_FUZZ_FRAMES=100000
     else
-        scripts/lint.sh programs || code=1
-        export SANDKASTEN_DEPTH=500 SANDKASTEN_WIDE=2000 SANDKASTEN_FUZZ=2000 \
-            SANDKASTEN_FUZZ_FRAMES=5000
+        # clippy compiles all crates once more; `make lint` runs it.
+        scripts/lint.sh format || code=1
+        export SANDKASTEN_DEPTH=500 SANDKASTEN_WIDE=1000 SANDKASTEN_FUZZ=1000 \
+            SANDKASTEN_FUZZ_FRAMES=2000
     fi
     scripts/cargo.sh test --quiet --no-fail-fast || code=1
     return $code
@@ -85,29 +111,6 @@ collect() {
 # Images and environments take longer than one test may.
 prepare() {
     collect tests && .venv/bin/python -m tests.prepare
-}
-
-# Tests make and remove a million files, which costs a tenth of the processors' time on a disk (an
-# ext4 without a journal searches what it freed last for every new file). They are kept in memory
-# where there is enough of it, and where it takes the attributes that a disk takes.
-memory=/var/tmp/sk-tests-$(cksum <<<"$PWD" | cut -d' ' -f1)
-place=()
-
-make_scratch() {
-    drop_scratch
-    [ "$(id -u)" = 0 ] && [ "$(awk '/^MemAvailable/ { print $2 }' /proc/meminfo)" -ge 8000000 ] || return 0
-    mkdir -p "$memory" && mount -t tmpfs -o mode=0755,size=50% sandkasten-tests "$memory" || return 0
-    if .venv/bin/python -c 'import os, sys; os.setxattr(sys.argv[1], "user.test", b"")' "$memory" 2>/dev/null; then
-        place=(--basetemp="$memory/t")
-    else
-        drop_scratch
-    fi
-}
-
-drop_scratch() {
-    place=()
-    while mountpoint -q "$memory" 2>/dev/null; do umount -l "$memory"; done
-    rmdir "$memory" 2>/dev/null || true
 }
 
 # Several workers on one processor serve it well: tests wait for deadlines, daemons and sandboxes.
@@ -133,6 +136,7 @@ case ${1:-all} in
         mkdir -p build/platforms
         limit=()
         [ "${SANDKASTEN_LONG:-}" = 1 ] && limit=(-o timeout=3600)
+        make_scratch
         begin prepare prepare
         begin rust rust
         begin lint scripts/lint.sh python
@@ -140,7 +144,6 @@ case ${1:-all} in
         phase docs scripts/docs.sh
         finish prepare
         finish rust
-        make_scratch
         phase tests python -n "${WORKERS:-4}" --hostwatch --platform=all \
             --outcome=build/platforms/main.json "${limit[@]}" tests
         drop_scratch
