@@ -19,6 +19,7 @@ import re
 import shutil
 import subprocess
 import tarfile
+import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,22 +93,31 @@ def debian_tar() -> Path:
 
 
 def _bootstrap(target: Path) -> None:
-    subprocess.run(
-        [
-            "mmdebstrap",
-            "--quiet",
-            "--variant=minbase",
-            "--include=python3",
-            "--format=tar",
-            SUITE,
-            str(target),
-            *_apt_sources(),
-        ],
-        check=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        env={**os.environ, "SOURCE_DATE_EPOCH": "1700000000"},
-    )
+    mmdebstrap("--include=python3", "--format=tar", SUITE, str(target), *_apt_sources())
+
+
+def mmdebstrap(*words: str) -> None:
+    """Run mmdebstrap with its files in memory: it waits for the disk after every package."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    in_memory = 'mount -t tmpfs -o mode=1777 tmpfs "$TMPDIR"; exec mmdebstrap --quiet "$@"'
+    with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+        subprocess.run(
+            [
+                "unshare",
+                "--mount",
+                "sh",
+                "-c",
+                in_memory,
+                "sh",
+                "--quiet",
+                "--variant=minbase",
+                *words,
+            ],
+            check=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, "TMPDIR": folder, "SOURCE_DATE_EPOCH": "1700000000"},
+        )
 
 
 def _apt_sources() -> list[str]:

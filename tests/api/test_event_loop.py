@@ -164,9 +164,11 @@ def forms() -> Iterator[tuple[str, bytes]]:
 
 def test_no_body_that_is_wrong_holds_the_event_loop(daemon: DaemonThread, full_size: bool) -> None:
     held = Holds(daemon)
+    seen: set[object] = set()
     for route in ROUTES:
-        if route.body is None:
+        if route.body is None or (route.body in seen and not full_size):
             continue
+        seen.add(route.body)
         for what, body in wrong_bodies(route, full_size=full_size):
             status = asked(daemon, route, body=body)
             held.note(f"{route.method} {route.path} {what}: {status}")

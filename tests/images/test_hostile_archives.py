@@ -63,7 +63,7 @@ class Ground:
 
 
 def children() -> set[int]:
-    found = set()
+    found: set[int] = set()
     for thread in Path("/proc/self/task").iterdir():
         try:
             found.update(map(int, (thread / "children").read_text().split()))
@@ -82,13 +82,16 @@ def ground(tmp_path: Path) -> Iterator[Ground]:
     target = tmp_path / "target"
     target.mkdir()
     made = Ground(target, canary)
-    gc.collect()  # what earlier tests left open is not closed during this one
-    before, running = made.outside(), children()
-    descriptors = len(os.listdir("/proc/self/fd"))
-    yield made
-    assert made.outside() == before
-    assert children() == running
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    gc.disable()  # it would close what earlier tests left open
+    try:
+        before, running = made.outside(), children()
+        descriptors = len(os.listdir("/proc/self/fd"))
+        yield made
+        assert made.outside() == before
+        assert children() == running
+        assert len(os.listdir("/proc/self/fd")) == descriptors
+    finally:
+        gc.enable()
     # Whatever came of it, its owner can remove it.
     shutil.rmtree(target)
 

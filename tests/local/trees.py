@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sandkasten.model.images.resolved_image import Image
+from tests import imagekit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,8 +38,7 @@ def debian() -> Path:
     archive, making = CACHE / f"debian-{key}.tar", CACHE / f"making-{os.getpid()}"
     if not archive.exists():
         unfinished = archive.with_suffix(f".{os.getpid()}.tar")
-        run("mmdebstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", "bookworm",
-            str(unfinished))  # fmt: skip
+        imagekit.mmdebstrap(f"--include={','.join(PACKAGES)}", "bookworm", str(unfinished))
         unfinished.rename(archive)
     making.mkdir()
     # Devices are not part of a layer, and set-id bits are cleared by the importer.
