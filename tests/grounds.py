@@ -138,20 +138,22 @@ class Part:
 Suite = Literal["contract", "security"]
 _LARGE = ("hundred", "thousand", "newest_256")
 # The rest of the contract is done by the runner, which is the same program everywhere.
-_ENTRY = Part(("port", "rest"), _LARGE)
+_ENTRY = Part(("port",), _LARGE)
 # Where commands and shells are started in another way.
-_COMMANDS = Part((*_ENTRY.files, "commands", "pausing"), _LARGE)
+_COMMANDS = Part(("port", "rest", "commands", "pausing"), _LARGE)
 _CLOSED = ("posture", "network", "kernel_surface")
-_POSTURE = Part(("posture",))
+_POSTURE = Part(("posture",), ("every_way",))
+# What a damaged file does is decided by code that `local` and docker/volume have.
+_DAMAGED = ("damaged",)
 PARTS: dict[tuple[Suite, str], Part] = {
     ("contract", "unisolated"): _COMMANDS,
-    ("security", "oci"): Part((*_CLOSED, "lifecycle")),
+    ("security", "oci"): Part((*_CLOSED, "lifecycle"), _DAMAGED),
     ("contract", "gvisor"): Part((), _LARGE),
     ("security", "gvisor"): Part((*_CLOSED, "archives")),
     ("contract", "local/debian"): _ENTRY,
     ("security", "local/debian"): Part(("posture", "processes")),
     ("contract", "local/dev"): _COMMANDS,
-    ("security", "local/dev"): Part((*_CLOSED, "lifecycle")),
+    ("security", "local/dev"): Part((*_CLOSED, "lifecycle"), _DAMAGED),
     ("contract", "local/busybox"): Part((*_ENTRY.files, "shells"), _LARGE),
     ("security", "local/busybox"): Part(("posture", "shell")),
     ("contract", "docker/volume"): Part((), _LARGE),

@@ -25,6 +25,7 @@ MEMORY_BOMB = "x = bytearray()\nwhile True: x += bytes(10_000_000)"
 @pytest.mark.slow_loop
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user has no limit on memory as a whole")
+@pytest.mark.long(reason="`make test` has each bomb alone")
 async def test_fifty_sandboxes_answer_beside_a_memory_bomb_and_a_fork_bomb(
     fresh_data_dir: Path,
 ) -> None:

@@ -32,6 +32,7 @@ def test_a_one_shot_from_the_command_line_computes(data_dir):
 
 
 @pytest.mark.promise("P11")
+@pytest.mark.long(reason="`make test` has it in the contract")
 def test_state_persists_over_a_thousand_commands(data_dir, make):
     with make() as box:
         box.exec(

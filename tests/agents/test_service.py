@@ -165,7 +165,13 @@ async def test_an_invalid_request_is_refused_before_a_run_exists(home):
 
 
 @pytest.mark.promise("P55")
-@pytest.mark.parametrize("mode", ["compute", "code"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param("compute", marks=pytest.mark.long(reason="`make test` has the other mode")),
+        "code",
+    ],
+)
 async def test_unavailable_packages_end_a_run_before_the_model_is_called(tmp_path, mode):
     (tmp_path / "wheels").mkdir()
     text = f"""---

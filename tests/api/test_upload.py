@@ -249,6 +249,7 @@ async def test_a_body_that_never_arrives_ends_the_request(engine):
 
 
 @pytest.mark.promise("P21")
+@pytest.mark.long(reason="it waits for seconds")
 async def test_a_streamed_body_may_pause_longer_than_json_but_not_forever(engine):
     rules = HttpLimits(body_timeout_s=0.1, upload_timeout_s=PATIENCE_S)
     async with serving(engine, rules=rules) as daemon:

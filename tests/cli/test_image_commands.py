@@ -110,6 +110,7 @@ def test_an_image_for_another_architecture_is_stored_and_not_run(cli):
     assert "this machine is" in done.err
 
 
+@pytest.mark.long(reason="`make test` has it for a pull")
 def test_a_terminal_gets_a_bar_and_a_pipe_plain_lines(cli, archive):
     with Person([*UNISOLATED, "image", "import", str(debian_tar()), "--name", "big"]) as person:
         person.wait_for("layer 1/1")

@@ -53,6 +53,7 @@ def _program(source: str, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long(reason="`make test` has it in the contract")
 def test_state_persists_over_a_thousand_commands(real):
     real.exec("N=0; cd /tmp")
     for _ in range(1000):

@@ -77,6 +77,7 @@ def test_a_session_works_completely_in_a_daemon_that_is_a_container(running_daem
 
 
 @pytest.mark.promise("P56")
+@pytest.mark.long(reason="`make test` runs both suites on docker/shared")
 def test_a_plain_bind_of_the_daemons_path_fails_and_a_session_works(running_daemon):
     """A daemon in a container cannot offer the engine one of its own directories."""
     path = f"/tmp/station-sandboxes/sbx_{secrets.token_hex(8)}"

@@ -227,7 +227,15 @@ async def some(runs: RunDirectory) -> bool:
 
 @pytest.mark.real_start
 @pytest.mark.promise("P68")
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [
+        (signal.SIGINT, 130),
+        pytest.param(
+            signal.SIGTERM, 143, marks=pytest.mark.long(reason="`make test` has it for Ctrl-C")
+        ),
+    ],
+)
 async def test_an_interrupted_command_cancels_its_run_and_leaves_nothing(scene, number, status):
     data_dir, environ, _ = scene
     process = await command(data_dir, environ, "agent", "run", "writer", "hang")

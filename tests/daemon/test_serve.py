@@ -159,7 +159,13 @@ async def test_a_port_in_use_is_a_typed_error(tmp_path):
 
 
 @pytest.mark.real_start
-@pytest.mark.parametrize("signal", ["stop", "kill"])
+@pytest.mark.parametrize(
+    "signal",
+    [
+        pytest.param("stop", marks=pytest.mark.long(reason="`make test` kills it")),
+        "kill",
+    ],
+)
 async def test_a_dead_daemons_socket_is_taken_over(tmp_path, signal):
     daemon = DaemonProcess(tmp_path / "data")
     await daemon.start()

@@ -57,6 +57,7 @@ async def test_packages_are_mounted_where_the_engine_sees_our_files(
     assert await nothing_left(engine, data) == []
 
 
+@pytest.mark.long(reason="`make test` has it for an engine that does")
 async def test_packages_are_copied_to_an_engine_that_does_not_see_our_files(
     engine: Reached, tmp_path: Path
 ):
@@ -86,6 +87,7 @@ async def test_packages_are_copied_to_an_engine_that_does_not_see_our_files(
     assert await nothing_left(engine, data) == []
 
 
+@pytest.mark.long(reason="`make test` has it for an engine with volumes")
 async def test_packages_are_in_the_container_where_the_engine_has_no_volumes(
     engine: Reached, tmp_path: Path
 ):

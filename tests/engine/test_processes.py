@@ -77,6 +77,7 @@ async def test_a_key_left_by_a_crash_is_free_without_a_sweep(tmp_path):
 
 
 @pytest.mark.promise("P16")
+@pytest.mark.long(reason="`make test` has it for workspaces")
 async def test_a_hundred_creates_in_four_processes_create_one_sandbox(tmp_path):
     answers = await asyncio.gather(*(act("key", tmp_path) for _ in range(4)))
     assert [code for code, _ in answers] == [0, 0, 0, 0]

@@ -129,6 +129,7 @@ def test_a_container_with_the_socket_does_not_see_our_files(engine, tmp_path):
     assert done.stdout == "running\n"
 
 
+@pytest.mark.long(reason="the tests of restarts on Docker do the same")
 def test_containers_survive_a_crash_of_their_engine_and_a_restart_with_live_restore():
     with Engine(live_restore=True) as engine:
         stock.put(engine.reached, "busybox")
@@ -141,6 +142,7 @@ def test_containers_survive_a_crash_of_their_engine_and_a_restart_with_live_rest
             assert engine.reached.containers(everything=False) == ["kept"]
 
 
+@pytest.mark.long(reason="the tests of restarts on Docker do the same")
 def test_an_engine_that_is_stopped_ends_its_containers():
     with Engine() as engine:
         stock.put(engine.reached, "busybox")
@@ -206,6 +208,7 @@ def test_a_sweep_keeps_engines_that_are_in_use(engine):
     assert engine.folder.name.startswith(PREFIX)
 
 
+@pytest.mark.long(reason="the end of every run is watched")
 def test_a_machine_is_removed_with_its_network_link_and_cgroup():
     with Machine(network=True) as machine:
         link = f"sk{machine.token}"

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.root
+@pytest.mark.long(reason="`make test` runs the agents of the README and of the documents")
 def test_the_example_agents_work_and_leave_nothing(tmp_path):
     done = subprocess.run(
         [ROOT / "scripts" / "demo-agents.sh"],

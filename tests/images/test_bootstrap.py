@@ -356,6 +356,7 @@ def test_the_same_recipe_is_cached_and_a_refresh_gives_the_same_image(store, mir
     assert (fresh.cached, fresh.image.id) == (False, first.image.id)
 
 
+@pytest.mark.long(reason="`make test` has the cached recipe")
 def test_another_recipe_and_a_removed_image_are_built(store, mirror):
     make = Bootstrap(store)
     first = make.build("tiny:1", recipe_of(mirror))
@@ -405,6 +406,7 @@ def _read(path: Path) -> bytes:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long(reason="`make test` builds its images from a mirror of files")
 def test_a_debian_from_the_hosts_mirror_has_the_requested_packages(store, full_size):
     variant, include = ("minbase", ["python3-minimal"]) if full_size else ("extract", ["dash"])
     built = Bootstrap(store).build("debian:12", debian_recipe("bookworm", include, variant))

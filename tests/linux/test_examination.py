@@ -6,6 +6,8 @@ import os
 import subprocess
 from typing import TYPE_CHECKING
 
+import pytest
+
 from sandkasten.linux.confinement import posture, posture_probe
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ async def test_the_examination_waits_for_a_slow_program_to_start():
     assert len(seen) == 1
 
 
+@pytest.mark.long(reason="it waits for seconds")
 async def test_the_examination_waits_for_a_descriptor_that_is_closed_late():
     looks = 0
 
@@ -55,6 +58,7 @@ async def test_the_examination_waits_for_a_descriptor_that_is_closed_late():
     assert looks == _MANY
 
 
+@pytest.mark.long(reason="`make test` has the self test of each backend")
 async def test_a_permanent_deviation_is_reported_soon():
     looks = 0
 

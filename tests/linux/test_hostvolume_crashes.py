@@ -94,7 +94,14 @@ def test_release_can_be_killed_before_any_of_its_steps(tmp_path: Path) -> None:
     pytest.fail("release did not end")
 
 
-@pytest.mark.parametrize("kind", ["own", "kept", "shifted"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "own",
+        pytest.param("kept", marks=pytest.mark.long(reason="`make test` has one of its own")),
+        "shifted",
+    ],
+)
 def test_the_launcher_can_be_killed_at_any_system_call(
     tmp_path: Path, kept_volume: Volume, kind: str
 ) -> None:

@@ -139,6 +139,7 @@ async def test_another_daemon_finds_sandboxes_commands_and_dead_sandboxes(place)
 
 @pytest.mark.promise("P30")
 @pytest.mark.timeout(600)
+@pytest.mark.long(reason="`make test` has it for the engine")
 async def test_a_command_at_the_end_of_a_lease_runs_completely_or_not_at_all(place):
     journal = MemoryJournal()
     async with daemon(place, journal) as (engine, _):

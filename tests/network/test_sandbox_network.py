@@ -33,6 +33,7 @@ pytestmark = pytest.mark.root
 
 STORES = ["local", "oci", "gvisor"]
 BACKENDS = [*STORES, "docker"]
+ON_ONE = pytest.mark.long(reason="`make test` has it on local")
 
 
 def get(box: Sandbox, url: str, *options: str) -> tuple[int | None, str]:
@@ -87,7 +88,13 @@ def test_a_sandbox_reaches_what_is_allowed_and_nothing_else(boxed, web, echo, ba
     assert closed <= set(status.not_public)
 
 
-@pytest.mark.parametrize("backend", STORES)
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "local",
+        *(pytest.param(one, marks=ON_ONE) for one in STORES if one != "local"),
+    ],
+)
 def test_a_sandbox_on_an_image_has_names(boxed, web, tmp_path, backend):
     Images(data_dir=tmp_path / "data").import_archive(imagekit.debian_tar(), name="debian")
     box = boxed(backend=backend, image="debian", network={"allow": [f"good.test:{web}"]})

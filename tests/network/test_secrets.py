@@ -168,6 +168,7 @@ def test_each_place_of_a_secret(inspected, api, secret, backend):
     assert len(api.seen[-1]["body"]) == 3_000_000
 
 
+@pytest.mark.long(reason="`make test` has the programs of test_inspected_programs.py")
 def test_git_pip_and_node_work_through_inspection(boxed, api, secret, tmp_path):
     secret(basic="me")
     work = tmp_path / "work"

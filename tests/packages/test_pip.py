@@ -129,6 +129,7 @@ async def test_concurrent_requests_fetch_the_same_packages_once(opened, folder, 
 
 
 @pytest.mark.promise("P55")
+@pytest.mark.long(reason="`make test` has it for a package of sources")
 async def test_a_missing_package_is_named_with_the_last_lines_of_pip(opened, folder):
     with serving(folder) as index:
         url = index.url.replace("http://", "http://me:s3cret@") + "/simple"

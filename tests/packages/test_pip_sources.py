@@ -105,7 +105,11 @@ async def test_a_source_distribution_is_built_inside_with_what_it_requires(
     [
         ({"top": "raise SystemExit('the compiler is missing')"}, "the compiler is missing"),
         ({"requires": '"helper @ http://192.0.2.1/x.whl"'}, "a build requirement is an address"),
-        ({"requires": '"helper>=9"'}, "No matching distribution found for helper>=9"),
+        pytest.param(
+            {"requires": '"helper>=9"'},
+            "No matching distribution found for helper>=9",
+            marks=pytest.mark.long(reason="`make test` has another reason of pip"),
+        ),
     ],
 )
 async def test_a_source_that_cannot_be_built_is_named_with_the_reason(
@@ -158,6 +162,7 @@ async def test_a_dependency_that_is_an_address_is_never_fetched_or_run(
     assert not mark.exists()
 
 
+@pytest.mark.long(reason="`make test` builds one that requires something")
 async def test_a_build_may_require_nothing(opened, folder, tmp_path):
     source(folder, "gamma", tmp_path, requires="")
     async with opened(find_links=folder) as engine:

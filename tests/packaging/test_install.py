@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # The first of them installs all requirements.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.long(reason="it installs all requirements; `make test` installs the wheel"),
+]
 UNIT = "lib/systemd/system/sandkasten.service"
 
 

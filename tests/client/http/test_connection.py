@@ -147,6 +147,7 @@ async def test_retries_are_bounded():
     assert connecting.TRIES <= len(server.asked) <= 2 * connecting.TRIES
 
 
+@pytest.mark.long(reason="it waits for seconds")
 async def test_a_daemon_that_answered_before_is_waited_for_longer():
     async with scripted(reply({}), *[CUT] * 50) as server:
         one = Connection(server.url)
