@@ -65,7 +65,8 @@ $(VENV)/.server: requirements/server.txt requirements/docker.txt requirements/ag
 
 $(VENV)/.dev: requirements/dev.txt $(VENV)/.server
 	@echo "installing the development requirements"
-	@$(PIP) install --require-hashes -r requirements/dev.txt
+	@# Most of their modules are never imported; those that are get compiled then.
+	@$(PIP) install --no-compile --require-hashes -r requirements/dev.txt
 	@touch $@
 
 $(VENV)/.bench: requirements/bench.txt $(VENV)/.server
@@ -73,7 +74,7 @@ $(VENV)/.bench: requirements/bench.txt $(VENV)/.server
 	@touch $@
 
 $(VENV)/.docs: requirements/docs.txt $(VENV)/.made
-	@$(PIP) install --require-hashes -r requirements/docs.txt
+	@$(PIP) install --no-compile --require-hashes -r requirements/docs.txt
 	@touch $@
 
 $(BIN)/sandkasten-runner $(BIN)/sandkasten-launch $(BIN)/sandkasten-unpack $(BIN)/sandkasten-egress &: $(RUNNER_SOURCES) | packages

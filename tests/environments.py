@@ -77,7 +77,8 @@ def _digest(source: Path) -> str:
 
 
 def _install(python: Path, *what: str) -> None:
-    pip = (str(python), "-m", "pip", "install", "--quiet", "--no-input")
+    # Most modules are never imported; those that are get compiled then.
+    pip = (str(python), "-m", "pip", "install", "--quiet", "--no-input", "--no-compile")
     subprocess.run([*pip, "--disable-pip-version-check", *what], check=True)
 
 
