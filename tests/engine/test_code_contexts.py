@@ -99,6 +99,13 @@ async def test_an_exception_is_a_result_without_colours(run):
     assert "\x1b" not in result.error.traceback
 
 
+async def test_value_of_an_exception_has_the_room_of_a_result(run):
+    whole = await run("raise ValueError('x' * 2_000_000)")
+    assert (whole.error.value, whole.truncated) == ("x" * 2_000_000, False)
+    cut = await run("raise ValueError('x' * 11_000_000)")
+    assert (cut.error.value, cut.truncated) == ("x" * 16_384, True)
+
+
 async def test_the_environment_of_a_call_ends_with_it(run):
     assert (await run("import os; os.environ['A']", env={"A": "b"})).text == "'b'"
     assert (await run("'A' in os.environ")).text == "False"

@@ -25,4 +25,7 @@ class Framework:
 
 FRAMEWORKS: Final[tuple[Framework, ...]] = (
     Framework("inspect", "inspect_ai_environment", "inspect_ai", "inspect-ai.md"),
+    Framework("smolagents", "smolagents_executor", "smolagents", "smolagents.md"),
+    Framework("autogen", "autogen_executor", "autogen_core", "autogen.md"),
+    Framework("openai-agents", "openai_agents_client", "agents", "openai-agents.md"),
 )

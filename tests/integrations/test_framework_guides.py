@@ -10,6 +10,8 @@ import pytest
 from tests.integrations.frameworks import FRAMEWORKS
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.integrations.conftest import RunsInFramework
     from tests.integrations.frameworks import Framework
 
@@ -31,7 +33,10 @@ PROGRAMS = [
 
 @pytest.mark.parametrize(("framework", "code"), PROGRAMS)
 def test_a_program_of_a_guide_runs_as_written(
-    framework: Framework, code: str, in_framework: RunsInFramework
+    framework: Framework, code: str, in_framework: RunsInFramework, tmp_path: Path
 ) -> None:
-    done = in_framework(framework.extra, "-c", code)
+    # A file, because some frameworks read the source of a function.
+    program = tmp_path / "program.py"
+    program.write_text(code)
+    done = in_framework(framework.extra, str(program))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -84,10 +84,15 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "uvicorn": frozenset({"daemon"}),
     "uvloop": frozenset({"daemon", "mcp"}),
     # Frameworks.
+    "agents": frozenset({"integrations"}),
+    "autogen_core": frozenset({"integrations"}),
     "claude_agent_sdk": frozenset({"integrations"}),
     "deepagents": frozenset({"integrations"}),
     "inspect_ai": frozenset({"integrations"}),
+    "PIL": frozenset({"integrations"}),
     "pydantic_ai": frozenset({"integrations"}),
+    "smolagents": frozenset({"integrations"}),
+    "swerex": frozenset({"integrations"}),
 }
 
 # Modules of backends/ that are not a backend.

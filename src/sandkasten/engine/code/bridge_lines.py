@@ -150,7 +150,7 @@ class CallLines:
             case "error":
                 self.error = CodeError(
                     _string(found.get("name"))[:1000],
-                    _string(found.get("value"))[:_MAX_ERROR_TEXT],
+                    _string(found.get("value")),
                     plain(_string(found.get("traceback"))[-_MAX_ERROR_TEXT:]),
                 )
             case "done":

@@ -395,10 +395,11 @@ class Bridge:
         elif kind in ("display_data", "update_display_data", "execute_result"):
             self.result(call, content.get("data"), main=kind == "execute_result")
         elif kind == "error":
-            lines: list[str] = [str(line) for line in content.get("traceback") or ()]
-            error = {"name": content.get("ename"), "value": content.get("evalue")}
-            cut = {name: str(value)[:TEXT] for name, value in error.items()}
-            self.put(call.id, type="error", traceback="\n".join(lines)[-4 * TEXT :], **cut)
+            lines = "\n".join(str(line) for line in content.get("traceback") or ())
+            error = {"name": str(content.get("ename"))[:TEXT], "traceback": lines[-4 * TEXT :]}
+            if len(json.dumps([value := str(content.get("evalue")), error])) > call.results:
+                call.truncated, value = True, value[:TEXT]
+            self.put(call.id, type="error", value=value, **error)
         elif kind == "status" and content.get("execution_state") == "idle":
             shell = self.kernel.sockets["shell"]
             if call.replied is None and shell.poll(int(IDLE_MESSAGE_S * 1e3)):

@@ -1,0 +1,56 @@
+"""Agents of smolagents and AutoGen solve tasks in sandboxes, with scripted models."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integrations.conftest import DRIVES
+
+if TYPE_CHECKING:
+    from tests.integrations.conftest import RunsInFramework
+
+pytestmark = [
+    pytest.mark.promise("P82"),
+    pytest.mark.root,
+    pytest.mark.long("a framework installs a hundred packages"),
+    pytest.mark.timeout(1200),
+]
+
+
+def told(in_framework: RunsInFramework, extra: str, drive: str, *words: str):
+    done = in_framework(extra, "-W", "ignore", str(DRIVES / drive), *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_code_agent_of_smolagents_works_in_a_sandbox(in_framework: RunsInFramework):
+    assert told(in_framework, "smolagents", "smolagents_drive.py") == {
+        "agent": {"answer": 42, "first": True, "second": True, "alive": False},
+        "values": {
+            "plain": ["['a', 'b', 'a', 'b', 'a', 'b']", "said\n", False],
+            "tool": "6",
+            "error": True,
+        },
+        "large": 300_000,
+        "borrowed": "kept",
+        "timeout": ["The code ended with status timed_out.", "1"],
+    }
+
+
+def test_agents_of_autogen_run_code_in_a_sandbox(in_framework: RunsInFramework):
+    found = told(in_framework, "autogen", "autogen_drive.py")
+    [left] = found["restart"].pop(1)
+    assert left.startswith("tmp_code_")
+    assert found == {
+        "coder": {
+            "told": True,
+            "answer": "The sum is 45.",
+            "kept": "1\n2\n3\n4\n5\n6\n7\n8\n9\n",
+            "alive": False,
+        },
+        "executor": "42\n",
+        "restart": [0, 20],
+    }
