@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sandkasten.client.blocking.sync import (
         ExecStream,
         Images,
+        PortForward,
         Process,
         Sandbox,
         Terminal,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from sandkasten.client.blocking.sync_service import Session
     from sandkasten.client.contexts import AsyncContexts, Contexts
     from sandkasten.client.images import AsyncImages
+    from sandkasten.client.port_forward import AsyncPortForward
     from sandkasten.client.process import (
         AsyncExecStream,
         AsyncProcess,
@@ -131,6 +133,7 @@ _HOME = {
     "sandkasten.client.contexts": ("AsyncContexts", "Contexts"),
     "sandkasten.client.images": ("AsyncImages",),
     "sandkasten.client.run_once": ("run", "run_async"),
+    "sandkasten.client.port_forward": ("AsyncPortForward",),
     "sandkasten.client.process": (
         "AsyncExecStream",
         "AsyncProcess",
@@ -143,6 +146,7 @@ _HOME = {
     "sandkasten.client.blocking.sync": (
         "ExecStream",
         "Images",
+        "PortForward",
         "Process",
         "Sandbox",
         "Terminal",
@@ -246,6 +250,7 @@ __all__ = [
     "AsyncContexts",
     "AsyncExecStream",
     "AsyncImages",
+    "AsyncPortForward",
     "AsyncProcess",
     "AsyncRunEvents",
     "AsyncSandbox",
@@ -312,6 +317,7 @@ __all__ = [
     "Output",
     "PayloadTooLarge",
     "PolicyDenied",
+    "PortForward",
     "Process",
     "ProtocolViolation",
     "ProvisioningFailed",

@@ -13,9 +13,17 @@ import pytest
 from sandkasten.api.previews.preview_access import PreviewRules, Previews
 from sandkasten.client.port_forward import forwarding
 from sandkasten.errors import ConnectionRefused, InvalidRequest, SandkastenError, StoreUnusable
-from sandkasten.model.access.preview_links import PreviewTarget, sign, target_of, verify
+from sandkasten.model.access.preview_links import (
+    Grant,
+    PreviewTarget,
+    link_id_of,
+    sign,
+    target_of,
+    verify,
+)
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.ids import SandboxId
+from sandkasten.store import preview_directory
 from sandkasten.store.preview_directory import PreviewDirectory
 from tests.api.daemon_in_process import serving
 from tests.api.daemon_with_database import AS_OPERATOR, booked, new_key
@@ -169,11 +177,16 @@ async def test_damaged_files_of_previews_are_named_and_nothing_is_rewritten(tmp_
     assert (await PreviewDirectory.open(tmp_path)).key == first.key
     # A full disk would not let it.
     assert tmp_path.stat().st_mtime_ns == changed_at
-    for name, content in (("public.json", "[1]"), ("public.json", "{"), ("key", "short")):
+    for name, content in (
+        ("public.json", "[1]"),
+        ("public.json", "{"),
+        ("revoked.json", '{"a": 1}'),
+        ("key", "short"),
+    ):
         (tmp_path / name).write_text(content)
         with pytest.raises(StoreUnusable, match=f"{name} is damaged"):
             await PreviewDirectory.open(tmp_path)
-        if name == "public.json":
+        if name != "key":
             (tmp_path / name).unlink()
 
 
@@ -451,13 +464,70 @@ def test_a_host_name_stands_for_a_port(name, target):
 
 def test_a_token_is_bound_to_its_key_kind_and_port():
     target = PreviewTarget(SandboxId("sbx_0123456789abcdef"), 8000)
-    token = sign(b"k" * 32, "link", target, 100)
+    token = sign(b"k" * 32, "link", target, Grant(100, "0" * 16))
     assert verify(b"k" * 32, "link", target, token, 99.9) == "valid"
     assert verify(b"k" * 32, "link", target, token, 100) == "expired"
     assert verify(b"o" * 32, "link", target, token, 0) == "false"
     assert verify(b"k" * 32, "cookie", target, token, 0) == "false"
     assert verify(b"k" * 32, "link", PreviewTarget(target.sandbox_id, 80), token, 0) == "false"
     assert verify(b"k" * 32, "link", target, token.replace("100.", "200.", 1), 0) == "false"
+    assert verify(b"k" * 32, "link", target, token.replace(".0", ".1", 1), 0) == "false"
+    assert verify(b"k" * 32, "link", target, token, 0, series=1) == "false"
+
+
+async def test_a_revoked_link_and_its_cookie_open_nothing(served, tmp_path):
+    site, url = served, f"/v1/sessions/{served.id}/previews"
+    made, other = await site.link(AS_OPERATOR), await site.link(AS_OPERATOR)
+    cookie = (await site.get(path_of(made["url"]))).headers["Set-Cookie"].partition(";")[0]
+    own = {"Host": site.host, "Cookie": cookie, "Origin": f"http://{site.host}"}
+    async with site.daemon.http.ws_connect(site.daemon.url + "/ws", headers=own) as socket:
+        await socket.receive_json(timeout=PATIENCE_S)
+        done = await site.daemon.ask("DELETE", f"{url}/{made['link_id']}", headers=AS_OPERATOR)
+        assert (done.status, done.json) == (200, {"ok": True})
+        closed = await socket.receive(timeout=PATIENCE_S)
+        assert (closed.type, closed.data) == (aiohttp.WSMsgType.CLOSE, 1008)
+    for refused in (await site.get(path_of(made["url"])), await site.get(headers=own)):
+        assert (refused.status, b"was revoked" in refused.raw) == (401, True)
+    assert (await site.get(path_of(other["url"]))).status == 303
+
+    last = await site.cookie(AS_OPERATOR)
+    assert (await site.daemon.ask("DELETE", url, headers=AS_OPERATOR)).json == {"ok": True}
+    for refused in (
+        await site.get(path_of(other["url"])),
+        await site.get(path_of(made["url"])),
+        await site.get(headers={"Cookie": last}),
+    ):
+        assert (refused.status, b"was revoked" in refused.raw) == (403, True)
+    stored = await PreviewDirectory.open(tmp_path / "previews")
+    assert (stored.series(site.id), stored.series("sbx_other")) == (1, 0)
+    assert (await site.get(headers={"Cookie": await site.cookie(AS_OPERATOR)})).status == 200
+    await stored.retain(set(), 0)
+    assert stored.series(site.id) == 0
+
+
+async def test_links_are_revoked_by_their_tenant_and_counted(site, monkeypatch):
+    url = f"/v1/sessions/{site.id}/previews"
+    key = await new_key(site.daemon, tenant="acme", scopes=["sessions"])
+    for path in (url, f"{url}/{'0' * 16}"):
+        assert (await site.daemon.ask("DELETE", path, headers=key)).status == 404
+    wrong = await site.daemon.ask("DELETE", f"{url}/x", headers=AS_OPERATOR)
+    assert (wrong.status, wrong.json["code"]) == (400, "INVALID_REQUEST")
+    monkeypatch.setattr(preview_directory, "MAX_REVOKED", 1)
+    codes = [
+        (await site.daemon.ask("DELETE", f"{url}/{one * 16}", headers=AS_OPERATOR)).status
+        for one in ("0", "0", "1")
+    ]
+    assert codes == [200, 200, 507]
+
+
+def test_a_link_is_named_by_its_url_or_its_id():
+    target = PreviewTarget(SandboxId("sbx_0123456789abcdef"), 8000)
+    token = sign(b"k" * 32, "link", target, Grant(100, "a" * 16))
+    assert link_id_of(f"http://x.localhost/?sandkasten_token={token}") == "a" * 16
+    assert link_id_of("b" * 16) == "b" * 16
+    for wrong in ("", "x", "http://x.localhost/", f"http://[/?{token}", "A" * 16):
+        with pytest.raises(InvalidRequest, match="is not a link"):
+            link_id_of(wrong)
 
 
 async def test_a_server_in_an_isolated_sandbox_is_reached(real_engine, tmp_path):

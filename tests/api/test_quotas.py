@@ -162,6 +162,7 @@ ROWS: Final[tuple[Row, ...]] = (
         f"POST {S}/reclaim", f"PATCH {S}", f"POST {S}/code", f"POST {S}/contexts",
         f"POST {S}/contexts/{{cid}}/restart", f"POST {S}/contexts/{{cid}}/interrupt",
         f"POST {S}/previews", f"WS {S}/tunnels/{{port}}",
+        f"DELETE {S}/previews", f"DELETE {S}/previews/{{link}}",
     ),
     # ---- agents: the run starts, and its tool calls are refused
     *(

@@ -9,20 +9,67 @@ from __future__ import annotations
 import asyncio
 import socket
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from sandkasten.errors import InvalidRequest, SandkastenError
 from sandkasten.model.numbers import whole
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
+    from contextlib import AbstractAsyncContextManager
+    from types import TracebackType
 
+    from sandkasten.client.process import Handle
     from sandkasten.client.server.transport import PortTransport, Transport
 
 LOOPBACK: Final = "127.0.0.1"
 _PIECE: Final = 64 * 1024
 # Of one listener; each takes two descriptors and a connection to the sandbox.
 _MAX_CONNECTIONS: Final = 256
+
+
+class AsyncPortForward:
+    """A listener on 127.0.0.1 for a port of a sandbox, until the end of its `async with` block."""
+
+    def __init__(self, box: Handle, port: int, local_port: int) -> None:
+        self._box = box
+        self.port: Final = whole("port", port, low=1, high=65_535)
+        self._wanted = whole("local_port", local_port, low=0, high=65_535)
+        self._bound: int | None = None
+        self._manager: AbstractAsyncContextManager[int] | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._box.id}, {self.port})"
+
+    @property
+    def local_port(self) -> int:
+        """Its port on this machine."""
+        if self._bound is None:
+            raise InvalidRequest("the port is not forwarded", hint="use it inside a with block")
+        return self._bound
+
+    @property
+    def address(self) -> str:
+        """Host and port on this machine, as `127.0.0.1:15432`."""
+        return f"{LOOPBACK}:{self.local_port}"
+
+    async def __aenter__(self) -> Self:
+        transport = await self._box.transport()
+        # An error now, and not at the first connection.
+        await transport.get(self._box.id)
+        self._manager = forwarding(transport, self._box.id, self.port, self._wanted)
+        self._bound = await self._manager.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bound = None
+        if self._manager is not None:
+            await self._manager.__aexit__(kind, error, trace)
 
 
 @asynccontextmanager

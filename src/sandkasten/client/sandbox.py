@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from sandkasten.client.caller_input import Command, check_keywords, takes
 from sandkasten.client.contexts import AsyncContexts, run_in_context
+from sandkasten.client.port_forward import AsyncPortForward
 from sandkasten.client.process import AsyncExecStream, AsyncProcess, AsyncTerminal
 from sandkasten.client.results import Result, RunResult, result_of
 from sandkasten.client.server.daemon_or_embedded import place_of
-from sandkasten.client.server.server_pool import connect
-from sandkasten.client.server.transport import ServesPreviews
+from sandkasten.client.server.server_pool import connect, previews_of
 from sandkasten.client.transfer.file_methods import SandboxFiles
-from sandkasten.errors import InvalidRequest, NotFound, SessionNotFound, UnsupportedByBackend
+from sandkasten.errors import InvalidRequest, NotFound, SessionNotFound
 from sandkasten.model.commands.exec_values import DEFAULT_SHELL, CommandKeywords, ExecRequest
 from sandkasten.model.request_spellings import command_of, exec_request, sandbox_options
 from sandkasten.model.sandbox.sandbox_options import SessionKeywords
@@ -260,14 +260,25 @@ class AsyncSandbox(SandboxFiles):
         opens the port to every client that reaches the daemon, `public=False` closes it again.
         Requires a daemon.
         """
-        transport = await self.transport()
-        if not isinstance(transport, ServesPreviews):
-            raise UnsupportedByBackend(
-                "links to ports require a daemon",
-                hint="start one with sandkasten up or serve, or use sandkasten forward ID PORT",
-            )
-        made = await transport.previews.link(self.id, port, public=public, ttl_seconds=ttl_seconds)
+        previews = previews_of(await self.transport())
+        made = await previews.link(self.id, port, public=public, ttl_seconds=ttl_seconds)
         return made.url
+
+    async def revoke_url(self, url: str) -> None:
+        """Revoke a link that `url` returned, and the cookies that it set."""
+        await previews_of(await self.transport()).revoke(self.id, url)
+
+    async def revoke_urls(self) -> None:
+        """Revoke all links to ports of this sandbox. Ports that are public stay public."""
+        await previews_of(await self.transport()).revoke(self.id, None)
+
+    def forward(self, port: int, local_port: int = 0) -> AsyncPortForward:
+        """Return a listener on 127.0.0.1 that passes connections on to a port, for a `with` block.
+
+        `local_port` is its port on this machine; 0 is any free one. Every program on this machine
+        can connect. Requires no daemon.
+        """
+        return AsyncPortForward(self, port, local_port)
 
     async def stats(self) -> Stats:
         """Return memory, CPU, processes and disk; if it is paused, only the kernel's counters."""

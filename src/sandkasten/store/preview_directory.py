@@ -1,4 +1,4 @@
-"""The key that signs links to previews, and the ports that are public, in two files.
+"""The key that signs links to previews, the revoked links and the public ports, in three files.
 
 One daemon at a time uses the directory. Ids of sandboxes are never used again, so an entry that
 outlives its sandbox opens nothing.
@@ -23,18 +23,30 @@ if TYPE_CHECKING:
 
 _KEY_FILE: Final = "key"
 _PUBLIC_FILE: Final = "public.json"
-_MAX_FILE: Final = 4 << 20
+_REVOKED_FILE: Final = "revoked.json"
+_MAX_FILE: Final = 16 << 20
 # Of all sandboxes. An application has a handful.
 MAX_PUBLIC: Final = 10_000
+# Of one sandbox. Revoking all of its links takes one entry.
+MAX_REVOKED: Final = 200
+# The entry of a sandbox that counts how often all of its links were revoked.
+_SERIES: Final = "series"
 
 
 class PreviewDirectory:
     """Open it with `open`."""
 
-    def __init__(self, directory: Path, key: bytes, public: dict[str, float | None]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        key: bytes,
+        public: dict[str, float | None],
+        revoked: dict[str, dict[str, float]],
+    ) -> None:
         self._directory = directory
         self.key = key
         self._public = public
+        self._revoked = revoked
         self._changing = asyncio.Lock()
 
     @classmethod
@@ -50,7 +62,8 @@ class PreviewDirectory:
             if not (directory / _KEY_FILE).exists():
                 create_file(directory / _KEY_FILE, secrets.token_bytes(32))
             key = (directory / _KEY_FILE).read_bytes()
-            public = _read(directory / _PUBLIC_FILE)
+            public = _read_public(directory / _PUBLIC_FILE)
+            revoked = _read_revoked(directory / _REVOKED_FILE)
         except OSError as exc:
             raise disk_error("read the key of the previews", exc, StoreUnusable) from exc
         if len(key) != 32:
@@ -59,7 +72,7 @@ class PreviewDirectory:
                 hint="remove it; links that were made before stop working",
                 reason="damaged",
             )
-        return cls(directory, key, public)
+        return cls(directory, key, public, revoked)
 
     def is_public(self, target: PreviewTarget, now: float) -> bool:
         until = self._public.get(_name(target), 0.0)
@@ -96,35 +109,91 @@ class PreviewDirectory:
             }
             if kept != self._public:
                 await self._store(kept)
+            alive = {one: told for one, told in self._revoked.items() if one in sandbox_ids}
+            if alive != self._revoked:
+                await self._store_revoked(alive)
+
+    def series(self, sandbox_id: str) -> int:
+        """Return how often all links of a sandbox were revoked."""
+        return int(self._revoked.get(sandbox_id, {}).get(_SERIES, 0))
+
+    def is_revoked(self, sandbox_id: str, link_id: str) -> bool:
+        return link_id in self._revoked.get(sandbox_id, {})
+
+    async def revoke(self, sandbox_id: str, link_id: str, *, now: float, until: float) -> None:
+        """Revoke one link, which expires by `until`; durable when it returns."""
+        async with self._changing:
+            told = {
+                one: end
+                for one, end in self._revoked.get(sandbox_id, {}).items()
+                if one == _SERIES or now < end
+            }
+            if len(told) >= MAX_REVOKED and link_id not in told:
+                raise QuotaExceeded(
+                    f"{MAX_REVOKED} links of this sandbox are revoked already",
+                    hint="revoke all of them: sandkasten url ID --revoke-all",
+                    quota="previews",
+                )
+            told[link_id] = until
+            await self._store_revoked({**self._revoked, sandbox_id: told})
+
+    async def revoke_all(self, sandbox_id: str) -> None:
+        """Revoke every link of a sandbox so far; durable when it returns."""
+        async with self._changing:
+            series = float(self.series(sandbox_id) + 1)
+            await self._store_revoked({**self._revoked, sandbox_id: {_SERIES: series}})
 
     async def _store(self, public: dict[str, float | None]) -> None:
-        data = json.dumps(public).encode()
-        try:
-            await asyncio.to_thread(write_file, self._directory / _PUBLIC_FILE, data)
-        except OSError as exc:
-            raise disk_error("store the public previews", exc, StoreUnusable) from exc
+        await self._write(_PUBLIC_FILE, public)
         self._public = public
+
+    async def _store_revoked(self, revoked: dict[str, dict[str, float]]) -> None:
+        await self._write(_REVOKED_FILE, revoked)
+        self._revoked = revoked
+
+    async def _write(self, name: str, value: object) -> None:
+        data = json.dumps(value).encode()
+        try:
+            await asyncio.to_thread(write_file, self._directory / name, data)
+        except OSError as exc:
+            raise disk_error("store the previews", exc, StoreUnusable) from exc
 
 
 def _name(target: PreviewTarget) -> str:
     return f"{target.sandbox_id}:{target.port}"
 
 
-def _read(path: Path) -> dict[str, float | None]:
+def _read_public(path: Path) -> dict[str, float | None]:
+    found = _read(path)
+    if isinstance(found, dict) and all(end is None or _is_number(end) for end in found.values()):
+        return found
+    raise _damaged(path, "remove it; ports that were public become private")
+
+
+def _read_revoked(path: Path) -> dict[str, dict[str, float]]:
+    found = _read(path)
+    if isinstance(found, dict) and all(
+        isinstance(told, dict) and all(_is_number(one) for one in told.values())
+        for told in found.values()
+    ):
+        return found
+    raise _damaged(path, f"remove it, and {_KEY_FILE} beside it so that no revoked link works")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _damaged(path: Path, hint: str) -> StoreUnusable:
+    return StoreUnusable(f"{path} is damaged", hint=hint, reason="damaged")
+
+
+def _read(path: Path) -> object:
+    """Return the content of a file; None if it is not JSON."""
     try:
         with path.open("rb") as file:
-            found = json.loads(file.read(_MAX_FILE))
+            return json.loads(file.read(_MAX_FILE))
     except FileNotFoundError:
         return {}
     except ValueError:
-        found = None
-    if not isinstance(found, dict) or not all(
-        end is None or (isinstance(end, int | float) and not isinstance(end, bool))
-        for end in found.values()
-    ):
-        raise StoreUnusable(
-            f"{path} is damaged",
-            hint="remove it; ports that were public become private",
-            reason="damaged",
-        )
-    return found
+        return None

@@ -10,13 +10,14 @@ import socket
 import ssl
 import subprocess
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import aiohttp
 import pytest
 
-from sandkasten import AsyncSandbox
+from sandkasten import AsyncSandbox, Sandbox
 from sandkasten.daemon.settings.resolver import load
-from sandkasten.errors import InvalidConfiguration, UnsupportedByBackend
+from sandkasten.errors import InvalidConfiguration, InvalidRequest, UnsupportedByBackend
 from sandkasten.model.access.preview_links import PreviewTarget
 from tests.cli.conftest import COMMAND
 from tests.client.http.served import served as serving
@@ -64,6 +65,46 @@ async def test_a_link_of_the_sdk_opens_the_port(served, box):
     assert "sandkasten_token=" in await box.url(8000, public=False)
 
 
+async def test_the_sdk_revokes_links_and_forwards_a_port(served, box):
+    one, two = await box.url(8000), await box.url(8000)
+    assert (await opened(one))[0] == 200
+    await box.revoke_url(one)
+    assert await refused(one) == 401
+    assert (await opened(two))[0] == 200
+    await box.revoke_urls()
+    assert await refused(two) == 403
+    forward = box.forward(8000)
+    with pytest.raises(InvalidRequest, match="not forwarded"):
+        _ = forward.local_port
+    async with forward, aiohttp.ClientSession() as http:
+        assert forward.address == f"127.0.0.1:{forward.local_port}"
+        async with http.get(f"http://{forward.address}/") as found:
+            assert (found.status, await found.text()) == (200, "<h1>here</h1>")
+        taken = box.forward(8000, forward.local_port)
+        with pytest.raises(InvalidRequest, match="cannot listen on"):
+            await taken.__aenter__()
+
+    def blocking():
+        with (
+            Sandbox.attach(box.id, url=f"unix://{served.socket}") as twin,
+            twin.forward(8000) as at,
+        ):
+            return urlopen(f"http://{at.address}/").read()
+
+    assert await asyncio.to_thread(blocking) == b"<h1>here</h1>"
+
+
+async def refused(url):
+    """Return the status of a link that opens nothing."""
+    parts = urlsplit(url)
+    address = f"http://127.0.0.1:{parts.port}/?{parts.query}"
+    async with (
+        aiohttp.ClientSession() as http,
+        http.get(address, headers={"Host": parts.netloc}, allow_redirects=False) as found,
+    ):
+        return found.status
+
+
 async def test_a_link_requires_a_daemon(tmp_path):
     box = AsyncSandbox(data_dir=tmp_path / "data", url="embedded", backend="unisolated")
     async with box:
@@ -82,6 +123,12 @@ async def test_the_command_line_makes_links_and_forwards(served, box):
     told = json.loads(made.stdout)
     assert (told["public"], told["port"]) == (False, 8000)
     assert await opened(told["url"]) == (200, "<h1>here</h1>")
+    wrong = await asyncio.to_thread(run, "url", box.id, "8000", "--revoke-all")
+    assert wrong.returncode == 2
+    for more, status in ((("--revoke", told["url"]), 401), (("--revoke-all",), 403)):
+        done = await asyncio.to_thread(run, "url", box.id, *more)
+        assert (done.returncode, done.stdout) == (0, "")
+        assert await refused(told["url"]) == status
     process = await asyncio.create_subprocess_exec(
         *words, "forward", box.id, "8000", "0", env=env, stdout=subprocess.PIPE
     )

@@ -8,6 +8,7 @@ SessionNotFound, as an unknown one.
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import parse_qsl, quote, urlsplit
@@ -18,10 +19,13 @@ from sandkasten.model.access.api_keys import id_of_key
 from sandkasten.model.access.preview_links import (
     LINK_PARAMETER,
     LOCAL_DOMAIN,
+    MAX_TTL_S,
+    Grant,
     Preview,
     PreviewTarget,
     domain_of,
-    expiry_of,
+    grant_of,
+    link_id_of,
     link_ttl,
     sign,
     target_of,
@@ -32,7 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from sandkasten.api.request.authentication import Doorkeeper
-    from sandkasten.model.access.preview_links import Verdict
+    from sandkasten.model.access.preview_links import Kind, Verdict
+    from sandkasten.model.ids import SandboxId
     from sandkasten.ports import Clock
 
 _SAFE: Final = frozenset({"GET", "HEAD"})
@@ -41,7 +46,7 @@ _KEPT: Final = "".join(chr(one) for one in range(0x21, 0x7F) if chr(one) not in 
 
 
 class PublicPorts(Protocol):
-    """The key that signs links, and the ports that are public."""
+    """The key that signs links, the revoked links, and the ports that are public."""
 
     key: bytes
 
@@ -49,6 +54,10 @@ class PublicPorts(Protocol):
     def public_until(self, target: PreviewTarget) -> float | None: ...
     async def publish(self, target: PreviewTarget, until: float | None) -> None: ...
     async def withdraw(self, target: PreviewTarget) -> None: ...
+    def series(self, sandbox_id: str) -> int: ...
+    def is_revoked(self, sandbox_id: str, link_id: str) -> bool: ...
+    async def revoke(self, sandbox_id: str, link_id: str, *, now: float, until: float) -> None: ...
+    async def revoke_all(self, sandbox_id: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +135,21 @@ class Previews:
         base = self._base(target, seen)
         if self.is_public(target):
             return Preview(f"{base}/", target.port, True, self._ports.public_until(target))
-        expires_at = int(now + lasts_s)
-        token = sign(self._ports.key, "link", target, expires_at)
-        url = f"{base}/?{LINK_PARAMETER}={token}"
-        return Preview(url, target.port, False, float(expires_at))
+        series = self._ports.series(target.sandbox_id)
+        grant = Grant(int(now + lasts_s), secrets.token_hex(8), series)
+        url = f"{base}/?{LINK_PARAMETER}={sign(self._ports.key, 'link', target, grant)}"
+        return Preview(url, target.port, False, float(grant.expires_at), grant.link_id)
+
+    async def revoke(self, sandbox_id: SandboxId, link: str | None) -> None:
+        """Revoke one link, or all links of a sandbox, with the cookies that they set.
+
+        Public ports stay public.
+        """
+        if link is None:
+            await self._ports.revoke_all(sandbox_id)
+        else:
+            now = self._clock.now()
+            await self._ports.revoke(sandbox_id, link_id_of(link), now=now, until=now + MAX_TTL_S)
 
     def is_public(self, target: PreviewTarget) -> bool:
         return self.rules.allow_public and self._ports.is_public(target, self._clock.now())
@@ -158,20 +178,20 @@ class Previews:
         token = token_of(entry.query)
         verdict: Verdict | None = None
         if token is not None:
-            verdict = verify(self._ports.key, "link", target, token, now)
-            if verdict == "valid" and entry.method in _SAFE:
-                expires_at = expiry_of(token)
-                return Exchange(sign(self._ports.key, "cookie", target, expires_at), expires_at)
-            if verdict == "valid":
-                return self._until(target, expiry_of(token))
+            verdict, grant = self._read("link", target, token, now)
+            if grant is not None and entry.method in _SAFE:
+                cookie = sign(self._ports.key, "cookie", target, grant)
+                return Exchange(cookie, grant.expires_at)
+            if grant is not None:
+                return self._until(target, grant)
         if self.is_public(target):
             return Admitted(lambda: self._check_still_public(target))
         if verdict is None:
             for cookie in entry.cookies:
-                verdict = verify(self._ports.key, "cookie", target, cookie, now)
-                if verdict == "valid":
+                verdict, grant = self._read("cookie", target, cookie, now)
+                if grant is not None:
                     check_site(entry)
-                    return self._until(target, expiry_of(cookie))
+                    return self._until(target, grant)
         if "authorization" in entry.headers:
             return self._by_key(entry, doorkeeper, verdict)
         raise _refused(target, verdict)
@@ -187,12 +207,28 @@ class Previews:
             raise unknown_preview()
         return Admitted(lambda: doorkeeper.admit(entry.headers, local=False))
 
-    def _until(self, target: PreviewTarget, expires_at: int) -> Admitted:
-        return Admitted(lambda: self._check_expiry(target, expires_at))
+    def _read(
+        self, kind: Kind, target: PreviewTarget, token: str, now: float
+    ) -> tuple[Verdict, Grant | None]:
+        """Return the verdict on a token, and what it grants if it is valid."""
+        series = self._ports.series(target.sandbox_id)
+        verdict = verify(self._ports.key, kind, target, token, now, series=series)
+        grant = grant_of(token, series)
+        if verdict != "valid" or grant is None:
+            return verdict, None
+        if self._ports.is_revoked(target.sandbox_id, grant.link_id):
+            return "revoked", None
+        return verdict, grant
 
-    def _check_expiry(self, target: PreviewTarget, expires_at: int) -> None:
-        if self._clock.now() >= expires_at:
+    def _until(self, target: PreviewTarget, grant: Grant) -> Admitted:
+        return Admitted(lambda: self._check_grant(target, grant))
+
+    def _check_grant(self, target: PreviewTarget, grant: Grant) -> None:
+        if self._clock.now() >= grant.expires_at:
             raise _refused(target, "expired")
+        ports, of = self._ports, target.sandbox_id
+        if ports.series(of) != grant.series or ports.is_revoked(of, grant.link_id):
+            raise _refused(target, "revoked")
 
     def _check_still_public(self, target: PreviewTarget) -> None:
         if not self.is_public(target):
@@ -293,6 +329,9 @@ def _refused(target: PreviewTarget, verdict: Verdict | None) -> Unauthorized:
     hint = f"make a new link: sandkasten url {target.sandbox_id} {target.port}"
     if verdict == "expired":
         return Unauthorized("the link to this preview has expired", hint=hint)
+    if verdict == "revoked":
+        return Unauthorized("the link to this preview was revoked", hint=hint)
     if verdict == "false":
-        return Unauthorized("this link does not open this preview", hint=hint, http_status=403)
+        said = "this link does not open this preview, or it was revoked"
+        return Unauthorized(said, hint=hint, http_status=403)
     return Unauthorized("this preview is private", hint=hint)

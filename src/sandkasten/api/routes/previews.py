@@ -33,6 +33,7 @@ from sandkasten.model.access.preview_links import MAX_TTL_S, PreviewTarget
 if TYPE_CHECKING:
     from starlette.responses import Response
 
+    from sandkasten.api.previews.preview_access import Previews
     from sandkasten.api.request.http_call import Call
     from sandkasten.engine.commands.port_stream import PortStream
 
@@ -62,21 +63,40 @@ class PreviewAnswer(Answer):
     public: bool
     expires_at: str | None = Field(description="null: it works until the session ends.")
     expires_at_unix: float | None
+    link_id: str | None = Field(description="Revokes the link; null if the port is public.")
+
+
+class Revoked(Answer):
+    ok: bool
 
 
 async def make_link(call: Call) -> Response:
     the_id = await call.session()
     body = await call.body(PreviewBody)
-    if call.server.previews is None:
-        raise NotFound("this server has no previews", hint="use sandkasten serve")
-    made = await call.server.previews.link(
+    made = await _previews(call).link(
         PreviewTarget(the_id, body.port),
         public=body.public,
         ttl_s=body.ttl_seconds,
         seen=_seen(call),
     )
-    fields = {"url": made.url, "port": made.port, "public": made.public}
+    fields = {"url": made.url, "port": made.port, "public": made.public, "link_id": made.link_id}
     return answer({**fields, **moments(expires_at=made.expires_at)}, 201)
+
+
+async def revoke_link(call: Call) -> Response:
+    await _previews(call).revoke(await call.session(), call.path("link"))
+    return answer({"ok": True})
+
+
+async def revoke_links(call: Call) -> Response:
+    await _previews(call).revoke(await call.session(), None)
+    return answer({"ok": True})
+
+
+def _previews(call: Call) -> Previews:
+    if call.server.previews is None:
+        raise NotFound("this server has no previews", hint="use sandkasten serve")
+    return call.server.previews
 
 
 def _seen(call: Call) -> tuple[str, int] | None:
@@ -157,6 +177,27 @@ ROUTES = (
         status=201,
         errors=(*_ERRORS, PolicyDenied, QuotaExceeded),
         description=(__doc__ or "").strip(),
+    ),
+    Route(
+        "DELETE",
+        "/v1/sessions/{id}/previews",
+        revoke_links,
+        "Revoke all links to a session's ports",
+        "ports",
+        answer=Revoked,
+        errors=_ERRORS,
+        description="Also ends the cookies that the links set. Public ports stay public.",
+    ),
+    Route(
+        "DELETE",
+        "/v1/sessions/{id}/previews/{link}",
+        revoke_link,
+        "Revoke one link to a port",
+        "ports",
+        answer=Revoked,
+        errors=(*_ERRORS, QuotaExceeded),
+        description="`link` is the `link_id` of the link. Also ends the cookies that it set, and "
+        "WebSockets that were opened with them.",
     ),
     Route(
         "WS",

@@ -28,7 +28,9 @@ def add_to(app: typer.Typer) -> None:
 def _url(
     context: typer.Context,
     id: Id,
-    port: Port,
+    port: Annotated[
+        int | None, typer.Argument(metavar="[PORT]", min=1, max=65_535, help="Its port.")
+    ] = None,
     public: Annotated[
         bool | None,
         typer.Option(
@@ -45,10 +47,25 @@ def _url(
             help="How long the link works: 90 (seconds), 30m, 12h; default: 1h.",
         ),
     ] = None,
+    revoke: Annotated[
+        str | None,
+        typer.Option("--revoke", metavar="LINK", help="Revoke a link, by its URL or link_id."),
+    ] = None,
+    revoke_all: Annotated[
+        bool, typer.Option("--revoke-all", help="Revoke all links of the sandbox.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Print a link to a port of a sandbox, for a browser. Requires a daemon."""
-    go(_link(state_of(context, json=json), id, port, public, ttl))
+    """Print a link to a port of a sandbox, for a browser, or revoke links. Requires a daemon."""
+    state = state_of(context, json=json)
+    if revoke is None and not revoke_all:
+        if port is None:
+            raise typer.BadParameter("a link requires PORT", param_hint="PORT")
+        go(_link(state, id, port, public, ttl))
+        return
+    if (revoke is not None and revoke_all) or (port, public, ttl) != (None, None, None):
+        raise typer.BadParameter("--revoke and --revoke-all go with ID only")
+    go(_revoke(state, id, revoke))
 
 
 def _forward(
@@ -73,23 +90,25 @@ def _forward(
 async def _link(
     state: State, start: str, port: int, public: bool | None, ttl_s: float | None
 ) -> None:
-    from sandkasten.client.server.server_pool import connect
-    from sandkasten.client.server.transport import ServesPreviews
-    from sandkasten.errors import UnsupportedByBackend
+    from sandkasten.client.server.server_pool import connect, previews_of
     from sandkasten.model.json_codec import to_json
 
-    transport = await connect(state.place)
-    if not isinstance(transport, ServesPreviews):
-        raise UnsupportedByBackend(
-            "links to ports require a daemon",
-            hint="start one with sandkasten up or serve, or use sandkasten forward ID PORT",
-        )
+    previews = previews_of(await connect(state.place))
     the_id = await resolve(state, start)
-    made = await transport.previews.link(the_id, port, public=public, ttl_seconds=ttl_s)
+    made = await previews.link(the_id, port, public=public, ttl_seconds=ttl_s)
     if state.json:
         put_json(to_json(made))
     else:
         put(made.url)
+
+
+async def _revoke(state: State, start: str, link: str | None) -> None:
+    from sandkasten.client.server.server_pool import connect, previews_of
+
+    previews = previews_of(await connect(state.place))
+    await previews.revoke(await resolve(state, start), link)
+    if state.json:
+        put_json({"ok": True})
 
 
 async def _listen(state: State, start: str, port: int, local: int | None) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from os import PathLike
     from types import TracebackType
 
+    from sandkasten.client.port_forward import AsyncPortForward
     from sandkasten.client.results import Output, Result
     from sandkasten.model.files.file_entries import Change
     from sandkasten.model.sandbox.sandbox_values import Info
@@ -138,6 +139,38 @@ class Terminal:
     result = waiting(AsyncTerminal.result)
 
 
+class PortForward:
+    """A listener on 127.0.0.1 for a port of a sandbox, until the end of its `with` block."""
+
+    def __init__(self, twin: AsyncPortForward) -> None:
+        self._twin = twin
+        self._held = Held(twin)
+
+    def __repr__(self) -> str:
+        return repr(self._twin).removeprefix("Async")
+
+    def __enter__(self) -> Self:
+        self._held.enter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.leave()
+
+    @property
+    def port(self) -> int:
+        return self._twin.port
+
+    @property
+    def local_port(self) -> int:
+        """Its port on this machine."""
+        return self._twin.local_port
+
+    @property
+    def address(self) -> str:
+        """Host and port on this machine, as `127.0.0.1:15432`."""
+        return self._twin.address
+
+
 class Sandbox:
     """An isolated Linux environment with a workspace and shells.
 
@@ -222,6 +255,9 @@ class Sandbox:
     network = waiting(AsyncSandbox.network)
     network_log = waiting(AsyncSandbox.network_log)
     url = waiting(AsyncSandbox.url)
+    revoke_url = waiting(AsyncSandbox.revoke_url)
+    revoke_urls = waiting(AsyncSandbox.revoke_urls)
+    forward = giving(PortForward, AsyncSandbox.forward)
     stats = waiting(AsyncSandbox.stats)
     processes = waiting(AsyncSandbox.processes)
 

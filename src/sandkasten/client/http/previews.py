@@ -11,7 +11,7 @@ from sandkasten.client.http.connection import HttpRequest, session_path
 from sandkasten.client.http.json_values import given, record, wrong
 from sandkasten.client.http.json_values import text as text_of
 from sandkasten.errors import BackendUnavailable
-from sandkasten.model.access.preview_links import Preview
+from sandkasten.model.access.preview_links import Preview, link_id_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -43,7 +43,16 @@ class HttpPreviews:
             raise wrong("public")
         if until is not None and not isinstance(until, int | float):
             raise wrong("expires_at_unix")
-        return Preview(text_of(told, "url"), port, public, until)
+        link_id = told.get("link_id")
+        if link_id is not None and not isinstance(link_id, str):
+            raise wrong("link_id")
+        return Preview(text_of(told, "url"), port, public, until, link_id)
+
+    async def revoke(self, sandbox_id: str, link: str | None) -> None:
+        name = "previews" if link is None else f"previews/{link_id_of(link)}"
+        await self._connection.ask(
+            HttpRequest("DELETE", session_path(sandbox_id, name), repeatable=True)
+        )
 
 
 class HttpPortStream:

@@ -12,13 +12,24 @@ import weakref
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.client.server.daemon_or_embedded import find_server, no_tenant
-from sandkasten.errors import BackendUnavailable
+from sandkasten.client.server.transport import ServesPreviews
+from sandkasten.errors import BackendUnavailable, UnsupportedByBackend
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from sandkasten.client.server.daemon_or_embedded import ServerAddress
-    from sandkasten.client.server.transport import Transport
+    from sandkasten.client.server.transport import PreviewsTransport, Transport
+
+
+def previews_of(transport: Transport) -> PreviewsTransport:
+    """Return the previews of a server; UnsupportedByBackend if it is not a daemon."""
+    if not isinstance(transport, ServesPreviews):
+        raise UnsupportedByBackend(
+            "links to ports require a daemon",
+            hint="start one with sandkasten up or serve, or use sandkasten forward ID PORT",
+        )
+    return transport.previews
 
 
 class _Servers:

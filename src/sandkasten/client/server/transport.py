@@ -76,6 +76,8 @@ class PreviewsTransport(Protocol):
         public: bool | None = None,
         ttl_seconds: float | None = None,
     ) -> Preview: ...
+    async def revoke(self, sandbox_id: str, link: str | None) -> None:
+        """Revoke a link by its URL or id; None: all links of the sandbox."""
 
 
 @runtime_checkable

@@ -13,6 +13,7 @@ import hmac
 import re
 from dataclasses import dataclass
 from typing import Final, Literal
+from urllib.parse import parse_qs, urlsplit
 
 from sandkasten.errors import InvalidRequest
 from sandkasten.model.ids import SandboxId
@@ -25,13 +26,14 @@ MAX_TTL_S: Final = 7 * 86_400.0
 LINK_PARAMETER: Final = "sandkasten_token"
 # A label of a host name has at most 63 characters.
 _LABEL: Final = re.compile(r"([1-9][0-9]{0,4})-(?:sbx[-_])?([0-9a-f]{16,48})\Z")
-_TOKEN: Final = re.compile(r"([0-9]{1,11})\.([A-Za-z0-9_-]{43})\Z")
+_LINK_ID: Final = re.compile(r"[0-9a-f]{16}\Z")
+_TOKEN: Final = re.compile(r"([0-9]{1,11})\.([0-9a-f]{16})\.([A-Za-z0-9_-]{43})\Z")
 _DOMAIN_LABEL: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
-_PURPOSE: Final = b"sandkasten preview 1\0"
+_PURPOSE: Final = b"sandkasten preview 2\0"
 
 Kind = Literal["link", "cookie"]
 """A link is shown to people and may end up in a history; the cookie that it sets is not one."""
-Verdict = Literal["valid", "expired", "false"]
+Verdict = Literal["valid", "expired", "revoked", "false"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,18 @@ class Preview:
     public: bool
     expires_at: float | None
     """When the link stops working; None: with its sandbox."""
+    link_id: str | None = None
+    """By which the link can be revoked; None if the port is public."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a token says: until when it opens its port, and which link it belongs to."""
+
+    expires_at: int
+    link_id: str
+    series: int = 0
+    """Number of times that all links of the sandbox had been revoked before."""
 
 
 def domain_of(name: str, domains: tuple[str, ...]) -> str | None:
@@ -80,25 +94,43 @@ def link_ttl(ttl_s: float | None) -> float:
     return number("ttl_seconds", ttl_s, low=1, high=MAX_TTL_S)
 
 
-def sign(key: bytes, kind: Kind, target: PreviewTarget, expires_at: int) -> str:
-    """Return a token that opens this port until then, and no other."""
-    mac = hmac.digest(key, _signed(kind, target, expires_at), hashlib.sha256)
-    return f"{expires_at}.{base64.urlsafe_b64encode(mac).decode().rstrip('=')}"
+def sign(key: bytes, kind: Kind, target: PreviewTarget, grant: Grant) -> str:
+    """Return a token that opens this port only, until the grant expires."""
+    mac = hmac.digest(key, _signed(kind, target, grant), hashlib.sha256)
+    encoded = base64.urlsafe_b64encode(mac).decode().rstrip("=")
+    return f"{grant.expires_at}.{grant.link_id}.{encoded}"
 
 
-def verify(key: bytes, kind: Kind, target: PreviewTarget, token: str, now: float) -> Verdict:
+def verify(
+    key: bytes, kind: Kind, target: PreviewTarget, token: str, now: float, *, series: int = 0
+) -> Verdict:
+    grant = grant_of(token, series)
+    if grant is None or not hmac.compare_digest(sign(key, kind, target, grant), token):
+        return "false"
+    return "valid" if now < grant.expires_at else "expired"
+
+
+def grant_of(token: str, series: int) -> Grant | None:
+    """Return what a token says, whether it is signed or not."""
     found = _TOKEN.match(token)
-    if found is None:
-        return "false"
-    expires_at = int(found[1])
-    if not hmac.compare_digest(sign(key, kind, target, expires_at), token):
-        return "false"
-    return "valid" if now < expires_at else "expired"
+    return None if found is None else Grant(int(found[1]), found[2], series)
 
 
-def expiry_of(token: str) -> int:
-    """Return when a verified token expires."""
-    return int(token.partition(".")[0])
+def link_id_of(text: str) -> str:
+    """Return the id of a link that is given by its id or its URL; InvalidRequest if it is none."""
+    try:
+        query = parse_qs(urlsplit(text).query) if "?" in text else {}
+    except ValueError:
+        query = {}
+    token = _TOKEN.match(query.get(LINK_PARAMETER, [""])[-1])
+    name = text if token is None else token[2]
+    if not _LINK_ID.match(name):
+        raise InvalidRequest(
+            f"{text[:80]!r} is not a link to a preview",
+            hint="give the URL of the link, or its link_id",
+            field="link",
+        )
+    return name
 
 
 def checked_domain(name: str, text: str) -> tuple[str, int | None]:
@@ -119,5 +151,6 @@ def checked_domain(name: str, text: str) -> tuple[str, int | None]:
     return host, int(port) if port else None
 
 
-def _signed(kind: Kind, target: PreviewTarget, expires_at: int) -> bytes:
-    return _PURPOSE + f"{kind}\0{target.sandbox_id}\0{target.port}\0{expires_at}".encode()
+def _signed(kind: Kind, target: PreviewTarget, grant: Grant) -> bytes:
+    told = (kind, target.sandbox_id, target.port, grant.expires_at, grant.link_id, grant.series)
+    return _PURPOSE + "\0".join(str(one) for one in told).encode()
