@@ -28,4 +28,5 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
     Framework("smolagents", "smolagents_executor", "smolagents", "smolagents.md"),
     Framework("autogen", "autogen_executor", "autogen_core", "autogen.md"),
     Framework("openai-agents", "openai_agents_client", "agents", "openai-agents.md"),
+    Framework("langchain", "langchain_backend", "deepagents", "langchain.md"),
 )

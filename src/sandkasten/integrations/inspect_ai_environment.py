@@ -13,6 +13,7 @@ from sandkasten import (
     CommandNotExecutable,
     CommandNotFound,
     InvalidRequest,
+    PolicyDenied,
     SandboxLost,
     SessionExpired,
     SessionNotFound,
@@ -104,7 +105,7 @@ class SandkastenEnvironment(SandboxEnvironment):
         concurrency: bool = True,
     ) -> ExecResult[str]:
         most = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
-        with _unavailable():
+        with _errors_of_inspect():
             try:
                 result = await self.box.exec(
                     cmd,
@@ -118,8 +119,6 @@ class SandkastenEnvironment(SandboxEnvironment):
                 )
             except CommandNotFound as exc:
                 return ExecResult(False, 127, "", f"{exc}\n")
-            except CommandNotExecutable as exc:
-                raise PermissionError(str(exc)) from exc
             except InvalidRequest as exc:
                 if exc.details.get("field") != "user":
                     raise
@@ -138,7 +137,7 @@ class SandkastenEnvironment(SandboxEnvironment):
         return ExecResult(result.ok, status, result.stdout, result.stderr)
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
-        with _unavailable():
+        with _errors_of_inspect():
             if self.user is not None:
                 await self._as_user(WRITE, file, contents)
             else:
@@ -146,7 +145,7 @@ class SandkastenEnvironment(SandboxEnvironment):
 
     async def read_file(self, file: str, text: bool = True) -> str | bytes:
         most = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
-        with _unavailable():
+        with _errors_of_inspect():
             if self.user is not None:
                 await self._as_user(READABLE, file)
             content = await self.box.read(file, max_bytes=most)
@@ -165,9 +164,11 @@ class SandkastenEnvironment(SandboxEnvironment):
 
 
 @contextmanager
-def _unavailable() -> Iterator[None]:
-    """Tell Inspect that the sandbox is gone. Errors of files are those of the system already."""
+def _errors_of_inspect() -> Iterator[None]:
+    """Raise what Inspect documents. Errors of files are those of the system already."""
     try:
         yield
+    except (CommandNotExecutable, PolicyDenied) as exc:
+        raise PermissionError(str(exc)) from exc
     except (SandboxLost, SessionExpired, SessionNotFound) as exc:
         raise SandboxUnavailableError(str(exc)) from exc

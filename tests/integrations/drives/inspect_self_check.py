@@ -44,3 +44,8 @@ async def test_missing_program_is_a_result_with_status_127(sandbox_env):
     result = await sandbox_env.exec(["no-such-program"])
     assert (result.success, result.returncode) == (False, 127)
     assert "no-such-program" in result.stderr
+
+
+async def test_file_outside_the_writable_directories_is_a_permission_error(sandbox_env):
+    with pytest.raises(PermissionError, match="/etc"):
+        await sandbox_env.write_file("/etc/new", "x")
