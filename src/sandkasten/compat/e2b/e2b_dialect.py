@@ -30,6 +30,7 @@ from sandkasten.errors import (
     SandkastenError,
     SessionExpired,
     SessionNotFound,
+    Unauthorized,
 )
 
 if TYPE_CHECKING:
@@ -80,6 +81,9 @@ def _gone(error: SandkastenError) -> Response | None:
 
 
 def _file_problem(error: SandkastenError, request_id: str) -> Response:
+    if isinstance(error, Unauthorized):
+        # Programs compare these messages.
+        return answer({"code": 401, "message": error.message}, 401)
     return _gone(error) or _problem(error, request_id)
 
 

@@ -52,7 +52,6 @@ class Create(Message):
     autoResume: AutoResume | None = None
     allow_internet_access: bool | None = None
     network: Network | None = None
-    mcp: Any = None
     iam: Any = None
     volumeMounts: list[Any] | None = None
 
@@ -73,6 +72,11 @@ class ListQuery(LooseQuery):
     order: str | None = Field(None, max_length=_SHORT)
     limit: int = Field(100, ge=1, le=1000)
     nextToken: str | None = Field(None, max_length=_SHORT)
+
+
+class MetricsQuery(LooseQuery):
+    start: int | None = None
+    end: int | None = None
 
 
 class FileQuery(LooseQuery):

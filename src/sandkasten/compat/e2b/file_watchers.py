@@ -173,3 +173,4 @@ async def _events(
             # A file written through the API appears with its content in one step, but programs wait
             # for a WRITE event.
             yield {**event, "type": _TYPES["modified"]}
+            yield {**event, "type": "EVENT_TYPE_CHMOD"}

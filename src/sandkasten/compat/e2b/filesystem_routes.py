@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.api.response.json_response import answer
@@ -10,7 +11,7 @@ from sandkasten.compat.e2b.e2b_messages import ListDir, Move, OnePath, WatchDir,
 from sandkasten.compat.e2b.envd_access import follow, streamed_request
 from sandkasten.compat.e2b.file_entry_json import described
 from sandkasten.compat.e2b.sandbox_places import Spelling, real_path
-from sandkasten.errors import NotADirectory, PayloadTooLarge
+from sandkasten.errors import FileNotFound, NotADirectory, PayloadTooLarge
 from sandkasten.model.files.sandbox_paths import WRITABLE, sandbox_path
 
 if TYPE_CHECKING:
@@ -61,7 +62,9 @@ class FilesystemRoutes:
     async def remove(self, call: Call) -> Response:
         the_id = await self._access.sandbox(call)
         path = real_path((await call.body(OnePath)).path)
-        await call.engine.files.remove(the_id, path, recursive=True)
+        # As in E2B, it is enough that the path does not exist afterwards.
+        with suppress(FileNotFound):
+            await call.engine.files.remove(the_id, path, recursive=True)
         return answer({})
 
     async def list_dir(self, call: Call) -> Response:

@@ -32,7 +32,7 @@ from sandkasten.compat.e2b.e2b_messages import (
     Update,
 )
 from sandkasten.compat.e2b.envd_access import follow, streamed_request, timeout_s
-from sandkasten.compat.e2b.sandbox_places import real_path
+from sandkasten.compat.e2b.sandbox_places import Spelling, real_path
 from sandkasten.errors import (
     CommandNotFound,
     CommandTimeout,
@@ -42,6 +42,8 @@ from sandkasten.errors import (
 )
 from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult, Pty
 from sandkasten.model.commands.kept_output import gap_marker
+from sandkasten.model.files.sandbox_paths import sandbox_path
+from sandkasten.model.sandbox.cell_spec import E2B_HOME
 from sandkasten.model.sandbox.limits import MAX_KEPT_BYTES
 
 if TYPE_CHECKING:
@@ -189,7 +191,7 @@ async def _start(
     request = ExecRequest(
         command=(config.cmd, *config.args),
         cwd=real_path(config.cwd) if config.cwd else None,
-        env=config.envs,
+        env={"PWD": _directory_name(config.cwd or E2B_HOME), **config.envs},
         timeout_seconds=limit_s,
         max_output_bytes=_KEPT_BYTES,
         pty=None if pty is None else Pty(pty.size.rows, pty.size.cols),
@@ -203,6 +205,11 @@ async def _start(
             raise
     # The SDKs name bash for every command, and a small image may have only sh.
     return await call.engine.exec_start(the_id, replace(request, command=(_SH, *config.args)))
+
+
+def _directory_name(cwd: str) -> str:
+    """Return the name under which a shell shows the directory that it starts in."""
+    return Spelling.of(cwd).shown(sandbox_path(real_path(cwd)))
 
 
 async def _events(

@@ -34,7 +34,7 @@ class Spelling:
 
     @staticmethod
     def of(path: str) -> Spelling:
-        return Spelling(path.startswith(("~", E2B_HOME)))
+        return Spelling(path != WORKSPACE and not path.startswith(WORKSPACE + "/"))
 
     def shown(self, path: str) -> str:
         inside = path == WORKSPACE or path.startswith(WORKSPACE + "/")
