@@ -86,11 +86,9 @@ LIBRARIES: dict[str, frozenset[str]] = {
     # Frameworks.
     "agents": frozenset({"integrations"}),
     "autogen_core": frozenset({"integrations"}),
-    "claude_agent_sdk": frozenset({"integrations"}),
     "deepagents": frozenset({"integrations"}),
     "inspect_ai": frozenset({"integrations"}),
     "PIL": frozenset({"integrations"}),
-    "pydantic_ai": frozenset({"integrations"}),
     "smolagents": frozenset({"integrations"}),
     "swerex": frozenset({"integrations"}),
 }
