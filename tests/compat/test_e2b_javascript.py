@@ -44,7 +44,7 @@ def test_the_javascript_sdk_runs_unchanged(tmp_path):
         "kill": True,
         "pty": True,
         "listed": [True],
-        "watch": [["w", "create"], ["w", "write"]],
+        "watch": [["w", "create"], ["w", "write"], ["w", "chmod"]],
         "url": "grüße",
         "end": [True, True, False],
     }
