@@ -47,6 +47,8 @@ MODULES = ("sandkasten.cli", "tests.unisolated", "tests.cli.start_probe")
 _REPOSITORY = Path(__file__).resolve().parents[1]
 # Programs of their own, which replace modules of others when they are imported.
 _NOT_IMPORTED = ("__main__", "evaluator")
+# Its modules need frameworks that are not installed here.
+_ADAPTERS = "sandkasten.integrations."
 _LARGEST = 1 << 18
 # Above the numbers of the files that a process is given.
 _HIGH = 600
@@ -344,6 +346,8 @@ def _import_all() -> None:
     import sandkasten
 
     for found in pkgutil.walk_packages(sandkasten.__path__, "sandkasten."):
+        if found.name.startswith(_ADAPTERS):
+            continue
         if found.name.rpartition(".")[2] not in _NOT_IMPORTED:
             importlib.import_module(found.name)
     importlib.import_module("tests.unisolated.composition")
