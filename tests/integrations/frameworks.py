@@ -29,4 +29,5 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
     Framework("autogen", "autogen_executor", "autogen_core", "autogen.md"),
     Framework("openai-agents", "openai_agents_client", "agents", "openai-agents.md"),
     Framework("langchain", "langchain_backend", "deepagents", "langchain.md"),
+    Framework("swe-rex", "swe_rex_deployment", "swerex", "swe-rex.md"),
 )
