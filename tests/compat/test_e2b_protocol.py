@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import gzip
 import json
 import zlib
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
 
 from sandkasten.client.server.embedded import ServerAddress, settings
+from sandkasten.compat.e2b import file_watchers, process_routes
 from sandkasten.compat.e2b.connect_codec import STREAM, Envelopes, envelope
 from sandkasten.compat.e2b.e2b_assembly import open_e2b, read_key
 from sandkasten.compat.e2b.envd_tokens import EnvdTokens, SignedPath
@@ -21,6 +23,7 @@ from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.errors import StoreUnusable
 from tests.api.daemon_in_process import serving
 from tests.api.daemon_with_database import AS_OPERATOR, OPERATOR, booked, new_key
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -290,6 +293,108 @@ async def test_watchers_are_of_their_sandbox_and_bounded(e2b):
     assert (await e2b.call(one, f"{service}/GetWatcherEvents", body))[0] == 404
     missing = await e2b.call(one, f"{service}/CreateWatcher", {"path": "/tmp/nothing"})
     assert (missing[0], missing[1]["code"]) == (404, "not_found")
+
+
+LONG_PATHS = """
+import os
+os.mkdir("long")
+os.chdir("long")
+for _ in range(13):
+    os.mkdir("d" * 250)
+    os.chdir("d" * 250)
+for n in range(900):
+    os.symlink("t" * 4000, str(n))
+"""
+
+
+async def test_a_list_of_long_paths_is_bounded(e2b):
+    box = await e2b.create()
+    process = {"cmd": "python3", "args": ["-c", LONG_PATHS]}
+    ended = await e2b.stream(box, "/process.Process/Start", {"process": process})
+    assert ended[-2]["event"]["end"]["exitCode"] == 0
+    path, listed = "/workspace/long", "/filesystem.Filesystem/ListDir"
+    refused = await e2b.call(box, listed, {"path": path + ("/" + "d" * 250) * 13})
+    assert (refused[0], refused[1]["code"]) == (429, "resource_exhausted")
+    assert (await e2b.call(box, listed, {"path": path}))[0] == 200
+
+
+def test_a_watcher_keeps_the_newest_events_up_to_a_size():
+    watcher = file_watchers._Watcher("sbx", "/tmp")
+    for number in range(1000):
+        file_watchers._keep(watcher, {"name": number, "entry": "x" * 12_000})
+    assert 10 < len(watcher.events) < 200
+    assert watcher.events[-1][1]["name"] == 999
+    assert watcher.event_bytes == sum(size for size, _ in watcher.events)
+
+
+async def test_streamed_input_leaves_turns_to_others():
+    async def body() -> AsyncIterator[bytes]:
+        yield envelope({}) * 100_000
+
+    turns, slices = 0, 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    async for _ in process_routes._slices(body()):
+        slices += 1
+    counting.cancel()
+    assert (slices > 100, turns >= slices - 1) == (True, True)
+
+
+async def test_tags_of_one_sandbox_do_not_displace_those_of_another(e2b, monkeypatch):
+    monkeypatch.setattr(process_routes, "_MAX_TAGS", 2)
+    one, two = await e2b.create(), await e2b.create()
+    process = {"cmd": "sleep", "args": ["60"]}
+    start, listed = "/process.Process/Start", "/process.Process/List"
+    began = asyncio.create_task(e2b.stream(one, start, {"process": process, "tag": "kept"}))
+    async with asyncio.timeout(PATIENCE_S):
+        while not (await e2b.call(one, listed, {}))[1]["processes"]:
+            pass
+    for tag in ("a", "b", "c"):
+        await e2b.stream(two, start, {"process": {"cmd": "true"}, "tag": tag})
+    assert [p["tag"] for p in (await e2b.call(one, listed, {}))[1]["processes"]] == ["kept"]
+    kill = {"process": {"tag": "kept"}, "signal": "SIGNAL_SIGKILL"}
+    assert (await e2b.call(one, "/process.Process/SendSignal", kill))[0] == 200
+    await began
+
+
+async def test_a_process_starts_only_if_its_stream_can_be_sent(e2b):
+    box = await e2b.create()
+    process = {"process": {"cmd": "sleep", "args": ["60"]}}
+    told = await e2b.stream(
+        box, "/process.Process/Start", process, **{"Keepalive-Ping-Interval": "-1"}
+    )
+    assert told[-1]["error"]["code"] == "invalid_argument"
+    assert await e2b.call(box, "/process.Process/List", {}) == (200, {"processes": []})
+
+
+async def test_commands_run_under_a_ceiling_of_kept_output(e2b, monkeypatch):
+    box = await e2b.create()
+    execution = e2b.daemon.server.engine._execution
+    monkeypatch.setattr(execution, "_ceiling", {"max_stdout_bytes": 1000})
+    told = await e2b.stream(box, "/process.Process/Start", {"process": {"cmd": "true"}})
+    assert told[-2]["event"]["end"]["exitCode"] == 0
+
+
+async def test_a_refused_pause_or_resume_changes_nothing(e2b, monkeypatch):
+    box = await e2b.create(timeout=100)
+    before = (await e2b.ask("GET", f"/sandboxes/{box}"))[1]["endAt"]
+    # This backend cannot pause.
+    assert (await e2b.ask("POST", f"/sandboxes/{box}/pause"))[0] == 422
+    assert (await e2b.ask("GET", f"/sandboxes/{box}"))[1]["endAt"] == before
+    engine = e2b.daemon.server.engine
+    resumed: list[object] = []
+    paused = replace(await engine.get(box), status="paused")
+    monkeypatch.setattr(engine, "get", lambda _: asyncio.sleep(0, paused))
+    monkeypatch.setattr(engine, "resume", resumed.append)
+    for verb in ("connect", "resume"):
+        refused = await e2b.ask("POST", f"/sandboxes/{box}/{verb}", {"timeout": 10**8})
+        assert (refused[0], resumed) == (400, [])
 
 
 async def test_forms_have_one_file_or_several_with_their_paths(e2b):

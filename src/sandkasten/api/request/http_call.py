@@ -68,9 +68,7 @@ class Call:
 
     async def body(self, model: type[M]) -> M:
         raw = await self.raw(self.server.rules.max_json_bytes)
-        if len(raw) <= _PARSED_AT_ONCE:
-            return checked(model, parse_object(raw) if raw else {})
-        return await asyncio.to_thread(lambda: checked(model, parse_object(raw)))
+        return await parsed(model, raw or b"{}")
 
     def query(self, model: type[M]) -> M:
         raw = self.connection.scope["query_string"]
@@ -117,6 +115,13 @@ class Call:
 
     def pieces(self, most: int) -> AsyncIterator[bytes]:
         return stream_body(self.request, most, self.server.rules.upload_timeout_s)
+
+
+async def parsed(model: type[M], raw: bytes) -> M:
+    """Return a JSON object as a model; a large one is parsed in a thread."""
+    if len(raw) <= _PARSED_AT_ONCE:
+        return checked(model, parse_object(raw))
+    return await asyncio.to_thread(lambda: checked(model, parse_object(raw)))
 
 
 def checked(model: type[M], value: dict[str, object]) -> M:

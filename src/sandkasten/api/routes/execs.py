@@ -190,7 +190,9 @@ async def stdin(call: Call) -> Response:
         close = fields.get("close", False)
     else:
         data, close = await call.raw(_MAX_STDIN), False
-    await call.engine.exec_stdin(await call.session(), eid, data, close=close)
+    the_id = await call.session()
+    # A program reads its stdin when it wants to; a client that leaves stops waiting for that.
+    await call.while_there(call.engine.exec_stdin(the_id, eid, data, close=close))
     return answer({"ok": True, "bytes": len(data)})
 
 

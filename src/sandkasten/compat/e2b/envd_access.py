@@ -11,8 +11,7 @@ import asyncio
 from contextlib import AsyncExitStack, aclosing, suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from sandkasten.api.request.http_call import checked
-from sandkasten.api.request.json_body import parse_object
+from sandkasten.api.request.http_call import parsed
 from sandkasten.api.response.streamed_response import Followed
 from sandkasten.compat.e2b.connect_codec import (
     STREAM,
@@ -78,8 +77,10 @@ def _refused() -> Unauthorized:
 
 async def streamed_request(call: Call, model: type[M]) -> M:
     """Return the one message that starts a stream."""
+    # Before a process is started whose stream the client would then not get.
+    _keep_alive_s(call)
     most = call.server.rules.max_json_bytes
-    return checked(model, parse_object(only_message(await call.raw(most), most)))
+    return await parsed(model, only_message(await call.raw(most), most))
 
 
 def timeout_s(call: Call) -> float | None:
@@ -92,8 +93,7 @@ def follow(
     call: Call, events: AsyncIterator[Mapping[str, object]], alive: Mapping[str, object]
 ) -> Followed:
     """Return a stream of messages. `alive` is sent when there was none for a while."""
-    every_s = _number(call, "keepalive-ping-interval") or _KEEP_ALIVE_S
-    pieces = _pieces(events, alive, max(1.0, float(every_s)))
+    pieces = _pieces(events, alive, _keep_alive_s(call))
     return Followed(AsyncExitStack(), pieces, headers={"content-type": STREAM})
 
 
@@ -142,6 +142,10 @@ async def kept_alive(
 
 async def _next(source: AsyncIterator[Event]) -> Event | None:
     return await anext(source, None)
+
+
+def _keep_alive_s(call: Call) -> float:
+    return max(1.0, float(_number(call, "keepalive-ping-interval") or _KEEP_ALIVE_S))
 
 
 def _number(call: Call, header: str) -> int | None:

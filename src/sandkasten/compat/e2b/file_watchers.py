@@ -7,8 +7,10 @@ bounded, and a watcher whose events the client has not fetched for an hour ends.
 from __future__ import annotations
 
 import asyncio
+import json
 import posixpath
 import secrets
+from collections import deque
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from time import monotonic
@@ -36,6 +38,8 @@ _TYPES: Final = {
 }
 _MAX_PER_SANDBOX: Final = 32
 _MAX_EVENTS: Final = 10_000
+# Size of the events of one watcher as JSON. The entry of an event has up to 16 kB.
+_MAX_EVENT_BYTES: Final = 2 << 20
 # E2B keeps a watcher as long as its sandbox. Here, one that no client reads any more ends.
 _FORGOTTEN_S: Final = 3600.0
 
@@ -45,7 +49,9 @@ class _Watcher:
     sandbox: str
     path: str
     ready: asyncio.Event = field(default_factory=asyncio.Event)
-    events: list[Event] = field(default_factory=list)
+    events: deque[tuple[int, Event]] = field(default_factory=deque)
+    """Each with its size."""
+    event_bytes: int = 0
     fetched_at: float = field(default_factory=monotonic)
     error: SandkastenError | None = None
     task: asyncio.Task[None] | None = None
@@ -99,7 +105,9 @@ class FileWatchers:
         await asyncio.sleep(0)
         if one.error is not None and not one.events:
             raise one.error
-        events, one.events = one.events, []
+        events = [event for _, event in one.events]
+        one.events.clear()
+        one.event_bytes = 0
         return events
 
     async def remove(self, the_id: SandboxId, watcher_id: str) -> None:
@@ -135,13 +143,20 @@ class FileWatchers:
                 one.ready.set()
                 async with aclosing(events) as source:  # type: ignore[type-var]
                     async for event in source:
-                        one.events.append(event)
-                        # Keep the newest events, which describe the current state of the directory.
-                        del one.events[:-_MAX_EVENTS]
+                        _keep(one, event)
         except SandkastenError as exc:
             one.error = exc
         finally:
             one.ready.set()
+
+
+def _keep(one: _Watcher, event: Event) -> None:
+    """Keep the newest events, which describe the current state of the directory."""
+    size = len(json.dumps(event))
+    one.events.append((size, event))
+    one.event_bytes += size
+    while len(one.events) > _MAX_EVENTS or one.event_bytes > _MAX_EVENT_BYTES:
+        one.event_bytes -= one.events.popleft()[0]
 
 
 async def _end(one: _Watcher) -> None:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # One answer holds the whole list; a page of 5000 entries has about a megabyte.
 _MAX_ENTRIES: Final = 20_000
+# A path has up to 4 kB, and a link names another one.
+_MAX_PATH_BYTES: Final = 8 << 20
 _PAGE: Final = 1000
 _ALIVE: Final[Mapping[str, object]] = {"keepalive": {}}
 
@@ -72,11 +74,8 @@ class FilesystemRoutes:
         message = await call.body(ListDir)
         path = sandbox_path(real_path(message.path))
         await _check_directory(call, the_id, path)
-        spelling = Spelling.of(message.path)
-        entries = [
-            await described(call.engine, the_id, entry, spelling)
-            for entry in await _listed(call, the_id, path, max(1, message.depth))
-        ]
+        # This can take thousands of exchanges with the sandbox; a client that leaves ends it.
+        entries = await call.while_there(_entries(call, the_id, path, message))
         return answer({"entries": entries})
 
     async def watch_dir(self, call: Call) -> Response:
@@ -120,18 +119,32 @@ async def _check_directory(call: Call, the_id: SandboxId, path: str) -> None:
         raise NotADirectory(f"{found.path} is not a directory", hint="name a directory")
 
 
+async def _entries(
+    call: Call, the_id: SandboxId, path: str, message: ListDir
+) -> list[dict[str, object]]:
+    spelling = Spelling.of(message.path)
+    return [
+        await described(call.engine, the_id, entry, spelling)
+        for entry in await _listed(call, the_id, path, max(1, message.depth))
+    ]
+
+
 async def _listed(call: Call, the_id: SandboxId, path: str, depth: int) -> list[FileEntry]:
     found: list[FileEntry] = []
+    path_bytes = 0
     cursor: str | None = None
     level = path.rstrip("/").count("/")
     while True:
         page = await call.engine.files.list(
             the_id, path, recursive=depth > 1, limit=_PAGE, cursor=cursor
         )
-        found += [one for one in page.entries if one.path.count("/") - level <= depth]
-        if len(found) > _MAX_ENTRIES:
+        shown = [one for one in page.entries if one.path.count("/") - level <= depth]
+        found += shown
+        path_bytes += sum(2 * len(one.path) + len(one.target or "") for one in shown)
+        if len(found) > _MAX_ENTRIES or path_bytes > _MAX_PATH_BYTES:
             raise PayloadTooLarge(
-                f"{path} has more than {_MAX_ENTRIES} entries",
+                f"the directory has more than {_MAX_ENTRIES} entries, or longer paths than fit in "
+                "one answer",
                 hint="list its directories one by one, or use find in a command",
                 limit=_MAX_ENTRIES,
             )

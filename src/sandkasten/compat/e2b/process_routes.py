@@ -7,6 +7,7 @@ that connects later gets the output from then on, as with E2B.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import signal as signals
@@ -17,8 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.responses import Response
 
-from sandkasten.api.request.http_call import checked
-from sandkasten.api.request.json_body import parse_object
+from sandkasten.api.request.http_call import parsed
 from sandkasten.api.response.json_response import answer
 from sandkasten.compat.e2b.connect_codec import STREAM, Envelopes, end_of_stream, envelope
 from sandkasten.compat.e2b.e2b_messages import (
@@ -44,7 +44,7 @@ from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult
 from sandkasten.model.commands.kept_output import gap_marker
 from sandkasten.model.files.sandbox_paths import sandbox_path
 from sandkasten.model.sandbox.cell_spec import E2B_HOME
-from sandkasten.model.sandbox.limits import MAX_KEPT_BYTES
+from sandkasten.model.sandbox.limits import FREE_KEPT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -63,24 +63,29 @@ _SIGNALS: Final = {
     9: signals.SIGKILL,
 }
 # Output that is kept of each stream for a client that reads slowly. E2B slows the command instead.
-_KEPT_BYTES: Final = MAX_KEPT_BYTES
+# No setting of `policy.max` refuses this size.
+_KEPT_BYTES: Final = FREE_KEPT_BYTES
 # Reasons of an end that the signal alone does not show.
 _SHOWN_REASONS: Final = frozenset({"OOM", "PIDS", "QUOTA", "SECCOMP"})
-# Maximum number of tags of all sandboxes; the oldest are dropped first.
-_MAX_TAGS: Final = 4096
+# Maximum number of tags of a sandbox. Each drops its own oldest, so that the tags of one tenant do
+# not displace those of another.
+_MAX_TAGS: Final = 64
+_MAX_TAGGED_SANDBOXES: Final = 2048
+# Bytes of streamed input that are parsed in a row: 600 of the smallest messages.
+_SLICE: Final = 4 * 1024
 
 
 class ProcessRoutes:
     def __init__(self, access: EnvdAccess) -> None:
         self._access = access
-        self._tags: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._tags: OrderedDict[str, OrderedDict[str, str]] = OrderedDict()
         """Exec ids by sandbox and tag. They end with the daemon; process ids stay valid."""
 
     async def listed(self, call: Call) -> Response:
         the_id = await self._access.sandbox(call)
         await call.raw(call.server.rules.max_json_bytes)
         running = {one.exec_id: one for one in await _running(call, the_id)}
-        tags = {exec_id: tag for (box, tag), exec_id in self._tags.items() if box == the_id}
+        tags = {exec_id: tag for tag, exec_id in self._tags.get(the_id, {}).items()}
         found = []
         for process in await call.engine.processes(the_id):
             one = running.get(process.exec_id or "")
@@ -100,9 +105,7 @@ class ProcessRoutes:
         limit_s = timeout_s(call)
         began = await _start(call, the_id, message, limit_s)
         if message.tag:
-            self._tags[the_id, message.tag] = began.exec_id
-            while len(self._tags) > _MAX_TAGS:
-                self._tags.popitem(last=False)
+            self._remember(the_id, message.tag, began.exec_id)
         return follow(call, _events(call, the_id, began, 0), ALIVE)
 
     async def connect(self, call: Call) -> Response:
@@ -124,9 +127,9 @@ class ProcessRoutes:
         the_id = await self._access.sandbox(call)
         reader = Envelopes(call.server.rules.max_json_bytes)
         found: ExecResult | None = None
-        async for piece in call.pieces(call.server.rules.max_upload_bytes):
+        async for piece in _slices(call.pieces(call.server.rules.max_upload_bytes)):
             for raw in reader.feed(piece):
-                message = checked(StreamInput, parse_object(raw))
+                message = await parsed(StreamInput, raw)
                 if message.start is not None:
                     found = await self._find(call, the_id, message.start.process)
                 elif message.data is not None:
@@ -171,12 +174,31 @@ class ProcessRoutes:
 
     async def _find(self, call: Call, the_id: SandboxId, selector: Selector) -> ExecResult:
         """Return the running command that a selector names; ExecNotFound if there is none."""
-        tagged = self._tags.get((the_id, selector.tag or ""))
+        tags = self._tags.get(the_id)
+        tagged = None if tags is None else tags.get(selector.tag or "")
         for one in await _running(call, the_id):
             if one.exec_id == tagged or (selector.pid and one.pid == selector.pid):
                 return one
         shown = f"with tag {selector.tag[:80]!r}" if selector.tag else f"with pid {selector.pid}"
         raise ExecNotFound(f"process {shown} not found", hint="list the running processes")
+
+    def _remember(self, the_id: SandboxId, tag: str, exec_id: str) -> None:
+        tags = self._tags.setdefault(the_id, OrderedDict())
+        tags[tag] = exec_id
+        tags.move_to_end(tag)
+        self._tags.move_to_end(the_id)
+        if len(tags) > _MAX_TAGS:
+            tags.popitem(last=False)
+        if len(self._tags) > _MAX_TAGGED_SANDBOXES:
+            self._tags.popitem(last=False)
+
+
+async def _slices(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Iterate over small pieces; other requests run between two of them."""
+    async for piece in pieces:
+        for at in range(0, len(piece), _SLICE):
+            await asyncio.sleep(0)
+            yield piece[at : at + _SLICE]
 
 
 async def _running(call: Call, the_id: SandboxId) -> list[ExecResult]:

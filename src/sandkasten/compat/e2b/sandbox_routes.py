@@ -28,6 +28,7 @@ from sandkasten.errors import (
     ImageNotFound,
     InvalidImage,
     InvalidRequest,
+    SandkastenError,
     SessionNotFound,
     UnsupportedByBackend,
 )
@@ -110,9 +111,7 @@ class SandboxRoutes:
         timeout = (await call.body(Timeout)).timeout
         info = await _living(call, the_id)
         if info.status == "paused":
-            await call.engine.resume(the_id)
-            info = await self._end_after(call, info, timeout)
-            return answer(self._created(info, info.image), 201)
+            return await self._resumed(call, info, timeout)
         # Connecting never shortens the time that is left.
         if call.server.clock.now() + timeout > info.created_at + info.lifetime_s:
             info = await self._end_after(call, info, timeout)
@@ -124,9 +123,7 @@ class SandboxRoutes:
         info = await _living(call, the_id)
         if info.status != "paused":
             raise Conflict(f"sandbox {the_id} is not paused", hint="connect to it instead")
-        await call.engine.resume(the_id)
-        info = await self._end_after(call, info, timeout)
-        return answer(self._created(info, info.image), 201)
+        return await self._resumed(call, info, timeout)
 
     async def describe(self, call: Call) -> Response:
         info = await _living(call, await call.session())
@@ -188,7 +185,13 @@ class SandboxRoutes:
         # A paused sandbox waits for its next connect as long as the operator permits.
         most = call.engine.policy.lifetime_s
         await _update(call, the_id, lifetime_seconds=most, idle_timeout_seconds=most)
-        await call.engine.pause(the_id)
+        try:
+            await call.engine.pause(the_id)
+        except SandkastenError:
+            # It still runs, and must end when it would have ended.
+            before = {"lifetime_seconds": info.lifetime_s}
+            await _update(call, the_id, **before, idle_timeout_seconds=info.idle_timeout_s)
+            raise
         return Response(status_code=204)
 
     async def metrics(self, call: Call) -> Response:
@@ -212,22 +215,19 @@ class SandboxRoutes:
         await _update(call, the_id, network="none" if network is None else network)
         return Response(status_code=204)
 
+    async def _resumed(self, call: Call, info: Info, seconds: int) -> Response:
+        # Check first: the pause gave the sandbox the longest lifetime, and it runs when resumed.
+        _lifetime_s(call, info, seconds)
+        await call.engine.resume(info.id)
+        info = await self._end_after(call, info, seconds)
+        return answer(self._created(info, info.image), 201)
+
     async def _end_after(self, call: Call, info: Info, seconds: int) -> Info:
-        age_s = max(0.0, call.server.clock.now() - info.created_at)
-        timeout_s = float(max(1, seconds))
-        most = call.engine.policy.lifetime_s
-        if age_s + timeout_s > most:
-            raise InvalidRequest(
-                f"a timeout of {seconds} s would keep the sandbox for {age_s + timeout_s:.0f} s",
-                hint=f"at most {most:g} s after its creation; session_max_lifetime_seconds "
-                "bounds it",
-                field="timeout",
-            )
         return await _update(
             call,
             info.id,
-            lifetime_seconds=age_s + timeout_s,
-            idle_timeout_seconds=timeout_s,
+            lifetime_seconds=_lifetime_s(call, info, seconds),
+            idle_timeout_seconds=float(max(1, seconds)),
         )
 
     def _created(self, info: Info, template: str) -> dict[str, object]:
@@ -240,6 +240,19 @@ class SandboxRoutes:
             "trafficAccessToken": self._tokens.traffic_token(info.id),
             "domain": self._domain,
         }
+
+
+def _lifetime_s(call: Call, info: Info, seconds: int) -> float:
+    """Return the lifetime of a sandbox that ends in `seconds`."""
+    lifetime_s = max(0.0, call.server.clock.now() - info.created_at) + max(1, seconds)
+    most = call.engine.policy.lifetime_s
+    if lifetime_s > most:
+        raise InvalidRequest(
+            f"a timeout of {seconds} s would keep the sandbox for {lifetime_s:.0f} s",
+            hint=f"at most {most:g} s after its creation; session_max_lifetime_seconds bounds it",
+            field="timeout",
+        )
+    return lifetime_s
 
 
 async def _living(call: Call, the_id: str) -> Info:
