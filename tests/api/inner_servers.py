@@ -98,6 +98,8 @@ def serve(sock):
             sock.sendall(b"HTTP/1.1 200 OK\\r\\n\\r\\n.")
         elif path == "/interim":
             while True: sock.sendall(b"HTTP/1.1 100 Continue\\r\\n\\r\\n" * 1000)
+        elif path == "/noise":
+            while True: sock.sendall(b"x" * 65536)
         elif path.startswith("/say/"):
             sock.sendall(base64.urlsafe_b64decode(path[5:]))
             sock.close()

@@ -311,6 +311,22 @@ async def test_a_websocket_with_a_fragment_in_its_path_works(real_daemon, hostil
     assert (await say(real_daemon.port, asked.encode())).status == 502
 
 
+async def test_a_handshake_that_is_noise_without_an_end_is_refused(real_daemon, hostile):
+    asked = (
+        f"GET {hostile}/noise HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\n"
+        "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    assert (await say(real_daemon.port, asked.encode(), give_up_s=20)).status == 502
+
+
+async def test_an_answer_to_connect_ends_with_its_head(real_daemon, hostile):
+    said = base64.urlsafe_b64encode(b"HTTP/1.1 200 OK\r\n\r\nnot HTTP").decode()
+    asked = f"CONNECT {hostile}/say/{said} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    heard = await say(real_daemon.port, asked.encode(), give_up_s=20)
+    assert (heard.status, heard.closed, b"not HTTP" in heard.raw) == (200, True, False)
+
+
 # Thousands of turns of the loop, each of which a busy machine lets wait.
 @pytest.mark.timeout(300)
 async def test_a_fragmented_message_is_reassembled_without_blocking_others(

@@ -188,6 +188,9 @@ class _Carrier:
                 event = self._http.next_event()
             except h11.RemoteProtocolError as exc:
                 raise _broken(str(exc)[:200]) from exc
+            if event is h11.PAUSED:
+                # After CONNECT there is no HTTP any more, and no further event.
+                raise _broken("it left HTTP")
             if event is not h11.NEED_DATA:
                 self._events += 1
                 if self._events % _EVENTS_IN_A_ROW == 0:

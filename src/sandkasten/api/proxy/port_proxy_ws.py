@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _MAX_MESSAGE: Final = 16 << 20
 # Parsed at once: thousands of empty frames fit in it, and others wait meanwhile.
-_SLICE: Final = 8 * 1024
+_SLICE: Final = 2 * 1024
 
 
 async def tunnel(call: Call, websocket: WebSocket, the_id: str, target: Target) -> None:
@@ -98,6 +98,9 @@ class _Inner:
                     await asyncio.sleep(0)
                 part, self._unread = self._unread[:_SLICE], self._unread[_SLICE:]
                 self.protocol.receive_data(part)
+                if self.protocol.handshake_exc is not None:
+                    # What follows is not read: it may never end.
+                    raise _refused(self.protocol.handshake_exc)
             except StopAsyncIteration:
                 self.protocol.receive_eof()
                 if self.protocol.handshake_exc is not None:
