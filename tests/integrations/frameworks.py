@@ -30,4 +30,5 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
     Framework("openai-agents", "openai_agents_client", "agents", "openai-agents.md"),
     Framework("langchain", "langchain_backend", "deepagents", "langchain.md"),
     Framework("swe-rex", "swe_rex_deployment", "swerex", "swe-rex.md"),
+    Framework("claude-agent", "claude_agent_tools", "claude_agent_sdk", "claude-agent.md"),
 )

@@ -86,6 +86,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     # Frameworks.
     "agents": frozenset({"integrations"}),
     "autogen_core": frozenset({"integrations"}),
+    "claude_agent_sdk": frozenset({"integrations"}),
     "deepagents": frozenset({"integrations"}),
     "inspect_ai": frozenset({"integrations"}),
     "PIL": frozenset({"integrations"}),
