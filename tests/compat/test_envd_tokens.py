@@ -66,7 +66,7 @@ def test_a_malformed_or_expired_signature_is_refused(changes, message):
         ("/home/users/a", "/home/users/a", "/home/users/a"),
         ("a", "a", "a"),
         ("/tmp/a", "/tmp/a", "/tmp/a"),
-        ("", "/workspace", "/workspace"),
+        ("", "/workspace", "/home/user"),
     ],
 )
 def test_the_home_of_e2b_is_the_workspace(asked, real, shown):
