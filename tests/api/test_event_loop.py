@@ -294,7 +294,7 @@ def request(
 ) -> bytes:
     names = {"id": daemon.session, "eid": daemon.exec, "run_id": daemon.run, "port": "1"}
     names |= {"name": "sandbox_exec" if "/tools/" in route.path else "a", "rest": "a", "key": "a"}
-    names["cid"] = "ctx_python_0000000000000000"
+    names |= {"cid": "ctx_python_0000000000000000", "link": "0" * 16}
     if "/workspaces/" in route.path or route.method == "DELETE":
         names["id"] = "sbx_0000000000000000"
     path = re.sub(r"\{([a-z_]+)(?::path)?\}", lambda found: names[found[1]], route.path)
