@@ -31,4 +31,5 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
     Framework("langchain", "langchain_backend", "deepagents", "langchain.md"),
     Framework("swe-rex", "swe_rex_deployment", "swerex", "swe-rex.md"),
     Framework("claude-agent", "claude_agent_tools", "claude_agent_sdk", "claude-agent.md"),
+    Framework("pydantic-ai", "pydantic_ai_workspace", "pydantic_ai", "pydantic-ai.md"),
 )

@@ -73,7 +73,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "cryptography": frozenset({"daemon", "images", "linux", "store"}),
     "mcp": frozenset({"mcp"}),
     # A dependency of the library mcp, whose errors it raises.
-    "anyio": frozenset({"mcp"}),
+    "anyio": frozenset({"integrations", "mcp"}),
     "h11": frozenset({"api"}),
     "websockets": frozenset({"api"}),
     "prometheus_client": frozenset({"telemetry"}),
@@ -90,6 +90,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "deepagents": frozenset({"integrations"}),
     "inspect_ai": frozenset({"integrations"}),
     "PIL": frozenset({"integrations"}),
+    "pydantic_ai": frozenset({"integrations"}),
     "smolagents": frozenset({"integrations"}),
     "swerex": frozenset({"integrations"}),
 }
