@@ -27,6 +27,11 @@ MISSING = (
 def test_tools_run_commands_and_code_and_use_files(in_framework: RunsInFramework):
     found = told(in_framework, "claude-agent", "claude_agent_drive.py", "tools")
     assert found["names"] == TOOLS
+    # The command is gone, and the shell is another one.
+    assert found["stopped"] == [
+        "ls: cannot access 'late': No such file or directory\n0\n[exit code 1]",
+        False,
+    ]
     stopped, wrong = found["shell"].pop()
     assert stopped.startswith("so\n")
     assert stopped.endswith("[timed out after 1 s]")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,6 +12,7 @@ from sandkasten import SandkastenError
 from sandkasten.integrations.framework_import import framework_import
 
 with framework_import("the Claude Agent SDK", "claude-agent"):
+    import anyio
     from claude_agent_sdk import (
         ClaudeAgentOptions,
         McpSdkServerConfig,
@@ -32,6 +35,7 @@ SERVER: Final = "sandkasten"
 MAX_OUTPUT_BYTES: Final = 50_000
 MAX_IMAGE_BYTES: Final = 3_500_000
 MAX_LISTED: Final = 1_000
+STOP_GRACE_S: Final = 10
 IMAGES: Final = {
     b"\x89PNG\r\n": "image/png",
     b"\xff\xd8\xff": "image/jpeg",
@@ -75,11 +79,17 @@ def sandbox_tools(box: AsyncSandbox) -> list[SdkMcpTool[Any]]:
     )
     @_errors_as_answers
     async def run_command(given: dict[str, Any]) -> Answer:
-        done = await box.exec(
-            given["command"],
-            timeout_seconds=given.get("timeout_seconds"),
-            max_output_bytes=MAX_OUTPUT_BYTES,
-        )
+        try:
+            done = await box.exec(
+                given["command"],
+                timeout_seconds=given.get("timeout_seconds"),
+                max_output_bytes=MAX_OUTPUT_BYTES,
+            )
+        except asyncio.CancelledError:
+            # An agent that is interrupted. Later commands would wait for this one.
+            with anyio.move_on_after(STOP_GRACE_S, shield=True), suppress(SandkastenError):
+                await box.close_shell()
+            raise
         return _ended(done)
 
     @tool(

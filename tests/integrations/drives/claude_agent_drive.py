@@ -36,6 +36,14 @@ async def tools() -> dict[str, object]:
             said = block.text if block.type == "text" else [block.type, block.mime_type]
             return [said, answer.is_error]
 
+        running = asyncio.create_task(
+            call("run_command", command="echo $$ > shell; sleep 3600; echo late > late")
+        )
+        await box.exec(["sh", "-c", "until [ -s shell ]; do sleep 0.05; done"], check=True)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        ended = "ls late; ps ax | grep -c 'sleep [3]600'; test $$ = $(cat shell) && echo same"
+        stopped = await call("run_command", command=ended)
         await box.write("picture", PNG)
         await box.write("binary", b"\0\1")
         await box.write("large", "a" * 60_000)
@@ -43,6 +51,7 @@ async def tools() -> dict[str, object]:
         large = await call("read_file", path="large", offset=5)
         return {
             "names": names,
+            "stopped": stopped,
             "shell": [
                 await call("run_command", command="mkdir -p d && cd d && X=1"),
                 await call("run_command", command="pwd; echo $X"),
