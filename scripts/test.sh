@@ -103,6 +103,13 @@ rust() {
     return $code
 }
 
+pages_and_types() {
+    local code=0
+    nice scripts/lint.sh python || code=1
+    nice scripts/docs.sh || code=1
+    return $code
+}
+
 # Collecting compiles every test once, so that the workers do not all do it at the same time.
 collect() {
     .venv/bin/python -m pytest --collect-only --quiet --quiet "$@" | tail -n 3
@@ -139,13 +146,13 @@ case ${1:-all} in
         make_scratch
         begin prepare prepare
         begin rust rust
-        begin lint scripts/lint.sh python
-        finish lint
-        phase docs scripts/docs.sh
+        # Types and pages use what the tests leave of the processors.
+        begin lint pages_and_types
         finish prepare
         finish rust
         phase tests python -n "${WORKERS:-4}" --hostwatch --platform=all \
             --outcome=build/platforms/main.json "${limit[@]}" tests
+        finish lint
         drop_scratch
         phase platforms .venv/bin/python -m tests.matrix.page
         ;;

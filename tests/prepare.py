@@ -24,8 +24,7 @@ _DEBIANS: tuple[Callable[[], Path], ...] = (trees.debian, imagekit.debian_tar)
 _IMAGES = (*_DEBIANS, imagekit.busybox_tar, imagekit.empty_tar, imagekit.odd_tar)
 _ENVIRONMENTS: tuple[Callable[[], Path], ...] = (
     environments.compat,
-    environments.examples,
-    *((environments.previews, environments.vite) if LONG else ()),
+    *((environments.examples, environments.previews, environments.vite) if LONG else ()),
 )
 
 
