@@ -422,9 +422,12 @@ async def test_what_has_no_counterpart_is_refused_by_name(e2b):
     status, told = await e2b.ask("POST", "/v2/sandboxes", {"templateID": "No such"})
     assert (status, "sandkasten image ls" in told["message"]) == (404, True)
     assert (await e2b.ask("POST", "/sandboxes", {"templateID": "host"}))[0] == 201
-    for path in ("/v3/templates", "/snapshots", "/nothing"):
+    for path in ("/v3/templates", "/snapshots", "/sandboxes/x/fork", "/volumes"):
         status, told = await e2b.ask("POST", path, {})
-        assert (status, told["code"]) == (404, 404)
+        assert (status, told["code"]) == (400, 400)
+        assert path.rpartition("/")[2] in told["message"]
+    status, told = await e2b.ask("POST", "/nothing", {})
+    assert (status, told["code"]) == (404, 404)
 
 
 async def test_changes_are_audited_as_those_of_our_own_routes(e2b):

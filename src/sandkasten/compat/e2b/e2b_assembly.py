@@ -21,7 +21,7 @@ from sandkasten.compat.e2b.sandbox_routes import SandboxRoutes
 from sandkasten.disk.atomic_file import create_file
 from sandkasten.disk.os_errors import disk_error
 from sandkasten.disk.small_file import read_small_file
-from sandkasten.errors import NotFound, StoreUnusable
+from sandkasten.errors import InvalidRequest, NotFound, StoreUnusable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -35,6 +35,8 @@ PREFIX: Final = "/e2b"
 _KEY_FILE: Final = "e2b.key"
 _MIN_KEY: Final = 32
 _TAG: Final = "e2b"
+# Parts of E2B's API for which the engine has no counterpart.
+_NOT_HERE: Final = frozenset({"fork", "forks", "snapshots", "templates", "volumes"})
 
 
 def read_key(data_dir: Path) -> bytes:
@@ -177,7 +179,10 @@ def _stream(path: str, run: Handler) -> Route:
 
 
 async def _unknown(call: Call) -> Response:
-    raise NotFound(
-        f"{call.connection.scope['path'][:200]} is not supported",
-        hint="the guide about E2B lists what is supported",
-    )
+    path = call.connection.scope["path"][:200]
+    hint = "the guide about E2B lists what is supported"
+    for feature in path.split("/"):
+        if feature in _NOT_HERE:
+            # The SDKs show a 404 as a sandbox that does not exist.
+            raise InvalidRequest(f"{feature}: not supported by this server", hint=hint)
+    raise NotFound(f"{path} is not supported", hint=hint)
