@@ -485,7 +485,11 @@ async def test_a_daemon_shows_the_network_and_holds_keys_to_the_setting(web, tmp
         await ask("POST", f"{path}/exec", operator, command)
         _, shown = await ask("GET", f"{path}/network", operator)
         assert (shown["network"], shown["refused"], shown["opened"]) == (rules["network"], 1, 1)
-        _, log = await ask("GET", f"{path}/network/log?since_seq=1", operator)
+        log: list[dict[str, Any]] = []
+        deadline = time.monotonic() + PATIENCE_S
+        # The end of a connection is recorded a moment after the command has ended.
+        while len(log) < 2 and time.monotonic() < deadline:
+            _, log = await ask("GET", f"{path}/network/log?since_seq=1", operator)
         assert [one["seq"] for one in log] == [2, 3]
         url = f"{daemon.http.url}{path}/network/log?follow=true"
         async with session.get(url, headers={"Authorization": f"Bearer {operator}"}) as events:

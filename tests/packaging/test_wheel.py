@@ -57,7 +57,10 @@ def test_the_distribution_and_the_import_have_different_names(wheel):
         metadata = Parser().parsestr(archive.read(f"{INFO}/METADATA").decode())
         scripts = archive.read(f"{INFO}/entry_points.txt").decode()
     assert metadata["Name"] == "sandkasten-runtime"
-    assert scripts == "[console_scripts]\nsandkasten = sandkasten.cli.main:main\n"
+    assert scripts == (
+        "[console_scripts]\nsandkasten = sandkasten.cli.main:main\n\n"
+        "[inspect_ai]\nsandkasten = sandkasten.integrations.inspect_ai_environment\n"
+    )
 
 
 def test_the_client_requires_only_an_http_library(wheel):
