@@ -175,11 +175,15 @@ fn peak_memory_is_that_of_the_command() {
     let outcome = client.shell("sleep 0.1");
     let light = peak(&outcome);
     assert!(light > 500_000 && light < 30 << 20, "{outcome:?}");
-    let outcome = client.exec(
-        json!({"shell": "main", "command": heavy.replace("0.3", "60"),
-        "deadline_ms": 500, "grace_ms": 0}),
-    );
-    assert!(peak(&outcome) > 60 << 20, "{outcome:?}");
+    // On a busy machine dd may not hold its block yet when the first deadline has come.
+    let mut peaks = [500, 4_000, 20_000].iter().map(|deadline_ms| {
+        let outcome = client.exec(
+            json!({"shell": "main", "command": heavy.replace("0.3", "60"),
+            "deadline_ms": deadline_ms, "grace_ms": 0}),
+        );
+        peak(&outcome)
+    });
+    assert!(peaks.any(|most| most > 60 << 20));
 }
 
 #[test]
