@@ -3,40 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests import environments
+from tests.compat.conftest import driven, e2b_variables
 
 if TYPE_CHECKING:
     from tests.client.http.served import Served
 
-SCRIPT = Path(__file__).with_name("e2b_drive.py")
-
-
-def variables(daemon: Served) -> dict[str, str]:
-    """Return the environment of a program for E2B that is to use this daemon."""
-    url = f"{daemon.url}/e2b"
-    return {**os.environ, "E2B_API_URL": url, "E2B_SANDBOX_URL": url, "E2B_API_KEY": daemon.key}
-
 
 @pytest.fixture(scope="module")
 def seen(daemon: Served) -> dict[str, Any]:
-    done = subprocess.run(
-        [str(environments.compat()), "-I", str(SCRIPT)],
-        env=variables(daemon),
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+    found = driven("e2b_drive.py", env=e2b_variables(daemon))
     assert found["running"] is True
     return found
 
@@ -145,7 +126,7 @@ def test_the_program_of_the_guide_prints_what_the_guide_says(daemon):
     program = text.partition("```py\n")[2].partition("```")[0]
     done = subprocess.run(
         [str(environments.compat()), "-I", "-c", program],
-        env=variables(daemon),
+        env=e2b_variables(daemon),
         capture_output=True,
         text=True,
         timeout=110,

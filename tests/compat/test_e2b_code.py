@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests import environments
-from tests.compat.test_e2b_client import variables
+from tests.compat.conftest import driven, e2b_variables
 
 if TYPE_CHECKING:
     from tests.client.http.served import Served
 
-SCRIPT = Path(__file__).with_name("e2b_code_drive.py")
-
 
 @pytest.fixture(scope="module")
 def seen(daemon: Served) -> dict[str, Any]:
-    done = subprocess.run(
-        [str(environments.compat()), "-I", str(SCRIPT)],
-        env=variables(daemon),
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return driven("e2b_code_drive.py", env=e2b_variables(daemon))
 
 
 @pytest.mark.promise("P79")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.client.http.served import served
-from tests.compat.test_e2b_client import variables
+from tests.compat.conftest import e2b_variables
 
 PACKAGE = "e2b@2.51.0"
 SCRIPT = Path(__file__).with_name("e2b_drive.mjs")
@@ -28,7 +28,7 @@ def test_the_javascript_sdk_runs_unchanged(tmp_path):
         done = subprocess.run(
             ["node", SCRIPT.name],
             cwd=tmp_path,
-            env=variables(daemon),
+            env=e2b_variables(daemon),
             capture_output=True,
             text=True,
             timeout=110,

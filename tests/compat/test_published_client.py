@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests import environments
+from tests.compat.conftest import driven
 
 if TYPE_CHECKING:
     from tests.client.http.served import Served
 
-SCRIPT = Path(__file__).with_name("drive.py")
-
 
 @pytest.fixture(scope="module")
 def seen(daemon: Served) -> dict[str, Any]:
-    done = subprocess.run(
-        [str(environments.compat()), "-I", str(SCRIPT), daemon.url, daemon.key, "host"],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return driven("drive.py", daemon.url, daemon.key, "host")
 
 
 def test_the_tested_client_is_the_published_package(seen):

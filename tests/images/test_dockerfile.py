@@ -101,7 +101,7 @@ CMD serve --port $PORT
         ("SHELL [\"/bin/bash\"]", "SHELL '[\"/bin/bash\"]' is not supported"),
         ("SHELL [\"python3\", \"-c\"]", "SHELL '[\"python3\", \"-c\"]' is not supported"),
         ("LABEL a", "'a' is not NAME=value"),
-        ("COPY --from=1 /a /b", "there is no stage 1 before this line"),
+        ("COPY --from=1 /a /b", "the file has no stage 1 before this line"),
         ("ADD --from=x /a /b", "ADD --from is not supported"),
         ("ONBUILD RUN x", "ONBUILD is not supported"),
         ("FROM other AS -x", "'-x' is not the name of a stage"),

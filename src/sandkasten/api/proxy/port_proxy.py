@@ -189,7 +189,7 @@ class _Carrier:
             except h11.RemoteProtocolError as exc:
                 raise _broken(str(exc)[:200]) from exc
             if event is h11.PAUSED:
-                # After CONNECT there is no HTTP any more, and no further event.
+                # After CONNECT the connection is no longer HTTP, and no event follows.
                 raise _broken("it left HTTP")
             if event is not h11.NEED_DATA:
                 self._events += 1

@@ -72,7 +72,7 @@ class _Stages:
             return at
         if name.isdecimal():
             raise invalid(
-                one.line, f"there is no stage {name} before this line", "stages count from 0"
+                one.line, f"the file has no stage {name} before this line", "stages count from 0"
             )
         self.found.append(Dockerfile(_image(one, name), (), line=one.line))
         self.names[name.lower()] = len(self.found) - 1

@@ -227,6 +227,6 @@ def context_language(the_id: str) -> str:
 
 def no_context() -> ContextNotFound:
     return ContextNotFound(
-        "there is no code context with that id",
+        "the sandbox has no code context with that id",
         hint="it may have ended; list the contexts, or leave the id out for the default one",
     )
