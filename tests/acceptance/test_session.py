@@ -103,10 +103,15 @@ def test_failing_code_is_a_result_and_not_an_error(data_dir, make):
 
 
 def test_interleaved_streams_arrive_in_order(data_dir, make):
-    with make() as box:
-        result = box.exec(
-            "for i in 1 2 3; do echo out$i; sleep 0.02; echo err$i >&2; sleep 0.02; done"
-        )
+    # Each line is written after the one before has arrived: two pipes have no order of their own.
+    script = (
+        "seen() { until test -e seen$1; do sleep 0.01; done; }; "
+        "for i in 1 2 3; do echo out$i; seen out$i; echo err$i >&2; seen err$i; done"
+    )
+    with make() as box, box.exec_stream(script) as stream:
+        for piece in stream:
+            box.write(f"seen{piece.text.strip()}", b"")
+        result = stream.result
         assert result.output == "out1\nerr1\nout2\nerr2\nout3\nerr3\n"
         assert result.stdout == "out1\nout2\nout3\n"
         assert result.stderr == "err1\nerr2\nerr3\n"

@@ -37,10 +37,18 @@ async def go(daemon, box):
 
 
 async def test_chunks_arrive_in_order_and_the_last_event_is_the_complete_result(daemon, box):
-    seen = await _streamed(daemon, f"{box}/exec/stream", {"cmd": "echo a; echo b >&2; exit 4"})
+    body = {"cmd": f"echo a; {UNTIL_GO}; echo b >&2; exit 4"}
+    seen = []
+    async with daemon.http.post(f"{daemon.url}{box}/exec/stream", json=body) as reply:
+        async for one in events(reply):
+            if not seen:
+                # Only then is b written: what two streams get at the same moment has no order.
+                await go(daemon, box)
+            seen.append(one)
     assert [one.name for one in seen] == ["chunk", "chunk", "done"]
-    first = seen[0].data
+    first, second = seen[0].data, seen[1].data
     assert (first["seq"], first["stream"], first["text"]) == (1, "stdout", "a\n")
+    assert (second["seq"], second["stream"], second["text"]) == (2, "stderr", "b\n")
     assert first["chunk"] == first["text"]
     assert abs(first["timestamp"] / 1000 - time.time()) < 60
     assert seen[0].id == "1"

@@ -143,8 +143,7 @@ async def test_a_detached_command_is_read_followed_and_killed(box, state, capfd)
     assert capfd.readouterr().out == "/workspace\n"
     process = box.process(the_id)
     async with asyncio.timeout(PATIENCE_S), process.follow() as stream:
-        while (await anext(stream)).text != "two\n":
-            pass
+        assert {(await anext(stream)).text, (await anext(stream)).text} == {"one\n", "two\n"}
     await exec.logs(state, box.id, the_id[:8], follow=False)
     assert capfd.readouterr() == ("one\n", "two\n")
     following = asyncio.create_task(exec.logs(state, box.id, the_id, follow=True))

@@ -232,8 +232,9 @@ async def test_a_full_workspace_is_the_verdict_on_a_failure(world):
 
 
 async def test_output_is_streamed_live(engine, box):
-    stream = engine.exec_stream(box, ExecRequest("echo one; sleep 0.2; echo two >&2"))
+    stream = engine.exec_stream(box, ExecRequest(f"echo one; {UNTIL_GO}; echo two >&2"))
     first = await anext(stream)
+    await engine.files.write(box, GO, b"")
     assert isinstance(first, Chunk)
     assert (first.seq, first.source, first.data) == (1, "stdout", b"one\n")
     chunks, result = await collect(stream)
