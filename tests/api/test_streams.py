@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import time
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,7 @@ async def go(daemon, box):
 
 async def test_chunks_arrive_in_order_and_the_last_event_is_the_complete_result(daemon, box):
     body = {"cmd": f"echo a; {UNTIL_GO}; echo b >&2; exit 4"}
-    seen = []
+    seen: list[Any] = []
     async with daemon.http.post(f"{daemon.url}{box}/exec/stream", json=body) as reply:
         async for one in events(reply):
             if not seen:

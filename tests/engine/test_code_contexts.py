@@ -26,7 +26,7 @@ from sandkasten.model.commands.code_values import (
 )
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
-from tests.engine.injections import World
+from tests.engine.injections import GO, World
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("P80")]
 
@@ -137,8 +137,12 @@ async def test_two_callers_of_one_context_wait_for_each_other(run):
     assert results[2].text == "[1, 2]"
 
 
-async def test_more_callers_than_the_queue_holds_are_refused_as_busy(run):
-    calls = [run("import time; time.sleep(0.5)"), *(run("1") for _ in range(20))]
+async def test_more_callers_than_the_queue_holds_are_refused_as_busy(run, engine, box):
+    waits = f"import os, time\nwhile not os.path.exists('{GO}'): time.sleep(0.01)"
+    calls = [asyncio.create_task(run(code)) for code in (waits, *["1"] * 20)]
+    # None of the others can end before the first one.
+    await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+    await engine.files.write(box, GO, b"")
     results = await asyncio.gather(*calls, return_exceptions=True)
     refused = [one for one in results if isinstance(one, Busy)]
     assert refused

@@ -20,6 +20,13 @@ from tests.patience import PATIENCE_S
 pytestmark = pytest.mark.anyio
 
 
+@pytest.fixture(autouse=True)
+def long_times(monkeypatch):
+    """A busy machine may need a minute for what takes a second."""
+    for name in ("HOT_S", "KEPT_S", "LEASE_S"):
+        monkeypatch.setattr(warm_pool, name, 90.0)
+
+
 @pytest.fixture
 async def world():
     one = World(spares=True)
@@ -97,12 +104,18 @@ async def test_a_claimed_warm_sandbox_is_described_as_that_of_its_run(world):
         await running
 
 
-async def test_a_claimed_warm_sandbox_has_the_lease_of_its_run(world, monkeypatch):
-    monkeypatch.setattr(warm_pool, "LEASE_S", 1.0)
-    await sh(world)
-    await sh(world)
-    spare = await spare_of(world)
-    result = await sh(world, "sleep 1.2; echo lived")
+async def test_a_claimed_warm_sandbox_has_the_lease_of_its_run(monkeypatch):
+    # A busy machine may need all of it before the claim: then a longer one.
+    for lease_s in (1.0, 8.0, 25.0):
+        monkeypatch.setattr(warm_pool, "LEASE_S", lease_s)
+        world = World(spares=True)
+        await sh(world)
+        await sh(world)
+        spare = await spare_of(world)
+        result = await sh(world, f"sleep {lease_s + 0.2}; echo lived")
+        await world.engine.aclose()
+        if result.sandbox_id == spare:
+            break
     assert (result.sandbox_id, result.stdout) == (spare, b"lived\n")
 
 

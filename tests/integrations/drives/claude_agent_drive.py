@@ -56,7 +56,7 @@ async def tools() -> dict[str, object]:
                 await call("run_command", command="mkdir -p d && cd d && X=1"),
                 await call("run_command", command="pwd; echo $X"),
                 await call("run_command", command="echo no >&2; false"),
-                await call("run_command", command="echo so; sleep 60", timeout_seconds=1),
+                await call("run_command", command="echo so; sleep 60", timeout_seconds=5),
             ],
             "code": [
                 await call("run_code", code="print(6 * 7)"),

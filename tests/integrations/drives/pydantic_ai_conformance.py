@@ -81,7 +81,7 @@ async def test_write_outside_of_the_workspace_is_a_permission_error(backend):
 async def test_command_that_is_stopped_takes_its_background_jobs_with_it(backend):
     job = "sleep 3600 & echo $! > job; sleep 3600"
     with pytest.raises(WorkspaceTimeoutError):
-        await backend.run(job, shell=True, timeout=1)
+        await backend.run(job, shell=True, timeout=5)
     assert await has_ended(backend)
     await backend.remove("/workspace/job")
     running = asyncio.create_task(backend.run(job, shell=True))

@@ -90,7 +90,7 @@ def borrowed_sandbox() -> str:
 
 
 def timeout() -> list[object]:
-    with SandkastenExecutor(timeout_seconds=1) as executor:
+    with SandkastenExecutor(timeout_seconds=10) as executor:
         executor("before = 1")
         try:
             executor("while True: pass")
