@@ -18,7 +18,7 @@ unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV
 # The tests start hundreds of programs; without bytecode each would compile all its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup dev demo demo-agents check test test-long bench lint fmt docs wheel install uninstall image images lock clean packages packages-check packages-test packages-long packages-bench lint-python lint-rust ready debians rust-tests
+.PHONY: help setup dev demo demo-agents check test test-long bench lint fmt docs wheel install uninstall image images lock clean packages packages-check packages-test packages-long packages-bench lint-python lint-rust ready debians
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -102,15 +102,11 @@ test-long:  ## everything, on every backend, in full size
 	@SANDKASTEN_LONG=1 scripts/test.sh all
 
 # Pip waits for the network, cargo for its last crate, a bootstrap for dpkg: run all of them at once.
-ready: dev $(VENV)/.docs packages-test debians rust-tests
+ready: dev $(VENV)/.docs packages-test debians
 
 # The part of tests/prepare.py that needs only Python; the rest follows when all is installed.
 debians: | packages-test
 	@PYTHONPATH=src:. $(PYTHON) -m tests.prepare debians
-
-# What does not compile is reported by the phase `rust`, after which the others still run.
-rust-tests: | packages-check
-	@scripts/cargo.sh test --quiet --no-run >/dev/null 2>&1 || true
 
 bench: setup packages-bench $(VENV)/.bench  ## compare with docker, bwrap, runc and bare subprocesses (ARGS="--quick --check")
 	@$(VENV)/bin/python -m benchmarks.run $(ARGS)

@@ -99,7 +99,7 @@ rust() {
         export SANDKASTEN_DEPTH=500 SANDKASTEN_WIDE=1000 SANDKASTEN_FUZZ=1000 \
             SANDKASTEN_FUZZ_FRAMES=2000
     fi
-    scripts/cargo.sh test --quiet --no-fail-fast || code=1
+    nice -n 5 scripts/cargo.sh test --quiet --no-fail-fast || code=1
     return $code
 }
 
@@ -145,13 +145,14 @@ case ${1:-all} in
         [ "${SANDKASTEN_LONG:-}" = 1 ] && limit=(-o timeout=3600)
         make_scratch
         begin prepare prepare
-        begin rust rust
-        # Types and pages use what the tests leave of the processors.
+        # Types and pages use what the others leave of the processors.
         begin lint pages_and_types
         finish prepare
-        finish rust
+        # The runner's tests compile first, while Python tests wait for deadlines and daemons.
+        begin rust rust
         phase tests python -n "${WORKERS:-4}" --hostwatch --platform=all \
             --outcome=build/platforms/main.json "${limit[@]}" tests
+        finish rust
         finish lint
         drop_scratch
         phase platforms .venv/bin/python -m tests.matrix.page
