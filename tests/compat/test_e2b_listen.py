@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import urllib.error
 import urllib.request
 
@@ -13,6 +12,7 @@ from sandkasten.daemon.daemon_assembly import _check_exposure
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import InvalidConfiguration
 from tests.client.http.served import KEY, served
+from tests.loopback_port import free_port
 
 
 def fetch(url: str) -> tuple[int, object]:
@@ -25,8 +25,7 @@ def fetch(url: str) -> tuple[int, object]:
 
 
 def test_the_protocol_has_an_address_of_its_own_without_the_prefix(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     with served(tmp_path / "data", SANDKASTEN_COMPAT_E2B_LISTEN=address) as daemon:
         assert fetch(f"http://{address}/sandboxes") == (200, [])
         assert fetch(f"{daemon.url}/e2b/sandboxes") == (200, [])

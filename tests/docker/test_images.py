@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import tempfile
 import time
 from contextlib import contextmanager, suppress
@@ -33,6 +32,7 @@ from tests import imagekit
 from tests.docker.fake_engine import FakeEngine, answered
 from tests.docker.site import FAR, IMAGE, nothing_left, opened, sh
 from tests.images.registries import HTPASSWD
+from tests.loopback_port import free_port
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -62,13 +62,13 @@ async def test_an_image_that_exists_nowhere_is_a_typed_error(engine, data):
     async with opened(data, engine, docker_pull="never", images_pull="never") as sand:
         await refused(sand, "nobody/has-this:1", ImageNotFound)
     # Nobody listens there.
-    free = f"127.0.0.1:{_free_port()}/nobody/has-this:1"
+    free = f"127.0.0.1:{free_port()}/nobody/has-this:1"
     async with opened(data, engine, allowed_images=f"{free},{IMAGE}") as sand:
         error = await refused(sand, free, RegistryUnavailable)
         assert "docker load" in error.hint
         assert "sandkasten image import" in error.hint
     async with opened(data, engine, docker_pull="missing") as sand:
-        await refused(sand, f"127.0.0.1:{_free_port()}/nobody/has-this:1", RegistryUnavailable)
+        await refused(sand, f"127.0.0.1:{free_port()}/nobody/has-this:1", RegistryUnavailable)
         # What is there is not asked for.
         assert (await sand.create(FAR)).image == IMAGE
     assert await nothing_left(engine, data) == []
@@ -142,7 +142,7 @@ async def test_an_image_is_pulled_from_a_registry_and_a_refusal_is_a_typed_error
 def _registry(engine: Dockerd, folder: Path, users: str = "") -> Iterator[str]:
     """Debian's docker-registry on the loopback of the engine's machine."""
     folder.mkdir()
-    address = f"127.0.0.1:{_free_port()}"
+    address = f"127.0.0.1:{free_port()}"
     told: dict[str, Any] = {
         "version": "0.1",
         "storage": {"filesystem": {"rootdirectory": str(folder / "data")}},
@@ -316,8 +316,3 @@ def _load(engine: Reached, name: str, config: dict[str, Any], *layers: bytes) ->
     with tempfile.TemporaryDirectory() as folder:
         archive = imagekit.write_tar(Path(folder) / "image.tar", members)
         engine.docker("load", "-i", str(archive))
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])

@@ -27,6 +27,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from sandkasten.images.registry import manifests
 from sandkasten.images.registry.image_reference import this_platform
+from tests.loopback_port import free_port
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -221,12 +222,6 @@ class Running:
 
     host: str
     base: str
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

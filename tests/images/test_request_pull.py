@@ -27,6 +27,7 @@ from sandkasten.images.registry.registry_http import Patience
 from sandkasten.model.images.pull_rules import PullLimits
 from tests import imagekit
 from tests.images import registries
+from tests.loopback_port import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -131,7 +132,7 @@ async def test_concurrent_requests_for_one_image_pull_it_once(usr, registry):
 def offline(monkeypatch) -> str:
     """Return a registry where nothing listens; do not wait for it."""
     monkeypatch.setattr(Patience, "pause_s", lambda *_: 0.01)
-    return f"localhost:{registries.free_port()}"
+    return f"localhost:{free_port()}"
 
 
 async def test_an_offline_machine_gets_both_remedies(usr, offline):

@@ -24,10 +24,10 @@ from sandkasten.errors import (
     WorkspaceDamaged,
     WorkspaceNotFound,
 )
-from sandkasten.linux.storage import ext4, workspace_directory, workspace_image
+from sandkasten.linux.storage import ext4, tree_copy, workspace_directory, workspace_image
 from sandkasten.linux.storage.workspace_directory import WorkspaceDirectory
 from sandkasten.model.sandbox.workspace import StoredWorkspace
-from tests.patience import FAR_TOO_LATE_S
+from tests.patience import FAR_TOO_LATE_S, PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -394,12 +394,21 @@ def _fill(tree: Path, files: int) -> None:
         (tree / str(number)).write_bytes(b"x" * 100)
 
 
-async def test_a_cancelled_copy_has_ended_when_the_call_returns(directories, tmp_path):
+async def test_a_cancelled_copy_has_ended_when_the_call_returns(directories, tmp_path, monkeypatch):
     await directories.create("w", 8 * MB, 1.0)
     tree = Path((await directories.open("w", in_use=False)).path)
     await asyncio.to_thread(_fill, tree, 3000)
+    begun, copy_tree = threading.Event(), tree_copy.copy_tree
+
+    def held(source: Path, target: Path, stop: threading.Event) -> None:
+        begun.set()
+        # A copy that is over before it is cancelled shows nothing.
+        assert stop.wait(PATIENCE_S)
+        copy_tree(source, target, stop)
+
+    monkeypatch.setattr(tree_copy, "copy_tree", held)
     copying = asyncio.ensure_future(directories.copy("w", "x", 1.0))
-    await asyncio.sleep(0.02)
+    assert await asyncio.to_thread(begun.wait, PATIENCE_S)
     copying.cancel()
     with pytest.raises(asyncio.CancelledError):
         await copying

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.loopback_port import free_port
 from tests.network.conftest import served
 from tests.packages.wheels import wheel
 from tests.patience import PATIENCE_S
@@ -135,12 +136,6 @@ def _file_server(root: Path) -> http.server.ThreadingHTTPServer:
     return server
 
 
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 @contextmanager
 def _running(words: Sequence[str], port: int, log: Path, **options: Any) -> Iterator[int]:
     with log.open("wb") as said:
@@ -169,7 +164,7 @@ def _sshd(folder: Path) -> Iterator[int]:
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name)
     public = (folder / "user.pub").read_text()
     (folder / "authorized").write_text(f'restrict,command="echo tiny" {public}')
-    port = _free_port()
+    port = free_port()
     (folder / "config").write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nPidFile {folder}/pid\n"
         f"AuthorizedKeysFile {folder}/authorized\nStrictModes no\nUsePAM no\n"
@@ -187,7 +182,7 @@ def _sshd(folder: Path) -> Iterator[int]:
 def _postgres(folder: Path) -> Iterator[int]:
     """Start a server as an ordinary user; it refuses to run as root."""
     assert _POSTGRES is not None, "postgresql is not installed"
-    port, user = _free_port(), 65534
+    port, user = free_port(), 65534
     place = folder / "postgres"
     place.mkdir(mode=0o700)
     os.chown(place, user, user)

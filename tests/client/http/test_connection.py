@@ -25,6 +25,7 @@ from sandkasten.errors import (
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests.client.http.scripted import CUT, SILENCE, problem, reply, scripted
+from tests.loopback_port import free_port
 
 READ = HttpRequest("GET", "/x", repeatable=True)
 ONCE = HttpRequest("POST", "/x", {"a": 1})
@@ -45,8 +46,7 @@ async def ask(url: str, order: HttpRequest, key: str | None = None) -> object:
 
 
 async def test_an_unreachable_daemon_is_reported_with_a_hint():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     with pytest.raises(BackendUnavailable) as caught:
         await ask(f"http://127.0.0.1:{port}", ONCE)
     assert f"127.0.0.1:{port}" in caught.value.message
@@ -101,9 +101,10 @@ async def test_a_local_daemon_is_reached_without_a_proxy(monkeypatch):
 
 
 async def test_a_daemon_that_starts_meanwhile_is_reached():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    asking = asyncio.create_task(ask(f"http://127.0.0.1:{port}", ONCE))
+    # Bound, so that no other process gets the port; without a listener it refuses connections.
+    bound = socket.socket()
+    bound.bind(("127.0.0.1", 0))
+    asking = asyncio.create_task(ask(f"http://127.0.0.1:{bound.getsockname()[1]}", ONCE))
     await asyncio.sleep(0.01)
 
     async def met(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -112,7 +113,7 @@ async def test_a_daemon_that_starts_meanwhile_is_reached():
         await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(met, "127.0.0.1", port)
+    server = await asyncio.start_server(met, sock=bound)
     async with server:
         assert await asking == {"ok": 1}
 

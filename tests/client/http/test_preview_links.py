@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import ssl
 import subprocess
 from urllib.parse import urlsplit
@@ -21,6 +20,7 @@ from sandkasten.errors import InvalidConfiguration, InvalidRequest, UnsupportedB
 from sandkasten.model.access.preview_links import PreviewTarget
 from tests.cli.conftest import COMMAND
 from tests.client.http.served import served as serving
+from tests.loopback_port import free_port
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.promise("P78")
@@ -146,8 +146,7 @@ async def test_the_command_line_makes_links_and_forwards(served, box):
 @pytest.fixture
 def domain(tmp_path):
     """A daemon that serves previews of a domain on a port of its own."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     environ = {
         "SANDKASTEN_PREVIEWS_DOMAIN": "preview.example.com",
         "SANDKASTEN_PREVIEWS_LISTEN": f"127.0.0.1:{port}",

@@ -349,8 +349,9 @@ async def test_a_stopped_daemon_is_reported(tmp_path):
 async def test_listing_does_not_count_as_activity(served, abox):
     transport = await connect(place_of(**served.where))
     before = (await abox.info()).expires_at
-    await asyncio.sleep(0.3)
+    # Two clocks are read for it one after the other: what differs by less may be a pause of ours.
+    await asyncio.sleep(1)
     assert (await transport.usage(abox.id)).pids_limit == 256
-    assert (await abox.info()).expires_at == pytest.approx(before, abs=0.01)
+    assert (await abox.info()).expires_at == pytest.approx(before, abs=0.5)
     await transport.stats(abox.id)
-    assert (await abox.info()).expires_at > before + 0.2
+    assert (await abox.info()).expires_at > before + 0.5
