@@ -19,11 +19,13 @@ from sandkasten.backends.docker import (
     session_volumes,
 )
 from sandkasten.backends.docker.container_config import ContainerMount, ContainerPlatform
+from sandkasten.backends.docker.content_volumes import bound_mount
 from sandkasten.backends.docker.session_volumes import SessionVolumes
+from sandkasten.errors import UnsupportedByBackend
 from sandkasten.linux.confinement import capabilities
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.images.resolved_image import Image
-from sandkasten.model.sandbox.cell_spec import CellSpec, home
+from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount, HostOwner, home
 from sandkasten.model.sandbox.gpus import ALL, GpuRequest
 from sandkasten.model.sandbox.limits import Limits
 
@@ -170,6 +172,22 @@ def test_a_label_is_a_valid_sandbox_id_or_ignored():
     assert resource_names.id_in("sbx_0123456789abcdef") == ID
     for text in ("", "sbx_", "../etc", "sbx_0123456789abcdeg", "sbx_0123456789abcdef\n", "x" * 99):
         assert resource_names.id_in(text) is None
+
+
+@pytest.mark.promise("P83")
+def test_a_writable_mount_must_belong_to_the_user_of_the_container():
+    """A Docker Engine does not shift ids, and follows links on its way to a source."""
+    mine = HostMount("/srv/code", "/code", below="", owner=HostOwner(1000, 1000))
+    assert bound_mount(mine, 1000) == ContainerMount("bind", "/srv/code", "/code")
+    assert bound_mount(replace(mine, owner=None), 0).read_only
+    for one, user in (
+        (replace(mine, owner=HostOwner(4321, 1000)), 1000),
+        (mine, 0),
+        (replace(mine, below="sub"), 1000),
+    ):
+        with pytest.raises(UnsupportedByBackend) as refused:
+            bound_mount(one, user)
+        assert "backend local" in refused.value.hint
 
 
 if __name__ == "__main__":

@@ -30,9 +30,11 @@ async def test_a_directory_and_a_file_are_mounted_by_their_real_paths(resolve_mo
     (tmp_path / "link").symlink_to("models")
     (tmp_path / "models" / "one").write_text("x")
     real = str(tmp_path / "models")
-    assert await resolve_mount(tmp_path / "models") == HostMount(real, "/mnt/m")
-    assert await resolve_mount(tmp_path / "link") == HostMount(real, "/mnt/m")
-    assert await resolve_mount(tmp_path / "link" / "one") == HostMount(f"{real}/one", "/mnt/m")
+    assert await resolve_mount(tmp_path / "models") == HostMount(real, "/mnt/m", below="")
+    assert await resolve_mount(tmp_path / "link") == HostMount(real, "/mnt/m", below="")
+    assert await resolve_mount(tmp_path / "link" / "one") == HostMount(
+        f"{real}/one", "/mnt/m", below=""
+    )
 
 
 async def test_a_missing_mount_source_is_named(resolve_mount, tmp_path):

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from sandkasten.errors import InvalidRequest, PolicyDenied
-from sandkasten.model.sandbox.host_mounts import MountRule, choose_mounts, mount_text, parse_mounts
+from sandkasten.errors import InvalidRequest, PolicyDenied, UnsupportedByBackend
+from sandkasten.model.sandbox.host_mounts import (
+    MountRule,
+    check_mounts_on,
+    choose_mounts,
+    mount_text,
+    parse_mounts,
+)
 
 MODELS = MountRule("models", "/data/models", "/models")
 CORPUS = MountRule("corpus", "/srv/corpus", "/mnt/corpus", default=True)
+CODE = MountRule("code", "/srv/code", "/code", mode="rw")
+TEAM = MountRule("team", "/srv/team", "/team", mode="rw", tenants=("a", "b"))
 
 
 def _one(source: str = "/data/models", target: str = "/models") -> tuple[MountRule, ...]:
@@ -98,6 +108,13 @@ def test_a_mount_path_that_is_not_absolute_and_normal_is_refused(path):
         ({"m": {"target": "/x"}}, "source is not an absolute path"),
         (["m=/data:/x:writable"], "is not a valid mount"),
         (["/data"], "is not a valid mount"),
+        (["m=/data:/x:rw:rw"], "is not a valid mount"),
+        ({"m": {"source": "/data", "mode": "w"}}, "mode must be ro or rw"),
+        ({"m": {"source": "/data", "mode": True}}, "mode must be ro or rw"),
+        ({"m": {"source": "/data", "mode": "rw", "default": True}}, "cannot be a default"),
+        ({"m": {"source": "/data", "tenants": "a"}}, "tenants must be a list"),
+        ({"m": {"source": "/data", "tenants": [7]}}, "tenants must be a list"),
+        ({"m": {"source": "/data", "tenants": ["A B"]}}, "is not a valid tenant name"),
         (["a=/data:/x", "a=/srv:/y"], "the name is there twice"),
         (["a=/data:/x", "b=/srv:/x"], "meets that of a"),
         (["a=/data:/x", "b=/srv:/x/y"], "meets that of a"),
@@ -118,7 +135,22 @@ def test_a_request_gets_the_mounts_it_names_and_the_defaults():
 
 
 @pytest.mark.promise("P24")
-@pytest.mark.parametrize("name", ["/data/models", "/", "../x", "models/..", "/etc/shadow"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "/data/models",
+        "/",
+        "../x",
+        "models/..",
+        "models/",
+        "models/a//b",
+        "models/a/../b",
+        "models/./a",
+        "models/a\nb",
+        "models/" + "a/" * 3000 + "a",
+        "/etc/shadow",
+    ],
+)
 def test_a_request_for_a_path_is_refused(name):
     with pytest.raises(PolicyDenied, match="a request cannot mount the path") as refused:
         choose_mounts([name], (MODELS, CORPUS))
@@ -137,3 +169,56 @@ def test_a_request_for_an_unknown_mount_lists_the_known_ones(name):
 def test_a_mount_request_that_is_not_a_list_of_names_is_refused(asked):
     with pytest.raises(InvalidRequest):
         choose_mounts(asked, (MODELS,))
+
+
+def test_a_writable_mount_mapping_equals_its_text_form():
+    written = {
+        "code": {"source": "/srv/code", "target": "/code", "mode": "rw"},
+        "team": {"source": "/srv/team", "target": "/team", "mode": "rw", "tenants": ["a", "b"]},
+    }
+    rules = parse_mounts(written, "/var/lib/mine")
+    assert rules == (CODE, TEAM)
+    texts = [mount_text(rule) for rule in rules]
+    assert texts == ["code=/srv/code:/code:rw", "team=/srv/team:/team:rw:tenant=a:tenant=b"]
+    assert parse_mounts(texts, "/var/lib/mine") == rules
+
+
+@pytest.mark.promise("P83")
+@pytest.mark.parametrize(
+    "source",
+    [
+        "/usr/local/share", "/etc/ssl/certs", "/bin", "/lib/modules", "/var/log/mine", "/var/spool",
+        "/home/alice/.config/x", "/home/alice/.local", "/srv/.hidden/x", "/var/lib/dpkg/info",
+    ],
+)  # fmt: skip
+def test_a_directory_that_the_host_trusts_cannot_be_writable(source):
+    with pytest.raises(InvalidRequest, match="mount m: source "):
+        parse_mounts({"m": {"source": source, "target": "/m", "mode": "rw"}}, "/var/lib/mine")
+    assert parse_mounts({"m": {"source": source, "target": "/m"}}, "/var/lib/mine")
+
+
+@pytest.mark.promise("P83")
+def test_a_writable_mount_exists_only_for_its_tenants():
+    known = (MODELS, CODE, TEAM)
+    assert choose_mounts(["code", "models"], known) == (MODELS, CODE)
+    assert choose_mounts(["team"], known, "a") == (TEAM,)
+    for name, tenant in (("code", "a"), ("team", "default"), ("team", "c"), ("team/x", "c")):
+        with pytest.raises(PolicyDenied) as refused:
+            choose_mounts([name], known, tenant)
+        assert name not in refused.value.hint
+
+
+def test_a_request_may_name_one_directory_of_a_mount():
+    assert choose_mounts(["code/a/b", "code/a/b"], (CODE,)) == (replace(CODE, below="a/b"),)
+    with pytest.raises(InvalidRequest, match="two directories"):
+        choose_mounts(["code/a", "code/b"], (CODE,))
+    with pytest.raises(InvalidRequest, match="two directories"):
+        choose_mounts(["code/a", "code"], (CODE,))
+
+
+@pytest.mark.promise("P83")
+def test_gvisor_refuses_a_writable_mount_by_name():
+    with pytest.raises(UnsupportedByBackend, match="writable mount code"):
+        check_mounts_on((MODELS, CODE), "gvisor")
+    check_mounts_on((MODELS,), "gvisor")
+    check_mounts_on((MODELS, CODE), "local")

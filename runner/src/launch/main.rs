@@ -20,6 +20,7 @@ mod container;
 mod devices;
 mod failure;
 mod hand_over;
+mod host_directory;
 mod inside;
 mod loopdev;
 mod mounts;

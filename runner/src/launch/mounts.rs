@@ -6,7 +6,7 @@
 
 use crate::failure::{c_string, check, io_failed, Failure, Outcome};
 use crate::plan::{IdMap, Plan};
-use crate::{root, sys, tree, volume};
+use crate::{host_directory, root, sys, tree, volume};
 use std::ffi::CString;
 use std::os::unix::io::RawFd;
 use std::ptr;
@@ -80,6 +80,10 @@ pub fn stage(plan: &Plan, userns: Option<RawFd>) -> Outcome<Vec<String>> {
             continue;
         }
         let target = format!("{}/{}", stage, shown.name);
+        if let Some(below) = &shown.below {
+            host_directory::show(shown, below, &target, ids, plan.workspace_owner)?;
+            continue;
+        }
         let kind = std::fs::metadata(&shown.source)
             .map_err(io_failed(STEP, &format!("look at {}", shown.source)))?;
         make_target(&target, kind.is_dir())?;
@@ -92,7 +96,7 @@ pub fn stage(plan: &Plan, userns: Option<RawFd>) -> Outcome<Vec<String>> {
     }
 }
 
-fn make_target(path: &str, directory: bool) -> Outcome<()> {
+pub fn make_target(path: &str, directory: bool) -> Outcome<()> {
     if directory {
         return mkdir(path, 0o755);
     }

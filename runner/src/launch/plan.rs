@@ -49,10 +49,21 @@ pub struct Root {
     pub places: Vec<Place>,
 }
 
-/// A file or directory of the host, shown read-only.
+/// The user and the group that own a directory of the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Owner {
+    pub uid: u32,
+    pub gid: u32,
+}
+
+/// A file or directory of the host.
 #[derive(Debug)]
 pub struct HostMount {
     pub source: String,
+    /// Present: the source was checked and has no symlink, and this path below it is shown (empty: all).
+    pub below: Option<String>,
+    /// Present: the sandbox may write, and the owner's files are its user's files. Otherwise read-only.
+    pub owner: Option<Owner>,
     /// Name below the stage directory.
     pub name: String,
     /// Its content never changes: shown as a `Private`.
@@ -220,6 +231,14 @@ impl Plan {
         for m in list(v, "mounts")? {
             mounts.push(HostMount {
                 source: string(m, "source")?,
+                below: m["below"].as_str().map(str::to_owned),
+                owner: match &m["owner"] {
+                    Value::Null => None,
+                    o => Some(Owner {
+                        uid: number(o, "uid")? as u32,
+                        gid: number(o, "gid")? as u32,
+                    }),
+                },
                 name: name(m)?,
                 private: m["private"].as_bool().unwrap_or(false),
             });

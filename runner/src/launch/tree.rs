@@ -6,7 +6,7 @@
 
 use crate::failure::{c_string, check, Outcome};
 use crate::sys;
-use std::os::unix::io::{IntoRawFd, RawFd};
+use std::os::unix::io::{AsRawFd, IntoRawFd, RawFd};
 
 const STEP: &str = "mount";
 const SYS_OPEN_TREE: libc::c_long = 428;
@@ -43,6 +43,19 @@ pub fn copy(source: &str) -> Outcome<RawFd> {
         )
     };
     check(STEP, &format!("take a mount of {}", source), fd as i32)
+}
+
+/// Return a mount of what the descriptor refers to, without the mounts below it.
+pub fn copy_of(file: impl AsRawFd, what: &str) -> Outcome<RawFd> {
+    let fd = unsafe {
+        libc::syscall(
+            SYS_OPEN_TREE,
+            file.as_raw_fd(),
+            b"\0".as_ptr(),
+            OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | libc::AT_EMPTY_PATH as libc::c_uint,
+        )
+    };
+    check(STEP, &format!("take a mount of {}", what), fd as i32)
 }
 
 /// Set attributes of a mount. With `userns`, ids of the file system are those inside that namespace.

@@ -2,7 +2,7 @@
 //! (ordinary user).
 
 use crate::failure::{check, failed, open, pipe, write_file, Failure, Outcome};
-use crate::plan::IdMap;
+use crate::plan::{IdMap, Owner};
 use crate::sys;
 use std::os::unix::io::RawFd;
 
@@ -13,6 +13,22 @@ const STEP: &str = "userns";
 /// A child makes the namespace and waits; we write its maps, because only a process outside may map a
 /// range, and keep the namespace alive through its descriptor.
 pub fn mapped(map: IdMap) -> Outcome<RawFd> {
+    let line = format!("0 {} {}", map.base, map.count);
+    with_maps(map, &line, &line)
+}
+
+/// Return a descriptor of a user namespace that only a mount uses: files of `owner` on disk are files of
+/// the sandbox's `user`, and all other ids are of no one.
+pub fn of_one_owner(map: IdMap, owner: Owner, user: u32) -> Outcome<RawFd> {
+    let seen = map.base + user;
+    let (uids, gids) = (
+        format!("{} {} 1", owner.uid, seen),
+        format!("{} {} 1", owner.gid, seen),
+    );
+    with_maps(map, &uids, &gids)
+}
+
+fn with_maps(map: IdMap, uids: &str, gids: &str) -> Outcome<RawFd> {
     let (from_child, to_parent) = pipe()?;
     let (from_parent, to_child) = pipe()?;
     let pid = check(STEP, "fork", unsafe { libc::fork() })?;
@@ -28,7 +44,7 @@ pub fn mapped(map: IdMap) -> Outcome<RawFd> {
     }
     sys::close(to_parent);
     sys::close(from_parent);
-    let made = write_maps(pid, map, from_child, to_child);
+    let made = write_maps(pid, uids, gids, from_child, to_child);
     sys::close(to_child);
     sys::close(from_child);
     let mut status = 0;
@@ -43,11 +59,16 @@ pub fn mapped(map: IdMap) -> Outcome<RawFd> {
     })
 }
 
-fn write_maps(pid: i32, map: IdMap, from_child: RawFd, to_child: RawFd) -> Outcome<RawFd> {
+fn write_maps(
+    pid: i32,
+    uids: &str,
+    gids: &str,
+    from_child: RawFd,
+    to_child: RawFd,
+) -> Outcome<RawFd> {
     wait_byte(from_child)?;
-    let line = format!("0 {} {}", map.base, map.count);
-    write_file(STEP, &format!("/proc/{}/uid_map", pid), line.as_bytes())?;
-    write_file(STEP, &format!("/proc/{}/gid_map", pid), line.as_bytes())?;
+    write_file(STEP, &format!("/proc/{}/uid_map", pid), uids.as_bytes())?;
+    write_file(STEP, &format!("/proc/{}/gid_map", pid), gids.as_bytes())?;
     send_byte(to_child)?;
     wait_byte(from_child)?;
     open(STEP, &format!("/proc/{}/ns/user", pid), libc::O_RDONLY, 0)

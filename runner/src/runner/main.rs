@@ -22,6 +22,7 @@ mod python_alias;
 mod relay;
 mod ring;
 mod server;
+mod set_id_filter;
 mod shell;
 mod stats;
 mod supervisor;
@@ -43,7 +44,7 @@ use wire::{handler, protocol};
 
 const USAGE: &str = "sandkasten-runner (--listen-fd N | --listen PATH | --stdio) [--ready-fd N] \
 [--run-as UID:GID] [--user UID:GID] [--user-capabilities HEX] [--own DIR]... [--guard PATH]... \
-[--state-dir DIR] [--workspace DIR] [--home DIR] [--shell PROGRAM]
+[--state-dir DIR] [--workspace DIR] [--home DIR] [--shell PROGRAM] [--no-set-id]
        sandkasten-runner --as UID:GID[,GID]... PROGRAM [ARGUMENT]...
        sandkasten-runner --relay PATH | --erase PATH | --posture | --describe | --version";
 
@@ -52,6 +53,8 @@ struct Options {
     listen_fd: Option<RawFd>,
     listen: Option<Vec<u8>>,
     stdio: bool,
+    /// Whether no file may get a set-user-id or set-group-id bit.
+    no_set_id: bool,
     ready_fd: Option<RawFd>,
     run_as: Option<Ids>,
     user: Option<Ids>,
@@ -160,6 +163,10 @@ fn parse(arguments: Vec<OsString>) -> Result<Options, String> {
             options.stdio = true;
             continue;
         }
+        if name == "--no-set-id" {
+            options.no_set_id = true;
+            continue;
+        }
         let value = words
             .next()
             .ok_or_else(|| format!("{name} requires a value"))?
@@ -248,6 +255,9 @@ fn run(options: Options) -> Result<i32, StartError> {
     identity
         .drop_privileges()
         .map_err(failed_to("cannot set up the identity"))?;
+    if options.no_set_id {
+        set_id_filter::install().map_err(failed_to("cannot take the filter"))?;
+    }
     let mut env: program::Env = std::env::vars_os()
         .map(|(name, value)| (name.into_vec(), value.into_vec()))
         // The directory in which we were started means nothing to a command.

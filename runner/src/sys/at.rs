@@ -10,8 +10,10 @@ use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
 /// The longest path that the kernel takes, its NUL included.
 pub const PATH_MAX: usize = 4096;
 
+pub const RESOLVE_NO_XDEV: u64 = 0x01;
 pub const RESOLVE_NO_MAGICLINKS: u64 = 0x02;
 pub const RESOLVE_NO_SYMLINKS: u64 = 0x04;
+pub const RESOLVE_BENEATH: u64 = 0x08;
 pub const RESOLVE_IN_ROOT: u64 = 0x10;
 const RENAME_NOREPLACE: c_uint = 1;
 

@@ -317,7 +317,12 @@ _FLAGS: Final = (
         read=lambda shared: "shared" if shared else None,
     ),
     _Flag(
-        "mounts", "--mount", "One of the operator's mounts; repeatable.", _RUN, "NAME", kind=_WORDS
+        "mounts",
+        "--mount",
+        "One of the operator's mounts; repeatable.",
+        _RUN,
+        "NAME[/DIR]",
+        kind=_WORDS,
     ),
     _Flag(
         "gpus",

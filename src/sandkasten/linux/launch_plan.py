@@ -7,6 +7,7 @@ is made; the other functions return parts of the launcher's plan.
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,7 +81,7 @@ def root_plan(layout: Layout, cell: Path, spec: CellSpec) -> dict[str, object] |
     ]  # fmt: skip
     if not spec.network.closed:
         places.append(_place(RESOLV, 0o644, directory=False))
-    places += [_place(m.target, directory=os.path.isdir(m.source)) for m in spec.mounts]
+    places += [_place(m.target, directory=os.path.isdir(m.path)) for m in spec.mounts]
     writable = root_is_writable(spec)
     return {
         "layers": list(spec.image.layers),
@@ -132,6 +133,8 @@ def mounts_plan(spec: CellSpec, *, overlays: bool = True) -> list[dict[str, obje
     return [
         {
             "source": mount.source,
+            "below": mount.below,
+            "owner": mount.owner and asdict(mount.owner),
             "name": mount_name(index),
             "private": overlays and bool(mount.content),
         }

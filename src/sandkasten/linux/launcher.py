@@ -15,6 +15,7 @@ from sandkasten.errors import (
     InternalError,
     InvalidImage,
     IsolationRefused,
+    PolicyDenied,
     QuotaExceeded,
     SandkastenError,
 )
@@ -29,6 +30,8 @@ _OUTER_DEADLINE_S = 20.0
 _ENOSPC, _ENOENT = errno.ENOSPC, errno.ENOENT
 # For a layer or a path in it, these errors are caused by the image; all others by the host.
 _IMAGES_FAULT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV})
+# What the walk to a host mount meets if a part of the path is not what it was when it was checked.
+_REPLACED = frozenset({*_IMAGES_FAULT, errno.ESTALE, errno.EINVAL})
 _BACKLOG = 128
 
 _REMEDIES: Mapping[str, str] = {
@@ -40,6 +43,10 @@ _REMEDIES: Mapping[str, str] = {
     ),
     "loop": "make /dev/loop-control usable (modprobe loop), or free loop devices with losetup -D",
     "mount": "this process may not mount; run as root on the host, or allow user namespaces",
+    "host mount": (
+        "a writable host mount needs a file system with idmapped mounts (ext4, xfs, btrfs; Linux "
+        "5.12); name a source on such a file system in policy.mounts"
+    ),
     "image": (
         "images need overlayfs, and as root idmapped mounts (Linux 5.19) on the file system of the "
         "data directory; run sandkasten doctor"
@@ -112,6 +119,11 @@ def trouble(step: str, message: str, number: int) -> SandkastenError:
         return InvalidImage(
             f"the image cannot be used: {reason}",
             hint="it is incomplete, or has a link where a directory must be; import it again",
+        )
+    if step == "host mount" and number in _REPLACED:
+        return PolicyDenied(
+            f"a host mount was replaced after it was checked: {reason}",
+            hint="a link is never followed: name a directory of the mount that is not one",
         )
     # Namespaces have limits of their own, which are no matter of disk space.
     if number == _ENOSPC and step not in ("userns", "network"):

@@ -126,7 +126,7 @@ def test_a_session_is_decoded_completely():
         **SESSION,
         "limits": {"mem_limit_mb": 256, "max_exec_timeout_seconds": 7200, "new_limit": 1},
         "labels": {"a": "b"},
-        "mounts": [{"name": "m", "target": "/m"}],
+        "mounts": [{"name": "m", "target": "/m", "mode": "rw"}],
         "unenforced": [{"limit": "cpus", "reason": "r", "remedy": "s"}],
         "workspace_id": "w",
         "workspace_shared": True,
@@ -135,7 +135,8 @@ def test_a_session_is_decoded_completely():
     info = session_json.info_of(told)
     assert (info.limits.memory_bytes, info.limits.max_exec_timeout_s) == (256 * MIB, 7200)
     assert (info.created_at, info.expires_at) == (1794736800.25, 1763200000.5)
-    assert (info.mounts[0].target, info.unenforced[0].limit) == ("/m", "cpus")
+    assert (info.mounts[0].target, info.mounts[0].mode) == ("/m", "rw")
+    assert info.unenforced[0].limit == "cpus"
     assert (info.workspace_shared, info.labels, info.created) == (True, {"a": "b"}, False)
 
 

@@ -50,7 +50,7 @@ from sandkasten.linux.state_layout import CellState, write_state
 from sandkasten.linux.trust_files import with_variables
 from sandkasten.model.images.pull_rules import PullLimits
 from sandkasten.model.optional_extras import install_command
-from sandkasten.model.sandbox.cell_spec import CellSpec, home
+from sandkasten.model.sandbox.cell_spec import CellSpec, home, user_id
 from sandkasten.model.sandbox.readiness import Readiness, Requirement
 
 if TYPE_CHECKING:
@@ -394,7 +394,7 @@ class DockerBackend:
             kept = names.kept_volume_names(owner, volume.path)
         mounted = (
             *session_volumes.mounts(place, sandbox_id, home=home(spec), kept=kept),
-            *await self._contents.mounts(spec.mounts),
+            *await self._contents.mounts(spec.mounts, user_id(spec)),
             *([trust_volume.mount(sandbox_id)] if spec.inspection is not None else ()),
         )
         return container_config.ContainerPlatform(

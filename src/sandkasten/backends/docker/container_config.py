@@ -26,6 +26,7 @@ from sandkasten.model.sandbox.cell_spec import (
     home,
     root_is_writable,
     user_id,
+    writes_to_host,
 )
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ def runner_command(spec: CellSpec, platform: ContainerPlatform) -> list[str]:
         command += ["--own", WORKSPACE, "--own", home(spec)]
     if spec.profile == "dev":
         command += ["--user-capabilities", f"{capabilities.bits(capabilities.DEV_USER):x}"]
-    return command
+    return [*command, *(["--no-set-id"] if writes_to_host(spec) else ())]
 
 
 def _host_config(

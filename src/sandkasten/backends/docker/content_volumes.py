@@ -23,6 +23,7 @@ from sandkasten.disk.file_lock import locked
 from sandkasten.disk.os_errors import translated as os_translated
 from sandkasten.disk.tree_tar import packed
 from sandkasten.errors import BackendUnavailable, Conflict, SandkastenError, UnsupportedByBackend
+from sandkasten.model.sandbox.cell_spec import USER_ID
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,13 +44,11 @@ class ContentVolumes:
         self._home = home
         self._complete: set[str] = set()
 
-    async def mounts(self, wanted: Sequence[HostMount]) -> tuple[ContainerMount, ...]:
+    async def mounts(self, wanted: Sequence[HostMount], user: int) -> tuple[ContainerMount, ...]:
         """Return the mounts of a container; what must be copied for them is copied."""
         place = self._setup.place
         if place.same:
-            return tuple(
-                ContainerMount("bind", one.source, one.target, read_only=True) for one in wanted
-            )
+            return tuple(bound_mount(one, user) for one in wanted)
         if any(not one.content for one in wanted):
             raise UnsupportedByBackend(
                 "host mounts are not supported here: the Docker Engine does not see our files",
@@ -124,6 +123,23 @@ class ContentVolumes:
                 if not await asyncio.to_thread(os.path.isdir, source):
                     with contextlib.suppress(Refused):
                         await self._engine.remove_volume(str(one["Name"]))
+
+
+def bound_mount(one: HostMount, user: int) -> ContainerMount:
+    if one.below:
+        # The engine follows links on its way, and a sandbox that writes there can make some.
+        raise UnsupportedByBackend(
+            "backend docker shows a host mount as a whole",
+            hint="name the mount without a directory, or use backend local or oci",
+        )
+    if one.owner is not None and one.owner.uid != user:
+        raise UnsupportedByBackend(
+            f"{one.target} belongs to user {one.owner.uid} and the sandbox runs as user {user}: "
+            "backend docker cannot shift ids",
+            hint=f"give the directory to user {USER_ID} and use the hardened profile, or use "
+            "backend local or oci",
+        )
+    return ContainerMount("bind", one.source, one.target, read_only=one.owner is None)
 
 
 def _marker() -> bytes:

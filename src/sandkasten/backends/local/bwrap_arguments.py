@@ -27,6 +27,7 @@ from sandkasten.model.sandbox.cell_spec import (
     home,
     root_is_writable,
     user_id,
+    writes_to_host,
 )
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def runner_command(spec: CellSpec, platform: BwrapPlatform) -> list[str]:
         command += ["--user", f"{user_id(spec)}:{user_id(spec)}"]
     if spec.profile == "dev":
         command += ["--user-capabilities", f"{capabilities.bits(capabilities.DEV_USER):x}"]
-    return command
+    return [*command, *(["--no-set-id"] if writes_to_host(spec) else ())]
 
 
 def _namespaces(spec: CellSpec, platform: BwrapPlatform) -> list[str]:
@@ -189,7 +190,8 @@ def _mounts(spec: CellSpec, platform: BwrapPlatform) -> list[str]:
             # bubblewrap creates missing parents of a mount, but only accessible to itself.
             for parent in reversed(PurePosixPath(mount.target).parents[:-1]):
                 args += ["--perms", "0755", "--dir", str(parent)]
-        args += ["--ro-bind", f"{platform.stage}/{mount_name(index)}", mount.target]
+        how = "--ro-bind" if mount.owner is None else "--bind"
+        args += [how, f"{platform.stage}/{mount_name(index)}", mount.target]
     return args
 
 

@@ -351,7 +351,7 @@ class OciBackend:
             host=self._host_root,
             cgroups_path=f"/{cgroups.GROUP}/{sandbox_id}" if shared_kernel else None,
             seccomp=seccomp_oci.profile(seccomp_bpf.machine()),
-            files=frozenset(m.source for m in spec.mounts if not os.path.isdir(m.source)),
+            files=frozenset(m.path for m in spec.mounts if not os.path.isdir(m.path)),
         )
 
     def _rlimits(self, spec: CellSpec) -> list[dict[str, int]]:

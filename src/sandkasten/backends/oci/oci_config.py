@@ -24,6 +24,7 @@ from sandkasten.model.sandbox.cell_spec import (
     home,
     root_is_writable,
     user_id,
+    writes_to_host,
 )
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def places(spec: CellSpec, platform: OciPlatform) -> list[MountPoint]:
     if spec.image.kind == "layers" and not spec.network.closed:
         found.append(MountPoint(RESOLV, 0o644, directory=False))
     return found + [
-        MountPoint(mount.target, directory=mount.source not in platform.files)
+        MountPoint(mount.target, directory=mount.path not in platform.files)
         for mount in spec.mounts
     ]
 
@@ -147,7 +148,7 @@ def runner_command(spec: CellSpec, platform: OciPlatform) -> list[str]:
     ]  # fmt: skip
     if spec.profile == "dev":
         command += ["--user-capabilities", f"{capabilities.bits(capabilities.DEV_USER):x}"]
-    return command
+    return [*command, *(["--no-set-id"] if writes_to_host(spec) else ())]
 
 
 def _namespaces(spec: CellSpec, platform: OciPlatform) -> list[dict[str, str]]:
@@ -218,7 +219,7 @@ def _mounts(spec: CellSpec, platform: OciPlatform) -> list[dict[str, object]]:
     if spec.image.kind == "layers" and not spec.network.closed:
         found.append(_bind(f"{stage}/resolv.conf", RESOLV))
     found += [
-        _bind(f"{stage}/{mount_name(index)}", mount.target)
+        _bind(f"{stage}/{mount_name(index)}", mount.target, "ro" if mount.owner is None else "rw")
         for index, mount in enumerate(spec.mounts)
     ]
     nodes = () if platform.devices is None else platform.devices.nodes

@@ -139,7 +139,7 @@ class PolicySettings:
         "policy.mounts",
         mount_list,
         (),
-        "Directories of the host that requests may mount, read-only.",
+        "Directories of the host that requests may mount: read-only, or `mode: rw`.",
     )
     allow_network: bool = setting(
         "policy.allow_network",

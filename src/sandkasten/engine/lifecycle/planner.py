@@ -29,7 +29,7 @@ from sandkasten.model.sandbox.gpus import (
     requested_gpus,
     without_gpus,
 )
-from sandkasten.model.sandbox.host_mounts import Mounted, choose_mounts, touching
+from sandkasten.model.sandbox.host_mounts import Mounted, check_mounts_on, choose_mounts, touching
 from sandkasten.model.sandbox.inspection import check_environment, refuse_inspection
 from sandkasten.model.sandbox.isolation_levels import has_inspection, has_network
 from sandkasten.model.sandbox.network_policy import (
@@ -135,9 +135,10 @@ class Planner:
         lease = lease_for(options, self._policy)
         labels = checked_labels(options.labels)
         workspace = workspace_request(request, self._policy.workspaces)
-        rules = choose_mounts(options.mounts, self._policy.mounts)
+        rules = choose_mounts(options.mounts, self._policy.mounts, tenant)
         packages = checked_packages(options.pip_packages, options.npm_packages)
         backend = await self._tiers.choose(options.backend, options.isolation)
+        check_mounts_on(rules, backend.name)
         refusal = None if network.closed else await _network_refusal(backend)
         if refusal is not None:
             if options.network is not None:
@@ -193,7 +194,7 @@ class Planner:
             warnings=tuple(filter(None, warnings)),
             workspace=workspace,
             mounts=(
-                *(Mounted(rule.name, rule.target) for rule in rules),
+                *(Mounted(rule.name, rule.target, rule.mode) for rule in rules),
                 *(Mounted(MOUNT_PREFIX + one.key, one.mount.target) for one in sets),
             ),
             tenant=tenant,

@@ -1,9 +1,9 @@
 """File verbs. Every path is resolved by the sandbox's own kernel; this adds the operator's rules.
 
 Reads and writes are refused under `policy.blocked_paths`, and writes also outside the workspace,
-/tmp and the home; both are checked by the runner after symlinks are resolved. Failures are the
-FileError and NotFound classes, QuotaExceeded when the sandbox's or the host's disk is full,
-WorkspaceDamaged when the workspace's file system failed, PolicyDenied for a rule.
+/tmp, the home and writable host mounts; both are checked by the runner after symlinks are resolved.
+Failures are the FileError and NotFound classes, QuotaExceeded when the sandbox's or the host's disk
+is full, WorkspaceDamaged when the workspace's file system failed, PolicyDenied for a rule.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class FileOperations:
         self._deny: dict[str, object] = {
             "deny": [to_bytes_json(path) for path in policy.blocked_paths]
         }
-        self._within: dict[str, object] = {**self._deny, "within": list(WRITABLE)}
+        self._change: dict[str, object] = dict(self._deny)
         if not policy.disk.flush:
-            self._within["flush"] = False
+            self._change["flush"] = False
 
     async def read(
         self,
@@ -143,7 +143,7 @@ class FileOperations:
             fields["overwrite"] = False
         async with (
             self._telling_directories(sandbox_id, path),
-            self._changing(sandbox_id) as channel,
+            self._changing(sandbox_id, fields) as channel,
         ):
             if isinstance(data, bytes | bytearray | memoryview):
                 fields["size"] = len(data)
@@ -211,11 +211,11 @@ class FileOperations:
             "path": to_bytes_json(sandbox_path(path)),
             "parents": parents,
             "exist_ok": exist_ok,
-            **self._within,
+            **self._change,
         }
         if mode is not None:
             fields["mode"] = whole("mode", mode, low=0, high=0o7777)
-        async with self._changing(sandbox_id) as channel:
+        async with self._changing(sandbox_id, fields) as channel:
             done = await channel.call("fs.mkdir", fields, timeout_s=CALL_TIMEOUT_S)
         return _entry(decode_entry(done))
 
@@ -226,9 +226,9 @@ class FileOperations:
             "source": to_bytes_json(sandbox_path(source)),
             "destination": to_bytes_json(sandbox_path(destination)),
             "overwrite": overwrite,
-            **self._within,
+            **self._change,
         }
-        async with self._changing(sandbox_id) as channel:
+        async with self._changing(sandbox_id, fields) as channel:
             # A move across file systems copies, which has no useful deadline.
             return _entry(decode_entry(await channel.call("fs.move", fields)))
 
@@ -249,9 +249,9 @@ class FileOperations:
             "path": to_bytes_json(target),
             "recursive": recursive,
             "missing_ok": missing_ok,
-            **self._within,
+            **self._change,
         }
-        async with self._changing(sandbox_id, needs_space=False) as channel:
+        async with self._changing(sandbox_id, fields, needs_space=False) as channel:
             # No deadline: a million files take a while, and half a removal is useless.
             return _figure(await channel.call("fs.remove", fields), "removed")
 
@@ -302,7 +302,7 @@ class FileOperations:
         if max_entries is not None:
             fields["max_entries"] = whole("max_entries", max_entries, low=0, high=_MAX_OFFSET)
         async with (
-            self._changing(sandbox_id) as channel,
+            self._changing(sandbox_id, fields) as channel,
             channel.stream("fs.tar_in", fields) as call,
         ):
             if isinstance(data, bytes | bytearray | memoryview):
@@ -325,10 +325,15 @@ class FileOperations:
 
     @asynccontextmanager
     async def _changing(
-        self, sandbox_id: str, *, needs_space: bool = True
+        self, sandbox_id: str, fields: dict[str, object], *, needs_space: bool = True
     ) -> AsyncIterator[Channel]:
-        """Yield a channel for a verb that changes files; name a failure of the host's disk."""
+        """Yield a channel for a verb that changes files; name a failure of the host's disk.
+
+        Adds to `fields` where this sandbox may write besides the usual directories.
+        """
         handle, channel = await self._handles.connect(sandbox_id)
+        mounts = [one.target for one in handle.record.mounts if one.mode == "rw"]
+        fields["within"] = [*WRITABLE, *mounts]
         disk = self._host_disk
         if disk is not None and needs_space and self._shares_space(handle.record):
             attempt, min_free = "write to the workspace", self._disk.min_free_bytes
@@ -355,7 +360,7 @@ class FileOperations:
         return reserve == "none" or (reserve == "named" and record.workspace_id is None)
 
     def _arrival(self, path: str, *, flush: bool) -> dict[str, object]:
-        fields: dict[str, object] = {"path": to_bytes_json(sandbox_path(path)), **self._within}
+        fields: dict[str, object] = {"path": to_bytes_json(sandbox_path(path)), **self._change}
         # A request cannot turn on what the operator has turned off.
         if not flush:
             fields["flush"] = False

@@ -2,7 +2,8 @@
 
 Settings are read much earlier; by now the directory may be gone, be a symlink into something
 secret, or contain a socket (a read-only mount does not prevent connecting to one). Raises
-BackendUnavailable if it is missing and PolicyDenied if it must not be shown.
+BackendUnavailable if it is missing and PolicyDenied if it must not be shown. The launcher walks the
+path again when it mounts, without following any link; this check is for the message.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import stat
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import BackendUnavailable, InvalidRequest, PolicyDenied
-from sandkasten.model.sandbox.cell_spec import HostMount
-from sandkasten.model.sandbox.host_mounts import check_source
+from sandkasten.model.sandbox.cell_spec import HostMount, HostOwner
+from sandkasten.model.sandbox.host_mounts import check_source, check_writable_source
+from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,7 +44,7 @@ class HostMountCheck:
     def _checked(self, rule: MountRule, sockets: Sequence[str]) -> HostMount:
         try:
             real = os.path.realpath(rule.source, strict=True)
-            mode = os.stat(real, follow_symlinks=False).st_mode
+            found = os.stat(real, follow_symlinks=False)
         except OSError as exc:
             raise BackendUnavailable(
                 f"mount {rule.name}: {rule.source} cannot be mounted: {exc.strerror or exc}",
@@ -51,16 +53,70 @@ class HostMountCheck:
             ) from exc
         try:
             check_source(rule.name, real, self._data_dir)
+            if rule.mode == "rw":
+                check_writable_source(rule.name, real)
         except InvalidRequest as exc:
             raise _denied(rule, exc.message) from exc
-        if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+        path = real
+        if rule.below:
+            found, path = _below(real, rule), f"{real}/{rule.below}"
+        if not (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)):
             raise _denied(
                 rule, f"mount {rule.name}: {rule.source} is neither a directory nor a file"
             )
-        for path in sockets:
-            if path == real or path.startswith(real.rstrip("/") + "/"):
-                raise _denied(rule, f"mount {rule.name}: a process listens on {path}")
-        return HostMount(real, rule.target)
+        for socket in sockets:
+            if socket == path or socket.startswith(path.rstrip("/") + "/"):
+                raise _denied(rule, f"mount {rule.name}: a process listens on {socket}")
+        owner = _owner(rule, found) if rule.mode == "rw" else None
+        return HostMount(real, rule.target, below=rule.below, owner=owner)
+
+
+def _below(real: str, rule: MountRule) -> os.stat_result:
+    """Look at the directory that a request names, without following a link on the way."""
+    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+    here = os.open("/", flags)
+    try:
+        for part in (*real.strip("/").split("/"), *rule.below.split("/")):
+            try:
+                there = os.open(part, flags, dir_fd=here)
+            except OSError as exc:
+                raise PolicyDenied(
+                    f"mount {rule.name} has no directory {shown(rule.below)}",
+                    hint="name a directory that exists below the mount; links are not followed",
+                    mount=rule.name,
+                ) from exc
+            os.close(here)
+            here = there
+        found = os.fstat(here)
+    finally:
+        os.close(here)
+    if stat.S_ISLNK(found.st_mode):
+        raise PolicyDenied(
+            f"mount {rule.name}: {shown(rule.below)} is a link",
+            hint="name a directory; links below a mount are not followed",
+            mount=rule.name,
+        )
+    return found
+
+
+def _owner(rule: MountRule, found: os.stat_result) -> HostOwner:
+    """Return the owner of what the sandbox writes. Files of root would be trusted by the host."""
+    path = f"{rule.source}/{rule.below}" if rule.below else rule.source
+    if not stat.S_ISDIR(found.st_mode):
+        raise _denied(rule, f"mount {rule.name}: {path} is not a directory, so it is not writable")
+    if found.st_uid == 0 or (found.st_gid == 0 and os.geteuid() == 0):
+        raise PolicyDenied(
+            f"mount {rule.name}: {path} belongs to root, and a sandbox may not write files of root",
+            hint=f"give the directory to an ordinary user and group: chown USER:GROUP {path}",
+            mount=rule.name,
+        )
+    if os.geteuid() not in (0, found.st_uid):
+        raise PolicyDenied(
+            f"mount {rule.name}: {path} belongs to user {found.st_uid}, not to the daemon's user",
+            hint="run the daemon as root, or name a directory of its user in policy.mounts",
+            mount=rule.name,
+        )
+    return HostOwner(found.st_uid, found.st_gid)
 
 
 def _bound_sockets() -> Iterator[str]:

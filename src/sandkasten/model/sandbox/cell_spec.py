@@ -49,14 +49,32 @@ class Volume:
 
 
 @dataclass(frozen=True, slots=True)
+class HostOwner:
+    """The user and the group that own a directory of the host."""
+
+    uid: int
+    gid: int
+
+
+@dataclass(frozen=True, slots=True)
 class HostMount:
-    """A directory or file of the host, shown read-only; only the operator's policy creates one."""
+    """A directory or file of the host; only the operator's policy creates one."""
 
     source: str
     target: str
     content: str = ""
     """Identifies content that never changes, such as a set of packages: a backend that does not
     see this machine's files may show a copy. Empty: the source is shown as it is now."""
+    below: str | None = None
+    """Not None: the source has no symlink, and this path below it is shown (empty: all of it). The
+    launcher follows no link in either."""
+    owner: HostOwner | None = None
+    """The sandbox's user may write here, and on the host its files are this owner's. None:
+    read-only."""
+
+    @property
+    def path(self) -> str:
+        return f"{self.source}/{self.below}" if self.below else self.source
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +118,10 @@ class RootChanges:
 
 def root_is_writable(spec: CellSpec) -> bool:
     return spec.profile == "dev" or (spec.writable_root and spec.image.kind != "host")
+
+
+def writes_to_host(spec: CellSpec) -> bool:
+    return any(mount.owner is not None for mount in spec.mounts)
 
 
 def user_id(spec: CellSpec) -> int:

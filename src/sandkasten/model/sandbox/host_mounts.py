@@ -1,17 +1,18 @@
 """Host mounts: what an operator may show of the host, and which of it a request may name.
 
 Pure and lexical: `linux` checks the real path when a mount is used, and calls `check_source` again
-with it. A mount is always read-only, without devices and setuid.
+with it. A mount is read-only unless the operator's entry says `rw`; devices and setuid never work.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from sandkasten.errors import InvalidRequest, PolicyDenied
+from sandkasten.errors import InvalidRequest, PolicyDenied, UnsupportedByBackend
+from sandkasten.model.access.tenancy import DEFAULT_TENANT, checked_tenant
 from sandkasten.model.sandbox.cell_spec import TMP, WORKSPACE
 from sandkasten.model.spelling import did_you_mean, shown
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}\Z")
 MAX_MOUNTS = 64
 _PATH_MAX = 4096
+_ENTRY_KEYS = ("source", "target", "default", "mode", "tenants")
 
 # Paths that give control of the host to a reader, or to a client of a socket in them.
 _SECRETS = (
@@ -29,6 +31,12 @@ _SECRETS = (
     "/etc/sudoers.d", "/etc/ssh", "/etc/ssl/private", "/etc/sandkasten",
     "/var/lib/docker", "/var/lib/containerd", "/var/lib/containers", "/var/lib/kubelet",
     "/var/lib/sandkasten",
+)  # fmt: skip
+# Directories whose files the host itself runs or trusts: they can be shown, but not be writable.
+_SYSTEM = (
+    "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/var/log",
+    "/var/spool", "/var/cache", "/var/mail", "/var/backups", "/var/lib/apt", "/var/lib/dpkg",
+    "/var/lib/systemd",
 )  # fmt: skip
 # Directories of a home that hold keys and tokens, wherever the home lies.
 _KEYS = frozenset({".ssh", ".aws", ".gnupg", ".kube", ".docker", ".azure", ".password-store"})
@@ -39,15 +47,29 @@ _TAKEN = (
 )  # fmt: skip
 
 
+Mode = Literal["ro", "rw"]
+
+
 @dataclass(frozen=True, slots=True)
 class MountRule:
-    """One entry of `policy.mounts`."""
+    """One entry of `policy.mounts`, or the part of it that a request names."""
 
     name: str
     source: str
     target: str
     default: bool = False
     """Given to every sandbox, named or not."""
+    mode: Mode = "ro"
+    tenants: tuple[str, ...] = ()
+    """Who may use it. Empty: a read-only mount is for all, a writable one for the operator's own
+    tenant."""
+    below: str = ""
+    """The directory below the source that a request names; the rest is not shown."""
+
+    def is_for(self, tenant: str) -> bool:
+        if self.tenants:
+            return tenant in self.tenants
+        return self.mode == "ro" or tenant == DEFAULT_TENANT
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +78,13 @@ class Mounted:
 
     name: str
     target: str
+    mode: Mode = "ro"
 
 
 def parse_mounts(value: object, data_dir: str) -> tuple[MountRule, ...]:
-    """Parse the operator's rules: a mapping, or strings `name=source[:target[:default]]`.
+    """Parse the operator's rules: a mapping, or strings `name=source[:target[:option]...]`.
+
+    Options are `default`, `rw` and `tenant=NAME`.
 
     InvalidRequest names the entry and what is wrong with it.
     """
@@ -76,6 +101,8 @@ def parse_mounts(value: object, data_dir: str) -> tuple[MountRule, ...]:
         raise InvalidRequest(f"there are {len(rules)} mounts", hint=f"at most {MAX_MOUNTS}")
     for rule in rules:
         check_source(rule.name, rule.source, data_dir)
+        if rule.mode == "rw":
+            check_writable_source(rule.name, rule.source)
         _check_target(rule)
     _check_apart(rules)
     return tuple(rules)
@@ -83,27 +110,66 @@ def parse_mounts(value: object, data_dir: str) -> tuple[MountRule, ...]:
 
 def mount_text(rule: MountRule) -> str:
     """Return the entry as one string, as `config show` and environment variables hold it."""
-    return f"{rule.name}={rule.source}:{rule.target}{':default' if rule.default else ''}"
+    options = [
+        *(["default"] if rule.default else []),
+        *(["rw"] if rule.mode == "rw" else []),
+        *(f"tenant={tenant}" for tenant in rule.tenants),
+    ]
+    return ":".join((f"{rule.name}={rule.source}", rule.target, *options))
 
 
-def choose_mounts(asked: Iterable[object], known: Sequence[MountRule]) -> tuple[MountRule, ...]:
+def choose_mounts(
+    asked: Iterable[object], rules: Sequence[MountRule], tenant: str = DEFAULT_TENANT
+) -> tuple[MountRule, ...]:
     """Return the default mounts and the named ones, in the operator's order.
 
-    PolicyDenied for anything that is not in the policy: a request can never name a path.
+    `name/directory` is a part of a mount. PolicyDenied for anything that is not in the policy of
+    this tenant: a request can never name a path of the host.
     """
+    known = [rule for rule in rules if rule.is_for(tenant)]
     names = {rule.name for rule in known}
     if isinstance(asked, str):
         raise InvalidRequest("mounts must be a list of names", hint=f"give [{shown(asked)}]")
-    wanted = set()
-    for name in asked:
-        if not isinstance(name, str):
+    wanted: dict[str, str] = {}
+    for one in asked:
+        if not isinstance(one, str):
             raise InvalidRequest(
                 "the name of a mount must be a string", hint="name a mount of policy.mounts"
             )
+        name, _, below = one.partition("/")
         if name not in names:
-            raise _denied(name, names)
-        wanted.add(name)
-    return tuple(rule for rule in known if rule.default or rule.name in wanted)
+            raise _denied(one, names)
+        if one != name and not _is_plain(below):
+            raise _denied(one, names)
+        if wanted.setdefault(name, below) != below:
+            raise InvalidRequest(
+                f"mount {name} is requested with two directories",
+                hint="name one directory of a mount",
+                field="mounts",
+            )
+    return tuple(
+        replace(rule, below=wanted.get(rule.name, ""))
+        for rule in known
+        if rule.default or rule.name in wanted
+    )
+
+
+def _is_plain(below: str) -> bool:
+    parts = below.split("/")
+    plain = all(part not in ("", ".", "..") for part in parts)
+    return plain and below.isprintable() and len(below.encode()) < _PATH_MAX
+
+
+def check_mounts_on(rules: Iterable[MountRule], backend: str) -> None:
+    """Raise UnsupportedByBackend for a writable mount where the owner of files would be unknown."""
+    for rule in rules:
+        if rule.mode == "rw" and backend == "gvisor":
+            raise UnsupportedByBackend(
+                f"backend gvisor does not support the writable mount {rule.name}: its file server "
+                "creates files as a user of its own",
+                hint="use isolation: standard, or upload and download the files",
+                mount=rule.name,
+            )
 
 
 def check_source(name: str, source: str, data_dir: str) -> None:
@@ -116,6 +182,20 @@ def check_source(name: str, source: str, data_dir: str) -> None:
         raise _bad(name, f"source {shown(source)} is a whole home directory, or all of them")
     if found := _KEYS.intersection(path.parts):
         raise _bad(name, f"source {shown(source)} holds keys ({min(found)})")
+
+
+def check_writable_source(name: str, source: str) -> None:
+    """Raise InvalidRequest if the host runs or trusts what lies there."""
+    path = PurePosixPath(source)
+    for system in _SYSTEM:
+        if _touches(path, PurePosixPath(system)):
+            raise _bad(name, f"source {shown(source)} is a system directory and cannot be writable")
+    if hidden := [part for part in path.parts if part.startswith(".")]:
+        raise _bad(
+            name,
+            f"source {shown(source)} lies in the hidden directory {hidden[0]}, and programs of the "
+            "host run what is configured there",
+        )
 
 
 def touching(path: str, other: str) -> bool:
@@ -150,31 +230,53 @@ def _from_mapping(name: object, entry: object) -> MountRule:
     if not isinstance(entry, dict):
         raise _bad(checked, "it is not a mapping", "{source: /data/models, target: /models}")
     for key in entry:
-        if key not in ("source", "target", "default"):
+        if key not in _ENTRY_KEYS:
             raise InvalidRequest(
                 f"mount {checked} has an unknown key {shown(str(key))}",
-                hint=did_you_mean(str(key), ("source", "target", "default")),
+                hint=did_you_mean(str(key), _ENTRY_KEYS),
             )
     default = entry.get("default", False)
     if not isinstance(default, bool):
         raise _bad(checked, "default is neither true nor false", "true or false")
+    mode = entry.get("mode", "ro")
+    if mode not in ("ro", "rw"):
+        raise _bad(checked, f"mode must be ro or rw, got {shown(str(mode))}", "ro or rw")
+    if default and mode == "rw":
+        raise _bad(checked, "a writable mount cannot be a default", "default: false")
     return MountRule(
         checked,
         _checked_path(checked, "source", entry.get("source")),
         _checked_path(checked, "target", entry.get("target", f"/mnt/{checked}")),
         default,
+        mode,
+        _checked_tenants(checked, entry.get("tenants", [])),
     )
+
+
+def _checked_tenants(name: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise _bad(name, "tenants must be a list of names", "[default, team-a]")
+    return tuple(dict.fromkeys(checked_tenant(one) for one in value))
 
 
 def _from_text(text: str) -> MountRule:
     name, equals, rest = text.partition("=")
-    parts = rest.split(":")
-    if not equals or len(parts) > 3 or (len(parts) == 3 and parts[2] != "default"):
+    source, *more = rest.split(":")
+    options = more[1:]
+    tenants = [one.removeprefix("tenant=") for one in options if one.startswith("tenant=")]
+    flags = [one for one in options if not one.startswith("tenant=")]
+    if not equals or len(set(flags)) != len(flags) or not {"default", "rw"}.issuperset(flags):
         raise InvalidRequest(
-            f"{shown(text)} is not a valid mount", hint="name=/source:/target[:default]"
+            f"{shown(text)} is not a valid mount",
+            hint="name=/source:/target[:default][:rw][:tenant=NAME]",
         )
-    target = parts[1] if len(parts) > 1 else f"/mnt/{name}"
-    entry = {"source": parts[0], "target": target, "default": len(parts) == 3}
+    entry = {
+        "source": source,
+        "target": more[0] if more else f"/mnt/{name}",
+        "default": "default" in flags,
+        "mode": "rw" if "rw" in flags else "ro",
+        "tenants": tenants,
+    }
     return _from_mapping(name, entry)
 
 

@@ -167,7 +167,10 @@ class SandboxOptions:
         ),
     )
     mounts: tuple[str, ...] = field(
-        default=(), metadata=described("Names of the operator's `policy.mounts`.")
+        default=(),
+        metadata=described(
+            "Names of the operator's `policy.mounts`, or `name/directory` below one."
+        ),
     )
     pip_packages: tuple[str, ...] = field(
         default=(),

@@ -94,7 +94,7 @@ class Info:
     """The workspace's name; None for one that goes with the sandbox."""
     workspace_shared: bool = False
     mounts: tuple[Mounted, ...] = ()
-    """The operator's host mounts and the sets of packages it has, read-only."""
+    """The operator's host mounts and the sets of packages it has."""
     gpus: str | None = None
     """A number, `all`, or device ids with commas between; None: no GPU."""
     labels: Mapping[str, str] = field(default_factory=lambda: _NO_TEXT)
