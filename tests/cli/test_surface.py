@@ -35,6 +35,7 @@ def test_every_command_of_the_contract_exists():
         "agent show",
         "agent validate",
         "audit ls",
+        "ca",
         "code",
         "config show",
         "cp",

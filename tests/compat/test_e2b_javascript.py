@@ -11,23 +11,46 @@ import pytest
 
 from tests.client.http.served import served
 from tests.compat.conftest import e2b_variables
+from tests.compat.test_e2b_domain import daemon_with_a_domain
 
 PACKAGE = "e2b@2.51.0"
 SCRIPT = Path(__file__).with_name("e2b_drive.mjs")
 
 
-@pytest.mark.long(reason="it installs the SDK from npm")
-def test_the_javascript_sdk_runs_unchanged(tmp_path):
+SEEN = {
+    "run": [0, "out\n", "err\n"],
+    "read": "grüße",
+    "several": ["/home/user/b", "/tmp/c"],
+    "list": ["a.txt", "b"],
+    "stdin": "typed\n",
+    "kill": True,
+    "pty": True,
+    "listed": [True],
+    "watch": [["w", "create"], ["w", "write"], ["w", "chmod"]],
+    "url": "grüße",
+    "end": [True, True, False],
+}
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A directory with the SDK and the program."""
+    place = tmp_path_factory.mktemp("npm")
     npm = shutil.which("npm")
     assert npm is not None
-    (tmp_path / "package.json").write_text("{}")
+    (place / "package.json").write_text("{}")
     command = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", PACKAGE]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=110)
-    shutil.copy(SCRIPT, tmp_path)
+    subprocess.run(command, cwd=place, check=True, capture_output=True, timeout=110)
+    shutil.copy(SCRIPT, place)
+    return place
+
+
+@pytest.mark.long(reason="it installs the SDK from npm")
+def test_the_javascript_sdk_runs_unchanged(installed, tmp_path):
     with served(tmp_path / "data") as daemon:
         done = subprocess.run(
             ["node", SCRIPT.name],
-            cwd=tmp_path,
+            cwd=installed,
             env=e2b_variables(daemon),
             capture_output=True,
             text=True,
@@ -35,16 +58,12 @@ def test_the_javascript_sdk_runs_unchanged(tmp_path):
             check=False,
         )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {
-        "run": [0, "out\n", "err\n"],
-        "read": "grüße",
-        "several": ["/home/user/b", "/tmp/c"],
-        "list": ["a.txt", "b"],
-        "stdin": "typed\n",
-        "kill": True,
-        "pty": True,
-        "listed": [True],
-        "watch": [["w", "create"], ["w", "write"], ["w", "chmod"]],
-        "url": "grüße",
-        "end": [True, True, False],
-    }
+    assert json.loads(done.stdout) == SEEN
+
+
+@pytest.mark.long(reason="it installs the SDK from npm")
+def test_the_javascript_sdk_needs_only_the_domain(installed):
+    with daemon_with_a_domain() as domain:
+        done = domain.names.run(["node", SCRIPT.name], domain.env, cwd=installed)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == SEEN

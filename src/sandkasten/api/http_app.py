@@ -27,6 +27,7 @@ from sandkasten.api.request.rate_limit import Rates
 from sandkasten.api.request.request_audit import Auditor
 from sandkasten.api.request.request_body import ClientLeft
 from sandkasten.api.request.request_guard import (
+    NAMED_HOST,
     check_origin,
     check_type,
     host_name,
@@ -95,7 +96,8 @@ class App:
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.match(given) else "req_" + secrets.token_hex(8)
         host = host_name(headers.get("host"))
-        if host is not None and self._previews.covers(host):
+        named = scope.get(NAMED_HOST)
+        if host is not None and host != named and self._previews.covers(host):
             await self._previews.serve(host, connection, headers, request_id, receive, send)
             return
         method = "WS" if websocket else scope["method"]

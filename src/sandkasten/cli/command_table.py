@@ -139,7 +139,7 @@ _TABLE: Final[Mapping[str, Callable[[typer.Typer], None]]] = {
     "version": _own("version"),
     **_module("serve", "serve", "init", "mcp"),
     **_module("up_down", "up", "down"),
-    **_module("previews", "url", "forward"),
+    **_module("previews", "url", "forward", "ca"),
     "net": _group("net", "network"),
     "secret": _group("secret", "access.secrets"),
     "config": _config,

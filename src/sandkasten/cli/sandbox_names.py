@@ -19,7 +19,7 @@ _START: Final = re.compile(r"(?:sbx_)?[0-9a-f]{1,64}\Z|sbx_\Z")
 
 def pick(start: str, ids: Iterable[str]) -> str:
     """Return the id with this prefix (`sbx_` is optional); SessionNotFound or InvalidRequest."""
-    known = list(ids)
+    known, start = list(ids), _spelled(start)
     if start in known:
         return start
     wanted = start if start.startswith("sbx_") else f"sbx_{start}"
@@ -36,8 +36,14 @@ def pick(start: str, ids: Iterable[str]) -> str:
     return found[0]
 
 
+def _spelled(start: str) -> str:
+    """Return the start of an id that may have the form of host names, with `-`."""
+    return start.replace("-", "_", 1) if start.startswith("sbx-") else start
+
+
 async def resolve(state: State, start: str) -> str:
     """Resolve a prefix by listing the sandboxes; a whole id needs no listing."""
+    start = _spelled(start)
     if _WHOLE.match(start):
         return start
     return (await resolve_all(state, [start]))[0]

@@ -18,7 +18,9 @@ from sandkasten.api.previews.preview_access import PreviewRules, Previews
 from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.api.routes.route_table import ALL
 from sandkasten.api.server_context import Server
-from sandkasten.compat.e2b.e2b_assembly import PREFIX, open_e2b, read_key
+from sandkasten.compat.e2b.e2b_assembly import open_e2b, read_key
+from sandkasten.compat.e2b.e2b_domain import PREFIX, E2bNames
+from sandkasten.compat.e2b.envd_tokens import EnvdTokens
 from sandkasten.daemon.agent_services import LazyAgents, agent_service
 from sandkasten.daemon.backend_registry import prepare_data_dir
 from sandkasten.daemon.data_dir_lock import only_daemon
@@ -34,6 +36,7 @@ from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.daemon.settings.http_settings import key_required
 from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import InvalidConfiguration
+from sandkasten.model.addresses import is_loopback
 from sandkasten.model.optional_extras import VERSION, install_command
 from sandkasten.store.preview_directory import PreviewDirectory
 from sandkasten.telemetry.log_events import FanOut, LogEvents
@@ -45,8 +48,9 @@ if TYPE_CHECKING:
 
     from sandkasten.api.request.token_verifier import TokenVerifier
     from sandkasten.api.route import Route
-    from sandkasten.daemon.http.listeners import Listening
+    from sandkasten.daemon.http.listeners import AsgiApp, Listening
     from sandkasten.daemon.settings.resolver import Settings
+    from sandkasten.daemon.settings.setting_parsers import Address
     from sandkasten.engine.engine import Engine
 
 UPKEEP_EVERY_S: Final = 300.0
@@ -103,8 +107,7 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
                 tokens=tokens,
                 open_loopback=rules.api_key is None
                 and tokens is None
-                and rules.loopback
-                and settings.compat.loopback,
+                and all(is_loopback(one.host) for one in _api_addresses(settings)),
             ),
             clock=clock,
             rules=HttpLimits(
@@ -130,10 +133,12 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
         await public_ports.retain(living, clock.now())
         await stack.enter_async_context(agents)
         await stack.enter_async_context(books.pruned_regularly(clock, UPKEEP_EVERY_S))
-        app = App(server, (*ALL, *await _open_compat(settings, data_dir, stack)))
-        preview_listener = PreviewListener(OnlyPreviews(app), settings.previews)
+        app = App(server, (*ALL, *await _open_compat(settings, data_dir, previews, stack)))
+        preview_listener = PreviewListener(
+            _with_e2b(settings, app, OnlyPreviews(app)), settings.previews
+        )
         http = await stack.enter_async_context(
-            listening(app, rules, server.rules, preview_listener)
+            listening(_with_e2b(settings, app, app), rules, server.rules, preview_listener)
         )
         address = urlsplit(http.url)
         previews.scheme, previews.port = address.scheme, address.port or 80
@@ -142,14 +147,23 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
 
 
 async def _open_compat(
-    settings: Settings, data_dir: Path, stack: AsyncExitStack
+    settings: Settings, data_dir: Path, previews: Previews, stack: AsyncExitStack
 ) -> Sequence[Route]:
     """Return the routes of other services' protocols."""
     if not settings.compat.e2b_enabled:
         return ()
     key = await asyncio.to_thread(read_key, data_dir)
-    e2b = open_e2b(key, settings.image_aliases, settings.compat.domain)
+    previews.is_traffic_token = EnvdTokens(key).is_valid_for_traffic
+    e2b = open_e2b(key, settings.image_aliases, settings.compat.told_domain(settings.previews))
     return await stack.enter_async_context(e2b)
+
+
+def _with_e2b(settings: Settings, app: App, other: AsgiApp) -> AsgiApp:
+    """Return an application that serves E2B's host names before those of `other`."""
+    domain = settings.compat.domain
+    if domain is None or not settings.compat.e2b_enabled:
+        return other
+    return E2bNames(domain, app, other)
 
 
 async def _listen_for_e2b(
@@ -191,19 +205,19 @@ async def _open_tokens(settings: Settings, stack: AsyncExitStack) -> TokenVerifi
     return TokenVerifier(claims, keys)
 
 
+def _api_addresses(settings: Settings) -> tuple[Address, ...]:
+    """Return where clients reach an API; previews alone have rules of their own."""
+    return (settings.http.listen, *settings.compat.listens(settings.previews))
+
+
 def _check_exposure(settings: Settings, *, keyed: bool) -> None:
-    rules = settings.http
-    for listen, loopback in (
-        (rules, rules.loopback),
-        (
-            replace(rules, listen=settings.compat.e2b_listen or rules.listen),
-            settings.compat.loopback,
-        ),
-    ):
-        if loopback or rules.api_key is not None or keyed:
+    if settings.http.api_key is not None or keyed:
+        return
+    for one in _api_addresses(settings):
+        if is_loopback(one.host):
             continue
         raise key_required(
-            listen,
+            replace(settings.http, listen=one),
             "set api_key (SANDKASTEN_API_KEY), make one with sandkasten key create, or listen "
             "on 127.0.0.1",
         )

@@ -32,8 +32,18 @@ def may_be_same_command(one: str, other: str) -> bool:
     return not all(marks) or marks[0] == marks[1]
 
 
+def host_label(the_id: str) -> str:
+    """Return an id as part of a host name, which has no underscore."""
+    return the_id.replace("_", "-")
+
+
 def sandbox_id(text: str) -> SandboxId:
-    """Return the id; SessionNotFound if it is invalid, as for an unknown one."""
+    """Return the id; SessionNotFound if it is invalid, as for an unknown one.
+
+    The form of host names is read too.
+    """
+    if text.startswith("sbx-"):
+        text = text.replace("-", "_", 1)
     if not _SANDBOX.match(text):
         raise SessionNotFound(
             "no sandbox has that id", hint="ids look like sbx_0123456789abcdef; list them with ls"

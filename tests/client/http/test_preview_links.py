@@ -169,7 +169,13 @@ async def test_a_domain_is_served_with_a_certificate_of_the_daemons_own_authorit
             "ca.key": 0o600,
             "cert.pem": 0o600,
         }
-        tls = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+        words = [*COMMAND, "--data-dir", str(tmp_path / "data"), "ca"]
+        env = {"PATH": os.environ["PATH"], "SANDKASTEN_PREVIEWS_DOMAIN": "preview.example.com"}
+        printed = await asyncio.to_thread(
+            subprocess.run, words, env=env, capture_output=True, text=True, check=False
+        )
+        assert printed.returncode == 0, printed.stderr
+        tls = ssl.create_default_context(cadata=printed.stdout)
         assert await opened(url, ssl=tls, server_hostname=host) == (200, "<h1>here</h1>")
         # Previews only.
         address = f"https://127.0.0.1:{port}/v1/sessions"

@@ -1,4 +1,4 @@
-"""Access to previews: by a signed link, by the cookie that it sets, by a key, or public.
+"""Access to previews: by a signed link, by the cookie that it sets, by a token or a key, or public.
 
 Browsers attach the cookie to every request, also to those that other pages cause. So a request with
 the cookie must come from the preview itself, or be a navigation. A request without a valid
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import parse_qsl, quote, urlsplit
 
+from sandkasten.api.proxy.port_proxy import TRAFFIC_HEADER
 from sandkasten.api.proxy.proxy_cookies import PLAIN_COOKIE, TLS_COOKIE, own_cookies
 from sandkasten.errors import PolicyDenied, SandkastenError, SessionNotFound, Unauthorized
 from sandkasten.model.access.api_keys import id_of_key
@@ -106,6 +107,8 @@ class Previews:
         self.port = 80
         self._ports = ports
         self._clock = clock
+        self.is_traffic_token: Callable[[str, str], bool] | None = None
+        """Whether a token in `TRAFFIC_HEADER` opens the ports of a sandbox; None: none does."""
         self._domains = (LOCAL_DOMAIN, *([rules.domain] if rules.domain else []))
 
     def domain_of(self, name: str) -> str | None:
@@ -192,6 +195,10 @@ class Previews:
                 if grant is not None:
                     check_site(entry)
                     return self._until(target, grant)
+        traffic = entry.headers.get(TRAFFIC_HEADER)
+        if traffic and self.is_traffic_token and self.is_traffic_token(target.sandbox_id, traffic):
+            # It is valid until the sandbox ends, which ends the request too.
+            return Admitted(lambda: None)
         if "authorization" in entry.headers:
             return self._by_key(entry, doorkeeper, verdict)
         raise _refused(target, verdict)

@@ -45,7 +45,10 @@ HOP: Final = frozenset(
     }
 )  # fmt: skip
 # Ours, not the sandbox's business: the key opens every sandbox of its tenant.
-PRIVATE: Final = frozenset({"authorization", "cookie", "x-sandkasten-tenant", "host"})
+TRAFFIC_HEADER: Final = "e2b-traffic-access-token"
+PRIVATE: Final = frozenset(
+    {"authorization", "cookie", "x-sandkasten-tenant", "host", TRAFFIC_HEADER}
+)
 # Would act on our origin: what a page there can do, the daemon's operator can.
 _ACTING: Final = frozenset(
     {

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from sandkasten.api.route import Route
 
 _NAME = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s@/?#\\:\[\],]+)(:\d{0,5})?\Z")
+NAMED_HOST = "sandkasten.named_host"
+"""The key in a scope of a Host that another protocol has recognised as its own."""
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -100,6 +102,8 @@ def check_type(headers: Mapping[str, str], route: Route) -> None:
 
 def _known(name: str, rules: HttpLimits, scope: MutableMapping[str, Any]) -> bool:
     if name in LOOPBACK or "*" in rules.allowed_hosts or name in rules.allowed_hosts:
+        return True
+    if name == scope.get(NAMED_HOST):
         return True
     server = scope.get("server")
     # The very address that was connected to: a rebound name is a name, never an address.

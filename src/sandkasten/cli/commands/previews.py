@@ -1,4 +1,4 @@
-"""`url` and `forward`: a port of a sandbox in a browser, or on this machine."""
+"""`url`, `forward` and `ca`: a port of a sandbox in a browser or here, and whom to trust."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ Port = Annotated[int, typer.Argument(metavar="PORT", min=1, max=65_535, help="It
 def add_to(app: typer.Typer) -> None:
     app.command("url")(_url)
     app.command("forward")(_forward)
+    app.command("ca")(_ca)
 
 
 def _url(
@@ -85,6 +86,13 @@ def _forward(
 ) -> None:
     """Forward a port of 127.0.0.1 to a port of a sandbox, until Ctrl-C."""
     go(_listen(state_of(context), id, port, local))
+
+
+def _ca(context: typer.Context) -> None:
+    """Print the certificate of the daemon's own authority, in PEM, for clients of its domain."""
+    from sandkasten.client.server.embedded import authority
+
+    put(authority(state_of(context).here).rstrip())
 
 
 async def _link(

@@ -77,6 +77,15 @@ def serve(flags: Mapping[str, str], said: Callable[[str], None]) -> None:
     run(load(flags, os.environ, Path.cwd()), said)
 
 
+def authority(place: ServerAddress) -> str:
+    """Return the certificate of the authority that a daemon of this data directory has made."""
+    loaded = settings(place)
+    with require_installed():
+        from sandkasten.daemon.http.local_authority import authority_certificate
+
+    return authority_certificate(loaded.previews)
+
+
 def open_books(place: ServerAddress) -> AbstractAsyncContextManager[BooksTransport]:
     """Open the records of a data directory; Conflict while a daemon serves it."""
     loaded = settings(place)
@@ -136,6 +145,7 @@ def require_linux() -> None:
 __all__ = [
     "ServerAddress",
     "aclose",
+    "authority",
     "connect",
     "open_agents",
     "open_books",

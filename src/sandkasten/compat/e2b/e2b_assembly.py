@@ -11,6 +11,7 @@ from sandkasten.api.route import JSON, Handler, Method, Route
 from sandkasten.compat.e2b.code_interpreter_routes import CodeInterpreterRoutes
 from sandkasten.compat.e2b.connect_codec import STREAM
 from sandkasten.compat.e2b.e2b_dialect import CALLS, CONTROL, FILES, STREAMS
+from sandkasten.compat.e2b.e2b_domain import PREFIX
 from sandkasten.compat.e2b.envd_access import EnvdAccess
 from sandkasten.compat.e2b.envd_tokens import EnvdTokens
 from sandkasten.compat.e2b.file_routes import BYTES, FORM, FileRoutes
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from sandkasten.api.request.http_call import Call
 
-PREFIX: Final = "/e2b"
 _KEY_FILE: Final = "e2b.key"
 _MIN_KEY: Final = 32
 _TAG: Final = "e2b"

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, unquote
 from starlette.responses import Response
 
 from sandkasten.api.response.json_response import answer
+from sandkasten.compat.e2b.e2b_domain import told_domain, told_id
 from sandkasten.compat.e2b.e2b_messages import (
     Create,
     ListQuery,
@@ -92,7 +93,7 @@ class SandboxRoutes:
                 hint="a template is an image here: sandkasten image ls shows them, and "
                 "images.aliases gives one another name",
             ) from exc
-        return answer(self._created(info, template), 201)
+        return answer(self._created(call, info, template), 201)
 
     async def _image(self, call: Call, template: str) -> str | None:
         """Return the image of a template; None: the operator's default."""
@@ -115,7 +116,7 @@ class SandboxRoutes:
         # Connecting never shortens the time that is left.
         if call.server.clock.now() + timeout > info.created_at + info.lifetime_s:
             info = await self._end_after(call, info, timeout)
-        return answer(self._created(info, info.image))
+        return answer(self._created(call, info, info.image))
 
     async def resume(self, call: Call) -> Response:
         the_id = await call.session()
@@ -129,9 +130,9 @@ class SandboxRoutes:
         info = await _living(call, await call.session())
         return answer(
             {
-                **_listed(info),
+                **_listed(call, info),
                 "envdAccessToken": self._tokens.token(info.id),
-                "domain": self._domain,
+                "domain": told_domain(call) or self._domain,
                 "allowInternetAccess": info.network != "none",
                 "lifecycle": {"autoResume": False, "onTimeout": "kill"},
             }
@@ -159,7 +160,7 @@ class SandboxRoutes:
             found, query.limit, query.nextToken, newest_first=query.order != "asc"
         )
         headers = None if following is None else {NEXT_TOKEN: following}
-        return answer([_listed(one) for one in page], headers=headers)
+        return answer([_listed(call, one) for one in page], headers=headers)
 
     async def destroy(self, call: Call) -> Response:
         await call.engine.destroy(await call.session())
@@ -220,7 +221,7 @@ class SandboxRoutes:
         _lifetime_s(call, info, seconds)
         await call.engine.resume(info.id)
         info = await self._end_after(call, info, seconds)
-        return answer(self._created(info, info.image), 201)
+        return answer(self._created(call, info, info.image), 201)
 
     async def _end_after(self, call: Call, info: Info, seconds: int) -> Info:
         return await _update(
@@ -230,15 +231,15 @@ class SandboxRoutes:
             idle_timeout_seconds=float(max(1, seconds)),
         )
 
-    def _created(self, info: Info, template: str) -> dict[str, object]:
+    def _created(self, call: Call, info: Info, template: str) -> dict[str, object]:
         return {
             "templateID": template,
-            "sandboxID": info.id,
+            "sandboxID": told_id(call, info),
             "clientID": _CLIENT,
             "envdVersion": ENVD_VERSION,
             "envdAccessToken": self._tokens.token(info.id),
             "trafficAccessToken": self._tokens.traffic_token(info.id),
-            "domain": self._domain,
+            "domain": told_domain(call) or self._domain,
         }
 
 
@@ -272,11 +273,11 @@ def _state(info: Info) -> str:
     return "paused" if info.status == "paused" else "running"
 
 
-def _listed(info: Info) -> dict[str, object]:
+def _listed(call: Call, info: Info) -> dict[str, object]:
     limits = info.limits
     return {
         "templateID": info.image,
-        "sandboxID": info.id,
+        "sandboxID": told_id(call, info),
         "clientID": _CLIENT,
         "startedAt": iso(info.created_at),
         "endAt": iso(min(info.expires_at, info.created_at + info.lifetime_s)),

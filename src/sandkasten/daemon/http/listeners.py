@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import ssl
 import stat
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -18,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from sandkasten.daemon.http.certificates import preview_context, tls_context
 from sandkasten.daemon.http.http_protocol import guarded, guarded_websocket
-from sandkasten.daemon.http.local_authority import local_certificate
 from sandkasten.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from pathlib import Path
 
@@ -86,7 +86,7 @@ async def listening(
     sockets = [_network_socket(rules.listen, "listen"), _local_socket(rules.socket)]
     servers = [_http(app, rules, guard, tls=_tls(rules)), _http(app, rules, guard, tls=None)]
     if previews is not None and previews.settings.listen is not None:
-        tls = await asyncio.to_thread(_preview_tls, previews.settings)
+        tls = await asyncio.to_thread(preview_context, previews.settings)
         servers.append(_http(previews.app, rules, guard, tls=tls))
         sockets.append(_network_socket(previews.settings.listen, "previews.listen"))
     async with _served(servers, sockets):
@@ -243,27 +243,4 @@ def _local_socket(path: Path) -> socket.socket:
 def _tls(rules: HttpSettings) -> ssl.SSLContext | None:
     if rules.tls_cert is None:
         return None
-    return _context(rules.tls_cert, rules.tls_key, "tls.cert")
-
-
-def _preview_tls(settings: PreviewSettings) -> ssl.SSLContext:
-    if settings.cert is not None:
-        return _context(settings.cert, settings.key, "previews.cert")
-    assert settings.domain is not None
-    made = local_certificate(settings.directory, settings.domain)
-    return _context(made, None, "previews.cert")
-
-
-def _context(cert: Path, key: Path | None, setting: str) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(cert, key)
-    except (OSError, ssl.SSLError) as exc:
-        reason: Any = getattr(exc, "strerror", None) or exc
-        raise InvalidConfiguration(
-            f"the certificate {cert} and its key cannot be used: {reason}",
-            hint=f"use PEM files, the chain in {setting}, readable by the daemon's user",
-            setting=setting,
-        ) from exc
-    return context
+    return tls_context(rules.tls_cert, rules.tls_key, "tls.cert")

@@ -8,17 +8,20 @@ The authority is limited to the domain: it cannot vouch for any other name.
 from __future__ import annotations
 
 import datetime
+from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.disk.atomic_file import write_file
 from sandkasten.disk.os_errors import disk_error
-from sandkasten.errors import InvalidConfiguration, StoreUnusable
+from sandkasten.errors import InvalidConfiguration, NotFound, StoreUnusable
 from sandkasten.model.optional_extras import install_command
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-AUTHORITY_FILE: Final = "ca.pem"
+    from sandkasten.daemon.settings.preview_settings import PreviewSettings
+
+_AUTHORITY_FILE: Final = "ca.pem"
 _AUTHORITY_KEY: Final = "ca.key"
 _CERTIFICATE: Final = "cert.pem"
 _DAY: Final = datetime.timedelta(days=1)
@@ -59,6 +62,30 @@ def local_certificate(directory: Path, domain: str) -> Path:
     return path
 
 
+def authority_certificate(settings: PreviewSettings) -> str:
+    """Return the certificate of the authority in PEM; NotFound if there is none."""
+    if settings.domain is None:
+        raise NotFound(
+            "previews.domain is not set, so the daemon has no authority",
+            hint="use the daemon's settings: SANDKASTEN_CONFIG names their file",
+        )
+    if settings.cert is not None:
+        raise NotFound(
+            "the daemon serves previews.cert, a certificate of another authority",
+            hint="clients must trust the authority that signed it",
+        )
+    path = settings.directory / settings.domain / _AUTHORITY_FILE
+    try:
+        return path.read_text("ascii")
+    except FileNotFoundError as exc:
+        raise NotFound(
+            f"there is no authority in {path.parent}",
+            hint="start the daemon with previews.listen: it makes one",
+        ) from exc
+    except OSError as exc:
+        raise disk_error("read the certificate of the authority", exc, StoreUnusable) from exc
+
+
 def _make(folder: Path, domain: str, now: datetime.datetime) -> None:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
@@ -85,8 +112,9 @@ def _authority(folder: Path, domain: str, now: datetime.datetime) -> tuple[Any, 
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    certificate, key_file = folder / AUTHORITY_FILE, folder / _AUTHORITY_KEY
+    certificate, key_file = folder / _AUTHORITY_FILE, folder / _AUTHORITY_KEY
     if certificate.exists() and key_file.exists():
         found = x509.load_pem_x509_certificate(certificate.read_bytes())
         if found.not_valid_after_utc > now + _CERTIFICATE_DAYS * _DAY:
@@ -98,7 +126,9 @@ def _authority(folder: Path, domain: str, now: datetime.datetime) -> tuple[Any, 
         data_encipherment=False, key_agreement=False, key_cert_sign=True, crl_sign=True,
         encipher_only=False, decipher_only=False,
     )  # fmt: skip
-    only = x509.NameConstraints(permitted_subtrees=[x509.DNSName(domain)], excluded_subtrees=None)
+    # A rule about names says nothing about addresses.
+    addresses = [x509.IPAddress(ip_network(one)) for one in ("0.0.0.0/0", "::/0")]
+    only = x509.NameConstraints([x509.DNSName(domain)], excluded_subtrees=addresses)
     name = f"Sandkasten previews of {domain}"
     signed = (
         _builder(name, made.public_key(), now, _AUTHORITY_DAYS)
@@ -106,6 +136,7 @@ def _authority(folder: Path, domain: str, now: datetime.datetime) -> tuple[Any, 
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(only, critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .sign(made, hashes.SHA256())
     )
     write_file(key_file, _key_pem(made))

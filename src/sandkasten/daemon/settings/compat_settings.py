@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sandkasten.daemon.settings.preview_settings import PreviewSettings, domain
 from sandkasten.daemon.settings.setting_fields import setting
-from sandkasten.daemon.settings.setting_parsers import Address, address, boolean, string
-from sandkasten.model.addresses import is_loopback
+from sandkasten.daemon.settings.setting_parsers import Address, address, boolean
+from sandkasten.errors import InvalidConfiguration
+from sandkasten.model.access.preview_links import checked_domain
 
 
 @dataclass(frozen=True, slots=True)
 class CompatSettings:
-    domain: str | None = setting(
+    domain_text: str | None = setting(
         "compat.domain",
-        string,
+        domain,
         None,
-        "The domain that E2B's SDKs are told; their get_host builds host names with it.",
+        "The domain of E2B's SDKs: E2B_DOMAIN. The daemon serves api.{domain} and "
+        "{port}-{id}.{domain}.",
     )
     e2b_enabled: bool = setting(
         "compat.e2b.enabled",
@@ -32,6 +35,30 @@ class CompatSettings:
     )
 
     @property
-    def loopback(self) -> bool:
-        """Whether only this machine can reach the address."""
-        return self.e2b_listen is None or is_loopback(self.e2b_listen.host)
+    def domain(self) -> str | None:
+        return None if self.domain_text is None else checked_domain("", self.domain_text)[0]
+
+    def listens(self, previews: PreviewSettings) -> tuple[Address, ...]:
+        """Return the addresses besides the daemon's own where E2B's protocol is served."""
+        if not self.e2b_enabled:
+            return ()
+        found = (self.e2b_listen, previews.listen if self.domain_text is not None else None)
+        return tuple(one for one in found if one is not None)
+
+    def told_domain(self, previews: PreviewSettings) -> str | None:
+        """Return the domain with the port of its names, for clients that use another address."""
+        if self.domain_text is None:
+            return None
+        name, port = checked_domain("", self.domain_text)
+        port = port or (previews.domain_port if previews.domain == name else None)
+        return name if port in (None, 443) else f"{name}:{port}"
+
+    def completed(self, previews: PreviewSettings) -> CompatSettings:
+        """Refuse a domain whose ports would have other names than those of previews."""
+        if None not in (self.domain, previews.domain) and self.domain != previews.domain:
+            raise InvalidConfiguration(
+                f"compat.domain ({self.domain}) and previews.domain ({previews.domain}) differ",
+                hint="set both to the same domain: get_host of the SDKs names previews",
+                setting="compat.domain",
+            )
+        return self

@@ -18,7 +18,7 @@ from sandkasten.errors import InvalidConfiguration, InvalidRequest
 from sandkasten.model.access.preview_links import checked_domain
 
 
-def _domain(name: str, value: object) -> str:
+def domain(name: str, value: object) -> str:
     try:
         checked_domain(name, string(name, value))
     except InvalidRequest as exc:
@@ -30,7 +30,7 @@ def _domain(name: str, value: object) -> str:
 class PreviewSettings:
     domain_text: str | None = setting(
         "previews.domain",
-        _domain,
+        domain,
         None,
         "A domain whose names lead to the daemon, as https://{port}-{id}.{domain}.",
     )

@@ -238,6 +238,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
 
     data_dir = general.data_dir or _default_data_dir(environ)
     source.show_default("data_dir", str(data_dir))
+    previews = source.read(PreviewSettings).completed(data_dir)
     ceilings = maxima.checked()
     limits = default_limits(defaults, fixed, ceilings)
     in_effect = public_limits(limits)
@@ -302,9 +303,9 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
         ),
         secrets_key=source.read(SecretSettings).found(environ),
         http=http.completed(data_dir),
-        previews=source.read(PreviewSettings).completed(data_dir),
+        previews=previews,
         jwt=source.read(JwtSettings).checked(),
-        compat=source.read(CompatSettings),
+        compat=source.read(CompatSettings).completed(previews),
         docker=docker_settings(
             engine, source.origins, environ, default=general.backend == "docker"
         ),

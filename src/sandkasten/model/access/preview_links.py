@@ -16,7 +16,7 @@ from typing import Final, Literal
 from urllib.parse import parse_qs, urlsplit
 
 from sandkasten.errors import InvalidRequest
-from sandkasten.model.ids import SandboxId
+from sandkasten.model.ids import SandboxId, host_label
 from sandkasten.model.numbers import number
 
 LOCAL_DOMAIN: Final = "localhost"
@@ -46,7 +46,7 @@ class PreviewTarget:
     @property
     def label(self) -> str:
         """Return the first label of its host name."""
-        return f"{self.port}-{self.sandbox_id.replace('_', '-')}"
+        return f"{self.port}-{host_label(self.sandbox_id)}"
 
 
 @dataclass(frozen=True, slots=True)
