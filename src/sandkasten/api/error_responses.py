@@ -13,6 +13,17 @@ from sandkasten.disk.os_errors import is_exhausted
 if TYPE_CHECKING:
     from sandkasten.errors import SandkastenError
 
+
+class CutShort(Exception):
+    """Makes the server close the connection in the middle of a response.
+
+    The line of the request in the log has the reason; the server's own would only add a trace, as
+    often as a server inside a sandbox wants.
+    """
+
+    is_logged = True
+
+
 STATUS: Final[dict[type[SandkastenError], int]] = {
     errors.InvalidRequest: 400,
     errors.InvalidImage: 400,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import HTTPConnection, Request
 from starlette.websockets import WebSocket, WebSocketState
 
-from sandkasten.api.error_responses import body_of, problem, status_of, unforeseen
+from sandkasten.api.error_responses import CutShort, body_of, problem, status_of, unforeseen
 from sandkasten.api.previews.preview_app import PreviewApp
 from sandkasten.api.request.authentication import require
 from sandkasten.api.request.http_call import Call
@@ -249,7 +249,7 @@ class App:
             self.server.events.emit("http.error", {"code": error.code})
         if answering.began:
             # The status line is gone; cutting the answer short is all that is left to say.
-            raise _CutShort from error
+            raise CutShort from error
         if isinstance(connection, WebSocket):
             await answering.refuse_websocket(error)
             return
@@ -311,10 +311,6 @@ class _Work:
             self._all.count -= 1
             if not self._all.count:
                 self._all.idle.set()
-
-
-class _CutShort(Exception):
-    """Makes the server close the connection in the middle of a response."""
 
 
 class _Answering:

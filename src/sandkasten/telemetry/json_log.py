@@ -33,10 +33,15 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str, ensure_ascii=True)
 
 
-def _is_not_cancelled(record: logging.LogRecord) -> bool:
-    """Drop what the HTTP server says about requests that it cancels itself at an orderly stop."""
+def _is_news(record: logging.LogRecord) -> bool:
+    """Drop what the HTTP server says about requests that it cancels itself at an orderly stop.
+
+    And about those whose own line in the log says it already (`is_logged` of the exception).
+    """
     kind = record.exc_info[0] if record.exc_info else None
-    return kind is None or not issubclass(kind, asyncio.CancelledError)
+    if kind is None:
+        return True
+    return not issubclass(kind, asyncio.CancelledError) and not getattr(kind, "is_logged", False)
 
 
 def configure(level: str) -> None:
@@ -52,4 +57,4 @@ def configure(level: str) -> None:
     logging.getLogger("sandkasten").setLevel(level.upper())
     # uvicorn logs its own steps; our events already report each of them.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.error").addFilter(_is_not_cancelled)
+    logging.getLogger("uvicorn.error").addFilter(_is_news)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketState
 
-from sandkasten.api.error_responses import status_of, unforeseen
+from sandkasten.api.error_responses import CutShort, status_of, unforeseen
 from sandkasten.api.previews.preview_access import (
     Entry,
     Exchange,
@@ -217,10 +217,6 @@ class _Answer:
         await self._send(message)
 
 
-class _CutShort(Exception):
-    """Makes the server close the connection in the middle of a response."""
-
-
 async def _fail(
     error: SandkastenError, connection: HTTPConnection, answer: _Answer, receive: Receive
 ) -> None:
@@ -231,7 +227,7 @@ async def _fail(
             await _refuse_websocket(error, answer)
         return
     if answer.began:
-        raise _CutShort from error
+        raise CutShort from error
     html = "text/html" in connection.headers.get("accept", "")
     await page(error, html=html)(connection.scope, receive, answer)
 
