@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sandkasten.api.response import sse
 from sandkasten.client.server.embedded import ServerAddress, settings
 from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.errors import SessionNotFound
 from tests.api.daemon_in_process import serving
+from tests.patience import PATIENCE_S
 from tests.store.memory_store import MemoryJournal
 
 if TYPE_CHECKING:
@@ -23,6 +25,12 @@ async def _emptied(engine: Engine) -> None:
         with suppress(SessionNotFound):
             await engine.destroy(info.id)
     await engine.aclose()
+
+
+@pytest.fixture
+def patient_streams(monkeypatch):
+    """Wait for the refusal of a stream, which on a busy machine may come as its first event."""
+    monkeypatch.setattr(sse, "_FIRST_S", PATIENCE_S)
 
 
 @pytest.fixture

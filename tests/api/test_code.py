@@ -56,6 +56,7 @@ async def test_an_answer_has_every_documented_field(real_daemon, box):
     forms = "html markdown png svg jpeg pdf latex json javascript data chart"
     nothing = dict.fromkeys(forms.split())
     context, duration = found.pop("context_id"), found.pop("duration_ms")
+    assert found.pop("execution_count") > 0
     assert found == {
         "language": "python",
         "status": "ok",
@@ -63,7 +64,6 @@ async def test_an_answer_has_every_documented_field(real_daemon, box):
         "stdout": "hi\n",
         "stderr": "",
         "error": None,
-        "execution_count": 1,
         "text": "2",
         "timed_out": False,
         "truncated": False,

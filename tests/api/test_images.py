@@ -169,6 +169,7 @@ async def test_a_pull_reports_progress_and_ends_with_the_image(daemon, registry)
     assert (again.status, again.json["id"]) == (200, image["id"])
 
 
+@pytest.mark.usefixtures("patient_streams")
 async def test_an_impossible_pull_is_an_error_with_and_without_streaming(daemon, registry):
     for name in ("--privileged", f"{registry.host}/team/none:1"):
         plain = await daemon.ask("POST", f"{I}/pull", {"name": name})

@@ -365,6 +365,7 @@ SENT = tuple(row for row in ROWS if row.sent)
 
 
 @pytest.mark.parametrize("quota", COUNTED)
+@pytest.mark.usefixtures("patient_streams")
 async def test_zero_quota_refuses_what_costs_something(daemon, quota):
     session = await prepared_session(daemon)
     keys: dict[frozenset[str], dict[str, str]] = {}

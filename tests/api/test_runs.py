@@ -149,6 +149,7 @@ async def test_a_run_is_cancelled_and_gone_with_its_sandbox(daemon, home):
 
 
 @pytest.mark.promise("P45")
+@pytest.mark.usefixtures("patient_streams")
 async def test_another_tenants_run_looks_like_an_unknown_one(daemon, home):
     begun = await daemon.ask("POST", "/execute", {"agent_name": "writer", "task": "x"})
     mine = begun.json["run_id"]

@@ -101,6 +101,7 @@ async def test_a_quiet_commands_stream_has_headers_and_keepalive_comments(daemon
     assert raw.count(b"event: done") == 1
 
 
+@pytest.mark.usefixtures("patient_streams")
 async def test_a_command_that_cannot_run_is_an_error_and_not_a_stream(daemon, box):
     reply = await daemon.ask("POST", f"{box}/exec/stream", {"cmd": ["nosuch"]})
     assert (reply.status, reply.json["code"]) == (404, "COMMAND_NOT_FOUND")

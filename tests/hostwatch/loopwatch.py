@@ -3,8 +3,8 @@
 Times every callback of every asyncio loop in the process, including the embedded engine's own
 thread. Time in which a thread of the process waited for a processor does not count: another thread
 may have held the interpreter's lock meanwhile. Nor does what a test's own tools did
-(`of_the_test`). It costs well under a microsecond per callback, while asyncio's debug mode would
-change what is tested.
+(`of_the_test`), nor a program that a test itself starts or waits for. It costs well under a
+microsecond per callback, while asyncio's debug mode would change what is tested.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
+import subprocess
+import sys
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
@@ -30,6 +33,9 @@ LIMIT_S = 1.0
 # Of what the threads have waited for a processor: too dear to be read for every callback.
 _LOOK_EVERY_S = 0.2
 _thread = threading.local()
+
+_TESTS = str(Path(__file__).resolve().parents[1]) + "/"
+_PRODUCT = str(Path(__file__).resolve().parents[2] / "src") + "/"
 
 _slow: list[str] = []
 _longest: dict[int, tuple[float, str]] = {}
@@ -91,6 +97,27 @@ def of_the_test(tool: Callable[P, T]) -> Callable[P, T]:
     return timed
 
 
+def _of_its_caller(method: Callable[P, T]) -> Callable[P, T]:
+    """Mark the calls of a blocking method that a test makes, and not those of the product."""
+    own = of_the_test(method)
+
+    @functools.wraps(method)
+    def called(*args: P.args, **options: P.kwargs) -> T:
+        return (own if _is_called_by_a_test() else method)(*args, **options)
+
+    return called
+
+
+def _is_called_by_a_test() -> bool:
+    frame = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file != __file__ and file.startswith((_TESTS, _PRODUCT)):
+            return file.startswith(_TESTS)
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
 def _queued() -> dict[int, float]:
     """Return how long each thread of this process has waited for a processor, by the kernel."""
     found = {}
@@ -125,6 +152,8 @@ def _named(handle: Any) -> str:
 
 def install() -> None:
     asyncio.Handle._run = _timed  # type: ignore[method-assign]
+    for name in ("__init__", "wait", "communicate"):
+        setattr(subprocess.Popen, name, _of_its_caller(getattr(subprocess.Popen, name)))
 
 
 def drain() -> list[str]:

@@ -114,8 +114,10 @@ def test_the_environment_names_the_daemon(served, monkeypatch):
 
 
 def test_an_unclosed_client_ends_without_warnings(served):
+    # In the development mode the loop warns of every slow step; a busy machine has them.
     code = f"""
-import asyncio
+import asyncio, logging
+logging.getLogger("asyncio").setLevel("ERROR")
 from sandkasten import SandboxClient
 from sandkasten.sync import SandboxClient as Twin
 client = SandboxClient(base_url={served.url!r}, api_key={served.key!r})
