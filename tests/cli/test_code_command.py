@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import pytest
 
-from sandkasten.cli.commands.code import _unfinished
+from sandkasten.cli.code_prompt import unfinished
 
 pytestmark = pytest.mark.promise("P80")
 
 
 @pytest.mark.parametrize(
-    ("code", "unfinished"),
+    ("language", "code", "more"),
     [
-        ("x = 1", False),
-        ("for i in range(2):", True),
-        ("for i in range(2):\n    print(i)", True),
-        ("for i in range(2):\n    print(i)\n", False),
-        ("f(1,", True),
-        ("'''text", True),
-        ("1 +* 2", False),
-        ("%timeit x", False),
-        ("!ls", False),
+        ("python", "x = 1", False),
+        ("python", "for i in range(2):", True),
+        ("python", "for i in range(2):\n    print(i)", True),
+        ("python", "for i in range(2):\n    print(i)\n", False),
+        ("python", "f(1,", True),
+        ("python", "'''text", True),
+        ("python", "1 +* 2", False),
+        ("python", "%timeit x", False),
+        ("python", "!ls", False),
+        ("bash", "for i in 1 2; do", True),
+        ("bash", "for i in 1 2; do echo $i; done", False),
+        ("bash", "if true; then\n  while false; do :; done", True),
+        ("bash", "echo if # for", False),
+        ("bash", "f() {", True),
+        ("bash", "echo a \\", True),
+        ("javascript", "function f() {", True),
+        ("javascript", "f('(') // {", False),
+        ("r", "c(1,", True),
     ],
 )
-def test_lines_that_belong_together_are_read_together(code, unfinished):
-    assert _unfinished(code) is unfinished
+def test_lines_that_belong_together_are_read_together(language, code, more):
+    assert unfinished(code, language) is more
 
 
 def test_a_sandbox_that_does_not_exist_is_named(cli):

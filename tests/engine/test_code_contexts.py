@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import asynccontextmanager
 
 import pytest
@@ -213,9 +214,46 @@ async def test_a_wrong_request_is_refused_by_name(engine, box, request_, error):
 async def test_a_language_without_a_kernel_is_named_with_a_hint(run, engine, box):
     with pytest.raises(KernelNotFound) as caught:
         await run("1", language="klingon")
-    assert caught.value.message == "the image has no kernel for klingon (it has: python)"
-    assert "sandkasten image build datascience" in caught.value.hint
-    assert {one.language for one in await engine.code.list(box)} == {"python"}
+    assert caught.value.message == "the image has no kernel for klingon (it has: bash, python)"
+    assert "/usr/local/share/jupyter/kernels" in caught.value.hint
+    assert "klingon" not in {one.language for one in await engine.code.list(box)}
+
+
+async def test_languages_are_those_of_kernels_in_the_image(engine, box):
+    assert await engine.code.languages(box) == ("bash", "python")
+
+
+async def test_bash_keeps_its_variables_and_separates_its_streams(run):
+    """Bash needs no kernel of its own in the image."""
+    first = await run("x=5; echo out; echo err >&2; cat", language="sh")
+    assert (first.status, first.stdout, first.stderr) == ("ok", "out\n", "err\n")
+    second = await run("echo $x $GIVEN; false", language="bash", env={"GIVEN": "it's"})
+    assert (second.stdout, second.error.name, second.error.value) == ("5 it's\n", "ExitStatus", "1")
+    # A running program and a loop of bash itself: neither is left over.
+    for code in ("sleep 600", "while :; do :; done"):
+        stopped = await run(code, language="bash", timeout_seconds=0.2)
+        assert (stopped.status, stopped.kernel_restarted) == ("timed_out", False)
+    assert (await run("echo $x ${GIVEN:-none}", language="bash")).stdout == "5 none\n"
+    ended = await run("exit 3", language="bash")
+    assert (ended.status, ended.error.name, ended.kernel_restarted) == ("died", "KernelDied", True)
+    assert (await run("echo new $x", language="bash")).stdout == "new\n"
+
+
+async def test_a_kernel_that_needs_ports_gets_them(engine, box, run):
+    """By its specification, as one of deno is found."""
+    code = (
+        "import json, os, sys; assert json.load(open(sys.argv[1]))['transport'] == 'tcp'; "
+        "os.execvp('python3', ['python3', '-m', 'ipykernel_launcher', '-f', sys.argv[1]])"
+    )
+    spec = {"argv": ["python3", "-c", code, "{connection_file}"], "language": "Portly"}
+    for name, content in (("portly", spec), ("wrong", {"argv": 1})):
+        path = f"/workspace/kernels/{name}/kernel.json"
+        await engine.files.write(box, path, json.dumps(content).encode())
+    made = await engine.code.create(
+        box, ContextRequest("portly", env={"JUPYTER_PATH": "/workspace"})
+    )
+    assert (await run("6 * 7", context=made.id)).text == "42"
+    await engine.code.remove(box, made.id)
 
 
 async def test_a_context_counts_as_a_command_of_its_sandbox(run, engine, box):

@@ -36,6 +36,7 @@ from sandkasten.images.builder.recipe import (
 from sandkasten.images.layers.overlay import Landing, Parent, landing
 from sandkasten.model.sandbox.network_policy import CLOSED, NetworkPolicy
 from tests import imagekit
+from tests.packages.wheels import wheel
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -53,18 +54,23 @@ def test_a_recipe_is_a_base_and_steps():
             {"env": {"A": "b", "N": 1}},
             {"workdir": "/srv/"},
             {"user": 1000},
+            {"pip": ["six==1.16.0"]},
         ],
     }
-    assert parse_recipe(tree) == Recipe(
+    found = parse_recipe(tree)
+    *steps, packages = found.steps
+    assert (found.base, steps) == (
         "debian:12",
-        (
+        [
             Copy(("app",), "/srv/app/", 0o644, "1000:5"),
             Run("make\nmake install"),
             SetEnv({"A": "b", "N": "1"}),
             SetWorkdir("/srv/"),
             SetUser("1000"),
-        ),
+        ],
     )
+    assert isinstance(packages, Run)
+    assert (packages.pip, packages.text) == (("six==1.16.0",), "pip six==1.16.0")
 
 
 def test_a_recipe_without_steps_is_its_base():
@@ -98,6 +104,9 @@ def test_an_invalid_recipe_is_refused(tree):
         {"rum": "x"},
         {"run": ""},
         {"run": ["ls"]},
+        {"pip": []},
+        {"pip": ["--index-url=x"]},
+        {"pip": ["six"], "network": True},
         {"run": "a\0b"},
         {"run": "x", "netwrok": True},
         {"env": {"A": "b"}, "network": True},
@@ -458,6 +467,17 @@ async def test_a_failed_command_is_reported_with_its_step_and_output(shared, ima
 
 
 @pytest.mark.promise("P53")
+async def test_packages_of_a_step_are_those_of_this_machine(images, shared, tmp_path, monkeypatch):
+    wheel(tmp_path / "wheels", "alpha", scripts={"alpha-say": "alpha:VERSION.upper"})
+    monkeypatch.setenv("SANDKASTEN_PACKAGES_FIND_LINKS", str(tmp_path / "wheels"))
+    await images.import_archive(imagekit.debian_tar(), name="python3")
+    file = recipe(tmp_path / "recipe", {"pip": ["alpha"]}, base="python3")
+    built = await images.build_steps("packed", file)
+    assert len(built.image.layers) == 2
+    said = await inside(shared, "packed", "alpha-say; python3 -c 'import alpha; print(alpha)'")
+    assert "/usr/local/lib/python3.11/dist-packages/alpha.py" in said
+
+
 async def test_a_step_cannot_reach_the_network(shared, images, context):
     file = recipe(context, {"run": "cat /proc/net/dev > /devices; ! nc -w 1 127.0.0.1 22"})
     await images.build_steps("net:1", file)

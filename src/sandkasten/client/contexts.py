@@ -41,6 +41,10 @@ class AsyncContexts:
         """Return the contexts that run, oldest first."""
         return builtins.list(await (await self._box.transport()).code.list(self._box.id))
 
+    async def languages(self) -> builtins.list[str]:
+        """Return the languages that the image has a kernel for, sorted."""
+        return builtins.list(await (await self._box.transport()).code.languages(self._box.id))
+
     async def restart(self, context: CodeContext | str) -> None:
         """Replace the kernel of a context: its variables are gone."""
         await (await self._box.transport()).code.restart(self._box.id, _id(context))
@@ -62,6 +66,7 @@ class Contexts:
 
     create = waiting(AsyncContexts.create)
     list = waiting(AsyncContexts.list)
+    languages = waiting(AsyncContexts.languages)
     restart = waiting(AsyncContexts.restart)
     interrupt = waiting(AsyncContexts.interrupt)
     remove = waiting(AsyncContexts.remove)

@@ -244,7 +244,9 @@ class Engine:
         shared = (self._execution, self.files, self.quotas, self._sites, events)
         self._oneshot = OneShot(planner, self._sandboxes, self._spares, *shared)
         self.preflight = Preflight(planner, self._sandboxes, self._oneshot, self._sites)
-        self.bench = BuildSandbox(planner, self._sandboxes, self._execution, self._handles)
+        self.bench = BuildSandbox(
+            planner, self._sandboxes, self._execution, self._handles, self._sites
+        )
         self.images = EngineImages(library, store, self.bench)
         self._sweeping: asyncio.Task[None] | None = None
         self._sweep_began = True

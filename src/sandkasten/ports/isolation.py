@@ -228,10 +228,11 @@ class Workbench(Protocol):
         cwd: str,
         env: Mapping[str, str],
         network: NetworkPolicy,
+        pip: tuple[str, ...],
         on_line: Callable[[str], None],
     ) -> AbstractAsyncContextManager[RootChanges]:
-        """Run the command. Raise BuildFailed if it fails; after the block the sandbox is
-        removed.
+        """Run the command with the Python packages `pip`. Raise BuildFailed if it fails; after the
+        block the sandbox is removed.
         """
         ...
 

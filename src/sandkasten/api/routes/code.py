@@ -106,6 +106,10 @@ class ContextAnswer(Answer):
     created_at_unix: float | None
 
 
+class LanguagesAnswer(Answer):
+    languages: list[str]
+
+
 async def run(call: Call) -> Response:
     fields = given(await call.body(CodeBody))
     request = CodeRequest(
@@ -158,6 +162,11 @@ async def contexts(call: Call) -> Response:
     return answer([to_json(one) for one in await call.engine.code.list(await call.session())])
 
 
+async def languages(call: Call) -> Response:
+    found = await call.engine.code.languages(await call.session())
+    return answer({"languages": list(found)})
+
+
 async def create(call: Call) -> Response:
     fields = given(await call.body(ContextBody))
     the_id = await call.session()
@@ -208,6 +217,15 @@ ROUTES = (
         answer=ContextAnswer,
         array=True,
         errors=BUSY,
+    ),
+    Route(
+        "GET",
+        "/v1/sessions/{id}/languages",
+        languages,
+        "Languages that the image of a session has a kernel for",
+        "code",
+        answer=LanguagesAnswer,
+        errors=(*BUSY, KernelFailed),
     ),
     Route(
         "POST",

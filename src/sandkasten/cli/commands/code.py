@@ -1,6 +1,7 @@
 """`code ID`: run code in a context of a sandbox, once or at a prompt.
 
-Ctrl-C interrupts the code that runs. Pictures are saved as files; nothing is overwritten.
+Ctrl-C interrupts the code that runs. Pictures are saved as files; nothing is overwritten. A line
+that begins with a colon and a known name is a command of the prompt.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import codeop
 import signal
 import sys
 from pathlib import Path
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sandkasten.client.sandbox import AsyncSandbox
-    from sandkasten.model.commands.code_values import CodeDisplay, CodeResult
+    from sandkasten.model.commands.code_values import CodeContext, CodeDisplay, CodeResult
 
 _FAILED: Final = 1
 _TIMED_OUT: Final = 124
@@ -32,6 +32,7 @@ _EXAMPLES: Final = """\b
 Examples:
   sandkasten code ID
   sandkasten code ID -c 'import math; math.pi'
+  sandkasten code ID -l bash -c 'ls -l'
   sandkasten code ID < analysis.py"""
 
 
@@ -60,13 +61,16 @@ def _code(
     ] = ".",
     timeout: Timeout = None,
     env: Environment = [],  # noqa: B006
+    languages: Annotated[
+        bool, typer.Option("--languages", help="List the languages of the image, and end.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Run code in a sandbox; variables stay. Exit status 1 if it raised, 124 if it timed out."""
     session = _Session(
         state_of(context, json=json), language, named, timeout, pairs(env, "--env"), Path(save)
     )
-    status = go(session.run(id, code))
+    status = go(session.list_languages(id) if languages else session.run(id, code))
     if status:
         raise typer.Exit(status)
 
@@ -81,20 +85,36 @@ class _Session:
         env: Mapping[str, str],
         directory: Path,
     ) -> None:
+        from sandkasten.model.commands.code_values import checked_language
+
         self._state = state
-        self._language = language
+        self._language = checked_language(language)
         self._context = context
         self._timeout_ms = None if timeout_s is None else timeout_s * 1000
         self._env = env
         self._directory = directory
 
-    async def run(self, start: str, code: str | None) -> int:
-        from sandkasten.cli.output import put_json
+    async def list_languages(self, start: str) -> int:
+        from sandkasten.cli.output import put, put_json
+
+        found = await (await self._attach(start)).contexts.languages()
+        if self._state.json:
+            put_json(found)
+        else:
+            put("\n".join(found))
+        return 0
+
+    async def _attach(self, start: str) -> AsyncSandbox:
         from sandkasten.cli.sandbox_names import resolve
         from sandkasten.client.sandbox import AsyncSandbox
+
+        return await AsyncSandbox.attach(await resolve(self._state, start), **self._state.where)
+
+    async def run(self, start: str, code: str | None) -> int:
+        from sandkasten.cli.output import put_json
         from sandkasten.model.json_codec import to_json
 
-        box = await AsyncSandbox.attach(await resolve(self._state, start), **self._state.where)
+        box = await self._attach(start)
         if code is None and sys.stdin.isatty() and not self._state.json:
             return await self._prompt(box)
         if code is None:
@@ -105,27 +125,51 @@ class _Session:
         return _TIMED_OUT if result.timed_out else 0 if result.status == "ok" else _FAILED
 
     async def _prompt(self, box: AsyncSandbox) -> int:
+        from sandkasten.cli.code_prompt import HELP, history, read_code
         from sandkasten.cli.output import report, say
         from sandkasten.errors import KernelNotFound, NotFound, SandkastenError
 
-        say(f"{self._language} in {box.id}; Ctrl-D ends")
-        while True:
-            try:
-                code = _read(self._language)
-            except EOFError:
-                say("")
-                return 0
-            except KeyboardInterrupt:
-                say("")
-                continue
-            if not code.strip():
-                continue
-            try:
-                await self._call(box, code)
-            except (KernelNotFound, NotFound):
-                raise
-            except SandkastenError as exc:
-                report(exc, as_json=False)
+        say(f"{self._language} in {box.id}; Ctrl-D ends, {HELP} helps")
+        with history():
+            while True:
+                try:
+                    code = read_code(self._language)
+                except EOFError:
+                    say("")
+                    return 0
+                except KeyboardInterrupt:
+                    say("")
+                    continue
+                if not code.strip():
+                    continue
+                try:
+                    if not await self._command(box, code):
+                        await self._call(box, code)
+                except SandkastenError as exc:
+                    if isinstance(exc, NotFound) and not isinstance(exc, KernelNotFound):
+                        raise
+                    report(exc, as_json=False)
+
+    async def _command(self, box: AsyncSandbox, line: str) -> bool:
+        """Do what a command of the prompt says; return False if the line is code."""
+        from sandkasten.cli.code_prompt import COMMANDS, HELP
+        from sandkasten.cli.output import say
+        from sandkasten.model.commands.code_values import checked_language
+
+        name, _, rest = line.strip().partition(" ")
+        if name == HELP:
+            say("\n".join(f"{one}  {what}" for one, what in COMMANDS.items()))
+        elif name == ":languages":
+            say("\n".join(await box.contexts.languages()))
+        elif name == ":language" and rest:
+            self._language, self._context = checked_language(rest.strip()), None
+        elif name == ":restart" and not rest:
+            for one in await self._contexts(box):
+                await box.contexts.restart(one)
+            say("the variables are gone")
+        else:
+            return False
+        return True
 
     async def _call(self, box: AsyncSandbox, code: str) -> CodeResult:
         from sandkasten.cli.output import write_chunk
@@ -163,11 +207,17 @@ class _Session:
         return result
 
     async def _interrupt(self, box: AsyncSandbox) -> None:
-        running = await box.contexts.list()
-        for one in running:
-            ours = one.default and one.language == self._language
-            if one.id == self._context or (self._context is None and ours):
-                await box.contexts.interrupt(one)
+        for one in await self._contexts(box):
+            await box.contexts.interrupt(one)
+
+    async def _contexts(self, box: AsyncSandbox) -> list[CodeContext]:
+        """Return the context that calls use, if it runs."""
+        return [
+            one
+            for one in await box.contexts.list()
+            if one.id == self._context
+            or (self._context is None and one.default and one.language == self._language)
+        ]
 
     def _show(self, result: CodeDisplay) -> None:
         """Save the pictures of a result; print its text if it has no picture."""
@@ -222,24 +272,3 @@ def _explain(result: CodeResult) -> None:
         tell("warning", "the kernel was replaced, and its variables are lost")
     if result.truncated:
         tell("warning", "output or results over a limit were left out")
-
-
-def _read(language: str) -> str:
-    """Read one piece of code from the terminal; for Python, all lines of a statement."""
-    # The event loop's own handler would not end the wait for a line.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        lines = [input(">>> ")]
-        while language == "python" and _unfinished("\n".join(lines)):
-            lines.append(input("... "))
-        return "\n".join(lines)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _unfinished(code: str) -> bool:
-    try:
-        return codeop.compile_command(code, symbol="single") is None
-    except (SyntaxError, ValueError, OverflowError):
-        # The kernel reports the error. It also accepts more than Python (%magic, !command).
-        return False

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from json import dumps as json_of
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,12 +28,18 @@ _SCIENCE = [
     )
 ]  # fmt: skip
 _TOOLS = ["python3", "python3-pip", "python3-venv", "git", "curl", "ca-certificates", "procps"]
-# Images that are built by their name alone: a suite of Debian and its packages. The last two have
-# the names of E2B's templates, and what programs for these expect.
-_KNOWN = {
-    "datascience": ("bookworm", _SCIENCE),
-    "base": ("bookworm", _TOOLS),
-    "code-interpreter-v1": ("bookworm", [*_TOOLS, *_SCIENCE]),
+# Images that are built by their name alone: a suite of Debian, its packages, and Python packages.
+# The last two have the names of E2B's templates, and what programs for these expect.
+_KNOWN: dict[str, tuple[str, list[str], list[str]]] = {
+    "datascience": ("bookworm", _SCIENCE, []),
+    "base": ("bookworm", _TOOLS, []),
+    # Kernels for R (r-cran-irkernel), JavaScript and TypeScript (deno). Later versions of deno have
+    # a kernel that does not tell a syntax error.
+    "code-interpreter-v1": (
+        "bookworm",
+        [*_TOOLS, *_SCIENCE, "r-cran-irkernel"],
+        ["deno==2.7.14"],
+    ),
 }
 
 
@@ -95,6 +103,10 @@ def _build(
         list[str],
         typer.Option("--include", metavar="A,B", help="Packages to install; repeatable."),
     ] = [],  # noqa: B006
+    pip: Annotated[
+        list[str],
+        typer.Option("--pip", metavar="P", help="Python package to install; repeatable."),
+    ] = [],  # noqa: B006
     variant: Annotated[
         str, typer.Option("--variant", metavar="V", help="Variant of mmdebstrap.")
     ] = "minbase",
@@ -119,10 +131,10 @@ def _build(
     if debian is not None and file is not None:
         raise typer.BadParameter("pass either -f FILE or --debian SUITE")
     if debian is None and file is None and target in _KNOWN and not Path(target).is_dir():
-        debian, packages = _KNOWN[target]
-        include = [*packages, *include]
-    if debian is None and (include or mirror is not None or variant != "minbase"):
-        raise typer.BadParameter("--include, --variant and --mirror go with --debian")
+        debian, packages, python = _KNOWN[target]
+        include, pip = [*packages, *include], [*python, *pip]
+    if debian is None and (include or pip or mirror is not None or variant != "minbase"):
+        raise typer.BadParameter("--include, --pip, --variant and --mirror go with --debian")
     if debian is None and not (file or "").endswith(_RECIPES):
         if target is None:
             raise typer.BadParameter("name the directory of the build: image build -t NAME .")
@@ -143,7 +155,7 @@ def _build(
     assert debian is not None
     packages = [one.strip() for words in include for one in words.split(",") if one.strip()]
     state = state_of(context, json=json)
-    go(bootstrapped(state, name, debian, packages, variant, mirror, refresh=refresh))
+    go(bootstrapped(state, name, debian, packages, pip, variant, mirror, refresh=refresh))
 
 
 async def pulled(state: State, name: str, platform: str | None) -> None:
@@ -159,6 +171,7 @@ async def bootstrapped(
     name: str,
     suite: str,
     include: list[str],
+    pip: list[str],
     variant: str,
     mirror: str | None,
     *,
@@ -168,7 +181,7 @@ async def bootstrapped(
 
     with last_line(quiet=state.json) as progress:
         built = await images_here(state).build_debian(
-            name,
+            f"{name}-debian" if pip else name,
             suite,
             include=include,
             variant=variant,
@@ -176,7 +189,23 @@ async def bootstrapped(
             refresh=refresh,
             progress=progress,
         )
+    if pip:
+        built = await _with_packages(state, f"{name}-debian", name, pip, refresh=refresh)
     tell_built(state, built)
+
+
+async def _with_packages(
+    state: State, base: str, name: str, pip: list[str], *, refresh: bool
+) -> BuiltImage:
+    """Build an image of another one and Python packages, which this machine fetches."""
+    from sandkasten.cli.commands.images import images_here
+
+    with TemporaryDirectory(prefix="sandkasten-build-") as directory:
+        file = Path(directory) / "recipe.json"
+        file.write_text(json_of({"base": base, "steps": [{"pip": pip}]}))
+        return await images_here(state).build_steps(
+            name, file, refresh=refresh, progress=None if state.json else show_step
+        )
 
 
 async def stepped(state: State, name: str, file: str, allow: list[str], *, refresh: bool) -> None:

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import secrets
 import signal
 import time
 from collections import OrderedDict
 from contextlib import suppress
-from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
@@ -31,14 +29,13 @@ from sandkasten.engine.code.bridge_lines import (
     Done,
     invalid,
 )
+from sandkasten.engine.code.context_program import ContextProgram, no_kernel
 from sandkasten.engine.commands.execution import CALL_TIMEOUT_S, Execution
 from sandkasten.errors import (
     Busy,
-    CommandNotFound,
     Conflict,
     ExecNotFound,
     KernelFailed,
-    KernelNotFound,
     QuotaExceeded,
     SandkastenError,
 )
@@ -55,7 +52,6 @@ from sandkasten.model.commands.code_values import (
     context_of,
     no_context,
 )
-from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.wire.call import OutputChunk
 from sandkasten.wire.messages import decode_exec, decode_execs, decode_processes
 
@@ -80,16 +76,6 @@ _STDOUT: Final = 1
 _MAX_REMEMBERED: Final = 4096
 _NEWEST: Final = 256
 _STDERR_BYTES: Final = 2000
-_LOAD: Final = (
-    "import os,sys;n=int(sys.argv.pop());b=b''\n"
-    "while len(b)<n:b+=os.read(0,n-len(b))\n"
-    "b,p=b.split(b'\\0');g={'__name__':'__main__','PRELUDE':p.decode()}\n"
-    "exec(compile(b,'kernel_bridge','exec'),g)"
-)
-_NO_KERNEL: Final = (
-    'use an image that has one: `sandkasten image build datascience`, then image="datascience"; '
-    'or, for python, pip_packages=["ipykernel"]'
-)
 
 
 class _Ended(Exception):
@@ -101,7 +87,7 @@ class CodeContexts:
         self._handles = handles
         self._execution = execution
         self._in_flight = in_flight
-        self._source: bytes | None = None
+        self._program = ContextProgram(execution)
         self._defaults: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._read_to: OrderedDict[str, int] = OrderedDict()
         self._starting: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
@@ -180,6 +166,11 @@ class CodeContexts:
         ]
         return tuple(sorted((one for one in found if one), key=lambda one: one.created_at))
 
+    async def languages(self, sandbox_id: str) -> tuple[str, ...]:
+        """Return the languages that the image of a sandbox has a kernel for, sorted."""
+        self._in_flight.check()
+        return await self._program.languages(sandbox_id)
+
     async def restart(self, sandbox_id: str, context: str) -> None:
         """Replace the kernel of a context. Its variables are lost, and running code ends."""
         context_language(context)
@@ -232,25 +223,8 @@ class CodeContexts:
                 limit=MAX_CONTEXTS,
             )
         handle, _ = await self._handles.connect(sandbox_id)
-        if self._source is None:
-            self._source = await asyncio.to_thread(_program)
         idle_s = handle.record.idle_timeout_s
-        idle = f"{idle_s:g}" if math.isfinite(idle_s) and idle_s > 0 else "1e9"
-        command = ("python3", "-c", _LOAD, context.language, idle, str(len(self._source)))
-        request = ExecRequest(
-            command,
-            cwd=context.cwd,
-            env=context.env,
-            stdin=self._source,
-            keep_stdin_open=True,
-            max_output_bytes=_KEPT_BYTES,
-        )
-        try:
-            await self._execution.start(sandbox_id, request, exec_id=the_id)
-        except CommandNotFound as exc:
-            raise KernelNotFound(
-                "the image has no python3, which code contexts need", hint=_NO_KERNEL
-            ) from exc
+        await self._program.start(sandbox_id, the_id, context, idle_s, _KEPT_BYTES)
         _remember(self._read_to, the_id, 0)
 
     async def _ask(self, sandbox_id: str, context: str, fields: Mapping[str, Any]) -> Done:
@@ -274,7 +248,7 @@ class CodeContexts:
         if done.status in ("no_kernel", "not_started"):
             await finish(self._kill(sandbox_id, context))
             if done.status == "no_kernel":
-                raise KernelNotFound(done.detail or "the image has no kernel", hint=_NO_KERNEL)
+                raise no_kernel(context_language(context), done.detail)
             raise KernelFailed(
                 f"the kernel did not start: {done.detail}",
                 hint="check the memory limit of the sandbox and the kernel of the image",
@@ -425,13 +399,6 @@ def _result(context: str, language: str, lines: CallLines, done: Done, began: fl
         kernel_restarted=done.restarted,
         duration_ms=int((time.monotonic() - began) * 1000),
     )
-
-
-def _program() -> bytes:
-    """Return the program of a context and, after a NUL, what a Python kernel runs first."""
-    files = resources.files("sandkasten.engine.code")
-    parts = ("kernel_bridge.py", "kernel_prelude.py")
-    return b"\0".join(files.joinpath(name).read_bytes() for name in parts)
 
 
 def _died(why: str) -> KernelFailed:

@@ -1,7 +1,7 @@
 """The program of a code context: runs in the sandbox, between the engine and a Jupyter kernel.
 
-The engine sends this file and `kernel_prelude` into a sandbox and never imports them. The arguments
-are the language and the idle time in seconds. It starts the kernel on Unix sockets, reads one JSON
+The engine sends this module, and those that it imports, into a sandbox and never imports them.
+The arguments are the language and the idle time in seconds. It starts the kernel, reads one JSON
 object per line from stdin and writes one per line to stdout. Calls run one after the other. It has
 no dependency but pyzmq, which every Python kernel has, and runs on Python 3.8.
 
@@ -12,21 +12,22 @@ gone: the call is interrupted, and what it printed is dropped.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import importlib.util
 import json
 import os
 import select
-import shutil
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+
+from sandkasten.engine.code.kernel_process import Kernel, StartFailed, start_kernel
+from sandkasten.engine.code.kernel_specs import (
+    NoKernel,
+    commands,
+    environment_code,
+    kernel_command,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +37,6 @@ PART = 32 * 1024
 TEXT = 16 * 1024
 MAX_VALUES = 400_000  # of one displayed value; the engine takes no more
 MAX_WAITING = 16
-START_S = 60.0
 # Time that code has to end after an interrupt, before its kernel is replaced.
 INTERRUPT_S = 10.0
 AGAIN_S = 3.0
@@ -45,175 +45,11 @@ STALL_S = 15.0
 # How long to wait for the idle message after the reply. A kernel may drop that message.
 IDLE_MESSAGE_S = 2.0
 TICK_S = 0.2
-PORTS = ("shell", "iopub", "stdin", "control", "hb")
-
-# Runs in a Python kernel before any code does; the engine sends it along.
-PRELUDE: str = globals().get("PRELUDE", "")
 # Sets the environment variables of one call; with `{}`, restores the values from before.
-ENVIRONMENT = (
+PYTHON_ENVIRONMENT = (
     "get_ipython().display_formatter.formatters['application/vnd.sandkasten.data+json']"
     ".environment(%s)"
 )
-
-
-class NoKernel(Exception):
-    """The image has no kernel for the language."""
-
-
-class StartFailed(Exception):
-    """The kernel ended before it was ready, or was not ready in time."""
-
-
-def kernel_command(language: str) -> dict[str, Any]:
-    """Return the argv, environment and interrupt mode of the kernel for a language."""
-    if importlib.util.find_spec("zmq") is None:
-        raise NoKernel("the image has no pyzmq")
-    if language == "python" and importlib.util.find_spec("ipykernel_launcher") is not None:
-        launch = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-        return {"argv": [*launch, "--HistoryManager.enabled=False"]}
-    shares = [os.path.expanduser("~/.local/share"), "/usr/local/share", "/usr/share"]
-    shares.insert(1, os.path.join(sys.prefix, "share"))
-    names = []
-    for share in shares:
-        directory = os.path.join(share, "jupyter", "kernels")
-        for name in sorted(os.listdir(directory)) if os.path.isdir(directory) else ():
-            try:
-                with open(os.path.join(directory, name, "kernel.json"), "rb") as file:
-                    spec = json.loads(file.read(65536))
-                words = [str(word) for word in spec["argv"]]
-                spoken = str(spec.get("language", "")).lower()
-            except (OSError, ValueError, KeyError, TypeError, AttributeError):
-                continue
-            names.append(spoken)
-            if words and language in (name.lower(), spoken):
-                mode, env = spec.get("interrupt_mode"), spec.get("env") or {}
-                return {"argv": words, "env": env, "interrupt": mode}
-    known = ", ".join(sorted(set(filter(None, names)))) or "none"
-    raise NoKernel(f"the image has no kernel for {language} (it has: {known})")
-
-
-class Kernel:
-    """One kernel process and its sockets."""
-
-    def __init__(self, command: dict[str, Any]) -> None:
-        self.directory = tempfile.mkdtemp(prefix="kernel-")
-        self.key = os.urandom(16).hex().encode()
-        self.session = os.urandom(8).hex()
-        self.by_message = command.get("interrupt") == "message"
-        base = os.path.join(self.directory, "k")
-        connection: dict[str, Any] = {"transport": "ipc", "ip": base, "key": self.key.decode()}
-        connection["signature_scheme"] = "hmac-sha256"
-        connection.update({port + "_port": i for i, port in enumerate(PORTS, 1)})
-        path = os.path.join(self.directory, "connection.json")
-        with open(path, "w") as file:
-            json.dump(connection, file)
-        env = {**os.environ, **{str(k): str(v) for k, v in (command.get("env") or {}).items()}}
-        argv = [word.replace("{connection_file}", path) for word in command["argv"]]
-        self.log_path = os.path.join(self.directory, "log")
-        self.sockets: dict[str, Any] = {}
-        with open(self.log_path, "wb") as log:
-            # A session of its own, so that an interrupt reaches its children and not this process.
-            self.process = subprocess.Popen(
-                argv,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                start_new_session=True,
-            )
-        try:
-            self._connect(base)
-        except BaseException:
-            self.kill()
-            raise
-
-    def _connect(self, base: str) -> None:
-        # While the kernel starts; it takes longer than this import.
-        zmq = importlib.import_module("zmq")
-        self.zmq, end = zmq, time.monotonic() + START_S
-        context = zmq.Context.instance()
-        kinds = {"shell": zmq.DEALER, "control": zmq.DEALER, "iopub": zmq.SUB}
-        for port, kind in kinds.items():
-            number = PORTS.index(port) + 1
-            paths: list[str] = []
-            while not paths:
-                # Kernels join the path and the number by one or the other.
-                paths = [p for p in (f"{base}-{number}", f"{base}:{number}") if os.path.exists(p)]
-                if not paths:
-                    self._check_start(end)
-                    time.sleep(0.004)
-            socket = self.sockets[port] = context.socket(kind)
-            socket.linger = 0
-            socket.rcvhwm = 100000
-            if kind == zmq.SUB:
-                socket.subscribe(b"")
-            socket.connect("ipc://" + paths[0])
-        # A subscription takes effect some time after it is made: ask until a state is published.
-        while True:
-            self.send("shell", "kernel_info_request", {})
-            if self.sockets["iopub"].poll(100):
-                return
-            self._check_start(end)
-
-    def _check_start(self, end: float) -> None:
-        status = self.process.poll()
-        if status is not None:
-            raise StartFailed(f"the kernel ended with status {status}: {self.log()}")
-        if time.monotonic() > end:
-            raise StartFailed(f"the kernel was not ready after {START_S:g} s: {self.log()}")
-
-    def log(self) -> str:
-        try:
-            with open(self.log_path, "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - 2000))
-                return file.read().decode(errors="replace").strip()
-        except OSError:
-            return ""
-
-    def send(self, port: str, kind: str, content: dict[str, Any]) -> str:
-        the_id = os.urandom(8).hex()
-        date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        header = {"msg_id": the_id, "msg_type": kind, "session": self.session, "date": date}
-        header.update({"username": "sandkasten", "version": "5.3"})
-        parts = [json.dumps(one).encode() for one in (header, {}, {}, content)]
-        signed = hmac.new(self.key, b"".join(parts), hashlib.sha256).hexdigest().encode()
-        self.sockets[port].send_multipart([b"<IDS|MSG>", signed, *parts])
-        return the_id
-
-    def execute(self, code: str, *, silent: bool = False) -> str:
-        content = {"code": code, "silent": silent, "store_history": not silent}
-        content.update({"user_expressions": {}, "allow_stdin": False, "stop_on_error": False})
-        return self.send("shell", "execute_request", content)
-
-    def receive(self, port: str) -> dict[str, Any] | None:
-        """Return the next waiting message, or None. Invalid messages are skipped."""
-        while True:
-            try:
-                frames = self.sockets[port].recv_multipart(self.zmq.NOBLOCK)
-            except self.zmq.Again:
-                return None
-            try:
-                start = frames.index(b"<IDS|MSG>") + 2
-                header, parent, _, content = (json.loads(one) for one in frames[start : start + 4])
-                found = {"type": header["msg_type"], "parent": parent.get("msg_id")}
-                return {**found, "content": dict(content)}
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                continue
-
-    def interrupt(self) -> None:
-        if self.by_message:
-            self.send("control", "interrupt_request", {})
-            return
-        with suppress(OSError):
-            os.killpg(self.process.pid, signal.SIGINT)
-
-    def kill(self) -> None:
-        with suppress(OSError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        for socket in self.sockets.values():
-            socket.close(0)
-        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 class Call:
@@ -229,6 +65,8 @@ class Call:
         self.message = ""
         self.count: int | None = None
         self.replied: float | None = None
+        self.told = False
+        self.failure: dict[str, Any] | None = None
         self.truncated = False
         self.why: str | None = None
         self.kill_at: float | None = None
@@ -236,7 +74,7 @@ class Call:
 
 
 class Bridge:
-    def __init__(self, language: str, idle_s: float) -> None:
+    def __init__(self, language: str, idle_s: float, sources: dict[str, str]) -> None:
         self.language, self.idle_s = language, idle_s
         self.buffer = b""
         self.waiting: deque[Call] = deque()
@@ -244,14 +82,24 @@ class Bridge:
         self.lines: deque[bytes] = deque()
         self.unacknowledged = 0
         self.moved_at = self.used_at = time.monotonic()
-        self.command = kernel_command(language)
+        self.prelude = sources["kernel_prelude"]
+        self.command = kernel_command(language, sources["bash_kernel"])
         self.kernel = self.start()
 
     def start(self) -> Kernel:
-        kernel = Kernel(self.command)
+        kernel = start_kernel(self.command)
         if self.language == "python":
-            kernel.execute(PRELUDE, silent=True)
+            kernel.execute(self.prelude, silent=True)
         return kernel
+
+    def set_environment(self, env: dict[str, str], *, restore: bool = False) -> None:
+        """Set variables for one call, or restore those that were set for it."""
+        if self.language == "python":
+            code = PYTHON_ENVIRONMENT % json.dumps({} if restore else env)
+        else:
+            before = {name: os.environ.get(name) for name in env}
+            code = environment_code(self.language, before if restore else dict(env))
+        self.kernel.execute(code, silent=True)
 
     # ---- the engine's side
 
@@ -343,7 +191,7 @@ class Bridge:
                 call = None
             else:
                 if call.env:
-                    self.kernel.execute(ENVIRONMENT % json.dumps(call.env), silent=True)
+                    self.set_environment(call.env)
                 if not self.lines:
                     # Cancelled callers acknowledge nothing any more.
                     self.unacknowledged = 0
@@ -353,7 +201,8 @@ class Bridge:
             if call.replied is not None and now > call.replied + IDLE_MESSAGE_S:
                 self.finish(call)
             elif self.kernel.process.poll() is not None:
-                self.replace("died", f"the kernel ended with status {self.kernel.process.poll()}")
+                status = self.kernel.process.poll()
+                self.replace(call.why or "died", f"the kernel ended with status {status}")
             elif call.why is None and now >= call.deadline:
                 self.stop("timed_out")
             elif call.kill_at is not None and now >= call.kill_at:
@@ -373,8 +222,11 @@ class Bridge:
 
     def finish(self, call: Call) -> None:
         self.current = None
+        if call.failure is not None and call.why is None:
+            # A kernel may tell of an error in its reply alone.
+            self.error(call, call.failure)
         if call.env:
-            self.kernel.execute(ENVIRONMENT % "{}", silent=True)
+            self.set_environment(call.env, restore=True)
         self.done(call, call.why or "ok")
 
     def on_shell(self, message: dict[str, Any]) -> None:
@@ -385,6 +237,8 @@ class Bridge:
             count = message["content"].get("execution_count")
             call.count = count if isinstance(count, int) else None
             call.replied = time.monotonic()
+            if message["content"].get("status") == "error" and not call.told:
+                call.failure = message["content"]
 
     def on_iopub(self, message: dict[str, Any]) -> None:
         call, content, kind = self.current, message["content"], message["type"]
@@ -395,16 +249,22 @@ class Bridge:
         elif kind in ("display_data", "update_display_data", "execute_result"):
             self.result(call, content.get("data"), main=kind == "execute_result")
         elif kind == "error":
-            lines = "\n".join(str(line) for line in content.get("traceback") or ())
-            error = {"name": str(content.get("ename"))[:TEXT], "traceback": lines[-4 * TEXT :]}
-            if len(json.dumps([value := str(content.get("evalue")), error])) > call.results:
-                call.truncated, value = True, value[:TEXT]
-            self.put(call.id, type="error", value=value, **error)
+            self.error(call, content)
         elif kind == "status" and content.get("execution_state") == "idle":
             shell = self.kernel.sockets["shell"]
             if call.replied is None and shell.poll(int(IDLE_MESSAGE_S * 1e3)):
                 self.drain("shell")
             self.finish(call)
+
+    def error(self, call: Call, content: dict[str, Any]) -> None:
+        call.told, call.failure = True, None
+        lines = "\n".join(str(line) for line in content.get("traceback") or ())
+        name, value = str(content.get("ename")), str(content.get("evalue"))
+        # deno tells a syntax error twice, and no name.
+        error = {"name": "Error" if name == value else name[:TEXT], "traceback": lines[-4 * TEXT :]}
+        if len(json.dumps([value, error])) > call.results:
+            call.truncated, value = True, value[:TEXT]
+        self.put(call.id, type="error", value=value, **error)
 
     def text(self, call: Call, stream: str, text: str) -> None:
         if stream not in call.room:
@@ -477,13 +337,16 @@ def refuse(status: str, detail: str, waiting: tuple[str, ...] = (), buffer: byte
         calls = [one["call"] for one in asked if one["op"] in ("run", "restart")]
 
 
-def main() -> None:
+def main(sources: dict[str, str]) -> None:
     # A file of the workspace must not take the place of a module.
     sys.path[:] = [path for path in sys.path if path not in ("", os.getcwd())]
+    if sys.argv[1] == "--list":
+        print(json.dumps(sorted(commands(sources["bash_kernel"]))))  # noqa: T201
+        return
     # Not SIG_IGN, which the kernel would inherit.
     signal.signal(signal.SIGINT, lambda *_: None)
     try:
-        bridge = Bridge(sys.argv[1], float(sys.argv[2]))
+        bridge = Bridge(sys.argv[1], float(sys.argv[2]), sources)
     except NoKernel as exc:
         refuse("no_kernel", str(exc))
     except (StartFailed, OSError) as exc:
@@ -494,7 +357,3 @@ def main() -> None:
         except (StartFailed, OSError) as exc:
             waiting = tuple(one.id for one in bridge.waiting)
             refuse("not_started", str(exc), waiting, bridge.buffer)
-
-
-if __name__ == "__main__":
-    main()

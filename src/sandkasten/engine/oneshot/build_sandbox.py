@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.cell_spec import RootChanges
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.network_policy import NetworkPolicy
+    from sandkasten.ports import Sites
 
 # A generous bound of our own, so its space is not reserved.
 DISK_MB: Final = 8192
@@ -42,8 +43,14 @@ _MOST_LINE: Final = 500
 
 class BuildSandbox:
     def __init__(
-        self, planner: Planner, sandboxes: Sandboxes, execution: Execution, handles: Handles
+        self,
+        planner: Planner,
+        sandboxes: Sandboxes,
+        execution: Execution,
+        handles: Handles,
+        sites: Sites,
     ) -> None:
+        self._sites = sites
         self._planner = planner
         self._sandboxes = sandboxes
         self._execution = execution
@@ -61,17 +68,19 @@ class BuildSandbox:
         cwd: str,
         env: Mapping[str, str],
         network: NetworkPolicy,
+        pip: tuple[str, ...],
         on_line: Callable[[str], None],
     ) -> AsyncIterator[RootChanges]:
         request = CreateRequest(
             SandboxOptions(
                 profile="dev",
                 network=network.public(),
+                pip_packages=pip,
                 limits={"workspace_mb": DISK_MB},
                 labels={"sandkasten.build": "step"},
             )
         )
-        plan = await self._planner.plan(request, image=image)
+        plan = await self._planner.plan(request, image=image, sites=self._sites)
         if isinstance(plan.backend, KeepsImages):
             raise _cannot_tell(plan.backend.name)
         longest_s = plan.spec.limits.max_exec_timeout_s

@@ -17,6 +17,7 @@ from sandkasten.images.builder.dockerignore import NOTHING, DockerIgnore
 from sandkasten.images.image_names import checked_name
 from sandkasten.model.environment import checked_environment
 from sandkasten.model.sandbox.network_policy import CLOSED, NetworkPolicy, parse_network
+from sandkasten.model.sandbox.package_sets import PYTHON_DIR, checked_packages
 from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:
@@ -30,11 +31,20 @@ if TYPE_CHECKING:
 MAX_STEPS: Final = 100
 _MAX_TEXT: Final = 64 * 1024
 _KEYS: Final = ("base", "network", "steps")
-_KINDS: Final = ("copy", "run", "env", "workdir", "user")
+_KINDS: Final = ("copy", "run", "pip", "env", "workdir", "user")
 USER: Final = re.compile(
     r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?\Z"
 )
 _OWNER: Final = re.compile(r"([0-9]{1,5})(?::([0-9]{1,5}))?\Z")
+# Copies packages to where the image's python3 finds them, and their programs to the PATH.
+_INSTALL: Final = f"""\
+to=$(python3 -I -c 'import site; print(site.getsitepackages()[0])')
+mkdir -p "$to" /usr/local/bin
+cp -R {PYTHON_DIR}/. "$to"
+if [ -d "$to/bin" ]; then
+    cp -R "$to/bin/." /usr/local/bin
+    rm -r "$to/bin"
+fi"""
 # A sandbox mounts its own there, which hides the image's content.
 HIDDEN: Final = ("/proc", "/dev", "/sys", "/run", "/tmp", "/workspace", "/work")  # noqa: S108
 
@@ -74,9 +84,13 @@ class Run:
     argv: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Variables that the image does not keep."""
+    pip: tuple[str, ...] = ()
+    """Packages that this machine provides for the command, as for a sandbox."""
 
     @property
     def text(self) -> str:
+        if self.pip:
+            return f"pip {' '.join(self.pip)}"
         first, _, more = self.command.strip().partition("\n")
         return f"run {first}{' …' if more else ''}"
 
@@ -242,6 +256,8 @@ def _step(number: int, step: object, network: NetworkPolicy, read_network: ReadN
             return _copy(number, value)
         case "run":
             return _run(number, value, network)
+        case "pip":
+            return _pip(number, value)
         case "env":
             return _env(number, value)
         case "workdir":
@@ -309,6 +325,16 @@ def _run(number: int, value: object, network: NetworkPolicy) -> Run:
             number, "has no valid command in run", "write run: and a command for the shell"
         )
     return Run(value, network)
+
+
+def _pip(number: int, value: object) -> Run:
+    try:
+        packages = checked_packages(value).pip
+    except InvalidRequest as exc:
+        raise _wrong(number, f"has invalid packages: {exc.message}", exc.hint) from exc
+    if not packages:
+        raise _wrong(number, "has no packages in pip", "write pip: [NAME, NAME==VERSION]")
+    return Run(_INSTALL, pip=packages)
 
 
 def _network(number: int, value: object, read_network: ReadNetwork) -> NetworkPolicy:

@@ -190,6 +190,7 @@ class StepBuilder:
         # The result of a command may depend on the network, so the network is part of the key.
         reach = {} if step.network.closed else {"network": step.network.public()}
         ours = {"argv": step.argv, "env": dict(step.env)} if step.argv else {}
+        ours |= {"pip": step.pip} if step.pip else {}
         key = build_key(kind="run", form=1, parent=state.id, command=step.command, **reach, **ours)
         if self._known(state, key, progress, refresh=refresh):
             return
@@ -203,7 +204,13 @@ class StepBuilder:
         command, env = await asyncio.to_thread(_command, step, state.config.user, image.layers)
         command = ("/bin/sh", "-c", _IN_DIRECTORY, "sh", workdir, *command)
         async with self._bench.run(
-            image, command, cwd="/", env=env, network=step.network, on_line=progress.text
+            image,
+            command,
+            cwd="/",
+            env=env,
+            network=step.network,
+            pip=step.pip,
+            on_line=progress.text,
         ) as changes:
             layer = await asyncio.to_thread(
                 _add,

@@ -25,7 +25,17 @@ CONTEXT_ID: Final = f"ctx_({LANGUAGE})_(default_)?[0-9a-f]{{16}}"
 _LANGUAGE: Final = form(LANGUAGE)
 _CONTEXT: Final = form(CONTEXT_ID)
 # Names that people use for the language of a kernel.
-_ALIASES: Final = {"python3": "python", "py": "python", "js": "javascript", "node": "javascript"}
+_ALIASES: Final = {
+    "python3": "python",
+    "py": "python",
+    "js": "javascript",
+    "node": "javascript",
+    "ts": "typescript",
+    "sh": "bash",
+    "shell": "bash",
+}
+# Languages in which a call can have environment variables of its own.
+_WITH_ENV: Final = ("python", "bash", "javascript", "typescript", "r")
 
 CodeStatus = Literal["ok", "error", "timed_out", "interrupted", "restarted", "died"]
 
@@ -38,7 +48,8 @@ class CodeRequest:
     language: str = field(
         default="python",
         metadata=described(
-            "Language of the context: python, or another one that the image has a kernel for.",
+            "Language of the context: python, bash, javascript, typescript, r, or another one that "
+            "the image has a kernel for.",
             schema={"pattern": shown_form(LANGUAGE)},
         ),
     )
@@ -53,7 +64,9 @@ class CodeRequest:
     env: Mapping[str, str] = field(
         default_factory=lambda: MappingProxyType({}),
         metadata={
-            **described("Environment variables for this call; python only."),
+            **described(
+                "Environment variables for this call: python, bash, javascript, typescript and r."
+            ),
             "schema": ENVIRONMENT,
         },
     )
@@ -167,10 +180,14 @@ def checked_language(given: str) -> str:
     if not _LANGUAGE.match(language):
         raise InvalidRequest(
             "language must be 1 to 24 letters and digits, beginning with a letter",
-            hint="use python, or the language of another kernel of the image",
+            hint="use python, bash, javascript, typescript, r, or the language of another kernel",
             field="language",
         )
     return language
+
+
+def is_language(given: object) -> bool:
+    return isinstance(given, str) and _LANGUAGE.match(given) is not None
 
 
 def checked_code(request: CodeRequest, most_s: float, usual_s: float) -> CodeRequest:
@@ -185,9 +202,9 @@ def checked_code(request: CodeRequest, most_s: float, usual_s: float) -> CodeReq
     language = checked_language(request.language)
     if request.context is not None:
         language = context_language(request.context)
-    if request.env and language != "python":
+    if request.env and language not in _WITH_ENV:
         raise InvalidRequest(
-            f"env of a call is supported only for python, got {language}",
+            f"env of a call is supported for {', '.join(_WITH_ENV)}, got {language}",
             hint="pass env when you create the context",
             field="env",
         )

@@ -8,7 +8,7 @@ from urllib.parse import quote
 from sandkasten.client.http.connection import HttpRequest, reading, session_path
 from sandkasten.client.http.error_responses import body_error
 from sandkasten.client.http.event_streams import events, parsed
-from sandkasten.client.http.json_values import given, value_of, values_of
+from sandkasten.client.http.json_values import given, value_of, values_of, wrong
 from sandkasten.errors import BackendUnavailable
 from sandkasten.model.commands.code_values import CodeContext, CodeDisplay, CodeResult, CodeText
 
@@ -73,6 +73,14 @@ class HttpCode:
     async def list(self, sandbox_id: str) -> Sequence[CodeContext]:
         order = HttpRequest("GET", session_path(sandbox_id, "contexts"), repeatable=True)
         return values_of(CodeContext, await self._connection.ask(order), "contexts")
+
+    async def languages(self, sandbox_id: str) -> Sequence[str]:
+        order = HttpRequest("GET", session_path(sandbox_id, "languages"), repeatable=True)
+        found = await self._connection.ask(order)
+        listed = found.get("languages") if isinstance(found, dict) else None
+        if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
+            raise wrong("languages")
+        return listed
 
     async def restart(self, sandbox_id: str, context: str) -> None:
         path = _path(sandbox_id, context) + "/restart"

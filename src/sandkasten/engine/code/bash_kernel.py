@@ -1,0 +1,104 @@
+"""A Jupyter kernel for bash. The engine sends it into sandboxes; it runs there with ipykernel.
+
+One bash stays for all cells. It is interactive, because only such a bash goes on with its input
+after an interrupt. A cell is a file, evaluated with no input; its exit status comes back on a
+descriptor of its own. A status other than 0 is an error named ExitStatus.
+"""
+
+from __future__ import annotations
+
+import codecs
+import importlib
+import os
+import selectors
+import signal
+import subprocess
+import tempfile
+from typing import Any
+
+# By name: ipykernel is a library of the image, not of the engine.
+Kernel: Any = importlib.import_module("ipykernel.kernelbase").Kernel
+START = "set +H +o history; PS1= PS2= PROMPT_COMMAND=; unset HISTFILE\n"
+PIECE = 65536
+
+
+class BashKernel(Kernel):  # type: ignore[misc]
+    implementation = "sandkasten-bash"
+    implementation_version = "1"
+    language_info = {"name": "bash", "mimetype": "text/x-sh", "file_extension": ".sh"}
+    banner = "bash"
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.cell = os.path.join(tempfile.mkdtemp(prefix="bash-"), "cell")
+        ended, self.end = os.pipe()
+        take_no_interrupt()
+        self.bash = subprocess.Popen(
+            ["bash", "--noprofile", "--norc", "--noediting", "-i"],  # noqa: S607
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=(self.end,),
+        )
+        os.close(self.end)
+        assert self.bash.stdout
+        assert self.bash.stderr
+        self.streams = {self.bash.stdout.fileno(): "stdout", self.bash.stderr.fileno(): "stderr"}
+        self.ended = ended
+        self.ready = selectors.DefaultSelector()
+        for number in (ended, *self.streams):
+            os.set_blocking(number, False)
+            self.ready.register(number, selectors.EVENT_READ)
+        self.run(START, silent=True)
+
+    def do_execute(self, code: str, silent: bool, *_: Any, **__: Any) -> dict[str, Any]:
+        status = self.run(code, silent=silent)
+        if status == 0:
+            return {"status": "ok", "execution_count": self.execution_count, "user_expressions": {}}
+        error = {"ename": "ExitStatus", "evalue": str(status), "traceback": []}
+        if not silent:
+            self.send_response(self.iopub_socket, "error", error)
+        return {"status": "error", "execution_count": self.execution_count, **error}
+
+    def run(self, code: str, *, silent: bool) -> int:
+        """Run code and return its exit status; end the kernel if bash ended."""
+        take_no_interrupt()
+        with open(self.cell, "w", errors="surrogateescape") as file:
+            file.write(code + "\n")
+        line = f". {self.cell} </dev/null {self.end}>&-\necho $? >&{self.end}\n"
+        assert self.bash.stdin
+        self.bash.stdin.write(line.encode())
+        self.bash.stdin.flush()
+        decoders = {
+            number: codecs.getincrementaldecoder("utf-8")("replace") for number in self.streams
+        }
+        said, last = b"", False
+        while True:
+            # After the status, only what is in the pipes already.
+            ready = [key.fd for key, _ in self.ready.select(0 if last else None)]
+            for number in ready:
+                data = os.read(number, PIECE)
+                if number == self.ended:
+                    said += data
+                    if not data:
+                        os._exit(self.bash.wait())
+                elif not data:
+                    self.ready.unregister(number)  # `exec >file` has closed it
+                elif not silent:
+                    text = decoders[number].decode(data)
+                    shown = {"name": self.streams[number], "text": text}
+                    self.send_response(self.iopub_socket, "stream", shown)
+            if last and not ready:
+                return int(said)
+            last = said.endswith(b"\n")
+
+
+def take_no_interrupt() -> None:
+    """Leave interrupts to bash, which gets them too. Commands would inherit SIG_IGN."""
+    signal.signal(signal.SIGINT, lambda *_: None)
+
+
+if __name__ == "__main__":
+    importlib.import_module("ipykernel.kernelapp").IPKernelApp.launch_instance(
+        kernel_class=BashKernel
+    )
