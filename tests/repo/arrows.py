@@ -76,6 +76,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "anyio": frozenset({"integrations", "mcp"}),
     "h11": frozenset({"api"}),
     "websockets": frozenset({"api"}),
+    "opentelemetry": frozenset({"telemetry"}),
     "prometheus_client": frozenset({"telemetry"}),
     "pydantic": frozenset({"api", "compat", "integrations"}),
     "pydantic_core": frozenset({"api", "agents"}),

@@ -104,7 +104,7 @@ class AgentService:
             min(policy.ttl_s, policy.idle_timeout_s) if self._rules.recovers else PLAIN_IDLE_S
         )
         self._lives_s = policy.lifetime_s if self._rules.recovers else PLAIN_IDLE_S
-        self._lifecycle = RunLifecycle(runs, self._clean, clock, events)
+        self._lifecycle = RunLifecycle(runs, self._clean, clock, events, engine.tracing)
         self._tasks = RunTasks(
             runs=runs,
             lifecycle=self._lifecycle,
@@ -114,6 +114,7 @@ class AgentService:
             runner=runner,
             clock=clock,
             limits=limits,
+            tracing=engine.tracing,
             idle_timeout_s=None if self._rules.recovers else PLAIN_IDLE_S,
         )
         self._preparation = RunPreparation(library, self._tasks.loop, toolbox, engine.policy)

@@ -23,12 +23,13 @@ from sandkasten.errors import (
     SandkastenError,
 )
 from sandkasten.model.runs.run_values import RunUsage
+from sandkasten.ports import UNTRACED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
     from sandkasten.model.runs.run_values import RunRow, RunStatus
-    from sandkasten.ports import Clock, EventSink
+    from sandkasten.ports import Clock, EventSink, Span, Tracing
     from sandkasten.ports.agent_ports import Runs
 
 T = TypeVar("T")
@@ -78,7 +79,9 @@ class RunLifecycle:
         clean: Callable[[RunRow], Awaitable[Mapping[str, str]]],
         clock: Clock,
         events: EventSink | None = None,
+        tracing: Tracing = UNTRACED,
     ) -> None:
+        self._tracing = tracing
         self._runs = runs
         self._clean = clean
         self._clock = clock
@@ -92,6 +95,20 @@ class RunLifecycle:
         timeout_s: float | None = None,
     ) -> RunRow:
         """Return the final row. Raise Conflict when another process works on the run."""
+        about = {f"{row.kind}.name": row.name, "run.id": row.id, "sandkasten.tenant": row.tenant}
+        with self._tracing.span(f"{row.kind}.run", about) as span:
+            if row.kind == "agent":
+                span.content("agent.task", str(row.input.get("task", "")))
+            ended = await self._execute(row, work, timeout_s)
+            _trace_end(span, ended)
+            return ended
+
+    async def _execute(
+        self,
+        row: RunRow,
+        work: Callable[[ClaimedRun], Awaitable[Outcome]],
+        timeout_s: float | None,
+    ) -> RunRow:
         async with self._runs.claim(row.id) as ours:
             try:
                 fresh = await self._runs.get(row.id) if ours else None
@@ -234,6 +251,21 @@ class RunLifecycle:
         if row.ended_at is not None:
             fields |= {"status": row.status, "seconds": round(row.ended_at - row.created_at, 3)}
         self._events.emit(event, fields)
+
+
+def _trace_end(span: Span, ended: RunRow) -> None:
+    usage = ended.usage
+    span.set(
+        {
+            "run.status": ended.status,
+            "run.steps": usage.steps,
+            "run.tool_calls": usage.tool_calls,
+            "gen_ai.usage.input_tokens": usage.prompt_tokens,
+            "gen_ai.usage.output_tokens": usage.completion_tokens,
+        }
+    )
+    if ended.error is not None:
+        span.fail(str(ended.error.get("code")), str(ended.error.get("message", "")))
 
 
 async def finish_shielded(work: Coroutine[Any, Any, T]) -> T:

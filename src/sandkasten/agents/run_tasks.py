@@ -19,6 +19,7 @@ from sandkasten.agents.run_lifecycle import Outcome
 from sandkasten.agents.workflows.workflow_file import parse_workflow
 from sandkasten.errors import Busy, Cancelled, SandkastenError
 from sandkasten.model.runs.run_values import RunRow, RunUsage, new_run_id
+from sandkasten.ports import UNTRACED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from sandkasten.agents.tools.toolbox import Toolbox
     from sandkasten.agents.workflows.workflow_plan import Workflow
     from sandkasten.agents.workflows.workflow_runner import AgentCall, WorkflowRunner
-    from sandkasten.ports import Clock
+    from sandkasten.ports import Clock, Tracing
     from sandkasten.ports.agent_ports import Runs
 
 
@@ -57,9 +58,17 @@ class RunTasks:
         runner: WorkflowRunner,
         clock: Clock,
         limits: LoopLimits | None = None,
+        tracing: Tracing = UNTRACED,
         idle_timeout_s: float | None = None,
     ) -> None:
-        self.loop = AgentLoop(models, toolbox, library.agent, limits=limits, children=self._child)
+        self.loop = AgentLoop(
+            models,
+            toolbox,
+            library.agent,
+            limits=limits,
+            children=self._child,
+            tracing=tracing,
+        )
         self._runs = runs
         self._lifecycle = lifecycle
         self._library = library

@@ -46,15 +46,19 @@ from sandkasten.errors import (
     SandkastenError,
     Unauthorized,
 )
+from sandkasten.ports import UNTRACED
+from sandkasten.ports.spans import request_id as request_id_of_log
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from starlette.types import Receive, Scope, Send
 
     from sandkasten.api.route import Dialect, Route
     from sandkasten.api.server_context import Server
     from sandkasten.model.access.tenancy import Principal
+    from sandkasten.ports import Span
 
 log = logging.getLogger("sandkasten.api")
 # What a daemon that goes down still answers: to look at what there is, and to end it.
@@ -107,6 +111,23 @@ class App:
         if dialect is not None:
             headers = dialect.headers(self.server.doorkeeper, headers)
         answering = _Answering(send, request_id)
+        request_id_of_log.set(answering.request_id)
+        with self._traced(method, found, headers) as span:
+            try:
+                await self._serve(connection, scope, receive, answering, headers, found)
+            finally:
+                self._note(connection, answering, time.perf_counter() - began, span)
+
+    async def _serve(
+        self,
+        connection: HTTPConnection,
+        scope: Scope,
+        receive: Receive,
+        answering: _Answering,
+        headers: dict[str, str],
+        found: tuple[Route, dict[str, str]] | frozenset[str],
+    ) -> None:
+        request_id = answering.request_id
         work = self._at_work.begin()
         held: Held | None = None
         try:
@@ -144,7 +165,21 @@ class App:
             work.end()
             if held is not None:
                 held.end()
-            self._note(connection, answering, time.perf_counter() - began)
+
+    def _traced(
+        self,
+        method: str,
+        found: tuple[Route, dict[str, str]] | frozenset[str],
+        headers: dict[str, str],
+    ) -> AbstractContextManager[Span]:
+        if isinstance(found, frozenset):
+            return self.server.tracing.request(method if method in _MEASURED else "HTTP", headers)
+        route = found[0]
+        if self._is_open(route):
+            # Probes and collectors ask all the time.
+            return UNTRACED.request("", {})
+        about = {"http.request.method": method, "http.route": route.path}
+        return self.server.tracing.request(f"{method} {route.path}", headers, about)
 
     def has_preview(self, host: str | None) -> bool:
         """Return whether a Host header belongs to previews."""
@@ -211,7 +246,9 @@ class App:
     def _is_open(self, route: Route) -> bool:
         return route.scope is None or (route.scope == "metrics" and self.server.rules.metrics_open)
 
-    def _note(self, connection: HTTPConnection, answering: _Answering, seconds: float) -> None:
+    def _note(
+        self, connection: HTTPConnection, answering: _Answering, seconds: float, span: Span
+    ) -> None:
         scope = connection.scope
         route: Route | None = scope.get("sandkasten.route")
         principal: Principal | None = scope.get("sandkasten.principal")
@@ -224,6 +261,18 @@ class App:
             method = scope["method"]
             if self.server.events is not None:
                 self.server.events.emit("http.answered", _measured(method, route, status, seconds))
+        span.set(
+            {
+                "http.response.status_code": status or None,
+                "sandkasten.request_id": answering.request_id,
+                "sandkasten.tenant": None if principal is None else principal.tenant or None,
+                "sandkasten.key_id": None if principal is None else principal.key_id,
+            }
+        )
+        if status >= 500:
+            span.fail(answering.code or "INTERNAL", f"status {status}")
+        elif answering.code is not None:
+            span.set({"error": answering.code})
         log_request(
             method=method,
             route=None if route is None else route.path,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sandkasten.api.http_limits import HttpLimits
+from sandkasten.ports import UNTRACED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from sandkasten.api.request.authentication import Doorkeeper
     from sandkasten.engine.engine import Engine
     from sandkasten.model.sandbox.network_policy import NetworkCounts
-    from sandkasten.ports import Clock, EventSink, FileStore, Journal, Keys, TenantAgents
+    from sandkasten.ports import Clock, EventSink, FileStore, Journal, Keys, TenantAgents, Tracing
 
 
 class Exposition(Protocol):
@@ -46,6 +47,7 @@ class Server:
     """Puts them together when they are first asked for; UnsupportedByBackend says why it cannot."""
     events: EventSink | None = None
     metrics: Exposition | None = None
+    tracing: Tracing = UNTRACED
     version: str = ""
     settings: tuple[Mapping[str, Any], ...] = ()
     """Each setting in force: name, value and origin; secrets are masked."""

@@ -98,7 +98,7 @@ async def agent_service(
                 default_name=rules.model or "",
                 key_names=KEY_VARIABLES,
             ),
-            runner=WorkflowRunner(expressions),
+            runner=WorkflowRunner(expressions, tracing=engine.tracing),
             clock=SystemClock(),
             limits=_limits(rules, LoopLimits()),
             rules=ServiceRules(

@@ -24,7 +24,7 @@ from sandkasten.compat.e2b.envd_tokens import EnvdTokens
 from sandkasten.daemon.agent_services import LazyAgents, agent_service
 from sandkasten.daemon.backend_registry import prepare_data_dir
 from sandkasten.daemon.data_dir_lock import only_daemon
-from sandkasten.daemon.engine_assembly import open_engine
+from sandkasten.daemon.engine_assembly import open_engine, tracing_for
 from sandkasten.daemon.http.listeners import (
     PreviewListener,
     below_prefix,
@@ -78,9 +78,14 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
         clock = SystemClock()
         metrics = Metrics(VERSION)
         events = FanOut(LogEvents(routine=logging.INFO), metrics)
+        tracing = await tracing_for(settings)
         books = await stack.enter_async_context(open_books(settings, clock, rules.db_path))
         engine = await open_engine(
-            settings, events=events, journal=books.journal, stored_files=books.files
+            settings,
+            events=events,
+            journal=books.journal,
+            stored_files=books.files,
+            tracing=tracing,
         )
         stack.push_async_callback(engine.aclose)
         tokens = await _open_tokens(settings, stack)
@@ -125,6 +130,7 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
             open_agents=agents.open,
             events=metrics,
             metrics=metrics,
+            tracing=tracing,
             version=VERSION,
             settings=tuple(asdict(one) for one in settings.origins()),
         )

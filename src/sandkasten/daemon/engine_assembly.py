@@ -5,6 +5,7 @@ For a daemon (`daemon_assembly`) and for an engine in another process, without H
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -22,10 +23,11 @@ from sandkasten.images.signatures.image_trust import ImageTrust
 from sandkasten.linux.storage.host_mount_check import HostMountCheck
 from sandkasten.store.secret_directory import SecretDirectory
 from sandkasten.telemetry.log_events import LogEvents
+from sandkasten.telemetry.trace_setup import open_tracing
 
 if TYPE_CHECKING:
     from sandkasten.daemon.settings.resolver import Settings
-    from sandkasten.ports import EventSink, FileStore, Journal
+    from sandkasten.ports import EventSink, FileStore, Journal, Tracing
 
 
 async def open_engine(
@@ -34,6 +36,7 @@ async def open_engine(
     events: EventSink | None = None,
     journal: Journal | None = None,
     stored_files: FileStore | None = None,
+    tracing: Tracing | None = None,
 ) -> Engine:
     """Open an engine, which sweeps once in the background. Requires Linux."""
     if sys.platform != "linux":
@@ -42,6 +45,7 @@ async def open_engine(
             hint="run the daemon on a Linux machine and pass its address as url",
         )
     events = events if events is not None else LogEvents()
+    tracing = tracing if tracing is not None else await tracing_for(settings)
     layers = LayerStore(settings.data_dir.absolute() / "images")
     backing = backend_registry.open_backing(settings, layers, events)
     sources = Sources(
@@ -80,6 +84,20 @@ async def open_engine(
         stored_files=stored_files,
         host_disk=settings.data_dir,
         secrets=SecretDirectory(settings.data_dir.absolute() / "secrets", settings.secrets_key),
+        tracing=tracing,
     )
     engine.sweep_soon()
     return engine
+
+
+async def tracing_for(settings: Settings) -> Tracing:
+    """Return what reports spans; raise InvalidConfiguration if it cannot be opened."""
+    rules = settings.telemetry
+    # In a thread: importing OpenTelemetry takes as long as a hundred commands.
+    return await asyncio.to_thread(
+        open_tracing,
+        os.environ,
+        endpoint=rules.endpoint,
+        protocol=rules.protocol,
+        content=rules.content,
+    )

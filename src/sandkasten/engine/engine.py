@@ -56,7 +56,7 @@ from sandkasten.model.sandbox.sandbox_values import (
     Swept,
     UpdateRequest,
 )
-from sandkasten.ports import Closes
+from sandkasten.ports import UNTRACED, Closes
 from sandkasten.wire.messages import decode_processes, decode_stats
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ if TYPE_CHECKING:
         Provisioner,
         Secrets,
         Store,
+        Tracing,
     )
     from sandkasten.ports import Workspaces as WorkspacePort
 
@@ -122,10 +123,11 @@ class Engine:
         stored_files: StoredFiles | None = None,  # counted in the disk quota of their tenant
         host_disk: Path | None = None,
         secrets: Secrets | None = None,
+        tracing: Tracing = UNTRACED,
     ) -> None:
         self._backends = backends
         self.backend_name = default_backend
-        self.policy, self._clock = policy, clock
+        self.policy, self.tracing, self._clock = policy, tracing, clock
         self._in_flight = Drain()
         self._session_journal = SessionJournal(journal, clock, events)
         disconnects: asyncio.Queue[SandboxId] = asyncio.Queue(_MAX_DISCONNECTS)
@@ -160,6 +162,7 @@ class Engine:
             session_journal=self._session_journal,
             clock=clock,
             events=events,
+            tracing=tracing,
         )
         self._listing = SessionList(self._sandboxes, self._session_journal)
         self._updating = SandboxUpdates(
@@ -212,7 +215,8 @@ class Engine:
             events=events,
         )
         self._history = ExecHistory(self._handles, journal, clock, events)
-        self._execution = Execution(self._handles, self._history, events, policy.ceiling)
+        self._execution = Execution(self._handles, self._history, events, policy.ceiling, tracing)
+        self.exec_signal = self._execution.signal
         self.exec_stdin = self._execution.stdin
         self.shell_close = self._execution.close_shell
         self.code = CodeContexts(self._handles, self._execution, self._in_flight)
@@ -241,7 +245,7 @@ class Engine:
         self.terminals = TerminalSessions(self._handles, self._history, self._in_flight)
         self._spares = WarmPool(self._sandboxes, clock, events, enabled=oneshot_spares)
         self._sites = PackageSandboxes(planner, self._sandboxes, self._execution, self.files, store)
-        shared = (self._execution, self.files, self.quotas, self._sites, events)
+        shared = (self._execution, self.files, self.quotas, self._sites, events, tracing)
         self._oneshot = OneShot(planner, self._sandboxes, self._spares, *shared)
         self.preflight = Preflight(planner, self._sandboxes, self._oneshot, self._sites)
         self.bench = BuildSandbox(
@@ -405,9 +409,6 @@ class Engine:
         self, sandbox_id: str, exec_id: str, *, since_seq: int = 0, follow: bool = False
     ) -> AsyncIterator[Chunk | ExecResult]:
         return self._execution.output(sandbox_id, exec_id, since_seq=since_seq, follow=follow)
-
-    async def exec_signal(self, sandbox_id: str, exec_id: str, signal: int) -> None:
-        await self._execution.signal(sandbox_id, exec_id, signal)
 
     async def execs(self, sandbox_id: str) -> Results:
         return [*await self._execution.list(sandbox_id)]

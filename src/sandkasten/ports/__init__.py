@@ -47,11 +47,13 @@ from sandkasten.ports.persistence import (
     Store,
     Workspaces,
 )
+from sandkasten.ports.spans import UNTRACED, Span, Tracing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
+    "UNTRACED",
     "Agents",
     "Backend",
     "ByteStream",
@@ -86,8 +88,10 @@ __all__ = [
     "Site",
     "Sites",
     "Secrets",
+    "Span",
     "Store",
     "TenantAgents",
+    "Tracing",
     "Watchful",
     "Workbench",
     "Workspaces",

@@ -115,16 +115,20 @@ class ChatModel:
             await http.close()
 
     async def ask(
-        self, settings: ModelSettings, request: ChatRequest, retried: OnRetry | None = None
+        self,
+        settings: ModelSettings,
+        request: ChatRequest,
+        retried: OnRetry | None = None,
+        traceparent: str | None = None,
     ) -> Reply:
         """Return the complete answer. Cancelling closes the connection, which the endpoint
-        notices.
+        notices. `traceparent`: the W3C header of the caller's span.
         """
         body = request.body(settings.model, stream=settings.stream)
         turn = 0
         while True:
             try:
-                return await self._once(settings, body)
+                return await self._once(settings, body, traceparent)
             except _RetryWithout as exc:
                 # Each retry removes a field, so this loop ends.
                 body = exc.body
@@ -140,10 +144,13 @@ class ChatModel:
 
     # ---- one attempt
 
-    async def _once(self, settings: ModelSettings, body: dict[str, Any]) -> Reply:
+    async def _once(
+        self, settings: ModelSettings, body: dict[str, Any], traceparent: str | None
+    ) -> Reply:
         found = ReplyAssembly()
+        posting = self._post(settings, body, traceparent)
         try:
-            async with asyncio.timeout(settings.timeout_s), self._post(settings, body) as answer:
+            async with asyncio.timeout(settings.timeout_s), posting as answer:
                 if answer.status != 200:
                     raise await _refused(settings, body, answer)
                 await _read(settings, answer, found)
@@ -174,7 +181,7 @@ class ChatModel:
         return _without_key_in(found.reply(), settings)
 
     def _post(
-        self, settings: ModelSettings, body: dict[str, Any]
+        self, settings: ModelSettings, body: dict[str, Any], traceparent: str | None
     ) -> aiohttp.client._RequestContextManager:
         headers = {
             "Content-Type": "application/json",
@@ -182,6 +189,8 @@ class ChatModel:
         }
         if settings.api_key:
             headers["Authorization"] = f"Bearer {settings.api_key}"
+        if traceparent is not None:
+            headers["traceparent"] = traceparent
         raw = encoded(body)
         return self._session().post(
             settings.url,

@@ -39,6 +39,7 @@ from sandkasten.agents.run_lifecycle import CLEAN_S, finish_shielded
 from sandkasten.agents.tools.tool_answers import failure
 from sandkasten.errors import InvalidRequest, RunFailed, RunLimitReached, SandkastenError
 from sandkasten.model.runs.run_values import RunUsage, new_run_id
+from sandkasten.ports import UNTRACED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from sandkasten.agents.loop.transcript import Note
     from sandkasten.agents.run_context import RunContext
     from sandkasten.agents.tools.toolbox import Toolbox
+    from sandkasten.ports import Tracing
 
     Work = Callable[[RunContext, Note], Awaitable["AgentResult"]]
 
@@ -140,6 +142,7 @@ class AgentLoop:
         *,
         limits: LoopLimits | None = None,
         children: ChildRunner | None = None,
+        tracing: Tracing = UNTRACED,
     ) -> None:
         """`agents` finds called agents by name: AgentNotFound, InvalidAgent.
 
@@ -152,6 +155,7 @@ class AgentLoop:
         self._limits = limits or LoopLimits()
         self._children = children or self._unrecorded
         self._chat = ChatModel()
+        self._tracing = tracing
 
     async def __aenter__(self) -> AgentLoop:
         return self
@@ -270,7 +274,18 @@ class AgentLoop:
             tuple(conversation.messages), offered.functions, offered.response_format, offered.config
         )
         began = time.monotonic()
-        reply = await self._chat.ask(settings, request, conversation.transcript.add_retry)
+        about = {"gen_ai.operation.name": "chat", "gen_ai.request.model": settings.model}
+        with self._tracing.span(f"chat {settings.model}", about) as span:
+            reply = await self._chat.ask(
+                settings, request, conversation.transcript.add_retry, self._tracing.traceparent()
+            )
+            span.set(
+                {
+                    "gen_ai.usage.input_tokens": reply.prompt_tokens,
+                    "gen_ai.usage.output_tokens": reply.completion_tokens,
+                    "gen_ai.response.finish_reason": reply.finish_reason or None,
+                }
+            )
         conversation.spent.count_answer(reply)
         await conversation.transcript.add_answer(settings.model, reply, step, _ms(began))
         return reply

@@ -80,6 +80,15 @@ class Toolbox:
         )
 
     async def call(self, name: str, arguments: object, context: RunContext) -> Answer:
+        known = isinstance(name, str) and name in TOOLS
+        with self._engine.tracing.span(name if known else "sandbox_unknown") as span:
+            answer = await self._answer(name, arguments, context)
+            span.set({"run.id": context.agent_run_id, "sandbox.id": answer.get("sandbox_id")})
+            if tool_answers.failed(answer):
+                span.fail(answer["error_code"], answer["error"])
+            return answer
+
+    async def _answer(self, name: str, arguments: object, context: RunContext) -> Answer:
         try:
             return await self._call(name, arguments, context)
         except SandkastenError as exc:

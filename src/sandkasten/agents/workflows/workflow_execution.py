@@ -26,6 +26,7 @@ from sandkasten.errors import (
     RunLimitReached,
     SandkastenError,
 )
+from sandkasten.ports import UNTRACED
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from sandkasten.agents.workflows.expressions import Expressions
     from sandkasten.agents.workflows.run_environment import Clock, RunCallbacks, WorkflowLimits
     from sandkasten.agents.workflows.workflow_plan import Body, Step, Workflow
+    from sandkasten.ports import Tracing
 
 MOST_BACKOFF_S: Final = 300.0
 MOST_LEVELS: Final = 64
@@ -58,6 +60,7 @@ class WorkflowExecution:
     expressions: Expressions
     limits: WorkflowLimits
     clock: Clock
+    tracing: Tracing = UNTRACED
     _saving: asyncio.Lock = field(default_factory=asyncio.Lock)
     _slots: asyncio.Semaphore = field(init=False)
 
@@ -183,7 +186,9 @@ class WorkflowExecution:
             visit = frame["visits"][step.id]
             attempt = frame["begun"]["attempt"]
             await self.note("step.started", **said, visit=visit, attempt=attempt, resumed=again)
-            followed = await self._run_step(step, scope)
+            about = {"workflow.step.id": step.id, "workflow.step.type": step.type}
+            with self.tracing.span("workflow.step", {**about, "workflow.step.visit": visit}):
+                followed = await self._run_step(step, scope)
             frame["at"], frame["begun"], frame["inner"] = followed, None, None
             await self.save()
             await self.note("step.ended", **said, visit=visit, next=followed)

@@ -25,12 +25,14 @@ from sandkasten.agents.workflows.run_environment import (
 from sandkasten.agents.workflows.workflow_execution import MOST_LEVELS, Stopped, WorkflowExecution
 from sandkasten.agents.workflows.workflow_state import VERSION, new_state
 from sandkasten.errors import InvalidRequest, InvalidWorkflow
+from sandkasten.ports import UNTRACED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from sandkasten.agents.workflows.expressions import Expressions
     from sandkasten.agents.workflows.workflow_plan import Workflow
+    from sandkasten.ports import Tracing
 
 __all__ = ["AgentCall", "Clock", "WorkflowLimits", "WorkflowRunner"]
 
@@ -42,6 +44,7 @@ class WorkflowRunner:
     expressions: Expressions
     limits: WorkflowLimits = field(default_factory=WorkflowLimits)
     clock: Clock = field(default_factory=RealClock)
+    tracing: Tracing = UNTRACED
 
     async def run(
         self,
@@ -72,6 +75,7 @@ class WorkflowRunner:
             self.expressions,
             self.limits,
             self.clock,
+            self.tracing,
         )
         try:
             return await execution.run()

@@ -30,6 +30,7 @@ from sandkasten.errors import (
 )
 from sandkasten.model.proxies import proxy_arguments
 from sandkasten.model.retries import Backoff, retry_after_s
+from sandkasten.ports.spans import current_traceparent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
@@ -195,6 +196,9 @@ class Connection:
     @asynccontextmanager
     async def _request(self, order: HttpRequest) -> AsyncGenerator[aiohttp.ClientResponse]:
         headers = dict(order.headers)
+        traceparent = current_traceparent()
+        if traceparent is not None:
+            headers["traceparent"] = traceparent
         data: Any = order.data
         if order.body is not None:
             data = _json(order.body)

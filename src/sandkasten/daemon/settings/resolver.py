@@ -49,6 +49,7 @@ from sandkasten.daemon.settings.setting_fields import (
     settings_of,
 )
 from sandkasten.daemon.settings.settings_file import find_file, read_file
+from sandkasten.daemon.settings.telemetry_settings import TelemetrySettings
 from sandkasten.errors import InvalidConfiguration, InvalidRequest
 from sandkasten.model.files.file_store_rules import FileRules
 from sandkasten.model.images.pull_rules import PullLimits
@@ -92,6 +93,7 @@ SECTIONS = (
     JwtSettings,
     CompatSettings,
     RecordSettings,
+    TelemetrySettings,
     AgentSettings,
     ProviderSettings,
 )
@@ -128,6 +130,7 @@ class Settings:
     """The protocols of other services."""
     secrets_key: str | None = field(repr=False)
     """The key of stored secrets; None: one in the data directory."""
+    telemetry: TelemetrySettings
     docker: DockerSettings
     agents: AgentSettings
     providers: tuple[ProviderEndpoint, ...]
@@ -306,6 +309,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
         previews=previews,
         jwt=source.read(JwtSettings).checked(),
         compat=source.read(CompatSettings).completed(previews),
+        telemetry=source.read(TelemetrySettings),
         docker=docker_settings(
             engine, source.origins, environ, default=general.backend == "docker"
         ),

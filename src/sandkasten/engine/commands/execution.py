@@ -20,6 +20,12 @@ from sandkasten.engine.commands.exec_results import (
     result_of,
     start_fields,
 )
+from sandkasten.engine.commands.exec_spans import (
+    exec_attributes,
+    trace_request,
+    trace_result,
+    traced,
+)
 from sandkasten.engine.commands.exec_user import as_user
 from sandkasten.engine.handles import ExecStart, Handle, Handles
 from sandkasten.errors import (
@@ -37,6 +43,7 @@ from sandkasten.model.ids import exec_id as checked_exec_id
 from sandkasten.model.ids import new_exec_id
 from sandkasten.model.numbers import number, whole
 from sandkasten.model.sandbox.limits import MAX_KEPT_BYTES
+from sandkasten.ports import UNTRACED
 from sandkasten.wire.call import OutputChunk
 from sandkasten.wire.frame_codec import SHELL_STATE
 from sandkasten.wire.messages import decode_exec, decode_execs
@@ -47,7 +54,7 @@ if TYPE_CHECKING:
     from sandkasten.engine.commands.exec_history import ExecHistory
     from sandkasten.model.commands.exec_values import ChunkReader
     from sandkasten.model.journal_rows import ExecRow
-    from sandkasten.ports import EventSink
+    from sandkasten.ports import EventSink, Span, Tracing
     from sandkasten.wire.channel import Channel
     from sandkasten.wire.messages import ExecReply
 
@@ -63,8 +70,10 @@ class Execution:
         history: ExecHistory,
         events: EventSink | None = None,
         ceiling: Mapping[str, int | float] = MappingProxyType({}),
+        tracing: Tracing = UNTRACED,
     ) -> None:
         """`ceiling`: the operator's `policy.max`, for the output that a command may keep."""
+        self._tracing = tracing
         self._handles = handles
         self._history = history
         self._events = events
@@ -73,34 +82,44 @@ class Execution:
     async def run(
         self, sandbox_id: str, request: ExecRequest, show: ChunkReader | None = None
     ) -> ExecResult:
-        following = await self._follow(sandbox_id, request)
-        with _RecordedExec(self._history, following, request.command) as noted:
-            async with aclosing(following.chunks()) as chunks:
-                async for chunk in chunks:
-                    if show is not None:
-                        await show(chunk)
-            return self._told(sandbox_id, noted.ended(await self._result(following)))
+        with self._tracing.begin("sandbox.exec") as span:
+            following = await self._follow(sandbox_id, request, span)
+            with _RecordedExec(self._history, following, request.command) as noted:
+                async with aclosing(following.chunks()) as chunks:
+                    async for chunk in chunks:
+                        if show is not None:
+                            await show(chunk)
+                result = noted.ended(await self._result(following))
+                return self._told(sandbox_id, result, span)
 
     async def stream(
         self, sandbox_id: str, request: ExecRequest
     ) -> AsyncIterator[Chunk | ExecResult]:
-        following = await self._follow(sandbox_id, request)
-        with _RecordedExec(self._history, following, request.command) as noted:
-            async with aclosing(following.chunks()) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-            result = self._told(sandbox_id, noted.ended(await self._result(following)))
+        with self._tracing.begin("sandbox.exec") as span:
+            following = await self._follow(sandbox_id, request, span)
+            with _RecordedExec(self._history, following, request.command) as noted:
+                async with aclosing(following.chunks()) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+                result = self._told(sandbox_id, noted.ended(await self._result(following)), span)
         yield result
 
     async def start(
         self, sandbox_id: str, request: ExecRequest, *, exec_id: str | None = None
     ) -> ExecResult:
         """Start a command in the background. It runs when this returns; fetch its result by id."""
+        with self._tracing.begin("sandbox.exec") as span:
+            return await self._start(sandbox_id, request, exec_id, span)
+
+    async def _start(
+        self, sandbox_id: str, request: ExecRequest, exec_id: str | None, span: Span
+    ) -> ExecResult:
         handle, channel = await self._handles.connect(sandbox_id)
-        command = await self._command(request, handle, channel, background=True)
+        command = await self._command(request, handle, channel, span, background=True)
         if SHELL_STATE not in channel.hello.features:
             command = replace(command, state_of=None)
         exec_id = exec_id or _exec_id(request)
+        span.set(exec_attributes(handle.record, exec_id, background=True))
         handle.remember(exec_id, ExecStart(handle.counters, command.timeout_s))
         fields = start_fields(exec_id, command, follow=False)
         reply = decode_exec(await channel.call("exec.start", fields, timeout_s=CALL_TIMEOUT_S))
@@ -201,8 +220,9 @@ class Execution:
         replies = decode_execs(await self._call(sandbox_id, "exec.list", {}))
         return tuple(result_of(reply, KeptOutput(0, 0), raw=True) for reply in replies)
 
-    def _told(self, sandbox_id: str, result: ExecResult) -> ExecResult:
+    def _told(self, sandbox_id: str, result: ExecResult, span: Span) -> ExecResult:
         emit_finished(self._events, sandbox_id, result)
+        trace_result(span, result)
         return result
 
     async def _ended(self, handle: Handle, reply: ExecReply, output: KeptOutput) -> ExecResult:
@@ -215,13 +235,21 @@ class Execution:
         _, channel = await self._handles.connect(sandbox_id)
         return await channel.call(verb, fields, timeout_s=CALL_TIMEOUT_S)
 
-    async def _follow(self, sandbox_id: str, request: ExecRequest) -> ExecFollower:
+    async def _follow(self, sandbox_id: str, request: ExecRequest, span: Span) -> ExecFollower:
         handle, channel = await self._handles.connect(sandbox_id)
-        command = await self._command(request, handle, channel)
-        return ExecFollower(self._handles, handle, _exec_id(request), command)
+        command = await self._command(request, handle, channel, span)
+        exec_id = _exec_id(request)
+        span.set(exec_attributes(handle.record, exec_id))
+        return ExecFollower(self._handles, handle, exec_id, command)
 
     async def _command(
-        self, request: ExecRequest, handle: Handle, channel: Channel, *, background: bool = False
+        self,
+        request: ExecRequest,
+        handle: Handle,
+        channel: Channel,
+        span: Span,
+        *,
+        background: bool = False,
     ) -> Command:
         if request.stdin is not None and not isinstance(
             request.stdin, bytes | bytearray | memoryview
@@ -233,6 +261,8 @@ class Execution:
         command = checked_command(
             request, limits, shell, background=background, ceiling=self._ceiling
         )
+        trace_request(span, request, command)
+        command = traced(command, self._tracing, span)
         return command if command.user is None else await as_user(command, handle.record, channel)
 
     async def _result(self, following: ExecFollower) -> ExecResult:

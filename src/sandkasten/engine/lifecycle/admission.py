@@ -10,9 +10,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sandkasten.disk.process_identity import this_process
 from sandkasten.engine.cleanup import finish
 from sandkasten.engine.lifecycle.tenant_quotas import Need, reserved
 from sandkasten.errors import InternalError, QuotaExceeded, SandkastenError
+from sandkasten.model.access.tenancy import DEFAULT_TENANT
+from sandkasten.model.ids import new_sandbox_id
+from sandkasten.model.sandbox.ledger_record import Record
+from sandkasten.model.sandbox.lifecycle import State
 
 if TYPE_CHECKING:
     from sandkasten.engine.lifecycle.planner import SandboxPlan
@@ -21,9 +26,9 @@ if TYPE_CHECKING:
     from sandkasten.engine.lifecycle.workspace_loans import Remover
     from sandkasten.engine.session_journal import SessionJournal
     from sandkasten.model.access.tenancy import TenantQuota
-    from sandkasten.model.sandbox.ledger_record import Record
+    from sandkasten.model.sandbox.ledger_record import Acquired
     from sandkasten.model.sandbox.workspace import WorkspaceRequest
-    from sandkasten.ports import Store
+    from sandkasten.ports import Clock, Store
 
 
 class Admission:
@@ -109,3 +114,35 @@ def not_made(cause: BaseException) -> str:
     """Return the journal's reason for a sandbox that never ran."""
     what = cause.message if isinstance(cause, SandkastenError) else type(cause).__name__
     return f"it could not be made: {what}"
+
+
+def new_record(plan: SandboxPlan, acquired: Acquired, clock: Clock) -> Record:
+    """Return the first row of a sandbox that does not exist yet."""
+    owner = this_process()
+    return Record(
+        id=new_sandbox_id(),
+        state=State.CREATING,
+        backend=plan.backend.name,
+        image=plan.spec.image.name,
+        image_id=plan.spec.image.id if plan.spec.image.kind == "layers" else "",
+        profile=plan.spec.profile,
+        limits=plan.spec.limits,
+        created_at=clock.now(),
+        created_boottime=clock.boottime(),
+        boot_id=owner.boot_id,
+        idle_timeout_s=plan.lease.idle_timeout_s,
+        lifetime_s=plan.lease.lifetime_s,
+        session_key=plan.session_key,
+        labels=plan.labels,
+        env_names=plan.env_names,
+        owner_pid=owner.pid,
+        owner_start=owner.start,
+        warnings=plan.warnings,
+        acquired=acquired,
+        mounts=plan.mounts,
+        network=plan.spec.network.public(),
+        gpus=None if plan.spec.gpus is None else str(plan.spec.gpus),
+        # A warm-pool sandbox has no owner until it is claimed; the operator's row keeps it out
+        # of every tenant's sum.
+        tenant=DEFAULT_TENANT if acquired == "spare" else plan.tenant,
+    )

@@ -13,10 +13,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sandkasten.disk.process_identity import boot_id, this_process
+from sandkasten.disk.process_identity import boot_id
 from sandkasten.engine.cleanup import finish
 from sandkasten.engine.handles import Handle, Handles
-from sandkasten.engine.lifecycle.admission import not_made
+from sandkasten.engine.lifecycle.admission import new_record, not_made
 from sandkasten.engine.lifecycle.planner import (
     Planner,
     SandboxPlan,
@@ -34,13 +34,22 @@ from sandkasten.errors import (
     SessionExpired,
     SessionNotFound,
 )
-from sandkasten.model.access.tenancy import DEFAULT_TENANT
-from sandkasten.model.ids import SandboxId, new_sandbox_id, sandbox_id
+from sandkasten.model.ids import SandboxId, sandbox_id
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
 from sandkasten.model.sandbox.isolation_levels import has_engine
-from sandkasten.model.sandbox.ledger_record import Acquired, Record
 from sandkasten.model.sandbox.lifecycle import State, is_there
-from sandkasten.ports import Backend, Candid, Cautions, Clock, Discards, EventSink, Sites, Store
+from sandkasten.ports import (
+    UNTRACED,
+    Backend,
+    Candid,
+    Cautions,
+    Clock,
+    Discards,
+    EventSink,
+    Sites,
+    Store,
+    Tracing,
+)
 from sandkasten.wire.channel import Channel
 
 if TYPE_CHECKING:
@@ -50,6 +59,7 @@ if TYPE_CHECKING:
     from sandkasten.engine.session_journal import SessionJournal
     from sandkasten.model.access.tenancy import TenantQuota
     from sandkasten.model.journal_rows import SessionEnd
+    from sandkasten.model.sandbox.ledger_record import Acquired, Record
     from sandkasten.model.sandbox.sandbox_options import SandboxOptions
     from sandkasten.model.sandbox.sandbox_values import CreateRequest, Info
 
@@ -76,7 +86,9 @@ class Sandboxes:
         entries: Admission,
         clock: Clock,
         events: EventSink | None,
+        tracing: Tracing = UNTRACED,
     ) -> None:
+        self._tracing = tracing
         self._entries = entries
         self._session_journal = session_journal
         self._handles = handles
@@ -135,34 +147,23 @@ class Sandboxes:
         self, plan: SandboxPlan, *, acquired: Acquired = "cold", quota: TenantQuota | None = None
     ) -> Record:
         """Return a running sandbox with an open handle, or raise and leave nothing behind."""
-        owner = this_process()
-        record = Record(
-            id=new_sandbox_id(),
-            state=State.CREATING,
-            backend=plan.backend.name,
-            image=plan.spec.image.name,
-            image_id=plan.spec.image.id if plan.spec.image.kind == "layers" else "",
-            profile=plan.spec.profile,
-            limits=plan.spec.limits,
-            created_at=self._clock.now(),
-            created_boottime=self._clock.boottime(),
-            boot_id=owner.boot_id,
-            idle_timeout_s=plan.lease.idle_timeout_s,
-            lifetime_s=plan.lease.lifetime_s,
-            session_key=plan.session_key,
-            labels=plan.labels,
-            env_names=plan.env_names,
-            owner_pid=owner.pid,
-            owner_start=owner.start,
-            warnings=plan.warnings,
-            acquired=acquired,
-            mounts=plan.mounts,
-            network=plan.spec.network.public(),
-            gpus=None if plan.spec.gpus is None else str(plan.spec.gpus),
-            # A warm-pool sandbox has no owner until it is claimed; the operator's row keeps it out
-            # of every tenant's sum.
-            tenant=DEFAULT_TENANT if acquired == "spare" else plan.tenant,
-        )
+        if acquired == "spare":
+            # For a later request, not for the one that is traced now.
+            return await self._make(plan, acquired, quota)
+        about = {
+            "sandbox.image": plan.spec.image.name,
+            "sandbox.backend": plan.backend.name,
+            "sandbox.profile": plan.spec.profile,
+        }
+        with self._tracing.span("sandbox.create", about) as span:
+            record = await self._make(plan, acquired, quota)
+            span.set({"sandbox.id": record.id})
+            return record
+
+    async def _make(
+        self, plan: SandboxPlan, acquired: Acquired, quota: TenantQuota | None
+    ) -> Record:
+        record = new_record(plan, acquired, self._clock)
         async with self._store.lock(record.id, wait_s=LOCK_WAIT_S):
             record, plan = await self._entries.write(record, plan, quota, self)
             try:
@@ -278,6 +279,10 @@ class Sandboxes:
         and is removed later.
         """
         the_id = sandbox_id(text)
+        with self._tracing.span("sandbox.destroy", {"sandbox.id": the_id}):
+            await self._destroy(the_id)
+
+    async def _destroy(self, the_id: SandboxId) -> None:
         async with self._store.lock(the_id, wait_s=LOCK_WAIT_S):
             record = await self._store.get(the_id)
             if record is None:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from sandkasten.engine.commands.exec_spans import output_attributes, trace_result
 from sandkasten.engine.oneshot.artifacts import collect_artifacts
 from sandkasten.errors import (
     Cancelled,
@@ -33,6 +34,7 @@ from sandkasten.model.sandbox.oneshot_values import Artifact, RunRequest, RunRes
 from sandkasten.model.sandbox.policy import public_limits
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.model.spelling import did_you_mean, shown
+from sandkasten.ports import UNTRACED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     from sandkasten.model.commands.exec_values import ChunkReader
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-    from sandkasten.ports import EventSink, Sites
+    from sandkasten.ports import EventSink, Sites, Span, Tracing
 
 MAX_CODE_BYTES = 10_000_000
 MAX_FILES = 1000
@@ -100,8 +102,10 @@ class _RunEvents:
         self, events: EventSink | None, request: RunRequest, job: _Job, plan: SandboxPlan
     ) -> None:
         self._events = events
+        self.run_id = new_run_id()
+        self.timeout_s = oneshot_timeout(job.exec.timeout_seconds, plan.spec.limits)
         self._about: dict[str, str | int | float | bool | None] = {
-            "run": new_run_id(),
+            "run": self.run_id,
             "agent_run": request.agent_run_id,
             "tenant": plan.tenant,
             "runtime": job.name,
@@ -109,8 +113,7 @@ class _RunEvents:
             "backend": plan.backend.name,
         }
         self._over = False
-        timeout_s = oneshot_timeout(job.exec.timeout_seconds, plan.spec.limits)
-        self._emit("sandbox_run_started", {"timeout_seconds": timeout_s})
+        self._emit("sandbox_run_started", {"timeout_seconds": self.timeout_s})
 
     def finished(self, answer: RunResult, result: ExecResult) -> None:
         self._over = True
@@ -152,7 +155,9 @@ class OneShot:
         quotas: TenantQuotas,
         sites: Sites,
         events: EventSink | None = None,
+        tracing: Tracing = UNTRACED,
     ) -> None:
+        self._tracing = tracing
         self._quotas = quotas
         self._sites = sites
         self._planner = planner
@@ -169,15 +174,39 @@ class OneShot:
         show: ChunkReader | None = None,
     ) -> RunResult:
         """Run it to its end; `show` receives the output as it comes."""
+        with self._tracing.span("sandbox_run", join=True) as span:
+            span.set({"sandbox.runtime": request.runtime})
+            span.content("sandbox.input", request.code)
+            return await self._run(request, quota, show, span)
+
+    async def _run(
+        self,
+        request: RunRequest,
+        quota: TenantQuota | None,
+        show: ChunkReader | None,
+        span: Span,
+    ) -> RunResult:
         job = _checked(request)
         plan = await self._plan(request, job)
         told = _RunEvents(self._events, request, job, plan)
+        span.set(
+            {
+                "sandbox.image": plan.spec.image.name,
+                "sandbox.backend": plan.backend.name,
+                "sandbox.timeout_seconds": told.timeout_s,
+                "sandbox.run_id": told.run_id,
+            }
+        )
         try:
-            record = await self._spare(plan, quota)
-            if record is None:
-                record = await self._sandboxes.make(plan, quota=quota)
+            with self._tracing.span("sandbox.connect") as connecting:
+                record = await self._spare(plan, quota)
+                connecting.set({"sandbox.from_pool": record is not None})
+                if record is None:
+                    record = await self._sandboxes.make(plan, quota=quota)
+                connecting.set({"sandbox.id": record.id})
+            span.set({"sandbox.id": record.id})
             try:
-                return await self._compute(record, job, plan, told, show)
+                return await self._compute(record, job, plan, told, show, span)
             finally:
                 if job.kept:
                     await self._take_back(record, job)
@@ -239,6 +268,7 @@ class OneShot:
         plan: SandboxPlan,
         told: _RunEvents,
         show: ChunkReader | None,
+        span: Span,
     ) -> RunResult:
         try:
             result = await self._write_and_run(record.id, job, plan, show)
@@ -250,14 +280,22 @@ class OneShot:
                 else f"name an image that has it, such as {job.runtime.image}",
                 runtime=job.name,
             ) from exc
+        with self._tracing.span("sandbox.collect_outputs") as collecting:
+            collecting.set(output_attributes(result))
         artifacts: tuple[Artifact, ...] = ()
         warnings = record.warnings
-        if job.globs and result.status != "lost":
-            collected = await collect_artifacts(self._files, record, job.globs, leave_out=job.main)
-            artifacts = collected.artifacts
-            warnings += collected.warnings
+        with self._tracing.span("sandbox.collect_artifacts") as collecting:
+            if job.globs and result.status != "lost":
+                collected = await collect_artifacts(
+                    self._files, record, job.globs, leave_out=job.main
+                )
+                artifacts = collected.artifacts
+                warnings += collected.warnings
+            collecting.set({"sandbox.artifacts_count": len(artifacts)})
         answer = _answer(record, job, result, artifacts, warnings)
         told.finished(answer, result)
+        span.set({"sandbox.artifacts_count": len(artifacts)})
+        trace_result(span, result)
         return answer
 
     async def _write_and_run(
@@ -286,6 +324,12 @@ class OneShot:
             raise
 
     async def _write(self, sandbox_id: str, files: dict[str, bytes]) -> None:
+        size = sum(map(len, files.values()))
+        with self._tracing.span("sandbox.prepare_files", {"sandbox.id": sandbox_id}) as span:
+            span.set({"sandbox.files": len(files), "sandbox.bytes": size})
+            await self._write_all(sandbox_id, files)
+
+    async def _write_all(self, sandbox_id: str, files: dict[str, bytes]) -> None:
         if len(files) == 1:
             for path, data in files.items():
                 await self._files.write(sandbox_id, path, data)

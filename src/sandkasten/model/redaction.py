@@ -1,0 +1,56 @@
+"""Text of users for logs and traces: shortened, and without what looks like a secret. Pure.
+
+Finds secrets by their form: keys of well-known services, private keys, tokens, passwords in URLs,
+and values of variables whose names announce a secret. A secret of another form is not found.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+GONE: Final = "[redacted]"
+# The head of a text is searched with this much more than is shown, so that a secret at the cut is
+# found too.
+_BEYOND: Final = 512
+
+_SECRETS: Final = re.compile(
+    # A private key, also one that is cut off.
+    r"(?P<pem>-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.{0,8192}?(?:-----END [A-Z ]{0,40}-----|\Z))"
+    # Tokens with a form of their own: JWT, ours, OpenAI, Anthropic, GitHub, GitLab, Slack, AWS,
+    # Google, npm, PyPI, Hugging Face, Stripe.
+    r"|(?P<token>\beyJ[\w-]{8,512}\.[\w-]{4,4096}\.[\w-]{0,4096}"
+    r"|\b(?:sk|pk|rk)[-_][\w-]{16,256}|\bgh[pousr]_\w{20,255}|\bgithub_pat_\w{20,255}"
+    r"|\bglpat-[\w-]{16,255}|\bxox[abeoprs]-[\w-]{10,255}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"
+    r"|\bAIza[\w-]{30,60}|\bnpm_\w{30,60}|\bpypi-[\w-]{50,255}|\bhf_\w{20,60})"
+    r"|(?P<scheme>\b(?:bearer|basic)\s+)[\w.~+/=-]{8,4096}"
+    r"|(?P<url>\b[a-z][a-z0-9+.-]{1,20}://[^\s/:@]{0,128}:)[^\s/@]{1,256}(?=@)"
+    r"|(?P<name>(?:passw(?:or)?d|secret|token|api[_-]?key|access[_-]?key|private[_-]?key"
+    r"|credential|auth(?:orization)?)[\w.-]{0,32}[\"']?\s{0,4}[=:]\s{0,4}"
+    r"(?:(?:bearer|basic)\s{1,4})?)"
+    r"(?:\"[^\"\n]{1,4096}\"|'[^'\n]{1,4096}'|[^\s\"',;&|)]{1,4096})",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def redacted(text: str) -> str:
+    """Return the text without what looks like a secret."""
+    return _SECRETS.sub(_replaced, text)
+
+
+def excerpt(value: str | bytes, most: int) -> str:
+    """Return at most `most` characters from the beginning, without secrets."""
+    head = value[: most + _BEYOND]
+    text = head.decode("utf-8", "replace") if isinstance(head, bytes) else head
+    # What JSON or a collector could not take.
+    text = text.encode("utf-8", "replace").decode()
+    text = redacted(text)
+    if len(text) <= most and len(head) == len(value):
+        return text
+    left = len(value) - most
+    return f"{text[:most]}… ({left} more)" if left > 0 else text[:most]
+
+
+def _replaced(found: re.Match[str]) -> str:
+    kept = found["scheme"] or found["url"] or found["name"] or ""
+    return kept + GONE

@@ -1,0 +1,178 @@
+"""Spans: what a process reports about its work to a tracing system.
+
+`UNTRACED` is the implementation of a process that reports nothing. It still passes the trace of an
+HTTP request on to the sandbox, so a traced client finds the programs inside in its own trace.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from types import TracebackType
+
+    Attributes: TypeAlias = Mapping[str, str | int | float | bool | None]
+
+# Version 00 of the W3C's trace context; later versions begin with the same fields.
+_TRACEPARENT = re.compile(
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+)
+_NONE: Attributes = {}
+
+
+class Span(Protocol):
+    """One piece of work. Ends with its `with` block."""
+
+    def set(self, attributes: Attributes) -> None:
+        """Add attributes; None is left out."""
+        ...
+
+    def content(self, name: str, value: str | bytes) -> None:
+        """Add what a user sent or got: shortened, without secrets, or not at all."""
+        ...
+
+    def fail(self, error: str, message: str = "") -> None:
+        """Mark the work as failed; `error` is a code."""
+        ...
+
+    def __enter__(self) -> Span: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+class Tracing(Protocol):
+    def span(
+        self, name: str, attributes: Attributes = _NONE, *, join: bool = False
+    ) -> AbstractContextManager[Span]:
+        """Open a span that is the parent of those opened in its block.
+
+        With `join`, a current span of the same name is used instead of a new one.
+        """
+        ...
+
+    def begin(self, name: str, attributes: Attributes = _NONE) -> Span:
+        """Start a span that is nobody's parent. Also for asynchronous generators, whose blocks
+        run in several contexts.
+        """
+        ...
+
+    def request(
+        self, name: str, headers: Mapping[str, str], attributes: Attributes = _NONE
+    ) -> AbstractContextManager[Span]:
+        """Open the span of an HTTP request, whose headers may name its parent."""
+        ...
+
+    def traceparent(self, span: Span | None = None) -> str | None:
+        """Return the W3C header of a span, by default of the current one."""
+        ...
+
+
+class _NoSpan:
+    def set(self, attributes: Attributes) -> None:
+        pass
+
+    def content(self, name: str, value: str | bytes) -> None:
+        pass
+
+    def fail(self, error: str, message: str = "") -> None:
+        pass
+
+    def __enter__(self) -> Span:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pass
+
+
+_NO_SPAN = _NoSpan()
+_NO_BLOCK: AbstractContextManager[Span] = nullcontext(_NO_SPAN)
+_of_client: ContextVar[str | None] = ContextVar("traceparent of the client", default=None)
+request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+"""The HTTP request that log lines belong to."""
+
+
+class Untraced:
+    """Implements `Tracing` without any span."""
+
+    def span(
+        self, name: str, attributes: Attributes = _NONE, *, join: bool = False
+    ) -> AbstractContextManager[Span]:
+        return _NO_BLOCK
+
+    def begin(self, name: str, attributes: Attributes = _NONE) -> Span:
+        return _NO_SPAN
+
+    def request(
+        self, name: str, headers: Mapping[str, str], attributes: Attributes = _NONE
+    ) -> AbstractContextManager[Span]:
+        given = checked_traceparent(headers.get("traceparent"))
+        return _NO_BLOCK if given is None else _passed_on(given)
+
+    def traceparent(self, span: Span | None = None) -> str | None:
+        return _of_client.get()
+
+
+UNTRACED = Untraced()
+
+
+def checked_traceparent(text: str | None) -> str | None:
+    """Return the header of a client in the form of version 00, or None if it is not valid."""
+    found = _TRACEPARENT.match(text) if text else None
+    if found is None or text is None or (text[:2] == "00" and len(text) != found.end()):
+        return None
+    return "00" + found.group()[2:]
+
+
+def current_traceparent() -> str | None:
+    """Return the header of the span that the calling program is in.
+
+    That is OpenTelemetry's current span if the program uses the library, and otherwise the
+    variable TRACEPARENT, with which a traced program starts others.
+    """
+    found = _current_span()
+    if found is not None:
+        return f"00-{found.trace_id:032x}-{found.span_id:016x}-{found.trace_flags:02x}"
+    return checked_traceparent(os.environ.get("TRACEPARENT"))
+
+
+def current_trace_id() -> str | None:
+    """Return the trace that a log line belongs to."""
+    found = _current_span()
+    if found is not None:
+        return f"{found.trace_id:032x}"
+    given = _of_client.get()
+    return None if given is None else given[3:35]
+
+
+def _current_span() -> Any:
+    """Return OpenTelemetry's context of the current span, if there is one."""
+    otel = sys.modules.get("opentelemetry.trace")
+    # While it is being imported, it has no functions.
+    current = getattr(otel, "get_current_span", None)
+    found = None if current is None else current().get_span_context()
+    return found if found is not None and found.is_valid else None
+
+
+@contextmanager
+def _passed_on(traceparent: str) -> Iterator[Span]:
+    token = _of_client.set(traceparent)
+    try:
+        yield _NO_SPAN
+    finally:
+        _of_client.reset(token)

@@ -1,0 +1,192 @@
+"""Spans by OpenTelemetry. Implements `ports.Tracing`.
+
+Imported only where tracing is on. In a program that has a tracer provider of its own, spans go to
+that one; otherwise they are sent over OTLP as the standard `OTEL_*` variables say. Sending happens
+in a thread of the library: a collector that is slow or away loses spans and delays nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import threading
+from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from sandkasten.errors import Cancelled, InvalidConfiguration, SandkastenError
+from sandkasten.model.optional_extras import VERSION, install_command
+from sandkasten.model.redaction import excerpt
+from sandkasten.ports.spans import checked_traceparent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from types import TracebackType
+
+    from opentelemetry.sdk.trace import TracerProvider
+
+    from sandkasten.ports.spans import Attributes, Span
+
+MAX_CONTENT: int = 1000
+"""Characters of an input or an output in a span."""
+# A collector that does not answer must not hold up the end of the process.
+_FLUSH_S = 3.0
+_EXPORTERS = {
+    "http": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    "grpc": "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
+}
+_W3C = TraceContextTextMapPropagator()
+_OURS = otel_context.create_key("sandkasten-span")
+
+
+class OtelSpan:
+    """Implements `ports.Span`."""
+
+    __slots__ = ("_content", "_failed", "name", "span")
+
+    def __init__(self, span: trace.Span, name: str, *, content: bool) -> None:
+        self.span = span
+        self.name = name
+        self._content = content
+        self._failed = False
+
+    def set(self, attributes: Attributes) -> None:
+        for name, value in attributes.items():
+            if value is not None:
+                self.span.set_attribute(name, value)
+
+    def content(self, name: str, value: str | bytes) -> None:
+        if self._content and self.span.is_recording():
+            self.span.set_attribute(name, excerpt(value, MAX_CONTENT))
+
+    def fail(self, error: str, message: str = "") -> None:
+        if not self._failed:
+            self._failed = True
+            self.span.set_attribute("error", error)
+            self.span.set_status(Status(StatusCode.ERROR, excerpt(message, MAX_CONTENT)))
+
+    def __enter__(self) -> OtelSpan:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, SandkastenError):
+            self.fail(error.code, error.message)
+        elif isinstance(error, asyncio.CancelledError | GeneratorExit):
+            self.fail(Cancelled.code)
+        elif error is not None:
+            # Its message may hold anything.
+            self.fail(type(error).__name__)
+        self.span.end()
+
+
+class OtelTracing:
+    def __init__(self, provider: trace.TracerProvider, *, content: bool = True) -> None:
+        """`content`: whether spans show what users sent and got."""
+        self._tracer = provider.get_tracer("sandkasten", VERSION)
+        self._content = content
+
+    @contextmanager
+    def span(
+        self, name: str, attributes: Attributes | None = None, *, join: bool = False
+    ) -> Iterator[Span]:
+        if join:
+            current = otel_context.get_value(_OURS)
+            if isinstance(current, OtelSpan) and current.name == name:
+                current.set(attributes or {})
+                yield current
+                return
+        ours = OtelSpan(self._tracer.start_span(name), name, content=self._content)
+        yield from self._within(ours, attributes)
+
+    def begin(self, name: str, attributes: Attributes | None = None) -> Span:
+        ours = OtelSpan(self._tracer.start_span(name), name, content=self._content)
+        ours.set(attributes or {})
+        return ours
+
+    @contextmanager
+    def request(
+        self, name: str, headers: Mapping[str, str], attributes: Attributes | None = None
+    ) -> Iterator[Span]:
+        parent = None
+        if checked_traceparent(headers.get("traceparent")) is not None:
+            parent = _W3C.extract(headers)
+        span = self._tracer.start_span(name, context=parent, kind=SpanKind.SERVER)
+        ours = OtelSpan(span, name, content=self._content)
+        yield from self._within(ours, attributes)
+
+    def traceparent(self, span: Span | None = None) -> str | None:
+        context = trace.set_span_in_context(span.span) if isinstance(span, OtelSpan) else None
+        carrier: dict[str, str] = {}
+        _W3C.inject(carrier, context)
+        return carrier.get("traceparent")
+
+    def _within(self, ours: OtelSpan, attributes: Attributes | None) -> Iterator[Span]:
+        ours.set(attributes or {})
+        inside = otel_context.set_value(_OURS, ours, trace.set_span_in_context(ours.span))
+        token = otel_context.attach(inside)
+        try:
+            with ours:
+                yield ours
+        finally:
+            otel_context.detach(token)
+
+
+def provider_of_program() -> trace.TracerProvider | None:
+    """Return the tracer provider that the embedding program has set, if it has."""
+    found = trace.get_tracer_provider()
+    return None if isinstance(found, trace.ProxyTracerProvider) else found
+
+
+@cache
+def open_provider(protocol: str | None, endpoint: str | None) -> TracerProvider:
+    """Return a provider that sends over OTLP. What the settings leave open, `OTEL_*` decide.
+
+    One for all engines of this process; it is closed when the process ends. Raise
+    InvalidConfiguration if a library or a value is wrong.
+    """
+    try:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        exporters = import_module(_EXPORTERS["grpc" if protocol == "grpc" else "http"])
+    except ModuleNotFoundError as exc:
+        raise InvalidConfiguration(
+            f"tracing needs a library that is not installed: {exc.name}",
+            hint=install_command("otel"),
+            setting="telemetry.endpoint",
+        ) from exc
+    if endpoint is not None and protocol != "grpc":
+        endpoint = endpoint.rstrip("/") + "/v1/traces"
+    try:
+        exporter = exporters.OTLPSpanExporter(endpoint=endpoint)
+        resource = Resource.create({"service.name": "sandkasten", "service.version": VERSION})
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        provider.add_span_processor(BatchSpanProcessor(exporter))
+    except (ValueError, TypeError) as exc:
+        raise InvalidConfiguration(
+            f"tracing could not be configured: {exc}",
+            hint="check telemetry.endpoint and the OTEL_ variables",
+            setting="telemetry.endpoint",
+        ) from exc
+    atexit.register(_close, provider)
+    return provider
+
+
+def _close(provider: TracerProvider) -> None:
+    """Send what is left, for a few seconds."""
+    # A daemon thread: the library may go on waiting for a collector that is away.
+    closing = threading.Thread(target=provider.shutdown, name="tracing", daemon=True)
+    closing.start()
+    closing.join(_FLUSH_S)

@@ -1,0 +1,42 @@
+"""Lines of a daemon's log."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from sandkasten.ports.spans import UNTRACED, request_id
+from sandkasten.telemetry.json_log import JsonLines, ReadableLines
+
+
+def _record(event, **fields):
+    record = logging.makeLogRecord({"msg": event, "levelname": "INFO"})
+    record.sandkasten = fields
+    return record
+
+
+def test_a_line_has_the_ids_of_its_request_and_its_trace():
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    token = request_id.set("req_1")
+    try:
+        with UNTRACED.request("GET /", {"traceparent": f"00-{trace}-b7ad6b7169203331-01"}):
+            line = json.loads(JsonLines().format(_record("sandbox.created", sandbox="sbx_1")))
+    finally:
+        request_id.reset(token)
+    assert (line["request_id"], line["trace_id"]) == ("req_1", trace)
+    assert (line["event"], line["sandbox"]) == ("sandbox.created", "sbx_1")
+    outside = json.loads(JsonLines().format(_record("sandbox.created")))
+    assert not {"request_id", "trace_id"} & set(outside)
+
+
+@pytest.mark.parametrize("kind", [JsonLines, ReadableLines])
+def test_nothing_in_a_field_can_control_a_terminal_or_begin_a_line(kind):
+    line = kind().format(_record("a\nb", name="x\x1b[2J\r\n\x9b1m\u202e", empty=""))
+    assert line.isprintable()
+
+
+def test_lines_for_a_terminal_are_readable():
+    line = ReadableLines().format(_record("exec.finished", status="completed", why="two words"))
+    assert line.endswith('info    exec.finished status=completed why="two words"')

@@ -1,0 +1,156 @@
+"""Spans of a real daemon and of an embedded engine, as a collector receives them."""
+
+from __future__ import annotations
+
+import sys
+
+import aiohttp
+import pytest
+
+from tests.acceptance.conftest import sandkasten
+from tests.agents.agency import environ_for, files_in, played
+from tests.daemon.process import ask, running
+from tests.models.server import ScriptedModel
+from tests.telemetry.otlp_receiver import grpc_receiver, http_receiver
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
+
+
+def _sending(endpoint, **more):
+    return {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_BSP_SCHEDULE_DELAY": "50", **more}
+
+
+@pytest.fixture
+async def traced(tmp_path):
+    """A daemon with agents, whose spans arrive here."""
+    files_in(tmp_path)
+    with http_receiver() as seen:
+        async with ScriptedModel(played) as model:
+            environ = environ_for(
+                tmp_path, model, SANDKASTEN_BACKEND="local", **_sending(seen.endpoint)
+            )
+            async with (
+                running(tmp_path / "data", environ=environ) as daemon,
+                aiohttp.ClientSession(daemon.url) as http,
+            ):
+                yield http, seen, model
+
+
+@pytest.mark.promise("P84")
+async def test_a_daemon_reports_the_whole_tree_of_its_work(traced):
+    http, seen, model = traced
+    await _one_shot(http, seen)
+    await _commands(http, seen)
+    await _workflow(http, seen, model)
+
+
+async def _one_shot(http, seen):
+    code = "import os; print(os.environ['TRACEPARENT']); open('a.txt', 'w').write('x')"
+    body = {"code": code, "artifacts": ["*.txt"], "timeout_seconds": 60}
+    status, answer = await ask(http, "POST", "/v1/run", body, headers={"traceparent": PARENT})
+    assert status == 200, answer
+    await seen.until(lambda: seen.named("POST /v1/run"))
+    (request,) = seen.named("POST /v1/run")
+    (run,) = seen.named("sandbox_run")
+    assert (request.trace, request.parent) == (TRACE, "b7ad6b7169203331")
+    assert request.attributes["http.response.status_code"] == 200
+    assert seen.below(request) == ["sandbox_run"]
+    assert seen.below(run) == [
+        "sandbox.collect_artifacts",
+        "sandbox.collect_outputs",
+        "sandbox.connect",
+        "sandbox.destroy",
+        "sandbox.exec",
+        "sandbox.prepare_files",
+    ]
+    wanted = {
+        "sandbox.id": answer["sandbox_id"],
+        "sandbox.runtime": "python",
+        "sandbox.image": answer["image"],
+        "sandbox.backend": "local",
+        "sandbox.timeout_seconds": 60,
+        "sandbox.exit_code": 0,
+        "sandbox.stdout_bytes": len(answer["stdout"]),
+        "sandbox.stderr_bytes": 0,
+        "sandbox.artifacts_count": 1,
+        "sandbox.input": code,
+    }
+    assert {name: run.attributes.get(name) for name in wanted} == wanted
+    # The program inside continues the span of its command.
+    (command,) = seen.named("sandbox.exec")
+    assert answer["stdout"][3:52] == f"{TRACE}-{command.id}"
+    assert seen.services == {"sandkasten"}
+
+
+async def _commands(http, seen):
+    _, box = await ask(http, "POST", "/v1/sessions", {})
+    path = f"/v1/sessions/{box['id']}"
+    seen.spans.clear()
+    body = {"cmd": "export PASSWORD=hunter2; echo $TRACEPARENT; (exit 3)"}
+    _, answer = await ask(http, "POST", f"{path}/exec", body)
+    missing, _ = await ask(http, "GET", "/v1/sessions/sbx_0000000000000000")
+    assert missing == 404
+    await seen.until(lambda: len(seen.named("GET /v1/sessions/{id}")) == 1)
+    (command,) = seen.named("sandbox.exec")
+    assert (command.failed, command.attributes["error"]) == (True, "EXIT_CODE")
+    assert command.attributes["sandbox.exit_code"] == 3
+    assert command.id in answer["stdout"]
+    assert "hunter2" not in str(seen.spans)
+    assert "PASSWORD=[redacted]" in command.attributes["sandbox.input"]
+    (request,) = seen.named("GET /v1/sessions/{id}")
+    assert (request.failed, request.attributes["error"]) == (False, "SESSION_NOT_FOUND")
+    await ask(http, "DELETE", path)
+
+
+async def _workflow(http, seen, model):
+    seen.spans.clear()
+    body = {"workflow_id": "flow", "input": {"text": "hi"}}
+    status, answer = await ask(http, "POST", "/workflow-runs", body)
+    assert status == 202, answer
+    await seen.until(lambda: seen.named("workflow.run"))
+    (flow,) = seen.named("workflow.run")
+    assert (flow.attributes["workflow.name"], flow.attributes["run.status"]) == (
+        "flow",
+        "completed",
+    )
+    steps = seen.named("workflow.step")
+    assert [one.attributes["workflow.step.id"] for one in steps] == ["write", "read", "done"]
+    assert {one.parent for one in steps} == {flow.id}
+    writer, reader = seen.named("agent.run")
+    assert (writer.parent, reader.parent) == (steps[0].id, steps[1].id)
+    assert seen.below(writer) == ["chat scripted", "chat scripted", "sandbox_exec"]
+    (tool,) = seen.named("sandbox_exec")
+    assert tool.parent == writer.id
+    assert "sandbox.exec" in seen.below(tool)
+    assert seen.named("sandbox_fs_read")[0].parent == reader.id
+    # The endpoint of the model can continue the trace.
+    sent = [asked.headers.get("traceparent", "")[3:52] for asked in model.requests]
+    assert sent == [f"{one.trace}-{one.id}" for one in seen.named("chat scripted")]
+
+
+def test_spans_go_out_over_grpc(tmp_path):
+    with grpc_receiver() as seen:
+        environ = _sending(seen.endpoint, OTEL_EXPORTER_OTLP_PROTOCOL="grpc")
+        done = sandkasten("--data-dir", str(tmp_path / "data"), "run", "-c", "print(1)", **environ)
+        assert (done.out, done.status) == ("1\n", 0), done
+        # They are sent before the process ends.
+        assert seen.named("sandbox_run")
+
+
+def test_a_collector_that_is_away_costs_nothing_but_its_spans(tmp_path):
+    environ = _sending("http://127.0.0.1:9")
+    done = sandkasten("--data-dir", str(tmp_path / "data"), "run", "-c", "print(1)", **environ)
+    assert (done.out, done.status) == ("1\n", 0), done
+
+
+def test_nothing_is_imported_when_tracing_is_off(tmp_path):
+    import subprocess
+
+    program = (
+        "import asyncio, sys\n"
+        "from sandkasten.telemetry.trace_setup import open_tracing\n"
+        "open_tracing({})\n"
+        "assert not [name for name in sys.modules if name.startswith('opentelemetry')]\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
