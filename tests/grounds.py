@@ -139,8 +139,10 @@ Suite = Literal["contract", "security"]
 _LARGE = ("hundred", "thousand", "newest_256")
 # The rest of the contract is done by the runner, which is the same program everywhere.
 _ENTRY = Part(("port",), _LARGE)
+# What is left when a sandbox ends is the same for every place of the workspace.
+_PLACE = Part(("port",), (*_LARGE, "after_destroy", "twice", "two_tasks", "concurrent"))
 # Where commands and shells are started in another way.
-_COMMANDS = Part(("port", "rest", "commands", "pausing"), _LARGE)
+_COMMANDS = Part(("port", "commands"), _LARGE)
 _CLOSED = ("posture", "network", "kernel_surface")
 _POSTURE = Part(("posture",), ("every_way",))
 # What a damaged file does is decided by code that `local` and docker/volume have.
@@ -148,31 +150,30 @@ _DAMAGED = ("damaged",)
 PARTS: dict[tuple[Suite, str], Part] = {
     ("contract", "unisolated"): _COMMANDS,
     ("security", "oci"): Part((*_CLOSED, "lifecycle"), _DAMAGED),
-    ("contract", "gvisor"): Part((), _LARGE),
-    ("security", "gvisor"): Part((*_CLOSED, "archives")),
+    ("contract", "gvisor"): Part((), (*_LARGE, "page_ends")),
+    ("security", "gvisor"): Part(_CLOSED),
     ("contract", "local/debian"): _ENTRY,
-    ("security", "local/debian"): Part(("posture", "processes")),
+    ("security", "local/debian"): _POSTURE,
     ("contract", "local/dev"): _COMMANDS,
-    ("security", "local/dev"): Part((*_CLOSED, "lifecycle"), _DAMAGED),
+    ("security", "local/dev"): Part(_CLOSED, ("every_way",)),
     ("contract", "local/busybox"): Part((*_ENTRY.files, "shells"), _LARGE),
-    ("security", "local/busybox"): Part(("posture", "shell")),
+    ("security", "local/busybox"): _POSTURE,
     ("contract", "docker/volume"): Part((), _LARGE),
     # Paths, archives, output and shells are the runner's work, which is attacked on `local`.
     ("security", "docker/volume"): Part((*_CLOSED, "lifecycle", "resources")),
-    ("contract", "docker/bind"): _ENTRY,
+    ("contract", "docker/bind"): _PLACE,
     ("security", "docker/bind"): _POSTURE,
-    ("contract", "docker/shared"): _ENTRY,
+    ("contract", "docker/shared"): _PLACE,
     ("security", "docker/shared"): _POSTURE,
-    ("contract", "docker/inside"): _ENTRY,
-    ("security", "docker/inside"): Part(("posture", "lifecycle")),
-    ("contract", "docker/remote"): _ENTRY,
+    ("contract", "docker/inside"): _PLACE,
+    ("security", "docker/inside"): _POSTURE,
+    ("contract", "docker/remote"): _PLACE,
     ("security", "docker/remote"): _POSTURE,
-    ("contract", "docker/busybox"): _ENTRY,
+    ("contract", "docker/busybox"): _PLACE,
     ("security", "docker/busybox"): _POSTURE,
     ("contract", "user local"): _COMMANDS,
-    # Races for a path are the runner's work, which is attacked on `local`.
-    ("security", "user local"): Part(("posture", "files"), ("constantly_swapped",)),
-    ("contract", "user local/debian"): _ENTRY,
+    ("security", "user local"): _POSTURE,
+    ("contract", "user local/debian"): _PLACE,
     ("security", "user local/debian"): _POSTURE,
 }
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-_DEBIANS: tuple[Callable[[], Path], ...] = (trees.debian, imagekit.debian_tar)
+_DEBIANS: tuple[Callable[[], Path], ...] = (imagekit.debian_tar, trees.debian)
 _IMAGES = (*_DEBIANS, imagekit.busybox_tar, imagekit.empty_tar, imagekit.odd_tar)
 _ENVIRONMENTS: tuple[Callable[[], Path], ...] = (
     environments.compat,

@@ -17,6 +17,7 @@ import pytest
 from sandkasten import QuotaExceeded, Sandbox, SandkastenError, Workspaces
 from sandkasten.linux.state_layout import read_pid
 from sandkasten.linux.storage import workspace_image
+from tests.cases import few
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def test_acknowledged_changes_survive_a_power_cut(small_disk, tmp_path):
             assert box.read(path) == data, path
 
 
-@pytest.mark.parametrize("reserve", ["all", "none"])
+@pytest.mark.parametrize("reserve", few(["all", "none"]))
 def test_a_full_disk_does_not_affect_other_sandboxes(small_disk, monkeypatch, reserve):
     """B keeps every file that was acknowledged, whatever A and other users of the disk do."""
     monkeypatch.setenv("SANDKASTEN_DISK_RESERVE", reserve)

@@ -126,6 +126,7 @@ print(json.dumps([one in (small.sandbox_id, named.sandbox_id), named.stdout,
     assert leftovers(data_dir) == []
 
 
+@pytest.mark.long(reason="`make test` runs fifty at once on warm sandboxes")
 def test_fifty_concurrent_one_shots_have_fifty_sandboxes(data_dir: Path):
     answer = _program("""
 from concurrent.futures import ThreadPoolExecutor

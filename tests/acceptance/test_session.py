@@ -48,6 +48,7 @@ def test_state_persists_over_a_thousand_commands(data_dir, make):
 
 
 @pytest.mark.slow_loop
+@pytest.mark.long(reason="`make test` uploads and downloads smaller files")
 def test_fifty_megabytes_of_json_are_uploaded_summed_and_downloaded(data_dir, make):
     rng = random.Random(7)
     rows = [{"id": n, "value": rng.randrange(10**9), "text": "x" * 60} for n in range(500_000)]

@@ -51,6 +51,7 @@ def _make_and_kill(how: str, wait_for: str | None = None) -> tuple[str, str]:
 
 @pytest.mark.real_start
 @pytest.mark.promise("P28")
+@pytest.mark.long(reason="`make test` kills the creator of a sandbox and of a command")
 def test_after_kill_9_of_the_creator_the_command_line_continues_in_the_same_shell(data_dir: Path):
     sandbox_id, shell = _make_and_kill("idle")
     listed = sandkasten("ls", "--json")

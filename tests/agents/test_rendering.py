@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sandkasten.agents.definitions.prompt_file import Agent, parse_agent
 from sandkasten.agents.definitions.prompt_render import render
 from sandkasten.errors import InvalidAgent, InvalidRequest, PayloadTooLarge
+from tests.cases import few
 
 PROMPTS = Path(__file__).parent / "prompts"
 
@@ -236,17 +237,20 @@ LONG = list(range(1000))
 @pytest.mark.promise("P62")
 @pytest.mark.parametrize(
     ("template", "values"),
-    [
-        ("{{#each l}}{{#each ../l}}{{#each ../../l}}x{{/each}}{{/each}}{{/each}}", {}),
-        ("{{#each l}}{{#each ../l}}{{/each}}{{/each}}", {}),
-        ("{{#l}}{{#../l}}{{/../l}}{{/l}}", {}),
-        ("{{#each l}}{{../big}}{{/each}}", {"big": "x" * 100_000}),
-        ("{{#each l}}" + "y" * 100_000 + "{{/each}}", {}),
-        ("{{#each l}}{{json ../o}}{{/each}}", {"o": {"k": "x" * 100_000}}),
-        ("{{#each l}}{{#if (json ../o)}}{{/if}}{{/each}}", {"o": {"k": "x" * 100_000}}),
-        ("{{#each l}}{{#ifEquals ../o ../o}}{{/ifEquals}}{{/each}}", {"o": ["x"] * 100_000}),
-        ("{{#each l}}{{../o}}{{/each}}", {"o": [""] * 100_000}),
-    ],
+    few(
+        [
+            ("{{#each l}}{{#each ../l}}{{#each ../../l}}x{{/each}}{{/each}}{{/each}}", {}),
+            ("{{#each l}}{{#each ../l}}{{/each}}{{/each}}", {}),
+            ("{{#l}}{{#../l}}{{/../l}}{{/l}}", {}),
+            ("{{#each l}}{{../big}}{{/each}}", {"big": "x" * 100_000}),
+            ("{{#each l}}" + "y" * 100_000 + "{{/each}}", {}),
+            ("{{#each l}}{{json ../o}}{{/each}}", {"o": {"k": "x" * 100_000}}),
+            ("{{#each l}}{{#if (json ../o)}}{{/if}}{{/each}}", {"o": {"k": "x" * 100_000}}),
+            ("{{#each l}}{{#ifEquals ../o ../o}}{{/ifEquals}}{{/each}}", {"o": ["x"] * 100_000}),
+            ("{{#each l}}{{../o}}{{/each}}", {"o": [""] * 100_000}),
+        ],
+        3,
+    ),
     ids=range(9),
 )
 def test_a_template_that_multiplies_its_input_is_stopped(template, values):
@@ -305,20 +309,22 @@ def test_any_template_is_rendered_or_refused_with_a_typed_error(pieces, spaced):
 @pytest.mark.promise("P62")
 @pytest.mark.parametrize(
     ("template", "variables"),
-    [
-        (
-            "{{#each x}}{{#with ..}}{{/with}}{{/each}}",
-            {"x": [1] * 5000, **{f"k{n}": 1 for n in range(20_000)}},
-        ),
-        (
-            "{{#each l}}{{#ifEquals ../x ../y}}{{/ifEquals}}{{/each}}",
-            {"l": [1] * 200, "x": [[]] * 50_000, "y": [[]] * 50_000},
-        ),
-        (
-            "{{#each l}}{{#if (json ../x)}}{{/if}}{{/each}}",
-            {"l": [1] * 200, "x": [0] * 50_000},
-        ),
-    ],
+    few(
+        [
+            (
+                "{{#each x}}{{#with ..}}{{/with}}{{/each}}",
+                {"x": [1] * 5000, **{f"k{n}": 1 for n in range(20_000)}},
+            ),
+            (
+                "{{#each l}}{{#ifEquals ../x ../y}}{{/ifEquals}}{{/each}}",
+                {"l": [1] * 200, "x": [[]] * 50_000, "y": [[]] * 50_000},
+            ),
+            (
+                "{{#each l}}{{#if (json ../x)}}{{/if}}{{/each}}",
+                {"l": [1] * 200, "x": [0] * 50_000},
+            ),
+        ]
+    ),
     ids=["names around", "comparing", "json"],
 )
 def test_a_template_step_is_counted_by_the_values_it_visits(template, variables):

@@ -16,6 +16,7 @@ from sandkasten import Sandbox
 from sandkasten.client.server.daemon_or_embedded import ServerAddress
 from sandkasten.errors import SessionNotFound
 from sandkasten.mcp.tool_access import open_tools
+from tests.cases import few
 from tests.cli.conftest import UNISOLATED
 from tests.cli.terminal import Person
 from tests.client.http.served import KEY, Served, served
@@ -80,7 +81,9 @@ def _running(cli, box: str) -> list[str]:
     return [one["exec_id"] for one in commands if one["status"] == "running"]
 
 
-@pytest.mark.parametrize("command", [["sleep", "600"], ["trap '' TERM; sleep 600 & wait; wait"]])
+@pytest.mark.parametrize(
+    "command", few([["sleep", "600"], ["trap '' TERM; sleep 600 & wait; wait"]])
+)
 def test_sigterm_of_exec_ends_the_command_inside(cli, box, command):
     with subprocess.Popen([*UNISOLATED, "exec", box, *command], env={**os.environ}) as started:
         _until(lambda: _running(cli, box))

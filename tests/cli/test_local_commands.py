@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import few
 from tests.cli.conftest import COMMAND
 from tests.cli.terminal import Person
 from tests.client.http.served import served
@@ -29,7 +30,8 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="must be root to see what root sees"),
 ]
 
-both_ways = pytest.mark.parametrize("local_only", ["embedded", "daemon"], indirect=True)
+# tests/cli/test_through_a_daemon.py has what a daemon changes.
+both_ways = pytest.mark.parametrize("local_only", few(["embedded", "daemon"]), indirect=True)
 Cli = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 

@@ -107,6 +107,7 @@ def test_the_daemon_itself_is_confined(running_daemon):
 
 
 @pytest.mark.promise("P56")
+@pytest.mark.long(reason="`make test` restarts daemons that are no containers")
 def test_sessions_outlive_the_container_of_their_daemon(running_daemon):
     with sandbox(running_daemon) as box:
         box.exec("cd /tmp; echo kept > /workspace/f")
@@ -189,6 +190,7 @@ def _use_every_tool_of_code_mode(agents: Agents) -> None:
 
 
 @pytest.mark.promise("P56")
+@pytest.mark.long(reason="`make test` runs them in a daemon that is no container")
 def test_agents_workflows_tools_and_mcp_work_in_the_image(host, daemon_image, definitions):
     models = "SANDKASTEN_MODELS_BASE_URL=http://127.0.0.1:8600/v1"
     spoken = host.up("--env", models)

@@ -108,6 +108,7 @@ def test_a_port_used_by_another_container_is_reported_with_its_name(host):
 
 
 @pytest.mark.promise("P60")
+@pytest.mark.long(reason="`make test` has a port that another container uses")
 def test_a_port_that_the_engine_refuses_leaves_nothing_half_made(host):
     """A program on the engine's machine, not on this one, uses the port."""
     address, port = host.listen.split(":")

@@ -22,6 +22,7 @@ _KEPT_MIB = 24.0
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long(reason="`make test` has the same clients while the daemon is killed")
 async def test_many_concurrent_clients_get_correct_answers(tmp_path, capsys):
     timeout = aiohttp.ClientTimeout(total=2 * FAR_TOO_LATE_S)
     connector = aiohttp.TCPConnector(limit=0)

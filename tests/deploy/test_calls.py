@@ -16,6 +16,7 @@ from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.limits import Limits
 from tests import imagekit
+from tests.cases import few
 from tests.deploy.proxy import Proxy
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ async def one_session(backend: DockerBackend, image: Image) -> None:
         await made.destroy()
 
 
-@pytest.mark.parametrize("mode", ["bind", "volume", "archive"])
+@pytest.mark.parametrize("mode", few(["bind", "volume", "archive"]))
 async def test_a_session_needs_only_the_calls_listed_in_the_guide(
     engine: Docker, image: Image, tmp_path: Path, mode: WorkspaceMode
 ) -> None:

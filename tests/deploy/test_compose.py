@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from tests import built, imagekit
+from tests.cases import few
 from tests.deploy.test_image import KEY
 from tests.patience import FAR_TOO_LATE_S
 
@@ -55,7 +56,7 @@ def shown(file: str) -> dict[str, Any]:
     return yaml.safe_load(done.stdout)
 
 
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", few(FILES))
 def test_a_missing_key_is_named_before_anything_starts(file: str) -> None:
     done = compose(file, DOCKER_GID="990")
     assert done.returncode == 1
@@ -69,7 +70,7 @@ def test_a_missing_group_of_the_socket_is_named() -> None:
     assert "stat -c %g /var/run/docker.sock" in done.stderr
 
 
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", few(FILES))
 def test_the_daemon_is_confined_and_restarts_by_itself(file: str) -> None:
     service = shown(file)["services"]["sandkasten"]
     assert service["read_only"] is True

@@ -85,6 +85,7 @@ def test_the_image_holds_the_daemon_and_no_tools_to_build_it(
 
 
 @pytest.mark.promise("P43")
+@pytest.mark.long(reason="`make test` starts a daemon that is no container without a key")
 def test_without_a_key_the_image_does_not_start_and_names_the_setting(
     engine: Docker, daemon_image: str
 ) -> None:
@@ -149,6 +150,7 @@ def test_with_the_socket_the_image_is_healthy_as_an_ordinary_user_on_a_read_only
     ]
 
 
+@pytest.mark.long(reason="`make test` waits for the image to be healthy")
 def test_a_daemon_that_no_longer_answers_is_unhealthy(engine: Docker, served: str) -> None:
     until_healthy(engine, served)
     words = (
@@ -163,6 +165,7 @@ def test_a_daemon_that_no_longer_answers_is_unhealthy(engine: Docker, served: st
 
 
 @pytest.mark.promise("P60")
+@pytest.mark.long(reason="`make test` stops one that `up` started")
 def test_the_container_stops_cleanly(engine: Docker, served: str) -> None:
     until_healthy(engine, served)
     engine.docker("stop", "--time", "40", served)

@@ -20,6 +20,7 @@ from sandkasten.model.ids import SandboxId
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from tests import grounds, imagekit
+from tests.cases import few
 from tests.docker.fake_engine import FakeEngine
 from tests.engines import lent, seen, stock
 
@@ -148,7 +149,7 @@ async def test_an_image_removed_from_the_engine_is_loaded_again(
 
 
 @pytest.mark.promise("P09")
-@pytest.mark.parametrize("mode", ["bind", "volume"])
+@pytest.mark.parametrize("mode", few(["bind", "volume"]))
 async def test_a_runner_that_exits_at_once_is_reported_with_its_last_output(
     engine: Reached, tmp_path: Path, mode: str
 ):
@@ -165,7 +166,7 @@ async def test_a_runner_that_exits_at_once_is_reported_with_its_last_output(
     engine.docker("volume", "rm", *(one for one in engine.volumes() if one not in before))
 
 
-@pytest.mark.parametrize("question", ["owned", "probe"])
+@pytest.mark.parametrize("question", few(["owned", "probe"]))
 async def test_a_request_that_is_cancelled_at_once_leaves_nothing_unawaited(
     tmp_path: Path, question: str
 ):

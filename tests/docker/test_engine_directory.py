@@ -36,6 +36,7 @@ async def test_workspaces_are_in_the_named_directory_and_leave_nothing(engine, d
     assert left(engine, data) == []
 
 
+@pytest.mark.long(reason="`make test` removes it in the same process")
 async def test_another_process_removes_a_session_with_its_directory(engine, data, tmp_path):
     base = tmp_path / "sandboxes"
     base.mkdir()

@@ -17,6 +17,7 @@ from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.inspection import Inspection
 from sandkasten.model.sandbox.network_policy import NetworkCeiling, NetworkPolicy
+from tests.cases import few
 from tests.conformance.box import Box
 from tests.engines import lent, seen, stock
 from tests.engines.engine import Engine
@@ -104,6 +105,7 @@ async def test_the_dev_profile_is_root_inside_and_unprivileged_on_the_host(
 
 
 @pytest.mark.promise("P75", "P77")
+@pytest.mark.long(reason="`make test` has mapped ids and the network apart")
 async def test_a_container_with_mapped_ids_has_a_network_by_rule(mapped_backend, mapping_engine):
     """And secrets: the egress process knows them, and the certificates can be read."""
 
@@ -143,7 +145,7 @@ async def test_the_dev_profile_is_refused_without_user_namespaces(engine, tmp_pa
     await backend.aclose()
 
 
-@pytest.mark.parametrize("mode", ["volume", "bind", "archive"])
+@pytest.mark.parametrize("mode", few(["volume", "bind", "archive"]))
 async def test_an_image_without_a_shell_runs_its_own_programs(mode, engine_without_shell, tmp_path):
     backend = DockerBackend(tmp_path, DockerOptions(host=engine_without_shell.host, workspace=mode))
     cell = await backend.create(new_sandbox_id(), spec(image="empty"))

@@ -15,6 +15,7 @@ from sandkasten.errors import Busy, Conflict, SandboxLost, SessionExpired
 from sandkasten.model.ids import SandboxId, new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
+from tests.cases import few
 from tests.docker.site import FAR, IMAGE, left, nothing_left, opened, sh
 from tests.patience import PATIENCE_S
 
@@ -106,7 +107,7 @@ async def test_a_container_stopped_or_removed_by_another_program_is_lost_and_lea
     assert await nothing_left(engine, data) == []
 
 
-@pytest.mark.parametrize("mode", ["volume", "bind"])
+@pytest.mark.parametrize("mode", few(["volume", "bind"]))
 async def test_a_container_paused_by_another_program_is_reported_and_continues_later(
     engine, data, mode, monkeypatch
 ):
@@ -193,6 +194,7 @@ class _holding:
         self._engine.docker("rm", self._made)
 
 
+@pytest.mark.long(reason="`make test` has containers and volumes that are removed one by one")
 async def test_a_system_prune_removes_nothing_that_is_in_use(stoppable_engine, data):
     engine = stoppable_engine.reached
     async with opened(data, engine) as sand:

@@ -73,6 +73,7 @@ async def test_a_full_engine_disk_is_a_typed_error_and_no_sandbox_is_lost(small_
 
 
 @pytest.mark.parametrize("mode", ["volume", "bind"] if LONG else ["volume"])
+@pytest.mark.long(reason="`make test` cancels creates on the other backends")
 async def test_cancelled_concurrent_creates_leave_nothing(engine, data, mode):
     async with opened(data, engine, mode) as sand:
         first = (await sand.create(FAR)).id

@@ -12,6 +12,7 @@ import pytest
 
 from sandkasten.errors import SandboxLost, SandkastenError, SessionExpired
 from sandkasten.model.commands.exec_values import ExecRequest
+from tests.cases import few
 from tests.docker.site import FAR, crash, nothing_left, opened, sh, until
 from tests.engines.engine import Engine
 
@@ -77,7 +78,7 @@ async def _told_as_lost(sand: Ours, the_id: str) -> bool:
     return info.status == "lost"
 
 
-@pytest.mark.parametrize("end", [Engine.stop, crash])
+@pytest.mark.parametrize("end", few([Engine.stop, crash]))
 async def test_sessions_that_died_with_their_engine_are_lost_and_leave_nothing(
     stoppable_engine, data, end
 ):

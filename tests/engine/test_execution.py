@@ -375,6 +375,7 @@ async def test_commands_of_one_shell_run_one_after_the_other(engine, box):
     assert (await engine.exec(box, ExecRequest("cat log"))).stdout == b"a\nb\n"
 
 
+@pytest.mark.long(reason="`make test` has it for the runner (tests/conformance)")
 async def test_a_thousand_commands_keep_the_state(engine, box):
     await engine.exec(box, ExecRequest("export N=1; cd /tmp"))
     for _ in range(1000):

@@ -183,6 +183,7 @@ async def test_running_commands_are_followed_again_without_losing_output(journal
     assert (await next_engine.exec_get(info.id, started.exec_id)).stdout == b"a\nb\n"
 
 
+@pytest.mark.long(reason="`make test` recovers a few")
 async def test_fifty_sessions_are_recovered_concurrently(journaled, next_engine):
     await asyncio.gather(*(journaled.engine.create(CreateRequest()) for _ in range(50)))
     await journaled.engine.aclose()

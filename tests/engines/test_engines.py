@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.cases import few
 from tests.engines import keeper, stock
 from tests.engines.engine import Engine
 from tests.engines.inside import Inside
@@ -116,6 +117,7 @@ def test_ssh_reaches_the_host_of_its_engine(remote_engine):
         assert told.stdout.strip() == remote_engine.ask("GET", "/info")["ID"]
 
 
+@pytest.mark.long(reason="`make test` runs both suites on docker/inside")
 def test_a_container_with_the_socket_does_not_see_our_files(engine, tmp_path):
     stock.put(engine.reached, "debian")
     code = f"""
@@ -182,7 +184,7 @@ def _starter() -> Iterator[tuple[subprocess.Popen[str], Path, str, int]]:
             starter.kill()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", few([signal.SIGINT, signal.SIGTERM, signal.SIGKILL]))
 def test_an_engine_ends_with_the_process_that_started_it(number):
     with _starter() as (starter, folder, cgroup, _):
         assert _of(folder, cgroup)
@@ -201,6 +203,7 @@ def test_the_next_run_removes_an_engine_that_was_killed_with_its_supervisor():
         _eventually("what the sweep left", lambda: _of(folder, cgroup))
 
 
+@pytest.mark.long(reason="`make test` uses one engine in all workers")
 def test_a_sweep_keeps_engines_that_are_in_use(engine):
     assert engine.folder not in sweep()
     assert engine.ask("GET", "/_ping", raw=True) == b"OK"

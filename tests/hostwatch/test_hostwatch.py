@@ -191,6 +191,7 @@ def test_a_run_that_leaves_a_process_fails_and_names_it(pytester, leaves, worker
 
 
 @pytest.mark.parametrize("workers", [pytest.param((), marks=ONE_PROCESS), ("-n", "2")])
+@pytest.mark.long(reason="`make test` has a run that leaves a process")
 def test_a_changed_canary_fails_a_run_that_is_not_watched(pytester, workers):
     root = Path(__file__).parents[2]
     pytester.makeconftest((root / "tests" / "conftest.py").read_text())

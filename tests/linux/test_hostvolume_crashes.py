@@ -81,6 +81,7 @@ def _survives(step: int, work: object, directory: Path) -> bool:
     return killed
 
 
+@pytest.mark.long(reason="`make test` kills it while it creates and while it opens")
 def test_release_can_be_killed_before_any_of_its_steps(tmp_path: Path) -> None:
     for step in range(1, _MANY):
         made = host_volume.make(tmp_path / "v", 8 * MIB, owner=USER, templates=tmp_path)
@@ -99,7 +100,7 @@ def test_release_can_be_killed_before_any_of_its_steps(tmp_path: Path) -> None:
     [
         "own",
         pytest.param("kept", marks=pytest.mark.long(reason="`make test` has one of its own")),
-        "shifted",
+        pytest.param("shifted", marks=pytest.mark.long(reason="`make test` has one of its own")),
     ],
 )
 def test_the_launcher_can_be_killed_at_any_system_call(

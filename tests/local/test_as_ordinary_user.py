@@ -11,6 +11,7 @@ pytestmark = [pytest.mark.root, pytest.mark.promise("P06")]
 
 
 @pytest.mark.timeout(1000)
+@pytest.mark.long(reason="`make test` runs the contract on an image as an ordinary user")
 def test_images_work_for_an_ordinary_user():
     files = ("test_images.py", "test_ordinary_volumes.py", "test_probe.py")
     with OrdinaryUser() as user:

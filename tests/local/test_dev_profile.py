@@ -12,6 +12,7 @@ import pytest
 from sandkasten.errors import InternalError, SandkastenError
 from sandkasten.linux.confinement import capabilities, posture
 from sandkasten.model.images.resolved_image import Image
+from tests.cases import few
 from tests.security.harness import poll
 
 pytestmark = pytest.mark.root
@@ -95,6 +96,7 @@ def test_users_are_added_and_files_given_to_them(box):
 
 
 @pytest.mark.promise("P08")
+@pytest.mark.long(reason="its image has a compiler and node; `make test` installs packages")
 def test_a_program_is_compiled_and_run(box):
     box.write("/workspace/hello.c", b'#include <stdio.h>\nint main(void){puts("compiled");}\n')
     assert run(box, "cd /workspace && gcc -O2 -o hello hello.c && ./hello") == "compiled\n"
@@ -113,6 +115,7 @@ process.stdout.write(made.stdout);
 
 
 @pytest.mark.promise("P08")
+@pytest.mark.long(reason="its image has a compiler and node; `make test` installs packages")
 def test_a_node_project_is_built(box):
     box.mkdir("/workspace/src")
     box.write("/workspace/src/a.js", b"const word = 'built';\n")
@@ -143,11 +146,11 @@ def test_changes_to_the_root_count_in_the_quota(box):
 
 @pytest.mark.promise("P08", "P26")
 def test_changes_to_the_root_belong_to_one_sandbox_only(make_box, debian, box):
-    run(box, "echo changed > /etc/motd; rm /usr/bin/gcc")
+    run(box, "echo changed > /etc/motd; rm /usr/bin/env")
     with make_box(debian, profile="dev") as other:
         assert other.exec("cat /etc/motd").text != "changed\n"
-        assert other.exec("test -x /usr/bin/gcc").code == 0
-    assert (Path(debian.layers[0]) / "usr/bin/gcc").exists()
+        assert other.exec("test -x /usr/bin/env").code == 0
+    assert (Path(debian.layers[0]) / "usr/bin/env").exists()
 
 
 def test_files_are_read_and_written_as_root(shared):
@@ -292,7 +295,7 @@ def test_the_first_process_cannot_be_ended_from_inside(box):
 
 
 @pytest.mark.promise("P08", "P09")
-@pytest.mark.parametrize("signal", ["KILL", "STOP", "TERM"])
+@pytest.mark.parametrize("signal", few(["KILL", "STOP", "TERM"], 2))
 @pytest.mark.parametrize("whom", ["$PPID", "-1"])
 def test_a_command_that_attacks_its_supervisor_gets_an_answer(signal, whom, box):
     """Root may signal the supervisor of its commands: then the command is reported as lost."""
@@ -315,18 +318,21 @@ def test_a_stopped_supervisor_does_not_hold_up_the_next_command(box):
 @pytest.mark.promise("P08", "P09")
 @pytest.mark.parametrize(
     "attack",
-    [
-        "rm -rf /run/sandkasten/state",
-        "rm -rf /run/sandkasten/state*/*",
-        "mv /run/sandkasten/state /run/sandkasten/other",
-        "rm -rf /run/sandkasten/state; ln -s /etc /run/sandkasten/state",
-        "chown -R 0:0 /run/sandkasten/state; chmod -R 700 /run/sandkasten/state",
-        "cd /run/sandkasten/state*/shell-*/; rm cmd; echo 'true' > cmd",
-        "cd /run/sandkasten/state*/shell-*/; rm cmd; mkfifo cmd",
-        "cd /run/sandkasten/state*/shell-*/; rm -f out; ln -s /etc/passwd out",
-        "cd /run/sandkasten/state*/shell-*/; rm -f command; mkdir command",
-        "cd /run/sandkasten/state*/shell-*/; touch command",
-    ],
+    few(
+        [
+            "rm -rf /run/sandkasten/state",
+            "rm -rf /run/sandkasten/state*/*",
+            "mv /run/sandkasten/state /run/sandkasten/other",
+            "rm -rf /run/sandkasten/state; ln -s /etc /run/sandkasten/state",
+            "chown -R 0:0 /run/sandkasten/state; chmod -R 700 /run/sandkasten/state",
+            "cd /run/sandkasten/state*/shell-*/; rm cmd; echo 'true' > cmd",
+            "cd /run/sandkasten/state*/shell-*/; rm cmd; mkfifo cmd",
+            "cd /run/sandkasten/state*/shell-*/; rm -f out; ln -s /etc/passwd out",
+            "cd /run/sandkasten/state*/shell-*/; rm -f command; mkdir command",
+            "cd /run/sandkasten/state*/shell-*/; touch command",
+        ],
+        3,
+    ),
 )
 def test_tampering_with_the_shells_files_never_invents_a_status(attack, box):
     """The shell continues, or its replacement is reported; never a hang or a false success."""

@@ -27,6 +27,7 @@ from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest, Swept, UpdateRequest
 from sandkasten.store.ledger_directory import DirectoryStore
+from tests.cases import few
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ async def let_go(engine: Engine, box: str) -> None:
 
 
 @pytest.mark.promise("P31")
-@pytest.mark.parametrize("of", ["a process", "the shell"])
+@pytest.mark.parametrize("of", few(["a process", "the shell"]))
 async def test_a_deadline_does_not_count_the_time_it_was_paused(site, box, of):
     engine = site.engine
     # A busy machine may need all of it before and after the pause: then a longer one.

@@ -1,7 +1,7 @@
 """Layer trees for tests of the backend, made without the image store.
 
-A Debian root with a compiler and node is bootstrapped once and kept below build/; a busybox root is
-a few links. `skeleton` is the layer that the store adds to every image.
+A Debian root is unpacked once and kept below build/; a busybox root is a few links. `skeleton` is
+the layer that the store adds to every image.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from sandkasten.model.images.resolved_image import Image
 from tests import imagekit
+from tests.grounds import LONG
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,18 +30,13 @@ def image(name: str, *layers: Path, env: Mapping[str, str] | None = None) -> Ima
 
 
 def debian() -> Path:
-    """A complete Debian with a C compiler and node; bootstrapped once, then reused."""
-    key = hashlib.sha256(" ".join(PACKAGES).encode()).hexdigest()[:12]
-    tree = CACHE / f"debian-{key}"
+    """A complete Debian, in `make test-long` with a C compiler and node; unpacked once."""
+    archive = _debian_with_compiler() if LONG else imagekit.debian_tar()
+    tree = CACHE / archive.stem
     if tree.is_dir():
         return tree
-    CACHE.mkdir(parents=True, exist_ok=True)
-    archive, making = CACHE / f"debian-{key}.tar", CACHE / f"making-{os.getpid()}"
-    if not archive.exists():
-        unfinished = archive.with_suffix(f".{os.getpid()}.tar")
-        imagekit.mmdebstrap(f"--include={','.join(PACKAGES)}", "bookworm", str(unfinished))
-        unfinished.rename(archive)
-    making.mkdir()
+    making = CACHE / f"making-{os.getpid()}"
+    making.mkdir(parents=True)
     # Devices are not part of a layer, and set-id bits are cleared by the importer.
     run("tar", "--numeric-owner", "-xpf", str(archive), "-C", str(making), "--exclude=./dev/*")
     run("find", str(making), "-xdev", "-perm", "/6000", "-type", "f", "-exec", "chmod", "a-s",
@@ -50,6 +46,17 @@ def debian() -> Path:
     except OSError:
         shutil.rmtree(making)
     return tree
+
+
+def _debian_with_compiler() -> Path:
+    CACHE.mkdir(parents=True, exist_ok=True)
+    key = hashlib.sha256(" ".join(PACKAGES).encode()).hexdigest()[:12]
+    archive = CACHE / f"debian-{key}.tar"
+    if not archive.exists():
+        unfinished = archive.with_suffix(f".{os.getpid()}.tar")
+        imagekit.mmdebstrap(f"--include={','.join(PACKAGES)}", "bookworm", str(unfinished))
+        unfinished.rename(archive)
+    return archive
 
 
 def run(*argv: str) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.cases import few
 from tests.network.conftest import served
 from tests.network.name_server import AAAA, NameServer
 from tests.patience import PATIENCE_S
@@ -242,7 +243,7 @@ def closed(court) -> Iterator[_Court]:
         yield server
 
 
-@pytest.mark.parametrize("backend", ["local", "gvisor"])
+@pytest.mark.parametrize("backend", few(["local", "gvisor"]))
 def test_no_spelling_of_a_closed_address_reaches_it(boxed, court, closed, backend):
     box = boxed(backend=backend, network="full")
     code = f"""

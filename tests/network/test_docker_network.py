@@ -130,6 +130,7 @@ def far_web(far) -> Iterator[tuple[str, int]]:
         yield ours, port
 
 
+@pytest.mark.long(reason="`make test` has it for an engine on this machine")
 def test_a_remote_engine_has_a_network_by_rule(far, far_web, tmp_path, monkeypatch):
     """The egress process is in a container there. It depends on no daemon."""
     address, port = far_web

@@ -37,6 +37,7 @@ BEARER = "Authorization: Bearer {value}"
 
 @pytest.mark.root
 @pytest.mark.promise("P77")
+@pytest.mark.long(reason="`make test` has it for an engine on this machine")
 def test_a_remote_engine_never_shows_a_secret(certificates, tmp_path, monkeypatch):
     """Created by a process that is killed at once; another one goes on with the sandbox."""
     far = lent.engine("remote", stock.PROGRAMS)

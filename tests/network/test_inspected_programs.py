@@ -14,6 +14,7 @@ import pytest
 
 from sandkasten import Images
 from tests import imagekit
+from tests.cases import few
 from tests.grounds import LONG
 from tests.network.servers import make_files, make_npm_package
 from tests.network.test_programs import apt_commands
@@ -103,7 +104,7 @@ def _told(box: Sandbox, port: int, programs: tuple[str, ...]) -> dict[str, objec
     return told
 
 
-@pytest.mark.parametrize("backend", ["local", "oci", "gvisor"])
+@pytest.mark.parametrize("backend", few(["local", "oci", "gvisor"]))
 def test_programs_trust_the_authority_without_configuration(boxed, packages, secret, backend):
     secret(basic="me")
     box = boxed(
@@ -116,7 +117,7 @@ def test_programs_trust_the_authority_without_configuration(boxed, packages, sec
     assert [one for one in box.network_log() if one.event == "refused"] == []
 
 
-@pytest.mark.parametrize("backend", ["local", "oci", "gvisor"])
+@pytest.mark.parametrize("backend", few(["local", "oci", "gvisor"]))
 def test_an_image_has_the_authority_in_its_own_bundle_and_stays_as_it_is(
     boxed, packages, tmp_path, backend
 ):

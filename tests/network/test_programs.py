@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import few
 from tests.grounds import LONG
 from tests.network.servers import HOSTS, PSQL, servers
 
@@ -60,7 +61,7 @@ def outside():
         yield found
 
 
-@pytest.mark.parametrize("backend", PROGRAMS)
+@pytest.mark.parametrize("backend", few(PROGRAMS, 2))
 def test_programs_reach_their_servers(boxed, outside, monkeypatch, backend):
     monkeypatch.setenv("SANDKASTEN_NETWORK_HOSTS", ",".join(f"{h}=127.0.0.1" for h in HOSTS))
     ports = vars(outside)

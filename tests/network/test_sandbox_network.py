@@ -24,6 +24,7 @@ from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests import imagekit
+from tests.cases import few
 from tests.network.conftest import HOSTS, served
 from tests.network.name_server import NameServer
 from tests.ordinary_user import OrdinaryUser
@@ -104,7 +105,7 @@ def test_a_sandbox_on_an_image_has_names(boxed, web, tmp_path, backend):
     assert box.exec(["python3", "-c", code]).output.strip() == f"hello good.test:{web}"
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", few(BACKENDS))
 def test_rules_change_at_once_and_end_open_connections(boxed, web, echo, backend):
     box = boxed(backend=backend, network={"allow": [f"good.test:{echo}"]})
     talk = f"exec 3<>/dev/tcp/good.test/{echo}; head -1 <&3; cat <&3; echo ended"
@@ -173,7 +174,7 @@ def test_a_denied_network_is_closed_to_names_too(boxed, web):
     assert (refused.rule, refused.address) == ("deny 127.0.0.1", "127.0.0.1")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", few(BACKENDS))
 def test_a_result_names_what_was_refused_while_the_command_ran(boxed, web, backend):
     box = boxed(backend=backend, network={"allow": [f"good.test:{web}", f"far.test:{web}"]})
     assert box.exec(f"curl -sS -m 10 http://good.test:{web}/").refused == ()
@@ -219,7 +220,7 @@ def test_a_name_server_that_does_not_answer_is_named(boxed):
     assert "network.servers" in found.hint
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", few(BACKENDS))
 def test_rules_can_be_closed_and_opened_again(boxed, web, backend):
     box = boxed(backend=backend, network={"allow": [f"good.test:{web}"]})
     assert get(box, f"http://good.test:{web}/")[0] == 0
@@ -294,7 +295,7 @@ def _egress_of(box: Sandbox, tmp_path: Path) -> int:
     raise AssertionError("the sandbox has no egress process")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", few(BACKENDS))
 def test_the_egress_is_not_root_and_ends_with_its_sandbox(boxed, tmp_path, backend):
     box = boxed(backend=backend, network="full")
     pid = _egress_of(box, tmp_path)

@@ -14,6 +14,7 @@ import pytest
 from sandkasten import Images, Sandbox, Secrets
 from sandkasten.errors import InvalidRequest, NotFound, UnsupportedByBackend
 from tests import imagekit
+from tests.cases import few
 from tests.engines import lent, seen
 from tests.network.conftest import Recorder, served
 from tests.network.test_sandbox_network import _egress_of
@@ -91,7 +92,7 @@ def files_below(directory: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.promise("P77")
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", few(BACKENDS))
 def test_a_program_uses_a_secret_that_the_sandbox_does_not_have(
     inspected, api, secret, data, tmp_path, backend
 ):
@@ -137,7 +138,7 @@ def test_a_program_uses_a_secret_that_the_sandbox_does_not_have(
         assert PART not in told
 
 
-@pytest.mark.parametrize("backend", BOTH)
+@pytest.mark.parametrize("backend", few(BOTH))
 def test_each_place_of_a_secret(inspected, api, secret, backend):
     secret("BASIC", basic="me", hosts=["good.test"])
     secret("QUERY", query="key", hosts=["evil.test"])
@@ -216,7 +217,7 @@ def test_an_image_trusts_the_authority(boxed, api, secret, tmp_path):
     assert box.exec(["python3", "-c", code]).output == "b'hello\\n'\n"
 
 
-@pytest.mark.parametrize("backend", BOTH)
+@pytest.mark.parametrize("backend", few(BOTH))
 def test_what_could_be_read_in_two_ways_reaches_no_server(inspected, api, secret, backend):
     secret()
     box = inspected(backend, {"allow": ["good.test", "evil.test"], "secrets": ["TOKEN"]})
@@ -284,7 +285,7 @@ def test_a_secret_is_not_sent_without_tls(inspected, api, secret, backend):
     assert "secret without TLS" in {one.rule for one in box.network_log()}
 
 
-@pytest.mark.parametrize("backend", BOTH)
+@pytest.mark.parametrize("backend", few(BOTH))
 def test_rules_for_requests_decide_about_each_of_them(inspected, api, monkeypatch, backend):
     monkeypatch.setenv("SANDKASTEN_NETWORK_UNINSPECTED", "pinned.test")
     port = api.port
@@ -334,7 +335,7 @@ def test_an_excluded_host_is_not_inspected(boxed, api, certificates, monkeypatch
     assert "tests" in issuers[1]
 
 
-@pytest.mark.parametrize("backend", BOTH)
+@pytest.mark.parametrize("backend", few(BOTH))
 def test_a_change_reaches_a_living_sandbox(inspected, boxed, api, secret, data, backend):
     stored = secret()
     network = {"allow": ["good.test"], "secrets": ["TOKEN"]}

@@ -9,6 +9,7 @@ import pytest
 from sandkasten.errors import ProvisioningFailed
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
+from tests.cases import few
 from tests.packages.wheels import sdist, serving, wheel
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ async def test_an_index_cannot_name_a_file_of_this_machine(opened, folder, tmp_p
 
 
 @pytest.mark.promise("P54")
-@pytest.mark.parametrize("build", [False, True])
+@pytest.mark.parametrize("build", few([False, True]))
 async def test_a_dependency_that_is_an_address_is_never_fetched_or_run(
     opened, folder, tmp_path, build
 ):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import environments
+from tests.cases import few
 from tests.packaging.conftest import ROOT, build_wheel
 
 if TYPE_CHECKING:
@@ -212,18 +213,20 @@ _ALL = {name.rpartition("/")[2]: 62 for name in BINARIES}
 
 @pytest.mark.parametrize(
     ("machines", "complaint"),
-    [
-        ({"sandkasten-runner": 62}, "holds only"),
-        ({"sandkasten-runner": 62, "sandkasten-launch": 62}, "holds only"),
-        (
-            {**_ALL, "sandkasten-launch": 183},
-            "different machines",
-        ),
-        (
-            dict.fromkeys(_ALL, 8),
-            "no wheel tag",
-        ),
-    ],
+    few(
+        [
+            ({"sandkasten-runner": 62}, "holds only"),
+            ({"sandkasten-runner": 62, "sandkasten-launch": 62}, "holds only"),
+            (
+                {**_ALL, "sandkasten-launch": 183},
+                "different machines",
+            ),
+            (
+                dict.fromkeys(_ALL, 8),
+                "no wheel tag",
+            ),
+        ]
+    ),
 )
 def test_an_incomplete_runner_build_creates_no_wheel(tmp_path, machines, complaint):
     source = _copy_without_binaries(tmp_path)

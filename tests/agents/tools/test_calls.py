@@ -13,6 +13,7 @@ from jsonschema import Draft202012Validator
 from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
 from sandkasten.agents.tools.tool_answers import failed
 from sandkasten.agents.tools.tool_schemas import TOOLS
+from tests.cases import few
 from tests.patience import PATIENCE_S
 
 BODY = {"ok", "error_code", "error", "code", "message", "hint", "retryable", "details"}
@@ -34,7 +35,7 @@ def calls(name: str) -> st.SearchStrategy[dict[str, object]]:
 
 
 @pytest.mark.promise("P63")
-@pytest.mark.parametrize("name", TOOLS)
+@pytest.mark.parametrize("name", few(TOOLS, 4))
 async def test_arguments_that_violate_the_schema_get_an_error_answer(unisolated_tools, name):
     schema = Draft202012Validator(TOOLS[name].parameters)
     # The session never exists, so a valid call has no effect either.
@@ -59,7 +60,7 @@ async def test_arguments_that_violate_the_schema_get_an_error_answer(unisolated_
 
 
 @pytest.mark.promise("P63")
-@pytest.mark.parametrize("name", sorted(set(TOOLS) - {"sandbox_run", "sandbox_open"}))
+@pytest.mark.parametrize("name", few(sorted(set(TOOLS) - {"sandbox_run", "sandbox_open"}), 4))
 async def test_arguments_that_fit_the_schema_always_get_an_answer(unisolated_tools, name):
     """Unusual values of the right type raise nothing, and the answer is JSON."""
     odd = ["\ud800", "\0", "a\nb", "../..", "/", "é" * 100, "-", " "]

@@ -32,6 +32,7 @@ from sandkasten.mcp.tool_access import open_tools
 from sandkasten.mcp.tool_provider import ToolOffer, provide_tools
 from sandkasten.model.optional_extras import install_command
 from sandkasten.store.run_directory import RunDirectory
+from tests.cases import few
 from tests.patience import PATIENCE_S
 from tests.security.harness import poll
 
@@ -173,7 +174,9 @@ HELLO = (
 
 
 @pytest.mark.promise("P65")
-@pytest.mark.parametrize("end", ["the client leaves", "the client is killed", "it is told to end"])
+@pytest.mark.parametrize(
+    "end", few(["the client leaves", "the client is killed", "it is told to end"], 2)
+)
 async def test_no_sandbox_outlives_its_client(tmp_path, end):
     data_dir = tmp_path / "d"
     server = await asyncio.create_subprocess_exec(
@@ -295,7 +298,7 @@ async def test_requests_before_the_end_of_the_input_are_answered(tmp_path, optio
     assert json.loads(answer)["result"]["protocolVersion"] == HELLO[1]["protocolVersion"]
 
 
-@pytest.mark.parametrize("end", ["the client leaves", "it is told to end"])
+@pytest.mark.parametrize("end", few(["the client leaves", "it is told to end"]))
 async def test_a_server_stopped_while_its_client_sends_exits_cleanly(tmp_path, end):
     for _ in range(3):
         server = await asyncio.create_subprocess_exec(
@@ -343,7 +346,7 @@ async def test_two_clients_over_http_do_not_see_each_other(tmp_path):
 
 
 @pytest.mark.promise("P65")
-@pytest.mark.parametrize("cmd", ["sleep 77; sleep 78", ["sleep", "77"]])
+@pytest.mark.parametrize("cmd", few(["sleep 77; sleep 78", ["sleep", "77"]]))
 async def test_a_cancelled_call_ends_its_command(tmp_path, cmd):
     async with over_http(tmp_path / "d") as url, Client(url) as client:
         await call(client, "sandbox_open")
@@ -455,7 +458,7 @@ def test_an_address_in_use_is_a_typed_error(tmp_path):
     assert f"cannot listen on {listen}" in errors[0]
 
 
-@pytest.mark.parametrize("missing", [["mcp"], ["jsonschema"], ["mcp", "jsonschema"]])
+@pytest.mark.parametrize("missing", few([["mcp"], ["jsonschema"], ["mcp", "jsonschema"]]))
 def test_without_the_library_the_command_names_the_package_to_install(tmp_path, missing):
     blocked = f"""
 import sys, types
