@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.promise("P17")
 
 _HEAD = """
-import json, os, sys, time
+import contextlib, json, os, sys, time
 from pathlib import Path
 from sandkasten import run
 from sandkasten.engine.oneshot import warm_pool
@@ -31,7 +31,10 @@ warm_pool.HOT_S = warm_pool.KEPT_S = warm_pool.LEASE_S = 90
 ROWS = Path(os.environ["SANDKASTEN_DATA_DIR"]) / "ledger" / "rows"
 
 def rows(acquired):
-    found = [json.loads(path.read_text()) for path in ROWS.glob("*.json")]
+    found = []
+    for path in ROWS.glob("*.json"):
+        with contextlib.suppress(FileNotFoundError):  # Removed meanwhile.
+            found.append(json.loads(path.read_text()))
     return [row["id"] for row in found if row["acquired"] == acquired and row["state"] == "running"]
 
 def spare():

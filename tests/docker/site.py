@@ -117,8 +117,15 @@ def freeze(engine: Dockerd) -> None:
     assert engine._daemon is not None
     engine._daemon.send_signal(signal.SIGSTOP)
     tasks = Path(f"/proc/{engine._daemon.pid}/task")
-    while any(" T " not in (at / "stat").read_text() for at in tasks.iterdir()):
+    while not _all_stopped(tasks):
         time.sleep(0.005)
+
+
+def _all_stopped(tasks: Path) -> bool:
+    try:
+        return all(" T " in (at / "stat").read_text() for at in tasks.iterdir())
+    except OSError:  # A thread has ended meanwhile.
+        return False
 
 
 @loopwatch.of_the_test

@@ -170,9 +170,10 @@ def looked_at(box) -> posture.Posture:
 
     def missing() -> str:
         for pid in box.host_processes():
-            if Path(f"/proc/{pid}/cmdline").read_bytes() == b"sleep\x0071\x00":
-                found[:] = [posture.read(pid)]
-                return "" if found[0].descriptors == (0, 1, 2) else f"{found[0].descriptors}"
+            with contextlib.suppress(OSError):  # It has ended meanwhile.
+                if Path(f"/proc/{pid}/cmdline").read_bytes() == b"sleep\x0071\x00":
+                    found[:] = [posture.read(pid)]
+                    return "" if found[0].descriptors == (0, 1, 2) else f"{found[0].descriptors}"
         return "no sleep"
 
     poll("a command to look at", missing)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -168,11 +169,10 @@ def _sleeper(box) -> int:
     found: list[int] = []
 
     def missing() -> bool:
-        found.extend(
-            pid
-            for pid in box.host_processes()
-            if Path(f"/proc/{pid}/cmdline").read_bytes() == b"sleep\x00600\x00"
-        )
+        for pid in box.host_processes():
+            with suppress(OSError):  # It has ended meanwhile.
+                if Path(f"/proc/{pid}/cmdline").read_bytes() == b"sleep\x00600\x00":
+                    found.append(pid)
         return not found
 
     poll("no sleep", missing)

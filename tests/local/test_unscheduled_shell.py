@@ -58,7 +58,8 @@ def test_after_a_deadline_the_runner_waits_until_the_shell_was_scheduled(make_bo
     with make_box(debian) as box:
         box.exec("kept=7")
         (shell,) = named(box, "bash")
-        running = box.begin("sleep 600", timeout_s=1, grace_s=0.1)
+        # Long enough to stop the shell before it.
+        running = box.begin("sleep 600", timeout_s=4, grace_s=0.1)
         poll("no sleep yet", lambda: not named(box, "sleep"))
         with without_a_turn(shell, FREEZER / box.id):
             poll("the sleep", lambda: named(box, "sleep"))

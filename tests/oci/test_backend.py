@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,9 @@ async def test_a_command_under_runc_is_as_isolated_as_under_the_local_backend(bo
 
     def look() -> list[str]:
         for pid in posture.processes_in(first[0]):
-            if Path(f"/proc/{pid}/cmdline").read_text(errors="replace").startswith("sleep\0"):
-                return posture.deviations(posture.read(pid), host, ids=id_range(box))
+            with suppress(OSError):  # It has ended meanwhile.
+                if Path(f"/proc/{pid}/cmdline").read_text(errors="replace").startswith("sleep\0"):
+                    return posture.deviations(posture.read(pid), host, ids=id_range(box))
         return ["not started yet"]
 
     async def found() -> list[str]:
