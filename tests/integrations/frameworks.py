@@ -27,6 +27,7 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
     Framework("inspect", "inspect_ai_environment", "inspect_ai", "inspect-ai.md"),
     Framework("smolagents", "smolagents_executor", "smolagents", "smolagents.md"),
     Framework("autogen", "autogen_executor", "autogen_core", "autogen.md"),
+    Framework("agent-framework", "agent_framework_shell", "agent_framework", "agent-framework.md"),
     Framework("openai-agents", "openai_agents_client", "agents", "openai-agents.md"),
     Framework("langchain", "langchain_backend", "deepagents", "langchain.md"),
     Framework("swe-rex", "swe_rex_deployment", "swerex", "swe-rex.md"),

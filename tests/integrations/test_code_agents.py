@@ -1,4 +1,4 @@
-"""Agents of smolagents and AutoGen solve tasks in sandboxes, with scripted models."""
+"""Agents of smolagents, AutoGen and Agent Framework work in sandboxes."""
 
 from __future__ import annotations
 
@@ -53,4 +53,22 @@ def test_agents_of_autogen_run_code_in_a_sandbox(in_framework: RunsInFramework):
         },
         "executor": "42\n",
         "restart": [0, 20],
+    }
+
+
+def test_the_shell_and_the_files_of_agent_framework_are_those_of_a_sandbox(
+    in_framework: RunsInFramework,
+):
+    assert told(in_framework, "agent-framework", "agent_framework_drive.py") == {
+        "kept": ["kept in /tmp\n", "careful\n", 3],
+        "late": ["begun\n", True, 124],
+        "tool": ["terminal", "never_require", "exit_code: 0"],
+        "exclusive": True,
+        "refused": 4,
+        "children": [["empty", "directory"], ["notes", "directory"]],
+        "none": [None, []],
+        "there": [False, True],
+        "found": [["notes/one.md", 2]],
+        "deleted": [True, False],
+        "alive": False,
     }

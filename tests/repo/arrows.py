@@ -85,6 +85,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "uvicorn": frozenset({"daemon"}),
     "uvloop": frozenset({"daemon", "mcp"}),
     # Frameworks.
+    "agent_framework": frozenset({"integrations"}),
     "agents": frozenset({"integrations"}),
     "autogen_core": frozenset({"integrations"}),
     "claude_agent_sdk": frozenset({"integrations"}),
