@@ -35,6 +35,7 @@ from sandkasten.api.request.request_guard import (
 )
 from sandkasten.api.request.request_log import log_request
 from sandkasten.api.request.route_matcher import Paths
+from sandkasten.api.request.socket_protocols import with_credentials
 from sandkasten.api.response.json_response import as_json
 from sandkasten.api.response.sse import EventStream
 from sandkasten.api.response.streamed_response import Followed
@@ -110,6 +111,8 @@ class App:
         scope["sandkasten.dialect"] = dialect
         if dialect is not None:
             headers = dialect.headers(self.server.doorkeeper, headers)
+        elif method == "WS" and not isinstance(found, frozenset) and found[0].reads_protocols:
+            headers = with_credentials(headers)
         answering = _Answering(send, request_id)
         request_id_of_log.set(answering.request_id)
         with self._traced(method, found, headers) as span:

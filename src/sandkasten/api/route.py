@@ -130,5 +130,7 @@ class Route:
     """Request headers it understands beyond those every route does, and what they are for."""
     action: str | None = None
     """Its name in the audit, where the path does not tell it."""
+    reads_protocols: bool = False
+    """Of a WebSocket: its subprotocols may have the credentials of a page."""
     dialect: Dialect | None = None
     """None: keys in Authorization, and the error body of this API."""

@@ -16,6 +16,7 @@ from starlette.websockets import WebSocket, WebSocketState
 
 from sandkasten.api.request.field_schemas import WHOLE
 from sandkasten.api.request.request_guard import LOOPBACK, host_name
+from sandkasten.api.request.socket_protocols import accept
 from sandkasten.api.response.json_response import answer, moments
 from sandkasten.api.route import Answer, Body, Route
 from sandkasten.errors import (
@@ -123,7 +124,7 @@ async def tunnel(call: Call) -> None:
     websocket = call.connection
     assert isinstance(websocket, WebSocket)
     async with call.engine.connect(the_id, int(text)) as stream:
-        await websocket.accept()
+        await accept(websocket)
         inward = asyncio.create_task(_inward(websocket, stream))
         outward = asyncio.create_task(_outward(websocket, stream))
         try:
@@ -206,6 +207,7 @@ ROUTES = (
         "A TCP connection to a server inside",
         "ports",
         gives=("*/*",),
+        reads_protocols=True,
         errors=(*_ERRORS, ConnectionRefused),
         description="Binary messages are the bytes of the connection, both ways. The text "
         "message `end` closes one direction.",

@@ -5,6 +5,9 @@ daemon `started` (exec_id, offset), `gap` (bytes that were not kept), `exit` (th
 without output) and `error`; from the client `resize` (rows, cols), `signal` (signal), `input`
 (text), `detach` and `close` (hang up). A client that reconnects with `exec_id` and the number of
 bytes it has seen (`offset`) continues there.
+
+A page offers the subprotocols `sandkasten` and `sandkasten.bearer.<key in base64url>` instead of an
+Authorization header, which browsers do not send here.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from pydantic import Field
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from sandkasten.api.error_responses import body_of
+from sandkasten.api.request.socket_protocols import accept
 from sandkasten.api.response.json_response import as_json
 from sandkasten.api.route import Query, Route
 from sandkasten.errors import (
@@ -76,7 +80,7 @@ async def pty(call: Call) -> None:
     async with terminals.attach(
         the_id, exec_id, offset=query.offset, keep_s=query.keep_seconds
     ) as attached:
-        await websocket.accept()
+        await accept(websocket)
         await _say(websocket, {"type": "started", "exec_id": exec_id, "offset": query.offset})
         showing = asyncio.create_task(_show(websocket, attached, call.request_id))
         listening = asyncio.create_task(_listen(call, websocket, the_id, exec_id))
@@ -199,6 +203,7 @@ ROUTES = (
         "An interactive terminal (WebSocket)",
         "pty",
         query=PtyQuery,
+        reads_protocols=True,
         errors=(SessionNotFound, SessionExpired, ExecNotFound, ShellNotFound),
         description=(__doc__ or "").strip(),
     ),
