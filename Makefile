@@ -146,5 +146,6 @@ lock:  ## compile requirements/*.txt again (ARGS=--upgrade)
 	@scripts/lock.sh $(ARGS)
 
 clean:  ## remove everything that was built
-	@rm -rf $(VENV) build dist $(BIN) benchmarks/results runner/target
+	@rm -rf $(VENV) build dist $(BIN) benchmarks/results runner/target \
+		sdks/typescript/dist sdks/typescript/dist-tests sdks/typescript/node_modules
 	@find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

@@ -39,12 +39,12 @@ test=(
     postgresql                # a server that a sandbox reaches by rule
     python3-ipykernel         # a kernel in sandboxes of the host image
 )
+# Debian's npm, unless the machine's node brings one: it installs the TypeScript compiler.
+[ -x /usr/bin/npm ] || test+=(npm)
 # Of tests that are marked as long.
 long=(
     chromium                  # a browser that opens previews
 )
-# Debian's npm, unless the machine's node brings one.
-[ -x /usr/bin/npm ] || long+=(npm)
 bench=(
     docker.io runc            # the peers
     passt slirp4netns         # other ways out of a namespace

@@ -1,4 +1,4 @@
-"""Writes docs/reference, spec/openapi.json and spec/tools from the code.
+"""Writes docs/reference, spec and the generated part of sdks/typescript from the code.
 
 .venv/bin/python scripts/reference.py            write
 .venv/bin/python scripts/reference.py --check    exit 1 when a page is not what the code says
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "reference"
+TYPESCRIPT = ROOT / "sdks" / "typescript" / "src" / "generated"
 _SETTINGS_HEAD = """\
 A flag wins over the environment, the environment over the file, the file over the default.
 `sandkasten config show --origin` prints each value and where it came from.
@@ -363,6 +364,14 @@ def openapi() -> str:
     return json.dumps(document(ALL, _version()), indent=1, ensure_ascii=False) + "\n"
 
 
+def _typescript(module: str) -> str:
+    sys.path.insert(0, str(ROOT))
+    from scripts import typescript
+
+    made: str = getattr(typescript, module)()
+    return made
+
+
 def tool(name: str) -> str:
     """The schema of a tool's arguments."""
     from sandkasten.agents.tools.tool_schemas import TOOLS
@@ -422,7 +431,7 @@ def _first(of: object) -> str:
 
 
 def main() -> int:
-    pages = {
+    pages: dict[Path, Callable[[], str]] = {
         PAGES / "commands.md": commands,
         PAGES / "errors.md": errors,
         PAGES / "settings.md": settings,
@@ -434,6 +443,10 @@ def main() -> int:
         ROOT / "deploy" / "sandkasten.yaml": example,
         ROOT / "spec" / "openapi.json": openapi,
         **_tools(),
+        # From the specification, which is written above.
+        PAGES / "typescript.md": lambda: f"{NOTE}\n{_typescript('reference_page')}",
+        TYPESCRIPT / "schema.ts": partial(_typescript, "type_module"),
+        TYPESCRIPT / "error_classes.ts": partial(_typescript, "error_module"),
     }
     stale = []
     PAGES.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Python environments that tests need beside their own, each from its locked requirements.
+"""Environments that tests need beside their own, each from its locked requirements.
 
 Built once per checkout and lock below build/; two runs at once build one. Nothing but what the
 lock names is in them.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 # The newest that the node of Debian can run.
 VITE = "vite@6.4.1"
+TYPESCRIPT = ROOT / "sdks" / "typescript"
+# The oldest that the TypeScript client supports, where the machine's own is older.
+_NODE = "20.20.0"
 
 
 def environment(name: str) -> Path:
@@ -108,17 +112,62 @@ def previews() -> Path:
 
 def vite() -> Path:
     """Return a directory with Vite in `node_modules`; install it once."""
+    return _npm_installed(ROOT / "build" / "vite", VITE)
+
+
+def node() -> str:
+    """Return a Node that the TypeScript client supports: the machine's, or one from npm."""
+    found = shutil.which("node")
+    assert found is not None, "node is missing: scripts/packages.sh setup"
+    said = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
+    if int(said.lstrip("v").partition(".")[0]) >= 20:
+        return found
+    machine = {"x86_64": "x64", "aarch64": "arm64"}[os.uname().machine]
+    home = _npm_installed(ROOT / "build" / "node", f"node-linux-{machine}@{_NODE}")
+    return str(home / "node_modules" / f"node-linux-{machine}" / "bin" / "node")
+
+
+def typescript() -> Path:
+    """Return the directory of the TypeScript client, compiled."""
+    lock, stamp = TYPESCRIPT / "package-lock.json", TYPESCRIPT / "dist" / ".sources"
+    with _locked(ROOT / "build" / "typescript"):
+        installed = TYPESCRIPT / "node_modules" / ".lock"
+        if not _stamped(installed, lock):
+            subprocess.run([_npm(), "ci", "--silent"], cwd=TYPESCRIPT, check=True)
+            _stamp(installed, lock)
+        sources = hashlib.sha256()
+        for pattern in ("*.json", "src/**/*.ts", "tests/*.json", "tests/*.ts"):
+            for path in sorted(TYPESCRIPT.glob(pattern)):
+                sources.update(path.read_bytes())
+        if not stamp.is_file() or stamp.read_text() != sources.hexdigest():
+            for made in ("dist", "dist-tests"):
+                shutil.rmtree(TYPESCRIPT / made, ignore_errors=True)
+            compile_typescript()
+            # Their types are checked by a test that is long.
+            compile_typescript("--noCheck", "--project", "tests")
+            stamp.write_text(sources.hexdigest())
+    return TYPESCRIPT
+
+
+def compile_typescript(*options: str) -> None:
+    compiler = TYPESCRIPT / "node_modules" / "typescript" / "bin" / "tsc"
+    subprocess.run([node(), str(compiler), *options], cwd=TYPESCRIPT, check=True)
+
+
+def _npm() -> str:
     npm = shutil.which("npm")
-    assert npm is not None, "npm is missing: scripts/packages.sh long"
-    home = ROOT / "build" / "vite"
+    assert npm is not None, "npm is missing: scripts/packages.sh test"
+    return npm
+
+
+def _npm_installed(home: Path, *packages: str) -> Path:
     stamp = home / ".version"
-    with (home.parent / ".vite.flock").open("w") as guard:
-        fcntl.flock(guard, fcntl.LOCK_EX)
-        if not stamp.is_file() or stamp.read_text() != VITE:
+    with _locked(home):
+        if not stamp.is_file() or stamp.read_text() != " ".join(packages):
             shutil.rmtree(home, ignore_errors=True)
-            home.mkdir()
+            home.mkdir(parents=True)
             (home / "package.json").write_text("{}")
-            command = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", VITE]
+            command = [_npm(), "install", "--no-audit", "--no-fund", "--ignore-scripts", *packages]
             subprocess.run(command, cwd=home, check=True, capture_output=True)
-            stamp.write_text(VITE)
+            stamp.write_text(" ".join(packages))
     return home

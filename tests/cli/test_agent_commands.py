@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 import subprocess
-import threading
 
 import pytest
 
 from tests.agents.agency import FLOW, WRITER, files_in, played
 from tests.cli.conftest import UNISOLATED
-from tests.models.server import ScriptedModel
-from tests.patience import PATIENCE_S
+from tests.models.server import in_thread
 
 
 @pytest.fixture(scope="module")
 def model():
-    """A model in a thread with its own loop, because a command has one too."""
-    ready, loop = threading.Event(), asyncio.new_event_loop()
-    found: list[ScriptedModel] = []
-    end = asyncio.Event()
-
-    async def serve() -> None:
-        async with ScriptedModel(played) as one:
-            found.append(one)
-            ready.set()
-            await end.wait()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
-    thread.start()
-    assert ready.wait(PATIENCE_S)
-    yield found[0]
-    loop.call_soon_threadsafe(end.set)
-    thread.join(PATIENCE_S)
-    loop.close()
+    with in_thread(played) as one:
+        yield one
 
 
 @pytest.fixture(autouse=True)

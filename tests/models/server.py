@@ -6,7 +6,10 @@ examples/agents/scripted_model.py script.json`.
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from examples.agents.scripted_model import (
     Answer,
@@ -17,6 +20,10 @@ from examples.agents.scripted_model import (
     script_of,
 )
 from sandkasten.agents.chat.model_settings import ModelSettings
+from tests.patience import PATIENCE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = [
     "KEY",
@@ -25,6 +32,7 @@ __all__ = [
     "Call",
     "Script",
     "ScriptedModel",
+    "in_thread",
     "script_of",
     "settings_of",
 ]
@@ -44,3 +52,27 @@ def settings_of(model: ScriptedModel, **others: Any) -> ModelSettings:
         "max_retries": 3,
     }
     return ModelSettings(**{**given, **others})
+
+
+@contextmanager
+def in_thread(script: Script) -> Iterator[ScriptedModel]:
+    """A model in a thread with its own loop, for tests without one."""
+    ready, loop = threading.Event(), asyncio.new_event_loop()
+    found: list[ScriptedModel] = []
+    end = asyncio.Event()
+
+    async def serve() -> None:
+        async with ScriptedModel(script) as one:
+            found.append(one)
+            ready.set()
+            await end.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    try:
+        assert ready.wait(PATIENCE_S)
+        yield found[0]
+    finally:
+        loop.call_soon_threadsafe(end.set)
+        thread.join(PATIENCE_S)
+        loop.close()

@@ -22,6 +22,8 @@ TENANT_RULE: Final = "limit:tenant_bytes"
 """The rule of a refusal that the quota of the tenant caused."""
 MAX_CONNECTIONS: Final = 1024
 """More would exceed the descriptors of the process that relays them."""
+MAX_USED_SECRETS: Final = 16
+"""Secrets that one sandbox uses."""
 _MOST: Final = 1 << 60
 _MAX_NAMES: Final = 1_000_000
 _MAX_IDLE: Final = 7 * 86_400
@@ -59,6 +61,11 @@ _HIGHEST: Final = {
     "names_per_minute": _MAX_NAMES,
     "idle_seconds": _MAX_IDLE,
 }
+LIMIT_SCHEMAS: Final = {
+    name: {"type": "integer", "minimum": 1, "maximum": _HIGHEST.get(name, _MOST)}
+    for name in LIMIT_NAMES
+}
+"""The JSON Schema of each limit in a request."""
 
 
 LIMIT_EXAMPLES: Final = {

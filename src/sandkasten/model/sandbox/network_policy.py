@@ -17,6 +17,7 @@ from sandkasten.model.addresses import holds_public, is_public, plain
 from sandkasten.model.json_codec import ShapeError, Timestamp, from_json
 from sandkasten.model.sandbox.network_limits import (
     LIMIT_RULE,
+    MAX_USED_SECRETS,
     Allowance,
     NetworkLimits,
     limit_hint,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
 MAX_RULES: Final = 256
 _KEYS: Final = ("allow", "deny", "secrets", "inspect", "dry_run", "limits")
-MAX_USED_SECRETS: Final = 16
 # The prefix of the rule in a record, if a deny rule refused the connection.
 _DENY_RULE: Final = "deny "
 # The rule in the record of an address that the egress process did not dial.

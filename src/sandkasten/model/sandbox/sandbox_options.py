@@ -30,6 +30,7 @@ from sandkasten.model.field_patterns import (
 from sandkasten.model.images.image_name import MAX_NAME
 from sandkasten.model.sandbox.gpus import MAX_GPUS
 from sandkasten.model.sandbox.isolation_levels import ISOLATIONS
+from sandkasten.model.sandbox.network_limits import LIMIT_SCHEMAS, MAX_USED_SECRETS
 from sandkasten.model.sandbox.package_sets import MAX_PACKAGE_NAME, MAX_PACKAGES
 
 Number = int | float
@@ -71,7 +72,18 @@ _RULES: Final = {
 }
 NETWORK: Final = {
     "pattern": "^(?:none|full)$",
-    "properties": {"allow": _RULES, "deny": _RULES, "dry_run": {"type": "boolean"}},
+    "properties": {
+        "allow": _RULES,
+        "deny": _RULES,
+        "secrets": {"type": "array", "items": {"type": "string"}, "maxItems": MAX_USED_SECRETS},
+        "inspect": {"type": "boolean"},
+        "dry_run": {"type": "boolean"},
+        "limits": {
+            "type": "object",
+            "properties": LIMIT_SCHEMAS,
+            "additionalProperties": False,
+        },
+    },
     "additionalProperties": False,
 }
 """Of a network: a string or an object; each keyword is about one of the two."""
@@ -140,7 +152,8 @@ class SandboxOptions:
     network: str | Mapping[str, Any] | None = field(
         default=None,
         metadata=described(
-            "`none` (the default), `full`, or `{allow: [rule], deny: [rule], dry_run}`. A rule is "
+            "`none` (the default), `full`, or `{allow: [rule], deny: [rule], secrets: [name], "
+            "inspect, dry_run, limits}`. A rule is "
             "a host, `*.host`, `host:port`, an address, a network or `preset:name`.",
             schema=NETWORK,
         ),
