@@ -10,7 +10,7 @@ import re
 import aiohttp
 import pytest
 
-from sandkasten.api.previews.preview_access import PreviewRules, Previews
+from sandkasten.api.previews.preview_access import PreviewRules, Previews, cookies_of
 from sandkasten.client.port_forward import forwarding
 from sandkasten.errors import ConnectionRefused, InvalidRequest, SandkastenError, StoreUnusable
 from sandkasten.model.access.preview_links import (
@@ -285,6 +285,56 @@ async def test_other_pages_cannot_use_the_cookie(served):
         headers = {name: value.format(host=site.host) for name, value in sent.items()}
         found = await site.get(headers={**headers, "Cookie": cookie})
         assert (sent, found.status) == (sent, status)
+
+
+async def test_pages_of_other_origins_are_refused_without_the_help_of_the_browser(served):
+    """As from a browser that knows neither SameSite nor Sec-Fetch headers: it sends the cookie."""
+    site = served
+    cookie = {"Cookie": await site.cookie(AS_OPERATOR)}
+    other = "http://8000-sbx-0123456789abcdef.localhost:8080"
+    of_page = {"Origin": other, "Referer": f"{other}/"}
+    attempts = {
+        "fetch": ("GET", of_page),
+        "post": ("POST", {**of_page, "Content-Type": "text/plain"}),
+        "form": ("POST", {**of_page, "Accept": "text/html"}),
+        "form of a sandboxed frame": ("POST", {"Origin": "null", "Accept": "text/html"}),
+        "preflight": ("OPTIONS", {**of_page, "Access-Control-Request-Method": "PUT"}),
+        "script": ("GET", {"Referer": f"{other}/", "Accept": "*/*"}),
+        "image": ("GET", {"Referer": f"{other}/a?b", "Accept": "image/png,*/*;q=0.5"}),
+    }
+    refused = {}
+    for name, (method, headers) in attempts.items():
+        refused[name] = (await site.get(method=method, headers={**headers, **cookie})).status
+    assert refused == dict.fromkeys(attempts, 403)
+    with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
+        await site.daemon.http.ws_connect(
+            f"{site.daemon.url}/ws", headers={"Host": site.host, "Origin": other, **cookie}
+        )
+    assert caught.value.status == 403
+    # Its own page, and a link on another page that a person follows.
+    own = f"http://{site.host}"
+    for method, headers in (
+        ("POST", {"Origin": own}),
+        ("GET", {"Referer": f"{own}/page", "Accept": "*/*"}),
+        ("GET", {"Referer": f"{other}/", "Accept": "text/html,*/*;q=0.8"}),
+        ("GET", {"Accept": "*/*"}),
+    ):
+        assert (await site.get(method=method, headers={**headers, **cookie})).status == 200
+
+
+async def test_cookies_of_other_previews_do_not_lock_one_out(served):
+    """A page may set cookies for a parent domain; the browser may send these first."""
+    site = served
+    own = await site.cookie(AS_OPERATOR)
+    token = own.partition("=")[2]
+    false = [f"sandkasten_preview=1{at:010}.{'0' * 16}.{'A' * 43}" for at in range(300)]
+    for cookies in (false, [one.upper() for one in false[:9]], ["sandkasten_preview"] * 20):
+        found = await site.get(headers={"Cookie": "; ".join([*cookies, own])})
+        assert found.status == 200, found.raw
+    # Over TLS only the name counts that no page can set for another host.
+    raw = [(b"cookie", f"{own}; __Host-{own}; __HOST-sandkasten_preview=1".encode())]
+    assert cookies_of(raw, tls=True) == [token]
+    assert cookies_of(raw, tls=False) == [token]
 
 
 async def answered(site, status, *headers):

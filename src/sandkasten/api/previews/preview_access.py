@@ -264,6 +264,12 @@ def check_site(entry: Entry) -> None:
     own = origin is None or _is_own(origin, headers.get("host", ""))
     # Its own form on a page with `Referrer-Policy: no-referrer`.
     own = own or (origin == "null" and site == "same-origin")
+    if origin is None and site is None:
+        # A browser that sends neither with scripts and images of other pages still says whose they
+        # are, unless the page hides it. A navigation asks for HTML.
+        referer = headers.get("referer")
+        asks_page = entry.method in _SAFE and "text/html" in headers.get("accept", "")
+        own = referer is None or asks_page or _is_own(referer, headers.get("host", ""))
     navigates = (
         entry.method in _SAFE
         and headers.get("sec-fetch-mode") == "navigate"
@@ -320,8 +326,9 @@ def cookie_header(exchange: Exchange, *, tls: bool, now: float) -> str:
     return f"{header}; Secure" if tls else header
 
 
-def cookies_of(raw: Sequence[tuple[bytes, bytes]]) -> list[str]:
-    return own_cookies(value.decode("latin-1") for name, value in raw if name == b"cookie")
+def cookies_of(raw: Sequence[tuple[bytes, bytes]], *, tls: bool) -> list[str]:
+    values = (value.decode("latin-1") for name, value in raw if name == b"cookie")
+    return own_cookies(values, tls=tls)
 
 
 def _is_own(origin: str, host: str) -> bool:

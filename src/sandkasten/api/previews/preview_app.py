@@ -139,7 +139,7 @@ class PreviewApp:
             owner=await self._server.engine.owner(target.sandbox_id),
             method=method,
             headers=headers,
-            cookies=cookies_of(scope["headers"]),
+            cookies=cookies_of(scope["headers"], tls=_uses_tls(scope)),
             query=_query(scope),
         )
 

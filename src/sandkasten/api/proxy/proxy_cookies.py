@@ -15,14 +15,18 @@ PLAIN_COOKIE: Final = "sandkasten_preview"
 # A browser accepts the prefix only over TLS, for the host itself and with Path=/.
 TLS_COOKIE: Final = "__Host-sandkasten_preview"
 _OWN: Final = frozenset({PLAIN_COOKIE.lower(), TLS_COOKIE.lower()})
-# Of one request; a sibling domain may have set some for the parent.
-_MOST_OWN: Final = 8
 
 
-def own_cookies(values: Iterable[str]) -> list[str]:
-    """Return the values of the daemon's own cookie among Cookie headers."""
-    found = [_pair(one) for value in values for one in value.split(";")]
-    return [value for name, value in found if name in _OWN][:_MOST_OWN]
+def own_cookies(values: Iterable[str], *, tls: bool) -> list[str]:
+    """Return the values of the daemon's own cookie among Cookie headers.
+
+    A page of another preview may have set cookies of that name for the parent domain, and they may
+    come first. Over TLS no page can set the name that is read. Elsewhere all are returned: the size
+    of the headers bounds how many there are, and to check one takes microseconds.
+    """
+    name = TLS_COOKIE if tls else PLAIN_COOKIE
+    found = (one.partition("=") for value in values for one in value.split(";"))
+    return [value.strip() for key, _, value in found if key.strip() == name]
 
 
 def without_own(value: str) -> str:
