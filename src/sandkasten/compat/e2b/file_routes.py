@@ -43,6 +43,8 @@ BYTES: Final = "application/octet-stream"
 _GZIP: Final = "gzip"
 _GZIP_WINDOW: Final = 31
 _PIECE: Final = 256 * 1024
+# Of one gzip body. A member of 20 bytes costs as much as a piece.
+_MAX_MEMBERS: Final = 1000
 _MAX_FILES: Final = 10_000
 
 
@@ -173,17 +175,25 @@ async def _packed(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 async def _unpacked(pieces: AsyncIterator[bytes], most: int) -> AsyncIterator[bytes]:
-    """Decompress with a bound on each piece and on the whole."""
+    """Decompress all members, with a bound on each piece, on the whole and on their number."""
     unpacker = zlib.decompressobj(_GZIP_WINDOW)
-    count = 0
+    count, members = 0, 1
     async for piece in pieces:
         left = piece
-        while left and not unpacker.eof:
+        while left:
+            if unpacker.eof:
+                members += 1
+                if members > _MAX_MEMBERS:
+                    raise InvalidRequest(
+                        f"the gzip body has more than {_MAX_MEMBERS} members",
+                        hint="compress it as one",
+                    )
+                unpacker = zlib.decompressobj(_GZIP_WINDOW)
             try:
                 data = await asyncio.to_thread(unpacker.decompress, left, _PIECE)
             except zlib.error as exc:
                 raise _not_gzip() from exc
-            left = unpacker.unconsumed_tail
+            left = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
             count += len(data)
             if count > most:
                 raise PayloadTooLarge(
