@@ -16,7 +16,8 @@ from sandkasten.api.http_app import App
 from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.api.routes.route_table import ALL
 from sandkasten.api.server_context import Server
-from sandkasten.daemon.http.http_protocol import guarded, guarded_websocket
+from sandkasten.daemon.http.http_protocol import guarded
+from sandkasten.daemon.http.websocket_protocol import guarded_websocket
 from sandkasten.engine.clock import SystemClock
 from tests.api.openapi_check import check
 from tests.patience import PATIENCE_S

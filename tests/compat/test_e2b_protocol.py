@@ -6,6 +6,7 @@ import asyncio
 import base64
 import gzip
 import json
+import logging
 import zlib
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ import aiohttp
 import pytest
 
 from sandkasten.client.server.embedded import ServerAddress, settings
-from sandkasten.compat.e2b import file_watchers, process_routes
+from sandkasten.compat.e2b import file_routes, file_watchers, process_routes
 from sandkasten.compat.e2b.connect_codec import STREAM, Envelopes, envelope
 from sandkasten.compat.e2b.e2b_assembly import open_e2b, read_key
 from sandkasten.compat.e2b.envd_tokens import EnvdTokens, SignedPath
@@ -237,6 +238,59 @@ async def test_hostile_requests_are_refused_before_they_are_parsed(e2b):
     for raw in (b"not gzip", zlib.compress(b"x"), gzip.compress(b"x" * 1000)[:-9]):
         assert (await e2b.send(box, "/files?path=/tmp/c", raw, **more))[0] == 400
     assert (await e2b.call(box, stat, {"path": "/tmp/c"}))[0] == 404
+
+
+async def test_all_members_of_a_gzip_body_are_written(e2b, monkeypatch):
+    box = await e2b.create()
+    more = {"Content-Encoding": "gzip", "Content-Type": "application/octet-stream"}
+    several = b"".join(gzip.compress(one) for one in (b"one ", b"", b"two ", b"x" * 600_000))
+    path = "/files?path=/tmp/several"
+    assert (await e2b.send(box, path, several, **more))[0] == 200
+    found = await e2b.daemon.server.engine.files.read(box, "/tmp/several")
+    assert found.data == b"one two " + b"x" * 600_000
+    for rest in (b"not gzip", gzip.compress(b"cut")[:-4]):
+        assert (await e2b.send(box, path, several + rest, **more))[0] == 400
+    monkeypatch.setattr(file_routes, "_MAX_MEMBERS", 3)
+    status, told = await e2b.send(box, path, several, **more)
+    assert (status, "more than 3 members" in json.loads(told)["message"]) == (400, True)
+
+
+@pytest.mark.parametrize("count", [2, 4], ids=["read", "waiting"])
+async def test_streamed_input_ends_when_its_client_leaves(e2b, caplog, count):
+    """All of it was read by the daemon, or a part still waits in the connection."""
+    caplog.set_level(logging.INFO, "sandkasten.api")
+    box = await e2b.create()
+    body = {"process": {"cmd": "sleep", "args": ["1000"]}, "stdin": True}
+    route = "/e2b/process.Process/StreamInput"
+    headers = {"E2b-Sandbox-Id": box, "X-Access-Token": TOKENS.token(box), "Content-Type": STREAM}
+    start = f"{e2b.daemon.url}/e2b/process.Process/Start"
+    async with e2b.daemon.http.post(start, data=envelope(body), headers=headers) as process:
+        head = await process.content.readexactly(5)
+        began = json.loads(await process.content.readexactly(int.from_bytes(head[1:])))
+        pid = began["event"]["start"]["pid"]
+        # More than a pipe holds, and the program reads nothing.
+        piece = {"data": {"input": {"stdin": base64.b64encode(b"x" * 100_000).decode()}}}
+        sent = envelope({"start": {"process": {"pid": pid}}}) + envelope(piece) * count
+        lines = [f"POST {route} HTTP/1.1", "Host: localhost", "Transfer-Encoding: chunked"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        _, writer = await asyncio.open_connection("127.0.0.1", e2b.daemon.port)
+        writer.write(("\r\n".join(lines) + f"\r\n\r\n{len(sent):x}\r\n").encode() + sent)
+        await writer.drain()
+        while writer.transport.get_write_buffer_size():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        writer.close()
+        async with asyncio.timeout(PATIENCE_S):
+            while not [one for one in caplog.records if told_route(one) == route]:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        _, listed = await e2b.call(box, "/process.Process/List", {})
+        assert [one["pid"] for one in listed["processes"]] == [pid]
+        await e2b.call(box, "/process.Process/SendSignal",
+                       {"process": {"pid": pid}, "signal": "SIGNAL_SIGKILL"})  # fmt: skip
+
+
+def told_route(record):
+    fields = getattr(record, "sandkasten", None) or {}
+    return fields.get("route")
 
 
 async def test_processes_are_of_their_sandbox(e2b):

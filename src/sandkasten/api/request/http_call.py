@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl
 from pydantic import BaseModel, ValidationError
 
 from sandkasten.api.request.json_body import parse_object
-from sandkasten.api.request.request_body import ClientLeft, read_body, stream_body
+from sandkasten.api.request.request_body import LEFT, ClientLeft, read_body, stream_body
 from sandkasten.errors import InvalidRequest
 from sandkasten.model.ids import SandboxId, sandbox_id
 
@@ -107,6 +107,11 @@ class Call:
             await asyncio.gather(task, leaving, return_exceptions=True)
 
     async def _left(self) -> None:
+        left: asyncio.Event | None = self.connection.scope.get(LEFT)
+        if left is not None:
+            # The body stays unread: the caller may be in the middle of it.
+            await left.wait()
+            return
         while (await self.request.receive())["type"] != "http.disconnect":
             pass
 

@@ -22,6 +22,10 @@ _SLOWEST: Final = 4096
 _PAUSES: Final = 10
 
 
+LEFT: Final = "sandkasten.left"
+"""The key in a scope of an event that is set when the connection of the request is lost."""
+
+
 class ClientLeft(Exception):
     """The client disconnected during its request: no response can be sent."""
 

@@ -139,7 +139,7 @@ class ProcessRoutes:
                             hint='{"start": {"process": {"pid": 1}}}',
                         )
                     data = _input(message.data.input)
-                    await call.engine.exec_stdin(the_id, found.exec_id, data)
+                    await call.while_there(call.engine.exec_stdin(the_id, found.exec_id, data))
         reader.finish()
         return Response(envelope({}) + end_of_stream(), media_type=STREAM)
 

@@ -1,4 +1,4 @@
-"""HTTP and WebSocket connections with deadlines, so that an idle client cannot hold one open.
+"""HTTP connections with deadlines, so that an idle client cannot hold one open.
 
 Adds to uvicorn's protocols: a deadline and bounds for the headers, a deadline for a client that
 does not read, an end for a client that still sends after the response, and turns for the others
@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import socket
-import struct
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from sandkasten.api.error_responses import body_of
 from sandkasten.api.http_limits import HttpLimits
+from sandkasten.api.request.request_body import LEFT
 from sandkasten.api.request.request_log import log_request
 from sandkasten.api.response.json_response import as_json
-from sandkasten.daemon.http.receive_buffer import ReceiveBuffer
+from sandkasten.daemon.http.receive_buffer import ReceiveBuffer, has_left, reset
 from sandkasten.errors import InvalidRequest, PayloadTooLarge, SandkastenError
 
 if TYPE_CHECKING:
@@ -31,16 +28,13 @@ if TYPE_CHECKING:
 
 # After the response, for bytes that were already on their way; they are read and dropped.
 LINGER_S: Final = 2.0
+# While a request is not read: how often to look whether its client is still there.
+WATCH_S: Final = 0.5
 # Up to this size copying costs less than a second system call.
 _JOINED_BYTES: Final = 64 * 1024
-# Parsed in a row: up to 900 of the smallest requests (17 ms), or 350 empty frames. With 2 kB, an
+# Parsed in a row: up to 900 of the smallest requests (17 ms). With 2 kB, an
 # upload takes a third more processor time than with 16 kB.
 _HTTP_SLICE_BYTES: Final = 16 * 1024
-_WEBSOCKET_SLICE_BYTES: Final = 2 * 1024
-# Pings and pongs of one WebSocket in a second. Each is answered, and a client sends one in many.
-MAX_CONTROL_FRAMES: Final = 100
-_POLICY_VIOLATION: Final = 1008
-_NO_LINGER: Final = struct.pack("ii", 1, 0)
 _PHRASES: Final = {
     400: b"Bad Request",
     408: b"Request Timeout",
@@ -97,6 +91,10 @@ class _Flow(FlowControl):
         super().__init__(protocol.transport)
         self._protocol = protocol
 
+    def pause_reading(self) -> None:
+        super().pause_reading()
+        self._protocol.watch_peer()
+
     def resume_reading(self) -> None:
         if self.read_paused and not self._protocol.pipeline:
             self.read_paused = False
@@ -124,6 +122,7 @@ class GuardedProtocol(HttpToolsProtocol):
     _head_bytes = 0
     _patience: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
+    _watching: asyncio.TimerHandle | None = None
     received: ReceiveBuffer
 
     # ---- the connection
@@ -138,12 +137,14 @@ class GuardedProtocol(HttpToolsProtocol):
             parse=self._parse,
             is_paused=lambda: self.flow.read_paused,
         )
+        self._left = asyncio.Event()
         # Its lines contain whole URLs, which may hold secrets by mistake.
         self.access_log = False
         self._wait_for_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel()
+        self._left.set()
         self.received.close()
         super().connection_lost(exc)
 
@@ -214,6 +215,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if size > self.rules_.max_header_bytes or len(self.headers) > self.rules_.max_headers:
             self._refuse_head()
         if not self._refused:
+            self.scope[LEFT] = self._left  # type: ignore[typeddict-unknown-key]
             super().on_headers_complete()
             if self.cycle is not None:
                 # The cycle's task has not started yet.
@@ -237,6 +239,26 @@ class GuardedProtocol(HttpToolsProtocol):
             self._rest()
             self._patience = self.loop.call_later(LINGER_S, self.transport.abort)
 
+    # ---- a client that leaves while nothing is read
+
+    def watch_peer(self) -> None:
+        """Look from time to time whether the client has left, while reading is paused.
+
+        Without reading, the end of the connection is not seen, and the request would wait for as
+        long as the program that takes its body.
+        """
+        if self._watching is None and not self.transport.is_closing():
+            self._watching = self.loop.call_later(WATCH_S, self._look_at_peer)
+
+    def _look_at_peer(self) -> None:
+        self._watching = None
+        if not self.flow.read_paused or self.transport.is_closing():
+            return
+        if has_left(self.transport):
+            self.transport.abort()
+        else:
+            self.watch_peer()
+
     # ---- the other direction
 
     def pause_writing(self) -> None:
@@ -251,7 +273,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._stalled = None
 
     def _reset(self) -> None:
-        _reset(self.transport)
+        reset(self.transport)
 
     # ---- refusals
 
@@ -341,123 +363,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _cancel(self) -> None:
         self._rest()
-        if self._stalled is not None:
-            self._stalled.cancel()
-            self._stalled = None
-
-
-def _reset(transport: asyncio.Transport) -> None:
-    """Close at once and drop unsent bytes: a client that never reads would keep them."""
-    sock = transport.get_extra_info("socket")
-    if sock is not None:
-        with suppress(OSError):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
-    transport.abort()
-
-
-def guarded_websocket(rules: HttpLimits) -> type[WebSocketsSansIOProtocol]:
-    """Return the protocol class with these rules, for uvicorn's `ws`."""
-
-    class Guarded(GuardedWebSocket):
-        rules_ = rules
-
-    return Guarded
-
-
-class GuardedWebSocket(WebSocketsSansIOProtocol):
-    """uvicorn's pings detect a dead client, but its closing handshake waits for a reader.
-
-    Also marks a refusal before the handshake as complete, so that it is not logged as an error.
-    """
-
-    rules_: ClassVar[HttpLimits] = HttpLimits()
-    _stalled: asyncio.TimerHandle | None = None
-    _second = 0.0
-    _control_frames = 0
-    _received: ReceiveBuffer
-
-    # ---- what the client sends
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._received = ReceiveBuffer(
-            self.transport,
-            self.loop,
-            slice_bytes=_WEBSOCKET_SLICE_BYTES,
-            parse=super().data_received,
-            is_paused=lambda: self.read_paused,
-        )
-
-    def data_received(self, data: bytes) -> None:
-        if self.handshake_initiated:
-            self._received.received(data)
-        else:
-            super().data_received(data)
-
-    async def receive(self) -> Any:
-        message = await self.queue.get()
-        if self.read_paused and self.queue.empty():
-            self.read_paused = False
-            self._received.proceed()
-        # One message, one turn: a queue with messages would never give one to others.
-        await asyncio.sleep(0)
-        return message
-
-    def handle_ping(self) -> None:
-        if self._admits_control_frame():
-            super().handle_ping()
-
-    def handle_pong(self, event: Any) -> None:
-        if self._admits_control_frame():
-            super().handle_pong(event)
-
-    def _admits_control_frame(self) -> bool:
-        now = self.loop.time()
-        if now - self._second >= 1.0:
-            self._second, self._control_frames = now, 0
-        self._control_frames += 1
-        if self._control_frames == MAX_CONTROL_FRAMES + 1 and not self.close_sent:
-            self.conn.fail(_POLICY_VIOLATION, "too many pings")
-            self.handle_parser_exception()
-        return self._control_frames <= MAX_CONTROL_FRAMES and not self.close_sent
-
-    def handle_cont(self, event: Any) -> None:
-        # One buffer: a message can consist of any number of empty frames.
-        if not isinstance(self.frames[0], bytearray):
-            self.frames = [bytearray(self.frames[0])]  # type: ignore[list-item]
-        self.frames[0] += event.data
-        if event.fin:
-            self.frames = [bytes(self.frames[0])]
-            self.send_receive_event_to_app()
-
-    # ---- what it is sent
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        if self._stalled is None:
-            self._stalled = self.loop.call_later(self.rules_.write_timeout_s, self._reset)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._rest()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._rest()
-        self._received.close()
-        super().connection_lost(exc)
-
-    async def send(self, message: Any) -> None:
-        await super().send(message)
-        if self.close_sent and not self.disconnected:
-            # The client's answer to a close may be behind what was not parsed yet.
-            self._received.proceed()
-        if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
-            self.handshake_complete = True
-
-    def _rest(self) -> None:
-        if self._stalled is not None:
-            self._stalled.cancel()
-            self._stalled = None
-
-    def _reset(self) -> None:
-        _reset(self.transport)
+        for one in (self._stalled, self._watching):
+            if one is not None:
+                one.cancel()
+        self._stalled = self._watching = None

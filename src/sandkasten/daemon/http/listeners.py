@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from sandkasten.daemon.http.certificates import preview_context, tls_context
-from sandkasten.daemon.http.http_protocol import guarded, guarded_websocket
+from sandkasten.daemon.http.http_protocol import guarded
+from sandkasten.daemon.http.websocket_protocol import guarded_websocket
 from sandkasten.errors import InvalidConfiguration
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Received bytes, parsed in slices with turns for other connections in between.
+"""Received bytes, parsed in slices with turns for other connections in between; and the end.
 
 A parser works through all it is given: a read of 256 kB can hold tens of thousands of frames or
 requests, and every other client waits meanwhile.
@@ -6,6 +6,10 @@ requests, and every other client waits meanwhile.
 
 from __future__ import annotations
 
+import select
+import socket
+import struct
+from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +19,7 @@ if TYPE_CHECKING:
 
 # Parsed in a row; a client with one large message notices no difference.
 TURN_S: Final = 0.005
+_NO_LINGER: Final = struct.pack("ii", 1, 0)
 
 
 class ReceiveBuffer:
@@ -79,3 +84,22 @@ class ReceiveBuffer:
             self._transport.pause_reading()
         elif not self._is_paused():
             self._transport.resume_reading()
+
+
+def has_left(transport: asyncio.Transport) -> bool:
+    """Return whether the peer has closed its side, also behind bytes that were not read yet."""
+    sock = transport.get_extra_info("socket")
+    if sock is None:
+        return False
+    poll = select.poll()
+    poll.register(sock.fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
+def reset(transport: asyncio.Transport) -> None:
+    """Close at once and drop unsent bytes: a client that never reads would keep them."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        with suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+    transport.abort()
