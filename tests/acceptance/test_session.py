@@ -89,6 +89,7 @@ def test_code_of_each_runtime_runs(runtime, code, wanted, data_dir, make):
 
 
 @pytest.mark.real_start
+@pytest.mark.long(reason="`make test` has it in tests/cli")
 def test_the_command_line_exits_with_the_status_of_the_code(data_dir):
     assert sandkasten("run", "-c", "raise SystemExit(42)").status == 42
     assert sandkasten("run", "--runtime", "bash", "-c", "kill -9 $$").status == 137

@@ -117,6 +117,7 @@ async def test_a_killed_daemon_continues_workflows_and_abandons_agents(scene):
 
 
 @pytest.mark.promise("P69")
+@pytest.mark.long(reason="`make test` has it for a daemon that is killed")
 async def test_a_stopped_daemon_leaves_workflows_to_the_next_one(scene):
     data_dir, environ, script = scene
     environ = {**environ, "SANDKASTEN_DRAIN_SECONDS": "0.2"}
@@ -185,6 +186,7 @@ async def test_a_killed_command_leaves_a_sandbox_that_ends_by_itself_within_a_mi
 
 
 @pytest.mark.promise("P64")
+@pytest.mark.long(reason="`make test` has it without a daemon")
 async def test_a_daemon_cleans_up_after_a_killed_command(scene):
     data_dir, environ, _ = scene
     process = await command(data_dir, environ, "agent", "run", "writer", "hang")

@@ -128,6 +128,7 @@ async def test_an_unavailable_engine_affects_only_its_own_sessions(
         assert await nothing_left(live_restore_engine.reached, data) == []
 
 
+@pytest.mark.long(reason="`make test` has it without a daemon (test_restart)")
 async def test_the_daemon_reports_sessions_that_died_with_their_engine(
     stoppable_engine, data, monkeypatch
 ):

@@ -170,6 +170,7 @@ def _registry(engine: Dockerd, folder: Path, users: str = "") -> Iterator[str]:
         serving.wait()
 
 
+@pytest.mark.long(reason="`make test` has an image that exists nowhere")
 async def test_an_image_removed_between_plan_and_create_is_a_typed_error(engine, data, monkeypatch):
     engine.docker("tag", IMAGE, "brief:1")
     _load(engine, "brief:2", {"Labels": {"brief": "yes"}})

@@ -41,6 +41,7 @@ def copies(engine: Reached, data: Path) -> list[str]:
     return engine.docker("volume", "ls", "-q", "-f", wanted[0], "-f", wanted[1]).split()
 
 
+@pytest.mark.long(reason="`make test` has packages on the other backends")
 async def test_packages_are_mounted_where_the_engine_sees_our_files(
     engine: Reached, tmp_path: Path
 ):

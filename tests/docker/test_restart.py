@@ -45,6 +45,7 @@ async def _counted(sand: Ours, the_id: str, counting: str, more_than: int) -> bo
     return len((await sand.exec_get(the_id, counting)).stdout.split()) > more_than
 
 
+@pytest.mark.long(reason="`make test` restarts engines that keep nothing")
 async def test_sessions_survive_an_engine_restart_with_live_restore(live_restore_engine, data):
     async with AsyncExitStack() as stack:
         sessions = await begun(stack, data, live_restore_engine)

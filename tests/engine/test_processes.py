@@ -86,6 +86,7 @@ async def test_a_hundred_creates_in_four_processes_create_one_sandbox(tmp_path):
     assert (len(rows), len(cells)) == (1, 1)
 
 
+@pytest.mark.long(reason="`make test` has it within one process")
 async def test_processes_that_create_sweep_and_destroy_concurrently_do_not_interfere(tmp_path):
     answers = await asyncio.gather(*(act("churn", tmp_path) for _ in range(4)))
     assert [code for code, _ in answers] == [0, 0, 0, 0]

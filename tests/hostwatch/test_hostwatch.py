@@ -144,7 +144,7 @@ def test_sysctls_are_read_by_value_and_counters_are_left_out(planted_canary):
     ("leaves", "workers"),
     [
         (True, ("-n", "2")),
-        (False, ()),
+        pytest.param(False, (), marks=ONE_PROCESS),
         pytest.param(True, (), marks=ONE_PROCESS),
         pytest.param(False, ("-n", "2"), marks=ONE_PROCESS),
     ],
@@ -212,6 +212,7 @@ def test_a_changed_canary_fails_a_run_that_is_not_watched(pytester, workers):
 
 
 @pytest.mark.slow_loop
+@pytest.mark.long(reason="`make test` runs with the same check in every test")
 async def test_a_blocking_call_in_a_coroutine_is_reported():
     loopwatch.drain()
     await asyncio.sleep(0)

@@ -191,6 +191,7 @@ def test_a_remote_engine_has_a_network_by_rule(far, far_web, tmp_path, monkeypat
         assert box.exec(fetch(f"good.test:{port}")).output == f"hello good.test:{port}\n"
 
 
+@pytest.mark.long(reason="`make test` has it for containers and volumes")
 async def test_what_a_killed_daemon_left_is_found_and_removed(engine, far, tmp_path):
     """Nothing but the record on disk and the labels in the engine tells what there is."""
     ca, cert, key = (f"{far.certificates}/{name}.pem" for name in ("ca", "cert", "key"))

@@ -354,6 +354,7 @@ for kind in (socket.SOCK_RAW, socket.SOCK_PACKET if hasattr(socket, "SOCK_PACKET
     assert (done.exit_code, done.output) == (0, ""), done
 
 
+@pytest.mark.long(reason="`make test` has it with secrets")
 def test_an_ordinary_user_has_the_same_network(web):
     script = (
         "from sandkasten import Sandbox\n"

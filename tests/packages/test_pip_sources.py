@@ -105,7 +105,11 @@ async def test_a_source_distribution_is_built_inside_with_what_it_requires(
     ("change", "why"),
     [
         ({"top": "raise SystemExit('the compiler is missing')"}, "the compiler is missing"),
-        ({"requires": '"helper @ http://192.0.2.1/x.whl"'}, "a build requirement is an address"),
+        pytest.param(
+            {"requires": '"helper @ http://192.0.2.1/x.whl"'},
+            "a build requirement is an address",
+            marks=pytest.mark.long(reason="`make test` has such a dependency"),
+        ),
         pytest.param(
             {"requires": '"helper>=9"'},
             "No matching distribution found for helper>=9",

@@ -539,7 +539,7 @@ VERBS = [
             if verb in ("write", "tar_in", "mkdir", "remove tree")
             else (),
         )
-        for verb in VERBS
+        for verb in VERBS[:: 1 if LONG else 3]
     ],
 )
 def test_a_constantly_swapped_path_never_leads_outside(verb, swapped):

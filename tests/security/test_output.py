@@ -33,6 +33,7 @@ def _rss_of_runner(box: Box) -> int:
 @pytest.mark.slow_loop
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("way", ["argv", "shell"])
+@pytest.mark.long(reason="it is a gigabyte; `make test` counts less")
 def test_a_gigabyte_of_output_is_counted_and_memory_stays_flat(way, box):
     size = GIB
     box.exec(["true"])

@@ -17,6 +17,7 @@ from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests.agents.tools.desk import Desk, opened
+from tests.cases import few
 from tests.engine.injections import World
 from tests.network.conftest import served
 from tests.seeds.documents import ROOT
@@ -91,7 +92,7 @@ async def test_the_shell_is_bash(desk):
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("backend", ["local", "oci"])
+@pytest.mark.parametrize("backend", few(["local", "oci"]))
 @pytest.mark.parametrize("field", [{"allow_network": True}, {"network": {"enabled": True}}])
 async def test_an_agent_reaches_the_network_if_its_file_and_the_operator_allow_it(
     tmp_path, backend, field
