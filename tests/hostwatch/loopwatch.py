@@ -2,9 +2,10 @@
 
 Times every callback of every asyncio loop in the process, including the embedded engine's own
 thread. Time in which a thread of the process waited for a processor does not count: another thread
-may have held the interpreter's lock meanwhile. Nor does what a test's own tools did
-(`of_the_test`), nor a program that a test itself starts or waits for. It costs well under a
-microsecond per callback, while asyncio's debug mode would change what is tested.
+may have held the interpreter's lock meanwhile. Nor does a callback during which the kernel read
+pages of programs from the disk, which a cold or full host does at any instruction. Nor does what a
+test's own tools did (`of_the_test`), nor a program that a test itself starts or waits for. It costs
+well under a microsecond per callback, while asyncio's debug mode would change what is tested.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
+import resource
 import subprocess
 import sys
 import threading
@@ -48,11 +50,15 @@ def _timed(self: Any) -> None:
         return
     began = time.perf_counter()
     if began - getattr(_thread, "looked_at", 0.0) > _LOOK_EVERY_S:
-        _thread.looked_at, _thread.queued = began, _queued()
+        _thread.looked_at, _thread.queued, _thread.faults = began, _queued(), _faults()
     own = getattr(_thread, "own_s", 0.0)
     _original(self)
     took = time.perf_counter() - began - (getattr(_thread, "own_s", 0.0) - own)
-    if took > LIMIT_S and took - _waited_s(_thread.queued) > LIMIT_S:
+    if (
+        took > LIMIT_S
+        and took - _waited_s(_thread.queued) > LIMIT_S
+        and _faults() == _thread.faults
+    ):
         _slow.append(f"{took:.2f} s in {_named(self)}")
 
 
@@ -125,6 +131,11 @@ def _queued() -> dict[int, float]:
         if thread.native_id is not None:
             found[thread.native_id] = _queued_of(thread.native_id)
     return found
+
+
+def _faults() -> int:
+    """Return how many pages this process has had to wait for, in all its threads."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
 
 
 def _waited_s(before: dict[int, float]) -> float:

@@ -211,16 +211,23 @@ def test_a_changed_canary_fails_a_run_that_is_not_watched(pytester, workers):
     assert "open.txt" in line
 
 
+# Time in which the thread waited for a processor does not count, so block for much longer. Nor does
+# a callback that waited for pages of a program; it rarely does so three times in a row.
+BLOCKED_S = loopwatch.LIMIT_S + 3
+ATTEMPTS = 3
+
+
 @pytest.mark.slow_loop
 @pytest.mark.long(reason="`make test` runs with the same check in every test")
 async def test_a_blocking_call_in_a_coroutine_is_reported():
     loopwatch.drain()
-    await asyncio.sleep(0)
-    # Time in which the thread waited for a processor does not count, so block for much longer.
-    time.sleep(loopwatch.LIMIT_S + 3)  # noqa: ASYNC251  (the very thing to be noticed)
-    await asyncio.sleep(0)
-    (noticed,) = loopwatch.drain()
-    assert "Task" in noticed
+    for _ in range(ATTEMPTS):
+        await asyncio.sleep(0)
+        time.sleep(BLOCKED_S)  # noqa: ASYNC251  (the very thing to be noticed)
+        await asyncio.sleep(0)
+        if noticed := loopwatch.drain():
+            break
+    assert ["Task" in one for one in noticed] == [True]
 
 
 async def test_awaiting_is_not_reported():
@@ -243,16 +250,18 @@ async def test_blocking_calls_of_test_tools_are_not_reported():
 
 @pytest.mark.slow_loop
 async def test_only_programs_that_a_test_itself_waits_for_are_not_reported():
-    # Time in which the thread waited for a processor does not count, so block for much longer.
-    source = f"import subprocess; subprocess.run(['sleep', '{loopwatch.LIMIT_S + 3}'])"
+    source = f"import subprocess; subprocess.run(['sleep', '{BLOCKED_S}'])"
     loopwatch.drain()
     await asyncio.sleep(0)
     exec(compile(source, __file__, "exec"))
     await asyncio.sleep(0)
     assert loopwatch.drain() == []
-    exec(compile(source, sandkasten.__file__, "exec"))
-    await asyncio.sleep(0)
-    assert len(loopwatch.drain()) == 1
+    for _ in range(ATTEMPTS):
+        exec(compile(source, sandkasten.__file__, "exec"))
+        await asyncio.sleep(0)
+        if noticed := loopwatch.drain():
+            break
+    assert len(noticed) == 1
 
 
 async def test_the_detector_needs_no_descriptor():
