@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from benchmarks import (
     agents,
+    code,
     contained,
     expressions,
     files,
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 SECTIONS = (
     *("sessions", "oneshots", "files", "images", "load", "idle", "output", "gvisor", "http"),
-    *("network", "docker", "contained", "agents", "packages", "expressions"),
+    *("network", "docker", "contained", "agents", "packages", "expressions", "code"),
 )
 LATEST = Path(__file__).parent / "results" / "latest.json"
 
@@ -173,6 +174,9 @@ def _measure(
     if "expressions" in only:
         _say("expressions of workflows")
         expressions.measure(found.samples, plan)
+    if "code" in only:
+        _say("code in kernels")
+        code.measure(found.samples, plan, scratch)
 
 
 def _say(text: str) -> None:

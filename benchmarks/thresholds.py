@@ -104,6 +104,21 @@ _AGENTS = (
     ),
 )
 
+_CODE = (
+    Ratio(
+        "run_code 1+1 over HTTP, warm",
+        "ipykernel",
+        1.5,
+        "a warm run_code over HTTP <= 1.5 x Jupyter's client of a bare ipykernel",
+    ),
+    Ratio(
+        "first run_code in a sandbox",
+        "ipykernel",
+        2.0,
+        "the first run_code in a sandbox <= 2 x the start of a bare ipykernel",
+    ),
+)
+
 _NETWORK = (
     # The goal is 2. A second handshake, two more sends and two more wake-ups take 60 to 80
     # microseconds on loopback, most of it in the kernel; a direct connection takes 40.
@@ -135,6 +150,7 @@ RATIOS = (
     *(ratio for mode in ("bind", "volume") for ratio in _on_docker(mode)),
     *_NETWORK,
     *_AGENTS,
+    *_CODE,
 )
 
 _HTTP = "exec true, one session (argv)"
