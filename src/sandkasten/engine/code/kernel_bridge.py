@@ -247,7 +247,7 @@ class Bridge:
         if kind == "stream":
             self.text(call, str(content.get("name")), str(content.get("text", "")))
         elif kind in ("display_data", "update_display_data", "execute_result"):
-            self.result(call, content.get("data"), main=kind == "execute_result")
+            self.result(call, content.get("data"), main=self.is_main(kind, content.get("data")))
         elif kind == "error":
             self.error(call, content)
         elif kind == "status" and content.get("execution_state") == "idle":
@@ -255,6 +255,11 @@ class Bridge:
             if call.replied is None and shell.poll(int(IDLE_MESSAGE_S * 1e3)):
                 self.drain("shell")
             self.finish(call)
+
+    def is_main(self, kind: str, data: Any) -> bool:
+        """Return whether a value is that of an expression; R's kernel has no message for these."""
+        shown = self.language == "r" and kind == "display_data" and isinstance(data, dict)
+        return kind == "execute_result" or (shown and "image/png" not in data)
 
     def error(self, call: Call, content: dict[str, Any]) -> None:
         call.told, call.failure = True, None

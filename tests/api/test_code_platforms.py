@@ -1,0 +1,96 @@
+"""Code contexts on every backend: what a kernel needs of a sandbox differs between them."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sandkasten.client.server.embedded import ServerAddress, settings
+from sandkasten.daemon.engine_assembly import open_engine
+from sandkasten.errors import ContextNotFound
+from sandkasten.model.commands.code_values import CodeRequest, ContextRequest
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from tests.docker.site import nothing_left, opened
+from tests.engines import lent, stock
+
+if TYPE_CHECKING:
+    from sandkasten.engine.engine import Engine
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.promise("P80"),
+    pytest.mark.long(reason="`make test` has the backend local"),
+]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def follow_contexts(engine: Engine, other: Engine, box: str) -> None:
+    """Create, run, interrupt, restart and remove contexts. `other` comes after a killed daemon."""
+    code = engine.code
+
+    async def text(of: Engine, what: str) -> str | None:
+        return (await of.code.run(box, CodeRequest(what))).text
+
+    assert await text(engine, "x = 41; x + 1") == "42"
+    made = await code.create(box, ContextRequest("bash", cwd="/tmp", env={"OWN": "1"}))
+    shown = await code.run(box, CodeRequest("y=2; echo $OWN $PWD", context=made.id))
+    assert shown.stdout == "1 /tmp\n"
+    begun = asyncio.Event()
+    waits = CodeRequest("echo begun; sleep 600", context=made.id)
+    running = asyncio.create_task(code.run(box, waits, lambda _: begun.set()))
+    await begun.wait()
+    await code.interrupt(box, made.id)
+    assert (await running).status == "interrupted"
+    # Another process has the variables, and the first one was not closed.
+    assert await text(other, "x") == "41"
+    kept = await other.code.run(box, CodeRequest("echo $y", context=made.id))
+    assert kept.stdout == "2\n"
+    assert {one.language for one in await other.code.list(box)} == {"python", "bash"}
+    await code.restart(box, made.id)
+    gone = await code.run(box, CodeRequest("echo ${y:-gone}", context=made.id))
+    assert gone.stdout == "gone\n"
+    await code.remove(box, made.id)
+    with pytest.raises(ContextNotFound):
+        await code.run(box, CodeRequest("1", context=made.id))
+
+
+@pytest.mark.parametrize("backend", ["local", "oci", "gvisor"])
+async def test_contexts_on_the_host_image(backend: str, tmp_path: Path):
+    found = settings(ServerAddress(str(tmp_path / "data"), backend))
+    engine, other = await open_engine(found), await open_engine(found)
+    box = (await engine.create(CreateRequest())).id
+    try:
+        await follow_contexts(engine, other, box)
+    finally:
+        await engine.destroy(box)
+        await engine.aclose()
+        await other.aclose()
+
+
+async def test_contexts_on_docker(tmp_path: Path):
+    reached = lent.engine("private", "debian")
+    wheels = tmp_path / "wheels"
+    download = (sys.executable, "-m", "pip", "download", "-q", "--only-binary=:all:", "-d")
+    await asyncio.to_thread(lambda: subprocess.run([*download, wheels, "ipykernel"], check=True))
+    data = Path(reached.shares) / tmp_path.name
+    more = {"packages_find_links": str(wheels)}
+    options = SandboxOptions(
+        backend="docker", image=stock.reference("debian"), pip_packages=("ipykernel",)
+    )
+    async with (
+        opened(data, reached, "bind", **more) as engine,
+        opened(data, reached, "bind", **more) as other,
+    ):
+        box = (await engine.create(CreateRequest(options))).id
+        await follow_contexts(engine, other, box)
+    assert await nothing_left(reached, data) == []
