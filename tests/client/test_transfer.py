@@ -126,3 +126,43 @@ def test_a_download_keeps_modification_times(box, tmp_path):
     box.download("tree", tmp_path / "tree")
     for path in (tmp_path / "alone", tmp_path / "tree/old"):
         assert int(path.stat().st_mtime) == 1_000_000_000
+
+
+def test_excluded_parts_of_a_tree_stay_in_the_sandbox(box, tmp_path):
+    for name in (
+        "a.py",
+        "a.pyc",
+        "cache/x",
+        "src/cache/y",
+        "src/build/z",
+        "src/b[1].py",
+        "x/src/b",
+    ):
+        box.write(f"tree/{name}", name)
+    patterns = ["*.pyc", "cache", "/src/build/", "/x/s*/b"]
+    moved = box.download("tree", tmp_path / "got", exclude=patterns)
+    found = {
+        one.relative_to(tmp_path / "got").as_posix()
+        for one in (tmp_path / "got").rglob("*")
+        if one.is_file()
+    }
+    assert (found, moved.files, moved.skipped) == ({"a.py", "src/b[1].py"}, 2, ())
+    kept = io.BytesIO(b"before")
+    kept.seek(6)
+    size = box.download_tar("tree", kept, exclude=patterns)
+    assert size == len(kept.getvalue()) - 6
+    kept.seek(6)
+    with tarfile.open(fileobj=kept) as tar:
+        assert {one.name.removeprefix("./") for one in tar if one.isreg()} == found
+        content = tar.extractfile("./a.py")
+        assert content is not None
+        assert content.read() == b"a.py"
+    assert box.download("tree", tmp_path / "all").files == 7
+
+
+@pytest.mark.parametrize("exclude", ["*.pyc", [""], ["/"], ["../x"]])
+def test_an_invalid_exclusion_is_refused(box, tmp_path, exclude):
+    box.write("tree/x", "x")
+    with pytest.raises(sandkasten.InvalidRequest) as refused:
+        box.download("tree", tmp_path / "got", exclude=exclude)
+    assert refused.value.hint

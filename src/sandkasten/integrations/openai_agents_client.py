@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import io
-import tarfile
 import tempfile
 import uuid
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from urllib.parse import urlsplit
 
@@ -42,7 +41,7 @@ with framework_import("the OpenAI Agents SDK", "openai-agents"):
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path, PurePath
+    from pathlib import Path
 
     from agents.sandbox.snapshot import SnapshotBase, SnapshotSpec
     from agents.sandbox.types import User
@@ -208,10 +207,13 @@ class SandkastenSandboxSession(BaseSandboxSession):
         root = self._workspace_root_path()
         spool: Any = tempfile.SpooledTemporaryFile(_SPOOLED_BYTES)  # noqa: SIM115  (returned)
         try:
-            await self.box.download_tar(str(root), spool)
+            skipped = [
+                f"/{glob.escape(one.as_posix())}" for one in self._persist_workspace_skip_relpaths()
+            ]
+            await self.box.download_tar(str(root), spool, exclude=skipped)
             spool.seek(0)
-            return _without(spool, self._persist_workspace_skip_relpaths())
-        except (SandkastenError, tarfile.TarError) as exc:
+            return spool
+        except SandkastenError as exc:
             raise WorkspaceArchiveReadError(path=root, cause=exc) from exc
 
     async def hydrate_workspace(self, data: io.IOBase) -> None:
@@ -319,28 +321,6 @@ def _wrong_type(found: object) -> NoReturn:
 
 def _status(done: Result) -> int:
     return 1 if done.exit_status is None else done.exit_status
-
-
-def _without(archive: Any, skipped: set[Path]) -> io.IOBase:
-    """Return the tar without the paths that the SDK does not keep."""
-    if not skipped:
-        return archive
-    kept: Any = tempfile.SpooledTemporaryFile(_SPOOLED_BYTES)  # noqa: SIM115  (returned)
-    with (
-        archive,
-        tarfile.open(fileobj=archive) as source,
-        tarfile.open(fileobj=kept, mode="w") as to,
-    ):
-        for member in source:
-            path = PurePosixPath(member.name)
-            if not any(path == one or one in path.parents for one in map(_posix, skipped)):
-                to.addfile(member, source.extractfile(member) if member.isreg() else None)
-    kept.seek(0)
-    return kept
-
-
-def _posix(path: PurePath) -> PurePosixPath:
-    return PurePosixPath(path.as_posix())
 
 
 __all__ = [

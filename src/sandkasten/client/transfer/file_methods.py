@@ -18,6 +18,7 @@ from sandkasten.errors import FileNotFound, PayloadTooLarge
 
 if TYPE_CHECKING:
     import builtins
+    from collections.abc import Sequence
     from os import PathLike
 
     from sandkasten.client.server.daemon_or_embedded import ServerAddress
@@ -132,14 +133,19 @@ class SandboxFiles:
         *,
         max_bytes: int = transfer.MAX_DOWNLOAD_BYTES,
         progress: transfer.Progress | None = None,
+        exclude: Sequence[str] = (),
     ) -> Transfer:
         """Copy a file to `local` (or into it, if it is a directory), or a tree's contents into it.
 
-        Entries that would land outside `local`, and anything but files, directories and links that
-        stay inside, are left out and named in `skipped`.
+        `exclude` leaves out parts of a tree: a name at any depth (`"*.pyc"`), or a path from its
+        root (`"/build/cache"`), each with everything below. Entries that would land outside
+        `local`, and anything but files, directories and links that stay inside, are left out and
+        named in `skipped`.
         """
         files = await self._files()
-        return await transfer.download(files, self.id, remote, Path(local), max_bytes, progress)
+        return await transfer.download(
+            files, self.id, remote, Path(local), max_bytes, progress, exclude
+        )
 
     async def upload_tar(
         self, data: transfer.Source, remote: str = ".", *, flush: bool = True
@@ -153,14 +159,20 @@ class SandboxFiles:
         return await transfer.upload_tar(files, self.id, data, remote, flush=flush)
 
     async def download_tar(
-        self, remote: str, file: IO[bytes], *, max_bytes: int = transfer.MAX_DOWNLOAD_BYTES
+        self,
+        remote: str,
+        file: IO[bytes],
+        *,
+        max_bytes: int = transfer.MAX_DOWNLOAD_BYTES,
+        exclude: Sequence[str] = (),
     ) -> int:
         """Write a tar of a directory to a binary file and return its size.
 
-        Its members are the sandbox's: unpack it as you would any archive from elsewhere.
+        `exclude` is that of `download`; `max_bytes` counts what it leaves out, too. Its members are
+        the sandbox's: unpack it as you would any archive from elsewhere.
         """
         files = await self._files()
-        return await transfer.download_tar(files, self.id, remote, file, max_bytes)
+        return await transfer.download_tar(files, self.id, remote, file, max_bytes, exclude)
 
     async def stage(self, file_key: str, destination: str, *, overwrite: bool = True) -> StagedFile:
         """Put a file of the file store into the sandbox, as a file named `destination`."""

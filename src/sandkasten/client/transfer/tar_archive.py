@@ -17,12 +17,20 @@ import stat
 import tarfile
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, Final
+from fnmatch import fnmatchcase
+from typing import IO, TYPE_CHECKING, Final, cast
 
-from sandkasten.errors import FileTrouble, PayloadTooLarge, ProtocolViolation, SandkastenError
+from sandkasten.errors import (
+    FileTrouble,
+    InvalidRequest,
+    PayloadTooLarge,
+    ProtocolViolation,
+    SandkastenError,
+)
+from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterable
     from pathlib import Path
 
 BLOCK: Final = 256 * 1024
@@ -128,14 +136,85 @@ def _add(tar: tarfile.TarFile, path: str, name: str, tally: Tally) -> None:
         tar.addfile(member)
 
 
+class Exclusions:
+    """Paths of a tree to leave out: names, or paths from the root, with `*`, `?` and `[…]`."""
+
+    def __init__(self, patterns: Iterable[str] = ()) -> None:
+        self._names: list[str] = []
+        self._paths: list[list[str]] = []
+        if isinstance(patterns, str):
+            raise InvalidRequest("exclude must be a list", hint=f"give [{shown(patterns)}]")
+        for pattern in patterns:
+            parts = _parts(pattern)
+            if not parts or ".." in parts:
+                raise InvalidRequest(
+                    f"{shown(pattern)} is not a valid exclusion",
+                    hint="a name (`*.pyc`), or a path from the root of the tree (`/build/cache`)",
+                    field="exclude",
+                )
+            if "/" in pattern.rstrip("/"):
+                self._paths.append(parts)
+            else:
+                self._names += parts
+
+    def __bool__(self) -> bool:
+        return bool(self._names or self._paths)
+
+    def cover(self, name: str) -> bool:
+        """Return whether a path, or a directory above it, is left out."""
+        parts = _parts(name)
+        if any(fnmatchcase(part, one) for part in parts for one in self._names):
+            return True
+        return any(
+            len(one) <= len(parts) and all(map(fnmatchcase, parts, one)) for one in self._paths
+        )
+
+
+class _CountedFile:
+    """A file to write to that need not be seekable."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.size = 0
+
+    def write(self, data: bytes) -> int:
+        self.size += len(data)
+        return self._file.write(data)
+
+
+def copy_without(source: IO[bytes], file: IO[bytes], exclude: Exclusions) -> int:
+    """Copy a tar of a sandbox without the excluded members, and return the size of the copy."""
+    counted = _CountedFile(file)
+    sink = cast("IO[bytes]", counted)
+    try:
+        with (
+            tarfile.open(fileobj=source, mode="r|") as tar,
+            tarfile.open(fileobj=sink, mode="w|", format=tarfile.PAX_FORMAT) as kept,
+        ):
+            while (member := tar.next()) is not None:
+                if not exclude.cover(member.name):
+                    kept.addfile(member, tar.extractfile(member) if member.isreg() else None)
+                tar.members.clear()  # type: ignore[attr-defined]
+                kept.members.clear()  # type: ignore[attr-defined]
+    except tarfile.TarError as exc:
+        raise _invalid_archive() from exc
+    return counted.size
+
+
 async def unpack(
-    chunks: AsyncIterator[bytes], destination: Path, tally: Tally, *, max_bytes: int
+    chunks: AsyncIterator[bytes],
+    destination: Path,
+    tally: Tally,
+    *,
+    max_bytes: int,
+    exclude: Exclusions | None = None,
 ) -> None:
     """Write a sandbox's tar stream below `destination`, which is created if missing."""
+    unpacker = _Unpacker(destination, tally, max_bytes, exclude or Exclusions())
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    work = loop.run_in_executor(None, _unpack_from, theirs, destination, tally, max_bytes)
+    work = loop.run_in_executor(None, _unpack_from, theirs, destination, unpacker)
     try:
         # A thread that gave up closes its end; why it did is what `work` raises.
         with suppress(BrokenPipeError, ConnectionResetError):
@@ -149,19 +228,16 @@ async def unpack(
             await asyncio.shield(work)
 
 
-def _unpack_from(end: socket.socket, destination: Path, tally: Tally, max_bytes: int) -> None:
+def _unpack_from(end: socket.socket, destination: Path, unpacker: _Unpacker) -> None:
     try:
         destination.mkdir(parents=True, exist_ok=True)
         with end, end.makefile("rb", BLOCK) as source:
             with tarfile.open(fileobj=source, mode="r|") as tar:
-                _Unpacker(destination, tally, max_bytes).take(tar)
+                unpacker.take(tar)
             while source.read(BLOCK):
                 pass  # What follows the end of the archive is padding.
     except tarfile.TarError as exc:
-        raise ProtocolViolation(
-            "the archive from the sandbox is not valid",
-            hint="try the download again; the sandbox may have ended in the middle of it",
-        ) from exc
+        raise _invalid_archive() from exc
     except SandkastenError:
         raise
     except OSError as exc:
@@ -171,13 +247,23 @@ def _unpack_from(end: socket.socket, destination: Path, tally: Tally, max_bytes:
         ) from exc
 
 
+def _invalid_archive() -> ProtocolViolation:
+    return ProtocolViolation(
+        "the archive from the sandbox is not valid",
+        hint="try the download again; the sandbox may have ended in the middle of it",
+    )
+
+
 class _Unpacker:
     """Writes members one by one, each in a directory that was reached without following a link."""
 
-    def __init__(self, destination: Path, tally: Tally, max_bytes: int) -> None:
+    def __init__(
+        self, destination: Path, tally: Tally, max_bytes: int, exclude: Exclusions
+    ) -> None:
         self._destination = destination
         self._tally = tally
         self._max_bytes = max_bytes
+        self._exclude = exclude
         self._links: list[tuple[str, str]] = []
 
     def take(self, tar: tarfile.TarFile) -> None:
@@ -189,7 +275,8 @@ class _Unpacker:
                         f"the download has more than {MAX_ENTRIES} entries",
                         hint="download a part of the tree",
                     )
-                self._member(tar, member, directory)
+                if not self._exclude.cover(member.name):
+                    self._member(tar, member, directory)
                 # A stream is read once; keeping every header would be the sandbox's way to our
                 # memory.
                 tar.members.clear()  # type: ignore[attr-defined]

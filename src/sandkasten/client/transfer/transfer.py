@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
     AsyncIterator,
     Callable,
+    Iterable,
     Iterator,
 )
 from contextlib import ExitStack, aclosing
@@ -133,15 +135,17 @@ async def download(
     local: Path,
     max_bytes: int = MAX_DOWNLOAD_BYTES,
     progress: Progress | None = None,
+    exclude: Iterable[str] = (),
 ) -> Transfer:
     """Copy a file to `local` (or into it, if it is a directory), or a tree's contents into it."""
     entry = await files.stat(sandbox_id, remote)
     if entry.is_dir:
-        from sandkasten.client.transfer.tar_archive import Tally, unpack
+        from sandkasten.client.transfer.tar_archive import Exclusions, Tally, unpack
 
-        tally = Tally()
+        tally, without = Tally(), Exclusions(exclude)
         async with closing(files.tar_out(sandbox_id, remote)) as chunks:
-            await unpack(_counted(chunks, progress), local, tally, max_bytes=max_bytes)
+            counted = _counted(chunks, progress)
+            await unpack(counted, local, tally, max_bytes=max_bytes, exclude=without)
         return Transfer(str(local), tally.files, tally.bytes, tuple(tally.skipped))
     inside = await asyncio.to_thread(local.is_dir)
     target = local / PurePosixPath(entry.path).name if inside else local
@@ -195,9 +199,21 @@ async def upload_tar(
 
 
 async def download_tar(
-    files: FilesTransport, sandbox_id: str, remote: str, file: IO[bytes], max_bytes: int
+    files: FilesTransport,
+    sandbox_id: str,
+    remote: str,
+    file: IO[bytes],
+    max_bytes: int,
+    exclude: Iterable[str] = (),
 ) -> int:
     """Write a tar of the directory `remote` to a binary file; returns how many bytes."""
+    from sandkasten.client.transfer.tar_archive import Exclusions, copy_without
+
+    if without := Exclusions(exclude):
+        with tempfile.TemporaryFile() as whole:
+            await download_tar(files, sandbox_id, remote, whole, max_bytes)
+            whole.seek(0)
+            return await asyncio.to_thread(copy_without, whole, file, without)
     moved = 0
     async with closing(files.tar_out(sandbox_id, remote)) as chunks:
         async for chunk in chunks:
