@@ -117,7 +117,12 @@ collect() {
 
 # Images and environments take longer than one test may.
 prepare() {
-    collect tests && .venv/bin/python -m tests.prepare
+    local collected code=0
+    collect tests &
+    collected=$!
+    .venv/bin/python -m tests.prepare || code=1
+    wait $collected || code=1
+    return $code
 }
 
 # Several workers on one processor serve it well: tests wait for deadlines, daemons and sandboxes.
