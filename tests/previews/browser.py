@@ -124,13 +124,13 @@ class Browser:
 
 
 @asynccontextmanager
-async def chromium() -> AsyncIterator[Browser]:
+async def chromium(*flags: str) -> AsyncIterator[Browser]:
     """Start a browser with an empty profile, and end it with all its processes."""
     program = shutil.which("chromium")
     assert program is not None, "chromium is missing: scripts/packages.sh long"
     with tempfile.TemporaryDirectory(prefix="pytest-of-browser-", dir="/var/tmp") as profile:
         process = await asyncio.create_subprocess_exec(
-            program, *_FLAGS, f"--user-data-dir={profile}", "about:blank",
+            program, *_FLAGS, *flags, f"--user-data-dir={profile}", "about:blank",
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
