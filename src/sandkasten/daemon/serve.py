@@ -15,8 +15,9 @@ import signal
 import socket
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from sandkasten.api.http_limits import HttpLimits
 from sandkasten.daemon.daemon_assembly import open_daemon
 from sandkasten.telemetry import json_log
 
@@ -35,10 +36,24 @@ def run(settings: Settings, announce: Callable[[str], None]) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for warning in settings.warnings:
         log.warning("settings.unknown_variable", extra={"sandkasten": {"message": warning}})
+    with asyncio.Runner(loop_factory=_event_loop) as runner:
+        runner.run(serve(settings, announce))
+
+
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """Return a loop whose TLS servers wait no longer for a handshake than for headers.
+
+    The default is a minute, in which an idle client holds a connection and its memory.
+    """
     import uvloop
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(settings, announce))
+    class Loop(uvloop.Loop):
+        async def create_server(self, *words: Any, **options: Any) -> Any:
+            if options.get("ssl") is not None:
+                options.setdefault("ssl_handshake_timeout", HttpLimits().header_timeout_s)
+            return await super().create_server(*words, **options)
+
+    return Loop()
 
 
 async def serve(settings: Settings, announce: Callable[[str], None]) -> None:

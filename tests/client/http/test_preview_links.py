@@ -177,6 +177,12 @@ async def test_a_domain_is_served_with_a_certificate_of_the_daemons_own_authorit
         assert printed.returncode == 0, printed.stderr
         tls = ssl.create_default_context(cadata=printed.stdout)
         assert await opened(url, ssl=tls, server_hostname=host) == (200, "<h1>here</h1>")
+        # A client that never begins the handshake is disconnected, long before a minute.
+        silent, writer = await asyncio.open_connection("127.0.0.1", port)
+        async with asyncio.timeout(PATIENCE_S):
+            assert await silent.read() == b""
+        writer.close()
+        await writer.wait_closed()
         # Previews only.
         address = f"https://127.0.0.1:{port}/v1/sessions"
         async with (
