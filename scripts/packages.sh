@@ -44,6 +44,7 @@ test=(
 # Of tests that are marked as long.
 long=(
     chromium                  # a browser that opens previews
+    prometheus                # reads /metrics, and runs the queries of the dashboard and the alerts
 )
 bench=(
     docker.io runc            # the peers

@@ -46,7 +46,8 @@ SUPPORTED = sys.platform == "linux" and platform.machine() == "x86_64"
 MODULES = ("sandkasten.cli", "tests.unisolated", "tests.cli.start_probe")
 _REPOSITORY = Path(__file__).resolve().parents[1]
 # Programs of their own, which replace modules of others when they are imported.
-_NOT_IMPORTED = ("__main__", "evaluator")
+# The last one runs inside sandboxes, by an interpreter that has ipykernel.
+_NOT_IMPORTED = ("__main__", "evaluator", "bash_kernel")
 # Its modules need frameworks that are not installed here.
 _ADAPTERS = "sandkasten.integrations."
 _LARGEST = 1 << 18
@@ -102,6 +103,9 @@ class _Server:
         assert self._there is not None
         if not self._ready and select.select([self._there], [], [], within_s)[0]:
             self._ready = self._there.recv(16) == b"ready"
+            if not self._ready:
+                # Real starts would hide it, and take minutes.
+                raise RuntimeError("the process that forks commands has ended; see its output")
         return self._ready
 
     def fork(self, start: Start, files: list[int]) -> int | None:

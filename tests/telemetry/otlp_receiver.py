@@ -1,4 +1,4 @@
-"""A collector of spans: OTLP over HTTP and over gRPC, in this process."""
+"""A collector of spans and metrics: OTLP over HTTP and over gRPC, in this process."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
@@ -20,6 +23,7 @@ from tests.patience import PATIENCE_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
     from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 _GRPC = "opentelemetry.proto.collector.trace.v1.TraceService"
@@ -40,6 +44,8 @@ class Receiver:
     endpoint: str = ""
     spans: list[SeenSpan] = field(default_factory=list)
     services: set[str] = field(default_factory=set)
+    metrics: dict[str, Metric] = field(default_factory=dict)
+    """The newest of each name."""
 
     def take(self, request: ExportTraceServiceRequest) -> None:
         for resource in request.resource_spans:
@@ -48,6 +54,11 @@ class Receiver:
                     self.services.add(one.value.string_value)
             for scope in resource.scope_spans:
                 self.spans.extend(_seen(span) for span in scope.spans)
+
+    def take_metrics(self, request: ExportMetricsServiceRequest) -> None:
+        for resource in request.resource_metrics:
+            for scope in resource.scope_metrics:
+                self.metrics.update((one.name, one) for one in scope.metrics)
 
     def named(self, name: str) -> list[SeenSpan]:
         return [span for span in self.spans if span.name == name]
@@ -83,6 +94,8 @@ def http_receiver() -> Iterator[Receiver]:
             body = self.rfile.read(int(self.headers["content-length"]))
             if self.path == "/v1/traces":
                 seen.take(ExportTraceServiceRequest.FromString(body))
+            elif self.path == "/v1/metrics":
+                seen.take_metrics(ExportMetricsServiceRequest.FromString(body))
             self.send_response(200)
             self.send_header("content-length", "0")
             self.end_headers()

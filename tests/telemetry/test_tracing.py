@@ -18,7 +18,12 @@ PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 
 
 def _sending(endpoint, **more):
-    return {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_BSP_SCHEDULE_DELAY": "50", **more}
+    return {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
+        "OTEL_BSP_SCHEDULE_DELAY": "50",
+        "OTEL_METRIC_EXPORT_INTERVAL": "200",
+        **more,
+    }
 
 
 @pytest.fixture
@@ -43,6 +48,7 @@ async def test_a_daemon_reports_the_whole_tree_of_its_work(traced):
     await _one_shot(http, seen)
     await _commands(http, seen)
     await _workflow(http, seen, model)
+    await _metrics(http, seen)
 
 
 async def _one_shot(http, seen):
@@ -129,6 +135,35 @@ async def _workflow(http, seen, model):
     assert sent == [f"{one.trace}-{one.id}" for one in seen.named("chat scripted")]
 
 
+async def _metrics(http, seen):
+    """The numbers over OTLP are those of /metrics."""
+    _, box = await ask(http, "POST", "/v1/sessions", {})
+    path = f"/v1/sessions/{box['id']}/exec"
+    _, started = await ask(http, "POST", path, {"cmd": ["true"], "background": True})
+    assert started["exec_id"]
+    # A run, two commands and one in the background.
+    await seen.until(lambda: _count(seen, "sandkasten_exec_seconds", status="completed") == 4)
+    await seen.until(lambda: "sandkasten_sessions" in seen.metrics)
+    assert _count(seen, "station_sandbox_run_duration_ms", runtime="python") == 1
+    (runs,) = seen.metrics["station_sandbox_runs_total"].sum.data_points
+    assert (runs.as_double, _labels(runs)) == (1.0, {"runtime": "python", "ok": "true"})
+    async with http.get("/metrics") as reply:
+        shown = await reply.text()
+    assert 'sandkasten_exec_seconds_count{status="completed"} 4.0' in shown
+    await ask(http, "DELETE", f"/v1/sessions/{box['id']}")
+
+
+def _count(seen, name, **labels):
+    points = seen.metrics[name].histogram.data_points if name in seen.metrics else []
+    for one in points:
+        assert sum(one.bucket_counts) == one.count
+    return sum(one.count for one in points if _labels(one) == labels)
+
+
+def _labels(point):
+    return {one.key: one.value.string_value for one in point.attributes}
+
+
 def test_spans_go_out_over_grpc(tmp_path):
     with grpc_receiver() as seen:
         environ = _sending(seen.endpoint, OTEL_EXPORTER_OTLP_PROTOCOL="grpc")
@@ -148,9 +183,11 @@ def test_nothing_is_imported_when_tracing_is_off(tmp_path):
     import subprocess
 
     program = (
-        "import asyncio, sys\n"
-        "from sandkasten.telemetry.trace_setup import open_tracing\n"
-        "open_tracing({})\n"
+        "import sys\n"
+        "from sandkasten.telemetry.metrics import Metrics\n"
+        "from sandkasten.telemetry.otlp_setup import OtlpSetup\n"
+        "setup = OtlpSetup({})\n"
+        "setup.tracing(), setup.metrics(Metrics().registry)\n"
         "assert not [name for name in sys.modules if name.startswith('opentelemetry')]\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

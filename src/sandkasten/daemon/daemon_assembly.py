@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -24,7 +24,7 @@ from sandkasten.compat.e2b.envd_tokens import EnvdTokens
 from sandkasten.daemon.agent_services import LazyAgents, agent_service
 from sandkasten.daemon.backend_registry import prepare_data_dir
 from sandkasten.daemon.data_dir_lock import only_daemon
-from sandkasten.daemon.engine_assembly import open_engine, tracing_for
+from sandkasten.daemon.engine_assembly import open_engine, open_tracing, otlp_setup
 from sandkasten.daemon.http.listeners import (
     PreviewListener,
     below_prefix,
@@ -35,7 +35,7 @@ from sandkasten.daemon.http.listeners import (
 from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.daemon.settings.http_settings import key_required
 from sandkasten.engine.clock import SystemClock
-from sandkasten.errors import InvalidConfiguration
+from sandkasten.errors import InvalidConfiguration, SandkastenError
 from sandkasten.model.addresses import is_loopback
 from sandkasten.model.optional_extras import VERSION, install_command
 from sandkasten.store.preview_directory import PreviewDirectory
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from sandkasten.daemon.settings.setting_parsers import Address
     from sandkasten.engine.engine import Engine
 
+log = logging.getLogger("sandkasten.daemon")
 UPKEEP_EVERY_S: Final = 300.0
 
 
@@ -78,7 +79,7 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
         clock = SystemClock()
         metrics = Metrics(VERSION)
         events = FanOut(LogEvents(routine=logging.INFO), metrics)
-        tracing = await tracing_for(settings)
+        tracing = await open_tracing(settings)
         books = await stack.enter_async_context(open_books(settings, clock, rules.db_path))
         engine = await open_engine(
             settings,
@@ -139,6 +140,7 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
         await public_ports.retain(living, clock.now())
         await stack.enter_async_context(agents)
         await stack.enter_async_context(books.pruned_regularly(clock, UPKEEP_EVERY_S))
+        await stack.enter_async_context(_metrics_sent(settings, metrics, engine))
         app = App(server, (*ALL, *await _open_compat(settings, data_dir, previews, stack)))
         preview_listener = PreviewListener(
             _with_e2b(settings, app, OnlyPreviews(app)), settings.previews
@@ -150,6 +152,35 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
         previews.scheme, previews.port = address.scheme, address.port or 80
         await _listen_for_e2b(settings, app, server, stack)
         yield Daemon(data_dir, engine, agents, server, app, http)
+
+
+@asynccontextmanager
+async def _metrics_sent(
+    settings: Settings, metrics: Metrics, engine: Engine
+) -> AsyncIterator[None]:
+    """Send the metrics over OTLP at intervals, where that is configured."""
+    setup = otlp_setup(settings)
+    sender = await asyncio.to_thread(setup.metrics, metrics.registry)
+    if sender is None:
+        yield
+        return
+
+    async def send() -> None:
+        while True:
+            await asyncio.sleep(sender.interval_s)
+            try:
+                metrics.update(await engine.census(), await engine.network.totals())
+            except SandkastenError as exc:
+                log.warning("telemetry.incomplete", extra={"sandkasten": {"error": exc.code}})
+            await asyncio.to_thread(sender.send)
+
+    task = asyncio.create_task(send())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 async def _open_compat(

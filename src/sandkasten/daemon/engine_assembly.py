@@ -23,7 +23,7 @@ from sandkasten.images.signatures.image_trust import ImageTrust
 from sandkasten.linux.storage.host_mount_check import HostMountCheck
 from sandkasten.store.secret_directory import SecretDirectory
 from sandkasten.telemetry.log_events import LogEvents
-from sandkasten.telemetry.trace_setup import open_tracing
+from sandkasten.telemetry.otlp_setup import OtlpSetup
 
 if TYPE_CHECKING:
     from sandkasten.daemon.settings.resolver import Settings
@@ -45,7 +45,7 @@ async def open_engine(
             hint="run the daemon on a Linux machine and pass its address as url",
         )
     events = events if events is not None else LogEvents()
-    tracing = tracing if tracing is not None else await tracing_for(settings)
+    tracing = tracing if tracing is not None else await open_tracing(settings)
     layers = LayerStore(settings.data_dir.absolute() / "images")
     backing = backend_registry.open_backing(settings, layers, events)
     sources = Sources(
@@ -90,14 +90,12 @@ async def open_engine(
     return engine
 
 
-async def tracing_for(settings: Settings) -> Tracing:
-    """Return what reports spans; raise InvalidConfiguration if it cannot be opened."""
+def otlp_setup(settings: Settings) -> OtlpSetup:
     rules = settings.telemetry
+    return OtlpSetup(os.environ, rules.endpoint, rules.protocol, rules.content)
+
+
+async def open_tracing(settings: Settings) -> Tracing:
+    """Return what reports spans; raise InvalidConfiguration if it cannot be opened."""
     # In a thread: importing OpenTelemetry takes as long as a hundred commands.
-    return await asyncio.to_thread(
-        open_tracing,
-        os.environ,
-        endpoint=rules.endpoint,
-        protocol=rules.protocol,
-        content=rules.content,
-    )
+    return await asyncio.to_thread(otlp_setup(settings).tracing)

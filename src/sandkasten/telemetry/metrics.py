@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+)
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from sandkasten.model.sandbox.network_policy import NetworkCounts
@@ -28,6 +34,8 @@ class Metrics:
     """Implements `ports.EventSink`; `render` returns the exposition text."""
 
     def __init__(self, version: str = "") -> None:
+        # Else each counter and histogram has one more series, with the time when it was made.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -109,14 +117,18 @@ class Metrics:
         if not event.startswith("http."):
             self._events.labels(event).inc()
 
-    def render(
-        self, sessions: Mapping[tuple[str, str], int], network: NetworkCounts
-    ) -> tuple[bytes, str]:
-        """Return the text and its content type. `sessions` counts them by state and backend."""
+    def update(self, sessions: Mapping[tuple[str, str], int], network: NetworkCounts) -> None:
+        """Set what is not counted by events. `sessions` counts them by state and backend."""
         self._count_network(network)
         self._seen_sessions.update(sessions)
         for key in self._seen_sessions:
             self._sessions.labels(*key).set(sessions.get(key, 0))
+
+    def render(
+        self, sessions: Mapping[tuple[str, str], int], network: NetworkCounts
+    ) -> tuple[bytes, str]:
+        """Return the text and its content type."""
+        self.update(sessions, network)
         return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
 
     def _count_network(self, now: NetworkCounts) -> None:

@@ -20,8 +20,8 @@ from opentelemetry import trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from sandkasten.errors import Cancelled, InvalidConfiguration, SandkastenError
-from sandkasten.model.optional_extras import VERSION, install_command
+from sandkasten.errors import Cancelled, SandkastenError
+from sandkasten.model.optional_extras import VERSION
 from sandkasten.model.redaction import excerpt
 from sandkasten.ports.spans import checked_traceparent
 
@@ -153,33 +153,18 @@ def open_provider(protocol: str | None, endpoint: str | None) -> TracerProvider:
     """Return a provider that sends over OTLP. What the settings leave open, `OTEL_*` decide.
 
     One for all engines of this process; it is closed when the process ends. Raise
-    InvalidConfiguration if a library or a value is wrong.
+    ModuleNotFoundError if a library is missing, ValueError or TypeError if a value is wrong.
     """
-    try:
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        exporters = import_module(_EXPORTERS["grpc" if protocol == "grpc" else "http"])
-    except ModuleNotFoundError as exc:
-        raise InvalidConfiguration(
-            f"tracing needs a library that is not installed: {exc.name}",
-            hint=install_command("otel"),
-            setting="telemetry.endpoint",
-        ) from exc
+    exporters = import_module(_EXPORTERS["grpc" if protocol == "grpc" else "http"])
     if endpoint is not None and protocol != "grpc":
         endpoint = endpoint.rstrip("/") + "/v1/traces"
-    try:
-        exporter = exporters.OTLPSpanExporter(endpoint=endpoint)
-        resource = Resource.create({"service.name": "sandkasten", "service.version": VERSION})
-        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        provider.add_span_processor(BatchSpanProcessor(exporter))
-    except (ValueError, TypeError) as exc:
-        raise InvalidConfiguration(
-            f"tracing could not be configured: {exc}",
-            hint="check telemetry.endpoint and the OTEL_ variables",
-            setting="telemetry.endpoint",
-        ) from exc
+    resource = Resource.create({"service.name": "sandkasten", "service.version": VERSION})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(exporters.OTLPSpanExporter(endpoint=endpoint)))
     atexit.register(_close, provider)
     return provider
 

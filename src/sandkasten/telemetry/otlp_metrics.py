@@ -1,0 +1,126 @@
+"""The metrics of a daemon over OTLP, for collectors that do not read `/metrics`.
+
+Imported only where an endpoint is configured. The numbers and names are those of the Prometheus
+registry; nothing is counted twice. A collector that is away costs one log line per attempt.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Gauge,
+    Histogram,
+    HistogramDataPoint,
+    Metric,
+    MetricExportResult,
+    MetricsData,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+    Sum,
+)
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+from sandkasten.model.optional_extras import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.samples import Sample
+
+log = logging.getLogger("sandkasten.telemetry")
+_EXPORTERS: Final = {
+    "grpc": "opentelemetry.exporter.otlp.proto.grpc.metric_exporter",
+    "http": "opentelemetry.exporter.otlp.proto.http.metric_exporter",
+}
+_TIMEOUT_MS: Final = 5000
+_DEFAULT_INTERVAL_S: Final = 60.0
+
+
+class MetricsSender:
+    def __init__(self, registry: CollectorRegistry, protocol: str, endpoint: str | None) -> None:
+        """What the settings leave open (`endpoint` is None), the `OTEL_*` variables decide."""
+        kind = "grpc" if protocol == "grpc" else "http"
+        if endpoint is not None and kind == "http":
+            endpoint = endpoint.rstrip("/") + "/v1/metrics"
+        self._exporter = import_module(_EXPORTERS[kind]).OTLPMetricExporter(endpoint=endpoint)
+        self.interval_s = _interval_s()
+        self._registry = registry
+        self._began_ns = time.time_ns()
+        self._resource = Resource.create({"service.name": "sandkasten", "service.version": VERSION})
+
+    def send(self) -> None:
+        """Send every metric once. Blocks for at most five seconds; call it in a thread."""
+        found = metrics_data(self._registry, self._resource, self._began_ns, time.time_ns())
+        result = self._exporter.export(found, timeout_millis=_TIMEOUT_MS)
+        if result is not MetricExportResult.SUCCESS:
+            log.warning("telemetry.unsent", extra={"sandkasten": {"what": "metrics"}})
+
+
+def _interval_s() -> float:
+    """Return the standard interval, by default a minute."""
+    text = os.environ.get("OTEL_METRIC_EXPORT_INTERVAL", "")
+    return max(0.05, int(text[:12]) / 1000) if text.isdecimal() else _DEFAULT_INTERVAL_S
+
+
+def metrics_data(
+    registry: CollectorRegistry, resource: Resource, began_ns: int, now_ns: int
+) -> MetricsData:
+    """Return what a Prometheus registry holds now, in OpenTelemetry's form."""
+    metrics = [
+        _metric(family, began_ns, now_ns)
+        for family in registry.collect()
+        if family.type in ("counter", "gauge", "histogram")
+    ]
+    scope = InstrumentationScope("sandkasten", VERSION)
+    return MetricsData([ResourceMetrics(resource, [ScopeMetrics(scope, metrics, "")], "")])
+
+
+def _metric(family: Any, began_ns: int, now_ns: int) -> Metric:
+    data: Sum | Gauge | Histogram
+    if family.type == "histogram":
+        points = [_histogram(group, began_ns, now_ns) for group in _groups(family.samples)]
+        data = Histogram(points, AggregationTemporality.CUMULATIVE)
+        return Metric(family.name, family.documentation, "", data)
+    numbers = [
+        NumberDataPoint(dict(one.labels), began_ns, now_ns, one.value) for one in family.samples
+    ]
+    if family.type == "gauge":
+        return Metric(family.name, family.documentation, "", Gauge(numbers))
+    data = Sum(numbers, AggregationTemporality.CUMULATIVE, is_monotonic=True)
+    # Prometheus' names of counters end so, and its library leaves that out of the family's name.
+    return Metric(f"{family.name}_total", family.documentation, "", data)
+
+
+def _groups(samples: Iterable[Sample]) -> list[list[Sample]]:
+    """Return the samples of each combination of labels."""
+    found: dict[tuple[tuple[str, str], ...], list[Sample]] = {}
+    for one in samples:
+        key = tuple(sorted((k, v) for k, v in one.labels.items() if k != "le"))
+        found.setdefault(key, []).append(one)
+    return list(found.values())
+
+
+def _histogram(samples: list[Sample], began_ns: int, now_ns: int) -> HistogramDataPoint:
+    bounds, counts, total, below = [], [], 0.0, 0.0
+    labels: dict[str, str] = {}
+    for one in samples:
+        if one.name.endswith("_bucket"):
+            labels = {k: v for k, v in one.labels.items() if k != "le"}
+            counts.append(int(one.value - below))
+            below = one.value
+            if one.labels["le"] != "+Inf":
+                bounds.append(float(one.labels["le"]))
+        elif one.name.endswith("_sum"):
+            total = one.value
+    return HistogramDataPoint(
+        labels, began_ns, now_ns, sum(counts), total, counts, bounds, min=0.0, max=0.0
+    )
