@@ -147,5 +147,6 @@ lock:  ## compile requirements/*.txt again (ARGS=--upgrade)
 
 clean:  ## remove everything that was built
 	@rm -rf $(VENV) build dist $(BIN) benchmarks/results runner/target \
-		sdks/typescript/dist sdks/typescript/dist-tests sdks/typescript/node_modules
+		sdks/typescript/dist sdks/typescript/dist-tests sdks/typescript/node_modules \
+		examples/typescript/node_modules
 	@find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

@@ -23,9 +23,16 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 # The newest that the node of Debian can run.
 VITE = "vite@6.4.1"
+_MACHINES = {"x86_64": "x64", "aarch64": "arm64"}
 TYPESCRIPT = ROOT / "sdks" / "typescript"
 # The oldest that the TypeScript client supports, where the machine's own is older.
 _NODE = "20.20.0"
+# Where their programs are; npm links them only by scripts of theirs, which are not run.
+_JAVASCRIPT = {
+    "deno@2.9.6": "@deno/linux-{machine}-glibc/deno",
+    "bun@1.4.4": "@oven/bun-linux-{arm}/bin/bun",
+    "esbuild@0.28.2": "esbuild/bin/esbuild",
+}
 
 
 def environment(name: str) -> Path:
@@ -122,18 +129,20 @@ def node() -> str:
     said = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
     if int(said.lstrip("v").partition(".")[0]) >= 20:
         return found
-    machine = {"x86_64": "x64", "aarch64": "arm64"}[os.uname().machine]
+    machine = _MACHINES[os.uname().machine]
     home = _npm_installed(ROOT / "build" / "node", f"node-linux-{machine}@{_NODE}")
     return str(home / "node_modules" / f"node-linux-{machine}" / "bin" / "node")
 
 
 def typescript() -> Path:
     """Return the directory of the TypeScript client, compiled."""
-    lock, stamp = TYPESCRIPT / "package-lock.json", TYPESCRIPT / "dist" / ".sources"
+    lock, stamp = TYPESCRIPT / "package-lock.json", TYPESCRIPT / "dist-tests" / ".sources"
     with _locked(ROOT / "build" / "typescript"):
         installed = TYPESCRIPT / "node_modules" / ".lock"
         if not _stamped(installed, lock):
-            subprocess.run([_npm(), "ci", "--silent"], cwd=TYPESCRIPT, check=True)
+            subprocess.run(
+                [npm(), "ci", "--silent", "--ignore-scripts"], cwd=TYPESCRIPT, check=True
+            )
             _stamp(installed, lock)
         sources = hashlib.sha256()
         for pattern in ("*.json", "src/**/*.ts", "tests/*.json", "tests/*.ts"):
@@ -149,12 +158,39 @@ def typescript() -> Path:
     return TYPESCRIPT
 
 
+def typescript_examples() -> Path:
+    """Return the directory of the examples in JavaScript, with what they need."""
+    typescript()
+    home = ROOT / "examples" / "typescript"
+    lock, stamp = home / "package-lock.json", home / "node_modules" / ".lock"
+    with _locked(ROOT / "build" / "typescript-examples"):
+        if not _stamped(stamp, lock):
+            subprocess.run([npm(), "ci", "--silent", "--ignore-scripts"], cwd=home, check=True)
+            _stamp(stamp, lock)
+    return home
+
+
+def javascript(name: str) -> str:
+    """Return another program that runs or bundles JavaScript: deno, bun or esbuild."""
+    home = _npm_installed(ROOT / "build" / "javascript", *_JAVASCRIPT)
+    machine = _MACHINES[os.uname().machine]
+    (place,) = [path for package, path in _JAVASCRIPT.items() if package.startswith(f"{name}@")]
+    arm = "aarch64" if machine == "arm64" else machine
+    program = home / "node_modules" / place.format(machine=machine, arm=arm)
+    program.chmod(0o755)
+    return str(program)
+
+
+def javascript_programs() -> Path:
+    return Path(javascript("deno")).parent
+
+
 def compile_typescript(*options: str) -> None:
     compiler = TYPESCRIPT / "node_modules" / "typescript" / "bin" / "tsc"
     subprocess.run([node(), str(compiler), *options], cwd=TYPESCRIPT, check=True)
 
 
-def _npm() -> str:
+def npm() -> str:
     npm = shutil.which("npm")
     assert npm is not None, "npm is missing: scripts/packages.sh test"
     return npm
@@ -167,7 +203,7 @@ def _npm_installed(home: Path, *packages: str) -> Path:
             shutil.rmtree(home, ignore_errors=True)
             home.mkdir(parents=True)
             (home / "package.json").write_text("{}")
-            command = [_npm(), "install", "--no-audit", "--no-fund", "--ignore-scripts", *packages]
+            command = [npm(), "install", "--no-audit", "--no-fund", "--ignore-scripts", *packages]
             subprocess.run(command, cwd=home, check=True, capture_output=True)
             stamp.write_text(" ".join(packages))
     return home

@@ -25,7 +25,17 @@ _IMAGES = (*_DEBIANS, imagekit.busybox_tar, imagekit.empty_tar, imagekit.odd_tar
 _ENVIRONMENTS: tuple[Callable[[], Path], ...] = (
     environments.compat,
     environments.typescript,
-    *((environments.examples, environments.previews, environments.vite) if LONG else ()),
+    *(
+        (
+            environments.examples,
+            environments.previews,
+            environments.vite,
+            environments.javascript_programs,
+            environments.typescript_examples,
+        )
+        if LONG
+        else ()
+    ),
 )
 
 

@@ -53,6 +53,13 @@ export class Contexts {
     return decodedList("CodeContext", await this.connection.ask(request));
   }
 
+  /** Return the languages that the image has a kernel for, sorted. */
+  async languages(options: CallOptions = {}): Promise<string[]> {
+    const path = sessionPath(this.sessionId, "languages");
+    const request = { method: "GET", path, repeatable: true, signal: options.signal };
+    return decoded("Languages", await this.connection.ask(request)).languages;
+  }
+
   /** Replace the kernel of a context: its variables are gone. */
   async restart(context: CodeContext | string, options: CallOptions = {}): Promise<void> {
     await this.order("POST", context, "/restart", options, START_MS);

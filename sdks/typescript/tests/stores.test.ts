@@ -201,6 +201,7 @@ test("code contexts keep variables", { skip: !process.env.SANDKASTEN_KERNEL }, a
   const there = await session.runCode("import os; os.environ['V']", { context });
   assert.equal(there.text, "'v'");
   assert.equal((await session.contexts.list()).length, 2);
+  assert.ok((await session.contexts.languages()).includes("python"));
   await session.contexts.interrupt(context);
   await session.contexts.restart(context.id);
   await session.contexts.remove(context);
