@@ -13,6 +13,7 @@ from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.model.commands.code_values import CodeRequest
 from tests.api.daemon_in_process import serving
 from tests.api.events import events
+from tests.cli.terminal import Person
 
 pytestmark = pytest.mark.promise("P80")
 
@@ -139,6 +140,39 @@ async def test_the_command_line_prints_output_and_saves_pictures(real_daemon, bo
     assert (process.returncode, out) == (1, b"hi\n")
     assert b"ZeroDivisionError: division by zero" in err
     assert (tmp_path / "code-1.png").read_bytes() == b"\x89PNG\r\n"
+
+
+async def test_a_prompt_interrupts_switches_languages_and_keeps_its_history(
+    real_daemon, box, tmp_path
+):
+    words = ["env", f"XDG_STATE_HOME={tmp_path}", "TERM=dumb", sys.executable]
+    words += ["-m", "sandkasten.cli", "--url", real_daemon.url, "code", box]
+    steps = (
+        ("", ">>> "),
+        ("x = 40 + 1\n", ">>> "),
+        ("x + 1\n", "42"),
+        ("for i in (1,):\n  print(i + 6)\n\n", "7"),
+        ("print('be' + 'gun'); import time; time.sleep(600)\n", "begun"),
+        ("\x03", "KeyboardInterrupt: "),
+        (":language cobol\n", "no kernel for cobol"),
+        (":language sh\n", "bash> "),
+        ("for i in 1; do\necho $((i + 7))\ndone\n", "8"),
+        (":language py\n", ">>> "),
+        ("x - 2\n", "39"),
+    )
+
+    def follow() -> int:
+        with Person(words) as person:
+            for keys, answer in steps:
+                person.type(keys)
+                person.wait_for(answer)
+            person.wait_for(">>> ")
+            person.type("\x04")
+            return person.status()
+
+    assert await asyncio.to_thread(follow) == 0
+    kept = (tmp_path / "sandkasten" / "code_history").read_text().splitlines()
+    assert kept[:2] == ["x = 40 + 1", "x + 1"]
 
 
 async def test_another_engine_finds_the_context_with_its_variables(place, real_engine, box):

@@ -158,11 +158,11 @@ class _Session:
 
         name, _, rest = line.strip().partition(" ")
         if name == HELP:
-            say("\n".join(f"{one}  {what}" for one, what in COMMANDS.items()))
+            say("\n".join(f"{one:<16}{what}" for one, what in COMMANDS.items()))
         elif name == ":languages":
             say("\n".join(await box.contexts.languages()))
         elif name == ":language" and rest:
-            self._language, self._context = checked_language(rest.strip()), None
+            await self._switch(box, checked_language(rest.strip()))
         elif name == ":restart" and not rest:
             for one in await self._contexts(box):
                 await box.contexts.restart(one)
@@ -170,6 +170,15 @@ class _Session:
         else:
             return False
         return True
+
+    async def _switch(self, box: AsyncSandbox, language: str) -> None:
+        from sandkasten.cli.output import tell
+
+        known = await box.contexts.languages()
+        if language in known:
+            self._language, self._context = language, None
+        else:
+            tell("error", f"the image has no kernel for {language} (it has: {', '.join(known)})")
 
     async def _call(self, box: AsyncSandbox, code: str) -> CodeResult:
         from sandkasten.cli.output import write_chunk

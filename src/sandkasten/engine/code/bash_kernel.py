@@ -14,26 +14,23 @@ import selectors
 import signal
 import subprocess
 import tempfile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-# By name: ipykernel is a library of the image, not of the engine.
-Kernel: Any = importlib.import_module("ipykernel.kernelbase").Kernel
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 START = "set +H +o history; PS1= PS2= PROMPT_COMMAND=; unset HISTFILE\n"
 PIECE = 65536
 
 
-class BashKernel(Kernel):  # type: ignore[misc]
-    implementation = "sandkasten-bash"
-    implementation_version = "1"
-    language_info = {"name": "bash", "mimetype": "text/x-sh", "file_extension": ".sh"}
-    banner = "bash"
+class Bash:
+    """One bash process."""
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self) -> None:
         self.cell = os.path.join(tempfile.mkdtemp(prefix="bash-"), "cell")
-        ended, self.end = os.pipe()
+        self.ended, self.end = os.pipe()
         take_no_interrupt()
-        self.bash = subprocess.Popen(
+        self.process = subprocess.Popen(
             ["bash", "--noprofile", "--norc", "--noediting", "-i"],  # noqa: S607
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -41,34 +38,30 @@ class BashKernel(Kernel):  # type: ignore[misc]
             pass_fds=(self.end,),
         )
         os.close(self.end)
-        assert self.bash.stdout
-        assert self.bash.stderr
-        self.streams = {self.bash.stdout.fileno(): "stdout", self.bash.stderr.fileno(): "stderr"}
-        self.ended = ended
+        assert self.process.stdout
+        assert self.process.stderr
+        self.streams = {
+            self.process.stdout.fileno(): "stdout",
+            self.process.stderr.fileno(): "stderr",
+        }
         self.ready = selectors.DefaultSelector()
-        for number in (ended, *self.streams):
+        for number in (self.ended, *self.streams):
             os.set_blocking(number, False)
             self.ready.register(number, selectors.EVENT_READ)
-        self.run(START, silent=True)
+        self.run(START, lambda *_: None)
 
-    def do_execute(self, code: str, silent: bool, *_: Any, **__: Any) -> dict[str, Any]:
-        status = self.run(code, silent=silent)
-        if status == 0:
-            return {"status": "ok", "execution_count": self.execution_count, "user_expressions": {}}
-        error = {"ename": "ExitStatus", "evalue": str(status), "traceback": []}
-        if not silent:
-            self.send_response(self.iopub_socket, "error", error)
-        return {"status": "error", "execution_count": self.execution_count, **error}
+    def run(self, code: str, show: Callable[[str, str], object]) -> int:
+        """Run code and return its exit status; end this process if bash ended.
 
-    def run(self, code: str, *, silent: bool) -> int:
-        """Run code and return its exit status; end the kernel if bash ended."""
+        `show` gets the name of a stream and what was written to it.
+        """
         take_no_interrupt()
         with open(self.cell, "w", errors="surrogateescape") as file:
             file.write(code + "\n")
         line = f". {self.cell} </dev/null {self.end}>&-\necho $? >&{self.end}\n"
-        assert self.bash.stdin
-        self.bash.stdin.write(line.encode())
-        self.bash.stdin.flush()
+        assert self.process.stdin
+        self.process.stdin.write(line.encode())
+        self.process.stdin.flush()
         decoders = {
             number: codecs.getincrementaldecoder("utf-8")("replace") for number in self.streams
         }
@@ -81,13 +74,11 @@ class BashKernel(Kernel):  # type: ignore[misc]
                 if number == self.ended:
                     said += data
                     if not data:
-                        os._exit(self.bash.wait())
+                        os._exit(self.process.wait())
                 elif not data:
                     self.ready.unregister(number)  # `exec >file` has closed it
-                elif not silent:
-                    text = decoders[number].decode(data)
-                    shown = {"name": self.streams[number], "text": text}
-                    self.send_response(self.iopub_socket, "stream", shown)
+                else:
+                    show(self.streams[number], decoders[number].decode(data))
             if last and not ready:
                 return int(said)
             last = said.endswith(b"\n")
@@ -98,7 +89,39 @@ def take_no_interrupt() -> None:
     signal.signal(signal.SIGINT, lambda *_: None)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    # By name: ipykernel is a library of the image, not of the engine.
+    base: Any = importlib.import_module("ipykernel.kernelbase").Kernel
+
+    class BashKernel(base):  # type: ignore[misc]
+        implementation = "sandkasten-bash"
+        implementation_version = "1"
+        language_info = {"name": "bash", "mimetype": "text/x-sh", "file_extension": ".sh"}
+        banner = "bash"
+
+        def __init__(self, **given: Any) -> None:
+            super().__init__(**given)
+            self.bash = Bash()
+
+        def do_execute(self, code: str, silent: bool, *_: Any, **__: Any) -> dict[str, Any]:
+            def show(stream: str, text: str) -> None:
+                if not silent:
+                    shown = {"name": stream, "text": text}
+                    self.send_response(self.iopub_socket, "stream", shown)
+
+            status = self.bash.run(code, show)
+            count = {"execution_count": self.execution_count}
+            if status == 0:
+                return {"status": "ok", "user_expressions": {}, **count}
+            error = {"ename": "ExitStatus", "evalue": str(status), "traceback": []}
+            if not silent:
+                self.send_response(self.iopub_socket, "error", error)
+            return {"status": "error", **error, **count}
+
     importlib.import_module("ipykernel.kernelapp").IPKernelApp.launch_instance(
         kernel_class=BashKernel
     )
+
+
+if __name__ == "__main__":
+    main()
