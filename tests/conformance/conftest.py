@@ -38,6 +38,7 @@ DEFAULT_BACKENDS = ("unisolated", "local")
 
 _lent = pytest.StashKey[tuple[Pool, "SandboxId"]]()
 _as_it_was = pytest.StashKey[bool]()
+_HERE = Path(__file__).parent
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -50,9 +51,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _ground_of(item: pytest.Item) -> str | None:
-    params = getattr(getattr(item, "callspec", None), "params", {})
-    name = params.get("backend_name") if Path(__file__).parent in item.path.parents else None
-    return None if name is None else str(name)
+    name = getattr(getattr(item, "callspec", None), "params", {}).get("backend_name")
+    return str(name) if name is not None and _HERE in item.path.parents else None
 
 
 @pytest.fixture(scope="session")

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 # In our environment from the start, so that every sandbox could have inherited it.
 PLANTED = "PLANTED_SECRET_OF_A_TEST"
+_HERE = Path(__file__).parent
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -42,7 +43,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _platform_of(item: pytest.Item) -> str | None:
-    ours = item.path.parent == Path(__file__).parent
+    ours = item.path.parent == _HERE
     return str(item.callspec.params["platform"]) if ours else None  # type: ignore[attr-defined]
 
 
