@@ -184,6 +184,7 @@ ROWS: Final[tuple[Row, ...]] = (
         LOOKS, "GET /v1/sessions", f"GET {S}", f"GET {S}/execs", f"GET {S}/execs/{{eid}}",
         f"GET {S}/execs/{{eid}}/output", f"GET {S}/stats", f"GET {S}/processes",
         f"GET {S}/network", f"GET {S}/network/log", "GET /v1/usage", f"GET {S}/contexts",
+        f"GET {S}/languages",
         f"GET {S}/fs/read", f"GET {S}/fs/list", f"GET {S}/fs/stat", f"GET {S}/fs/download",
         f"GET {S}/fs/watch", "GET /v1/files", "GET /v1/files/{key:path}",
         "HEAD /v1/files/{key:path}", "GET /v1/keys", "GET /v1/audit", "GET /v1/workspaces",
