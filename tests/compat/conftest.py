@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sandkasten.compat.e2b.e2b_assembly import open_e2b
 from tests import environments
+from tests.api.daemon_with_database import booked
 from tests.client.http.served import Served, served
+from tests.compat.e2b_requests import E2b, engine_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,3 +49,13 @@ def e2b_variables(daemon: Served) -> dict[str, str]:
     """Return the environment of a program for E2B that is to use this daemon."""
     url = f"{daemon.url}/e2b"
     return {**os.environ, "E2B_API_URL": url, "E2B_SANDBOX_URL": url, "E2B_API_KEY": daemon.key}
+
+
+@pytest.fixture
+async def e2b(tmp_path):
+    async with (
+        engine_at(tmp_path) as engine,
+        open_e2b(b"k" * 32, {}) as routes,
+        booked(engine, tmp_path / "data", more=routes) as daemon,
+    ):
+        yield E2b(daemon)

@@ -154,6 +154,54 @@ def life(box):
     return seen
 
 
+def copies(box):
+    """Make snapshots and forks: sandboxes with the same files, each with its own."""
+    box.files.write("state", "before")
+    (fork,) = box.fork(timeout=60)
+    snapshot = box.create_snapshot(name="kept-state")
+    box.files.write("state", "after")
+    made = Sandbox.create(snapshot.snapshot_id)
+    named = Sandbox.create("kept-state")
+    fork.files.write("state", "of the fork")
+    found = [one.snapshot_id for one in Sandbox.list_snapshots(name="kept-state").next_items()]
+    seen = {
+        "read": [one.files.read("state") for one in (box, fork, made, named)],
+        "listed": found == [snapshot.snapshot_id],
+        "names": snapshot.names,
+        "delete": [Sandbox.delete_snapshot(snapshot.snapshot_id) for _ in range(2)],
+    }
+    for one in (fork, made, named):
+        one.kill()
+    return seen
+
+
+def pauses(_):
+    """Let sandboxes pause at their timeout, and resume by `connect` or by a request."""
+
+    def paused(wakes):
+        one = Sandbox.create(timeout=1, lifecycle={"on_timeout": "pause", "auto_resume": wakes})
+        deadline = time.monotonic() + 60
+        while one.is_running() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return one
+
+    one, other = paused(False), paused(True)
+    seen = {"states": [box.get_info().state.value for box in (one, other)]}
+    try:
+        one.commands.run("true")
+    except e2b.SandboxException as exc:
+        seen["command"] = type(exc).__name__
+    one.connect(timeout=100)
+    other.set_timeout(100)
+    seen["woken"] = other.commands.run("echo up").stdout
+    seen["running"] = [box.is_running() for box in (one, other)]
+    lifecycle = other.get_info().lifecycle
+    seen["lifecycle"] = [lifecycle["on_timeout"], lifecycle["auto_resume"]]
+    for box in (one, other):
+        box.kill()
+    return seen
+
+
 def urls(box):
     def fetch(url, data=None, **headers):
         try:
@@ -202,7 +250,7 @@ def end(box):
 def main():
     box = Sandbox.create(timeout=300, metadata={"user": "one two"}, envs={"OF_SANDBOX": "1"})
     seen = {"running": box.is_running()}
-    for part in (commands, files, watch, pty, lists, life, urls, end):
+    for part in (commands, files, watch, pty, lists, life, copies, pauses, urls, end):
         seen[part.__name__] = part(box)
     print(json.dumps(seen))  # noqa: T201
 

@@ -101,6 +101,27 @@ def test_sandboxes_are_extended_paused_and_resumed(seen):
     }
 
 
+@pytest.mark.promise("P79")
+def test_snapshots_and_forks_have_the_files_of_their_sandbox(seen):
+    assert seen["copies"] == {
+        "read": ["after", "of the fork", "before", "before"],
+        "listed": True,
+        "names": ["kept-state:default"],
+        "delete": [True, False],
+    }
+
+
+@pytest.mark.promise("P79")
+def test_a_sandbox_pauses_at_its_timeout_and_resumes(seen):
+    assert seen["pauses"] == {
+        "states": ["paused", "paused"],
+        "command": "SandboxNotRunningException",
+        "woken": "up\n",
+        "running": [True, True],
+        "lifecycle": ["pause", True],
+    }
+
+
 def test_signed_urls_lead_to_one_file_until_they_expire(seen):
     assert seen["urls"] == {
         "download": [200, "for all"],

@@ -7,9 +7,7 @@ import json
 import pytest
 
 from sandkasten.compat.e2b.chart_json import e2b_chart
-from tests.compat.test_e2b_protocol import ABSENT, TOKENS, E2b, e2b
-
-__all__ = ["e2b"]
+from tests.compat.e2b_requests import ABSENT, TOKENS, E2b
 
 JSON = {"Content-Type": "application/json"}
 

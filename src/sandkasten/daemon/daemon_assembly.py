@@ -18,7 +18,7 @@ from sandkasten.api.previews.preview_access import PreviewRules, Previews
 from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.api.routes.route_table import ALL
 from sandkasten.api.server_context import Server
-from sandkasten.compat.e2b.e2b_assembly import open_e2b, read_key
+from sandkasten.compat.e2b.e2b_assembly import PAUSES_FILE, open_e2b, read_key
 from sandkasten.compat.e2b.e2b_domain import PREFIX, E2bNames
 from sandkasten.compat.e2b.envd_tokens import EnvdTokens
 from sandkasten.daemon.agent_services import LazyAgents, agent_service
@@ -141,7 +141,8 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
         await stack.enter_async_context(agents)
         await stack.enter_async_context(books.pruned_regularly(clock, UPKEEP_EVERY_S))
         await stack.enter_async_context(_metrics_sent(settings, metrics, engine))
-        app = App(server, (*ALL, *await _open_compat(settings, data_dir, previews, stack)))
+        routes = await _open_compat(settings, data_dir, engine, previews, stack)
+        app = App(server, (*ALL, *routes))
         preview_listener = PreviewListener(
             _with_e2b(settings, app, OnlyPreviews(app)), settings.previews
         )
@@ -184,14 +185,24 @@ async def _metrics_sent(
 
 
 async def _open_compat(
-    settings: Settings, data_dir: Path, previews: Previews, stack: AsyncExitStack
+    settings: Settings,
+    data_dir: Path,
+    engine: Engine,
+    previews: Previews,
+    stack: AsyncExitStack,
 ) -> Sequence[Route]:
     """Return the routes of other services' protocols."""
     if not settings.compat.e2b_enabled:
         return ()
     key = await asyncio.to_thread(read_key, data_dir)
     previews.is_traffic_token = EnvdTokens(key).is_valid_for_traffic
-    e2b = open_e2b(key, settings.image_aliases, settings.compat.told_domain(settings.previews))
+    e2b = open_e2b(
+        key,
+        settings.image_aliases,
+        settings.compat.told_domain(settings.previews),
+        engine=engine,
+        pauses_file=data_dir / PAUSES_FILE,
+    )
     return await stack.enter_async_context(e2b)
 
 

@@ -27,7 +27,10 @@ _SCIENCE = [
         "ipykernel", "numpy", "pandas", "matplotlib", "scipy", "sklearn", "pil", "openpyxl"
     )
 ]  # fmt: skip
-_TOOLS = ["python3", "python3-pip", "python3-venv", "git", "curl", "ca-certificates", "procps"]
+_TOOLS = [
+    *("python3", "python-is-python3", "python3-pip", "python3-venv"),
+    *("git", "curl", "ca-certificates", "procps"),
+]
 # Images that are built by their name alone: a suite of Debian, its packages, and Python packages.
 # The last two have the names of E2B's templates, and what programs for these expect.
 _KNOWN: dict[str, tuple[str, list[str], list[str]]] = {

@@ -17,11 +17,14 @@ from sandkasten.compat.e2b.envd_tokens import EnvdTokens
 from sandkasten.compat.e2b.file_routes import BYTES, FORM, FileRoutes
 from sandkasten.compat.e2b.file_watchers import FileWatchers
 from sandkasten.compat.e2b.filesystem_routes import FilesystemRoutes
+from sandkasten.compat.e2b.pause_schedule import open_schedule
 from sandkasten.compat.e2b.process_routes import ProcessRoutes
 from sandkasten.compat.e2b.sandbox_routes import SandboxRoutes
+from sandkasten.compat.e2b.snapshot_routes import SnapshotRoutes
 from sandkasten.disk.atomic_file import create_file
 from sandkasten.disk.os_errors import disk_error
 from sandkasten.disk.small_file import read_small_file
+from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import InvalidRequest, NotFound, StoreUnusable
 
 if TYPE_CHECKING:
@@ -31,12 +34,15 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from sandkasten.api.request.http_call import Call
+    from sandkasten.compat.e2b.pause_schedule import PauseSchedule
+    from sandkasten.engine.engine import Engine
 
+PAUSES_FILE: Final = "e2b-pauses.json"
 _KEY_FILE: Final = "e2b.key"
 _MIN_KEY: Final = 32
 _TAG: Final = "e2b"
 # Parts of E2B's API for which the engine has no counterpart.
-_NOT_HERE: Final = frozenset({"fork", "forks", "snapshots", "templates", "volumes"})
+_NOT_HERE: Final = frozenset({"templates", "volumes"})
 
 
 def read_key(data_dir: Path) -> bytes:
@@ -57,15 +63,35 @@ def read_key(data_dir: Path) -> bytes:
 
 @asynccontextmanager
 async def open_e2b(
-    key: bytes, aliases: Mapping[str, str], domain: str | None = None
+    key: bytes,
+    aliases: Mapping[str, str],
+    domain: str | None = None,
+    *,
+    engine: Engine | None = None,
+    pauses_file: Path | None = None,
 ) -> AsyncIterator[Sequence[Route]]:
-    """Yield the routes. Watchers of clients end with the block."""
-    tokens = EnvdTokens(key)
-    access = EnvdAccess(tokens)
+    """Yield the routes. Watchers of clients end with the block.
+
+    With `engine`, sandboxes pause at their times; `pauses_file` keeps these.
+    """
+    async with (
+        open_schedule(pauses_file, engine, SystemClock()) as pauses,
+        _routes(EnvdTokens(key), aliases, domain, pauses) as routes,
+    ):
+        yield routes
+
+
+@asynccontextmanager
+async def _routes(
+    tokens: EnvdTokens, aliases: Mapping[str, str], domain: str | None, pauses: PauseSchedule
+) -> AsyncIterator[Sequence[Route]]:
+    access = EnvdAccess(tokens, pauses)
     watchers = FileWatchers()
+    sandboxes = SandboxRoutes(tokens, aliases, domain, pauses)
     try:
         yield (
-            *_control(SandboxRoutes(tokens, aliases, domain)),
+            *_control(sandboxes),
+            *_snapshots(SnapshotRoutes(sandboxes)),
             *_processes(ProcessRoutes(access)),
             *_filesystem(FilesystemRoutes(access, watchers)),
             *_files(FileRoutes(access)),
@@ -96,6 +122,16 @@ def _control(routes: SandboxRoutes) -> list[Route]:
         _key("POST", f"{one}/refreshes", routes.refresh, "session.update"),
         _key("GET", f"{one}/metrics", routes.metrics),
         _key("PUT", f"{one}/network", routes.change_network, "session.update"),
+    ]
+
+
+def _snapshots(routes: SnapshotRoutes) -> list[Route]:
+    one = "/sandboxes/{id}"
+    return [
+        _key("POST", f"{one}/snapshots", routes.create, "session.snapshot"),
+        _key("GET", "/snapshots", routes.listed),
+        _key("DELETE", "/templates/{template:path}", routes.remove, "snapshot.delete"),
+        _key("POST", f"{one}/fork", routes.fork, "session.fork"),
     ]
 
 

@@ -68,6 +68,11 @@ def _problem(error: SandkastenError, _: str) -> Response:
     return answer({"code": status, "message": told(error)}, status, headers)
 
 
+def control_error(error: SandkastenError) -> dict[str, object]:
+    """Return an error as a part of an answer of the control plane."""
+    return {"code": status_of(error), "message": told(error)}
+
+
 def is_gone(error: SandkastenError) -> bool:
     """Return whether the sandbox of a request ended or was paused while it was served."""
     return isinstance(error, (*_GONE, SandboxLost, Cancelled)) or is_paused(error)

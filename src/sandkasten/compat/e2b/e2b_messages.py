@@ -64,6 +64,22 @@ class Refresh(Message):
     duration: Seconds = DEFAULT_TIMEOUT_S
 
 
+class NewSnapshot(Message):
+    name: str | None = Field(None, max_length=_SHORT)
+
+
+class Fork(Message):
+    timeout: Seconds = DEFAULT_TIMEOUT_S
+    count: int = Field(1, ge=1, le=100)
+
+
+class SnapshotQuery(LooseQuery):
+    sandboxID: str | None = Field(None, max_length=_SHORT)
+    name: str | None = Field(None, max_length=_SHORT)
+    limit: int = Field(100, ge=1, le=1000)
+    nextToken: str | None = Field(None, max_length=_SHORT)
+
+
 class ListQuery(LooseQuery):
     metadata: str | None = Field(None, max_length=_MAX_PATH)
     state: str | None = Field(None, max_length=_SHORT)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sandkasten.api.request.http_call import Call
     from sandkasten.compat.e2b.e2b_messages import Message
     from sandkasten.compat.e2b.envd_tokens import EnvdTokens
+    from sandkasten.compat.e2b.pause_schedule import PauseSchedule
 
 M = TypeVar("M", bound="Message")
 Event = TypeVar("Event")
@@ -40,11 +41,17 @@ _MAX_NUMBER: Final = 10
 
 
 class EnvdAccess:
-    def __init__(self, tokens: EnvdTokens) -> None:
+    def __init__(self, tokens: EnvdTokens, pauses: PauseSchedule) -> None:
         self.tokens = tokens
+        self._pauses = pauses
 
-    async def sandbox(self, call: Call, *, by_traffic_token: bool = False) -> SandboxId:
-        """Return the sandbox of a request and make its tenant the principal."""
+    async def sandbox(
+        self, call: Call, *, by_traffic_token: bool = False, wakes: bool = True
+    ) -> SandboxId:
+        """Return the sandbox of a request and make its tenant the principal.
+
+        With `wakes`, a paused sandbox that requests resume is resumed.
+        """
         headers = call.connection.headers
         named, token = headers.get("e2b-sandbox-id", ""), headers.get("x-access-token", "")
         try:
@@ -57,15 +64,20 @@ class EnvdAccess:
         ):
             raise _refused()
         check_user(user_in(headers.get("authorization")))
-        await enter(call, the_id)
+        await self.enter(call, the_id, wakes=wakes)
         return the_id
 
-
-async def enter(call: Call, the_id: SandboxId) -> None:
-    """Act as the tenant of a sandbox. Raise SessionNotFound or SessionExpired."""
-    tenant = await call.engine.owner(the_id)
-    await call.engine.check_owner(the_id, tenant)
-    call.principal = Principal(tenant=tenant, scopes=frozenset({"sessions"}))
+    async def enter(self, call: Call, the_id: SandboxId, *, wakes: bool = True) -> None:
+        """Act as the tenant of a sandbox. Raise SessionNotFound or SessionExpired."""
+        tenant = await call.engine.owner(the_id)
+        await call.engine.check_owner(the_id, tenant)
+        call.principal = Principal(tenant=tenant, scopes=frozenset({"sessions"}))
+        if self._pauses.get(the_id) is None:
+            return
+        now = call.server.clock.now()
+        info = await self._pauses.settle(call.engine, await call.engine.get(the_id), now)
+        if wakes:
+            await self._pauses.wake(call.engine, info, now)
 
 
 def _refused() -> Unauthorized:

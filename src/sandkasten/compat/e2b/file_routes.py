@@ -18,7 +18,6 @@ from sandkasten.api.files.multipart_form import Form
 from sandkasten.api.response.json_response import answer
 from sandkasten.api.response.streamed_response import Streamed
 from sandkasten.compat.e2b.e2b_messages import FileQuery
-from sandkasten.compat.e2b.envd_access import enter
 from sandkasten.compat.e2b.envd_tokens import Operation, SignedPath, invalid_signature
 from sandkasten.compat.e2b.sandbox_places import Spelling, check_user, real_path
 from sandkasten.errors import (
@@ -54,7 +53,7 @@ class FileRoutes:
         self._searching = asyncio.Lock()
 
     async def health(self, call: Call) -> Response:
-        the_id = await self._access.sandbox(call)
+        the_id = await self._access.sandbox(call, wakes=False)
         info = await call.engine.get(the_id)
         if info.status == "paused":
             raise Conflict(f"sandbox {the_id} is paused", hint="connect to it", reason="paused")
@@ -129,7 +128,7 @@ class FileRoutes:
             )
             signed.check(call.server.clock.now())
             the_id = await self._signer(call, signed)
-            await enter(call, the_id)
+            await self._access.enter(call, the_id)
         check_user(query.username)
         return the_id
 

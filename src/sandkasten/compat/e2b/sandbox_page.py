@@ -1,17 +1,25 @@
-"""Pages of the list of sandboxes, newest first, and the time filter. Pure."""
+"""Pages of a list of sandboxes or snapshots, and the time filter. Pure."""
 
 from __future__ import annotations
 
 import base64
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from sandkasten.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sandkasten.model.sandbox.sandbox_values import Info
+
+class Listed(Protocol):
+    @property
+    def id(self) -> str: ...
+    @property
+    def created_at(self) -> float: ...
+
+
+L = TypeVar("L", bound=Listed)
 
 
 def started_after(text: str | None) -> float | None:
@@ -30,8 +38,8 @@ def started_after(text: str | None) -> float | None:
 
 
 def page_of(
-    found: Sequence[Info], limit: int, token: str | None, *, newest_first: bool
-) -> tuple[list[Info], str | None]:
+    found: Sequence[L], limit: int, token: str | None, *, newest_first: bool
+) -> tuple[list[L], str | None]:
     """Return one page and the token of the next one; None on the last page."""
     ordered = sorted(found, key=lambda one: (one.created_at, one.id), reverse=newest_first)
     if token is not None:

@@ -8,6 +8,8 @@ the lifetime; the idle time never ends a sandbox earlier.
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote
 
@@ -23,7 +25,10 @@ from sandkasten.compat.e2b.e2b_messages import (
     Refresh,
     Timeout,
 )
+from sandkasten.compat.e2b.pause_schedule import PauseTime
 from sandkasten.compat.e2b.sandbox_page import page_of, started_after
+from sandkasten.compat.e2b.snapshot_store import fill, find
+from sandkasten.engine.cleanup import finish
 from sandkasten.errors import (
     Conflict,
     ImageNotFound,
@@ -38,10 +43,12 @@ from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest, Info, UpdateRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncIterator, Mapping
 
     from sandkasten.api.request.http_call import Call
     from sandkasten.compat.e2b.envd_tokens import EnvdTokens
+    from sandkasten.compat.e2b.pause_schedule import PauseSchedule
+    from sandkasten.compat.e2b.snapshot_store import Snapshot
     from sandkasten.model.sandbox.sandbox_values import Stats
 
 # Unlocks every feature of the SDKs that is implemented here.
@@ -61,39 +68,91 @@ _SLACK_S: Final = 60
 class SandboxRoutes:
     """The handlers. `domain` is told to clients, which build the addresses of ports from it."""
 
-    def __init__(self, tokens: EnvdTokens, aliases: Mapping[str, str], domain: str | None) -> None:
+    def __init__(
+        self,
+        tokens: EnvdTokens,
+        aliases: Mapping[str, str],
+        domain: str | None,
+        pauses: PauseSchedule,
+    ) -> None:
         self._tokens = tokens
         self._aliases = aliases
         self._domain = domain
+        self._pauses = pauses
 
     async def create(self, call: Call) -> Response:
         body = await call.body(Create)
         _refuse_unsupported(body)
         template = body.templateID
-        key = call.connection.headers.get("idempotency-key")
         timeout_s = float(max(1, body.timeout))
-        request = CreateRequest(
-            SandboxOptions(
-                image=await self._image(call, template),
-                idle_timeout_seconds=timeout_s,
-                lifetime_seconds=timeout_s,
-                env=body.envVars or {},
-                labels=body.metadata or {},
-                network=_network(body.network, body.allow_internet_access),
-            ),
-            session_key=None if key is None else f"e2b/{key[:200]}",
-            tenant=call.principal.tenant,
-            key_id=call.principal.key_id,
+        options = SandboxOptions(
+            idle_timeout_seconds=timeout_s,
+            lifetime_seconds=timeout_s,
+            env=body.envVars or {},
+            labels=body.metadata or {},
+            network=_network(body.network, body.allow_internet_access),
         )
+        known = template in DEFAULT_TEMPLATES or template in self._aliases
+        snapshot = None if known else await find(call, template)
         try:
-            info = await call.while_there(call.engine.create(request, call.principal.quota))
+            if snapshot is not None:
+                made = self._filled(call, snapshot, options, body)
+            else:
+                options = replace(options, image=await self._image(call, template))
+                made = self._made(call, options, body, _session_key(call))
+            info = await call.while_there(made)
         except InvalidImage as exc:
             raise ImageNotFound(
                 f"template {template[:100]!r} not found: {exc.message}",
-                hint="a template is an image here: sandkasten image ls shows them, and "
-                "images.aliases gives one another name",
+                hint="a template is an image or a snapshot here: sandkasten image ls shows images, "
+                "and images.aliases gives one another name",
             ) from exc
-        return answer(self._created(call, info, template), 201)
+        return answer(self.created(call, info, template), 201)
+
+    async def fill_new(
+        self, call: Call, snapshot: Snapshot, source: Info, timeout_s: float
+    ) -> Info:
+        """Create a sandbox with the files of a snapshot, and labels and network of its source."""
+        options = SandboxOptions(
+            idle_timeout_seconds=timeout_s,
+            lifetime_seconds=timeout_s,
+            labels=source.labels,
+            network=source.network,
+        )
+        return await self._filled(call, snapshot, options, None)
+
+    async def _filled(
+        self, call: Call, snapshot: Snapshot, options: SandboxOptions, body: Create | None
+    ) -> Info:
+        options = replace(
+            options, image=snapshot.image, profile=snapshot.profile, limits=snapshot.limits
+        )
+        # Without the idempotency key: a repeated request must not find a sandbox without files.
+        info = await self._made(call, options, body, None)
+        async with _kept_only_if_done(call, info):
+            await fill(call, snapshot, info)
+        return info
+
+    async def _made(
+        self, call: Call, options: SandboxOptions, body: Create | None, session_key: str | None
+    ) -> Info:
+        request = CreateRequest(
+            options,
+            session_key=session_key,
+            tenant=call.principal.tenant,
+            key_id=call.principal.key_id,
+        )
+        info = await call.engine.create(request, call.principal.quota)
+        if body is None or not body.autoPause or not info.created:
+            return info
+        async with _kept_only_if_done(call, info):
+            # Where pausing is not supported this fails, and else it does nothing.
+            await call.engine.resume(info.id)
+            wakes = body.autoResume is not None and body.autoResume.enabled
+            at = call.server.clock.now() + max(1, body.timeout)
+            await self._pauses.put(info.id, PauseTime(at, body.timeout, wakes))
+            most = call.engine.policy.lifetime_s
+            return await _update(call, info.id, lifetime_seconds=most, idle_timeout_seconds=most)
 
     async def _image(self, call: Call, template: str) -> str | None:
         """Return the image of a template; None: the operator's default."""
@@ -110,31 +169,35 @@ class SandboxRoutes:
     async def connect(self, call: Call) -> Response:
         the_id = await call.session()
         timeout = (await call.body(Timeout)).timeout
-        info = await _living(call, the_id)
+        info = await self.living(call, the_id)
         if info.status == "paused":
             return await self._resumed(call, info, timeout)
         # Connecting never shortens the time that is left.
-        if call.server.clock.now() + timeout > info.created_at + info.lifetime_s:
+        if call.server.clock.now() + timeout > self._ends_at(info):
             info = await self._end_after(call, info, timeout)
-        return answer(self._created(call, info, info.image))
+        return answer(self.created(call, info, info.image))
 
     async def resume(self, call: Call) -> Response:
         the_id = await call.session()
         timeout = (await call.body(Timeout)).timeout
-        info = await _living(call, the_id)
+        info = await self.living(call, the_id)
         if info.status != "paused":
             raise Conflict(f"sandbox {the_id} is not paused", hint="connect to it instead")
         return await self._resumed(call, info, timeout)
 
     async def describe(self, call: Call) -> Response:
-        info = await _living(call, await call.session())
+        info = await self.living(call, await call.session())
+        pause = self._pauses.get(info.id)
         return answer(
             {
-                **_listed(call, info),
+                **self._listed(call, info),
                 "envdAccessToken": self._tokens.token(info.id),
                 "domain": told_domain(call) or self._domain,
                 "allowInternetAccess": info.network != "none",
-                "lifecycle": {"autoResume": False, "onTimeout": "kill"},
+                "lifecycle": {
+                    "autoResume": pause is not None and pause.wakes,
+                    "onTimeout": "kill" if pause is None else "pause",
+                },
             }
         )
 
@@ -160,7 +223,7 @@ class SandboxRoutes:
             found, query.limit, query.nextToken, newest_first=query.order != "asc"
         )
         headers = None if following is None else {NEXT_TOKEN: following}
-        return answer([_listed(call, one) for one in page], headers=headers)
+        return answer([self._listed(call, one) for one in page], headers=headers)
 
     async def destroy(self, call: Call) -> Response:
         await call.engine.destroy(await call.session())
@@ -169,18 +232,18 @@ class SandboxRoutes:
     async def set_timeout(self, call: Call) -> Response:
         the_id = await call.session()
         timeout = (await call.body(Timeout)).timeout
-        await self._end_after(call, await _living(call, the_id), timeout)
+        await self._end_after(call, await self.living(call, the_id), timeout)
         return Response(status_code=204)
 
     async def refresh(self, call: Call) -> Response:
         the_id = await call.session()
         duration = (await call.body(Refresh)).duration
-        await self._end_after(call, await _living(call, the_id), duration)
+        await self._end_after(call, await self.living(call, the_id), duration)
         return Response(status_code=204)
 
     async def pause(self, call: Call) -> Response:
         the_id = await call.session()
-        info = await _living(call, the_id)
+        info = await self.living(call, the_id)
         if info.status == "paused":
             raise Conflict(f"sandbox {the_id} is already paused", hint="connect resumes it")
         # A paused sandbox waits for its next connect as long as the operator permits.
@@ -204,7 +267,7 @@ class SandboxRoutes:
             return answer([])
         before = await call.engine.usage(the_id)
         await asyncio.sleep(_SAMPLE_S)
-        info, stats = await _living(call, the_id), await call.engine.stats(the_id)
+        info, stats = await self.living(call, the_id), await call.engine.stats(the_id)
         used_usec = (stats.usage.cpu_usec or 0) - (before.cpu_usec or 0)
         share = max(0.0, used_usec / 1e6 / _SAMPLE_S)
         return answer([_sample(info, stats, share, call.server.clock.now())])
@@ -219,19 +282,60 @@ class SandboxRoutes:
     async def _resumed(self, call: Call, info: Info, seconds: int) -> Response:
         # Check first: the pause gave the sandbox the longest lifetime, and it runs when resumed.
         _lifetime_s(call, info, seconds)
-        await call.engine.resume(info.id)
-        info = await self._end_after(call, info, seconds)
-        return answer(self._created(call, info, info.image), 201)
+        if self._pauses.get(info.id) is not None:
+            # Before it runs: its time to pause is over, and it would be paused again.
+            await self._end_after(call, info, seconds)
+            info = await call.engine.resume(info.id)
+        else:
+            await call.engine.resume(info.id)
+            info = await self._end_after(call, info, seconds)
+        return answer(self.created(call, info, info.image), 201)
 
     async def _end_after(self, call: Call, info: Info, seconds: int) -> Info:
+        lifetime_s = _lifetime_s(call, info, seconds)
+        pause = self._pauses.get(info.id)
+        if pause is not None:
+            at = call.server.clock.now() + seconds
+            await self._pauses.put(info.id, replace(pause, at=at, timeout_s=max(1, seconds)))
+            return info
         return await _update(
             call,
             info.id,
-            lifetime_seconds=_lifetime_s(call, info, seconds),
+            lifetime_seconds=lifetime_s,
             idle_timeout_seconds=float(max(1, seconds)),
         )
 
-    def _created(self, call: Call, info: Info, template: str) -> dict[str, object]:
+    def _ends_at(self, info: Info) -> float:
+        """Return when a sandbox ends or pauses by itself, in Unix seconds."""
+        pause = self._pauses.get(info.id)
+        return info.created_at + info.lifetime_s if pause is None else pause.at
+
+    async def living(self, call: Call, the_id: str) -> Info:
+        """Return a sandbox. One that is being removed is gone for the SDKs."""
+        info = await call.engine.get(the_id)
+        if info.status in _ENDING:
+            raise SessionNotFound(f"sandbox {the_id} is {info.status}", hint="create a new one")
+        return await self._pauses.settle(call.engine, info, call.server.clock.now())
+
+    def _listed(self, call: Call, info: Info) -> dict[str, object]:
+        limits = info.limits
+        pause = self._pauses.get(info.id)
+        ends_at = min(info.expires_at, self._ends_at(info)) if pause is None else pause.at
+        return {
+            "templateID": info.image,
+            "sandboxID": told_id(call, info),
+            "clientID": _CLIENT,
+            "startedAt": iso(info.created_at),
+            "endAt": iso(ends_at),
+            "cpuCount": max(1, round(limits.cpus)),
+            "memoryMB": limits.memory_bytes // _MIB,
+            "diskSizeMB": limits.workspace_bytes // _MIB,
+            "state": _state(info),
+            "envdVersion": ENVD_VERSION,
+            "metadata": dict(info.labels),
+        }
+
+    def created(self, call: Call, info: Info, template: str) -> dict[str, object]:
         return {
             "templateID": template,
             "sandboxID": told_id(call, info),
@@ -256,12 +360,20 @@ def _lifetime_s(call: Call, info: Info, seconds: int) -> float:
     return lifetime_s
 
 
-async def _living(call: Call, the_id: str) -> Info:
-    """Return a sandbox. One that is being removed is gone for the SDKs."""
-    info = await call.engine.get(the_id)
-    if info.status in _ENDING:
-        raise SessionNotFound(f"sandbox {the_id} is {info.status}", hint="create a new one")
-    return info
+@asynccontextmanager
+async def _kept_only_if_done(call: Call, info: Info) -> AsyncIterator[None]:
+    """Destroy a new sandbox if the block that prepares it fails or is cancelled."""
+    try:
+        yield
+    except BaseException:
+        with suppress(SandkastenError):
+            await finish(call.engine.destroy(info.id))
+        raise
+
+
+def _session_key(call: Call) -> str | None:
+    key = call.connection.headers.get("idempotency-key")
+    return None if key is None else f"e2b/{key[:200]}"
 
 
 async def _update(call: Call, the_id: str, **changes: Any) -> Info:
@@ -271,23 +383,6 @@ async def _update(call: Call, the_id: str, **changes: Any) -> Info:
 
 def _state(info: Info) -> str:
     return "paused" if info.status == "paused" else "running"
-
-
-def _listed(call: Call, info: Info) -> dict[str, object]:
-    limits = info.limits
-    return {
-        "templateID": info.image,
-        "sandboxID": told_id(call, info),
-        "clientID": _CLIENT,
-        "startedAt": iso(info.created_at),
-        "endAt": iso(min(info.expires_at, info.created_at + info.lifetime_s)),
-        "cpuCount": max(1, round(limits.cpus)),
-        "memoryMB": limits.memory_bytes // _MIB,
-        "diskSizeMB": limits.workspace_bytes // _MIB,
-        "state": _state(info),
-        "envdVersion": ENVD_VERSION,
-        "metadata": dict(info.labels),
-    }
 
 
 def _sample(info: Info, stats: Stats, cpu_share: float, now: float) -> dict[str, object]:
@@ -308,8 +403,7 @@ def _sample(info: Info, stats: Stats, cpu_share: float, now: float) -> dict[str,
 def _refuse_unsupported(body: Create) -> None:
     resumes = body.autoResume is not None and body.autoResume.enabled
     for name, used in (
-        ("autoPause", body.autoPause),
-        ("autoResume", resumes),
+        ("autoResume without autoPause", resumes and not body.autoPause),
         ("iam", body.iam),
         ("volumeMounts", body.volumeMounts),
     ):

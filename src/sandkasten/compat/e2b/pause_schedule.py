@@ -1,0 +1,162 @@
+"""When sandboxes pause instead of ending: `on_timeout: pause` of E2B.
+
+The runner ends a sandbox at its lifetime and cannot pause it, so the daemon does: such a sandbox
+has the longest lifetime that the operator permits, and its time is kept here, in one file. While no
+daemon runs, it continues to run. A request that arrives after the time pauses the sandbox first, so
+no client sees it run for longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.disk.atomic_file import write_file
+from sandkasten.disk.os_errors import disk_error
+from sandkasten.disk.small_file import read_json_object
+from sandkasten.errors import NotFound, SandkastenError, SessionExpired, StoreUnusable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from sandkasten.engine.engine import Engine
+    from sandkasten.model.sandbox.sandbox_values import Info
+    from sandkasten.ports import Clock
+
+log = logging.getLogger("sandkasten.compat")
+# How often entries of sandboxes that have ended are looked for, and a failed pause is retried.
+_ROUND_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class PauseTime:
+    at: float
+    """Unix seconds."""
+    timeout_s: int
+    """What the client asked for at last; a sandbox that wakes up has as long again."""
+    wakes: bool = False
+    """Whether a request resumes it."""
+
+
+class PauseSchedule:
+    """The times of the sandboxes that pause. Open it with `open_schedule`."""
+
+    def __init__(self, path: Path | None, times: dict[str, PauseTime]) -> None:
+        """Without a path the times are kept in memory alone."""
+        self._path = path
+        self._times = times
+        self._changing = asyncio.Lock()
+        self._changed = asyncio.Event()
+
+    def get(self, sandbox_id: str) -> PauseTime | None:
+        return self._times.get(sandbox_id)
+
+    async def put(self, sandbox_id: str, time: PauseTime) -> None:
+        """Set the time of a sandbox; durable when it returns."""
+        async with self._changing:
+            await self._store({**self._times, sandbox_id: time})
+        self._changed.set()
+
+    async def settle(self, engine: Engine, info: Info, now: float) -> Info:
+        """Return the sandbox, paused if its time is over."""
+        time = self.get(info.id)
+        if time is None or info.status != "running" or now < time.at:
+            return info
+        await engine.pause(info.id)
+        return await engine.get(info.id)
+
+    async def wake(self, engine: Engine, info: Info, now: float) -> Info:
+        """Return the sandbox, resumed if it is paused and a request resumes it."""
+        time = self.get(info.id)
+        if time is None or not time.wakes or info.status != "paused":
+            return info
+        # First: it would be paused again at once.
+        await self.put(info.id, replace(time, at=now + time.timeout_s))
+        await engine.resume(info.id)
+        return await engine.get(info.id)
+
+    async def watch(self, engine: Engine, clock: Clock) -> None:
+        """Pause sandboxes at their times until this task is cancelled."""
+        while True:
+            self._changed.clear()
+            pending = await self._round(engine, clock.now())
+            wait_s = _ROUND_S if self._times else None
+            if pending is not None:
+                wait_s = min(_ROUND_S, max(0.0, pending - clock.now()))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), wait_s)
+
+    async def _round(self, engine: Engine, now: float) -> float | None:
+        """Pause what is due and forget what has ended; return the next time."""
+        upcoming: list[float] = []
+        for the_id, time in list(self._times.items()):
+            try:
+                info = await engine.get(the_id)
+                if info.status == "running" and time.at <= now:
+                    await self.settle(engine, info, now)
+                elif info.status == "running":
+                    upcoming.append(time.at)
+            except (NotFound, SessionExpired):
+                await self._forget(the_id)
+            except SandkastenError as exc:
+                # The next round tries again.
+                fields = {"sandbox": the_id, "error": exc.code}
+                log.warning("e2b.pause_failed", extra={"sandkasten": fields})
+        return min(upcoming, default=None)
+
+    async def _forget(self, sandbox_id: str) -> None:
+        with suppress(SandkastenError):
+            async with self._changing:
+                kept = {one: time for one, time in self._times.items() if one != sandbox_id}
+                await self._store(kept)
+
+    async def _store(self, times: dict[str, PauseTime]) -> None:
+        if self._path is not None:
+            data = json.dumps({one: asdict(time) for one, time in times.items()}).encode()
+            try:
+                await asyncio.to_thread(write_file, self._path, data)
+            except OSError as exc:
+                raise disk_error("store when a sandbox pauses", exc, StoreUnusable) from exc
+        self._times = times
+
+
+@asynccontextmanager
+async def open_schedule(
+    path: Path | None, engine: Engine | None, clock: Clock
+) -> AsyncIterator[PauseSchedule]:
+    """Read the times, and pause sandboxes while the block lasts if there is an engine."""
+    schedule = PauseSchedule(path, await asyncio.to_thread(_read, path))
+    if engine is None:
+        yield schedule
+        return
+    task = asyncio.get_running_loop().create_task(schedule.watch(engine, clock))
+    try:
+        yield schedule
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def _read(path: Path | None) -> dict[str, PauseTime]:
+    if path is None or not path.exists():
+        return {}
+    found = read_json_object(path)
+    try:
+        if found is None:
+            raise ValueError
+        return {
+            one: PauseTime(float(time["at"]), int(time["timeout_s"]), time["wakes"] is True)
+            for one, time in found.items()
+        }
+    except (KeyError, TypeError, ValueError) as exc:
+        raise StoreUnusable(
+            f"{path} is damaged",
+            hint="remove it; sandboxes of E2B clients that would pause then end by their lifetime",
+            reason="damaged",
+        ) from exc

@@ -1,0 +1,192 @@
+"""Snapshots of E2B: the files of a sandbox's workspace, kept as one of the tenant's stored files.
+
+So a snapshot counts against the quota of the tenant, is stored whole or not at all, and is listed
+and removed as a stored file. It has no processes, memory or environment.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.api.files.stored_file import max_stored_bytes, store_of
+from sandkasten.errors import CommandNotFound, Conflict, FileNotFound, InvalidRequest, NotFound
+from sandkasten.model.commands.exec_values import ExecRequest, ExecResult
+from sandkasten.model.field_patterns import form
+from sandkasten.model.sandbox.cell_spec import WORKSPACE
+from sandkasten.model.sandbox.policy import public_limits
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sandkasten.api.request.http_call import Call
+    from sandkasten.model.journal_rows import StoredFile
+    from sandkasten.model.sandbox.sandbox_values import Info
+
+PREFIX: Final = "e2b/snapshots/"
+_FORKS: Final = "e2b/forks/"
+_TAR: Final = "application/x-tar"
+_ID: Final = form(r"snap_[0-9a-f]{16}")
+# E2B's own form of a name, with an optional namespace.
+_NAME: Final = form(r"([A-Za-z0-9_-]{1,64}/)?[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_TAG: Final = ":default"
+# A fork needs its copy for seconds; after a crash it is removed then.
+_FORK_TTL_S: Final = 3600.0
+_PAGE: Final = 1000
+_MAX_TOLD: Final = 500
+# Limits that make room for the files and for what ran; the others have no effect on them.
+_LIMITS: Final = ("cpu_limit", "mem_limit_mb", "pids_limit", "workspace_mb", "tmp_mb")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    key: str
+    """Of the stored file."""
+    id: str
+    name: str
+    """Empty: it has none."""
+    sandbox: str
+    image: str
+    profile: str
+    limits: Mapping[str, float]
+    created_at: float
+
+    @property
+    def public(self) -> dict[str, object]:
+        return {"snapshotID": self.id, "names": [self.name + _TAG] if self.name else []}
+
+
+async def capture(call: Call, info: Info, name: str | None) -> Snapshot:
+    """Store the files of a running sandbox."""
+    if name is not None and not _NAME.match(name.removesuffix(_TAG)):
+        raise InvalidRequest(
+            f"{name[:80]!r} is not a valid name of a snapshot",
+            hint="use letters, digits, '.', '_' and '-'",
+            field="name",
+        )
+    return await _put(call, info, PREFIX, (name or "").removesuffix(_TAG), None)
+
+
+async def capture_for_fork(call: Call, info: Info) -> Snapshot:
+    """Store the files of a running sandbox for a while, in no list of snapshots."""
+    return await _put(call, info, _FORKS, "", call.server.clock.now() + _FORK_TTL_S)
+
+
+async def _put(
+    call: Call, info: Info, prefix: str, name: str, expires_at: float | None
+) -> Snapshot:
+    limits = {one: value for one, value in public_limits(info.limits).items() if one in _LIMITS}
+    the_id = f"snap_{secrets.token_hex(8)}"
+    row = await store_of(call).put(
+        call.principal.tenant,
+        prefix + the_id,
+        call.engine.files.tar_out(info.id, WORKSPACE),
+        content_type=_TAR,
+        expires_at=expires_at,
+        metadata={
+            "name": name,
+            "sandbox": info.id,
+            "image": info.image,
+            "profile": info.profile,
+            "limits": json.dumps(limits),
+        },
+        max_stored_bytes=max_stored_bytes(call),
+    )
+    made = _snapshot(row)
+    assert made is not None
+    return made
+
+
+async def find(call: Call, template: str) -> Snapshot | None:
+    """Return the snapshot with an id, or the newest one with a name; None: there is none."""
+    template = template.removesuffix(_TAG)
+    if call.server.files is None:
+        return None
+    if _ID.match(template):
+        try:
+            return _snapshot(await call.server.files.get(call.principal.tenant, PREFIX + template))
+        except FileNotFound:
+            return None
+    named = [one for one in await _all(call) if template == one.name]
+    return max(named, key=lambda one: one.created_at, default=None)
+
+
+async def listed(call: Call, *, sandbox: str | None, name: str | None) -> list[Snapshot]:
+    """Return the snapshots of the tenant, the newest first."""
+    wanted = None if name is None else name.removesuffix(_TAG)
+    found = [
+        one
+        for one in ([] if call.server.files is None else await _all(call))
+        if sandbox in (None, one.sandbox) and wanted in (None, one.name, one.id)
+    ]
+    return sorted(found, key=lambda one: (one.created_at, one.id), reverse=True)
+
+
+async def _all(call: Call) -> Sequence[Snapshot]:
+    found: list[Snapshot] = []
+    after: str | None = None
+    while True:
+        page = await store_of(call).list(
+            call.principal.tenant, prefix=PREFIX, limit=_PAGE, after=after
+        )
+        found += [one for one in map(_snapshot, page) if one is not None]
+        if len(page) < _PAGE:
+            return found
+        after = page[-1].key
+
+
+async def fill(call: Call, snapshot: Snapshot, info: Info) -> None:
+    """Unpack the files into the workspace of a new sandbox.
+
+    By the image's own `tar`, because the runner refuses links that lead out of the workspace, and
+    a virtual environment of Python has some. An image without it gets the files by the runner.
+    """
+    async with store_of(call).read(call.principal.tenant, snapshot.key) as (_, pieces):
+        request = ExecRequest(
+            command=("tar", "-x", "-f", "-", "-C", WORKSPACE),
+            timeout_seconds=info.limits.max_exec_timeout_s,
+            keep_stdin_open=True,
+        )
+        try:
+            began = await call.engine.exec_start(info.id, request)
+        except CommandNotFound:
+            await call.engine.files.tar_in(info.id, WORKSPACE, pieces)
+            return
+        # If it ends early, its result says why.
+        with suppress(Conflict, NotFound):
+            async for piece in pieces:
+                await call.engine.exec_stdin(info.id, began.exec_id, piece)
+            await call.engine.exec_stdin(info.id, began.exec_id, b"", close=True)
+    async for item in call.engine.exec_output(info.id, began.exec_id, follow=True):
+        if isinstance(item, ExecResult) and item.exit_code != 0:
+            told = item.stderr[:_MAX_TOLD].decode("utf-8", "replace").strip()
+            raise Conflict(
+                f"the files of snapshot {snapshot.id} could not be unpacked: {told}",
+                hint="the workspace of the new sandbox may be too small; make a new snapshot",
+            )
+
+
+async def remove(call: Call, snapshot: Snapshot) -> None:
+    await store_of(call).delete(call.principal.tenant, snapshot.key)
+
+
+def _snapshot(row: StoredFile) -> Snapshot | None:
+    """Return None for a file that the tenant stored under such a key by itself."""
+    told = row.metadata
+    try:
+        limits = {name: float(value) for name, value in json.loads(told["limits"]).items()}
+        return Snapshot(
+            row.key,
+            row.key.rpartition("/")[2],
+            told["name"],
+            told["sandbox"],
+            told["image"],
+            told["profile"],
+            limits,
+            row.created_at,
+        )
+    except (KeyError, ValueError, AttributeError, TypeError):
+        return None
