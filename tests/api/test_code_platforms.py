@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -21,6 +21,7 @@ from tests.engines import lent, stock
 
 if TYPE_CHECKING:
     from sandkasten.engine.engine import Engine
+    from sandkasten.model.commands.code_values import CodeResult
 
 pytestmark = [
     pytest.mark.anyio,
@@ -94,3 +95,35 @@ async def test_contexts_on_docker(tmp_path: Path):
         box = (await engine.create(CreateRequest(options))).id
         await follow_contexts(engine, other, box)
     assert await nothing_left(reached, data) == []
+
+
+async def test_javascript_and_typescript_run_in_deno(tmp_path: Path):
+    found = settings(ServerAddress(str(tmp_path / "data"), "local"))
+    engine = await open_engine(found)
+    box = ""
+    try:
+        packages = SandboxOptions(pip_packages=("deno==2.7.14",))
+        box = (await engine.create(CreateRequest(packages))).id
+        assert {"javascript", "typescript"} <= set(await engine.code.languages(box))
+
+        async def run(code: str, language: str = "js", **more: Any) -> CodeResult:
+            return await engine.code.run(box, CodeRequest(code, language, **more))
+
+        assert (await run("const a = 41; console.log('out')")).stdout == "out\n"
+        assert (await run("await Promise.resolve(a + 1)")).text == "42"
+        assert (await run("import { basename } from 'path'\nbasename('/a/b')")).text == '"b"'
+        assert (await run("process.env.GIVEN", env={"GIVEN": 'a"b'})).text == "'a\"b'"
+        assert (await run("process.env.GIVEN")).text is None
+        wrong = await run("syntax error")
+        assert wrong.error is not None
+        assert (wrong.error.name, "syntax error" in wrong.error.value) == ("Error", True)
+        typed = await run("const s: string = 'typed'; console.log(s)", "ts")
+        assert typed.stdout == "typed\n"
+        # deno ends when it is interrupted: the kernel is another one, at once.
+        endless = await run("while (true) {}", timeout_seconds=0.5)
+        assert (endless.status, endless.kernel_restarted) == ("timed_out", True)
+        assert (await run("typeof a")).text == '"undefined"'
+    finally:
+        if box:
+            await engine.destroy(box)
+        await engine.aclose()
