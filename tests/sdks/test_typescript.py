@@ -15,6 +15,7 @@ import pytest
 from tests import environments
 from tests.agents.agency import files_in, played
 from tests.client.http.served import served
+from tests.grounds import LONG
 from tests.models.server import in_thread
 from tests.sdks.typescript import node, variables
 
@@ -48,7 +49,10 @@ def daemon(tmp_path_factory):
 
 @pytest.mark.parametrize("file", ["commands", "stores"])
 def test_the_client_does_everything_on_a_daemon(daemon, package, file):
-    env = {**variables(daemon), "SANDKASTEN_KERNEL": "1"}
+    env = variables(daemon)
+    if LONG:
+        # Kernels take seconds to start, and tests/api has them in every run.
+        env["SANDKASTEN_KERNEL"] = "1"
     node("--test", f"dist-tests/{file}.test.js", cwd=package, env=env)
 
 
