@@ -7,6 +7,7 @@ turn, so that all three see the same machine at the same moment. The daemon list
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -103,7 +104,7 @@ class Raw:
 
 
 @contextmanager
-def daemon(data_dir: Path) -> Iterator[str]:
+def daemon(data_dir: Path, **environ: str) -> Iterator[str]:
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "sandkasten.cli", "--data-dir", str(data_dir)),
@@ -111,6 +112,7 @@ def daemon(data_dir: Path) -> Iterator[str]:
         ],
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, **environ},
     )
     assert process.stderr is not None
     try:

@@ -35,6 +35,7 @@ from benchmarks import (
     ondocker,
     packages,
     report,
+    traces,
 )
 from benchmarks.peers import Peers, bwrap, rootfs
 from benchmarks.peers import docker as docker_peer
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 SECTIONS = (
     *("sessions", "oneshots", "files", "images", "load", "idle", "output", "gvisor", "http"),
-    *("network", "docker", "contained", "agents", "packages", "expressions", "code"),
+    *("network", "docker", "contained", "agents", "packages", "expressions", "code", "traces"),
 )
 LATEST = Path(__file__).parent / "results" / "latest.json"
 
@@ -177,6 +178,9 @@ def _measure(
     if "code" in only:
         _say("code in kernels")
         code.measure(found.samples, plan, scratch)
+    if "traces" in only:
+        _say("spans of commands")
+        traces.measure(found.samples, plan, scratch)
 
 
 def _say(text: str) -> None:

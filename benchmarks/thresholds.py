@@ -119,6 +119,15 @@ _CODE = (
     ),
 )
 
+_TRACES = (
+    Ratio(
+        "exec true over HTTP, traced",
+        "without spans",
+        1.1,
+        "a command over HTTP with spans <= 1.1 x one without",
+    ),
+)
+
 _NETWORK = (
     # The goal is 2. A second handshake, two more sends and two more wake-ups take 60 to 80
     # microseconds on loopback, most of it in the kernel; a direct connection takes 40.
@@ -151,6 +160,7 @@ RATIOS = (
     *_NETWORK,
     *_AGENTS,
     *_CODE,
+    *_TRACES,
 )
 
 _HTTP = "exec true, one session (argv)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import agents, code, contained, expressions, network, ondocker, packages
+from benchmarks import agents, code, contained, expressions, network, ondocker, packages, traces
 from benchmarks.footprint import Idle
 from benchmarks.plan import QUICK
 from benchmarks.report import Findings, document, judgement, table, verdicts
@@ -107,6 +107,7 @@ def test_every_agent_bound_is_measured():
         (packages.CREATE, packages.WITHOUT),
         (code.WARM, code.BARE),
         (code.FIRST, code.BARE),
+        (traces.EXEC, traces.PLAIN),
         *((expressions.operation(one), expressions.LIBRARY) for one in expressions.KILOBYTES),
     }
     judged = [(ratio.operation, ratio.peer) for ratio in RATIOS]

@@ -48,27 +48,29 @@ _OURS = otel_context.create_key("sandkasten-span")
 class OtelSpan:
     """Implements `ports.Span`."""
 
-    __slots__ = ("_content", "_failed", "name", "span")
+    __slots__ = ("_attributes", "_content", "_failed", "name", "span")
 
     def __init__(self, span: trace.Span, name: str, *, content: bool) -> None:
         self.span = span
         self.name = name
         self._content = content
         self._failed = False
+        # Set at once at the end: the library takes a lock for each call.
+        self._attributes: dict[str, str | int | float | bool] = {}
 
     def set(self, attributes: Attributes) -> None:
         for name, value in attributes.items():
             if value is not None:
-                self.span.set_attribute(name, value)
+                self._attributes[name] = value
 
     def content(self, name: str, value: str | bytes) -> None:
         if self._content and self.span.is_recording():
-            self.span.set_attribute(name, excerpt(value, MAX_CONTENT))
+            self._attributes[name] = excerpt(value, MAX_CONTENT)
 
     def fail(self, error: str, message: str = "") -> None:
         if not self._failed:
             self._failed = True
-            self.span.set_attribute("error", error)
+            self._attributes["error"] = error
             self.span.set_status(Status(StatusCode.ERROR, excerpt(message, MAX_CONTENT)))
 
     def __enter__(self) -> OtelSpan:
@@ -87,6 +89,7 @@ class OtelSpan:
         elif error is not None:
             # Its message may hold anything.
             self.fail(type(error).__name__)
+        self.span.set_attributes(self._attributes)
         self.span.end()
 
 
