@@ -14,8 +14,7 @@ class TelemetrySettings:
         "telemetry.endpoint",
         string,
         None,
-        "Where spans are sent over OTLP, such as http://localhost:4318. "
-        "The standard OTEL_ variables work too.",
+        "Where spans are sent over OTLP, such as http://localhost:4318; OTEL_ variables work too.",
     )
     protocol: str | None = setting(
         "telemetry.protocol",
