@@ -57,3 +57,4 @@ for wanted in requirements/frameworks/*.in; do
     framework "$(basename "$wanted" .in)" "${@}"
 done
 compile previews.txt requirements/previews.in
+compile streamlit.txt requirements/streamlit.in --constraint requirements/dev.txt

@@ -117,6 +117,10 @@ def previews() -> Path:
     return environment("previews")
 
 
+def streamlit() -> Path:
+    return environment("streamlit")
+
+
 def vite() -> Path:
     """Return a directory with Vite in `node_modules`; install it once."""
     return _npm_installed(ROOT / "build" / "vite", VITE)

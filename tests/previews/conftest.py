@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from tests.previews.browser import Browser
 
 
+LIMITS = {"memory_mb": 1500, "cpu_limit": 2, "workspace_mb": 900}
+
+
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Served]:
     with (
@@ -41,8 +44,7 @@ async def browser() -> AsyncIterator[Browser]:
 
 @asynccontextmanager
 async def sandbox(where: dict[str, Any]) -> AsyncIterator[AsyncSandbox]:
-    limits = {"memory_mb": 1500, "cpu_limit": 2, "workspace_mb": 900}
-    async with AsyncSandbox(**where, limits=limits) as box:
+    async with AsyncSandbox(**where, limits=LIMITS) as box:
         yield box
 
 

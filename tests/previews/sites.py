@@ -66,6 +66,14 @@ def echo(socket):
 app.run(port=5000)
 """
 
+STREAMLIT: Final = """
+import streamlit
+
+name = streamlit.text_input("Name", "Ada")
+if streamlit.button("Greet"):
+    streamlit.write(f"Hello {name}")
+"""
+
 # A site with a secret that sends no CORS headers, in each form that a page of another origin
 # could load it.
 VICTIM: Final = """

@@ -6,13 +6,14 @@ import asyncio
 
 import pytest
 
+from sandkasten import AsyncSandbox
 from tests import environments
-from tests.previews.conftest import listening, put_tree
-from tests.previews.sites import FLASK, VITE
+from tests.previews.conftest import LIMITS, listening, put_tree
+from tests.previews.sites import FLASK, STREAMLIT, VITE
 
 pytestmark = [
     pytest.mark.promise("P78"),
-    pytest.mark.long(reason="it installs Vite and JupyterLab and starts a browser"),
+    pytest.mark.long(reason="it installs Vite, JupyterLab and Streamlit and starts a browser"),
     pytest.mark.timeout(600),
 ]
 
@@ -67,6 +68,25 @@ async def test_flask_has_websockets_cookies_and_storage(box, browser, packages):
     host = url.split("/")[2].partition(":")[0]
     assert cookies["sandkasten_preview"] == (True, host)
     assert set(cookies) == {"sandkasten_preview", "seen", "session"}
+
+
+async def test_streamlit_runs_its_script_again_over_its_websocket(daemon, browser):
+    python = await asyncio.to_thread(environments.streamlit)
+    packages = next(python.parents[1].glob("lib/python3*/site-packages"))
+    async with AsyncSandbox(**daemon.where, limits={**LIMITS, "workspace_mb": 1500}) as box:
+        await put_tree(box, packages, "/workspace/packages")
+        await box.write("/workspace/app.py", STREAMLIT)
+        options = {"env": {"PYTHONPATH": "/workspace/packages", "HOME": "/workspace"}}
+        flags = ["--server.headless=true", "--server.port=8501", "--browser.gatherUsageStats=false",
+                 # It takes a package outside of site-packages for its own sources.
+                 "--global.developmentMode=false"]  # fmt: skip
+        command = ["python3", "-m", "streamlit", "run", "app.py", *flags]
+        await listening(box, command, 8501, **options)
+        found = "[...document.querySelectorAll('button')].find(one => one.innerText === 'Greet')"
+        async with browser.page(await box.url(8501)) as page:
+            await page.until(f"{found} !== undefined")
+            await page.run(f"{found}.click()")
+            await page.until("document.body.innerText.includes('Hello Ada')")
 
 
 async def test_a_public_preview_opens_without_a_link_and_closes_again(box, browser):
