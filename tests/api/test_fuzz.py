@@ -53,7 +53,7 @@ RELATIONS = (
     "contradict each other",
     "must be at most",
     "over max_exec_timeout_seconds",
-    "env of a call is supported only for python",
+    "env of a call is supported for",
     "timeout_seconds must be from",
     "only profile dev has other users",
     "is the name of the code file itself",
