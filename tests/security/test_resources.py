@@ -12,7 +12,7 @@ import pytest
 from sandkasten import QuotaExceeded, Sandbox
 from sandkasten.errors import SandboxLost
 from sandkasten.model.sandbox.limits import MIB, Limits
-from tests.patience import FAR_TOO_LATE_S
+from tests.patience import FAR_TOO_LATE_S, PATIENCE_S
 from tests.security.harness import (
     ITS_TERMINALS,
     NAMED,
@@ -344,18 +344,32 @@ except OSError as exc:
 def test_a_busy_sandbox_leaves_its_neighbour_its_share_of_the_processor(box, neighbour):
     """Measured by what each used in the same time, so that other load counts for both."""
     burn = box.start(["sh", "-c", "for i in 1 2 3 4 5 6; do (while :; do :; done) & done; wait"])
-    before = [one.usage().cpu_usec for one in (box, neighbour)] if ROOT else []
     counting = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done; echo $i"
     assert neighbour.exec(["sh", "-c", counting]).text == "300000\n"
     if ROOT:
+        alone = neighbour.start(["sh", "-c", "while :; do :; done"])
+        # Only the time counts in which both are at work.
+        _used(neighbour, neighbour.usage().cpu_usec + 50_000)
+        before = [one.usage().cpu_usec for one in (box, neighbour)]
+        _used(neighbour, before[1] + 300_000)
         burnt, had = (
             one.usage().cpu_usec - was for one, was in zip((box, neighbour), before, strict=True)
         )
         # One process beside six has as much as they; without groups it would have a sixth.
         assert had > burnt / 5
+        neighbour.call("exec.signal", exec_id=alone, signal=9, tree=True)
+        assert neighbour.wait(alone).signal == 9
     box.call("exec.signal", exec_id=burn, signal=9, tree=True)
     reply = box.wait(burn)
     assert (reply.signal, reply.timed_out) == (9, False), "it burnt all the while"
+
+
+def _used(box, usec):
+    """Wait until a sandbox has used so much processor time."""
+    deadline = time.monotonic() + PATIENCE_S
+    while box.usage().cpu_usec < usec:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 @pytest.mark.root
