@@ -296,7 +296,7 @@ async def test_a_stopping_daemon_leaves_workflow_runs_to_the_next_one(tmp_path):
 
 
 async def test_runs_of_a_dead_process_are_settled_and_their_sandboxes_destroyed(tmp_path):
-    async with house(tmp_path, recovers=True) as home:
+    async with house(tmp_path) as home:
         ended = replace(
             RunRow("run_" + "a" * 16, "agent", "writer", 1.0),
             status="completed",

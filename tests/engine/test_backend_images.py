@@ -268,7 +268,7 @@ async def test_build_steps_are_refused_on_a_backend_with_its_own_images(opened):
     image = await world.library.resolve("a")
     with pytest.raises(UnsupportedByBackend, match="backend docker does not support reading"):
         async with world.engine.bench.run(
-            image, ("true",), cwd="/", env={}, network=CLOSED, on_line=print
+            image, ("true",), cwd="/", env={}, network=CLOSED, pip=(), on_line=print
         ):
             pass
     assert world.keeper.shown == []

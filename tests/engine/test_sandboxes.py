@@ -525,7 +525,7 @@ async def test_space_is_reserved_for_what_was_promised_and_not_for_our_own_bound
             pass
     with pytest.raises(Busy):
         async with world.engine.bench.run(
-            layers, ("true",), cwd="/", env={}, network=CLOSED, on_line=print
+            layers, ("true",), cwd="/", env={}, network=CLOSED, pip=(), on_line=print
         ):
             pass
     assert made == [True, False, False]
