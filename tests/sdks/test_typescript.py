@@ -53,7 +53,7 @@ def test_the_client_does_everything_on_a_daemon(daemon, package, file):
     if LONG:
         # Kernels take seconds to start, and tests/api has them in every run.
         env["SANDKASTEN_KERNEL"] = "1"
-    # Without --test, whose runner has hung after the last test on a busy machine.
+    # Without --test: its runner would hide which test does not end.
     node(f"dist-tests/{file}.test.js", cwd=package, env=env)
 
 

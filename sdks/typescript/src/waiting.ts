@@ -42,6 +42,11 @@ export function sleep(ms: number, signal?: AbortSignal): Promise<void> {
   });
 }
 
+/** Let a program end although this clock still runs. Browsers have nothing of the kind. */
+function doesNotHold(timer: ReturnType<typeof setTimeout>): void {
+  (timer as { unref?: () => void }).unref?.();
+}
+
 /** A signal that aborts with the caller's, or when the time is over. */
 export class Deadline {
   /** Whether the time was over before `stop`. */
@@ -66,6 +71,7 @@ export class Deadline {
         this.expired = true;
         this.controller.abort(new Error("the time is over"));
       }, Math.min(ms, LONGEST_MS));
+      doesNotHold(this.timer);
     }
   }
 
@@ -86,6 +92,7 @@ export async function within<T>(promise: Promise<T>, ms: number, late: () => Err
   let timer: ReturnType<typeof setTimeout> | undefined;
   const clock = new Promise<never>((_, reject) => {
     timer = setTimeout(() => reject(late()), ms);
+    doesNotHold(timer);
   });
   try {
     return await Promise.race([promise, clock]);

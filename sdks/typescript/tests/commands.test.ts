@@ -166,8 +166,13 @@ test("only a request that may be repeated is sent again after a lost answer", as
   assert.equal((await session.exec(["cat", "/tmp/once"])).stdout, "x\n");
   bodies.length = 0;
   // A second creation would make a second session.
-  await assert.rejects(client({ fetch: losing }).createSession(), sandkasten.BackendUnavailable);
+  const lost = { labels: { answer: "lost" } };
+  await assert.rejects(client({ fetch: losing }).createSession(lost), sandkasten.BackendUnavailable);
   assert.equal(bodies.length, 1);
+  // The daemon has made it all the same.
+  const made = (await daemon.listSessions()).filter((info) => info.labels.answer === "lost");
+  assert.equal(made.length, 1);
+  await (await daemon.getSession(made[0]!.id)).destroy();
 });
 
 test("a busy daemon is asked again when it says", async () => {
