@@ -89,7 +89,8 @@ def ground(tmp_path: Path) -> Iterator[Ground]:
         yield made
         assert made.outside() == before
         assert children() == running
-        assert len(os.listdir("/proc/self/fd")) == descriptors
+        # Fewer, if something of an earlier test was closed meanwhile.
+        assert len(os.listdir("/proc/self/fd")) <= descriptors
     finally:
         gc.enable()
     # Whatever came of it, its owner can remove it.

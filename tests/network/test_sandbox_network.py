@@ -189,6 +189,7 @@ def test_a_result_names_what_was_refused_while_the_command_ran(boxed, web, backe
     refused = found.as_dict()["network"]["refused"]
     assert [one["host"] for one in refused] == ["evil.test", "far.test"]
     # Also of a command in the background, and not of the next one.
+    time.sleep(0.05)
     begun = box.start(["curl", "-sS", "-m", "10", f"http://evil.test:{web}/"])
     assert [one.host for one in begun.wait().refused] == ["evil.test"]
     time.sleep(0.05)
