@@ -36,8 +36,8 @@ Cells = Literal["fresh", "ahead", "reused"]
 
 Docker takes a quarter of a second to make one. Between its grounds only mounts and the way in
 differ, so that one of them makes all of its sandboxes anew (busybox, of which less is asked); every
-day the others use theirs again. So do runc and gVisor, for which the contract takes half as long
-then; `local` makes a new one for every test.
+day the others use theirs again. So do runc, for which the contract takes half as long then, and
+gVisor (a third less); `local` makes a new one for every test.
 """
 LONG = os.environ.get("SANDKASTEN_LONG") == "1"
 _OTHERS: Cells = "ahead" if LONG else "reused"

@@ -196,7 +196,7 @@ test("a busy daemon is asked again when it says", async () => {
   assert.equal(asked, 1);
 });
 
-test("an answer that takes too long, or is no daemon's, is an error", async () => {
+test("an answer that takes too long, or is not from a daemon, is an error", async () => {
   const foreign = async () => new Response("<html>", { status: 502 });
   await assert.rejects(client({ fetch: foreign }).createSession(), (error) => {
     assert.ok(error instanceof sandkasten.BackendUnavailable);

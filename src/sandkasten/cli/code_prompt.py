@@ -47,7 +47,7 @@ def history() -> Iterator[None]:
     try:
         yield
     finally:
-        # A history that cannot be kept is no reason to fail. It may hold secrets.
+        # Without a history the prompt still works. It may hold secrets.
         with suppress(OSError):
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             file.touch(mode=0o600)

@@ -1,7 +1,8 @@
-"""Protocols between packages: what the engine needs, and what it offers. No behaviour.
+"""Protocols between packages: what the engine needs, and what it offers.
 
 A backend creates an isolated place, returns a byte stream into it and removes it: seven methods
-over two Protocols. An implementation raises only classes of `errors`.
+over two Protocols. An implementation raises only classes of `errors`. The only behaviour is
+`UNTRACED`, the tracing that does nothing.
 """
 
 from __future__ import annotations

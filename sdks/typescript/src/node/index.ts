@@ -28,7 +28,7 @@ interface Dispatcher {
  * Return a dispatcher without time limits of its own.
  *
  * Node's `fetch` gives up when an answer takes 5 minutes to begin, and commands may take longer. Its
- * dispatcher is no module that can be imported; the global one has the class. Where it is another
+ * dispatcher cannot be imported as a module; the global one has the class. Where it is another
  * one (a program that has set up a proxy), it stays.
  */
 async function fetchOptions(socketPath: string | undefined): Promise<FetchOptions> {
