@@ -25,3 +25,11 @@ def test_every_standard_test_of_a_sandbox_passes(in_framework: RunsInFramework):
     done = in_framework("langchain", "-m", "pytest", str(DRIVES / "langchain_standard.py"))
     assert counts(done)["passed"] == STANDARD + OURS, done.stdout + done.stderr
     assert done.returncode == 0
+
+
+def test_every_standard_test_passes_with_the_published_backend_for_e2b(
+    in_framework: RunsInFramework,
+):
+    done = in_framework("langchain", "-m", "pytest", str(DRIVES / "langchain_e2b_standard.py"))
+    assert counts(done)["passed"] == STANDARD, done.stdout + done.stderr
+    assert done.returncode == 0

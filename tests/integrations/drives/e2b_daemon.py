@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,8 @@ def e2b_daemon() -> Iterator[None]:
                 if not line:
                     raise RuntimeError(f"the daemon did not start: {said}")
                 said += line
+            # Its log would fill the pipe and stop it.
+            threading.Thread(target=process.stderr.read, daemon=True).start()
             url = f"{found[1]}/e2b"
             os.environ.update(E2B_API_URL=url, E2B_SANDBOX_URL=url, E2B_API_KEY=KEY)
             yield
