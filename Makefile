@@ -30,20 +30,20 @@ setup: $(VENV)/.server $(BIN)/sandkasten-runner  ## install what is needed to ru
 dev: setup $(VENV)/.dev  ## setup, and what tests and linters need
 
 packages:
-	@scripts/packages.sh setup
+	@scripts/apt_packages.sh setup
 
 # Two of these at once would wait for each other's lock on apt; in a row they cost milliseconds.
 packages-check: | packages
-	@scripts/packages.sh check
+	@scripts/apt_packages.sh check
 
 packages-test: | packages
-	@scripts/packages.sh test
+	@scripts/apt_packages.sh test
 
 packages-long: | packages-test
-	@scripts/packages.sh long
+	@scripts/apt_packages.sh long
 
 packages-bench: | packages
-	@scripts/packages.sh bench
+	@scripts/apt_packages.sh bench
 
 $(VENV)/.made: | packages
 	@echo "making $(VENV) with $(PYTHON)"

@@ -21,7 +21,7 @@ build() {
     if [ "${OFFLINE:-}" = 1 ]; then
         local packages
         read -ra packages <<<"$(packages_of "$name")"
-        scripts/debs.sh "$base" "$context/debs" "${packages[@]}"
+        scripts/image_debs.sh "$base" "$context/debs" "${packages[@]}"
         arguments+=(--network none)
     fi
     docker build --quiet "${arguments[@]}" --tag "sandbox-runtime:$name" "$context" >/dev/null

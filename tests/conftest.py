@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
-from tests import asked, forked, schedule
+from tests import forked_programs, platform_markers, worker_groups
 from tests.engines import lent
-from tests.grounds import LONG
 from tests.hostwatch import canary as canary_tree
 from tests.hostwatch import loopwatch, snapshot
 from tests.hostwatch.difference import settled
+from tests.platform_choice import LONG
 from tests.unisolated import composition
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="fail when the run leaves a process, mount, cgroup, namespace, loop device or file, "
         "or changes a sysctl or the canary",
     )
-    asked.add_option(parser)
+    platform_markers.add_option(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -61,8 +61,8 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("busy")
     loopwatch.install()
     composition.install()
-    forked.install()
-    asked.configure(config)
+    forked_programs.install()
+    platform_markers.configure(config)
     # World-readable on purpose: only isolation keeps a sandbox from it.
     root = Path(tempfile.mkdtemp(prefix="pytest-of-canary-", dir="/var/tmp"))
     root.chmod(0o755)
@@ -82,10 +82,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     os.environ.setdefault(snapshot.MARKER, secrets.token_hex(8))
     config.stash[_before] = _look(config)(config.stash[_canary])
     config.stash[_left] = []
-    if config.getoption("numprocesses", None) and asked.needs_engines(config):
+    if config.getoption("numprocesses", None) and platform_markers.needs_engines(config):
         lent.start_all()
-    if _is_worker(config) and asked.needs_engines(config) and forked.SUPPORTED:
-        forked.start()
+    if _is_worker(config) and platform_markers.needs_engines(config) and forked_programs.SUPPORTED:
+        forked_programs.start()
 
 
 def _is_worker(config: pytest.Config) -> bool:
@@ -118,17 +118,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=later)
         items[:] = [item for item in items if not item.get_closest_marker("long")]
     if _is_worker(config):
-        schedule.order(items)
+        worker_groups.order(items)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    forked.only_real(item.get_closest_marker("real_start") is not None)
+    forked_programs.only_real(item.get_closest_marker("real_start") is not None)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    return schedule.scheduler(config, log)
+    return worker_groups.scheduler(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -138,13 +138,13 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    return asked.told(config)
+    return platform_markers.told(config)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     lent.close()
-    forked.stop()
+    forked_programs.stop()
     if _before not in session.config.stash:
         return
     config = session.config

@@ -129,7 +129,7 @@ def vite() -> Path:
 def node() -> str:
     """Return a Node that the TypeScript client supports: the machine's, or one from npm."""
     found = shutil.which("node")
-    assert found is not None, "node is missing: scripts/packages.sh setup"
+    assert found is not None, "node is missing: scripts/apt_packages.sh setup"
     said = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
     if int(said.lstrip("v").partition(".")[0]) >= 20:
         return found
@@ -196,7 +196,7 @@ def compile_typescript(*options: str) -> None:
 
 def npm() -> str:
     npm = shutil.which("npm")
-    assert npm is not None, "npm is missing: scripts/packages.sh test"
+    assert npm is not None, "npm is missing: scripts/apt_packages.sh test"
     return npm
 
 

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from tests import environments, imagekit
-from tests.grounds import LONG
 from tests.local import trees
+from tests.platform_choice import LONG
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,9 +49,9 @@ def main(*what: str) -> int:
         _all(_ENVIRONMENTS)
         sys.stdout.write("images for tests are built by root alone; tests that need them say so\n")
         return 0
-    from tests import built
+    from tests import built_images
 
-    _all((*_IMAGES, built.archives, *_ENVIRONMENTS))
+    _all((*_IMAGES, built_images.archives, *_ENVIRONMENTS))
     return 0
 
 

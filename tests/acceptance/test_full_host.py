@@ -17,8 +17,8 @@ import pytest
 from sandkasten import QuotaExceeded, Sandbox, SandkastenError, Workspaces
 from sandkasten.linux.state_layout import read_pid
 from sandkasten.linux.storage import workspace_image
-from tests.cases import few
 from tests.patience import PATIENCE_S
+from tests.shared_sandbox_cases import few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,11 +7,10 @@ import json
 import pytest
 
 from sandkasten.agents.chat.chat_config import wire_config
+from sandkasten.agents.loop.shortened_answers import shortened, truncated_json
 from sandkasten.agents.loop.tool_messages import (
     function_name,
     parse_json_answer,
-    shortened,
-    truncated_json,
 )
 from sandkasten.errors import InvalidAgent
 

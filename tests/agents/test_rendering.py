@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sandkasten.agents.definitions.prompt_file import Agent, parse_agent
 from sandkasten.agents.definitions.prompt_render import render
 from sandkasten.errors import InvalidAgent, InvalidRequest, PayloadTooLarge
-from tests.cases import few
+from tests.shared_sandbox_cases import few
 
 PROMPTS = Path(__file__).parent / "prompts"
 

@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 
 from sandkasten.agents.definitions.json_schemas import check, checked_schema
 from sandkasten.errors import InvalidAgent, InvalidRequest
-from tests.cases import few
+from tests.shared_sandbox_cases import few
 
 PERSON = {
     "type": "object",

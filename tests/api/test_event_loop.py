@@ -20,9 +20,9 @@ from pydantic import ValidationError
 
 from sandkasten.api.routes.route_table import ALL
 from tests.api.daemon_in_thread import DaemonThread
-from tests.cases import few
 from tests.hostwatch import loopwatch
 from tests.patience import PATIENCE_S
+from tests.shared_sandbox_cases import few
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

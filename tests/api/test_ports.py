@@ -14,8 +14,8 @@ from sandkasten.api.proxy.proxy_redirects import kept_inside
 from sandkasten.model.commands.exec_values import ExecRequest
 from tests.api.inner_servers import ECHO, FRAGMENTS, GARBAGE, HOSTILE, PLAIN
 from tests.api.raw import say
-from tests.cases import each
 from tests.patience import PATIENCE_S
+from tests.shared_sandbox_cases import each
 
 pytestmark = pytest.mark.promise("P39")
 

@@ -37,9 +37,9 @@ from sandkasten.model.access.tenancy import SCOPES, TenantQuota
 from tests.agents.agency import environ_for, files_in, played, until
 from tests.api.daemon_in_process import serving
 from tests.api.daemon_with_database import AS_OPERATOR, OPERATOR, new_key
-from tests.cases import few
 from tests.models.server import ScriptedModel
 from tests.patience import PATIENCE_S
+from tests.shared_sandbox_cases import few
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

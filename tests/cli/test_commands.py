@@ -61,7 +61,7 @@ async def test_a_signalled_command_exits_with_128_plus_the_signal(box, state):
     process = await box.start(["sleep", "60"])
     await process.kill()
     result = await process.wait()
-    from sandkasten.cli.state import status_of
+    from sandkasten.cli.exit_status import status_of
 
     assert status_of(result.exit_code, result.signal, timed_out=result.timed_out) == 137
 

@@ -16,11 +16,11 @@ from sandkasten import Sandbox
 from sandkasten.client.server.daemon_or_embedded import ServerAddress
 from sandkasten.errors import SessionNotFound
 from sandkasten.mcp.tool_access import open_tools
-from tests.cases import few
 from tests.cli.conftest import UNISOLATED
 from tests.cli.terminal import Person
 from tests.client.http.served import KEY, Served, served
 from tests.patience import PATIENCE_S
+from tests.shared_sandbox_cases import few
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""A fork in the place of a new interpreter (tests/forked.py) is given what a real one is given."""
+"""A fork in place of a new interpreter (tests/forked_programs.py) gets what a real one gets."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests import forked
+from tests import forked_programs
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.skipif(not forked.SUPPORTED, reason="every start here is a real one")
+pytestmark = pytest.mark.skipif(
+    not forked_programs.SUPPORTED, reason="every start here is a real one"
+)
 PROBE = [sys.executable, "-m", "tests.cli.start_probe"]
 
 
@@ -26,19 +28,19 @@ def _both(*words: str, **options: Any) -> list[subprocess.CompletedProcess[bytes
     _until_ready()
     done = []
     for real in (False, True):
-        forked.only_real(real)
-        before = forked.started()
+        forked_programs.only_real(real)
+        before = forked_programs.started()
         done.append(
             subprocess.run(
                 [*PROBE, *words], capture_output=True, timeout=PATIENCE_S, check=False, **options
             )
         )
-        assert forked.started() - before == (0 if real else 1)
+        assert forked_programs.started() - before == (0 if real else 1)
     return done
 
 
 def _until_ready() -> None:
-    assert forked.start(PATIENCE_S)
+    assert forked_programs.start(PATIENCE_S)
 
 
 def _told(done: subprocess.CompletedProcess[bytes]) -> dict[str, Any]:
@@ -93,7 +95,7 @@ def test_an_exception_ends_a_fork_as_it_ends_a_new_interpreter(words):
 def test_a_signal_ends_a_fork_as_it_ends_a_new_interpreter(number):
     _until_ready()
     for real in (False, True):
-        forked.only_real(real)
+        forked_programs.only_real(real)
         with subprocess.Popen([*PROBE, "wait"], stdout=-1, stderr=subprocess.DEVNULL) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == b"up\n"
@@ -105,7 +107,7 @@ def test_a_closed_stdout_is_the_same_failure():
     _until_ready()
     seen = []
     for real in (False, True):
-        forked.only_real(real)
+        forked_programs.only_real(real)
         read, write = os.pipe()
         os.close(read)
         done = subprocess.run([*PROBE], stdin=subprocess.DEVNULL, stdout=write, stderr=-1)
@@ -116,12 +118,12 @@ def test_a_closed_stdout_is_the_same_failure():
 
 def test_another_locale_or_option_of_the_interpreter_is_a_real_start():
     _until_ready()
-    before = forked.started()
+    before = forked_programs.started()
     for name, value in (("PYTHONUTF8", "0"), ("LC_ALL", "C"), ("PYTHONPATH", "/nowhere")):
         subprocess.run([*PROBE, "exit", "0"], env={**os.environ, name: value}, check=False)
     subprocess.run([sys.executable, "-I", "-m", "sandkasten.cli", "--version"], check=True)
     subprocess.run([*PROBE, "exit", "0"], check=True, preexec_fn=lambda: None)
-    assert forked.started() == before
+    assert forked_programs.started() == before
 
 
 def test_a_script_ends_with_its_objects_and_sees_warnings_as_errors():
@@ -138,11 +140,11 @@ warnings.warn("now")
 """
     seen = []
     for real in (False, True):
-        forked.only_real(real)
-        before = forked.started()
+        forked_programs.only_real(real)
+        before = forked_programs.started()
         words = [sys.executable, "-W", "error", "-c", code, "a", "b"]
         done = subprocess.run(words, capture_output=True, timeout=PATIENCE_S, check=False)
-        assert forked.started() - before == (0 if real else 1)
+        assert forked_programs.started() - before == (0 if real else 1)
         assert b"ResourceWarning" not in done.stderr
         seen.append((done.returncode, done.stdout, done.stderr.splitlines()[-1]))
     assert seen[0] == seen[1]
@@ -152,6 +154,6 @@ warnings.warn("now")
 
 @pytest.mark.real_start
 def test_the_mark_has_every_start_be_a_real_one():
-    before = forked.started()
+    before = forked_programs.started()
     subprocess.run([*PROBE, "exit", "0"], check=True)
-    assert forked.started() == before
+    assert forked_programs.started() == before

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cases import few
 from tests.cli.conftest import COMMAND
 from tests.cli.terminal import Person
 from tests.client.http.served import served
 from tests.patience import PATIENCE_S
+from tests.shared_sandbox_cases import few
 
 pytestmark = [
     pytest.mark.slow,

@@ -13,11 +13,11 @@ import pytest
 from sandkasten import __version__
 from sandkasten.cli import completions
 from sandkasten.cli.command_table import command_in, command_names
+from sandkasten.cli.exit_status import UsageError
 from sandkasten.cli.options import network_of
 from sandkasten.cli.output import age, painted, paragraph, report, size, visible
 from sandkasten.cli.quantities import limit, seconds
 from sandkasten.cli.sandbox_names import Remote, pick, side
-from sandkasten.cli.state import UsageError
 from sandkasten.daemon.settings.core_settings import BACKENDS
 from sandkasten.errors import BuildFailed, InvalidRequest, SessionNotFound
 from sandkasten.images.image_names import ALIASES, HOST

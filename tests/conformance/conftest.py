@@ -1,11 +1,11 @@
 """One contract for every backend: the platforms of a run, and a fresh sandbox for each test.
 
-`--platform NAME` (repeatable) chooses them (see `tests.grounds`: `local/debian` is the local
-backend on a Debian image); without it the suite runs on `unisolated` and `local`. A NAME of the
-form `package.module:factory` opens another backend: the factory is called with a scratch directory
-and returns an object of `ports.Backend`. A backend that cannot be used here fails every test with
-the reason its `probe` gives; nothing is skipped. Where a sandbox takes long to make, `box` and
-`cell` come from a pool (see `tests.grounds.Cells`).
+`--platform NAME` (repeatable) chooses them (see `tests.platform_choice`: `local/debian` is the
+local backend on a Debian image); without it the suite runs on `unisolated` and `local`. A NAME of
+the form `package.module:factory` opens another backend: the factory is called with a scratch
+directory and returns an object of `ports.Backend`. A backend that cannot be used here fails every
+test with the reason its `probe` gives; nothing is skipped. Where a sandbox takes long to make,
+`box` and `cell` come from a pool (see `tests.platform_choice.Cells`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sandkasten.model.ids import new_sandbox_id
-from tests import asked
+from tests import platform_markers
+from tests.cell_pool import Pool, taken_away
 from tests.conformance.box import Box
-from tests.grounds import GROUNDS, Ground, engine_of, place_for, spec_on
-from tests.grounds import open_backend as open_ground
-from tests.pool import Pool, taken_away
+from tests.platform_choice import GROUNDS, Ground, engine_of, place_for, spec_on
+from tests.platform_choice import open_backend as open_ground
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -43,11 +43,11 @@ _HERE = Path(__file__).parent
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "backend_name" in metafunc.fixturenames:
-        asked.on_platforms(metafunc, "contract", "backend_name", *DEFAULT_BACKENDS)
+        platform_markers.on_platforms(metafunc, "contract", "backend_name", *DEFAULT_BACKENDS)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    asked.select(config, items, "contract", _ground_of)
+    platform_markers.select(config, items, "contract", _ground_of)
 
 
 def _ground_of(item: pytest.Item) -> str | None:

@@ -16,7 +16,7 @@ from sandkasten.errors import (
     SandkastenError,
 )
 from sandkasten.wire.call import Data
-from tests.cases import each
+from tests.shared_sandbox_cases import each
 
 if TYPE_CHECKING:
     from tests.conformance.box import Box

@@ -6,8 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from sandkasten.wire.call import OutputChunk
-from tests.cases import each
 from tests.patience import PATIENCE_S
+from tests.shared_sandbox_cases import each
 
 if TYPE_CHECKING:
     from tests.conformance.box import Box

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests import built
+from tests import built_images
 from tests.engines import stock
 from tests.engines.engine import Engine, missing
 from tests.hostwatch import loopwatch
@@ -71,7 +71,7 @@ class Host:
         """Return our containers and volumes."""
         return self.engine.reached.containers(), self.engine.reached.volumes()
 
-    # As tests.built asks for it.
+    # As tests.built_images asks for it.
 
     def docker(
         self, *words: str, check: bool = True, timeout_s: float = 110
@@ -124,4 +124,4 @@ def host(engine_host: Host) -> Iterator[Host]:
 
 @pytest.fixture(scope="session")
 def daemon_image(engine_host: Host) -> str:
-    return built.daemon(engine_host)  # type: ignore[arg-type]
+    return built_images.daemon(engine_host)  # type: ignore[arg-type]

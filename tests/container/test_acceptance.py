@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sandkasten import Agents, Sandbox, StoredFiles
-from tests import built
+from tests import built_images
 from tests.container.conftest import KEY
 from tests.deploy.test_compose import _lacks
 from tests.engines import stock
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tests.container.conftest import Host
 
 # The first of a checkout builds the images.
-pytestmark = pytest.mark.timeout(built.PATIENCE_S)
+pytestmark = pytest.mark.timeout(built_images.PATIENCE_S)
 DEBIAN = stock.reference("debian")
 ROOT = Path(__file__).resolve().parents[2]
 DATA, SHARED = "sandkasten-data", "station-sandboxes"
@@ -306,7 +306,7 @@ def test_a_daemon_can_use_a_sidecar_engine(host, daemon_image):
     """Uses the commands of a dry run. Where this machine lacks a capability it cannot grant it, so
     `--privileged` is written out piece by piece.
     """
-    mode = ("--mode", "sidecar", "--engine-image", built.sidecar(host), "--json")
+    mode = ("--mode", "sidecar", "--engine-image", built_images.sidecar(host), "--json")
     for line in host.up(*mode, "--dry-run").document["commands"]:
         words = shlex.split(line)
         if "--privileged" in words:

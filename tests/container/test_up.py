@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests import built
+from tests import built_images
 from tests.container.conftest import KEY, Host
 from tests.engines import stock
 
 # The first of a checkout builds the image.
-pytestmark = pytest.mark.timeout(built.PATIENCE_S)
+pytestmark = pytest.mark.timeout(built_images.PATIENCE_S)
 BUSYBOX = stock.reference("busybox")
 
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import built, imagekit
+from tests import built_images, imagekit
 from tests.deploy.engine import Docker, started
 from tests.engines.engine import missing
-from tests.grounds import LONG
+from tests.platform_choice import LONG
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,23 +25,23 @@ def engine() -> Iterator[Docker]:
 
 @pytest.fixture(scope="session")
 def daemon_image(engine: Docker) -> str:
-    return built.daemon(engine)
+    return built_images.daemon(engine)
 
 
 @pytest.fixture(scope="session")
 def runtime_images(engine: Docker) -> tuple[str, ...]:
-    return built.runtime(engine)
+    return built_images.runtime(engine)
 
 
 @pytest.fixture(scope="session")
 def runtime_base(engine: Docker) -> None:
     """Put an image with the name that sandboxes use by default into the engine."""
     if LONG:
-        built.runtime(engine)
+        built_images.runtime(engine)
     else:
-        engine.docker("import", str(imagekit.busybox_tar()), built.RUNTIMES[0])
+        engine.docker("import", str(imagekit.busybox_tar()), built_images.RUNTIMES[0])
 
 
 @pytest.fixture(scope="session")
 def sidecar_image(engine: Docker) -> str:
-    return built.sidecar(engine)
+    return built_images.sidecar(engine)

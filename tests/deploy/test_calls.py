@@ -16,8 +16,8 @@ from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.limits import Limits
 from tests import imagekit
-from tests.cases import few
 from tests.deploy.proxy import Proxy
+from tests.shared_sandbox_cases import few
 
 if TYPE_CHECKING:
     from sandkasten.backends.docker.docker_options import WorkspaceMode

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from tests import built, imagekit
-from tests.cases import few
+from tests import built_images, imagekit
 from tests.deploy.test_image import KEY
 from tests.patience import FAR_TOO_LATE_S
+from tests.shared_sandbox_cases import few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.deploy.engine import Docker
 
-pytestmark = [pytest.mark.timeout(built.PATIENCE_S), pytest.mark.promise("P60")]
+pytestmark = [pytest.mark.timeout(built_images.PATIENCE_S), pytest.mark.promise("P60")]
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "compose"
 FILES = ("socket", "shared-volume", "sidecar")
 GIVEN = {"SANDKASTEN_API_KEY": KEY, "DOCKER_GID": "990"}

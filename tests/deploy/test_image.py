@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sandkasten import __version__
-from tests import built
+from tests import built_images
 from tests.patience import FAR_TOO_LATE_S, PATIENCE_S
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.deploy.engine import Docker
 
-pytestmark = pytest.mark.timeout(built.PATIENCE_S)
+pytestmark = pytest.mark.timeout(built_images.PATIENCE_S)
 KEY = "sk-" + "0123456789abcdef" * 3
 HARDENED = (
     *("--read-only", "--tmpfs", "/tmp:mode=1777,size=64m"),

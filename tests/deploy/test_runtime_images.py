@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import built
+from tests import built_images
 
 if TYPE_CHECKING:
     from tests.deploy.engine import Docker
 
 pytestmark = [
-    pytest.mark.timeout(built.PATIENCE_S),
+    pytest.mark.timeout(built_images.PATIENCE_S),
     pytest.mark.promise("P60"),
     pytest.mark.long(reason="building the images takes a minute"),
 ]

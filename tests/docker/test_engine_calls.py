@@ -19,10 +19,10 @@ from sandkasten.linux.programs import Programs
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
-from tests import grounds, imagekit
-from tests.cases import few
+from tests import imagekit, platform_choice
 from tests.docker.fake_engine import FakeEngine
 from tests.engines import lent, seen, stock
+from tests.shared_sandbox_cases import few
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -126,7 +126,7 @@ async def test_volumes_of_a_container_removed_by_another_program_are_still_found
 async def test_an_image_removed_from_the_engine_is_loaded_again(
     engine: Reached, tmp_path: Path, calls: list[str]
 ):
-    image = grounds.image_named("busybox")
+    image = platform_choice.image_named("busybox")
     store = imagekit.store_with(imagekit.CACHE / "store", ("busybox", imagekit.busybox_tar()))
     backend = opened(engine, tmp_path, "volume", packer=StorePacker(store))
     spec = CellSpec(image=image)

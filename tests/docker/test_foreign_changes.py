@@ -15,9 +15,9 @@ from sandkasten.errors import Busy, Conflict, SandboxLost, SessionExpired
 from sandkasten.model.ids import SandboxId, new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
-from tests.cases import few
 from tests.docker.site import FAR, IMAGE, left, nothing_left, opened, sh
 from tests.patience import PATIENCE_S
+from tests.shared_sandbox_cases import few
 
 SPEC = CellSpec(image=Image(name=IMAGE, kind="engine"))
 

@@ -23,8 +23,8 @@ from sandkasten.model.ids import SandboxId
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from tests.docker.fake_engine import BOX, ID, OWNER, PLAUSIBLE, FakeEngine, answered
-from tests.grounds import LONG
 from tests.patience import FAR_TOO_LATE_S, PATIENCE_S
+from tests.platform_choice import LONG
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

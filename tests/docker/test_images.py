@@ -29,12 +29,12 @@ from sandkasten.model.images.pull_rules import PullLimits
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests import imagekit
-from tests.cases import few
 from tests.docker.fake_engine import FakeEngine, answered
 from tests.docker.site import FAR, IMAGE, nothing_left, opened, sh
 from tests.images.registries import HTPASSWD
 from tests.loopback_port import free_port
 from tests.patience import PATIENCE_S
+from tests.shared_sandbox_cases import few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -12,9 +12,9 @@ import pytest
 
 from sandkasten.errors import SandboxLost, SandkastenError, SessionExpired
 from sandkasten.model.commands.exec_values import ExecRequest
-from tests.cases import few
 from tests.docker.site import FAR, crash, nothing_left, opened, sh, until
 from tests.engines.engine import Engine
+from tests.shared_sandbox_cases import few
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.cases import few
 from tests.engines import keeper, stock
 from tests.engines.engine import Engine
 from tests.engines.inside import Inside
 from tests.engines.machine import PLACE, PREFIX, Machine, sweep
 from tests.engines.ssh import Ssh
 from tests.patience import PATIENCE_S
+from tests.shared_sandbox_cases import few
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

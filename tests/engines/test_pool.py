@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.errors import SandboxLost
+from tests.cell_pool import Pool, taken_away
 from tests.conformance.box import Box
-from tests.grounds import GROUNDS, open_backend, spec_on
-from tests.pool import Pool, taken_away
+from tests.platform_choice import GROUNDS, open_backend, spec_on
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

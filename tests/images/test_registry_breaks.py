@@ -13,7 +13,6 @@ from sandkasten.errors import Cancelled, InvalidImage, RegistryUnavailable
 from sandkasten.images.registry.blob_stream import ThreadReader
 from sandkasten.images.registry.manifests import Manifest
 from sandkasten.images.registry.registry_http import Patience
-from tests.cases import few
 from tests.images import registries
 from tests.images.registry_access import (
     MADE,
@@ -24,6 +23,7 @@ from tests.images.registry_access import (
     read_manifest,
 )
 from tests.patience import PATIENCE_S
+from tests.shared_sandbox_cases import few
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from tests.cases import few
 from tests.integrations.frameworks import FRAMEWORKS, ROOT
 from tests.repo import tree
+from tests.shared_sandbox_cases import few
 
 pytestmark = pytest.mark.promise("P82")
 

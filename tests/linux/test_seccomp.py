@@ -9,7 +9,7 @@ import pyseccomp
 import pytest
 
 from sandkasten.linux.confinement import seccomp_bpf, seccomp_rules
-from tests.cases import few
+from tests.shared_sandbox_cases import few
 
 ALLOW, ERRNO = 0x7FFF0000, 0x00050000
 AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}

@@ -12,8 +12,8 @@ import pytest
 from sandkasten.errors import InternalError, SandkastenError
 from sandkasten.linux.confinement import capabilities, posture
 from sandkasten.model.images.resolved_image import Image
-from tests.cases import few
 from tests.security.harness import poll
+from tests.shared_sandbox_cases import few
 
 pytestmark = pytest.mark.root
 GIVEN = capabilities.bits(capabilities.DEV_USER)

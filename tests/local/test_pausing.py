@@ -27,8 +27,8 @@ from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest, Swept, UpdateRequest
 from sandkasten.store.ledger_directory import DirectoryStore
-from tests.cases import few
 from tests.patience import PATIENCE_S
+from tests.shared_sandbox_cases import few
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

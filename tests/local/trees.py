@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from sandkasten.model.images.resolved_image import Image
 from tests import imagekit
-from tests.grounds import LONG
+from tests.platform_choice import LONG
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

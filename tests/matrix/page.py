@@ -7,14 +7,14 @@ import re
 import sys
 from typing import TYPE_CHECKING, get_args
 
-from tests.grounds import PARTS, TITLES, Suite
 from tests.matrix.runs import OUTCOMES
 from tests.ordinary_user import REPOSITORY
+from tests.platform_choice import PARTS, TITLES, Suite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from tests.asked import Found
+    from tests.platform_markers import Found
 
 PAGE = REPOSITORY / "docs" / "reference" / "grounds.md"
 SUITES: tuple[Suite, ...] = get_args(Suite)

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 from tests import imagekit
 from tests.engines.inside import OVERSIGHT, Inside
-from tests.grounds import ARCHIVES, GROUNDS, LONG, engine_of, part
 from tests.hostwatch.snapshot import MARKER
 from tests.ordinary_user import REPOSITORY, staged
+from tests.platform_choice import ARCHIVES, GROUNDS, LONG, engine_of, part
 
 if TYPE_CHECKING:
     import subprocess
     from pathlib import Path
 
-    from tests.asked import Found
-    from tests.grounds import Suite
     from tests.ordinary_user import OrdinaryUser
+    from tests.platform_choice import Suite
+    from tests.platform_markers import Found
 
 OUTCOMES = REPOSITORY / "build" / "platforms"
 FOLDERS: dict[Suite, str] = {"contract": "tests/conformance", "security": "tests/security"}

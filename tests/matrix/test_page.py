@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.grounds import PARTS, TITLES
 from tests.matrix import page
 from tests.matrix.runs import FOLDERS
 from tests.ordinary_user import REPOSITORY
+from tests.platform_choice import PARTS, TITLES
 
 if TYPE_CHECKING:
-    from tests.asked import Found
+    from tests.platform_markers import Found
 
 EVERY_CELL = [f"{suite} {platform}" for platform in TITLES for suite in page.SUITES]
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.cases import few
 from tests.network.conftest import served
 from tests.network.name_server import AAAA, NameServer
 from tests.patience import PATIENCE_S
+from tests.shared_sandbox_cases import few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,11 +14,11 @@ import pytest
 
 from sandkasten import Images
 from tests import imagekit
-from tests.cases import few
-from tests.grounds import LONG
 from tests.network.servers import make_files, make_npm_package
 from tests.network.test_programs import apt_commands
 from tests.network.test_secrets import secret
+from tests.platform_choice import LONG
+from tests.shared_sandbox_cases import few
 
 if TYPE_CHECKING:
     from sandkasten import Sandbox

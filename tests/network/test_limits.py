@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.agents.definitions.sandbox_field import parse_sandbox
+from sandkasten.cli.exit_status import UsageError
 from sandkasten.cli.quantities import limit, network_limit
-from sandkasten.cli.state import UsageError
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import InvalidConfiguration, InvalidRequest, PolicyDenied
 from sandkasten.model.sandbox.network_limits import NetworkLimits

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cases import few
-from tests.grounds import LONG
 from tests.network.servers import HOSTS, PSQL, servers
+from tests.platform_choice import LONG
+from tests.shared_sandbox_cases import few
 
 pytestmark = [pytest.mark.root, pytest.mark.promise("P75")]
 

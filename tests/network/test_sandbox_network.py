@@ -24,11 +24,11 @@ from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests import imagekit
-from tests.cases import few
 from tests.network.conftest import HOSTS, served
 from tests.network.name_server import NameServer
 from tests.ordinary_user import OrdinaryUser
 from tests.patience import PATIENCE_S
+from tests.shared_sandbox_cases import few
 
 pytestmark = pytest.mark.root
 

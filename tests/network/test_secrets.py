@@ -14,13 +14,13 @@ import pytest
 from sandkasten import Images, Sandbox, Secrets
 from sandkasten.errors import InvalidRequest, NotFound, UnsupportedByBackend
 from tests import imagekit
-from tests.cases import few
 from tests.engines import lent, seen
 from tests.network.conftest import Recorder, served
 from tests.network.test_sandbox_network import _egress_of
 from tests.network.tls_api import ATTACKS, BASIC, PART, VALUE, Api
 from tests.ordinary_user import OrdinaryUser
 from tests.patience import PATIENCE_S
+from tests.shared_sandbox_cases import few
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

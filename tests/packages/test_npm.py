@@ -13,9 +13,9 @@ from sandkasten.errors import ProvisioningFailed
 from sandkasten.images.packages.npm_packages import configured_registry
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from tests.cases import few
 from tests.packages.wheels import npm_tarball, serving
 from tests.patience import PATIENCE_S
+from tests.shared_sandbox_cases import few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

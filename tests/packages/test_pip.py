@@ -23,7 +23,7 @@ from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.package_sets import PYTHON_DIR
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
-from tests import grounds, imagekit
+from tests import imagekit, platform_choice
 from tests.packages.processes import fetchers
 from tests.packages.wheels import sdist, serving, wheel
 from tests.patience import PATIENCE_S
@@ -264,7 +264,7 @@ async def test_an_image_without_pip_gets_packages_and_one_without_python_is_an_e
     opened, folder, data_dir
 ):
     for name in ("debian", "busybox"):
-        await asyncio.to_thread(grounds.image_named, name)
+        await asyncio.to_thread(platform_choice.image_named, name)
     (data_dir / "images").symlink_to(imagekit.CACHE / "store")
     async with opened(find_links=folder) as engine:
         wish = CreateRequest(SandboxOptions(image="debian", pip_packages=("alpha",)))

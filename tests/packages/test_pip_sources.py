@@ -9,8 +9,8 @@ import pytest
 from sandkasten.errors import ProvisioningFailed
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from tests.cases import few
 from tests.packages.wheels import sdist, serving, wheel
+from tests.shared_sandbox_cases import few
 
 if TYPE_CHECKING:
     from pathlib import Path

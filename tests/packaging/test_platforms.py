@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from tests.cases import few
+from tests.shared_sandbox_cases import few
 
 LACKING = {
     "darwin": ["pyseccomp", "seccomp"],

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import environments
-from tests.cases import few
 from tests.packaging.conftest import ROOT, build_wheel
+from tests.shared_sandbox_cases import few
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -127,7 +127,7 @@ class Browser:
 async def chromium(*flags: str) -> AsyncIterator[Browser]:
     """Start a browser with an empty profile, and end it with all its processes."""
     program = shutil.which("chromium")
-    assert program is not None, "chromium is missing: scripts/packages.sh long"
+    assert program is not None, "chromium is missing: scripts/apt_packages.sh long"
     with tempfile.TemporaryDirectory(prefix="pytest-of-browser-", dir="/var/tmp") as profile:
         process = await asyncio.create_subprocess_exec(
             program, *_FLAGS, *flags, f"--user-data-dir={profile}", "about:blank",

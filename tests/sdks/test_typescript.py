@@ -15,8 +15,8 @@ import pytest
 from tests import environments
 from tests.agents.agency import files_in, played
 from tests.client.http.served import served
-from tests.grounds import LONG
 from tests.models.server import in_thread
+from tests.platform_choice import LONG
 from tests.sdks.typescript import node, variables
 
 pytestmark = pytest.mark.root

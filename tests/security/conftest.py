@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from sandkasten.model.sandbox.limits import MIB, Limits
-from tests import asked
-from tests.grounds import GROUNDS, Ground, open_backend, place_for, spec_on
-from tests.pool import Pool
+from tests import platform_markers
+from tests.cell_pool import Pool
+from tests.platform_choice import GROUNDS, Ground, open_backend, place_for, spec_on
 from tests.security.harness import Box, Loop, poll
 
 if TYPE_CHECKING:
@@ -35,11 +35,11 @@ _HERE = Path(__file__).parent
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    asked.on_platforms(metafunc, "security", "platform", "local", scope="session")
+    platform_markers.on_platforms(metafunc, "security", "platform", "local", scope="session")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    asked.select(config, items, "security", _platform_of)
+    platform_markers.select(config, items, "security", _platform_of)
 
 
 def _platform_of(item: pytest.Item) -> str | None:
@@ -138,7 +138,7 @@ def neighbour(make_box: Callable[..., AbstractContextManager[Box]]) -> Iterator[
 def pooled_box(
     loop: Loop, data_dir: Path, ground: Ground, planted_secret: str
 ) -> Iterator[Callable[[bool], AbstractContextManager[Box]]]:
-    """As `make_box`, of a pool (see `tests.grounds.Cells`); what is left is looked for at the end.
+    """As `make_box`, of a pool (see `tests.platform_choice.Cells`); leftovers are found at the end.
 
     `alone`: nobody may use it again.
     """

@@ -34,8 +34,8 @@ from sandkasten.wire.messages import (
     to_bytes_json,
 )
 from tests.engines import seen as engines
-from tests.grounds import GROUNDS, Ground, engine_of, spec_on
 from tests.patience import PATIENCE_S
+from tests.platform_choice import GROUNDS, Ground, engine_of, spec_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence

@@ -19,8 +19,8 @@ from sandkasten.disk import process_identity
 from sandkasten.errors import SandboxLost
 from sandkasten.linux.confinement import id_ranges
 from sandkasten.wire.channel import Channel
-from tests.grounds import Ground, open_backend
 from tests.patience import PATIENCE_S
+from tests.platform_choice import Ground, open_backend
 from tests.security.harness import ENGINE_SAYS, ROOT, Box, poll
 
 pytestmark = pytest.mark.promise("P29")
@@ -29,7 +29,7 @@ MAKER = """
 import asyncio, sys, time
 from pathlib import Path
 from sandkasten.model.ids import new_sandbox_id
-from tests.grounds import Ground, open_backend, spec_on
+from tests.platform_choice import Ground, open_backend, spec_on
 
 async def main():
     ground = Ground(*sys.argv[3:])

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sandkasten.linux.confinement import capabilities, posture
-from tests.cases import each
 from tests.engines import seen as engines
 from tests.security.conftest import PLANTED
 from tests.security.harness import (
@@ -25,6 +24,7 @@ from tests.security.harness import (
     VOLUME_NAMES,
     poll,
 )
+from tests.shared_sandbox_cases import each
 
 if TYPE_CHECKING:
     from tests.security.harness import Box

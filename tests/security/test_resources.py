@@ -29,7 +29,7 @@ from tests.security.harness import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.grounds import Ground
+    from tests.platform_choice import Ground
 
 pytestmark = pytest.mark.promise("P25")
 

@@ -17,10 +17,10 @@ from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests.agents.tools.desk import Desk, opened
-from tests.cases import few
 from tests.engine.injections import World
 from tests.network.conftest import served
 from tests.seeds.documents import ROOT
+from tests.shared_sandbox_cases import few
 
 RUNNER = ROOT / "src" / "sandkasten" / "_bin" / "sandkasten-runner"
 PROGRAM_INTERPRETER = 3

@@ -15,8 +15,8 @@ import pytest
 from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.engine.clock import SystemClock
-from tests.grounds import LONG
 from tests.patience import PATIENCE_S
+from tests.platform_choice import LONG
 from tests.store.writer import content
 
 pytestmark = pytest.mark.slow

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with its status."""
     import sandkasten
-    from sandkasten.cli.state import EXIT_OURS, State
+    from sandkasten.cli.exit_status import EXIT_OURS
+    from sandkasten.cli.state import State
     from sandkasten.errors import (
         CommandNotExecutable,
         CommandNotFound,
@@ -55,8 +56,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         finally:
             sys.stdout.flush()
     except SandkastenError as exc:
+        from sandkasten.cli.exit_status import (
+            EXIT_NOT_EXECUTABLE,
+            EXIT_NOT_FOUND,
+            EXIT_USAGE,
+            UsageError,
+        )
         from sandkasten.cli.output import report
-        from sandkasten.cli.state import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_USAGE, UsageError
 
         report(state.with_daemon(exc), as_json=state.json)
         status = EXIT_OURS

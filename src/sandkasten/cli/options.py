@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
 import typer
 
 from sandkasten.cli import completions
+from sandkasten.cli.exit_status import UsageError
 from sandkasten.cli.quantities import limit, network_limit, seconds
-from sandkasten.cli.state import UsageError
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:

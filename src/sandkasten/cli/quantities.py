@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sandkasten.cli.state import UsageError
+from sandkasten.cli.exit_status import UsageError
 from sandkasten.model import durations, sizes
 from sandkasten.model.spelling import did_you_mean, shown
 

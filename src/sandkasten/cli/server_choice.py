@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sandkasten.cli.state import UsageError
+from sandkasten.cli.exit_status import UsageError
 from sandkasten.client.server.daemon_or_embedded import (
     EMBEDDED,
     ServerAddress,

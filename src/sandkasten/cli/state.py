@@ -6,9 +6,9 @@ Nothing heavy is imported here, so that a short command starts quickly.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from sandkasten.errors import InvalidRequest
+from sandkasten.cli.exit_status import EXIT_INTERRUPTED, EXIT_SIGNAL_BASE
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -17,19 +17,6 @@ if TYPE_CHECKING:
     from sandkasten.errors import SandkastenError
 
 T = TypeVar("T")
-
-EXIT_NOT_READY: Final = 1
-EXIT_USAGE: Final = 2
-EXIT_TIMED_OUT: Final = 124
-EXIT_OURS: Final = 125
-EXIT_NOT_EXECUTABLE: Final = 126
-EXIT_NOT_FOUND: Final = 127
-EXIT_SIGNAL_BASE: Final = 128
-EXIT_INTERRUPTED: Final = 130
-
-
-class UsageError(InvalidRequest):
-    """The command line itself is invalid: the exit status is EXIT_USAGE."""
 
 
 @dataclass(slots=True)
@@ -138,12 +125,3 @@ async def _orderly(work: Coroutine[Any, Any, T], ended: list[int]) -> T:
         return await work
     finally:
         await aclose()
-
-
-def status_of(exit_code: int | None, signal: int | None, *, timed_out: bool) -> int:
-    """Return the exit status for how a command inside a sandbox ended."""
-    if timed_out:
-        return EXIT_TIMED_OUT
-    if exit_code is not None:
-        return exit_code
-    return EXIT_OURS if signal is None else EXIT_SIGNAL_BASE + signal

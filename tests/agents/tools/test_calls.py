@@ -13,8 +13,8 @@ from jsonschema import Draft202012Validator
 from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
 from sandkasten.agents.tools.tool_answers import failed
 from sandkasten.agents.tools.tool_schemas import TOOLS
-from tests.cases import few
 from tests.patience import PATIENCE_S
+from tests.shared_sandbox_cases import few
 
 BODY = {"ok", "error_code", "error", "code", "message", "hint", "retryable", "details"}
 

@@ -32,9 +32,9 @@ from sandkasten.mcp.tool_access import open_tools
 from sandkasten.mcp.tool_provider import ToolOffer, provide_tools
 from sandkasten.model.optional_extras import install_command
 from sandkasten.store.run_directory import RunDirectory
-from tests.cases import few
 from tests.patience import PATIENCE_S
 from tests.security.harness import poll
+from tests.shared_sandbox_cases import few
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping

@@ -27,8 +27,8 @@ from sandkasten.mcp.mcp_server import OneCaller, mcp_server
 from sandkasten.mcp.sandboxes_by_id import SandboxesById
 from sandkasten.mcp.tool_provider import ToolOffer, provide_tools
 from tests.agents.tools.scripted import BY_ID, TOOLS, Log
-from tests.cases import few
 from tests.patience import PATIENCE_S
+from tests.shared_sandbox_cases import few
 
 if TYPE_CHECKING:
     from mcp.server.lowlevel import Server

@@ -24,14 +24,13 @@ from sandkasten.agents.definitions.json_schemas import check, is_deeper_than
 from sandkasten.agents.definitions.prompt_render import render
 from sandkasten.agents.loop.agent_functions import AgentFunctions, build_functions
 from sandkasten.agents.loop.loop_limits import LoopLimits, UsageMeter
+from sandkasten.agents.loop.shortened_answers import shortened, truncated_json
 from sandkasten.agents.loop.tool_messages import (
     MOST_LEVELS,
     parse_arguments,
     parse_json_answer,
     sanitized_call,
     schema_complaint,
-    shortened,
-    truncated_json,
     unknown_tool,
 )
 from sandkasten.agents.loop.transcript import Transcript

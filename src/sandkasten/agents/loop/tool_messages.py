@@ -1,7 +1,7 @@
 """Messages between a model and its tools, within size limits: pure functions.
 
-A tool's answer is shortened inside its longest strings, keeping head and tail, and says so. A
-model's final answer is parsed as JSON, also inside a code fence.
+Tool calls are checked and cleaned. A model's final answer is parsed as JSON, also inside a code
+fence. `shortened_answers` decides how much of a tool's answer the model reads.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.agents.definitions.json_schemas import is_deeper_than
+from sandkasten.agents.loop.shortened_answers import shortened
 from sandkasten.agents.tools.tool_answers import failure
 from sandkasten.errors import InvalidRequest
 from sandkasten.model.spelling import did_you_mean
@@ -24,9 +25,7 @@ if TYPE_CHECKING:
 # Endpoints accept no other function names.
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_-]+")
 MOST_NAME: Final = 64
-_LEAST_KEPT: Final = 200
 _MOST_ECHOED: Final = 2000
-_MOST_DEEP: Final = 50
 _MOST_FENCES: Final = 20
 MOST_LEVELS: Final = 64
 """Depth limit of a model's JSON, so that every component can write and read it."""
@@ -86,48 +85,6 @@ def _finite(digits: str) -> float:
     if not math.isfinite(found):
         raise ValueError(f"{digits[:40]} is too large")
     return found
-
-
-# ---- answers of tools
-
-
-def truncated_json(answer: Mapping[str, Any], most: int) -> str:
-    """Return a tool's answer as JSON of about `most` characters."""
-    whole = _text(answer)
-    if len(whole) <= most:
-        return whole
-    keep = most // 2
-    while keep >= _LEAST_KEPT:
-        cut = {**_shortened(answer, keep, 0), "cut_for_model": True}
-        if len(found := _text(cut)) <= most:
-            return found
-        keep //= 2
-    # Many short strings: cut the JSON itself, inside a string.
-    content = {"ok": answer.get("ok"), "cut_for_model": True, "answer": shortened(whole, most // 2)}
-    return _text(content)
-
-
-def shortened(text: str, most: int) -> str:
-    if len(text) <= most:
-        return text
-    # The end of an output usually says more about the result than its beginning.
-    head = most // 3
-    left_out = len(text) - most
-    return f"{text[:head]}\n[… {left_out} characters left out …]\n{text[-(most - head) :]}"
-
-
-def _shortened(value: Any, keep: int, depth: int) -> Any:
-    if isinstance(value, str):
-        return shortened(value, keep)
-    if depth < _MOST_DEEP and hasattr(value, "items"):
-        return {name: _shortened(one, keep, depth + 1) for name, one in value.items()}
-    if depth < _MOST_DEEP and isinstance(value, list | tuple):
-        return [_shortened(one, keep, depth + 1) for one in value]
-    return value
-
-
-def _text(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 # ---- final answers

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.agents.loop.tool_messages import shortened, truncated_json
+from sandkasten.agents.loop.shortened_answers import shortened, truncated_json
 from sandkasten.agents.tools.tool_answers import failed
 
 if TYPE_CHECKING:

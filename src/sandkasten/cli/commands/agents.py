@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sandkasten.cli.commands import runs
+from sandkasten.cli.exit_status import UsageError
 from sandkasten.cli.options import Detach, Follow, Json, Most, Retain, RunId, RunStatus, state_of
 from sandkasten.cli.output import tell
-from sandkasten.cli.state import State, UsageError, go
+from sandkasten.cli.state import State, go
 from sandkasten.errors import AgentNotFound, FileTrouble, InvalidRequest, WorkflowNotFound
 from sandkasten.model.runs.run_values import Definition
 

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
+from sandkasten.cli.exit_status import UsageError
 from sandkasten.cli.output import colour, put_json, tell, visible
 from sandkasten.cli.sandbox_names import Remote, resolve, side
-from sandkasten.cli.state import UsageError
 from sandkasten.cli.stdin import blocks
 from sandkasten.client.results import Transfer
 from sandkasten.client.sandbox import AsyncSandbox

@@ -6,8 +6,8 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from sandkasten.cli.exit_status import EXIT_NOT_READY
 from sandkasten.cli.output import painted, paragraph, put, put_json
-from sandkasten.cli.state import EXIT_NOT_READY
 from sandkasten.client.import_clash import find_clash
 from sandkasten.errors import BackendUnavailable
 from sandkasten.model.sandbox.readiness import Readiness, Requirement, Tier

@@ -14,15 +14,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from sandkasten.cli.exit_status import status_of
 from sandkasten.cli.output import put, put_json, tell, tell_refused, write_chunk
 from sandkasten.cli.sandbox_names import resolve
-from sandkasten.cli.state import State, status_of
 from sandkasten.cli.stdin import blocks, is_prepared
 from sandkasten.errors import Conflict, ExecNotFound, InvalidRequest, SandkastenError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sandkasten.cli.state import State
     from sandkasten.client.process import AsyncProcess
     from sandkasten.client.results import Output, Result
     from sandkasten.client.sandbox import AsyncSandbox

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from sandkasten.cli.exit_status import EXIT_OURS, UsageError
 from sandkasten.cli.options import Json, state_of
 from sandkasten.cli.output import age, put, put_json, put_table, report, say, size
 from sandkasten.cli.quantities import seconds
-from sandkasten.cli.state import EXIT_OURS, State, UsageError, go
+from sandkasten.cli.state import State, go
 from sandkasten.disk.atomic_file import overwriting
 from sandkasten.errors import FileNotFound, FileTrouble, SandkastenError
 

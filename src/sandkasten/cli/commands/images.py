@@ -13,8 +13,9 @@ import typer
 
 from sandkasten.cli import completions
 from sandkasten.cli.commands.image_build import add_sources
+from sandkasten.cli.exit_status import EXIT_OURS
 from sandkasten.cli.options import Json, state_of
-from sandkasten.cli.state import EXIT_OURS, State, go
+from sandkasten.cli.state import State, go
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

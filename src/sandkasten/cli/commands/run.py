@@ -8,8 +8,9 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.cli.create_progress import create_progress
+from sandkasten.cli.exit_status import EXIT_INTERRUPTED, UsageError, status_of
 from sandkasten.cli.output import put_json, say, tell, tell_refused, visible, write_chunk
-from sandkasten.cli.state import EXIT_INTERRUPTED, State, UsageError, go, status_of
+from sandkasten.cli.state import State, go
 from sandkasten.errors import FileTrouble
 from sandkasten.model.files.globs import compile_globs
 from sandkasten.model.spelling import nearest, shown

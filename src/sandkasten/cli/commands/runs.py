@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.cli.output import age, put, put_json, put_table, say, tell, visible
-from sandkasten.cli.state import (
+from sandkasten.cli.exit_status import (
     EXIT_INTERRUPTED,
     EXIT_OURS,
     EXIT_SIGNAL_BASE,
     EXIT_TIMED_OUT,
     UsageError,
 )
+from sandkasten.cli.output import age, put, put_json, put_table, say, tell, visible
 from sandkasten.errors import FileTrouble, SandkastenError
 from sandkasten.model.runs.run_values import public_run
 

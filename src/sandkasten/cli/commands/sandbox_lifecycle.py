@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from sandkasten.cli.commands.listings import described
 from sandkasten.cli.create_progress import create_progress
+from sandkasten.cli.exit_status import EXIT_OURS
 from sandkasten.cli.output import put, put_json, report, say, size, tell
 from sandkasten.cli.sandbox_names import resolve, resolve_all
-from sandkasten.cli.state import EXIT_OURS, State
 from sandkasten.errors import SandkastenError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sandkasten.cli.state import State
     from sandkasten.model.sandbox.sandbox_values import UpdateRequest
 
 

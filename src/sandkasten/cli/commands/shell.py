@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.cli.commands.exec import accompany
 from sandkasten.cli.create_progress import create_progress
+from sandkasten.cli.exit_status import UsageError, status_of
 from sandkasten.cli.output import say
 from sandkasten.cli.sandbox_names import resolve
-from sandkasten.cli.state import State, UsageError, status_of
 from sandkasten.cli.stdin import STDIN, blocks
 from sandkasten.errors import SandkastenError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from sandkasten.cli.state import State
     from sandkasten.client.process import AsyncTerminal
     from sandkasten.client.results import Result
     from sandkasten.client.sandbox import AsyncSandbox

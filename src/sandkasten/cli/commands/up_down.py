@@ -198,8 +198,8 @@ async def _draw(state: State, asked: InstallationRequest, flags: dict[str, str])
 
 
 async def _status(state: State, flags: dict[str, str]) -> int:
+    from sandkasten.cli.exit_status import EXIT_NOT_READY
     from sandkasten.cli.output import put_json
-    from sandkasten.cli.state import EXIT_NOT_READY
     from sandkasten.client.server.embedded import open_installation
 
     async with open_installation(flags) as installer:
@@ -232,7 +232,8 @@ def _down(
     json: Json = False,
 ) -> None:
     """Remove the daemon and its sandboxes. It can be repeated."""
-    from sandkasten.cli.state import UsageError, go
+    from sandkasten.cli.exit_status import UsageError
+    from sandkasten.cli.state import go
 
     state = state_of(context, json=json)
     if keep_sessions and volumes:

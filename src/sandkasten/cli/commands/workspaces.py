@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sandkasten.cli import completions
+from sandkasten.cli.exit_status import EXIT_OURS
 from sandkasten.cli.options import Json, state_of
 from sandkasten.cli.output import age, put, put_json, put_table, report, size
 from sandkasten.cli.quantities import megabytes
-from sandkasten.cli.state import EXIT_OURS, State, go
+from sandkasten.cli.state import State, go
 from sandkasten.errors import SandkastenError
 
 if TYPE_CHECKING:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sandkasten.cli.exit_status import EXIT_OURS, UsageError
 from sandkasten.cli.options import Json, state_of
 from sandkasten.cli.output import age, put, put_json, put_table, report, say
 from sandkasten.cli.quantities import megabytes, seconds
-from sandkasten.cli.state import EXIT_OURS, State, UsageError, go
+from sandkasten.cli.state import State, go
 from sandkasten.errors import SandkastenError
 from sandkasten.model.access.api_keys import KeyRequest
 from sandkasten.model.sandbox.network_limits import LIMIT_EXAMPLES, read_limit

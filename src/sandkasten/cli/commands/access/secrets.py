@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sandkasten.cli.exit_status import EXIT_OURS
 from sandkasten.cli.options import Json, state_of
 from sandkasten.cli.output import put, put_json, put_table, report, say
-from sandkasten.cli.state import EXIT_OURS, State, go
+from sandkasten.cli.state import State, go
 from sandkasten.errors import InvalidRequest, SandkastenError
 from sandkasten.model.access.stored_secrets import MAX_VALUE, SecretRequest, checked_secret
 

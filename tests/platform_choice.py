@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 Cells = Literal["fresh", "ahead", "reused"]
-"""Where a test's sandbox comes from: made for it alone, made ahead, or used again (tests/pool.py).
+"""Where a test's sandbox comes from (tests/cell_pool.py): made for it, made ahead, or used again.
 
 Docker takes a quarter of a second to make one. Between its grounds only mounts and the way in
 differ, so that one of them makes all of its sandboxes anew (busybox, of which less is asked); every

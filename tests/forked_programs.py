@@ -86,7 +86,7 @@ class _Server:
             here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LARGEST)
             self._environ = _of_the_interpreter(os.environ)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.forked", str(there.fileno())],
+                [sys.executable, "-m", "tests.forked_programs", str(there.fileno())],
                 pass_fds=[there.fileno()],
                 cwd=_REPOSITORY,
                 stdin=subprocess.DEVNULL,

@@ -5,7 +5,7 @@
 # On another system than Debian it prints what is needed and goes on.
 set -euo pipefail
 
-purpose=${1:?usage: packages.sh setup|check|test|long|bench}
+purpose=${1:?usage: apt_packages.sh setup|check|test|long|bench}
 
 setup=(
     python3 python3-venv      # the engine and the command line
@@ -58,7 +58,7 @@ case $purpose in
     test) wanted=("${setup[@]}" "${check[@]}" "${test[@]}") ;;
     long) wanted=("${setup[@]}" "${check[@]}" "${test[@]}" "${long[@]}") ;;
     bench) wanted=("${setup[@]}" "${bench[@]}") ;;
-    *) echo "packages.sh: unknown purpose $purpose" >&2; exit 2 ;;
+    *) echo "apt_packages.sh: unknown purpose $purpose" >&2; exit 2 ;;
 esac
 
 if ! command -v dpkg-query >/dev/null; then

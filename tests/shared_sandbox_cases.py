@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.grounds import LONG
+from tests.platform_choice import LONG
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from tests import imagekit
 from tests.engines.engine import missing
-from tests.grounds import LONG
+from tests.platform_choice import LONG
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -128,7 +128,7 @@ def _build_sidecar(engine: Docker) -> None:
     context = CACHE / "sidecar"
     shutil.rmtree(context, ignore_errors=True)
     shutil.copytree(ROOT / "tests" / "deploy" / "sidecar", context)
-    fetch = (str(ROOT / "scripts" / "debs.sh"), BASE, str(context / "debs"))
+    fetch = (str(ROOT / "scripts" / "image_debs.sh"), BASE, str(context / "debs"))
     engine.run(*fetch, "docker.io", "iptables", "openssl", timeout_s=PATIENCE_S)
     tagged = ("--network", "none", "--build-arg", f"BASE={BASE}", "--tag", SIDECAR)
     engine.docker("build", "--quiet", *tagged, str(context), timeout_s=PATIENCE_S)
@@ -147,8 +147,8 @@ _DAEMON = Recipe(
     _build_daemon,
 )  # fmt: skip
 _RUNTIME = Recipe(
-    "runtime", ("images", "scripts/images.sh", "scripts/debs.sh"), RUNTIMES, _build_runtime
+    "runtime", ("images", "scripts/images.sh", "scripts/image_debs.sh"), RUNTIMES, _build_runtime
 )
 _SIDECAR = Recipe(
-    "sidecar", ("tests/deploy/sidecar", "scripts/debs.sh"), (SIDECAR,), _build_sidecar
+    "sidecar", ("tests/deploy/sidecar", "scripts/image_debs.sh"), (SIDECAR,), _build_sidecar
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tests.grounds import GROUNDS
+from tests.platform_choice import GROUNDS
 
 if TYPE_CHECKING:
     import pytest

@@ -1,10 +1,10 @@
 #!/bin/bash
 # Fetches the packages that an image lacks, so that it can be built on without a network.
-# Usage: debs.sh IMAGE FOLDER PACKAGE...
+# Usage: image_debs.sh IMAGE FOLDER PACKAGE...
 # This machine's apt answers, by the image's own list of what it has: both must be of one release.
 set -euo pipefail
-image=${1:?usage: debs.sh IMAGE FOLDER PACKAGE...}
-mkdir -p "${2:?usage: debs.sh IMAGE FOLDER PACKAGE...}/partial"
+image=${1:?usage: image_debs.sh IMAGE FOLDER PACKAGE...}
+mkdir -p "${2:?usage: image_debs.sh IMAGE FOLDER PACKAGE...}/partial"
 folder=$(cd "$2" && pwd)
 shift 2
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import pytest
 
-from tests.grounds import GROUNDS, every_platform, part
+from tests.platform_choice import GROUNDS, every_platform, part
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.grounds import Ground, Part, Suite
+    from tests.platform_choice import Ground, Part, Suite
 
 MARKERS = (
     "needs_python(reason): the image must have Python",
@@ -54,8 +54,8 @@ def add_option(parser: pytest.Parser) -> None:
         action="append",
         metavar="NAME",
         help="where tests/conformance and tests/security run (repeatable): a name of "
-        "tests/grounds.py, package.module:factory for the contract alone, or `all` for every "
-        "platform with the part of the suites that `make test` runs there",
+        "tests/platform_choice.py, package.module:factory for the contract alone, or `all` for "
+        "every platform with the part of the suites that `make test` runs there",
     )
     parser.addoption(
         "--part",
