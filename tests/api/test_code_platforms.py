@@ -78,7 +78,9 @@ async def test_contexts_on_the_host_image(backend: str, tmp_path: Path):
         await other.aclose()
 
 
-async def test_contexts_on_docker(tmp_path: Path):
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mode", ["bind", "volume"])
+async def test_contexts_on_docker(mode: str, tmp_path: Path):
     reached = lent.engine("private", "debian")
     wheels = tmp_path / "wheels"
     download = (sys.executable, "-m", "pip", "download", "-q", "--only-binary=:all:", "-d")
@@ -89,8 +91,8 @@ async def test_contexts_on_docker(tmp_path: Path):
         backend="docker", image=stock.reference("debian"), pip_packages=("ipykernel",)
     )
     async with (
-        opened(data, reached, "bind", **more) as engine,
-        opened(data, reached, "bind", **more) as other,
+        opened(data, reached, mode, **more) as engine,
+        opened(data, reached, mode, **more) as other,
     ):
         box = (await engine.create(CreateRequest(options))).id
         await follow_contexts(engine, other, box)

@@ -48,6 +48,16 @@ async def test_volumes_of_a_crashed_create_are_found_and_removed(backend, engine
     assert left(engine, data) == []
 
 
+async def test_the_reaper_leaves_a_container_that_is_copied_into(backend, engine, data):
+    cell = await backend.create(new_sandbox_id(), SPEC)
+    detection = await backend._footing.detection()
+    async with detection.probe_container() as copied:
+        assert await backend.owned() == [cell.id]
+        assert engine.ask("GET", f"/containers/{copied}/json")["Id"] == copied
+    await cell.destroy()
+    assert left(engine, data) == []
+
+
 async def test_leftovers_of_a_killed_engine_probe_are_removed(backend, engine, data):
     cell = await backend.create(new_sandbox_id(), SPEC)
     whose = (data / "docker" / "owner").read_text()

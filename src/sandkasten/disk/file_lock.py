@@ -74,15 +74,15 @@ def wait_for_lock(
 
 
 @asynccontextmanager
-async def locked(path: Path) -> AsyncIterator[None]:
-    """Hold the lock for the block.
+async def locked(path: Path, *, shared: bool = False) -> AsyncIterator[None]:
+    """Hold the lock for the block; `shared` excludes only exclusive holders.
 
     Waits by trying again and not in a thread: waiters could occupy every thread of the pool,
     including the one that the holder needs.
     """
     fd = open_lock(path)
     try:
-        while not try_lock(fd):  # noqa: ASYNC110  (the holder may be another process)
+        while not try_lock(fd, shared=shared):  # noqa: ASYNC110  (the holder may be another process)
             await asyncio.sleep(_RETRY_S)
         yield
     finally:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import platform
 import secrets
 import socket
@@ -27,9 +28,13 @@ from sandkasten.backends.docker import (
     unsupported,
 )
 from sandkasten.backends.docker.engine.engine_client import asked
-from sandkasten.backends.docker.engine.workspace_mode import PROBE_PREFIX, WorkspaceModes
+from sandkasten.backends.docker.engine.workspace_mode import (
+    PROBE_PREFIX,
+    PROBES_IN_USE,
+    WorkspaceModes,
+)
 from sandkasten.backends.docker.session_volumes import SessionVolumes
-from sandkasten.disk.file_lock import locked
+from sandkasten.disk.file_lock import locked, try_lock_path
 from sandkasten.disk.process_identity import boot_id
 from sandkasten.errors import SandkastenError, UnsupportedByBackend
 from sandkasten.linux import host_requirements
@@ -163,14 +168,22 @@ class EngineSetup:
         return [one for top in tops if str(top) for one in top.glob(f"{PROBE_PREFIX}*")]
 
     async def clear_probes(self) -> None:
-        """Remove probe directories that a killed process left; the caller holds the lock."""
+        """Remove what a killed process left of its probes and copies."""
         async with self.probing():
             mine = (
                 f"{resource_names.LABEL}={resource_names.PROBE}",
                 f"{resource_names.LABEL_OWNER}={await self.owner()}",
             )
-            for one in await asked(self._engine.containers(*mine), "containers"):
-                await asked(self._engine.remove(str(one["Id"])), "a container")
+            # A copy into a volume can take minutes, which the reaper must not wait for: whatever
+            # is left now is removed in another pass.
+            unused = try_lock_path(self._home.root / PROBES_IN_USE)
+            if unused is None:
+                return
+            try:
+                for one in await asked(self._engine.containers(*mine), "containers"):
+                    await asked(self._engine.remove(str(one["Id"])), "a container")
+            finally:
+                os.close(unused)
             volumes = await asked(self._engine.volumes(*mine), "volumes")
             await session_volumes.remove_volumes(
                 self._engine, *(str(one["Name"]) for one in volumes)

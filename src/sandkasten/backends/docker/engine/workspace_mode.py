@@ -24,6 +24,7 @@ from sandkasten.backends.docker import resource_names
 from sandkasten.backends.docker.container_config import ContainerMount, labels
 from sandkasten.backends.docker.engine.engine_client import EngineClient, Refused, translated
 from sandkasten.backends.docker.session_volumes import SessionVolumes
+from sandkasten.disk.file_lock import locked
 from sandkasten.errors import BackendUnavailable, SandkastenError
 from sandkasten.linux.storage import host_volume
 from sandkasten.model.sandbox.cell_spec import USER_ID
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 PROBE_IMAGE = "sandkasten-probe"
 PROBE_PREFIX = ".probe-"
 """Image of directories of ours that an engine is asked about."""
+PROBES_IN_USE = "probes-in-use"
+"""Lock beside the cells: shared by every process of the installation that has a probe container."""
 _PROBE_BYTES = 16 * MIB
 _CONTAINER_ID = re.compile(r"/containers/([0-9a-f]{64})/")
 
@@ -238,24 +241,26 @@ class WorkspaceModes:
 
     @contextlib.asynccontextmanager
     async def probe_container(self, *mounts: ContainerMount) -> AsyncIterator[str]:
-        """Return the config of a container that is never started, from an empty image."""
-        made = await self._engine.create(
-            None,
-            {
-                "Image": f"{PROBE_IMAGE}:latest",
-                "Cmd": ["/nothing"],
-                "Labels": labels(resource_names.PROBE, self._owner),
-                "NetworkDisabled": True,
-                "HostConfig": {
-                    "NetworkMode": "none",
-                    "Mounts": [mount.to_json() for mount in mounts],
-                },
+        """Make a container that is never started, from an empty image, for the block.
+
+        The shared lock tells `EngineSetup.clear_probes` that it is not a leftover.
+        """
+        config = {
+            "Image": f"{PROBE_IMAGE}:latest",
+            "Cmd": ["/nothing"],
+            "Labels": labels(resource_names.PROBE, self._owner),
+            "NetworkDisabled": True,
+            "HostConfig": {
+                "NetworkMode": "none",
+                "Mounts": [mount.to_json() for mount in mounts],
             },
-        )
-        try:
-            yield made
-        finally:
-            await asyncio.shield(self._engine.remove(made))
+        }
+        async with locked(self._cells.with_name(PROBES_IN_USE), shared=True):
+            made = await self._engine.create(None, config)
+            try:
+                yield made
+            finally:
+                await asyncio.shield(self._engine.remove(made))
 
     async def ensure_probe_image(self) -> None:
         try:
