@@ -46,6 +46,15 @@ def test_a_daemon_of_the_same_data_directory_is_used(daemon, cli, box):
     assert cli("exec", box, "echo $A; pwd").out == "1\n/tmp\n"
 
 
+def test_a_relative_data_directory_with_any_name_is_the_same_one(cli, tmp_path, unisolated_only):
+    with served(tmp_path / "100%20 data"):
+        where = ("--data-dir", os.path.relpath(tmp_path / "100%20 data"))
+        box = cli(*where, "create").out.strip()
+        assert cli(*where, "ls", "-q").out == f"{box}\n"
+        assert cli(*where, "exec", box, "echo ok").out == "ok\n"
+        assert cli(*where, "image", "ls").status == 0
+
+
 def test_every_command_that_shows_a_sandbox_works_through_a_daemon(cli, box, tmp_path):
     assert "COMMAND" in cli("ps", box).out
     assert json.loads(cli("stats", box, "--json").out)["usage"]["pids_limit"] == 256

@@ -90,7 +90,7 @@ def test_the_settings_of_the_plan_have_their_values(tmp_path):
     images = tuple(f"sandbox-runtime:{one}" for one in ("base", "python", "node"))
     http = settings.http
     assert (str(http.listen), http.api_key) == ("127.0.0.1:8080", "sk-sandbox-...")
-    assert http.db_file == Path("./sandkasten.db")
+    assert http.db_file == Path.cwd() / "sandkasten.db"
     assert (settings.policy.default_image, settings.allowed_images) == (images[0], images)
     assert settings.policy.ttl_s == 1800
     assert (limits.cpus, limits.memory_bytes, limits.pids) == (1.0, 512 << 20, 256)

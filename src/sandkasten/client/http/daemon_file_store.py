@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeAlias
+from urllib.parse import quote
 
 from sandkasten.client.http.admin import HttpStored
 from sandkasten.client.http.connection import Connection
@@ -32,7 +33,7 @@ def files_of_daemon(socket: str) -> AbstractAsyncContextManager[FileStore] | Non
 
 @asynccontextmanager
 async def _opened(socket: str) -> AsyncIterator[FileStore]:
-    connection = Connection(f"unix://{socket}")
+    connection = Connection(f"unix://{quote(socket)}")
     try:
         yield DaemonFileStore(HttpStored(connection))
     finally:

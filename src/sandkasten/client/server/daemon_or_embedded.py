@@ -12,6 +12,7 @@ import socket
 from dataclasses import dataclass, field
 from os import PathLike, fspath
 from typing import Final
+from urllib.parse import quote
 
 from sandkasten.errors import BackendUnavailable, InvalidRequest
 
@@ -90,7 +91,9 @@ def find_server(place: ServerAddress) -> ServerAddress:
     except BackendUnavailable:
         # There is no engine here that could have a data directory; opening it says why.
         return place
-    return ServerAddress(url=f"unix://{path}", tenant=place.tenant) if answers(path) else place
+    if not answers(path):
+        return place
+    return ServerAddress(url=f"unix://{quote(path)}", tenant=place.tenant)
 
 
 def answers(path: str) -> bool:

@@ -6,6 +6,7 @@ written. It returns the typed value or raises InvalidConfiguration, which names 
 
 from __future__ import annotations
 
+import os
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
@@ -328,7 +329,8 @@ def show_aliases(aliases: Mapping[str, str]) -> list[str]:
 
 
 def path(name: str, value: object) -> Path:
-    return Path(string(name, value))
+    """Return an absolute path: sockets, sandboxes and other processes get it too."""
+    return Path(os.path.abspath(string(name, value)))
 
 
 def path_list(name: str, value: object) -> tuple[Path, ...]:
