@@ -18,7 +18,7 @@ unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV
 # The tests start hundreds of programs; without bytecode each would compile all its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup dev demo demo-agents check test test-long bench lint fmt docs wheel install uninstall image images lock clean packages packages-check packages-test packages-long packages-bench lint-python lint-rust ready debians
+.PHONY: help setup dev demo demo-agents dashboard check test test-long bench lint fmt docs wheel install uninstall image images lock clean packages packages-check packages-test packages-long packages-bench lint-python lint-rust ready debians
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -124,6 +124,9 @@ fmt: dev packages-check  ## format all code
 	@$(VENV)/bin/ruff format --quiet .
 	@scripts/cargo.sh fmt
 
+dashboard:  ## build the files of the dashboard, which are in the repository (needs npm)
+	@scripts/dashboard.sh
+
 docs: $(VENV)/.docs  ## the documentation as a site in build/site; fails on a broken link
 	@scripts/docs.sh
 
@@ -148,5 +151,5 @@ lock:  ## compile requirements/*.txt again (ARGS=--upgrade)
 clean:  ## remove everything that was built
 	@rm -rf $(VENV) build dist $(BIN) benchmarks/results runner/target \
 		sdks/typescript/dist sdks/typescript/dist-tests sdks/typescript/node_modules \
-		examples/typescript/node_modules
+		examples/typescript/node_modules dashboard/node_modules
 	@find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

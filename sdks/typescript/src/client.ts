@@ -8,6 +8,8 @@ import { BackendUnavailable } from "./generated/error_classes.js";
 import type {
   AuditEntry,
   CreateBody,
+  Identity,
+  Login,
   RunBody,
   RunFile,
   RunResult,
@@ -170,6 +172,28 @@ export class SandboxClient extends Agents implements AsyncDisposable {
     throw new BackendUnavailable("the connection was lost while the code ran", {
       hint: "the daemon ended the run; start it again",
     });
+  }
+
+  // ---- who the client is
+
+  /**
+   * Exchange a key for a cookie that scripts cannot read. For pages of the daemon itself.
+   *
+   * A client with the answer's `proof` as `loginProof` acts with that key.
+   */
+  async login(apiKey: string, options: CallOptions = {}): Promise<Login> {
+    const more = { json: encoded("LoginBody", { apiKey }), login: true };
+    return decoded("Login", await this.ordered("POST", "/v1/login", more, options));
+  }
+
+  /** Log out. Streams and terminals of the login end too. */
+  async logout(options: CallOptions = {}): Promise<void> {
+    await this.ordered("DELETE", "/v1/login", { repeatable: true }, options);
+  }
+
+  /** Return tenant and scopes of the key or login. */
+  async identity(options: CallOptions = {}): Promise<Identity> {
+    return decoded("Identity", await this.fetched("/v1/login", options));
   }
 
   // ---- the daemon itself

@@ -40,6 +40,10 @@ export interface ConnectionOptions {
   apiKey?: string | undefined;
   /** Act as another tenant; requires a key with the scope admin. */
   tenant?: string | undefined;
+  /** Of a page that logged in (`login`): its proof, which is sent with the cookie. */
+  loginProof?: string | undefined;
+  /** Open each WebSocket with a single-use ticket, so that no key is sent with it. */
+  tickets?: boolean | undefined;
   /** A replacement of the global `fetch`, for example one that uses a proxy. */
   fetch?: typeof fetch | undefined;
 }
@@ -56,6 +60,8 @@ export interface HttpRequest {
   /** Null: for as long as it takes. */
   answerMs?: number | null;
   signal?: AbortSignal | undefined;
+  /** Its answer sets the cookie of a login. */
+  login?: boolean;
 }
 
 /** Raised inside of this client while a body is read; its readers reconnect or map it. */
@@ -67,6 +73,8 @@ export class Connection {
   private readonly socketPath: string | undefined;
   private readonly apiKey: string | undefined;
   private readonly tenant: string | undefined;
+  private readonly loginProof: string | undefined;
+  private readonly tickets: boolean;
   private readonly fetch: typeof fetch;
   private options: Promise<FetchOptions> | undefined;
   private reached = false;
@@ -76,6 +84,8 @@ export class Connection {
     [this.base, this.socketPath] = addressOf(this.url);
     this.apiKey = options.apiKey ?? runtime().variable("SANDKASTEN_API_KEY");
     this.tenant = options.tenant;
+    this.loginProof = options.loginProof;
+    this.tickets = options.tickets ?? options.loginProof !== undefined;
     this.fetch = options.fetch ?? globalThis.fetch.bind(globalThis);
   }
 
@@ -116,13 +126,15 @@ export class Connection {
     signal?: AbortSignal,
   ): Promise<Socket> {
     for (let turn = 1; ; turn += 1) {
+      const ticket = this.tickets ? await this.ticket(signal) : undefined;
       const deadline = new Deadline(signal, HANDSHAKE_MS);
       let failure: unknown;
       try {
         const socket = await runtime().openSocket({
           url: this.address(path, query).replace(/^http/, "ws"),
-          apiKey: this.apiKey,
-          tenant: this.tenant,
+          apiKey: ticket === undefined ? this.apiKey : undefined,
+          tenant: ticket === undefined ? this.tenant : undefined,
+          ticket,
           socketPath: this.socketPath,
           signal: deadline.signal,
         });
@@ -163,6 +175,17 @@ export class Connection {
   }
 
   // ---- below
+
+  private async ticket(signal: AbortSignal | undefined): Promise<string> {
+    // One that is not used expires.
+    const request = { method: "POST", path: "/v1/tickets", repeatable: true, signal };
+    const answer = await this.ask(request);
+    const ticket = isRecord(answer) ? answer["ticket"] : undefined;
+    if (typeof ticket !== "string") {
+      throw new ProtocolViolation("the daemon did not issue a ticket");
+    }
+    return ticket;
+  }
 
   private async attempts<T>(
     request: HttpRequest,
@@ -219,6 +242,9 @@ export class Connection {
     if (this.tenant !== undefined) {
       headers["X-Sandkasten-Tenant"] = this.tenant;
     }
+    if (this.loginProof !== undefined) {
+      headers["X-Sandkasten-Login"] = this.loginProof;
+    }
     let body: BodyInit | undefined = source?.body;
     if (request.json !== undefined) {
       body = JSON.stringify(request.json);
@@ -233,7 +259,8 @@ export class Connection {
       signal,
       // A daemon never sends one, and it could carry the key elsewhere.
       redirect: "manual",
-      credentials: "omit",
+      // Cookies only of a login, and of its answer.
+      credentials: this.loginProof === undefined && !request.login ? "omit" : "same-origin",
       cache: "no-store",
       ...(body === undefined ? {} : { body }),
       ...(body instanceof ReadableStream ? { duplex: "half" } : {}),

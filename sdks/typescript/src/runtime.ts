@@ -19,6 +19,8 @@ export interface SocketRequest {
   url: string;
   apiKey: string | undefined;
   tenant: string | undefined;
+  /** A single-use ticket instead of the key. */
+  ticket: string | undefined;
   /** The Unix socket to connect to instead of the host of the URL. */
   socketPath: string | undefined;
   signal: AbortSignal | undefined;
@@ -86,6 +88,9 @@ export async function openSocket(request: SocketRequest): Promise<Socket> {
   }
   if (request.tenant !== undefined) {
     protocols.push(`${PROTOCOL}.tenant.${base64url(request.tenant)}`);
+  }
+  if (request.ticket !== undefined) {
+    protocols.push(`${PROTOCOL}.ticket.${request.ticket}`);
   }
   const socket = new WebSocket(request.url, protocols);
   socket.binaryType = "arraybuffer";

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import HTTPConnection, Request
 from starlette.websockets import WebSocket, WebSocketState
 
+from sandkasten.api.dashboard.browser_logins import Credentials, logged_out
 from sandkasten.api.error_responses import CutShort, body_of, problem, status_of, unforeseen
 from sandkasten.api.previews.preview_app import PreviewApp
 from sandkasten.api.request.authentication import require
@@ -35,7 +36,7 @@ from sandkasten.api.request.request_guard import (
 )
 from sandkasten.api.request.request_log import log_request
 from sandkasten.api.request.route_matcher import Paths
-from sandkasten.api.request.socket_protocols import with_credentials
+from sandkasten.api.request.socket_protocols import ticket_of, with_credentials
 from sandkasten.api.response.json_response import as_json
 from sandkasten.api.response.sse import EventStream
 from sandkasten.api.response.streamed_response import Followed
@@ -134,6 +135,8 @@ class App:
         work = self._at_work.begin()
         held: Held | None = None
         try:
+            credentials = self._credentials(scope, headers, found)
+            headers = credentials.headers
             try:
                 call = self._admitted(connection, scope, headers, request_id, found)
             except Unauthorized:
@@ -144,12 +147,12 @@ class App:
             if route.method in ("WS", "ANY"):
                 # Has no deadline.
                 work.end()
-                held = self._held(call, headers)
+                held = self._held(call, credentials)
             response = await route.run(call)
             await self._auditor.changed(call, route, response)
             if isinstance(response, EventStream | Followed):
                 work.end()
-                held = self._held(call, headers)
+                held = self._held(call, credentials)
             if response is not None:
                 await response(scope, receive, answering)
         except ClientLeft:
@@ -221,10 +224,35 @@ class App:
             check_type(headers, route)
         return Call(self.server, connection, principal, request_id)
 
-    def _held(self, call: Call, headers: dict[str, str]) -> Held | None:
-        if not call.principal.key_id:
+    def _credentials(
+        self,
+        scope: Scope,
+        headers: dict[str, str],
+        found: tuple[Route, dict[str, str]] | frozenset[str],
+    ) -> Credentials:
+        """Return the credentials of a request, of its login or of its ticket."""
+        credentials = Credentials(headers)
+        route = None if isinstance(found, frozenset) else found[0]
+        # Neither is for routes that lead into a sandbox, nor for other protocols than ours.
+        if route is not None and route.dialect is None and route.method != "ANY":
+            logins, now = self.server.logins, self.server.clock.boottime()
+            if scope["type"] != "websocket":
+                credentials = logins.credentials(headers, scope["method"], now)
+            elif route.reads_protocols and (ticket := ticket_of(headers)) is not None:
+                credentials = logins.redeem(ticket, headers, now)
+        scope["sandkasten.credentials"] = credentials
+        return credentials
+
+    def _held(self, call: Call, credentials: Credentials) -> Held | None:
+        if not call.principal.key_id and credentials.login is None:
             return None
-        return Held(lambda: self.server.doorkeeper.admit(headers, local=False))
+        return Held(lambda: self._recheck(credentials))
+
+    def _recheck(self, credentials: Credentials) -> None:
+        login, now = credentials.login, self.server.clock.boottime()
+        if login is not None and not self.server.logins.is_live(login, now):
+            raise logged_out()
+        self.server.doorkeeper.admit(credentials.headers, local=False)
 
     async def _shut(
         self,

@@ -9,6 +9,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sandkasten.api.dashboard.browser_logins import Logins
 from sandkasten.api.http_limits import HttpLimits
 from sandkasten.ports import UNTRACED
 
@@ -42,6 +43,7 @@ class Server:
     keys: Keys | None = None
     files: FileStore | None = None
     previews: Previews | None = None
+    logins: Logins = field(default_factory=Logins)
     agents: TenantAgents | None = None
     open_agents: Callable[[], Awaitable[TenantAgents]] | None = None
     """Puts them together when they are first asked for; UnsupportedByBackend says why it cannot."""

@@ -550,6 +550,15 @@ export interface Health {
   version: string;
 }
 
+export interface Identity {
+  tenant: string;
+  scopes: string[];
+  /** Null for the configured key, and without a key. */
+  keyId: string | null;
+  /** Whether the daemon refuses requests without a key. */
+  requiresKey: boolean;
+}
+
 export interface ImageUsage {
   images: number;
   layers: number;
@@ -599,6 +608,26 @@ export interface Layer {
   bytes: number;
   files: number;
   shared: number;
+}
+
+export interface Login {
+  tenant: string;
+  scopes: string[];
+  /** Null for the configured key, and without a key. */
+  keyId: string | null;
+  /** Whether the daemon refuses requests without a key. */
+  requiresKey: boolean;
+  /** To send as X-Sandkasten-Login with the cookie. */
+  proof: string;
+  expiresInSeconds: number;
+}
+
+export interface LoginBody {
+  apiKey: string;
+}
+
+export interface Logout {
+  ok: boolean;
 }
 
 export interface MkdirBody {
@@ -1260,6 +1289,12 @@ export interface TagBody {
   new: string;
 }
 
+export interface Ticket {
+  /** Offer the subprotocol sandkasten.ticket.<ticket>. */
+  ticket: string;
+  expiresInSeconds: number;
+}
+
 export interface Tool {
   name: string;
   description: string;
@@ -1456,12 +1491,16 @@ export interface Types {
   FileEntry: FileEntry;
   FileList: FileList;
   Health: Health;
+  Identity: Identity;
   ImageInfo: ImageInfo;
   ImageUsage: ImageUsage;
   KeyBody: KeyBody;
   KeyList: KeyList;
   Languages: Languages;
   Layer: Layer;
+  Login: Login;
+  LoginBody: LoginBody;
+  Logout: Logout;
   MkdirBody: MkdirBody;
   MoveBody: MoveBody;
   NetworkAttempt: NetworkAttempt;
@@ -1513,6 +1552,7 @@ export interface Types {
   StoredFile: StoredFile;
   StreamBody: StreamBody;
   TagBody: TagBody;
+  Ticket: Ticket;
   Tool: Tool;
   ToolAnswer: ToolAnswer;
   ToolBody: ToolBody;

@@ -40,6 +40,9 @@ export function openNodeSocket(request: SocketRequest): Promise<Socket> {
   if (request.tenant !== undefined) {
     headers["X-Sandkasten-Tenant"] = request.tenant;
   }
+  if (request.ticket !== undefined) {
+    headers["Sec-WebSocket-Protocol"] = `sandkasten, sandkasten.ticket.${request.ticket}`;
+  }
   const send = url.protocol === "https:" ? httpsRequest : httpRequest;
   return new Promise((resolve, reject) => {
     const sent = send(url, {

@@ -33,8 +33,8 @@ _QUIET: Final = frozenset({"GET", "HEAD", "OPTIONS", "WS"})
 _PLACE = re.compile(r"\{([a-z_]+)(?::path)?\}\Z")
 # Of what is done inside a session, only this outlives it or changes what it is.
 _INSIDE: Final = frozenset({"pause", "resume", "files/stage", "files/publish", "previews"})
-# One-shots and tools work in sandboxes, as commands do.
-_UNCHANGING: Final = frozenset({"run", "tools"})
+# One-shots and tools work in sandboxes, as commands do. A ticket opens a terminal or a port.
+_UNCHANGING: Final = frozenset({"run", "tools", "tickets"})
 _RUNS: Final = frozenset({"runs", "workflow-runs"})
 _VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "update", "DELETE": "delete"}
 _OWN_VERBS: Final = {("session", "delete"): "destroy", ("key", "delete"): "revoke"}

@@ -2,7 +2,8 @@
 
 A browser sends no Authorization header with a WebSocket, only names of subprotocols. A page offers
 `sandkasten`, `sandkasten.bearer.<key>` and perhaps `sandkasten.tenant.<tenant>`, the last parts in
-base64url, and the daemon chooses `sandkasten`. Other routes than ours for terminals and tunnels
+base64url, and the daemon chooses `sandkasten`. Instead of the key it may offer
+`sandkasten.ticket.<ticket>`, from `api.dashboard`. Other routes than ours for terminals and tunnels
 pass subprotocols on into the sandbox, so their credentials are never read from there.
 """
 
@@ -13,7 +14,7 @@ import binascii
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from starlette.websockets import WebSocket
 
@@ -21,6 +22,7 @@ NAME: Final = "sandkasten"
 _HEADER: Final = "sec-websocket-protocol"
 _BEARER: Final = f"{NAME}.bearer."
 _TENANT: Final = f"{NAME}.tenant."
+_TICKET: Final = f"{NAME}.ticket."
 # Far above a key and a token in base64.
 _MAX_LENGTH: Final = 16_384
 
@@ -31,6 +33,15 @@ def with_credentials(headers: dict[str, str]) -> dict[str, str]:
     if NAME not in offered or len(offered) > _MAX_LENGTH:
         return headers
     return {**dict(_credentials(offered)), **headers}
+
+
+def ticket_of(headers: Mapping[str, str]) -> str | None:
+    """Return the ticket among the subprotocols."""
+    offered = headers.get(_HEADER, "")
+    if _TICKET not in offered or len(offered) > _MAX_LENGTH:
+        return None
+    names = (name.strip() for name in offered.split(","))
+    return next((one.removeprefix(_TICKET) for one in names if one.startswith(_TICKET)), None)
 
 
 def _credentials(offered: str) -> Iterator[tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sandkasten.api.dashboard import dashboard_routes
 from sandkasten.api.routes import (
     code,
     execs,
@@ -23,13 +24,14 @@ from sandkasten.api.routes import (
     tools,
     workspaces,
 )
-from sandkasten.api.routes.access import audit, keys, secrets, tenant_usage
+from sandkasten.api.routes.access import audit, keys, login, secrets, tenant_usage
 
 if TYPE_CHECKING:
     from sandkasten.api.route import Route
 
 ALL: tuple[Route, ...] = (
     *system.ROUTES,
+    *dashboard_routes.ROUTES,
     *sessions.ROUTES,
     *execs.ROUTES,
     *code.ROUTES,
@@ -42,6 +44,7 @@ ALL: tuple[Route, ...] = (
     *files.ROUTES,
     *stage.ROUTES,
     *keys.ROUTES,
+    *login.ROUTES,
     *tenant_usage.ROUTES,
     *audit.ROUTES,
     *fs.ROUTES,

@@ -1,0 +1,18 @@
+/** A state as a coloured word. */
+
+import type { VNode } from "preact";
+
+const GOOD = ["ready", "running", "completed", "succeeded", "allowed", "ok"];
+const BAD = ["failed", "lost", "killed", "refused", "error", "timed_out"];
+const WARN = ["paused", "creating", "stopping", "pending", "queued", "cancelled"];
+
+export function Badge({ state }: { state: string }): VNode {
+  const kind = GOOD.includes(state)
+    ? "good"
+    : BAD.includes(state)
+      ? "bad"
+      : WARN.includes(state)
+        ? "warn"
+        : "";
+  return <span class={`badge ${kind}`}>{state.replaceAll("_", " ")}</span>;
+}

@@ -1,0 +1,13 @@
+#!/bin/bash
+# Build the dashboard into src/sandkasten/_dashboard, with a digest of its sources beside it.
+# Needs node 20.19 or newer and npm; the result is in the repository, so that nothing else does.
+set -euo pipefail
+cd "$(dirname "$0")/../dashboard"
+
+built=../src/sandkasten/_dashboard
+if ! cmp -s package-lock.json node_modules/.installed; then
+    npm ci --silent --no-audit --no-fund
+    cp package-lock.json node_modules/.installed
+fi
+npm run --silent build
+../scripts/dashboard_digest.py >"$built/sources.sha256"

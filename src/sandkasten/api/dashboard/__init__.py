@@ -1,0 +1,1 @@
+"""The dashboard: its files, the logins of browsers, and tickets for their WebSockets."""
