@@ -22,7 +22,7 @@ from sandkasten.daemon.http.listeners import listening_on_network, network_addre
 from sandkasten.daemon.settings.http_settings import require_key
 from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import NotFound, SandkastenError
-from sandkasten.mcp.mcp_sessions import mcp_sessions
+from sandkasten.mcp.mcp_sessions import IDLE_S, mcp_sessions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     Send = Callable[[Message], Awaitable[None]]
 
 PATH: Final = "/mcp"
-# The default idle timeout of a sandbox; a client that vanished looks like one that is thinking.
-IDLE_S: Final = 1800.0
 
 
 @asynccontextmanager

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sandkasten.mcp")
 
+# The default idle timeout of a sandbox; a client that vanished looks like one that is thinking.
+IDLE_S: Final = 1800.0
 _CALLER: Final = "sandkasten.caller"
 # Far more than one machine has sandboxes for.
 _MAX_SESSIONS: Final = 256
