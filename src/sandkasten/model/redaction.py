@@ -38,16 +38,25 @@ def redacted(text: str) -> str:
     return _SECRETS.sub(_replaced, text)
 
 
-def excerpt(value: str | bytes, most: int) -> str:
-    """Return at most `most` characters from the beginning, without secrets."""
-    head = value[: most + _BEYOND]
+def head_of(value: str | bytes, most: int) -> str | bytes:
+    """Return the part of a value that `excerpt` reads."""
+    return value[: most + _BEYOND]
+
+
+def excerpt(value: str | bytes, most: int, length: int | None = None) -> str:
+    """Return at most `most` characters from the beginning, without secrets.
+
+    `length` is that of the whole, if the value is only its `head_of`.
+    """
+    length = len(value) if length is None else length
+    head = head_of(value, most)
     text = head.decode("utf-8", "replace") if isinstance(head, bytes) else head
     # What JSON or a collector could not take.
     text = text.encode("utf-8", "replace").decode()
     text = redacted(text)
-    if len(text) <= most and len(head) == len(value):
+    if len(text) <= most and len(head) == length:
         return text
-    left = len(value) - most
+    left = length - most
     return f"{text[:most]}… ({left} more)" if left > 0 else text[:most]
 
 

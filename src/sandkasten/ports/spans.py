@@ -11,7 +11,8 @@ import re
 import sys
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -78,6 +79,13 @@ class Tracing(Protocol):
         ...
 
 
+class Link(Protocol):
+    """What spans and log lines of a context belong to."""
+
+    @property
+    def traceparent(self) -> str: ...
+
+
 class _NoSpan:
     def set(self, attributes: Attributes) -> None:
         pass
@@ -102,7 +110,8 @@ class _NoSpan:
 
 _NO_SPAN = _NoSpan()
 _NO_BLOCK: AbstractContextManager[Span] = nullcontext(_NO_SPAN)
-_of_client: ContextVar[str | None] = ContextVar("traceparent of the client", default=None)
+current_link: ContextVar[Link | None] = ContextVar("current_link", default=None)
+"""The span of this process that is the parent of new ones, or that of the client."""
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 """The HTTP request that log lines belong to."""
 
@@ -125,7 +134,7 @@ class Untraced:
         return _NO_BLOCK if given is None else _passed_on(given)
 
     def traceparent(self, span: Span | None = None) -> str | None:
-        return _of_client.get()
+        return _linked()
 
 
 UNTRACED = Untraced()
@@ -142,37 +151,43 @@ def checked_traceparent(text: str | None) -> str | None:
 def current_traceparent() -> str | None:
     """Return the header of the span that the calling program is in.
 
-    That is OpenTelemetry's current span if the program uses the library, and otherwise the
-    variable TRACEPARENT, with which a traced program starts others.
+    That is our own, or OpenTelemetry's current span if the program uses the library, and otherwise
+    the variable TRACEPARENT, with which a traced program starts others.
     """
-    found = _current_span()
-    if found is not None:
-        return f"00-{found.trace_id:032x}-{found.span_id:016x}-{found.trace_flags:02x}"
-    return checked_traceparent(os.environ.get("TRACEPARENT"))
+    return _linked() or _of_library() or checked_traceparent(os.environ.get("TRACEPARENT"))
 
 
 def current_trace_id() -> str | None:
     """Return the trace that a log line belongs to."""
-    found = _current_span()
-    if found is not None:
-        return f"{found.trace_id:032x}"
-    given = _of_client.get()
-    return None if given is None else given[3:35]
+    found = _linked() or _of_library()
+    return None if found is None else found[3:35]
 
 
-def _current_span() -> Any:
-    """Return OpenTelemetry's context of the current span, if there is one."""
+def _linked() -> str | None:
+    found = current_link.get()
+    return None if found is None else found.traceparent
+
+
+def _of_library() -> str | None:
+    """Return the header of OpenTelemetry's current span, if there is one."""
     otel = sys.modules.get("opentelemetry.trace")
     # While it is being imported, it has no functions.
     current = getattr(otel, "get_current_span", None)
     found = None if current is None else current().get_span_context()
-    return found if found is not None and found.is_valid else None
+    if found is None or not found.is_valid:
+        return None
+    return f"00-{found.trace_id:032x}-{found.span_id:016x}-{found.trace_flags:02x}"
+
+
+@dataclass(frozen=True, slots=True)
+class _ClientLink:
+    traceparent: str
 
 
 @contextmanager
 def _passed_on(traceparent: str) -> Iterator[Span]:
-    token = _of_client.set(traceparent)
+    token = current_link.set(_ClientLink(traceparent))
     try:
         yield _NO_SPAN
     finally:
-        _of_client.reset(token)
+        current_link.reset(token)

@@ -1,18 +1,13 @@
 """Spans by OpenTelemetry. Implements `ports.Tracing`.
 
-Imported only where tracing is on. In a program that has a tracer provider of its own, spans go to
-that one; otherwise they are sent over OTLP as the standard `OTEL_*` variables say. Sending happens
-in a thread of the library: a collector that is slow or away loses spans and delays nothing.
+Used by engines in a program that has set a tracer provider: their spans belong to the traces of the
+program, and it says where they go. Otherwise they are those of `piped_spans.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import atexit
-import threading
 from contextlib import contextmanager
-from functools import cache
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from opentelemetry import context as otel_context
@@ -24,23 +19,14 @@ from sandkasten.errors import Cancelled, SandkastenError
 from sandkasten.model.optional_extras import VERSION
 from sandkasten.model.redaction import excerpt
 from sandkasten.ports.spans import checked_traceparent
+from sandkasten.telemetry.piped_spans import MAX_CONTENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from types import TracebackType
 
-    from opentelemetry.sdk.trace import TracerProvider
-
     from sandkasten.ports.spans import Attributes, Span
 
-MAX_CONTENT: int = 1000
-"""Characters of an input or an output in a span."""
-# A collector that does not answer must not hold up the end of the process.
-_FLUSH_S = 3.0
-_EXPORTERS = {
-    "http": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
-    "grpc": "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
-}
 _W3C = TraceContextTextMapPropagator()
 _OURS = otel_context.create_key("sandkasten-span")
 
@@ -149,32 +135,3 @@ def provider_of_program() -> trace.TracerProvider | None:
     """Return the tracer provider that the embedding program has set, if it has."""
     found = trace.get_tracer_provider()
     return None if isinstance(found, trace.ProxyTracerProvider) else found
-
-
-@cache
-def open_provider(protocol: str | None, endpoint: str | None) -> TracerProvider:
-    """Return a provider that sends over OTLP. What the settings leave open, `OTEL_*` decide.
-
-    One for all engines of this process; it is closed when the process ends. Raise
-    ModuleNotFoundError if a library is missing, ValueError or TypeError if a value is wrong.
-    """
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-    exporters = import_module(_EXPORTERS["grpc" if protocol == "grpc" else "http"])
-    if endpoint is not None and protocol != "grpc":
-        endpoint = endpoint.rstrip("/") + "/v1/traces"
-    resource = Resource.create({"service.name": "sandkasten", "service.version": VERSION})
-    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(exporters.OTLPSpanExporter(endpoint=endpoint)))
-    atexit.register(_close, provider)
-    return provider
-
-
-def _close(provider: TracerProvider) -> None:
-    """Send what is left, for a few seconds."""
-    # A daemon thread: the library may go on waiting for a collector that is away.
-    closing = threading.Thread(target=provider.shutdown, name="tracing", daemon=True)
-    closing.start()
-    closing.join(_FLUSH_S)

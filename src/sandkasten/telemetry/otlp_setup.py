@@ -50,10 +50,11 @@ class OtlpSetup:
                 return OtelTracing(own, content=self.content)
         if self._wants("TRACES"):
             with self._required():
-                from sandkasten.telemetry.otel_spans import OtelTracing, open_provider
+                from sandkasten.telemetry.piped_spans import PipedTracing, sampler
+                from sandkasten.telemetry.span_pipe import open_pipe
 
-                provider = open_provider(self._protocol("TRACES"), self.endpoint)
-                return OtelTracing(provider, content=self.content)
+                pipe = open_pipe(self._protocol("TRACES"), self.endpoint)
+                return PipedTracing(pipe.put, sampler(self.environment), content=self.content)
         return UNTRACED
 
     def metrics(self, registry: CollectorRegistry) -> MetricsSender | None:
