@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 fn tables_of_the_binary_equal_the_frozen_generation() {
     let path = concat!(
         env!("CARGO_MANIFEST_DIR"),
-        "/../spec/runner/generation-3.json"
+        "/../spec/runner/generation-4.json"
     );
     let frozen: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     let output = Command::new(program()).arg("--describe").output().unwrap();
@@ -25,7 +25,7 @@ fn hello_names_generation_users_and_shell() {
     let uid = unsafe { libc::getuid() };
     assert_eq!(
         hello,
-        json!({"generation": 3, "version": env!("CARGO_PKG_VERSION"), "uid": uid, "user_uid": uid,
+        json!({"generation": 4, "version": env!("CARGO_PKG_VERSION"), "uid": uid, "user_uid": uid,
                "shell": "/bin/bash", "features": ["shell_state"]})
     );
 }

@@ -12,10 +12,17 @@ import pytest
 
 from sandkasten.api.previews.preview_access import PreviewRules, Previews, cookies_of
 from sandkasten.client.port_forward import forwarding
-from sandkasten.errors import ConnectionRefused, InvalidRequest, SandkastenError, StoreUnusable
+from sandkasten.errors import (
+    ConnectionRefused,
+    InvalidRequest,
+    PolicyDenied,
+    SandkastenError,
+    StoreUnusable,
+)
 from sandkasten.model.access.preview_links import (
     Grant,
     PreviewTarget,
+    SandboxPreviews,
     link_id_of,
     sign,
     target_of,
@@ -171,6 +178,27 @@ async def test_a_public_preview_ends_at_its_time_and_survives_a_restart(site, cl
     assert (await site.get()).status == 401
 
 
+@pytest.mark.promise("P90")
+async def test_rules_for_all_ports_of_a_sandbox_survive_a_restart(served, daemon, tmp_path):
+    site, previews = served, daemon.server.previews
+    await previews.set_rules_of(site.id, SandboxPreviews(public=False))
+    assert (await site.get()).status == 403
+    await previews.set_rules_of(site.id, SandboxPreviews(True, "own.example:${PORT}"))
+    found = await (await site.get()).json()
+    assert found["headers"]["host"] == f"own.example:{site.port}"
+    assert found["headers"]["x-forwarded-host"] == site.host
+    stored = await PreviewDirectory.open(tmp_path / "previews")
+    assert stored.rules_of(site.id) == SandboxPreviews(True, "own.example:${PORT}")
+    await stored.retain(set(), 0.0)
+    assert stored.rules_of(site.id) == SandboxPreviews()
+    # A port that is made private closes all of them.
+    await site.link(AS_OPERATOR, public=False)
+    assert (await site.get()).status == 401
+    previews.rules = PreviewRules(allow_public=False)
+    with pytest.raises(PolicyDenied):
+        await previews.set_rules_of(site.id, SandboxPreviews(public=True))
+
+
 async def test_damaged_files_of_previews_are_named_and_nothing_is_rewritten(tmp_path):
     first = await PreviewDirectory.open(tmp_path)
     changed_at = tmp_path.stat().st_mtime_ns
@@ -181,6 +209,7 @@ async def test_damaged_files_of_previews_are_named_and_nothing_is_rewritten(tmp_
         ("public.json", "[1]"),
         ("public.json", "{"),
         ("revoked.json", '{"a": 1}'),
+        ("sandboxes.json", '{"a": {"public": 1}}'),
         ("key", "short"),
     ):
         (tmp_path / name).write_text(content)

@@ -71,6 +71,25 @@ def commands(box):
     return seen
 
 
+def metadata(box):
+    """Metadata of files, which a program inside sees as extended attributes."""
+    given = {"author": "ada", "purpose": "upload"}
+    made = box.files.write("/home/user/meta/a", "1", metadata=given)
+    seen = {"written": made.metadata, "info": box.files.get_info("/home/user/meta/a").metadata}
+    raw = box.files.write("/home/user/meta/b", b"2", metadata=given, use_octet_stream=True)
+    seen["raw"] = raw.metadata
+    box.files.write("/home/user/meta/c", "3")
+    seen["list"] = [one.metadata for one in box.files.list("/home/user/meta")]
+    inside = "import os; print(os.getxattr('/home/user/meta/a', 'user.e2b.author').decode())"
+    seen["inside"] = box.commands.run(f'python3 -c "{inside}"').stdout
+    moved = box.files.rename("/home/user/meta/a", "/home/user/meta/d")
+    seen["moved"] = moved.metadata
+    box.files.write("/home/user/meta/d", "4")
+    seen["replaced"] = box.files.get_info("/home/user/meta/d").metadata
+    box.files.remove("/home/user/meta")
+    return seen
+
+
 def files(box):
     seen = {}
     box.files.write("/home/user/notes/text.txt", "grüße")
@@ -250,7 +269,7 @@ def end(box):
 def main():
     box = Sandbox.create(timeout=300, metadata={"user": "one two"}, envs={"OF_SANDBOX": "1"})
     seen = {"running": box.is_running()}
-    for part in (commands, files, watch, pty, lists, life, copies, pauses, urls, end):
+    for part in (commands, metadata, files, watch, pty, lists, life, copies, pauses, urls, end):
         seen[part.__name__] = part(box)
     print(json.dumps(seen))  # noqa: T201
 

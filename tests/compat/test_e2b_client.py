@@ -72,6 +72,20 @@ def test_files_are_written_read_listed_moved_and_removed(seen):
     }
 
 
+@pytest.mark.promise("P90")
+def test_metadata_of_files_are_kept_with_them(seen):
+    given = {"author": "ada", "purpose": "upload"}
+    assert seen["metadata"] == {
+        "written": given,
+        "info": given,
+        "raw": given,
+        "list": [given, given, None],
+        "inside": "ada\n",
+        "moved": given,
+        "replaced": None,
+    }
+
+
 def test_watchers_report_changes_in_order(seen):
     kinds = seen["watch"]
     assert kinds[:3] == [["one", "create"], ["one", "write"], ["one", "chmod"]]

@@ -68,13 +68,16 @@ def test_the_python_sdk_needs_only_the_domain():
         "other port": "grüße",
         "listed": [True],
         "again": [True, True],
-        "contexts": [],
+        "contexts": ["default_python", "/home/user", "42", 1, True],
         "port": 200,
         "no token": 401,
         "false token": 401,
         "key": 401,
         "our api": 404,
         "other sandbox": 401,
+        "public": [200, "own.example:8000"],
+        "closed": 403,
+        "woken": ["paused", 401, "paused", 200, "running"],
         "kill": [True, False],
     }
 

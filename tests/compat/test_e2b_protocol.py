@@ -13,13 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sandkasten.api.previews.preview_access import PreviewRules, Previews
 from sandkasten.compat.e2b import file_routes, file_watchers, process_routes
 from sandkasten.compat.e2b.connect_codec import STREAM, envelope
 from sandkasten.compat.e2b.e2b_assembly import open_e2b, read_key
 from sandkasten.compat.e2b.envd_tokens import SignedPath
+from sandkasten.engine.clock import SystemClock
+from sandkasten.engine.storage import sandbox_files
 from sandkasten.errors import StoreUnusable
+from sandkasten.model.access.preview_links import SandboxPreviews
+from sandkasten.store.preview_directory import PreviewDirectory
 from tests.api.daemon_in_process import serving
-from tests.api.daemon_with_database import AS_OPERATOR, OPERATOR
+from tests.api.daemon_with_database import AS_OPERATOR, OPERATOR, booked
 from tests.compat.e2b_requests import ABSENT, TOKENS, E2b, another, engine_at
 from tests.patience import PATIENCE_S
 
@@ -458,3 +463,68 @@ def test_the_key_of_the_tokens_is_made_once(tmp_path):
     (tmp_path / "e2b.key").write_bytes(b"short")
     with pytest.raises(StoreUnusable):
         read_key(tmp_path)
+
+
+@pytest.mark.promise("P90")
+async def test_metadata_that_cannot_be_kept_are_refused_before_the_file_is_written(e2b):
+    box = await e2b.create()
+    form = {"Content-Type": "application/octet-stream"}
+    for name, value in (("a", "\xfc"), ("a", "x" * 3072), ("n" * 247, "1"), ("", "1")):
+        status, raw = await e2b.send(
+            box, "/files?path=/home/user/new", b"1", **form, **{f"X-Metadata-{name}": value}
+        )
+        assert (status, "metadata" in json.loads(raw)["message"]) == (400, True), name
+    stat = "/filesystem.Filesystem/Stat"
+    assert (await e2b.call(box, stat, {"path": "/home/user/new"}))[0] == 404
+    many = {f"X-Metadata-N{number}": "v" for number in range(40)}
+    status, raw = await e2b.send(box, "/files?path=/home/user/new", b"1", **form, **many)
+    kept = {f"n{number}": "v" for number in range(40)}
+    assert (status, json.loads(raw)[0]["metadata"]) == (200, kept)
+    _, told = await e2b.call(box, stat, {"path": "/home/user/new"})
+    assert told["entry"]["metadata"] == kept
+
+
+@pytest.mark.promise("P90")
+async def test_an_older_runner_keeps_files_without_metadata(e2b, monkeypatch):
+    box = await e2b.create()
+    monkeypatch.setattr(sandbox_files, "HAS_ATTRIBUTES", 99)
+    form = {"Content-Type": "application/octet-stream"}
+    status, raw = await e2b.send(
+        box, "/files?path=/home/user/a", b"1", **form, **{"X-Metadata-A": "1"}
+    )
+    assert (status, "too old" in json.loads(raw)["message"]) == (422, True)
+    assert (await e2b.send(box, "/files?path=/home/user/a", b"1", **form))[0] == 200
+    _, told = await e2b.call(box, "/filesystem.Filesystem/ListDir", {"path": "/home/user"})
+    assert [(one["name"], one.get("metadata")) for one in told["entries"]] == [("a", None)]
+
+
+@pytest.mark.promise("P90")
+async def test_ports_are_public_only_if_the_operator_permits_it(tmp_path):
+    ports = await PreviewDirectory.open(tmp_path / "previews")
+    previews = Previews(PreviewRules(), ports, SystemClock())
+    async with (
+        engine_at(tmp_path) as engine,
+        open_e2b(b"k" * 32, {}, public_ports=True) as routes,
+        booked(engine, tmp_path / "data", more=routes, previews=previews) as daemon,
+    ):
+        e2b = E2b(daemon)
+        boxes = [
+            await e2b.create(),
+            await e2b.create(network={"allowPublicTraffic": False}),
+            await e2b.create(network={"maskRequestHost": "localhost:${PORT}"}),
+        ]
+        assert [ports.rules_of(one) for one in boxes] == [
+            SandboxPreviews(True),
+            SandboxPreviews(False),
+            SandboxPreviews(True, "localhost:${PORT}"),
+        ]
+        previews.rules = PreviewRules(allow_public=False)
+        quiet = await e2b.create()
+        assert ports.rules_of(quiet) == SandboxPreviews()
+        for network in ({"allowPublicTraffic": True}, {"maskRequestHost": "a\r\nX: 1"}):
+            body = {"templateID": "base", "network": network}
+            status, told = await e2b.ask("POST", "/sandboxes", body)
+            assert status in (400, 403), told
+        # What could not be prepared was destroyed.
+        _, listed = await e2b.ask("GET", "/v2/sandboxes")
+        assert {one["sandboxID"] for one in listed} == {*boxes, quiet}

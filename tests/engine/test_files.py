@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 
-from sandkasten.engine.storage.sandbox_files import check_tool_write
+from sandkasten.agents.tools.file_tools import check_tool_write
 from sandkasten.errors import (
     ConnectionRefused,
     DirectoryNotEmpty,

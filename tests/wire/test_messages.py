@@ -28,7 +28,7 @@ from sandkasten.wire.runner_errors import MAX_MESSAGE_CHARS, MEANINGS, error_for
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SPEC = Path(__file__).resolve().parents[2] / "spec" / "runner" / "generation-3.md"
+SPEC = Path(__file__).resolve().parents[2] / "spec" / "runner" / "generation-4.md"
 
 EXEC = {
     "exec_id": "e1",

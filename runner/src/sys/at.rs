@@ -47,6 +47,52 @@ pub fn forbids_writing(dir: impl AsRawFd, name: &[u8]) -> Result<bool> {
     Ok(rc < 0 && errno() == libc::EACCES)
 }
 
+/// Return the names of the extended attributes of a file. The kernel bounds them to 64 KiB.
+pub fn attribute_names(fd: impl AsRawFd) -> Result<Vec<Vec<u8>>> {
+    const LARGEST: usize = 64 << 10;
+    let mut buffer = vec![0u8; LARGEST];
+    // SAFETY: `buffer` is as large as we say.
+    let count = retry(|| unsafe {
+        libc::flistxattr(fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) as c_long
+    })?;
+    let names = buffer[..count as usize].split(|&byte| byte == 0);
+    let given = names.filter(|name| !name.is_empty());
+    Ok(given.map(<[u8]>::to_vec).collect())
+}
+
+/// Return the value of an extended attribute; `ERANGE` if it is longer than `most`.
+pub fn attribute(fd: impl AsRawFd, name: &[u8], most: usize) -> Result<Vec<u8>> {
+    let name = c_string(name)?;
+    // Not empty: the kernel would only tell the length.
+    let mut buffer = vec![0u8; most.max(1)];
+    // SAFETY: `name` is NUL-terminated and `buffer` is as large as we say.
+    let count = retry(|| unsafe {
+        libc::fgetxattr(
+            fd.as_raw_fd(),
+            name.as_ptr(),
+            buffer.as_mut_ptr().cast(),
+            buffer.len(),
+        ) as c_long
+    })?;
+    buffer.truncate(count as usize);
+    Ok(buffer)
+}
+
+pub fn set_attribute(fd: impl AsRawFd, name: &[u8], value: &[u8]) -> Result<()> {
+    let name = c_string(name)?;
+    // SAFETY: `name` is NUL-terminated and `value` is as long as we say.
+    check(unsafe {
+        libc::fsetxattr(
+            fd.as_raw_fd(),
+            name.as_ptr(),
+            value.as_ptr().cast(),
+            value.len(),
+            0,
+        )
+    })?;
+    Ok(())
+}
+
 /// `struct open_how` of <linux/openat2.h>.
 #[repr(C)]
 struct OpenHow {

@@ -20,7 +20,6 @@ from sandkasten.api.routes.route_table import ALL
 from sandkasten.api.server_context import Server
 from sandkasten.compat.e2b.e2b_assembly import PAUSES_FILE, open_e2b, read_key
 from sandkasten.compat.e2b.e2b_domain import PREFIX, E2bNames
-from sandkasten.compat.e2b.envd_tokens import EnvdTokens
 from sandkasten.daemon.agent_services import LazyAgents, agent_service
 from sandkasten.daemon.backend_registry import prepare_data_dir
 from sandkasten.daemon.data_dir_lock import only_daemon
@@ -195,13 +194,14 @@ async def _open_compat(
     if not settings.compat.e2b_enabled:
         return ()
     key = await asyncio.to_thread(read_key, data_dir)
-    previews.is_traffic_token = EnvdTokens(key).is_valid_for_traffic
     e2b = open_e2b(
         key,
         settings.image_aliases,
         settings.compat.told_domain(settings.previews),
         engine=engine,
         pauses_file=data_dir / PAUSES_FILE,
+        previews=previews,
+        public_ports=settings.compat.e2b_public_ports,
     )
     return await stack.enter_async_context(e2b)
 

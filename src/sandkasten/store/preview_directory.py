@@ -1,4 +1,4 @@
-"""The key that signs links to previews, the revoked links and the public ports, in three files.
+"""The key of links to previews, revoked links, public ports and rules of sandboxes, in four files.
 
 One daemon at a time uses the directory. Ids of sandboxes are never used again, so an entry that
 outlives its sandbox opens nothing.
@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.disk.atomic_file import create_file, write_file
 from sandkasten.disk.os_errors import disk_error
 from sandkasten.errors import QuotaExceeded, StoreUnusable
+from sandkasten.model.access.preview_links import SandboxPreviews
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 _KEY_FILE: Final = "key"
 _PUBLIC_FILE: Final = "public.json"
 _REVOKED_FILE: Final = "revoked.json"
+_SANDBOXES_FILE: Final = "sandboxes.json"
 _MAX_FILE: Final = 16 << 20
 # Of all sandboxes. An application has a handful.
 MAX_PUBLIC: Final = 10_000
@@ -42,11 +45,13 @@ class PreviewDirectory:
         key: bytes,
         public: dict[str, float | None],
         revoked: dict[str, dict[str, float]],
+        sandboxes: dict[str, SandboxPreviews],
     ) -> None:
         self._directory = directory
         self.key = key
         self._public = public
         self._revoked = revoked
+        self._sandboxes = sandboxes
         self._changing = asyncio.Lock()
 
     @classmethod
@@ -64,6 +69,7 @@ class PreviewDirectory:
             key = (directory / _KEY_FILE).read_bytes()
             public = _read_public(directory / _PUBLIC_FILE)
             revoked = _read_revoked(directory / _REVOKED_FILE)
+            sandboxes = _read_sandboxes(directory / _SANDBOXES_FILE)
         except OSError as exc:
             raise disk_error("read the key of the previews", exc, StoreUnusable) from exc
         if len(key) != 32:
@@ -72,7 +78,7 @@ class PreviewDirectory:
                 hint="remove it; links that were made before stop working",
                 reason="damaged",
             )
-        return cls(directory, key, public, revoked)
+        return cls(directory, key, public, revoked, sandboxes)
 
     def is_public(self, target: PreviewTarget, now: float) -> bool:
         until = self._public.get(_name(target), 0.0)
@@ -99,6 +105,20 @@ class PreviewDirectory:
                 kept = {one: end for one, end in self._public.items() if one != _name(target)}
                 await self._store(kept)
 
+    def rules_of(self, sandbox_id: str) -> SandboxPreviews:
+        return self._sandboxes.get(sandbox_id, SandboxPreviews())
+
+    async def set_rules_of(self, sandbox_id: str, rules: SandboxPreviews) -> None:
+        """Set the rules for all ports of a sandbox; durable when it returns."""
+        async with self._changing:
+            if len(self._sandboxes) >= MAX_PUBLIC and sandbox_id not in self._sandboxes:
+                raise QuotaExceeded(
+                    f"there are {MAX_PUBLIC} sandboxes with rules for previews already",
+                    hint="destroy sandboxes that are not needed",
+                    quota="previews",
+                )
+            await self._store_sandboxes({**self._sandboxes, sandbox_id: rules})
+
     async def retain(self, sandbox_ids: Collection[str], now: float) -> None:
         """Forget what is over, and the ports of every other sandbox."""
         async with self._changing:
@@ -112,6 +132,9 @@ class PreviewDirectory:
             alive = {one: told for one, told in self._revoked.items() if one in sandbox_ids}
             if alive != self._revoked:
                 await self._store_revoked(alive)
+            ruled = {one: told for one, told in self._sandboxes.items() if one in sandbox_ids}
+            if ruled != self._sandboxes:
+                await self._store_sandboxes(ruled)
 
     def series(self, sandbox_id: str) -> int:
         """Return how often all links of a sandbox were revoked."""
@@ -151,6 +174,11 @@ class PreviewDirectory:
         await self._write(_REVOKED_FILE, revoked)
         self._revoked = revoked
 
+    async def _store_sandboxes(self, sandboxes: dict[str, SandboxPreviews]) -> None:
+        told = {one: asdict(rules) for one, rules in sandboxes.items()}
+        await self._write(_SANDBOXES_FILE, told)
+        self._sandboxes = sandboxes
+
     async def _write(self, name: str, value: object) -> None:
         data = json.dumps(value).encode()
         try:
@@ -178,6 +206,21 @@ def _read_revoked(path: Path) -> dict[str, dict[str, float]]:
     ):
         return found
     raise _damaged(path, f"remove it, and {_KEY_FILE} beside it so that no revoked link works")
+
+
+def _read_sandboxes(path: Path) -> dict[str, SandboxPreviews]:
+    found = _read(path)
+    if isinstance(found, dict) and all(
+        isinstance(told, dict)
+        and isinstance(told.get("public"), bool | None)
+        and isinstance(told.get("host"), str | None)
+        for told in found.values()
+    ):
+        return {
+            one: SandboxPreviews(told.get("public"), told.get("host"))
+            for one, told in found.items()
+        }
+    raise _damaged(path, "remove it; ports of sandboxes that were public become private")
 
 
 def _is_number(value: object) -> bool:

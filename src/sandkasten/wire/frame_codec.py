@@ -21,9 +21,11 @@ MIB = 1024 * 1024
 INITIAL_CREDIT = MIB
 MAX_CREDIT = 0xFFFF_FFFF
 MAX_STREAM = 0xFFFF_FFFF
-GENERATION = 3
+GENERATION = 4
 # From this generation on a runner announces when its lease ends it.
 SAYS_ENDING = 2
+# From this generation on files can have attributes.
+HAS_ATTRIBUTES = 4
 # A feature in HELLO: `argv` with `shell` starts a process with the state of that shell.
 SHELL_STATE = "shell_state"
 

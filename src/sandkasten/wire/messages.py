@@ -28,6 +28,7 @@ __all__ = [
     "Processes",
     "RunnerStats",
     "ShellInfo",
+    "decode_attributes",
     "decode_entry",
     "decode_exec",
     "decode_execs",
@@ -51,6 +52,8 @@ _MAX_TEXT = 256
 _MAX_PATH = 1024 * 1024
 _MAX_EXECS = 256
 _MAX_ENTRIES = 5000
+_MAX_ATTRIBUTES = 256
+_MAX_VALUE = 64 * 1024
 _MAX_PROCESSES = 2000
 _MAX_ARGUMENTS = 4096
 _MAX_SHELLS = 4096
@@ -318,6 +321,19 @@ def decode_page(body: Mapping[str, Any]) -> FileStatPage:
         entries=fields.items("entries", _MAX_ENTRIES, decode_entry),
         next=fields.path_or_none("next"),
     )
+
+
+def decode_attributes(body: Mapping[str, Any], most: int) -> tuple[dict[str, str], ...]:
+    """Return the attributes of files, in their order."""
+    return _Fields(body, "the attributes").items("attributes", most, _attributes)
+
+
+def _attributes(body: object) -> dict[str, str]:
+    if type(body) is not dict or len(body) > _MAX_ATTRIBUTES:
+        raise ProtocolViolation("the attributes of a file were not an object of a few names")
+    if not all(type(value) is str and len(value) <= _MAX_VALUE for value in body.values()):
+        raise ProtocolViolation("an attribute of a file was not a string")
+    return {printable(name): printable(value) for name, value in body.items()}
 
 
 def decode_processes(body: Mapping[str, Any]) -> Processes:

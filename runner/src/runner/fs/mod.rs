@@ -4,6 +4,7 @@
 //! and never changes anything that belongs to the whole process: modes are set by fchmod and not by the
 //! umask, and no verb changes the working directory.
 
+mod attributes;
 mod change;
 mod copy;
 mod created;
@@ -71,6 +72,7 @@ pub fn open(
     match verb {
         "fs.stat" => stat(&request),
         "fs.list" => list::open(&request),
+        "fs.attributes" => attributes::open(&request),
         "fs.read" => read::open(&request),
         "fs.write" => write::open(&request),
         "fs.mkdir" => change::make_dir(&request),

@@ -6,7 +6,7 @@ use super::Directories;
 use crate::sys;
 use crate::wire::handler::Failure;
 use crate::wire::request::{byte_string, missing, Fields};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 pub struct Request<'a> {
     fields: Fields<'a>,
@@ -29,18 +29,30 @@ impl<'a> Request<'a> {
         self.fields.flag(name, default)
     }
 
+    pub fn object(&self, name: &str) -> Result<Option<&'a Map<String, Value>>, Failure> {
+        match self.fields.get(name) {
+            None => Ok(None),
+            Some(Value::Object(map)) => Ok(Some(map)),
+            Some(_) => Err(Failure::invalid(format!("{name} must be an object"))),
+        }
+    }
+
     pub fn path(&self, name: &str) -> Result<Vec<u8>, Failure> {
         let path = self.fields.bytes(name)?.ok_or_else(|| missing(name))?;
-        if path.is_empty() {
-            return Err(Failure::invalid(format!("{name} is empty")));
+        checked_path(name, path)
+    }
+
+    pub fn paths(&self, name: &str, most: usize) -> Result<Vec<Vec<u8>>, Failure> {
+        match self.fields.get(name) {
+            None => Err(missing(name)),
+            Some(Value::Array(list)) if list.len() <= most => list
+                .iter()
+                .map(|value| checked_path(name, byte_string(name, value)?))
+                .collect(),
+            Some(_) => Err(Failure::invalid(format!(
+                "{name} must be a list of at most {most} paths"
+            ))),
         }
-        if path.len() >= sys::PATH_MAX {
-            return Err(Failure::new(
-                "name_too_long",
-                format!("{name} has {} bytes, a path at most 4095", path.len()),
-            ));
-        }
-        Ok(path)
     }
 
     /// Return a number of bytes or entries. Offsets are signed in the kernel, so 2⁶³ is out of bounds.
@@ -97,4 +109,17 @@ impl<'a> Request<'a> {
         }
         Ok(Some(prefixes))
     }
+}
+
+fn checked_path(name: &str, path: Vec<u8>) -> Result<Vec<u8>, Failure> {
+    if path.is_empty() {
+        return Err(Failure::invalid(format!("{name} is empty")));
+    }
+    if path.len() >= sys::PATH_MAX {
+        return Err(Failure::new(
+            "name_too_long",
+            format!("{name} has {} bytes, a path at most 4095", path.len()),
+        ));
+    }
+    Ok(path)
 }

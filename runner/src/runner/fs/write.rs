@@ -5,6 +5,7 @@
 //! lost connection, a full disk) removes the temporary file and the parent directories made for it.
 //! Content and name are on disk before the answer. A file that the user may not write is not replaced.
 
+use super::attributes::{self, Given};
 use super::flush::{Flush, Windows};
 use super::request::Request;
 use super::resolve::{failed, Place, Resolver};
@@ -22,6 +23,7 @@ pub struct Write {
     temp: Option<TempFile>,
     old: Option<Stat>,
     mode: u32,
+    attributes: Given,
     overwrite: bool,
     size: Option<u64>,
     written: u64,
@@ -33,6 +35,7 @@ pub fn open(request: &Request<'_>) -> Result<Box<dyn Handler>, Failure> {
     let resolver = request.writing()?;
     let path = request.path("path")?;
     let mode = request.mode("mode")?;
+    let attributes = attributes::given(request)?;
     let overwrite = request.flag("overwrite", true)?;
     let parents = request.flag("parents", true)?;
     let size = request.count("size")?;
@@ -48,6 +51,7 @@ pub fn open(request: &Request<'_>) -> Result<Box<dyn Handler>, Failure> {
                 .or_else(|| old.map(|stat| stat.st_mode))
                 .unwrap_or(DEFAULT_MODE)
                 & 0o777,
+            attributes,
             old,
             overwrite,
             size,
@@ -150,6 +154,8 @@ impl Write {
         };
         let fail = |error| failed(error, "write", &self.path);
         let like = self.old.as_ref();
+        attributes::set(temp.file(), &self.attributes)
+            .map_err(|error| failed(error, "set an attribute of", &self.path))?;
         temp.finish(self.mode, like).map_err(fail)?;
         self.flush.bytes(temp.file(), self.written).map_err(fail)?;
         let moved = if self.overwrite {

@@ -1,12 +1,12 @@
 //! The protocol's tables: kinds, verbs and their fields, events, error codes, limits.
 //!
-//! `spec/runner/generation-3.json` is the frozen copy; `sandkasten-runner --describe` prints this one,
+//! `spec/runner/generation-4.json` is the frozen copy; `sandkasten-runner --describe` prints this one,
 //! and a test compares the two. Dispatch and error answers use these tables, so a verb or a code that
 //! is not listed here does not exist on the wire.
 
 use serde_json::{json, Value};
 
-pub const GENERATION: u64 = 3;
+pub const GENERATION: u64 = 4;
 
 pub const MAX_OPEN_BODY: usize = 8 << 20;
 pub const MAX_DATA_BODY: usize = 1 << 20;
@@ -163,6 +163,11 @@ pub const VERBS: &[(&str, &[&str], &[&str])] = &[
         &["entries", "next"],
     ),
     (
+        "fs.attributes",
+        &["paths", "prefix", "deny"],
+        &["attributes"],
+    ),
+    (
         "fs.read",
         &["path", "offset", "limit", "max", "deny"],
         &["size", "bytes"],
@@ -175,6 +180,7 @@ pub const VERBS: &[(&str, &[&str], &[&str])] = &[
             "overwrite",
             "parents",
             "size",
+            "attributes",
             "deny",
             "within",
             "flush",

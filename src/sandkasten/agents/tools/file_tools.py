@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sandkasten.agents.tools import tool_answers
 from sandkasten.agents.tools.tool_arguments import decoded, encoded
 from sandkasten.agents.tools.tool_schemas import CONTENTS, MOST_ENTRIES, READ_BYTES
-from sandkasten.engine.storage.sandbox_files import check_tool_write
-from sandkasten.errors import InvalidRequest, UnsupportedByBackend
+from sandkasten.errors import InvalidRequest, PayloadTooLarge, UnsupportedByBackend
 from sandkasten.model.files.sandbox_paths import sandbox_path
 from sandkasten.model.sandbox.policy import parse_limits
 
@@ -180,3 +179,21 @@ def _text(data: bytes, *, truncated: bool) -> str | None:
         if truncated and exc.start > 0 and len(data) - exc.start < 4 and exc.end == len(data):
             return data[: exc.start].decode()
         return None
+
+
+def check_tool_write(
+    size_bytes: int, files_written: int, *, max_bytes: int, max_files: int
+) -> None:
+    """Check the limits of an agent's file tools. Its commands are limited by the quota alone."""
+    if size_bytes > max_bytes:
+        raise PayloadTooLarge(
+            f"{size_bytes} bytes are more than a file tool writes",
+            hint=f"max_file_size_bytes is {max_bytes}; let a command make the file, or upload it",
+            limit=max_bytes,
+        )
+    if files_written >= max_files:
+        raise PayloadTooLarge(
+            f"{files_written} files were written by tools already",
+            hint=f"max_files is {max_files}; let a command make the files, or upload an archive",
+            limit=max_files,
+        )

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from sandkasten.agents.policy_check import network_of
 from sandkasten.agents.tools import tool_answers
+from sandkasten.agents.tools.file_tools import check_tool_write
 from sandkasten.agents.tools.tool_arguments import decoded, encoded
 from sandkasten.agents.tools.tool_requests import (
     compute_image,
     runtime_for,
     timeout_for,
 )
-from sandkasten.engine.storage.sandbox_files import check_tool_write
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.policy import parse_limits
 

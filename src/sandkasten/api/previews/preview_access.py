@@ -9,7 +9,7 @@ SessionNotFound, as an unknown one.
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import parse_qsl, quote, urlsplit
 
@@ -24,6 +24,7 @@ from sandkasten.model.access.preview_links import (
     Grant,
     Preview,
     PreviewTarget,
+    SandboxPreviews,
     domain_of,
     grant_of,
     link_id_of,
@@ -34,7 +35,7 @@ from sandkasten.model.access.preview_links import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from sandkasten.api.request.authentication import Doorkeeper
     from sandkasten.model.access.preview_links import Kind, Verdict
@@ -47,7 +48,7 @@ _KEPT: Final = "".join(chr(one) for one in range(0x21, 0x7F) if chr(one) not in 
 
 
 class PublicPorts(Protocol):
-    """The key that signs links, the revoked links, and the ports that are public."""
+    """The key that signs links, the revoked links, the public ports, and rules of sandboxes."""
 
     key: bytes
 
@@ -55,6 +56,8 @@ class PublicPorts(Protocol):
     def public_until(self, target: PreviewTarget) -> float | None: ...
     async def publish(self, target: PreviewTarget, until: float | None) -> None: ...
     async def withdraw(self, target: PreviewTarget) -> None: ...
+    def rules_of(self, sandbox_id: str) -> SandboxPreviews: ...
+    async def set_rules_of(self, sandbox_id: str, rules: SandboxPreviews) -> None: ...
     def series(self, sandbox_id: str) -> int: ...
     def is_revoked(self, sandbox_id: str, link_id: str) -> bool: ...
     async def revoke(self, sandbox_id: str, link_id: str, *, now: float, until: float) -> None: ...
@@ -109,6 +112,8 @@ class Previews:
         self._clock = clock
         self.is_traffic_token: Callable[[str, str], bool] | None = None
         """Whether a token in `TRAFFIC_HEADER` opens the ports of a sandbox; None: none does."""
+        self.resume: Callable[[SandboxId], Awaitable[None]] | None = None
+        """Resumes a paused sandbox that requests resume; None: none does."""
         self._domains = (LOCAL_DOMAIN, *([rules.domain] if rules.domain else []))
 
     def domain_of(self, name: str) -> str | None:
@@ -134,7 +139,7 @@ class Previews:
             self._check_public()
             await self._ports.publish(target, None if ttl_s is None else now + lasts_s)
         elif public is False:
-            await self._ports.withdraw(target)
+            await self._close(target)
         base = self._base(target, seen)
         if self.is_public(target):
             return Preview(f"{base}/", target.port, True, self._ports.public_until(target))
@@ -154,8 +159,28 @@ class Previews:
             now = self._clock.now()
             await self._ports.revoke(sandbox_id, link_id_of(link), now=now, until=now + MAX_TTL_S)
 
+    async def set_rules_of(self, sandbox_id: SandboxId, rules: SandboxPreviews) -> None:
+        """Set the rules for all ports of a sandbox."""
+        if rules.public:
+            self._check_public()
+        await self._ports.set_rules_of(sandbox_id, rules)
+
+    def host_of(self, target: PreviewTarget) -> str | None:
+        """Return the Host that the server on a port sees; None: that of the request."""
+        return self._ports.rules_of(target.sandbox_id).host_of(target.port)
+
     def is_public(self, target: PreviewTarget) -> bool:
-        return self.rules.allow_public and self._ports.is_public(target, self._clock.now())
+        return self.rules.allow_public and (
+            self._ports.rules_of(target.sandbox_id).public is True
+            or self._ports.is_public(target, self._clock.now())
+        )
+
+    async def _close(self, target: PreviewTarget) -> None:
+        """Make a port private. Where all ports of the sandbox are public, all become private."""
+        await self._ports.withdraw(target)
+        rules = self._ports.rules_of(target.sandbox_id)
+        if rules.public:
+            await self._ports.set_rules_of(target.sandbox_id, replace(rules, public=None))
 
     def _check_public(self) -> None:
         if not self.rules.allow_public:
@@ -201,7 +226,17 @@ class Previews:
             return Admitted(lambda: None)
         if "authorization" in entry.headers:
             return self._by_key(entry, doorkeeper, verdict)
-        raise _refused(target, verdict)
+        raise self._refused(target, verdict)
+
+    def _refused(self, target: PreviewTarget, verdict: Verdict | None) -> Unauthorized:
+        if verdict is None and self._ports.rules_of(target.sandbox_id).public is False:
+            # As E2B answers for such a sandbox.
+            return Unauthorized(
+                "the ports of this sandbox are private",
+                hint=f"send the header {TRAFFIC_HEADER} with the token of the sandbox",
+                http_status=403,
+            )
+        return _refused(target, verdict)
 
     def _by_key(
         self, entry: Entry, doorkeeper: Doorkeeper, verdict: Verdict | None

@@ -96,6 +96,8 @@ class PreviewApp:
             if isinstance(admitted, Exchange):
                 await self._exchanged(admitted, scope)(scope, receive, answer)
                 return
+            if self._server.previews.resume is not None:
+                await self._server.previews.resume(entry.target.sandbox_id)
             held = Held(admitted.recheck)
             call = Call(self._server, connection, self._server.doorkeeper.stranger, request_id)
             target = self._target(entry, scope)
@@ -154,6 +156,7 @@ class PreviewApp:
             own_origin=True,
             keyed=keyed,
             tls=_uses_tls(scope),
+            host=self._server.previews.host_of(entry.target) if self._server.previews else None,
         )
 
     def _exchanged(self, exchange: Exchange, scope: Scope) -> Response:

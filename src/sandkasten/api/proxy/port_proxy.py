@@ -82,6 +82,8 @@ class Target:
     """Whether the request's Authorization is a key of the daemon."""
     tls: bool = False
     """Whether the client uses TLS, although a proxy in front may have ended it."""
+    host: str | None = None
+    """The Host that the server sees; None: that of the request, or `localhost`."""
 
 
 async def forward(call: Call, the_id: str, target: Target) -> Response:
@@ -263,7 +265,8 @@ def onward_headers(call: Call, target: Target) -> list[tuple[bytes, bytes]]:
     scheme = b"https" if tls else b"http"
     forwarded = [(b"x-forwarded-host", host), (b"x-forwarded-proto", scheme)]
     if target.own_origin:
-        return [(b"host", host), *_cookies_inward(kept), *forwarded]
+        shown = host if target.host is None else target.host.encode("latin-1")
+        return [(b"host", shown), *_cookies_inward(kept), *forwarded]
     return [
         (b"host", f"localhost:{target.port}".encode()),
         *kept,

@@ -50,6 +50,8 @@ _END: Final[Line] = {"type": "end_of_execution"}
 _TEXTS: Final = ("html", "markdown", "svg", "png", "jpeg", "pdf", "latex", "json", "javascript")
 # Working directories of contexts, which the engine does not know; the oldest are forgotten.
 _MAX_KNOWN: Final = 4096
+# Ids of default contexts that have not started, and their languages.
+_UNSTARTED: Final = {"default_python": "python", "default_javascript": "javascript"}
 # Code that ended in another way than by an exception of its own.
 _ENDS: Final = {
     "timed_out": "the code ran longer than max_exec_timeout_seconds",
@@ -74,10 +76,11 @@ class CodeInterpreterRoutes:
                 field="language",
             )
         limits = (await call.engine.get(the_id)).limits
+        unstarted = _UNSTARTED.get(body.context_id or "")
         request = CodeRequest(
             body.code,
-            (body.language or "python").strip(),
-            body.context_id or None,
+            unstarted or (body.language or "python").strip(),
+            None if unstarted else body.context_id or None,
             body.env_vars or {},
             # The client has a timeout of its own, and leaves then.
             limits.max_exec_timeout_s,
@@ -100,8 +103,22 @@ class CodeInterpreterRoutes:
         return Followed(AsyncExitStack(), pieces, headers={"content-type": "application/json"})
 
     async def contexts(self, call: Call) -> Response:
+        """List the contexts. E2B starts some with the sandbox; here they start when they are used.
+
+        Such a default context is listed first, under an id of its own until it has started.
+        """
         the_id = await self._access.sandbox(call, by_traffic_token=True)
-        return answer([self._context(one) for one in await call.engine.code.list(the_id)])
+        running = await call.engine.code.list(the_id)
+        found = [self._context(one) for one in running]
+        begun = {one.language for one in running if one.default}
+        if not begun.issuperset(_UNSTARTED.values()):
+            known = await call.engine.code.languages(the_id)
+            found[:0] = [
+                {"id": name, "language": language, "cwd": E2B_HOME}
+                for name, language in _UNSTARTED.items()
+                if language in known and language not in begun
+            ]
+        return answer(found)
 
     async def create(self, call: Call) -> Response:
         the_id = await self._access.sandbox(call, by_traffic_token=True)
@@ -117,12 +134,15 @@ class CodeInterpreterRoutes:
 
     async def remove(self, call: Call) -> Response:
         the_id = await self._access.sandbox(call, by_traffic_token=True)
-        await call.engine.code.remove(the_id, call.path("cid"))
+        if call.path("cid") not in _UNSTARTED:
+            await call.engine.code.remove(the_id, call.path("cid"))
         return answer(None)
 
     async def restart(self, call: Call) -> Response:
         the_id = await self._access.sandbox(call, by_traffic_token=True)
-        await call.engine.code.restart(the_id, call.path("cid"))
+        # What has not started has no variables.
+        if call.path("cid") not in _UNSTARTED:
+            await call.engine.code.restart(the_id, call.path("cid"))
         return answer(None)
 
     def _context(self, one: CodeContext) -> Line:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.api.route import JSON, Handler, Method, Route
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from starlette.responses import Response
 
+    from sandkasten.api.previews.preview_access import Previews
     from sandkasten.api.request.http_call import Call
     from sandkasten.compat.e2b.pause_schedule import PauseSchedule
     from sandkasten.engine.engine import Engine
@@ -69,25 +71,30 @@ async def open_e2b(
     *,
     engine: Engine | None = None,
     pauses_file: Path | None = None,
+    previews: Previews | None = None,
+    public_ports: bool = False,
 ) -> AsyncIterator[Sequence[Route]]:
     """Yield the routes. Watchers of clients end with the block.
 
-    With `engine`, sandboxes pause at their times; `pauses_file` keeps these.
+    With `engine`, sandboxes pause at their times; `pauses_file` keeps these. `previews` then admit
+    traffic tokens and resume paused sandboxes; with `public_ports` they are public by default.
     """
-    async with (
-        open_schedule(pauses_file, engine, SystemClock()) as pauses,
-        _routes(EnvdTokens(key), aliases, domain, pauses) as routes,
-    ):
-        yield routes
+    tokens, clock = EnvdTokens(key), SystemClock()
+    async with open_schedule(pauses_file, engine, clock) as pauses:
+        sandboxes = SandboxRoutes(tokens, aliases, domain, pauses, public_ports=public_ports)
+        if previews is not None and engine is not None:
+            previews.is_traffic_token = tokens.is_valid_for_traffic
+            previews.resume = partial(pauses.admit, engine, clock)
+        async with _routes(tokens, sandboxes, pauses) as routes:
+            yield routes
 
 
 @asynccontextmanager
 async def _routes(
-    tokens: EnvdTokens, aliases: Mapping[str, str], domain: str | None, pauses: PauseSchedule
+    tokens: EnvdTokens, sandboxes: SandboxRoutes, pauses: PauseSchedule
 ) -> AsyncIterator[Sequence[Route]]:
     access = EnvdAccess(tokens, pauses)
     watchers = FileWatchers()
-    sandboxes = SandboxRoutes(tokens, aliases, domain, pauses)
     try:
         yield (
             *_control(sandboxes),

@@ -33,6 +33,7 @@ class Network(Message):
     allowOut: list[str] | None = None
     denyOut: list[str] | None = None
     allow_internet_access: bool | None = None
+    allowPublicTraffic: bool | None = None
     dnsServers: list[str] | None = None
     egressProxy: Any = None
     maskRequestHost: str | None = None

@@ -72,12 +72,11 @@ class EnvdAccess:
         tenant = await call.engine.owner(the_id)
         await call.engine.check_owner(the_id, tenant)
         call.principal = Principal(tenant=tenant, scopes=frozenset({"sessions"}))
-        if self._pauses.get(the_id) is None:
-            return
-        now = call.server.clock.now()
-        info = await self._pauses.settle(call.engine, await call.engine.get(the_id), now)
         if wakes:
-            await self._pauses.wake(call.engine, info, now)
+            await self._pauses.admit(call.engine, call.server.clock, the_id)
+        elif self._pauses.get(the_id) is not None:
+            info = await call.engine.get(the_id)
+            await self._pauses.settle(call.engine, info, call.server.clock.now())
 
 
 def _refused() -> Unauthorized:

@@ -11,10 +11,14 @@ from sandkasten.compat.e2b.sandbox_places import Spelling, owner_name
 from sandkasten.errors import SandkastenError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sandkasten.engine.engine import Engine
     from sandkasten.model.files.file_entries import FileEntry
     from sandkasten.model.ids import SandboxId
 
+METADATA_SPACE: Final = "e2b."
+"""Metadata of a file are its extended attributes `user.e2b.*`."""
 _TYPES: Final = {
     "file": "FILE_TYPE_FILE",
     "directory": "FILE_TYPE_DIRECTORY",
@@ -29,6 +33,23 @@ _KINDS: Final = {
     "char": stat.S_IFCHR,
     "block": stat.S_IFBLK,
 }
+
+
+async def described_with_metadata(
+    engine: Engine, the_id: SandboxId, entries: Sequence[FileEntry], spelling: Spelling
+) -> list[dict[str, object]]:
+    """Return entries as JSON, each with the metadata of its file if it has some."""
+    files = [one.path for one in entries if one.type == "file"]
+    attributes = await engine.files.attributes(the_id, files, prefix=METADATA_SPACE)
+    metadata = dict(zip(files, attributes, strict=True))
+    found = []
+    for one in entries:
+        told = await described(engine, the_id, one, spelling)
+        if metadata.get(one.path):
+            named = metadata[one.path].items()
+            told["metadata"] = {name.removeprefix(METADATA_SPACE): value for name, value in named}
+        found.append(told)
+    return found
 
 
 async def described(

@@ -8,6 +8,7 @@ living sandboxes.
 from __future__ import annotations
 
 import asyncio
+import re
 import zlib
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
@@ -19,6 +20,7 @@ from sandkasten.api.response.json_response import answer
 from sandkasten.api.response.streamed_response import Streamed
 from sandkasten.compat.e2b.e2b_messages import FileQuery
 from sandkasten.compat.e2b.envd_tokens import Operation, SignedPath, invalid_signature
+from sandkasten.compat.e2b.file_entry_json import METADATA_SPACE
 from sandkasten.compat.e2b.sandbox_places import Spelling, check_user, real_path
 from sandkasten.errors import (
     Conflict,
@@ -30,7 +32,9 @@ from sandkasten.errors import (
 from sandkasten.model.ids import sandbox_id
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
+
+    from starlette.datastructures import Headers
 
     from sandkasten.api.request.http_call import Call
     from sandkasten.compat.e2b.envd_access import EnvdAccess
@@ -45,6 +49,12 @@ _PIECE: Final = 256 * 1024
 # Of one gzip body. A member of 20 bytes costs as much as a piece.
 _MAX_MEMBERS: Final = 1000
 _MAX_FILES: Final = 10_000
+_METADATA_HEADER: Final = "x-metadata-"
+_PRINTABLE: Final = re.compile(r"[\x20-\x7e]*\Z")
+# Of the whole name of an attribute, 255 bytes, `user.e2b.` is a part.
+_MAX_METADATA_NAME: Final = 246
+# Of one file; ext4 keeps attributes in one block of 4 KiB.
+_MAX_METADATA: Final = 3072
 
 
 class FileRoutes:
@@ -93,13 +103,17 @@ class FileRoutes:
             raise InvalidRequest(
                 f"the content encoding {packed[:40]!r} is not supported", hint="send gzip or none"
             )
+        metadata = _metadata(headers)
+        attributes = {METADATA_SPACE + name: value for name, value in metadata.items()}
         content_type = headers.get("content-type", "")
         if not content_type.lower().startswith(FORM):
             if not query.path:
                 raise _no_path()
-            entry = await call.engine.files.write(the_id, real_path(query.path), body)
-            return answer([_written(entry, query.path)])
-        written: list[dict[str, str]] = []
+            entry = await call.engine.files.write(
+                the_id, real_path(query.path), body, attributes=attributes
+            )
+            return answer([_written(entry, query.path, metadata)])
+        written: list[dict[str, object]] = []
         async for part in Form(content_type, body):
             path = query.path or part.filename
             if part.name != "file" or not path:
@@ -109,8 +123,10 @@ class FileRoutes:
                     "the form has too many files",
                     hint=f"one with path in the query, or at most {_MAX_FILES} with their names",
                 )
-            entry = await call.engine.files.write(the_id, real_path(path), part.data)
-            written.append(_written(entry, path))
+            entry = await call.engine.files.write(
+                the_id, real_path(path), part.data, attributes=attributes
+            )
+            written.append(_written(entry, path, metadata))
         if not written:
             raise InvalidRequest("the form has no file", hint="send it in the field file")
         return answer(written)
@@ -156,8 +172,29 @@ class FileRoutes:
         return None
 
 
-def _written(entry: FileEntry, path: str) -> dict[str, str]:
-    return {"path": Spelling.of(path).shown(entry.path), "name": entry.name, "type": "file"}
+def _written(entry: FileEntry, path: str, metadata: Mapping[str, str]) -> dict[str, object]:
+    found = {"path": Spelling.of(path).shown(entry.path), "name": entry.name, "type": "file"}
+    return {**found, "metadata": dict(metadata)} if metadata else dict(found)
+
+
+def _metadata(headers: Headers) -> dict[str, str]:
+    """Return the metadata of an upload: names in lower case, and the first of two values."""
+    found: dict[str, str] = {}
+    for header, value in headers.items():
+        name = header.lower().removeprefix(_METADATA_HEADER)
+        if name == header.lower():
+            continue
+        if not name or not _PRINTABLE.match(value) or len(name) > _MAX_METADATA_NAME:
+            raise _invalid_metadata(f"metadata {name[:80]!r} is not valid")
+        found.setdefault(name, value)
+    if sum(len(name) + len(value) for name, value in found.items()) > _MAX_METADATA:
+        raise _invalid_metadata(f"the metadata are larger than {_MAX_METADATA} bytes")
+    return found
+
+
+def _invalid_metadata(message: str) -> InvalidRequest:
+    hint = "use short names, and values of printable ASCII"
+    return InvalidRequest(message, hint=hint, field="metadata")
 
 
 def _no_path() -> InvalidRequest:

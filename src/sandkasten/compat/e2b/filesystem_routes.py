@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from sandkasten.api.response.json_response import answer
 from sandkasten.compat.e2b.e2b_messages import ListDir, Move, OnePath, WatchDir, Watcher
 from sandkasten.compat.e2b.envd_access import follow, streamed_request
-from sandkasten.compat.e2b.file_entry_json import described
+from sandkasten.compat.e2b.file_entry_json import described_with_metadata
 from sandkasten.compat.e2b.sandbox_places import Spelling, real_path
 from sandkasten.errors import FileNotFound, NotADirectory, PayloadTooLarge
 from sandkasten.model.files.sandbox_paths import WRITABLE, sandbox_path
@@ -109,7 +109,8 @@ class FilesystemRoutes:
                 yield {"filesystem": event}
 
     async def _entry(self, call: Call, the_id: SandboxId, entry: FileEntry, path: str) -> Response:
-        found = await described(call.engine, the_id, entry, Spelling.of(path))
+        spelling = Spelling.of(path)
+        [found] = await described_with_metadata(call.engine, the_id, [entry], spelling)
         return answer({"entry": found})
 
 
@@ -122,11 +123,9 @@ async def _check_directory(call: Call, the_id: SandboxId, path: str) -> None:
 async def _entries(
     call: Call, the_id: SandboxId, path: str, message: ListDir
 ) -> list[dict[str, object]]:
+    found = await _listed(call, the_id, path, max(1, message.depth))
     spelling = Spelling.of(message.path)
-    return [
-        await described(call.engine, the_id, entry, spelling)
-        for entry in await _listed(call, the_id, path, max(1, message.depth))
-    ]
+    return await described_with_metadata(call.engine, the_id, found, spelling)
 
 
 async def _listed(call: Call, the_id: SandboxId, path: str, depth: int) -> list[FileEntry]:

@@ -80,6 +80,12 @@ class PauseSchedule:
         await engine.resume(info.id)
         return await engine.get(info.id)
 
+    async def admit(self, engine: Engine, clock: Clock, sandbox_id: str) -> None:
+        """Resume the sandbox of a request if it is paused and requests resume it."""
+        if self.get(sandbox_id) is not None:
+            info = await self.settle(engine, await engine.get(sandbox_id), clock.now())
+            await self.wake(engine, info, clock.now())
+
     async def watch(self, engine: Engine, clock: Clock) -> None:
         """Pause sandboxes at their times until this task is cancelled."""
         while True:

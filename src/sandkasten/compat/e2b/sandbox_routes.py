@@ -38,6 +38,9 @@ from sandkasten.errors import (
     SessionNotFound,
     UnsupportedByBackend,
 )
+from sandkasten.model.access.preview_links import SandboxPreviews
+from sandkasten.model.field_patterns import form
+from sandkasten.model.ids import sandbox_id
 from sandkasten.model.json_codec import iso
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest, Info, UpdateRequest
@@ -60,6 +63,7 @@ _ALL_TRAFFIC: Final = frozenset({"0.0.0.0/0", "::/0"})
 _ENDING: Final = frozenset({"destroying", "lost"})
 _CLIENT: Final = "sandkasten"
 _MIB: Final = 1024 * 1024
+_HOST: Final = form(r"[A-Za-z0-9._:${}\[\]-]{1,255}")
 _SAMPLE_S: Final = 0.1
 # Clients ask for a range up to now, in whole seconds and by their own clock.
 _SLACK_S: Final = 60
@@ -74,11 +78,14 @@ class SandboxRoutes:
         aliases: Mapping[str, str],
         domain: str | None,
         pauses: PauseSchedule,
+        *,
+        public_ports: bool = False,
     ) -> None:
         self._tokens = tokens
         self._aliases = aliases
         self._domain = domain
         self._pauses = pauses
+        self._public_ports = public_ports
 
     async def create(self, call: Call) -> Response:
         body = await call.body(Create)
@@ -143,9 +150,12 @@ class SandboxRoutes:
             key_id=call.principal.key_id,
         )
         info = await call.engine.create(request, call.principal.quota)
-        if body is None or not body.autoPause or not info.created:
+        if body is None or not info.created:
             return info
         async with _kept_only_if_done(call, info):
+            await self._open_ports(call, info, body.network)
+            if not body.autoPause:
+                return info
             # Where pausing is not supported this fails, and else it does nothing.
             await call.engine.resume(info.id)
             wakes = body.autoResume is not None and body.autoResume.enabled
@@ -153,6 +163,25 @@ class SandboxRoutes:
             await self._pauses.put(info.id, PauseTime(at, body.timeout, wakes))
             most = call.engine.policy.lifetime_s
             return await _update(call, info.id, lifetime_seconds=most, idle_timeout_seconds=most)
+
+    async def _open_ports(self, call: Call, info: Info, network: Network | None) -> None:
+        """Set what a program says about the ports of its sandbox: whether they are public."""
+        public = None if network is None else network.allowPublicTraffic
+        host = None if network is None else network.maskRequestHost
+        previews = call.server.previews
+        if public is None and previews is not None and previews.rules.allow_public:
+            public = self._public_ports or None
+        if public is None and host is None:
+            return
+        if previews is None:
+            raise _unsupported("network.allowPublicTraffic")
+        if host is not None and not _HOST.match(host):
+            raise InvalidRequest(
+                f"{host[:80]!r} is not a valid host",
+                hint="such as localhost:${PORT}",
+                field="network.maskRequestHost",
+            )
+        await previews.set_rules_of(sandbox_id(info.id), SandboxPreviews(public, host))
 
     async def _image(self, call: Call, template: str) -> str | None:
         """Return the image of a template; None: the operator's default."""
@@ -275,6 +304,8 @@ class SandboxRoutes:
     async def change_network(self, call: Call) -> Response:
         the_id = await call.session()
         body = await call.body(Network)
+        if body.maskRequestHost:
+            raise _unsupported("network.maskRequestHost of a sandbox that runs")
         network = _network(body, body.allow_internet_access)
         await _update(call, the_id, network="none" if network is None else network)
         return Response(status_code=204)
@@ -414,7 +445,7 @@ def _refuse_unsupported(body: Create) -> None:
 def _network(network: Network | None, internet: bool | None) -> str | dict[str, list[str]] | None:
     """Return the network of a request; None: the operator's default."""
     if network is not None:
-        for name in ("dnsServers", "egressProxy", "maskRequestHost", "rules"):
+        for name in ("dnsServers", "egressProxy", "rules"):
             if getattr(network, name):
                 raise _unsupported(f"network.{name}")
     if internet is False:

@@ -34,6 +34,13 @@ class CompatSettings:
         show=str,
     )
 
+    e2b_public_ports: bool = setting(
+        "compat.e2b.public_ports",
+        boolean,
+        False,
+        "Whether ports of sandboxes that E2B's SDKs create are public by default, as with E2B.",
+    )
+
     @property
     def domain(self) -> str | None:
         return None if self.domain_text is None else checked_domain("", self.domain_text)[0]

@@ -21,10 +21,10 @@ from sandkasten.errors import (
     InvalidRequest,
     IsADirectory,
     NotRegular,
-    PayloadTooLarge,
     ProtocolViolation,
     QuotaExceeded,
     SandkastenError,
+    UnsupportedByBackend,
     WorkspaceDamaged,
 )
 from sandkasten.model.files.file_entries import Change, FileContent, FileEntry, Listing, TarSummary
@@ -32,11 +32,13 @@ from sandkasten.model.files.sandbox_paths import WRITABLE, sandbox_path
 from sandkasten.model.numbers import whole
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
 from sandkasten.wire.call import Call, CallEvent, Data
+from sandkasten.wire.frame_codec import HAS_ATTRIBUTES
 from sandkasten.wire.json_bodies import from_bytes_json, to_bytes_json
-from sandkasten.wire.messages import FileStat, decode_entry, decode_page
+from sandkasten.wire.messages import FileStat, decode_attributes, decode_entry, decode_page
 from sandkasten.wire.runner_errors import READ_ONLY
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from sandkasten.engine.handles import Handles
@@ -49,6 +51,8 @@ CALL_TIMEOUT_S = 60.0
 MAX_WHOLE_READ = 512 * 1024 * 1024
 MAX_PAGE = 5000
 _MAX_OFFSET = 2**62
+# Files whose attributes are asked for at once.
+_MAX_ATTRIBUTES_OF = 1000
 # What a runner answers if the file system below it has no room, failed, or gave up.
 _DISK_CODES = frozenset({"no_space", "io", READ_ONLY})
 _CHANGES = frozenset({"created", "modified", "deleted", "moved"})
@@ -132,19 +136,28 @@ class FileOperations:
         mode: int | None = None,
         overwrite: bool = True,
         flush: bool = True,
+        attributes: Mapping[str, str] | None = None,
     ) -> FileEntry:
         """Write the whole file or nothing: readers see the old file until the last byte has
-        arrived. `flush=False` acknowledges it before it is on disk.
+        arrived. `flush=False` acknowledges it before it is on disk. The file has the extended
+        attributes `user.{name}` of `attributes` and no others.
         """
         fields = self._arrival(path, flush=flush)
         if mode is not None:
             fields["mode"] = whole("mode", mode, low=0, high=0o7777)
         if not overwrite:
             fields["overwrite"] = False
+        if attributes:
+            fields["attributes"] = dict(attributes)
         async with (
             self._telling_directories(sandbox_id, path),
             self._changing(sandbox_id, fields) as channel,
         ):
+            if attributes and channel.hello.generation < HAS_ATTRIBUTES:
+                raise UnsupportedByBackend(
+                    "the runner of this sandbox is too old for attributes of files",
+                    hint="leave them out, or create a new sandbox",
+                )
             if isinstance(data, bytes | bytearray | memoryview):
                 fields["size"] = len(data)
                 done = await channel.call("fs.write", fields, data=bytes(data))
@@ -197,6 +210,31 @@ class FileOperations:
             fields["cursor"] = to_bytes_json(cursor)
         page = decode_page(await self._call(sandbox_id, "fs.list", path, self._deny, **fields))
         return Listing(tuple(_entry(entry) for entry in page.entries), page.next)
+
+    async def attributes(
+        self, sandbox_id: str, paths: Sequence[str], *, prefix: str = ""
+    ) -> tuple[Mapping[str, str], ...]:
+        """Return the extended attributes `user.{prefix}…` of files, by names without `user.`.
+
+        No link is followed. What is not a file has none, and so has every file of a sandbox whose
+        runner is older than attributes.
+        """
+        found: list[Mapping[str, str]] = []
+        handle, channel = await self._handles.connect(sandbox_id)
+        if channel.hello.generation < HAS_ATTRIBUTES:
+            return tuple({} for _ in paths)
+        while len(found) < len(paths):
+            part = paths[len(found) : len(found) + _MAX_ATTRIBUTES_OF]
+            fields = {"paths": [to_bytes_json(sandbox_path(one)) for one in part], **self._deny}
+            fields["prefix"] = prefix
+            async with self._handles.explaining(handle):
+                body = await channel.call("fs.attributes", fields, timeout_s=CALL_TIMEOUT_S)
+            # The answer may be shorter; one without progress would never end.
+            told = decode_attributes(body, len(part))
+            if not told:
+                raise ProtocolViolation("the runner sent no attributes of files")
+            found += told
+        return tuple(found)
 
     async def mkdir(
         self,
@@ -452,21 +490,3 @@ def _figure(body: dict[str, object], name: str) -> int:
     if type(value) is not int or value < 0:
         raise ProtocolViolation(f"the runner's answer had no usable field {name!r}")
     return value
-
-
-def check_tool_write(
-    size_bytes: int, files_written: int, *, max_bytes: int, max_files: int
-) -> None:
-    """Check the limits of an agent's file tools. Its commands are limited by the quota alone."""
-    if size_bytes > max_bytes:
-        raise PayloadTooLarge(
-            f"{size_bytes} bytes are more than a file tool writes",
-            hint=f"max_file_size_bytes is {max_bytes}; let a command make the file, or upload it",
-            limit=max_bytes,
-        )
-    if files_written >= max_files:
-        raise PayloadTooLarge(
-            f"{files_written} files were written by tools already",
-            hint=f"max_files is {max_files}; let a command make the files, or upload an archive",
-            limit=max_files,
-        )

@@ -50,6 +50,19 @@ class PreviewTarget:
 
 
 @dataclass(frozen=True, slots=True)
+class SandboxPreviews:
+    """Rules for all ports of one sandbox."""
+
+    public: bool | None = None
+    """True: all are public. False: the sandbox was created with the request that none is."""
+    host: str | None = None
+    """The Host that servers see; `${PORT}` stands for the port. None: that of the request."""
+
+    def host_of(self, port: int) -> str | None:
+        return None if self.host is None else self.host.replace("${PORT}", str(port))
+
+
+@dataclass(frozen=True, slots=True)
 class Preview:
     """A link to a port. Without `public`, it opens the port only with its token."""
 

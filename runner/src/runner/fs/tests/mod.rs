@@ -1,5 +1,6 @@
 //! The verbs driven through `open` and a recording `Out`, on real files.
 
+mod attributes;
 mod hostile_tar;
 mod innocent_tar;
 mod large;
