@@ -266,9 +266,9 @@ def onward_headers(call: Call, target: Target) -> list[tuple[bytes, bytes]]:
     forwarded = [(b"x-forwarded-host", host), (b"x-forwarded-proto", scheme)]
     if target.own_origin:
         shown = host if target.host is None else target.host.encode("latin-1")
-        return [(b"host", shown), *_cookies_inward(kept), *forwarded]
+        return [(b"Host", shown), *_cookies_inward(kept), *forwarded]
     return [
-        (b"host", f"localhost:{target.port}".encode()),
+        (b"Host", f"localhost:{target.port}".encode()),
         *kept,
         *forwarded,
         (b"x-forwarded-prefix", target.prefix.encode()),

@@ -20,6 +20,7 @@ from sandkasten.compat.e2b.connect_codec import (
     error_fields,
     only_message,
 )
+from sandkasten.compat.e2b.e2b_dialect import is_gone
 from sandkasten.compat.e2b.sandbox_places import check_user, user_in
 from sandkasten.errors import InvalidRequest, SandkastenError, SessionNotFound, Unauthorized
 from sandkasten.model.access.tenancy import Principal
@@ -116,6 +117,10 @@ async def _pieces(
             async for message in source:
                 yield envelope(message)
     except SandkastenError as exc:
+        if is_gone(exc):
+            # The connection breaks: the SDKs then ask whether the sandbox still runs. After an
+            # error in the stream, the one for JavaScript would not.
+            raise
         yield end_of_stream(error_fields(exc))
         return
     yield end_of_stream()
