@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import agents, code, contained, expressions, network, ondocker, packages, traces
+from benchmarks import (
+    agents,
+    code,
+    compare,
+    contained,
+    expressions,
+    network,
+    ondocker,
+    packages,
+    traces,
+)
 from benchmarks.footprint import Idle
 from benchmarks.plan import QUICK
 from benchmarks.report import Findings, document, judgement, table, verdicts
@@ -176,3 +186,11 @@ def test_a_report_shows_every_number_and_verdict():
     assert "----  destroy <= 1/20 of docker" in said
     assert [v.ok for v in verdicts(found)].count(True) == 3
     assert document(found)["output_bytes"] == 1 << 30
+
+
+def test_two_revisions_are_compared_round_by_round():
+    # The machine was three times slower in the second round, for both.
+    rounds = [({"exec": 1.0}, {"exec": 2.0}), ({"exec": 3.0}, {"exec": 6.0})] * 3
+    figures = compare.figures(rounds)["exec"]
+    assert (figures["ratio"], figures["low"], figures["high"]) == (0.5, 0.5, 0.5)
+    assert (figures["this_ms"], figures["other_ms"]) == (2.0, 4.0)
