@@ -182,7 +182,7 @@ def test_a_deep_tree_is_unpacked_with_a_few_calls_for_each_member(tmp_path, monk
     assert (tally.files, tally.skipped) == (levels, [])
     # Down, up, and down again for the link: one call a level each, and one for each file.
     assert len(opened) <= 4 * levels + 10
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors  # a collector may have closed others
     at = os.open(tmp_path / "out", os.O_RDONLY)
     for _ in range(levels):
         below = os.open("d", os.O_RDONLY, dir_fd=at)

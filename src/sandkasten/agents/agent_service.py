@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Self, get_args
 
 from sandkasten.agents.definition_info import described_agent, described_workflow
@@ -35,6 +35,7 @@ from sandkasten.errors import (
     RunNotFound,
     SandkastenError,
 )
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.access.tenancy import DEFAULT_TENANT
 from sandkasten.model.runs.run_values import RunEvent, RunRow, RunStatus, new_run_id
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions

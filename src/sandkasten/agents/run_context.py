@@ -5,10 +5,11 @@ It decides which sandbox a call uses by default, and which sandboxes it may name
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.access.tenancy import DEFAULT_TENANT
 from sandkasten.model.runs.session_key import SessionKey
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sandkasten.agents.transcript_bounds import bounded, error_fields
@@ -22,6 +22,7 @@ from sandkasten.errors import (
     RunLimitReached,
     SandkastenError,
 )
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.runs.run_values import RunUsage
 from sandkasten.ports import UNTRACED
 

@@ -8,7 +8,7 @@ that does not match its schema. Nothing is created, and no model is called.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +29,7 @@ from sandkasten.errors import (
     SandkastenError,
     WorkflowNotFound,
 )
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.numbers import number
 from sandkasten.model.spelling import did_you_mean, shown
 

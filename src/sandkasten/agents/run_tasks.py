@@ -8,7 +8,7 @@ call that started it.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
@@ -18,6 +18,7 @@ from sandkasten.agents.run_context import RunContext
 from sandkasten.agents.run_lifecycle import Outcome
 from sandkasten.agents.workflows.workflow_file import parse_workflow
 from sandkasten.errors import Busy, Cancelled, SandkastenError
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.runs.run_values import RunRow, RunUsage, new_run_id
 from sandkasten.ports import UNTRACED
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from sandkasten.lazy_dataclass import dataclass
 
 MIB: Final = 1 << 20
 MAX_JSON_MB: Final = 16

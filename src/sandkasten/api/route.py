@@ -6,11 +6,13 @@ The OpenAPI document and the running application are both built from them, so th
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
 from starlette.responses import Response
+
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from pydantic_core import CoreSchema

@@ -6,11 +6,12 @@ Created by `daemon.daemon_assembly`; opens and closes nothing.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sandkasten.api.dashboard.browser_logins import Logins
 from sandkasten.api.http_limits import HttpLimits
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.ports import UNTRACED
 
 if TYPE_CHECKING:

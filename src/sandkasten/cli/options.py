@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
 
 import typer
@@ -16,6 +15,7 @@ import typer
 from sandkasten.cli import completions
 from sandkasten.cli.exit_status import UsageError
 from sandkasten.cli.quantities import limit, network_limit, seconds
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ Nothing heavy is imported here, so that a short command starts quickly.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sandkasten.cli.exit_status import EXIT_INTERRUPTED, EXIT_SIGNAL_BASE
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

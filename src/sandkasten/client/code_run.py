@@ -8,11 +8,11 @@ result.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.client.results import Result, RunResult
 from sandkasten.errors import InvalidRequest
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.sandbox.policy import public_limits
 from sandkasten.model.spelling import did_you_mean, shown
 

@@ -6,8 +6,7 @@ and removing either breaks what is left.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.optional_extras import DISTRIBUTION
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import base64
 import signal as signals
 import subprocess
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from sandkasten.errors import CommandTimeout, SandboxLost
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from sandkasten.daemon.settings.settings_file import read_tree
 from sandkasten.errors import BackendUnavailable, InternalError, InvalidConfiguration
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.optional_extras import install_command
 from sandkasten.model.sandbox.readiness import Readiness
 from sandkasten.ports import (

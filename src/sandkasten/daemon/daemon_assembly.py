@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -35,6 +35,7 @@ from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.daemon.settings.http_settings import key_required
 from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import InvalidConfiguration, SandkastenError
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.addresses import is_loopback
 from sandkasten.model.optional_extras import VERSION, install_command
 from sandkasten.store.preview_directory import PreviewDirectory

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import SandkastenError
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.store.file_store import DiskFileStore
 from sandkasten.store.sqlite.database import Database
 from sandkasten.store.sqlite.sqlite_journal import SqliteJournal

@@ -6,9 +6,10 @@ Reads /proc. A zombie has ended: it only waits to be collected by its parent.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from sandkasten.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

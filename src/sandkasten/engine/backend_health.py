@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import BackendUnavailable, SandboxLost, SandkastenError
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.sandbox.isolation_levels import has_engine
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,7 @@ from sandkasten.errors import (
     SandkastenError,
     SessionNotFound,
 )
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.commands.exec_values import DEFAULT_SHELL
 from sandkasten.model.ids import SandboxId, sandbox_id
 from sandkasten.model.sandbox.cell_spec import WORKSPACE

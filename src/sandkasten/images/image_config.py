@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.errors import InvalidImage, InvalidRequest, PayloadTooLarge
 from sandkasten.images.canonical_json import canonical_json
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.environment import checked_environment
 
 if TYPE_CHECKING:

@@ -10,10 +10,11 @@ import asyncio
 import base64
 import json
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.errors import SandboxLost
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.linux.launcher import listen
 from sandkasten.linux.trust_files import TRUST
 from sandkasten.model.sandbox.inspection import created_without_inspection

@@ -10,12 +10,12 @@ import contextlib
 import os
 import platform
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sandkasten.disk import free_space
 from sandkasten.errors import SandkastenError
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.linux.cgroup import cgroups, freezer
 from sandkasten.linux.confinement import seccomp_bpf
 from sandkasten.linux.launcher import launch

@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import subprocess
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import (
@@ -19,6 +18,7 @@ from sandkasten.errors import (
     QuotaExceeded,
     SandkastenError,
 )
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,9 +10,9 @@ import contextlib
 import os
 import select
 import signal
-from dataclasses import dataclass
 
 from sandkasten.disk.process_identity import start_time
+from sandkasten.lazy_dataclass import dataclass
 
 
 @dataclass(slots=True)

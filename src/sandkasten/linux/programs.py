@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
+
+from sandkasten.lazy_dataclass import dataclass
 
 _BUNDLED = Path(__file__).resolve().parents[1] / "_bin"
 

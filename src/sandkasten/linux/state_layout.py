@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from sandkasten.disk.atomic_file import write_file
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.ids import SandboxId
 
 if TYPE_CHECKING:

@@ -10,10 +10,11 @@ import datetime
 import hashlib
 import os
 import struct
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import BackendUnavailable
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.optional_extras import install_command
 from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount
 from sandkasten.model.sandbox.inspection import (

@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import secrets
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.agents.tools import tool_answers
 from sandkasten.agents.tools.client_caller import MODES
 from sandkasten.errors import NotFound, SandkastenError
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.runs.session_key import SessionKey
 
 if TYPE_CHECKING:

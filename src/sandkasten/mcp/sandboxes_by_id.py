@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.agents.tools.tool_answers import failure
 from sandkasten.errors import InvalidRequest, QuotaExceeded, SandkastenError, SessionNotFound
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

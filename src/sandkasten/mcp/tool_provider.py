@@ -7,7 +7,6 @@ does. Errors of the configuration surface before the first client is served.
 from __future__ import annotations
 
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
@@ -20,6 +19,7 @@ from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.transient_file_store import TransientFileStore
 from sandkasten.engine.storage.stage_publish import StagePublish
 from sandkasten.errors import InvalidRequest
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.mcp.remote_caller import RemoteCaller, remote_shapes
 from sandkasten.model.runs.session_key import SessionKey
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions

@@ -7,10 +7,11 @@ until their retention ends. Values only.
 from __future__ import annotations
 
 from collections.abc import Mapping  # noqa: TC003  (the codec reads the annotations)
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Final, Literal
 
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.access.tenancy import Scope, TenantQuota  # noqa: TC001
 from sandkasten.model.json_codec import Timestamp  # noqa: TC001
 

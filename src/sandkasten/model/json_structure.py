@@ -6,8 +6,9 @@ a hundred times its size in memory. All steps here are short.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from sandkasten.lazy_dataclass import dataclass
 
 # A slice in which every byte is a quote takes about a millisecond.
 _SLICE: Final = 32 * 1024

@@ -7,13 +7,14 @@ passwords from `~/.netrc`, and ours come from settings.
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, TypedDict
 from urllib.parse import unquote, urlsplit
 
 # Missing from the stubs; `proxy_bypass` does not take `proxies` on every system.
 from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
 
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.addresses import is_loopback
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ import re
 import sys
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

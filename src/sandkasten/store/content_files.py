@@ -13,12 +13,12 @@ import os
 import re
 import secrets
 import shutil
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.disk.atomic_file import sync_directory
 from sandkasten.disk.os_errors import translated
 from sandkasten.errors import InternalError
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable

@@ -18,13 +18,14 @@ import re
 import shutil
 import time
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from sandkasten.disk.atomic_file import sync_directory, write_file
 from sandkasten.disk.file_lock import try_lock_path, wait_for_lock
 from sandkasten.disk.os_errors import translated
 from sandkasten.errors import Conflict, RunNotFound
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.runs.run_values import RunEvent, RunRow, RunUsage
 

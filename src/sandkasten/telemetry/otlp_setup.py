@@ -13,10 +13,10 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import InvalidConfiguration
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.optional_extras import install_command
 from sandkasten.ports.spans import UNTRACED
 

@@ -12,10 +12,10 @@ import logging
 import random
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sandkasten.errors import Cancelled, SandkastenError
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.redaction import head_of
 from sandkasten.ports.spans import checked_traceparent, current_link
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sandkasten.errors import PayloadTooLarge, ProtocolViolation, SandkastenError
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.wire.frame_codec import (
     BODY_LIMITS,
     CHUNK_HEADER_BYTES,

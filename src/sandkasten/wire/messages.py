@@ -7,11 +7,11 @@ the input is kept by reference.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
 
 from sandkasten.errors import ProtocolViolation
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.wire.json_bodies import from_bytes_json, to_bytes_json
 from sandkasten.wire.runner_errors import printable
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.agents.chat.chat_wire import Unreadable, decoded
 from sandkasten.errors import InvalidConfiguration, ModelUnavailable, RunFailed
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,12 +7,13 @@ InvalidConfiguration when a name does not resolve; no connection is opened here.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from sandkasten.errors import InvalidConfiguration
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -5,9 +5,10 @@ An agent can only request. The operator's policy decides when the sandbox is cre
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 
 Mode = Literal["compute", "code"]

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import time
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
@@ -27,6 +26,7 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from sandkasten.errors import InvalidRequest
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:

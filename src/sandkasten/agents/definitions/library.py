@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
@@ -29,6 +28,7 @@ from sandkasten.errors import (
     RequestError,
     WorkflowNotFound,
 )
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.runs.run_values import Definition
 from sandkasten.model.spelling import did_you_mean, shown
 

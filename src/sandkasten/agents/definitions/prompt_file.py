@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +20,7 @@ from sandkasten.agents.definitions import json_schemas, prompt_templates, strict
 from sandkasten.agents.definitions.definition_fields import DefinitionFields
 from sandkasten.agents.definitions.sandbox_field import parse_sandbox
 from sandkasten.errors import InvalidAgent
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:

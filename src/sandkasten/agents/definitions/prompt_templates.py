@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,6 +37,7 @@ from dotpromptz_handlebars._render import compile_template, render_program
 
 from sandkasten.agents.definitions.json_schemas import count_values
 from sandkasten.errors import InvalidAgent
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:

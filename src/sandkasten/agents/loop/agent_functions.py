@@ -6,7 +6,6 @@ InvalidAgent, AgentNotFound.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.agents.chat.chat_config import wire_config
@@ -14,6 +13,7 @@ from sandkasten.agents.loop.tool_messages import MOST_NAME, function_name
 from sandkasten.agents.tools.adapter_protocols import openai_functions
 from sandkasten.agents.tools.tool_schemas import TOOLS
 from sandkasten.errors import InvalidAgent
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.spelling import did_you_mean
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import asyncio
 import json
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sandkasten.agents.chat.chat_client import ChatModel, ChatRequest, ToolCall
@@ -37,6 +37,7 @@ from sandkasten.agents.loop.transcript import Transcript
 from sandkasten.agents.run_lifecycle import CLEAN_S, finish_shielded
 from sandkasten.agents.tools.tool_answers import failure
 from sandkasten.errors import InvalidRequest, RunFailed, RunLimitReached, SandkastenError
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.runs.run_values import RunUsage, new_run_id
 from sandkasten.ports import UNTRACED
 

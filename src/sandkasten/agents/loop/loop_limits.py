@@ -6,10 +6,10 @@ before the run starts. Usage of an agent counts for every agent above it too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import PolicyDenied, RunLimitReached
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.runs.run_values import RunUsage
 
 if TYPE_CHECKING:

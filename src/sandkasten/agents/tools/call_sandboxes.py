@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from sandkasten.agents.policy_check import network_of
@@ -25,6 +25,7 @@ from sandkasten.errors import (
     SessionExpired,
     SessionNotFound,
 )
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.ids import sandbox_id
 from sandkasten.model.runs.session_key import SessionKey, is_legacy, parse_session_key
 from sandkasten.model.sandbox.sandbox_values import UpdateRequest

@@ -7,8 +7,9 @@ What these cannot express, `one_of` and `needs` say, and `tool_arguments` checks
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

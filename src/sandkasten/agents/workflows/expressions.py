@@ -13,13 +13,14 @@ import re
 import signal
 import struct
 import sys
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.disk.child_process import ChildProcess, start_child
 from sandkasten.errors import InternalError, RunFailed, RunLimitReached, SandkastenError
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.optional_extras import install_command
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.agents.definitions import json_schemas
@@ -26,6 +26,7 @@ from sandkasten.errors import (
     RunLimitReached,
     SandkastenError,
 )
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.ports import UNTRACED
 
 if TYPE_CHECKING:

@@ -6,10 +6,11 @@ errors. A field that was never read is a misspelling, reported by `leftovers`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.agents.workflows.issues import SpellingHint
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.durations import seconds
 
 if TYPE_CHECKING:

@@ -4,13 +4,13 @@ issues.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.agents.definitions import strict_yaml
 from sandkasten.agents.workflows import validation, yaml_dialects
 from sandkasten.agents.workflows.issues import Issue, IssueCollector
 from sandkasten.errors import InvalidWorkflow
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -11,7 +11,7 @@ Cancelling the run cancels the steps in progress and waits for them.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.agents.definitions import json_schemas
@@ -25,6 +25,7 @@ from sandkasten.agents.workflows.run_environment import (
 from sandkasten.agents.workflows.workflow_execution import MOST_LEVELS, Stopped, WorkflowExecution
 from sandkasten.agents.workflows.workflow_state import VERSION, new_state
 from sandkasten.errors import InvalidRequest, InvalidWorkflow
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.ports import UNTRACED
 
 if TYPE_CHECKING:

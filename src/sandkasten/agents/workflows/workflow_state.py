@@ -8,10 +8,11 @@ nested like bodies.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from sandkasten.agents.workflows.validation import alias
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

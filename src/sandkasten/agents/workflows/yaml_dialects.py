@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import difflib
 import json
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from sandkasten.agents.workflows.issues import SpellingHint
 from sandkasten.agents.workflows.workflow_fields import WorkflowFields, kind
 from sandkasten.agents.workflows.workflow_plan import Body, Branch, Choice, Retry, Step, Workflow
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.durations import seconds
 
 if TYPE_CHECKING:

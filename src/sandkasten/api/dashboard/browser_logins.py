@@ -12,10 +12,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import PolicyDenied, Unauthorized
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

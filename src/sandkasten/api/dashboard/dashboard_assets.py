@@ -8,11 +8,12 @@ from __future__ import annotations
 import gzip
 import hashlib
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from starlette.responses import Response
+
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sandkasten.api.files.file_names import given_name
 from sandkasten.errors import InvalidRequest
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.files.sandbox_paths import sandbox_path
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
 

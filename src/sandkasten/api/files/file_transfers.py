@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Final
 
 from starlette.responses import Response
@@ -32,6 +32,7 @@ from sandkasten.errors import (
     PayloadTooLarge,
     SandkastenError,
 )
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
 
 if TYPE_CHECKING:

@@ -9,13 +9,14 @@ SessionNotFound, as an unknown one.
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from sandkasten.api.proxy.port_proxy import TRAFFIC_HEADER
 from sandkasten.api.proxy.proxy_cookies import PLAIN_COOKIE, TLS_COOKIE, own_cookies
 from sandkasten.errors import PolicyDenied, SandkastenError, SessionNotFound, Unauthorized
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.access.api_keys import id_of_key
 from sandkasten.model.access.preview_links import (
     LINK_PARAMETER,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import re
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import h11
@@ -20,6 +19,7 @@ from sandkasten.api.proxy.proxy_cookies import host_only, without_own
 from sandkasten.api.proxy.proxy_redirects import kept_inside
 from sandkasten.api.request.request_body import ClientLeft
 from sandkasten.errors import CommandTimeout, ProtocolViolation, SandkastenError
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

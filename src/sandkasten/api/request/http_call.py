@@ -7,7 +7,6 @@ A malformed body is InvalidRequest: 400 if it is not JSON, 422 if it does not ma
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import parse_qsl
 
@@ -16,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from sandkasten.api.request.json_body import parse_object
 from sandkasten.api.request.request_body import LEFT, ClientLeft, read_body, stream_body
 from sandkasten.errors import InvalidRequest
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.ids import SandboxId, sandbox_id
 
 if TYPE_CHECKING:

@@ -9,12 +9,13 @@ verified token are described. Reads no file and no network: the keys come from a
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import jwt
 
 from sandkasten.errors import SandkastenError, Unauthorized
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.access.api_keys import DEFAULT_SCOPES, parse_quota
 from sandkasten.model.access.tenancy import SCOPES, Principal, checked_tenant
 

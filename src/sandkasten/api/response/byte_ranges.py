@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from email.utils import formatdate, parsedate_to_datetime
 from typing import TYPE_CHECKING
 from urllib.parse import quote
+
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,7 +6,6 @@ Bodies are streamed both ways. A file is sent as an attachment, never as a page.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -40,6 +39,7 @@ from sandkasten.errors import (
     QuotaExceeded,
     UnsupportedByBackend,
 )
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.files.file_store_rules import UNKNOWN_TYPE
 
 if TYPE_CHECKING:

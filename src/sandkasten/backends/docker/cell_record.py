@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.backends.docker import resource_names
@@ -19,6 +19,7 @@ from sandkasten.backends.docker.session_volumes import SessionVolumes
 from sandkasten.disk.atomic_file import create_file, write_file
 from sandkasten.disk.os_errors import disk_error
 from sandkasten.errors import BackendUnavailable, Conflict
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import posixpath
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.backends.docker import resource_names
 from sandkasten.errors import InvalidImage
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.linux.cgroup.cgroups import socket_bytes
 from sandkasten.linux.confinement import capabilities
 from sandkasten.linux.storage.host_root import RESOLVER

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
+
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from sandkasten.model.images.pull_rules import PullMode

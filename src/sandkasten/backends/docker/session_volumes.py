@@ -13,7 +13,6 @@ import asyncio
 import io
 import os
 import tarfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -25,6 +24,7 @@ from sandkasten.errors import (
     BackendUnavailable,
     Conflict,
 )
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.linux.storage import host_volume
 from sandkasten.model.sandbox.cell_spec import HOME, RUNNER_ID, USER_ID, WORKSPACE, user_id
 

@@ -8,10 +8,10 @@ any code runs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.linux.confinement import capabilities
 from sandkasten.linux.launch_plan import RESOLV, mount_name
 from sandkasten.model.sandbox.cell_spec import (

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.errors import SandboxLost
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.linux import egress
 from sandkasten.linux.cgroup import cgroups
 from sandkasten.linux.cgroup.pausable_group import PausableGroup

@@ -12,11 +12,12 @@ import json
 import os
 import re
 import stat
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.errors import InvalidConfiguration, PolicyDenied, UnsupportedByBackend
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.sandbox.cell_spec import HostMount
 from sandkasten.model.sandbox.gpus import ALL
 from sandkasten.model.spelling import shown

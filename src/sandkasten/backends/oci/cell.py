@@ -12,11 +12,12 @@ import errno
 import os
 import stat
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.backends.oci.oci_config import SOCKET_NAME
 from sandkasten.errors import SandboxLost
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.linux import egress
 from sandkasten.linux.cgroup import cgroups
 from sandkasten.linux.cgroup.pausable_group import PausableGroup

@@ -8,9 +8,9 @@ kernel; gVisor has its own kernel inside.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.linux.confinement import capabilities
 from sandkasten.linux.confinement.id_ranges import COUNT
 from sandkasten.linux.launch_plan import RESOLV, mount_name

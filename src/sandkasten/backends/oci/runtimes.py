@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sandkasten.backends.oci.oci_config import READY_FD
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.sandbox.readiness import Requirement
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +17,7 @@ from sandkasten.cli.stdin import blocks
 from sandkasten.client.results import Transfer
 from sandkasten.client.sandbox import AsyncSandbox
 from sandkasten.errors import FileNotFound, IsADirectory
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

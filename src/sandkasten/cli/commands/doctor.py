@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.cli.exit_status import EXIT_NOT_READY
 from sandkasten.cli.output import painted, paragraph, put, put_json
 from sandkasten.client.import_clash import find_clash
 from sandkasten.errors import BackendUnavailable
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.sandbox.readiness import Readiness, Requirement, Tier
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ import asyncio
 import signal
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.cli.exit_status import status_of
@@ -19,6 +18,7 @@ from sandkasten.cli.output import put, put_json, tell, tell_refused, write_chunk
 from sandkasten.cli.sandbox_names import resolve
 from sandkasten.cli.stdin import blocks, is_prepared
 from sandkasten.errors import Conflict, ExecNotFound, InvalidRequest, SandkastenError
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,6 +14,7 @@ from sandkasten.cli.output import age, put, put_json, put_table, size, tell
 from sandkasten.cli.sandbox_names import resolve
 from sandkasten.cli.state import go
 from sandkasten.errors import InvalidRequest, SandkastenError
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

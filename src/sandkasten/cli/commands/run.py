@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +12,7 @@ from sandkasten.cli.exit_status import EXIT_INTERRUPTED, UsageError, status_of
 from sandkasten.cli.output import put_json, say, tell, tell_refused, visible, write_chunk
 from sandkasten.cli.state import State, go
 from sandkasten.errors import FileTrouble
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.files.globs import compile_globs
 from sandkasten.model.spelling import nearest, shown
 

@@ -12,7 +12,6 @@ import signal
 import sys
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +24,7 @@ from sandkasten.cli.exit_status import (
 )
 from sandkasten.cli.output import age, put, put_json, put_table, say, tell, visible
 from sandkasten.errors import FileTrouble, SandkastenError
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.runs.run_values import public_run
 
 if TYPE_CHECKING:

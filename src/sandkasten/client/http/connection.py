@@ -13,7 +13,7 @@ import json
 import logging
 import time
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 from urllib.request import getproxies
@@ -28,6 +28,7 @@ from sandkasten.errors import (
     ProtocolViolation,
     SandkastenError,
 )
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.proxies import proxy_arguments
 from sandkasten.model.retries import Backoff, retry_after_s
 from sandkasten.ports.spans import current_traceparent

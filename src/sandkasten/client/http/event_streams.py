@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import aiohttp
@@ -18,6 +17,7 @@ from sandkasten.client.http.json_values import record
 from sandkasten.client.http.reconnect import Patience
 from sandkasten.client.http.session_json import chunk_of, exec_result_of
 from sandkasten.errors import BackendUnavailable, ProtocolViolation, SandkastenError
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

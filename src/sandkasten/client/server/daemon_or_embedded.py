@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass, field
+from dataclasses import field
 from os import PathLike, fspath
 from typing import Final
 from urllib.parse import quote
 
 from sandkasten.errors import BackendUnavailable, InvalidRequest
+from sandkasten.lazy_dataclass import dataclass
 
 # A listening socket accepts a connection at once, even if the daemon is busy.
 ANSWER_S: Final = 0.5

@@ -16,7 +16,7 @@ import socket
 import stat
 import tarfile
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import fnmatchcase
 from typing import IO, TYPE_CHECKING, Final, cast
 
@@ -27,6 +27,7 @@ from sandkasten.errors import (
     ProtocolViolation,
     SandkastenError,
 )
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from sandkasten.errors import Unauthorized
+from sandkasten.lazy_dataclass import dataclass
 
 Operation = Literal["read", "write"]
 _PURPOSE: Final = b"sandkasten e2b access token\0"

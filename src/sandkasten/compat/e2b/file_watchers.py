@@ -12,13 +12,14 @@ import posixpath
 import secrets
 from collections import deque
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.compat.e2b.file_entry_json import described
 from sandkasten.compat.e2b.sandbox_places import Spelling, real_path
 from sandkasten.errors import NotFound, QuotaExceeded, SandkastenError
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.files.sandbox_paths import sandbox_path
 
 if TYPE_CHECKING:

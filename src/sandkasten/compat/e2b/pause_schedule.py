@@ -12,13 +12,14 @@ import asyncio
 import json
 import logging
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.disk.atomic_file import write_file
 from sandkasten.disk.os_errors import disk_error
 from sandkasten.disk.small_file import read_json_object
 from sandkasten.errors import NotFound, SandkastenError, SessionExpired, StoreUnusable
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

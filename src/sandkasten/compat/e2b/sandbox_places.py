@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-from dataclasses import dataclass
 from typing import Final
 
 from sandkasten.errors import InvalidRequest, Unauthorized
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.sandbox.cell_spec import E2B_HOME, USER_ID, WORKSPACE
 
 _USERS: Final = frozenset({"", "user", "root", "sandbox"})

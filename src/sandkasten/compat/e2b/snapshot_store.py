@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import secrets
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.api.files.stored_file import max_stored_bytes, store_of
 from sandkasten.errors import CommandNotFound, Conflict, FileNotFound, InvalidRequest, NotFound
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.commands.exec_values import ExecRequest, ExecResult
 from sandkasten.model.field_patterns import form
 from sandkasten.model.sandbox.cell_spec import WORKSPACE

@@ -6,7 +6,7 @@ removed by the owner label. Other installations are not touched.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.backends.docker.docker_options import SHARED_VOLUME
@@ -32,6 +32,7 @@ from sandkasten.daemon.container.install_plan import (
     NETWORK,
     STOP_S,
 )
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.installation_values import Removed
 
 if TYPE_CHECKING:

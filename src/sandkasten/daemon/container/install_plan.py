@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 
 from sandkasten.backends.docker.docker_options import SHARED_VOLUME
 from sandkasten.backends.docker.resource_names import LABEL, LABEL_VERSION
 from sandkasten.errors import InvalidRequest
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.spelling import did_you_mean
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ import secrets
 import tarfile
 import time
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.backends.docker.engine.engine_host import EngineHost
@@ -41,6 +40,7 @@ from sandkasten.daemon.container.install_plan import (
     url_of,
 )
 from sandkasten.errors import BackendUnavailable
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.installation_values import Drawn, Installed, Standing
 from sandkasten.model.optional_extras import VERSION
 

@@ -12,7 +12,6 @@ import os
 import socket
 import stat
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -21,6 +20,7 @@ from sandkasten.daemon.http.certificates import preview_context, tls_context
 from sandkasten.daemon.http.http_protocol import guarded
 from sandkasten.daemon.http.websocket_protocol import guarded_websocket
 from sandkasten.errors import InvalidConfiguration
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     import ssl

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from sandkasten.daemon.settings.setting_fields import masked, setting
@@ -16,6 +16,7 @@ from sandkasten.daemon.settings.setting_parsers import (
     secret_in,
     string,
 )
+from sandkasten.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from sandkasten.daemon.settings.preview_settings import PreviewSettings, domain
 from sandkasten.daemon.settings.setting_fields import setting
 from sandkasten.daemon.settings.setting_parsers import Address, address, boolean
 from sandkasten.errors import InvalidConfiguration
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.access.preview_links import checked_domain
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sandkasten.daemon.settings.network_settings import network_rules
@@ -30,6 +29,7 @@ from sandkasten.daemon.settings.signature_settings import parse_signatures, show
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.images.packages.package_rules import PackageRules
 from sandkasten.images.packages.package_rules import address as without_credentials
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.files.file_store_rules import FileRules
 from sandkasten.model.images.pull_rules import PULL_MODES, PullLimits
 from sandkasten.model.journal_rows import Retention

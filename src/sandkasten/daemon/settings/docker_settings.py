@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Final
 from urllib.parse import SplitResult, urlsplit
 
@@ -25,6 +25,7 @@ from sandkasten.backends.docker.docker_options import (
 from sandkasten.daemon.settings.setting_fields import setting, settings_of
 from sandkasten.daemon.settings.setting_parsers import boolean, choice, invalid, seconds, string
 from sandkasten.errors import InvalidConfiguration
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.addresses import is_loopback
 from sandkasten.model.images.pull_rules import PULL_MODES
 

@@ -5,7 +5,7 @@ Refuses with InvalidConfiguration what cannot be served safely. Opens no socket.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +23,7 @@ from sandkasten.daemon.settings.setting_parsers import (
     string_list,
 )
 from sandkasten.errors import InvalidConfiguration
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.addresses import is_loopback
 
 

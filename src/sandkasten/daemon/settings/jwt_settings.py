@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sandkasten.daemon.settings.setting_fields import masked, setting
@@ -14,6 +13,7 @@ from sandkasten.daemon.settings.setting_parsers import (
     token_url,
 )
 from sandkasten.errors import InvalidConfiguration
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from pathlib import Path

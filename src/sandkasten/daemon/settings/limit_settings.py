@@ -5,7 +5,7 @@ Fields of `LimitDefaults` and `LimitCeilings` have the public names of limits.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Literal
 
 from sandkasten.daemon.settings.setting_fields import setting
@@ -17,6 +17,7 @@ from sandkasten.daemon.settings.setting_parsers import (
     seconds,
 )
 from sandkasten.errors import InvalidConfiguration, InvalidRequest
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model import numbers
 from sandkasten.model.sandbox.limits import MIB, Limits
 from sandkasten.model.sandbox.policy import parse_limits, public_limits

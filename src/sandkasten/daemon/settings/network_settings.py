@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from sandkasten.daemon.settings.setting_fields import setting
@@ -15,6 +15,7 @@ from sandkasten.daemon.settings.setting_parsers import (
     string_list,
 )
 from sandkasten.errors import InvalidConfiguration, InvalidRequest
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.sandbox.network_limits import NetworkLimits, read_limit, requested_limits
 from sandkasten.model.sandbox.network_policy import NetworkCeiling
 from sandkasten.model.sandbox.network_rules import PRESETS, parse_rule, refuse_bare_presets

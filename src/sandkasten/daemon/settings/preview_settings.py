@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from sandkasten.daemon.settings.setting_fields import setting
@@ -15,6 +15,7 @@ from sandkasten.daemon.settings.setting_parsers import (
     string,
 )
 from sandkasten.errors import InvalidConfiguration, InvalidRequest
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.access.preview_links import checked_domain
 
 

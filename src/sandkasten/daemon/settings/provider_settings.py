@@ -7,12 +7,13 @@ variable of another program must not send a conversation elsewhere.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from sandkasten.daemon.settings.setting_fields import masked, setting
 from sandkasten.daemon.settings.setting_parsers import model_key, model_url
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -51,6 +51,7 @@ from sandkasten.daemon.settings.setting_fields import (
 from sandkasten.daemon.settings.settings_file import find_file, read_file
 from sandkasten.daemon.settings.telemetry_settings import TelemetrySettings
 from sandkasten.errors import InvalidConfiguration, InvalidRequest
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.files.file_store_rules import FileRules
 from sandkasten.model.images.pull_rules import PullLimits
 from sandkasten.model.journal_rows import Retention

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.daemon.settings.setting_fields import masked, setting
 from sandkasten.daemon.settings.setting_parsers import hs256_secret as secret
 from sandkasten.daemon.settings.setting_parsers import path, secret_in
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from sandkasten.errors import InvalidConfiguration, InvalidImage, InvalidRequest
 from sandkasten.images.image_names import all_aliases, checked_name
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model import durations
 from sandkasten.model.addresses import is_loopback
 from sandkasten.model.files.sandbox_paths import sandbox_path

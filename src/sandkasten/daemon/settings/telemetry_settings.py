@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from sandkasten.daemon.settings.setting_fields import setting
 from sandkasten.daemon.settings.setting_parsers import boolean, choice, string
+from sandkasten.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.errors import KernelFailed
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.commands.code_values import CodeDisplay, CodeError, CodeItem, CodeText
 from sandkasten.model.json_structure import has_more_values
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from sandkasten.engine.commands.exec_endings import emit_finished, explain_end
@@ -23,6 +23,7 @@ from sandkasten.errors import (
     NotFound,
     SandkastenError,
 )
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.commands.kept_output import KeptOutput
 from sandkasten.model.journal_rows import ExecRow
 from sandkasten.wire.messages import ExecReply, decode_exec, decode_execs

@@ -13,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import signal as signals
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from sandkasten.engine.commands.exec_endings import explain_end
 from sandkasten.engine.commands.exec_results import ending_of, result_of
 from sandkasten.engine.commands.execution import CALL_TIMEOUT_S
 from sandkasten.errors import InvalidRequest, ProtocolViolation, SandkastenError, ShellNotFound
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.commands.command import checked_pty
 from sandkasten.model.commands.exec_values import ExecResult, Pty
 from sandkasten.model.commands.kept_output import KeptOutput

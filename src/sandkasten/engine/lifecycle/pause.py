@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sandkasten.engine.cleanup import finish
 from sandkasten.errors import Busy, SandboxLost, SandkastenError, UnsupportedByBackend
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.ids import SandboxId, sandbox_id
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.ports import Cell, Pausable, Reclaims

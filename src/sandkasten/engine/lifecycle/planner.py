@@ -7,7 +7,7 @@ of host mounts; requested packages are installed here if they are missing.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import (
@@ -19,6 +19,7 @@ from sandkasten.errors import (
     UnsupportedByBackend,
     UntrustedImage,
 )
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.access.tenancy import DEFAULT_TENANT, checked_tenant, scoped, unscoped
 from sandkasten.model.environment import checked_environment, checked_labels
 from sandkasten.model.images.resolved_image import Image

@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from sandkasten.engine.backend_health import no_answer_error
 from sandkasten.engine.lifecycle.sandboxes import Sandboxes, rebooted
 from sandkasten.engine.owner import owner_gone
 from sandkasten.errors import Busy, SandkastenError
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.sandbox.lifecycle import State, is_there
 from sandkasten.model.sandbox.sandbox_values import Swept

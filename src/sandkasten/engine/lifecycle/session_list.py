@@ -7,10 +7,10 @@ page; an invalid cursor raises InvalidRequest.
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
 from sandkasten.errors import InvalidRequest, SessionNotFound
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.ids import sandbox_id
 from sandkasten.model.journal_rows import SessionEnd
 from sandkasten.model.sandbox.sandbox_values import SandboxStatus

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from sandkasten.errors import QuotaExceeded, WorkspaceDamaged, WorkspaceNotFound
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.access.tenancy import TenantUsage, unscoped
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.limits import MIB

@@ -9,7 +9,6 @@ could disagree with it.
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sandkasten.engine.cleanup import finish
@@ -21,6 +20,7 @@ from sandkasten.errors import (
     WorkspaceDamaged,
     WorkspaceNotFound,
 )
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.limits import Unenforced
 from sandkasten.model.sandbox.workspace import (

@@ -7,11 +7,12 @@ when another sandbox claims the workspace.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
 from sandkasten.engine.owner import owner_gone
 from sandkasten.errors import Busy, SandkastenError
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

@@ -7,10 +7,10 @@ are not followed, and what is left out is listed with the reason.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import FileError, NotFound, PolicyDenied
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
 from sandkasten.model.sandbox.oneshot_values import Artifact
 

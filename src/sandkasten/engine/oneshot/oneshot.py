@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sandkasten.engine.commands.exec_spans import output_attributes, trace_result
@@ -21,6 +21,7 @@ from sandkasten.errors import (
     PayloadTooLarge,
     SandkastenError,
 )
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.commands.command import checked_command
 from sandkasten.model.commands.exec_values import ExecRequest, ExecResult
 from sandkasten.model.environment import text_bytes

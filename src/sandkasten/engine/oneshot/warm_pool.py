@@ -10,10 +10,11 @@ pooled sandbox the run creates its own.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sandkasten.errors import SandkastenError
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.sandbox.policy import Lease
 
 if TYPE_CHECKING:

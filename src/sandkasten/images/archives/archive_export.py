@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import tarfile
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 from sandkasten.disk.atomic_file import overwriting
@@ -17,6 +16,7 @@ from sandkasten.disk.os_errors import is_full
 from sandkasten.errors import FileTrouble, InvalidRequest, QuotaExceeded
 from sandkasten.images.canonical_json import canonical_json
 from sandkasten.images.layers.layer_tar import write_layer
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.images.image_info import ARCHIVE_FORMATS, Exported, ImageProgress
 from sandkasten.model.spelling import did_you_mean
 

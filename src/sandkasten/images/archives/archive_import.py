@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.disk.os_errors import translated
@@ -32,6 +31,7 @@ from sandkasten.images.image_config import ImageConfig
 from sandkasten.images.image_names import new_name
 from sandkasten.images.layers.overlay import read_merged
 from sandkasten.images.registry.image_reference import wanted_platform
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.images.image_info import ImageProgress
 
 if TYPE_CHECKING:

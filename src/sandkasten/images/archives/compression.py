@@ -15,10 +15,10 @@ import shutil
 import subprocess
 import threading
 import zlib
-from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Protocol
 
 from sandkasten.errors import InvalidImage
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.disk.atomic_file import write_file
 from sandkasten.disk.small_file import read_json_object
 from sandkasten.images.canonical_json import canonical_json
 from sandkasten.images.image_config import DIGEST
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,10 +8,11 @@ Raises InvalidImage for input that is not a tar, is truncated or inconsistent.
 from __future__ import annotations
 
 import posixpath
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from sandkasten.errors import InvalidImage
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,12 +14,12 @@ import re
 import stat
 import tarfile
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from sandkasten.errors import BuildFailed
 from sandkasten.images.builder.dockerignore import NOTHING, DockerIgnore, glob
 from sandkasten.images.layers.overlay import refuse_mark
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import tempfile
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -28,6 +27,7 @@ from sandkasten.images.builder.build_cache import BuildCache, build_key
 from sandkasten.images.child_program import Child, Deadline, child_environment
 from sandkasten.images.image_config import ImageConfig, machine_architecture
 from sandkasten.images.image_names import new_name
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.images.image_info import ImageProgress
 from sandkasten.model.sandbox.cell_spec import DEFAULT_PATH
 from sandkasten.model.spelling import did_you_mean, shown

@@ -11,7 +11,7 @@ import json
 import posixpath
 import re
 from collections import ChainMap
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import InvalidRequest, PayloadTooLarge
@@ -30,6 +30,7 @@ from sandkasten.images.builder.recipe import (
     SetUser,
     SetWorkdir,
 )
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.environment import checked_environment
 from sandkasten.model.sandbox.cell_spec import DEFAULT_PATH
 from sandkasten.model.spelling import shown

@@ -8,7 +8,7 @@ names the line. Unknown instructions are refused, because the image would not be
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import InvalidImage, InvalidRequest
@@ -17,6 +17,7 @@ from sandkasten.images.builder.dockerfile_words import WordError, expand, split_
 from sandkasten.images.builder.recipe import MAX_STEPS
 from sandkasten.images.image_config import machine_architecture
 from sandkasten.images.image_names import checked_name
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import posixpath
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from sandkasten.errors import InvalidRequest, PayloadTooLarge, PolicyDenied, SandkastenError
 from sandkasten.images.builder.dockerignore import NOTHING, DockerIgnore
 from sandkasten.images.image_names import checked_name
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.environment import checked_environment
 from sandkasten.model.sandbox.network_policy import CLOSED, NetworkPolicy, parse_network
 from sandkasten.model.sandbox.package_sets import PYTHON_DIR, checked_packages

@@ -10,12 +10,12 @@ import errno
 import os
 import shutil
 import stat
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import BuildFailed
 from sandkasten.images.builder.copy_step import MAX_FILES, MAX_PATH
 from sandkasten.images.layers.overlay import MOST_LINKS, is_opaque, is_whiteout
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,7 @@ import asyncio
 import os
 import threading
 from contextlib import AsyncExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from sandkasten.disk.os_errors import translated
@@ -28,6 +28,7 @@ from sandkasten.images.layers.image_records import image_id
 from sandkasten.images.layers.layer_tar import write_layer
 from sandkasten.images.layers.overlay import landing
 from sandkasten.images.thread_work import to_the_end
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.images.image_info import ImageProgress
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import RUNNER_PROGRAM

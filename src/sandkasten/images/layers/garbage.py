@@ -8,11 +8,12 @@ process that dies meanwhile leaves a directory below `making` for the next sweep
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from sandkasten.disk.tree_removal import remove_tree_quietly
 from sandkasten.images.archives.import_cache import forget_gone
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

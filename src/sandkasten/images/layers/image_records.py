@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +19,7 @@ from sandkasten.disk.small_file import MAX_SMALL_BYTES, read_json_object
 from sandkasten.errors import InvalidImage
 from sandkasten.images.canonical_json import canonical_json
 from sandkasten.images.image_config import DIGEST, ImageConfig, parse_config
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

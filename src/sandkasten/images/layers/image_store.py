@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from sandkasten.disk.os_errors import translated
@@ -22,6 +22,7 @@ from sandkasten.images.layers.image_records import Records, StoredImage, image_i
 from sandkasten.images.layers.layer_directory import Layer, Layers
 from sandkasten.images.layers.skeleton import make_skeleton
 from sandkasten.images.layers.store_locks import StoreLocks
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

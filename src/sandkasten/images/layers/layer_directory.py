@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from sandkasten.disk.atomic_file import sync_directory, write_file
@@ -19,6 +18,7 @@ from sandkasten.disk.small_file import read_json_object, read_small_file
 from sandkasten.errors import InvalidImage
 from sandkasten.images.canonical_json import canonical_json
 from sandkasten.images.image_config import DIGEST
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -17,7 +17,6 @@ import os
 import queue
 import subprocess
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, BinaryIO, Final, Self
 
@@ -29,6 +28,7 @@ from sandkasten.errors import (
     SandkastenError,
 )
 from sandkasten.images.archives import compression
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,10 +11,10 @@ import errno
 import os
 import stat
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import BuildFailed
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.errors import ProvisioningFailed
 from sandkasten.images.packages.semver import Range, parse_version
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.sandbox.package_sets import npm_range, package_name
 from sandkasten.model.spelling import shown
 

@@ -13,11 +13,11 @@ import re
 import signal
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.disk.child_process import start_child
 from sandkasten.errors import ProvisioningFailed
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

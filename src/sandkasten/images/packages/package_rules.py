@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 from urllib.parse import SplitResult, urlsplit
+
+from sandkasten.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +24,7 @@ from sandkasten.images.packages.package_fetch import fetch, last_lines
 from sandkasten.images.packages.package_shelf import settle
 from sandkasten.images.packages.pip_sources import BOUNDED, FIND_SOURCE, SourceBuilds
 from sandkasten.images.thread_work import to_the_end
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
 
 if TYPE_CHECKING:

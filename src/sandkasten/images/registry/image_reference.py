@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import platform
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import InvalidImage, InvalidRequest
 from sandkasten.images.image_names import HOST, checked_name
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass
 from typing import Final
 
 from sandkasten.errors import InvalidImage
 from sandkasten.images.registry.image_reference import Platform, best
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.spelling import shown
 
 OCI_INDEX: Final = "application/vnd.oci.image.index.v1+json"

@@ -11,12 +11,13 @@ import base64
 import binascii
 import json
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.images.registry.image_reference import DOCKER_HUB
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,7 +15,6 @@ import socket
 import ssl
 import time
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode, urljoin, urlsplit
 
@@ -24,6 +23,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
 from sandkasten.errors import InvalidConfiguration, InvalidImage, RegistryUnavailable
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.addresses import is_loopback
 from sandkasten.model.proxies import proxies_in, proxy_arguments
 from sandkasten.model.retries import Backoff, retry_after_s

@@ -12,12 +12,12 @@ import asyncio
 import json
 import re
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode, urlsplit
 
 from sandkasten.errors import InvalidImage, RegistryUnavailable, Unauthorized
 from sandkasten.images.registry.registry_http import BROKEN, TRY_AGAIN, loopback, read_body
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:

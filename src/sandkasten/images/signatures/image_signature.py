@@ -9,8 +9,10 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

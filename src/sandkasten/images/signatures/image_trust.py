@@ -8,7 +8,7 @@ with the reason, and InvalidConfiguration for a rule whose files cannot be used.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -17,6 +17,7 @@ from sandkasten.errors import InvalidConfiguration, UntrustedImage
 from sandkasten.images.signatures.image_signature import ImageSignature, from_record
 from sandkasten.images.signatures.signature_discovery import find_signatures
 from sandkasten.images.signatures.trust_rules import TrustRule, covering
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.optional_extras import install_command
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ import base64
 import binascii
 import hashlib
 import json
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from sandkasten.images.signatures.image_signature import IN_TOTO
 from sandkasten.images.signatures.trust_rules import wildcard_match
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ import contextlib
 import errno
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.sandbox.usage import Usage
 
 if TYPE_CHECKING:

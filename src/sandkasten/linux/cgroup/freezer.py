@@ -11,10 +11,10 @@ import contextlib
 import errno
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.linux.cgroup.cgroups import GROUP
 
 if TYPE_CHECKING:

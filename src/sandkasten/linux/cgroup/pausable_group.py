@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import BackendUnavailable, Busy, SandboxLost, UnsupportedByBackend
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.linux.cgroup import freezer
 
 if TYPE_CHECKING:

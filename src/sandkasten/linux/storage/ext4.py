@@ -12,7 +12,6 @@ import shutil
 import struct
 import subprocess
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.disk.free_space import check_free
@@ -23,6 +22,7 @@ from sandkasten.errors import (
     SandkastenError,
     WorkspaceDamaged,
 )
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.sandbox.cell_spec import USER_ID
 from sandkasten.model.sandbox.limits import MIB
 

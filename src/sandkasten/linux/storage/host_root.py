@@ -12,11 +12,11 @@ import os
 import shutil
 import stat
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sandkasten.disk.atomic_file import write_file
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.linux.storage import mountinfo
 from sandkasten.linux.system_trust import hashed_name
 from sandkasten.model.sandbox.cell_spec import (

@@ -16,7 +16,6 @@ import json
 import os
 import stat
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -31,6 +30,7 @@ from sandkasten.errors import (
     SandkastenError,
     WorkspaceDamaged,
 )
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.linux import launcher
 from sandkasten.linux.host_requirements import loop_usable
 from sandkasten.linux.programs import Programs

@@ -8,8 +8,9 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from dataclasses import dataclass
 from typing import Final
+
+from sandkasten.lazy_dataclass import dataclass
 
 _DETACH: Final = 2
 _NOFOLLOW: Final = 8

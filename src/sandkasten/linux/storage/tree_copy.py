@@ -10,11 +10,12 @@ import errno
 import os
 import stat
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.disk.os_errors import no_space
 from sandkasten.errors import BackendUnavailable, Cancelled
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.linux.storage.ext4 import command
 
 if TYPE_CHECKING:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import InvalidRequest, NotFound
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.access.tenancy import SCOPES, Scope, TenantQuota, checked_tenant
 from sandkasten.model.field_patterns import KEY_ID, PRINTABLE, form
 from sandkasten.model.journal_rows import KeyRow

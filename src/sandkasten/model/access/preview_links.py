@@ -11,11 +11,11 @@ import base64
 import hashlib
 import hmac
 import re
-from dataclasses import dataclass
 from typing import Final, Literal
 from urllib.parse import parse_qs, urlsplit
 
 from sandkasten.errors import InvalidRequest
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.ids import SandboxId, host_label
 from sandkasten.model.numbers import number
 

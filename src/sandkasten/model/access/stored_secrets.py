@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import InvalidRequest, NotFound
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.json_codec import Timestamp  # noqa: TC001  (read at run time)
 from sandkasten.model.sandbox.network_rules import NetworkRule, parse_rule
 from sandkasten.model.spelling import shown

@@ -7,10 +7,11 @@ Unix socket and the configured `api_key` all belong to it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, Literal, get_args
 
 from sandkasten.errors import InvalidRequest
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.field_patterns import TENANT, form
 from sandkasten.model.spelling import shown
 

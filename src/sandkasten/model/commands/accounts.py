@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:

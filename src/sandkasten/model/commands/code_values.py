@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from sandkasten.errors import ContextNotFound, InvalidRequest, PayloadTooLarge
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.commands.exec_values import DIRECTORY, MAX_SECONDS
 from sandkasten.model.environment import checked_environment, text_bytes
 from sandkasten.model.field_patterns import form, shown_form

@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import math
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import InvalidRequest, PayloadTooLarge, PolicyDenied
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.commands.exec_values import MAX_SECONDS, ExecRequest, Pty
 from sandkasten.model.environment import checked_environment, text_bytes
 from sandkasten.model.field_patterns import ACCOUNT, PRINTABLE, SHELL_NAME, form

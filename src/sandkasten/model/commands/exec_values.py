@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Annotated, Final, Literal, TypedDict
 
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.field_patterns import ACCOUNT, NO_NUL, PRINTABLE, SHELL_NAME, shown_form
 from sandkasten.model.files.sandbox_paths import PATH_MAX
 from sandkasten.model.json_codec import OPEN, FileName, Public

@@ -7,8 +7,10 @@ or overlaps is cut, one that skips ahead is a gap.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
+
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from sandkasten.model.commands.exec_values import Source

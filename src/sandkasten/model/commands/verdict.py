@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal as signals
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.commands.exec_values import Why
 from sandkasten.model.sandbox.limits import MIB, Limits
 

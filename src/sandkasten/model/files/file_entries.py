@@ -6,9 +6,10 @@ Names are arbitrary bytes chosen by the sandbox: a `str` here may hold surrogate
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.json_codec import FileName  # noqa: TC001  (the codec reads the annotations)
 
 FileType = Literal["file", "directory", "symlink", "fifo", "socket", "char", "block"]

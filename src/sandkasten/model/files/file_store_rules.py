@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import re
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import FileNotFound, InvalidRequest
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.field_patterns import CONTENT_TYPE, FILE_KEY, form
 from sandkasten.model.sandbox.limits import MIB
 from sandkasten.model.spelling import shown

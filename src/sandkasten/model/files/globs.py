@@ -7,10 +7,10 @@ are matched without backtracking and `**` with a set of states.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import InvalidRequest
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.environment import text_bytes
 
 if TYPE_CHECKING:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping  # noqa: TC003  (the codec reads the annotations)
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Literal
+
+from sandkasten.lazy_dataclass import dataclass
 
 ArchiveFormat = Literal["docker", "oci"]
 ARCHIVE_FORMATS: tuple[ArchiveFormat, ...] = ("docker", "oci")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from sandkasten.lazy_dataclass import dataclass
 
 PullMode = Literal["never", "named", "missing", "always"]
 PULL_MODES: tuple[PullMode, ...] = ("never", "named", "missing", "always")

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping  # noqa: TC003  (the codec reads the annotations)
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.access.tenancy import DEFAULT_TENANT, TenantQuota
 from sandkasten.model.json_codec import Timestamp  # noqa: TC001
 

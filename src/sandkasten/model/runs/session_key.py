@@ -6,10 +6,10 @@ separator, so two different keys never look alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, cast
 
 from sandkasten.errors import InvalidRequest
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.field_patterns import SESSION_KEY_PART, form
 
 Namespace = Literal["workflow", "agent"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import InvalidRequest, PolicyDenied, UnsupportedByBackend
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.field_patterns import DEVICE_ID, GPUS, form
 from sandkasten.model.spelling import shown
 

@@ -7,11 +7,12 @@ with it. A mount is read-only unless the operator's entry says `rw`; devices and
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
 from sandkasten.errors import InvalidRequest, PolicyDenied, UnsupportedByBackend
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.access.tenancy import DEFAULT_TENANT, checked_tenant
 from sandkasten.model.sandbox.cell_spec import TMP, WORKSPACE
 from sandkasten.model.spelling import did_you_mean, shown

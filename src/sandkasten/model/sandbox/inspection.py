@@ -6,10 +6,11 @@ variables that they already know.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import InvalidRequest, UnsupportedByBackend
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.sandbox.network_rules import covers, parse_rule
 
 if TYPE_CHECKING:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping  # noqa: TC003  (the codec reads the annotations)
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.access.tenancy import DEFAULT_TENANT
 from sandkasten.model.ids import SandboxId  # noqa: TC001
 from sandkasten.model.json_codec import Public

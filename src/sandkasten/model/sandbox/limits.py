@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from sandkasten.lazy_dataclass import dataclass
 
 MIB = 1024 * 1024
 # What a single stream may keep. It is held in memory inside the sandbox and, while it is returned,

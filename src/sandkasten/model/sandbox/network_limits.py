@@ -5,10 +5,11 @@ The operator's limits are the defaults and the maxima of a request's `network.li
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import InvalidRequest, PolicyDenied
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model import durations, sizes
 from sandkasten.model.numbers import whole
 from sandkasten.model.spelling import did_you_mean, shown

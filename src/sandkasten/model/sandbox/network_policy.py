@@ -9,10 +9,11 @@ over an allow rule. Addresses that are not public are decided by the operator al
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.errors import PolicyDenied, UnsupportedByBackend
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.addresses import holds_public, is_public, plain
 from sandkasten.model.json_codec import ShapeError, Timestamp, from_json
 from sandkasten.model.sandbox.network_limits import (

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import InvalidRequest
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:

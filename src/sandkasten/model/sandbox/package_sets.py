@@ -8,10 +8,10 @@ PolicyDenied for what the operator does not allow.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from sandkasten.errors import InvalidRequest, PolicyDenied
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.field_patterns import NPM_PACKAGE, PIP_PACKAGE, form
 from sandkasten.model.spelling import shown
 

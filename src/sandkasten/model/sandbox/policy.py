@@ -6,11 +6,12 @@ raises a class of `errors`; nothing is clamped silently.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.errors import InvalidRequest, PolicyDenied, UnsupportedByBackend
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.field_patterns import HOSTNAME, PRINTABLE, form
 from sandkasten.model.json_codec import ShapeError
 from sandkasten.model.numbers import number, whole

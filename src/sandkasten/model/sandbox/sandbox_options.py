@@ -9,10 +9,11 @@ files, a field in `agents.definitions.sandbox_field`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence  # noqa: TC003  (the API reads the annotations)
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Any, Final, TypedDict
 
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.environment import MAX_LABEL_VALUE, MAX_LABELS
 from sandkasten.model.field_patterns import (
     DEVICE_ID,

@@ -6,10 +6,11 @@ Rules are in `model.sandbox.policy`, creation in `engine.lifecycle`.
 from __future__ import annotations
 
 from collections.abc import Mapping  # noqa: TC003  (the codec reads the annotations)
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.access.tenancy import DEFAULT_TENANT
 from sandkasten.model.json_codec import OPEN, FileName, Public, Timestamp
 from sandkasten.model.sandbox.cell_spec import WORKSPACE

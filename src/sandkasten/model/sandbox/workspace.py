@@ -6,10 +6,10 @@ calls these functions while it holds the lock of the name. Refusals are classes 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sandkasten.errors import Conflict, InvalidRequest, QuotaExceeded, UnsupportedByBackend
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.access.tenancy import scoped, unscoped
 from sandkasten.model.field_patterns import TENANT, WORKSPACE_NAME, form
 from sandkasten.model.numbers import number

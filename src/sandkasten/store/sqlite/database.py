@@ -26,10 +26,10 @@ import queue
 import sqlite3
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sandkasten.errors import InternalError, QuotaExceeded, SandkastenError, StoreUnusable
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.store.sqlite.schema import migrate, version_of
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import StoreUnusable
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import unquote, urlsplit
 
 from sandkasten.errors import BackendUnavailable, InvalidConfiguration
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.addresses import is_loopback
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.backends.docker.engine.engine_address import address_of
 from sandkasten.backends.docker.engine.engine_client import EngineClient, Refused, translated
 from sandkasten.errors import BackendUnavailable, Conflict, InvalidRequest
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -16,7 +16,7 @@ import re
 import secrets
 import socket
 import tarfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from sandkasten.backends.docker.engine.engine_client import EngineClient, Refuse
 from sandkasten.backends.docker.session_volumes import SessionVolumes
 from sandkasten.disk.file_lock import locked
 from sandkasten.errors import BackendUnavailable, SandkastenError
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.linux.storage import host_volume
 from sandkasten.model.sandbox.cell_spec import USER_ID
 from sandkasten.model.sandbox.limits import MIB
