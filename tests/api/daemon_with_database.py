@@ -30,7 +30,8 @@ async def booked(engine: Engine, data_dir: Path, **parts: Any) -> AsyncIterator[
     prepare_data_dir(data_dir)
     async with open_books(settings(ServerAddress(str(data_dir), "unisolated")), clock) as books:
         doorkeeper = Doorkeeper(clock=clock, keys=books.keys, api_key=OPERATOR)
-        parts = {"doorkeeper": doorkeeper, "files": books.files, **parts}
+        parts = {"doorkeeper": doorkeeper, "files": books.files, "audit": books.audit, **parts}
+        engine.trail.log = parts["audit"]
         async with serving(engine, journal=books.journal, keys=books.keys, **parts) as one:
             yield one
 

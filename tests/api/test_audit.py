@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from sandkasten.api.request.request_audit import action_of
 from sandkasten.errors import QuotaExceeded
+from sandkasten.model.audit_chain import check_lines
 from tests.api.daemon_in_process import serving
 from tests.api.daemon_with_database import AS_OPERATOR, booked, new_key
-from tests.store.memory_store import MemoryJournal
 
 
 @pytest.fixture
@@ -34,7 +36,7 @@ async def test_changes_are_audited_with_key_target_and_outcome(daemon):
         "DELETE", f"/v1/sessions/{session}", headers={**headers, "X-Request-Id": "mine"}
     )
     await daemon.ask("DELETE", "/v1/sessions/sbx_0000000000000000", headers=headers)
-    rows = await audited(daemon)
+    rows = await audited(daemon, "?kind=change")
     assert [(r["tenant"], r["key_id"], r["action"], r["target"], r["outcome"]) for r in rows] == [
         ("default", None, "key.create", key_id, "ok"),
         ("acme", key_id, "session.create", session, "ok"),
@@ -43,11 +45,10 @@ async def test_changes_are_audited_with_key_target_and_outcome(daemon):
     ]
     assert rows[2]["request_id"] == "mine"
     assert headers["Authorization"].split()[1] not in str(rows)
-    assert [r["seq"] for r in await audited(daemon, f"?since_seq={rows[1]['seq']}&limit=1")] == [
-        rows[2]["seq"]
-    ]
+    after = f"?kind=change&since_seq={rows[1]['seq']}&limit=1"
+    assert [r["seq"] for r in await audited(daemon, after)] == [rows[2]["seq"]]
     assert len(await audited(daemon, "?tenant=acme&action=session.destroy")) == 2
-    assert [r["seq"] for r in await audited(daemon, "?limit=1")] == [rows[-1]["seq"]]
+    assert [r["seq"] for r in await audited(daemon, "?kind=change&limit=1")] == [rows[-1]["seq"]]
 
 
 @pytest.mark.promise("P70")
@@ -77,16 +78,105 @@ async def test_a_missing_scope_is_audited_with_the_key(daemon):
 
 async def test_only_the_operator_can_read_the_audit(daemon):
     headers = await new_key(daemon, tenant="acme")
-    assert (await daemon.ask("GET", "/v1/audit", headers=headers)).status == 403
+    for path in ("/v1/audit", "/v1/audit/verify", "/v1/audit/export"):
+        assert (await daemon.ask("GET", path, headers=headers)).status == 403
 
 
-class _Full(MemoryJournal):
-    async def audit(self, row):
+@pytest.mark.promise("P86")
+async def test_work_inside_a_sandbox_is_recorded_with_key_request_and_resource_use(daemon):
+    headers = await new_key(daemon, tenant="acme", scopes=["sessions", "files"])
+    key_id = "key_" + headers["Authorization"].split("-")[1]
+    box = (await daemon.ask("POST", "/v1/sessions", {}, headers=headers)).json["id"]
+    path = f"/v1/sessions/{box}"
+    secret = "sk-" + "ab12" * 6
+    command = {"cmd": ["sh", "-c", f"echo {secret}; exit 3"]}
+    done = await daemon.ask(
+        "POST", f"{path}/exec", command, headers={**headers, "X-Request-Id": "mine"}
+    )
+    write = {"path": "a.txt", "content": "hello"}
+    assert (await daemon.ask("POST", f"{path}/fs/write", write, headers=headers)).status < 300
+    denied = {"path": "/etc/passwd", "content": "x"}
+    assert (await daemon.ask("POST", f"{path}/fs/write", denied, headers=headers)).status == 403
+    denied_read = f"{path}/fs/read?path=/etc/shadow"
+    assert (await daemon.ask("GET", denied_read, headers=headers)).status == 403
+    await daemon.ask("DELETE", path, headers=headers)
+    rows = await audited(daemon, f"?session_id={box}")
+    execs = [one for one in rows if one["kind"] == "exec"]
+    (end,) = [one for one in execs if one["action"] == "exec.end"]
+    assert (end["target"], end["outcome"], end["key_id"], end["request_id"], end["tenant"]) == (
+        done.json["exec_id"],
+        "completed",
+        key_id,
+        "mine",
+        "acme",
+    )
+    assert end["detail"]["exit_code"] == "3"
+    assert end["usage"]["stdout_bytes"] == len(secret) + 1
+    assert end["usage"]["peak_memory_bytes"] > 0
+    # One record if it ended at once, and else two.
+    assert "echo [redacted]; exit 3" in execs[0]["detail"]["command"]
+    assert secret not in str(rows)
+    files = [
+        (one["action"], one["target"], one["outcome"]) for one in rows if one["kind"] == "file"
+    ]
+    assert files == [
+        ("file.write", "/workspace/a.txt", "ok"),
+        ("file.write", "/etc/passwd", "FORBIDDEN"),
+    ]
+    policy = [(r["action"], r["target"], r["outcome"]) for r in rows if r["kind"] == "policy"]
+    assert policy == [
+        ("policy.allow", "session.create", "ok"),
+        ("policy.refuse", "file.write", "FORBIDDEN"),
+        ("policy.refuse", box, "FORBIDDEN"),
+    ]
+    assert [r["outcome"] for r in rows if r["action"] == "session.end"] == ["destroyed"]
+    used = await audited(daemon, f"?kind=key&key_id={key_id}")
+    assert [(one["action"], one["detail"]["address"]) for one in used] == [("key.use", "127.0.0.1")]
+
+
+@pytest.mark.promise("P86")
+async def test_a_request_beyond_the_policy_is_recorded_as_a_refusal(daemon):
+    body = {"mounts": ["/etc:/x"]}
+    refused = await daemon.ask("POST", "/v1/sessions", body, headers=AS_OPERATOR)
+    assert refused.json["code"] == "FORBIDDEN", refused.raw
+    (row,) = await audited(daemon, "?kind=policy")
+    assert (row["action"], row["target"], row["outcome"]) == (
+        "policy.refuse",
+        "session.create",
+        "FORBIDDEN",
+    )
+    assert row["detail"]["message"] == refused.json["message"]
+
+
+@pytest.mark.promise("P86")
+async def test_the_audit_is_verified_and_exported_over_http(daemon):
+    await new_key(daemon, tenant="acme")
+    await new_key(daemon, tenant="acme")
+    exported = await daemon.ask("GET", "/v1/audit/export", headers=AS_OPERATOR)
+    lines = exported.raw.splitlines(keepends=True)
+    assert check_lines(lines).ok
+    assert [json.loads(line)["action"] for line in lines] == ["key.create"] * 2
+    told = (await daemon.ask("GET", "/v1/audit/verify", headers=AS_OPERATOR)).json
+    assert (told["ok"], told["records"], told["flaw"]) == (True, 2, None)
+    assert told["head"] == json.loads(lines[-1])["hash"]
+    wrong = f"/v1/audit/verify?seq=2&hash={'0' * 64}"
+    flaw = (await daemon.ask("GET", wrong, headers=AS_OPERATOR)).json["flaw"]
+    assert (flaw["seq"], flaw["flaw"]) == (2, "changed")
+
+
+class _Full:
+    def record(self, row):
+        pass
+
+    def record_soon(self, note):
+        pass
+
+    async def record_lasting(self, row):
         raise QuotaExceeded("full", quota="disk")
 
 
 async def test_an_audit_failure_is_logged_and_undoes_nothing(engine, caplog):
-    async with serving(engine, journal=_Full()) as daemon:
+    async with serving(engine, audit=_Full()) as daemon:
         session = await daemon.session()
         assert (await daemon.ask("DELETE", f"/v1/sessions/{session}")).status == 200
     told = [record.sandkasten for record in caplog.records if record.message == "audit.unwritten"]

@@ -10,6 +10,7 @@ import pytest
 from sandkasten import SandboxClient, sync
 from sandkasten.errors import AgentNotFound, RunNotFound, UnsupportedByBackend
 from sandkasten.model.optional_extras import install_command
+from sandkasten.store.audit_directory import AuditDirectory
 from tests.agents.agency import FLOW, WRITER, house
 from tests.api.daemon_in_process import serving
 from tests.api.daemon_with_database import AS_OPERATOR, booked, new_key
@@ -26,10 +27,11 @@ async def home(tmp_path):
 
 
 @pytest.fixture
-async def daemon(home):
-    journal = MemoryJournal()
-    async with serving(home.engine, agents=home.service, journal=journal) as one:
+async def daemon(home, tmp_path):
+    journal, audit = MemoryJournal(), AuditDirectory(tmp_path / "audit")
+    async with serving(home.engine, agents=home.service, journal=journal, audit=audit) as one:
         yield one
+    await audit.aclose()
     await journal.aclose()
 
 
@@ -210,7 +212,7 @@ async def test_changes_are_audited_and_reads_are_not(daemon):
     await ended(daemon, begun.json["run_id"])
     await daemon.ask("POST", "/workflows/validate", {"source": FLOW})
     await daemon.ask("POST", f"/v1/runs/{begun.json['run_id']}/cancel", {})
-    rows = (await daemon.ask("GET", "/v1/audit")).json["entries"]
+    rows = (await daemon.ask("GET", "/v1/audit?kind=change")).json["entries"]
     assert [(one["action"], one["target"]) for one in rows] == [
         ("run.create", begun.json["run_id"]),
         ("run.cancel", begun.json["run_id"]),

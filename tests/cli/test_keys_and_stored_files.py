@@ -75,12 +75,36 @@ def test_a_key_is_printed_once_listed_without_it_and_revoked(run):
     body = json.loads(gone.out)
     assert [one["id"] for one in body["revoked"]] == [row["id"]]
     assert [one["code"] for one in body["failed"]] == ["NOT_FOUND"]
-    actions = [one["action"] for one in told(run("audit", "ls", "--json"))]
+    actions = [one["action"] for one in told(run("audit", "show", "--kind", "change", "--json"))]
     assert actions[:2] == ["key.create", "key.revoke"]
-    assert "key.revoke" in run("audit", "ls", "--action", "key.revoke").out
+    assert "key.revoke" in run("audit", "show", "--action", "key.revoke").out
     wrong = run("key", "create", "--scope", "session")
     assert (wrong.status, wrong.out) == (125, "")
     assert "hint: did you mean sessions?" in wrong.err
+
+
+@pytest.mark.promise("P86")
+def test_the_audit_log_is_exported_and_verified(tmp_path, cli):
+    for name in ("one", "other"):
+        assert cli("key", "create", "--name", name).status == 0
+    right = cli("audit", "verify")
+    assert (right.status, right.out.splitlines()[0]) == (0, "ok: 2 records, 1 to 2")
+    head = right.out.splitlines()[1].removeprefix("head: ")
+    copy = tmp_path / "audit.jsonl"
+    assert cli("audit", "export", str(copy)).status == 0
+    assert copy.stat().st_mode & 0o777 == 0o600
+    assert cli("audit", "export").out == copy.read_text()
+    assert cli("audit", "verify", "--file", str(copy), "--head", head).status == 0
+    (segment,) = (tmp_path / "data" / "audit").glob("*.jsonl")
+    for path, options in ((copy, ("--file", str(copy))), (segment, ())):
+        path.write_text(path.read_text().replace("key.create", "key.creaze", 1))
+        wrong = cli("audit", "verify", *options)
+        assert (wrong.status, wrong.out) == (1, "")
+        assert "error: record 1 (" in wrong.err
+        told_json = cli("audit", "verify", *options, "--json")
+        assert (told_json.status, json.loads(told_json.out)["flaw"]["seq"]) == (1, 1)
+    assert cli("audit", "show", "--kind", "nothing").status == 2
+    assert cli("audit", "show", "--since", "1h", "--json").status == 0
 
 
 def test_usage_of_a_tenant_is_shown_by_a_daemon(tmp_path, cli):

@@ -20,6 +20,8 @@ from sandkasten.daemon.daemon_assembly import open_daemon
 from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import UnsupportedByBackend
+from sandkasten.model.audit_chain import row_of_line
+from sandkasten.model.audit_records import AuditFilter
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
@@ -42,9 +44,21 @@ def get(box: Sandbox, url: str, *options: str) -> tuple[int | None, str]:
     return done.exit_code, done.output.strip()
 
 
+def recorded(data: Path, session_id: str) -> set[tuple[str, str]]:
+    """Return the network verdicts of a sandbox in the audit log."""
+    lines = [
+        row_of_line(line)
+        for path in (data / "audit").glob("*.jsonl")
+        for line in path.read_bytes().splitlines(keepends=True)
+    ]
+    wanted = AuditFilter(kind="network", session_id=session_id)
+    return {(one.action, one.target) for one in lines if wanted.matches(one)}
+
+
 @pytest.mark.promise("P75")
+@pytest.mark.promise("P86")
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_sandbox_reaches_what_is_allowed_and_nothing_else(boxed, web, echo, backend):
+def test_a_sandbox_reaches_what_is_allowed_and_nothing_else(boxed, data, web, echo, backend):
     allow = [f"good.test:{web}", f"good.test:{echo}", f"far.test:{web}", f"mixed.test:{web}"]
     box = boxed(backend=backend, network={"allow": allow})
     assert get(box, f"http://good.test:{web}/") == (0, f"hello good.test:{web}")
@@ -87,6 +101,11 @@ def test_a_sandbox_reaches_what_is_allowed_and_nothing_else(boxed, web, echo, ba
     closed = {"169.254.169.254:80", "10.0.0.1:80", f"far.test:{web}"}
     assert not closed & set(status.suggested)
     assert closed <= set(status.not_public)
+    the_id = box.id
+    box.close()
+    verdicts = recorded(data, the_id)
+    assert ("network.allow", f"good.test:{web}") in verdicts
+    assert ("network.refuse", f"evil.test:{web}") in verdicts
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,9 @@ from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import SandkastenError
 from sandkasten.model.access.api_keys import DEFAULT_SCOPES, make_key
 from sandkasten.model.access.tenancy import TenantQuota
+from sandkasten.model.audit_records import AuditRow
 from sandkasten.model.ids import new_sandbox_id
-from sandkasten.model.journal_rows import AuditRow, ExecRow, KeyRow, SessionRow
+from sandkasten.model.journal_rows import ExecRow, KeyRow, SessionRow
 from tests.api.daemon_in_process import serving
 
 
@@ -65,6 +66,11 @@ async def begin(books: Books, begun: list[str]) -> str:
     return told
 
 
+async def audited(books: Books, row: AuditRow) -> None:
+    assert books.audit is not None
+    await books.audit.record_lasting(row)
+
+
 async def main(place: Path) -> dict[str, object]:
     settings = load({"data_dir": str(place), "backend": "local"}, {}, place)
     begun: list[str] = []
@@ -81,7 +87,7 @@ async def main(place: Path) -> dict[str, object]:
             set(await asyncio.gather(*(begin(books, begun) for _ in range(20))))
         )
         found["audit"] = await attempt(
-            books.journal.audit(AuditRow(0, 1.0, "t", None, "a.b", "x" * 9000, "ok"))
+            audited(books, AuditRow(0, 1.0, "t", None, "a.b", "x" * 9000, "ok"))
         )
         row, hashed = key()
         found["key"] = await attempt(books.keys.add(row, hashed))
@@ -91,7 +97,9 @@ async def main(place: Path) -> dict[str, object]:
         found["flush"] = await attempt(books.journal.flush())
         found["read"] = len(await books.journal.sessions(None)) == len(begun)
         engine = await open_engine(settings, journal=books.journal)
-        async with serving(engine, journal=books.journal, keys=books.keys) as daemon:
+        async with serving(
+            engine, journal=books.journal, audit=books.audit, keys=books.keys
+        ) as daemon:
             found["over http"] = await asked(daemon)
             (place / "ballast").unlink()
             found["over http, after"] = await asked(daemon)
@@ -101,7 +109,7 @@ async def main(place: Path) -> dict[str, object]:
         await engine.aclose()
         found["after"] = [
             await begin(books, begun),
-            await attempt(books.journal.audit(AuditRow(0, 1.0, "t", None, "a.b", "x", "ok"))),
+            await attempt(audited(books, AuditRow(0, 1.0, "t", None, "a.b", "x", "ok"))),
             await attempt(books.keys.add(row, hashed)),
             await attempt(books.files.put("t", "k", pieces(b"y" * 100_000))),
             await attempt(books.journal.flush()),

@@ -16,8 +16,9 @@ from sandkasten.errors import Busy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sandkasten.model.audit_records import AuditHead
     from sandkasten.model.ids import SandboxId
-    from sandkasten.model.journal_rows import AuditRow, ExecRow, SessionEnd, SessionRow
+    from sandkasten.model.journal_rows import ExecRow, SessionEnd, SessionRow
     from sandkasten.model.sandbox.ledger_record import Record
 
 
@@ -86,9 +87,8 @@ class MemoryJournal:
         self._retention_s = retention_s
         self._sessions: dict[str, SessionRow] = {}
         self._execs: dict[str, dict[str, ExecRow]] = {}
-        self._audit: list[AuditRow] = []
+        self._audit_head: AuditHead | None = None
         self._traffic: dict[tuple[str, int], tuple[str, int]] = {}
-        self._last_seq = 0
 
     async def begin_session(self, row: SessionRow) -> None:
         known = self._sessions.get(row.id)
@@ -172,29 +172,11 @@ class MemoryJournal:
         rows = self._traffic.items()
         return sum(one for (_, other), (who, one) in rows if (who, other) == (tenant, day))
 
-    async def audit(self, row: AuditRow) -> None:
-        self._last_seq += 1
-        self._audit.append(replace(row, seq=self._last_seq))
+    async def keep_audit_head(self, head: AuditHead) -> None:
+        self._audit_head = head
 
-    async def audited(
-        self,
-        tenant: str | None,
-        *,
-        since_seq: int = 0,
-        action: str | None = None,
-        target: str | None = None,
-        limit: int = 1000,
-        newest: bool = False,
-    ) -> Sequence[AuditRow]:
-        found = [
-            row
-            for row in self._audit
-            if row.seq > since_seq
-            and tenant in (None, row.tenant)
-            and action in (None, row.action)
-            and target in (None, row.target)
-        ]
-        return found[-limit:] if newest else found[:limit]
+    async def audit_head(self) -> AuditHead | None:
+        return self._audit_head
 
     async def flush(self) -> None:
         return None
@@ -210,9 +192,6 @@ class MemoryJournal:
         for the_id in gone:
             del self._sessions[the_id]
             count += len(self._execs.pop(the_id, {}))
-        kept = [row for row in self._audit if row.at >= before]
-        count += len(self._audit) - len(kept)
-        self._audit = kept
         return count
 
     async def aclose(self) -> None:

@@ -15,6 +15,7 @@ import pytest
 from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.engine.clock import SystemClock
+from sandkasten.model.audit_records import AuditFilter
 from tests.patience import PATIENCE_S
 from tests.platform_choice import LONG
 from tests.store.writer import content
@@ -68,12 +69,15 @@ async def test_a_writer_killed_at_any_point_loses_nothing_acknowledged(tmp_path)
         # Opening checks the whole file, because it was not closed in order.
         async with open_books(settings, SystemClock()) as books:
             sessions = {one.id: one for one in await books.journal.sessions(None, limit=10**6)}
-            audited = await books.journal.audited(None, limit=10**6)
+            assert books.audit is not None
+            audited = await books.audit.read(AuditFilter(limit=10**6))
             keys = {one.id for one in await books.keys.list()}
             files = {one.key: one for one in await books.files.list("default", limit=10**6)}
             assert said.get("session", set()) <= set(sessions)
             assert all(sessions[one].status == "destroyed" for one in said.get("ended", ()))
             assert said.get("audit", set()) <= {one.target for one in audited}
+            head = await books.journal.audit_head()
+            assert (await books.audit.verify([head] if head else [])).flaw is None
             assert said.get("key", set()) <= keys
             assert said.get("file", set()) <= set(files)
             for key in files:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.model.journal_rows import AuditRow, ExecRow, SessionRow
+from sandkasten.model.audit_records import AuditHead
+from sandkasten.model.journal_rows import ExecRow, SessionRow
 from sandkasten.store.sqlite.database import Database
 from sandkasten.store.sqlite.sqlite_journal import SqliteJournal
 from tests.store.memory_store import MemoryJournal
@@ -187,32 +188,11 @@ async def test_commands_are_paged_newest_first(journal):
     assert await journal.execs(session(1).id, before="exec_ffffffffffffffff") == []
 
 
-async def test_audit_rows_are_numbered_and_read_from_a_position(journal):
-    for number, action in enumerate(("session.create", "session.destroy", "key.create")):
-        await journal.audit(
-            AuditRow(
-                seq=0,
-                at=1000.0 + number,
-                tenant="a" if number else "b",
-                key_id=None if number else "key_1",
-                action=action,
-                target=f"t{number}",
-                outcome="ok",
-                request_id="req_1",
-                detail={"why": "ü"},
-            )
-        )
-    rows = await journal.audited(None)
-    assert [row.action for row in rows] == ["session.create", "session.destroy", "key.create"]
-    assert rows[0].seq < rows[1].seq < rows[2].seq
-    assert (rows[0].key_id, rows[0].detail, rows[0].request_id) == ("key_1", {"why": "ü"}, "req_1")
-    assert [row.seq for row in await journal.audited(None, since_seq=rows[0].seq, limit=1)] == [
-        rows[1].seq
-    ]
-    assert [row.target for row in await journal.audited(None, limit=2, newest=True)] == ["t1", "t2"]
-    assert [row.target for row in await journal.audited("a")] == ["t1", "t2"]
-    assert [row.target for row in await journal.audited("a", action="key.create")] == ["t2"]
-    assert [row.target for row in await journal.audited(None, target="t0")] == ["t0"]
+async def test_the_newest_hash_of_the_audit_log_is_kept(journal):
+    assert await journal.audit_head() is None
+    await journal.keep_audit_head(AuditHead(1, "a" * 64))
+    await journal.keep_audit_head(AuditHead(2, "b" * 64))
+    assert await journal.audit_head() == AuditHead(2, "b" * 64)
 
 
 async def test_rows_past_their_retention_are_removed_and_open_ones_kept(journal):

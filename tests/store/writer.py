@@ -15,8 +15,9 @@ from sandkasten.daemon.settings.resolver import load
 from sandkasten.engine.clock import SystemClock
 from sandkasten.model.access.api_keys import DEFAULT_SCOPES, make_key
 from sandkasten.model.access.tenancy import TenantQuota
+from sandkasten.model.audit_records import AuditRow
 from sandkasten.model.ids import new_sandbox_id
-from sandkasten.model.journal_rows import AuditRow, KeyRow, SessionRow
+from sandkasten.model.journal_rows import KeyRow, SessionRow
 
 
 def content(key: str) -> bytes:
@@ -43,7 +44,8 @@ async def write(books: Books, number: int) -> None:
             await books.journal.end_session(the_id, "destroyed", 2.0)
             said("ended", the_id)
         elif number % 4 == 1:
-            await books.journal.audit(AuditRow(0, 1.0, "default", None, "a.b", the_id, "ok"))
+            assert books.audit is not None
+            await books.audit.record_lasting(AuditRow(0, 1.0, "default", None, "a.b", the_id, "ok"))
             said("audit", the_id)
         elif number % 4 == 2:
             key = make_key()

@@ -49,6 +49,7 @@ from sandkasten.errors import (
     Unauthorized,
 )
 from sandkasten.ports import UNTRACED
+from sandkasten.ports.spans import caller_key
 from sandkasten.ports.spans import request_id as request_id_of_log
 
 if TYPE_CHECKING:
@@ -208,6 +209,8 @@ class App:
         if route is None or not self._is_open(route):
             # Who may not come in learns nothing of what is there.
             principal = self.server.doorkeeper.admit(headers, local=local)
+            caller_key.set(principal.key_id)
+            self._auditor.used(principal, scope, request_id)
             self._rates.take(principal)
         else:
             principal = self.server.doorkeeper.stranger

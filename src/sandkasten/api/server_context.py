@@ -21,7 +21,16 @@ if TYPE_CHECKING:
     from sandkasten.api.request.authentication import Doorkeeper
     from sandkasten.engine.engine import Engine
     from sandkasten.model.sandbox.network_policy import NetworkCounts
-    from sandkasten.ports import Clock, EventSink, FileStore, Journal, Keys, TenantAgents, Tracing
+    from sandkasten.ports import (
+        AuditLog,
+        Clock,
+        EventSink,
+        FileStore,
+        Journal,
+        Keys,
+        TenantAgents,
+        Tracing,
+    )
 
 
 class Exposition(Protocol):
@@ -41,6 +50,7 @@ class Server:
     clock: Clock
     rules: HttpLimits = field(default_factory=HttpLimits)
     journal: Journal | None = None
+    audit: AuditLog | None = None
     keys: Keys | None = None
     files: FileStore | None = None
     previews: Previews | None = None

@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sandkasten.daemon")
 UPKEEP_EVERY_S: Final = 300.0
+# What a power failure may lose of the records that no caller waited for.
+AUDIT_SYNC_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
             journal=books.journal,
             stored_files=books.files,
             tracing=tracing,
+            audit=books.audit,
         )
         stack.push_async_callback(engine.aclose)
         tokens = await _open_tokens(settings, stack)
@@ -125,6 +128,7 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
                 metrics_open=rules.metrics_open,
             ),
             journal=books.journal,
+            audit=books.audit,
             keys=books.keys,
             files=books.files,
             previews=previews,
@@ -140,6 +144,7 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
         await public_ports.retain(living, clock.now())
         await stack.enter_async_context(agents)
         await stack.enter_async_context(books.pruned_regularly(clock, UPKEEP_EVERY_S))
+        await stack.enter_async_context(books.audit_synced_regularly(AUDIT_SYNC_S))
         await stack.enter_async_context(_metrics_sent(settings, metrics, engine))
         routes = await _open_compat(settings, data_dir, engine, previews, stack)
         app = App(server, (*ALL, *routes))

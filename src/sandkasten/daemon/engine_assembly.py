@@ -21,13 +21,14 @@ from sandkasten.images.layers.image_store import LayerStore
 from sandkasten.images.packages.provisioner import Provisioner
 from sandkasten.images.signatures.image_trust import ImageTrust
 from sandkasten.linux.storage.host_mount_check import HostMountCheck
+from sandkasten.store.audit_directory import AuditDirectory
 from sandkasten.store.secret_directory import SecretDirectory
 from sandkasten.telemetry.log_events import LogEvents
 from sandkasten.telemetry.otlp_setup import OtlpSetup
 
 if TYPE_CHECKING:
     from sandkasten.daemon.settings.resolver import Settings
-    from sandkasten.ports import EventSink, FileStore, Journal, Tracing
+    from sandkasten.ports import AuditLog, EventSink, FileStore, Journal, Tracing
 
 
 async def open_engine(
@@ -37,8 +38,12 @@ async def open_engine(
     journal: Journal | None = None,
     stored_files: FileStore | None = None,
     tracing: Tracing | None = None,
+    audit: AuditLog | None = None,
 ) -> Engine:
-    """Open an engine, which sweeps once in the background. Requires Linux."""
+    """Open an engine, which sweeps once in the background. Requires Linux.
+
+    `audit`: the log of a daemon; without it, the engine opens that of the data directory.
+    """
     if sys.platform != "linux":
         raise BackendUnavailable(
             "the embedded engine requires Linux",
@@ -85,9 +90,20 @@ async def open_engine(
         host_disk=settings.data_dir,
         secrets=SecretDirectory(settings.data_dir.absolute() / "secrets", settings.secrets_key),
         tracing=tracing,
+        audit=audit if audit is not None else open_audit(settings),
     )
     engine.sweep_soon()
     return engine
+
+
+def open_audit(settings: Settings) -> AuditDirectory | None:
+    """Return the audit log of the data directory, opened when it is written; None if it is off."""
+    if not settings.audit:
+        return None
+    keep = settings.retention
+    return AuditDirectory(
+        settings.data_dir.absolute() / "audit", max_bytes=keep.audit_bytes, keep_s=keep.audit_s
+    )
 
 
 def otlp_setup(settings: Settings) -> OtlpSetup:

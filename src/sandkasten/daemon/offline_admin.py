@@ -17,8 +17,8 @@ from sandkasten.engine.storage.stage_publish import StagePublish
 from sandkasten.errors import UnsupportedByBackend
 from sandkasten.model.access.api_keys import MadeKey, make_key, new_row, no_such_key
 from sandkasten.model.access.tenancy import DEFAULT_TENANT
+from sandkasten.model.audit_records import AuditRow
 from sandkasten.model.files.file_store_rules import UNKNOWN_TYPE
-from sandkasten.model.journal_rows import AuditRow
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from sandkasten.engine.storage.stage_publish import FileVerbs
     from sandkasten.model.access.api_keys import KeyRequest
     from sandkasten.model.access.tenancy import QuotaUsage
+    from sandkasten.model.audit_records import AuditFilter, AuditHead, AuditReport
     from sandkasten.model.journal_rows import KeyRow, StagedFile, StoredFile
     from sandkasten.ports import Clock
+    from sandkasten.store.audit_directory import AuditDirectory
 
 KeyRows: TypeAlias = "Sequence[KeyRow]"
 Files: TypeAlias = "Sequence[StoredFile]"
@@ -52,23 +54,24 @@ class OfflineBooks:
         self.keys = _Keys(books, clock)
         self.files = _Files(books, clock)
 
-    async def audited(
-        self,
-        *,
-        tenant: str | None = None,
-        since_seq: int | None = None,
-        action: str | None = None,
-        target: str | None = None,
-        limit: int = 100,
-    ) -> Sequence[AuditRow]:
-        return await self._books.journal.audited(
-            tenant,
-            since_seq=since_seq or 0,
-            action=action,
-            target=target,
-            limit=limit,
-            newest=since_seq is None,
-        )
+    async def audited(self, wanted: AuditFilter) -> Sequence[AuditRow]:
+        return await self._audit.read(wanted)
+
+    async def audit_verified(self, head: AuditHead | None = None) -> AuditReport:
+        kept = await self._books.journal.audit_head()
+        return await self._audit.verify([one for one in (head, kept) if one is not None])
+
+    @asynccontextmanager
+    async def audit_lines(self) -> AsyncIterator[AsyncIterator[bytes]]:
+        yield self._audit.lines()
+
+    @property
+    def _audit(self) -> AuditDirectory:
+        if self._books.audit is None:
+            raise UnsupportedByBackend(
+                "this data directory has no audit log", hint="set audit.enabled"
+            )
+        return self._books.audit
 
 
 class _Keys:
@@ -180,4 +183,6 @@ class _Files:
 
 
 async def _audit(books: Books, clock: Clock, action: str, target: str) -> None:
-    await books.journal.audit(AuditRow(0, clock.now(), DEFAULT_TENANT, None, action, target, "ok"))
+    if books.audit is not None:
+        row = AuditRow(0, clock.now(), DEFAULT_TENANT, None, action, target, "ok")
+        await books.audit.record_lasting(row)

@@ -1,4 +1,5 @@
-"""The persistent stores of a data directory: one database with journal, keys and stored files.
+"""The persistent stores of a data directory: one database with journal, keys and stored files,
+and the audit log.
 
 They are opened and closed together. The caller holds the lock of the data directory.
 """
@@ -10,6 +11,7 @@ import logging
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
+from sandkasten.daemon.engine_assembly import open_audit
 from sandkasten.errors import SandkastenError
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.store.file_store import DiskFileStore
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from sandkasten.daemon.settings.resolver import Settings
     from sandkasten.ports import Clock
+    from sandkasten.store.audit_directory import AuditDirectory
 
 
 log = logging.getLogger("sandkasten.store")
@@ -33,10 +36,46 @@ class Books:
     journal: SqliteJournal
     keys: SqliteKeys
     files: DiskFileStore
+    audit: AuditDirectory | None = None
 
     async def prune(self, now: float) -> int:
         """Delete rows past their retention; return how many."""
+        if self.audit is not None:
+            await self.audit.prune(now)
         return await self.journal.prune(now) + await self.files.prune(now)
+
+    async def sync_audit(self) -> None:
+        """Sync the audit log, and keep its newest hash in the journal."""
+        if self.audit is None:
+            return
+        head = await self.audit.sync()
+        known = await self.journal.audit_head()
+        if head.seq > (0 if known is None else known.seq):
+            await self.journal.keep_audit_head(head)
+
+    @asynccontextmanager
+    async def audit_synced_regularly(self, every_s: float) -> AsyncIterator[None]:
+        """Sync the audit log every `every_s` seconds while the block lasts."""
+
+        async def sync() -> None:
+            while True:
+                await asyncio.sleep(every_s)
+                await self.sync_audit_quietly()
+
+        task = asyncio.create_task(sync())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def sync_audit_quietly(self) -> None:
+        """Sync it; a failure is logged."""
+        try:
+            await self.sync_audit()
+        except (SandkastenError, OSError) as exc:
+            log.warning("audit.unsynced", extra={"sandkasten": {"why": repr(exc)}})
 
     @asynccontextmanager
     async def pruned_regularly(self, clock: Clock, every_s: float) -> AsyncIterator[None]:
@@ -70,10 +109,27 @@ async def open_books(
         journal = SqliteJournal(database, settings.retention)
         keys = await SqliteKeys.open(database)
         files = await DiskFileStore.open(data_dir / "files", database, clock, settings.file_rules)
+        audit = open_audit(settings)
+        books = Books(journal, keys, files, audit)
         try:
-            yield Books(journal, keys, files)
+            if audit is not None:
+                await _take_old_rows(journal, audit)
+            yield books
         finally:
+            if audit is not None:
+                await books.sync_audit_quietly()
+                await audit.aclose()
             await keys.aclose()
             await journal.aclose()
     finally:
         await database.aclose()
+
+
+async def _take_old_rows(journal: SqliteJournal, audit: AuditDirectory) -> None:
+    """Move the rows that earlier versions kept in the database to the log."""
+    rows = await journal.old_audit_rows()
+    if rows:
+        for row in rows[:-1]:
+            audit.record(row)
+        await audit.record_lasting(rows[-1])
+        await journal.drop_old_audit_rows()

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.readiness import Readiness
     from sandkasten.model.sandbox.usage import Usage
     from sandkasten.ports import (
+        AuditLog,
         Backend,
         Clock,
         EventSink,
@@ -124,12 +125,13 @@ class Engine:
         host_disk: Path | None = None,
         secrets: Secrets | None = None,
         tracing: Tracing = UNTRACED,
+        audit: AuditLog | None = None,
     ) -> None:
-        self._backends = backends
-        self.backend_name = default_backend
-        self.policy, self.tracing, self._clock = policy, tracing, clock
+        self._backends, self.backend_name = backends, default_backend
+        self.policy, self.tracing, self._clock, self.journal = policy, tracing, clock, journal
         self._in_flight = Drain()
-        self._session_journal = SessionJournal(journal, clock, events)
+        self._session_journal = SessionJournal(journal, clock, events, audit)
+        self.trail = self._session_journal.trail
         disconnects: asyncio.Queue[SandboxId] = asyncio.Queue(_MAX_DISCONNECTS)
         self._handles = Handles(backends, store, clock, events, self._session_journal, disconnects)
         loans = Loans(store)
@@ -216,8 +218,7 @@ class Engine:
         )
         self._history = ExecHistory(self._handles, journal, clock, events)
         self._execution = Execution(self._handles, self._history, events, policy.ceiling, tracing)
-        self.exec_signal = self._execution.signal
-        self.exec_stdin = self._execution.stdin
+        self.exec_signal, self.exec_stdin = self._execution.signal, self._execution.stdin
         self.shell_close = self._execution.close_shell
         self.code = CodeContexts(self._handles, self._execution, self._in_flight)
         self._watch = EndWatch(
@@ -261,7 +262,7 @@ class Engine:
         self, request: CreateRequest, quota: TenantQuota | None = None, *, any_image: bool = False
     ) -> Info:
         """Create a sandbox within `quota`. `any_image`: an existing session keeps its own image."""
-        with self._in_flight.within():
+        with self._in_flight.within(), self.trail.deciding("session.create", request.tenant):
             return await self._sandboxes.create(
                 request, quota, sites=self._sites, any_image=any_image
             )
@@ -434,14 +435,10 @@ class Engine:
     async def run(
         self, request: RunRequest, quota: TenantQuota | None = None, show: ChunkReader | None = None
     ) -> RunResult:
-        with self._in_flight.within():
+        with self._in_flight.within(), self.trail.deciding("run", request.tenant):
             return await self._oneshot.run(request, quota, show)
 
     # ---- upkeep
-
-    @property
-    def journal(self) -> Journal | None:
-        return self._session_journal.journal
 
     async def recover(self) -> Recovered:
         """Recover what an earlier process left, and start the watch. Called once, first."""
@@ -488,6 +485,7 @@ class Engine:
                 with suppress(TimeoutError, SandkastenError):
                     async with asyncio.timeout(CLOSE_S):
                         await backend.aclose()
+        await self.trail.aclose()
 
     async def _sweep_after(self, after_s: float) -> None:
         rest_s = self.policy.reclaim_after_s

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from sandkasten.disk.process_identity import boot_id
 from sandkasten.engine.backend_health import LOOK_TIMEOUT_S, BackendHealth
+from sandkasten.engine.network_audit import NetworkAudit
 from sandkasten.engine.network_totals import NetworkTotals
 from sandkasten.engine.session_journal import SessionJournal, expired
 from sandkasten.errors import (
@@ -139,6 +140,8 @@ class Handles:
         self._judged: dict[str, EndReason] = {}
         self.health = BackendHealth(clock, events)
         self.network_totals = NetworkTotals(clock.boottime())
+        self.trail = self._session_journal.trail
+        self.network_audit = NetworkAudit(self, self.trail)
         self._disconnects = disconnects
 
     def peek(self, the_id: str) -> Handle | None:

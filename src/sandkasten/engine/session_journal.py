@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sandkasten.engine.audit_trail import AuditTrail
 from sandkasten.errors import SandkastenError, SessionExpired
 from sandkasten.model.access.tenancy import unscoped
 from sandkasten.model.journal_rows import SessionRow
@@ -20,12 +21,19 @@ if TYPE_CHECKING:
 
     from sandkasten.model.journal_rows import SessionEnd
     from sandkasten.model.sandbox.ledger_record import Record
-    from sandkasten.ports import Clock, EventSink, Journal
+    from sandkasten.ports import AuditLog, Clock, EventSink, Journal
 
 
 class SessionJournal:
-    def __init__(self, journal: Journal | None, clock: Clock, events: EventSink | None) -> None:
+    def __init__(
+        self,
+        journal: Journal | None,
+        clock: Clock,
+        events: EventSink | None,
+        audit: AuditLog | None = None,
+    ) -> None:
         self.journal = journal
+        self.trail = AuditTrail(audit, clock)
         self.making: set[str] = set()
         """Sandboxes being created here, perhaps without a row in the ledger yet."""
         self._clock = clock
@@ -34,6 +42,8 @@ class SessionJournal:
 
     async def begin(self, record: Record, key_id: str | None) -> None:
         """Record a new session, before its row in the ledger."""
+        if not record.hidden:
+            self.trail.allowed(record, key_id)
         if self.journal is None or record.hidden:
             return
         self.making.add(record.id)
@@ -47,6 +57,10 @@ class SessionJournal:
         if self.journal is not None and not record.hidden:
             await self.journal.session_runs(record.id)
             self.making.discard(record.id)
+
+    def removed(self, record: Record, status: SessionEnd, reason: str = "") -> None:
+        """Record in the audit log that a sandbox was removed."""
+        self.trail.session_ended(record, status, reason)
 
     async def changed(self, record: Record) -> None:
         """Record changed labels."""

@@ -37,6 +37,10 @@ def host_label(the_id: str) -> str:
     return the_id.replace("_", "-")
 
 
+def is_sandbox_id(text: str) -> bool:
+    return _SANDBOX.fullmatch(text) is not None
+
+
 def sandbox_id(text: str) -> SandboxId:
     """Return the id; SessionNotFound if it is invalid, as for an unknown one.
 

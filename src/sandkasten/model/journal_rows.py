@@ -1,4 +1,4 @@
-"""Rows of the journal: owners of sessions, commands that ran, changes that were made.
+"""Rows of the journal: owners of sessions, commands that ran, keys and stored files.
 
 The ledger lists what exists; these rows list who owned it and what became of it, and outlive it
 until their retention ends. Values only.
@@ -30,6 +30,8 @@ class Retention:
     sessions_s: float = 7 * _DAY_S
     execs_s: float = 7 * _DAY_S
     audit_s: float = 90 * _DAY_S
+    audit_bytes: int = 1 << 30
+    """The audit log may take this much; its oldest records are removed first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +88,6 @@ class KeyRow:
     expires_at: Timestamp | None = None
     revoked_at: Timestamp | None = None
     last_used_at: Timestamp | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class AuditRow:
-    """One change that was made through the daemon."""
-
-    seq: int
-    at: Timestamp
-    tenant: str
-    key_id: str | None
-    action: str
-    """`session.create`, `key.revoke`, …"""
-    target: str
-    outcome: str
-    """ok, or the code of the error."""
-    request_id: str = ""
-    detail: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)

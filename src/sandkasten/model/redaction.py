@@ -33,8 +33,20 @@ _SECRETS: Final = re.compile(
 )
 
 
+# Each alternative of the pattern contains one of these, whatever the case. Looking for them takes a
+# hundredth of the time.
+_SIGNS: Final = (
+    *("private key", "eyj", "sk-", "sk_", "pk-", "pk_", "rk-", "rk_", "ghp_", "gho_", "ghu_"),
+    *("ghs_", "ghr_", "github_pat_", "glpat-", "xox", "akia", "asia", "aiza", "npm_", "pypi-"),
+    *("hf_", "bearer", "basic", "://", "passw", "secret", "token", "key", "credential", "auth"),
+)
+
+
 def redacted(text: str) -> str:
     """Return the text without what looks like a secret."""
+    folded = text.lower() if text.isascii() else text.casefold()
+    if not any(sign in folded for sign in _SIGNS):
+        return text
     return _SECRETS.sub(_replaced, text)
 
 

@@ -40,6 +40,8 @@ from sandkasten.ports.isolation import (
 )
 from sandkasten.ports.package_ports import Provisioner, Site, Sites
 from sandkasten.ports.persistence import (
+    AuditLog,
+    AuditNote,
     FileStore,
     Journal,
     Keys,
@@ -56,6 +58,8 @@ if TYPE_CHECKING:
 __all__ = [
     "UNTRACED",
     "Agents",
+    "AuditLog",
+    "AuditNote",
     "Backend",
     "ByteStream",
     "Candid",

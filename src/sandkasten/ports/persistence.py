@@ -1,4 +1,4 @@
-"""Persistent state: the ledger, workspaces, the journal, keys and stored files."""
+"""Persistent state: the ledger, workspaces, the journal, the audit log, keys and stored files."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from sandkasten.model.access.stored_secrets import OpenSecret, Secret, SecretRequest
+    from sandkasten.model.audit_records import AuditFilter, AuditHead, AuditReport, AuditRow
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.journal_rows import (
-        AuditRow,
         ExecRow,
         KeyRow,
         SessionEnd,
@@ -117,7 +117,7 @@ class Workspaces(Protocol):
 
 
 class Journal(Protocol):
-    """The daemon's records of sessions and commands, and the audit log.
+    """The daemon's records of sessions and commands.
 
     A call that returns survives the death of the process. Only `note_exec` is written later: while
     its session lives the runner knows better, and no caller waits for it. A full disk raises
@@ -176,25 +176,11 @@ class Journal(Protocol):
         """Return the bytes that the sessions of a tenant exchanged on a day."""
         ...
 
-    async def audit(self, row: AuditRow) -> None:
-        """Add an audit entry. The journal assigns `seq`."""
+    async def keep_audit_head(self, head: AuditHead) -> None:
+        """Remember the newest record of the audit log, so that a missing end is noticed."""
         ...
 
-    async def audited(
-        self,
-        tenant: str | None,
-        *,
-        since_seq: int = 0,
-        action: str | None = None,
-        target: str | None = None,
-        limit: int = 1000,
-        newest: bool = False,
-    ) -> Sequence[AuditRow]:
-        """Return entries after `since_seq`, oldest first: the first `limit`, or the last with
-        `newest`.
-        """
-        ...
-
+    async def audit_head(self) -> AuditHead | None: ...
     async def flush(self) -> None:
         """Write everything recorded so far."""
         ...
@@ -204,6 +190,53 @@ class Journal(Protocol):
         ...
 
     async def aclose(self) -> None: ...
+
+
+class AuditNote(Protocol):
+    """A record that is still being made. Its owner may add to it until it is taken."""
+
+    taken: bool
+
+    def row(self) -> AuditRow:
+        """Return the record. Called in another thread, after it was taken."""
+        ...
+
+
+class AuditLog(Protocol):
+    """What was done, as records that cannot be changed without notice.
+
+    Several processes may write one log.
+    """
+
+    def record(self, row: AuditRow) -> None:
+        """Append a record. It survives the death of the process when this returns, unless another
+        process holds the log or the disk is full: then it is written later. Never raises.
+        """
+        ...
+
+    def record_soon(self, note: AuditNote) -> None:
+        """Append a record within a moment, for what happens often. Never raises."""
+        ...
+
+    async def record_lasting(self, row: AuditRow) -> None:
+        """Append a record that also survives a power failure. A full disk raises QuotaExceeded."""
+        ...
+
+    async def read(self, wanted: AuditFilter) -> Sequence[AuditRow]:
+        """Return matching records, oldest first."""
+        ...
+
+    def lines(self) -> AsyncIterator[bytes]:
+        """Yield the whole log, in pieces: one record per line, oldest first."""
+        ...
+
+    async def verify(self, heads: Sequence[AuditHead] = ()) -> AuditReport:
+        """Check every record. `heads` were kept elsewhere, and must be among them."""
+        ...
+
+    async def aclose(self) -> None:
+        """Write what waits and release the files. A later record opens them again."""
+        ...
 
 
 class Keys(Protocol):

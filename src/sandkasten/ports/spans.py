@@ -114,7 +114,9 @@ _NO_BLOCK: AbstractContextManager[Span] = nullcontext(_NO_SPAN)
 current_link: ContextVar[Link | None] = ContextVar("current_link", default=None)
 """The span of this process that is the parent of new ones, or that of the client."""
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
-"""The HTTP request that log lines belong to."""
+"""The HTTP request that log lines and audit records belong to."""
+caller_key: ContextVar[str | None] = ContextVar("caller_key", default=None)
+"""The id of the key with which that request was made."""
 
 
 class Untraced:

@@ -35,6 +35,7 @@ from sandkasten.errors import (
     SandkastenError,
     ShellNotFound,
     UnsupportedByBackend,
+    WorkspaceDamaged,
 )
 
 if TYPE_CHECKING:
@@ -107,3 +108,11 @@ def printable(text: str) -> str:
     """
     short = text[:MAX_MESSAGE_CHARS]
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in short)
+
+
+def became_read_only(exc: SandkastenError) -> WorkspaceDamaged:
+    """Everything that file verbs may write was mounted writable, so its file system gave up."""
+    return WorkspaceDamaged(
+        f"{exc.message}: a write to the host's disk failed, and the workspace became read-only",
+        hint="destroy the sandbox; a named workspace is checked when the next one opens it",
+    )

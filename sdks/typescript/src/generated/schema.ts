@@ -58,6 +58,31 @@ export interface AuditEntry {
   outcome: string;
   requestId: string;
   detail: Record<string, string>;
+  kind: string;
+  sessionId: string | null;
+  /** Resource use of a command that ended. */
+  usage: Record<string, number>;
+  /** The hash of the record before. */
+  prev: string;
+  hash: string;
+}
+
+export interface AuditFlawInfo {
+  seq: number;
+  flaw: "changed" | "missing" | "reordered" | "incomplete" | "truncated";
+  message: string;
+  place: string;
+}
+
+export interface AuditVerification {
+  ok: boolean;
+  records: number;
+  firstSeq: number;
+  lastSeq: number;
+  /** The hash of the last record that is right. */
+  head: string;
+  /** The first record that is not as it was. */
+  flaw: AuditFlawInfo | null;
 }
 
 export interface Chunk {
@@ -1455,6 +1480,8 @@ export interface Types {
   ApiKey: ApiKey;
   Artifact: Artifact;
   AuditEntry: AuditEntry;
+  AuditFlawInfo: AuditFlawInfo;
+  AuditVerification: AuditVerification;
   Chunk: Chunk;
   CodeBody: CodeBody;
   CodeContext: CodeContext;
@@ -1579,6 +1606,7 @@ export const HELD: Readonly<Record<string, Readonly<Record<string, string>>>> = 
   AgentList: { agents: "Definition" },
   AllImages: { images: "ImageInfo" },
   AllWorkspaces: { workspaces: "Workspace" },
+  AuditVerification: { flaw: "AuditFlawInfo" },
   CodeResult: { error: "CodeError", results: "CodeDisplay" },
   CreateBody: { limits: "CreateBodyLimits", network: "CreateBodyNetwork" },
   CreateBodyNetwork: { limits: "CreateBodyNetworkLimits" },

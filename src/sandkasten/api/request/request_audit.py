@@ -1,9 +1,9 @@
-"""The audit: writes a row for every change that was made through the daemon.
+"""The audit of requests: a record for every change through the daemon, and for the use of keys.
 
-A successful change is in the audit before its response is sent. Failures are written too, but
-limited: a flood becomes a few rows with a count. Work inside a session (commands, files, terminals,
-ports) is not audited; the history of commands has it. If a row cannot be written because the disk
-is full, the log has it, and the change stays. Neither keys nor bodies are ever stored.
+A successful change is in the audit log before its response is sent. Failures are recorded too, but
+limited: a flood becomes a few records with a count. Work inside a session (commands, files,
+networks) is recorded by the engine. If a record cannot be written because the disk is full, the log
+of the daemon has it, and the change stays. Neither keys nor bodies are ever stored.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.errors import SandkastenError, Unauthorized
+from sandkasten.errors import PolicyDenied, SandkastenError, Unauthorized
 from sandkasten.model.access.tenancy import Principal
-from sandkasten.model.journal_rows import AuditRow
+from sandkasten.model.audit_records import AuditRow
+from sandkasten.model.ids import is_sandbox_id
+from sandkasten.model.redaction import excerpt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
@@ -36,6 +38,7 @@ _INSIDE: Final = frozenset({"pause", "resume", "files/stage", "files/publish", "
 # One-shots and tools work in sandboxes, as commands do. A ticket opens a terminal or a port.
 _UNCHANGING: Final = frozenset({"run", "tools", "tickets"})
 _RUNS: Final = frozenset({"runs", "workflow-runs"})
+_READS: Final = frozenset({"GET", "HEAD"})
 _VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "update", "DELETE": "delete"}
 _OWN_VERBS: Final = {("session", "delete"): "destroy", ("key", "delete"): "revoke"}
 # Where the answer to a create names what was made. Never `key`: that may be a secret.
@@ -46,6 +49,9 @@ _MAX_ANSWER: Final = 1 << 16
 _MOST_REFUSED: Final = 20
 _WINDOW_S: Final = 60.0
 _MOST_KINDS: Final = 1000
+# A key is recorded when it is first used from an address, and then once in this time.
+_KEY_USE_S: Final = 3600.0
+_MOST_KEYS: Final = 10_000
 
 
 # Asked of every request; the routes are few.
@@ -71,34 +77,65 @@ class Auditor:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._seen: dict[tuple[str, str, str], _Window] = {}
+        self._used: dict[tuple[str, str], _Window] = {}
+
+    def used(self, principal: Principal, scope: MutableMapping[str, Any], request_id: str) -> None:
+        """Record the use of a key: the first from an address, then one record an hour with the
+        number of requests.
+        """
+        if self._server.audit is None or principal.key_id is None:
+            return
+        now = self._server.clock.boottime()
+        who = (principal.key_id, _address(scope))
+        window = self._used.get(who)
+        if window is not None and now - window.began < _KEY_USE_S:
+            window.rows += 1
+            return
+        if window is None and len(self._used) >= _MOST_KEYS:
+            self._used.clear()
+        self._used[who] = _Window(now)
+        detail = {"address": who[1]}
+        if window is not None:
+            detail["requests_before"] = str(window.rows)
+        self._server.audit.record(
+            self._row(principal, "key.use", who[0], "ok", request_id, detail, kind="key")
+        )
 
     async def changed(self, call: Call, route: Route, response: Response | None) -> None:
         action = _action(call.connection.scope, route)
-        if action is None or self._server.journal is None:
+        if action is None or self._server.audit is None:
             return
         target = _in_path(call.connection.scope) or _in_answer(response)
         # An answer that streams tells its end later; that it was taken up is what we know.
         outcome = "ok" if response is not None and hasattr(response, "body") else "accepted"
-        await self._write(call.principal, action, target, outcome, call.request_id)
+        await self._write(self._row(call.principal, action, target, outcome, call.request_id))
 
     async def refused(
         self, scope: MutableMapping[str, Any], request_id: str, error: SandkastenError
     ) -> None:
-        if self._server.journal is None:
+        if self._server.audit is None:
             return
         principal = scope.get("sandkasten.principal", _NOBODY)
+        kind, detail = "change", {}
         if isinstance(error, Unauthorized):
-            action, target = "auth.refuse", _address(scope)
+            kind, action, target = "key", "auth.refuse", _address(scope)
         else:
             route: Route | None = scope.get("sandkasten.route")
             found = None if route is None else _action(scope, route)
-            if found is None:
+            if found is not None:
+                action, target = found, _in_path(scope)
+            elif isinstance(error, PolicyDenied) and scope.get("method") in _READS:
+                # What changes something is recorded where it is decided.
+                kind, action, target = "policy", "policy.refuse", _in_path(scope)
+                detail["message"] = excerpt(error.message, _MAX_TARGET)
+            else:
                 return
-            action, target = found, _in_path(scope)
         left_out = self._admit((principal.tenant, action, error.code))
         if left_out is not None:
-            detail = {"left_out": str(left_out)} if left_out else {}
-            await self._write(principal, action, target, error.code, request_id, detail)
+            if left_out:
+                detail["left_out"] = str(left_out)
+            row = self._row(principal, action, target, error.code, request_id, detail, kind=kind)
+            await self._write(row)
 
     def _admit(self, kind: tuple[str, str, str]) -> int | None:
         """Return how many rows were left out since the last one; None to leave this one out too."""
@@ -116,7 +153,7 @@ class Auditor:
             return None
         return 0
 
-    async def _write(
+    def _row(
         self,
         principal: Principal,
         action: str,
@@ -124,9 +161,10 @@ class Auditor:
         outcome: str,
         request_id: str,
         detail: Mapping[str, str] | None = None,
-    ) -> None:
-        assert self._server.journal is not None
-        row = AuditRow(
+        *,
+        kind: str = "change",
+    ) -> AuditRow:
+        return AuditRow(
             seq=0,
             at=self._server.clock.now(),
             tenant=principal.tenant,
@@ -136,9 +174,14 @@ class Auditor:
             outcome=outcome,
             request_id=request_id,
             detail=detail or {},
+            kind=kind,
+            session_id=target if is_sandbox_id(target) else None,
         )
+
+    async def _write(self, row: AuditRow) -> None:
+        assert self._server.audit is not None
         try:
-            await self._server.journal.audit(row)
+            await self._server.audit.record_lasting(row)
         except SandkastenError as exc:
             log.error(  # noqa: TRY400  (why it failed is in its code)
                 "audit.unwritten",

@@ -19,8 +19,9 @@ from sandkasten.client.http.json_values import (
 )
 from sandkasten.model.access.api_keys import MadeKey
 from sandkasten.model.access.tenancy import QuotaUsage
+from sandkasten.model.audit_records import AuditReport, AuditRow
 from sandkasten.model.files.file_store_rules import UNKNOWN_TYPE, known_file_key, no_such_file
-from sandkasten.model.journal_rows import AuditRow, KeyRow, StagedFile, StoredFile
+from sandkasten.model.journal_rows import KeyRow, StagedFile, StoredFile
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
@@ -28,10 +29,13 @@ if TYPE_CHECKING:
     from sandkasten.client.http.connection import Connection
     from sandkasten.client.server.transport import FilesTransport
     from sandkasten.model.access.api_keys import KeyRequest
+    from sandkasten.model.audit_records import AuditFilter, AuditHead
 
 _KEYS: Final = "/v1/keys"
 _FILES: Final = "/v1/files"
 _STALL_S: Final = 60.0
+# The whole log may have to be read.
+_AUDIT_S: Final = 300.0
 
 KeyRows: TypeAlias = "Sequence[KeyRow]"
 Files: TypeAlias = "Sequence[StoredFile]"
@@ -48,26 +52,33 @@ class HttpBooks:
         order = HttpRequest("GET", "/v1/settings", repeatable=True)
         return records(record(await self._connection.ask(order)).get("settings"), "settings")
 
-    async def audited(
-        self,
-        *,
-        tenant: str | None = None,
-        since_seq: int | None = None,
-        action: str | None = None,
-        target: str | None = None,
-        limit: int = 100,
-    ) -> Sequence[AuditRow]:
+    async def audited(self, wanted: AuditFilter) -> Sequence[AuditRow]:
         query = given(
-            tenant=tenant,
-            since_seq=None if since_seq is None else str(since_seq),
-            action=action,
-            target=target,
-            limit=str(limit),
+            tenant=wanted.tenant,
+            since_seq=None if wanted.newest else str(wanted.since_seq),
+            since_unix=None if wanted.since is None else str(wanted.since),
+            kind=wanted.kind,
+            action=wanted.action,
+            target=wanted.target,
+            session_id=wanted.session_id,
+            key_id=wanted.key_id,
+            limit=str(wanted.limit),
         )
-        told = await self._connection.ask(
-            HttpRequest("GET", "/v1/audit", query=query, repeatable=True)
+        order = HttpRequest("GET", "/v1/audit", query=query, repeatable=True, answer_s=_AUDIT_S)
+        return values_of(AuditRow, record(await self._connection.ask(order)), "entries")
+
+    async def audit_verified(self, head: AuditHead | None = None) -> AuditReport:
+        query = {} if head is None else {"seq": str(head.seq), "hash": head.hash}
+        order = HttpRequest(
+            "GET", "/v1/audit/verify", query=query, repeatable=True, answer_s=_AUDIT_S
         )
-        return values_of(AuditRow, record(told), "entries")
+        return value_of(AuditReport, await self._connection.ask(order), "report")
+
+    @asynccontextmanager
+    async def audit_lines(self) -> AsyncGenerator[AsyncIterator[bytes]]:
+        order = HttpRequest("GET", "/v1/audit/export", repeatable=True, answer_s=_AUDIT_S)
+        async with self._connection.stream(order) as answer:
+            yield pieces(self._connection, answer, "the audit was exported", _STALL_S)
 
 
 class HttpKeys:

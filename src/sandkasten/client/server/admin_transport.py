@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from sandkasten.client.server.transport import FilesTransport
     from sandkasten.model.access.api_keys import KeyRequest, MadeKey
     from sandkasten.model.access.tenancy import QuotaUsage
-    from sandkasten.model.journal_rows import AuditRow, KeyRow, StagedFile, StoredFile
+    from sandkasten.model.audit_records import AuditFilter, AuditHead, AuditReport, AuditRow
+    from sandkasten.model.journal_rows import KeyRow, StagedFile, StoredFile
 
 
 class KeysTransport(Protocol):
@@ -87,16 +88,16 @@ class BooksTransport(Protocol):
     def keys(self) -> KeysTransport: ...
     @property
     def files(self) -> StoredTransport: ...
-    async def audited(
-        self,
-        *,
-        tenant: str | None = None,
-        since_seq: int | None = None,
-        action: str | None = None,
-        target: str | None = None,
-        limit: int = 100,
-    ) -> Sequence[AuditRow]:
-        """Return rows, oldest first: those after `since_seq`, or the newest."""
+    async def audited(self, wanted: AuditFilter) -> Sequence[AuditRow]:
+        """Return records, oldest first."""
+        ...
+
+    async def audit_verified(self, head: AuditHead | None = None) -> AuditReport:
+        """Check the audit log, also that it contains `head`."""
+        ...
+
+    def audit_lines(self) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Open the audit log for reading, in pieces: one record per line."""
         ...
 
 

@@ -349,7 +349,19 @@ class RecordSettings:
         "retention.audit_seconds",
         seconds,
         Retention().audit_s,
-        "How long entries of the audit log are kept.",
+        "How long records of the audit log are kept.",
+    )
+    audit_bytes: int = setting(
+        "retention.audit_bytes",
+        positive_integer,
+        Retention().audit_bytes,
+        "How many bytes the audit log may take; its oldest records are removed first.",
+    )
+    audit: bool = setting(
+        "audit.enabled",
+        boolean,
+        True,
+        "Whether changes, commands, file writes, network verdicts and refusals are recorded.",
     )
     file_bytes: int = setting(
         "files.max_bytes",

@@ -121,6 +121,7 @@ class Settings:
     cdi_dirs: tuple[str, ...]
     cdi_hooks: bool
     retention: Retention
+    audit: bool
     file_rules: FileRules
     http: HttpSettings = field(repr=False)
     """Settings of the HTTP server. Holds the key: never printed."""
@@ -298,8 +299,12 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
         cdi_dirs=images.cdi_dirs,
         cdi_hooks=images.cdi_hooks,
         retention=Retention(
-            sessions_s=records.sessions_s, execs_s=records.execs_s, audit_s=records.audit_s
+            sessions_s=records.sessions_s,
+            execs_s=records.execs_s,
+            audit_s=records.audit_s,
+            audit_bytes=records.audit_bytes,
         ),
+        audit=records.audit,
         file_rules=FileRules(
             max_bytes=records.file_bytes,
             max_total_bytes=records.total_file_bytes,

@@ -59,6 +59,7 @@ class ExecHistory:
         clock: Clock,
         events: EventSink | None = None,
     ) -> None:
+        self._trail = handles.trail
         self._handles = handles
         self._journal = journal
         self._clock = clock
@@ -88,9 +89,12 @@ class ExecHistory:
         if self._journal is not None:
             self._journal.note_exec(_ended(row, result))
 
-    def _ended_alone(self, row: ExecRow, result: ExecResult) -> None:
-        """Record the end of a command that no caller waits for, and emit its event."""
+    def _ended_alone(self, row: ExecRow, result: ExecResult, *, recovered: bool = False) -> None:
+        """Record the end of a command that no caller waits for, and emit its event. `recovered`:
+        the process that started it died before it had recorded that.
+        """
         self.ended(row, result)
+        self._trail.exec_ended(row.tenant, row.session_id, result, recovered=recovered)
         emit_finished(self._events, row.session_id, result)
 
     def follow(self, row: ExecRow) -> None:
@@ -120,7 +124,8 @@ class ExecHistory:
                 self.follow(row)
                 count += 1
             elif row.status == "running" and known is not None:
-                self._ended_alone(row, result_of(known, KeptOutput(0, 0)))
+                result = result_of(known, KeptOutput(0, 0))
+                self._ended_alone(row, result, recovered=exec_id not in noted)
         return count
 
     async def aclose(self) -> None:
@@ -174,6 +179,7 @@ class ExecHistory:
             row = followed.rows.pop(first)
             if self._journal is not None:
                 self._journal.note_exec(replace(row, status="lost"))
+            self._trail.exec_failed(row.tenant, row.session_id, row.id, "lost")
             replies = []
         if len(followed.rows) > 1:
             listed = await channel.call("exec.list", timeout_s=_CALL_TIMEOUT_S)

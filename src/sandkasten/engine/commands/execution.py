@@ -51,6 +51,7 @@ from sandkasten.wire.messages import decode_exec, decode_execs
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
+    from sandkasten.engine.audit_trail import AuditTrail
     from sandkasten.engine.commands.exec_history import ExecHistory
     from sandkasten.model.commands.exec_values import ChunkReader
     from sandkasten.model.journal_rows import ExecRow
@@ -73,6 +74,7 @@ class Execution:
         tracing: Tracing = UNTRACED,
     ) -> None:
         """`ceiling`: the operator's `policy.max`, for the output that a command may keep."""
+        self._trail = handles.trail
         self._tracing = tracing
         self._handles = handles
         self._history = history
@@ -84,7 +86,7 @@ class Execution:
     ) -> ExecResult:
         with self._tracing.begin("sandbox.exec") as span:
             following = await self._follow(sandbox_id, request, span)
-            with _RecordedExec(self._history, following, request.command) as noted:
+            with _RecordedExec(self._history, self._trail, following, request.command) as noted:
                 async with aclosing(following.chunks()) as chunks:
                     async for chunk in chunks:
                         if show is not None:
@@ -97,7 +99,7 @@ class Execution:
     ) -> AsyncIterator[Chunk | ExecResult]:
         with self._tracing.begin("sandbox.exec") as span:
             following = await self._follow(sandbox_id, request, span)
-            with _RecordedExec(self._history, following, request.command) as noted:
+            with _RecordedExec(self._history, self._trail, following, request.command) as noted:
                 async with aclosing(following.chunks()) as chunks:
                     async for chunk in chunks:
                         yield chunk
@@ -122,9 +124,10 @@ class Execution:
         span.set(exec_attributes(handle.record, exec_id, background=True))
         handle.remember(exec_id, ExecStart(handle.counters, command.timeout_s))
         fields = start_fields(exec_id, command, follow=False)
-        reply = decode_exec(await channel.call("exec.start", fields, timeout_s=CALL_TIMEOUT_S))
-        check_same_command(exec_id, reply.exec_id)
         shell = command.shell if command.argv is None else None
+        with self._trail.starting(handle.record, exec_id, request.command, shell):
+            reply = decode_exec(await channel.call("exec.start", fields, timeout_s=CALL_TIMEOUT_S))
+            check_same_command(exec_id, reply.exec_id)
         if shell is not None:
             # It may change the directory, and no caller may ask how it ended.
             handle.cwd = None
@@ -258,9 +261,10 @@ class Execution:
                 "stdin must be bytes", hint="encode the string first", field="stdin"
             )
         limits, shell = handle.record.limits, channel.hello.shell or "sh"
-        command = checked_command(
-            request, limits, shell, background=background, ceiling=self._ceiling
-        )
+        with self._trail.deciding("exec", handle.record.tenant, handle.record.id):
+            command = checked_command(
+                request, limits, shell, background=background, ceiling=self._ceiling
+            )
         trace_request(span, request, command)
         command = traced(command, self._tracing, span)
         return command if command.user is None else await as_user(command, handle.record, channel)
@@ -289,9 +293,14 @@ class _RecordedExec:
     """
 
     def __init__(
-        self, history: ExecHistory, following: ExecFollower, line: tuple[str, ...] | str
+        self,
+        history: ExecHistory,
+        trail: AuditTrail,
+        following: ExecFollower,
+        line: tuple[str, ...] | str,
     ) -> None:
         self._history = history
+        self._trail = trail
         self._following = following
         self._line = line
         self._row: ExecRow | None = None
@@ -299,10 +308,18 @@ class _RecordedExec:
         following.on_started = self._began
 
     def __enter__(self) -> _RecordedExec:
+        following = self._following
+        shell = following.command.shell if following.command.argv is None else None
+        self._trail.exec_asked(following.handle.record, following.exec_id, self._line, shell)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
         following = self._following
+        if isinstance(error, SandkastenError):
+            record = following.handle.record
+            self._trail.exec_failed(record.tenant, record.id, following.exec_id, error.code)
         left = kind is not None and not issubclass(kind, SandkastenError)
         # The caller left while the command was queued in a shell; with an idempotency key its id is
         # not known here.
@@ -312,6 +329,8 @@ class _RecordedExec:
             self._history.follow(self._row)
 
     def ended(self, result: ExecResult) -> ExecResult:
+        record = self._following.handle.record
+        self._trail.exec_ended(record.tenant, record.id, result)
         if self._row is not None:
             self._ended = True
             self._history.ended(self._row, result)

@@ -37,10 +37,11 @@ from sandkasten.wire.messages import decode_exec
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
+    from sandkasten.engine.audit_trail import AuditTrail
     from sandkasten.engine.commands.exec_history import ExecHistory
     from sandkasten.engine.drain import Drain
     from sandkasten.engine.handles import Handle, Handles
-    from sandkasten.model.sandbox.limits import Limits
+    from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.wire.channel import Channel
 
 HANGUP_GRACE_S = 0.5
@@ -55,13 +56,15 @@ KEPT_BYTES = 1 << 20
 class Terminal:
     """Iterate it to read what the program writes. One task may iterate while another sends."""
 
-    def __init__(self, call: Call, channel: Channel, exec_id: str, limits: Limits) -> None:
+    def __init__(
+        self, call: Call, channel: Channel, exec_id: str, record: Record, trail: AuditTrail
+    ) -> None:
         self.exec_id = exec_id
+        self._trail = trail
         self.ended = False
         self._call = call
         self._channel = channel
-        self._limits = limits
-        self._reply: dict[str, object] | None = None
+        self._record = record
 
     async def send(self, data: bytes) -> None:
         await self._call.send(data)
@@ -89,8 +92,10 @@ class Terminal:
         """Wait for the end and drop unread output. The result's output is empty."""
         reply = decode_exec(await self._call.result())
         self.ended = True
-        why = verdict(ending_of(reply), self._limits)
-        return result_of(reply, KeptOutput(0, 0), raw=True, why=why)
+        why = verdict(ending_of(reply), self._record.limits)
+        result = result_of(reply, KeptOutput(0, 0), raw=True, why=why)
+        self._trail.exec_ended(self._record.tenant, self._record.id, result)
+        return result
 
 
 @asynccontextmanager
@@ -110,9 +115,11 @@ async def open_terminal(
     handle, channel = await handles.connect(sandbox_id)
     fields = terminal_fields(sandbox_id, channel, command, Pty(rows, cols), env, cwd)
     exec_id = str(fields["exec_id"])
+    line = command or (channel.hello.shell or "sh",)
+    handles.trail.exec_asked(handle.record, exec_id, line, terminal=True)
     async with handles.explaining(handle), channel.stream("exec.start", fields) as call:
         await _started(call)
-        terminal = Terminal(call, channel, exec_id, handle.record.limits)
+        terminal = Terminal(call, channel, exec_id, handle.record, handles.trail)
         try:
             yield terminal
         finally:
@@ -243,8 +250,11 @@ class TerminalSessions:
         handle, channel = await self._handles.connect(sandbox_id)
         fields = terminal_fields(sandbox_id, channel, command, Pty(rows, cols), env, cwd)
         fields |= {"follow": False, "stdout_cap": KEPT_BYTES}
-        reply = decode_exec(await channel.call("exec.start", fields, timeout_s=CALL_TIMEOUT_S))
         line = command or (channel.hello.shell or "sh",)
+        with self._handles.trail.starting(
+            handle.record, str(fields["exec_id"]), line, terminal=True
+        ):
+            reply = decode_exec(await channel.call("exec.start", fields, timeout_s=CALL_TIMEOUT_S))
         row = self._history.began(handle.record, reply.exec_id, line, None)
         if row is not None:
             self._history.follow(row)

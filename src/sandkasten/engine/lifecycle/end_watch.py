@@ -91,6 +91,7 @@ class EndWatch:
         if tasks:
             await asyncio.wait(tasks)
         await self._traffic.aclose()
+        await self._handles.network_audit.aclose()
 
     async def round(self) -> None:
         """Check everything once."""
@@ -121,6 +122,7 @@ class EndWatch:
         self.unsettled &= {record.id for record in records}
         await self._reconcile(begun, {record.id: record for record in records})
         await self._traffic.round(records, _PATIENCE_S)
+        await self._handles.network_audit.round(records, _PATIENCE_S)
 
     def _group_done(self, name: str, _: object) -> None:
         self._groups.pop(name, None)

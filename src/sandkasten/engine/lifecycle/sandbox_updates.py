@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sandkasten.engine.session_journal import SessionJournal
     from sandkasten.engine.storage.tenant_secrets import TenantSecrets
     from sandkasten.model.access.tenancy import TenantQuota
+    from sandkasten.model.ids import SandboxId
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.network_policy import NetworkPolicy
     from sandkasten.model.sandbox.policy import Policy
@@ -52,6 +53,7 @@ class SandboxUpdates:
         secrets: TenantSecrets,
         quotas: TenantQuotas,
     ) -> None:
+        self._trail = handles.trail
         self._quotas = quotas
         self._secrets = secrets
         self._control = control
@@ -66,6 +68,14 @@ class SandboxUpdates:
         self, text: str, request: UpdateRequest, quota: TenantQuota | None = None
     ) -> Record:
         the_id = sandbox_id(text)
+        known = self._handles.peek(the_id)
+        tenant = "" if known is None else known.record.tenant
+        with self._trail.deciding("session.update", tenant, the_id):
+            return await self._update(the_id, request, quota)
+
+    async def _update(
+        self, the_id: SandboxId, request: UpdateRequest, quota: TenantQuota | None
+    ) -> Record:
         network = self._network(request)
         labels = None if request.labels is None else checked_labels(request.labels)
         async with self._store.lock(the_id, wait_s=_LOCK_WAIT_S):
@@ -85,6 +95,8 @@ class SandboxUpdates:
                 return old
             if labels is not None:
                 await self._session_journal.changed(new)
+        if network is not None:
+            self._trail.network_allowed(new)
         self._emit("sandbox.updated", new)
         return new
 

@@ -305,6 +305,7 @@ class Sandboxes:
             async with self._handles.health.asking(backend.name, DESTROY_TIMEOUT_S):
                 if handle is not None:
                     await self._handles.network_totals.ended(handle)
+                    await self._handles.network_audit.ended(handle)
                 try:
                     cell = handle.cell if handle is not None else await backend.attach(the_id)
                 except SandboxLost:
@@ -419,6 +420,7 @@ class Sandboxes:
             raise
         # Before the row is deleted, so that a reader finds one of the two.
         await self._session_journal.ended(record.id, end, reason)
+        self._session_journal.removed(record, end, reason)
         await self._store.drop(record.id, record)
         self._emit("sandbox.destroyed", record)
 

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Literal, cast
 
 from sandkasten.disk import free_space
+from sandkasten.engine.audit_trail import FileChange
 from sandkasten.engine.storage.read_buffer import collector
 from sandkasten.errors import (
     FilePermission,
@@ -25,7 +26,6 @@ from sandkasten.errors import (
     QuotaExceeded,
     SandkastenError,
     UnsupportedByBackend,
-    WorkspaceDamaged,
 )
 from sandkasten.model.files.file_entries import Change, FileContent, FileEntry, Listing, TarSummary
 from sandkasten.model.files.sandbox_paths import WRITABLE, sandbox_path
@@ -35,7 +35,7 @@ from sandkasten.wire.call import Call, CallEvent, Data
 from sandkasten.wire.frame_codec import HAS_ATTRIBUTES
 from sandkasten.wire.json_bodies import from_bytes_json, to_bytes_json
 from sandkasten.wire.messages import FileStat, decode_attributes, decode_entry, decode_page
-from sandkasten.wire.runner_errors import READ_ONLY
+from sandkasten.wire.runner_errors import READ_ONLY, became_read_only
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -149,9 +149,10 @@ class FileOperations:
             fields["overwrite"] = False
         if attributes:
             fields["attributes"] = dict(attributes)
+        change = FileChange("file.write", path)
         async with (
             self._telling_directories(sandbox_id, path),
-            self._changing(sandbox_id, fields) as channel,
+            self._changing(sandbox_id, fields, change) as channel,
         ):
             if attributes and channel.hello.generation < HAS_ATTRIBUTES:
                 raise UnsupportedByBackend(
@@ -161,14 +162,14 @@ class FileOperations:
             if isinstance(data, bytes | bytearray | memoryview):
                 fields["size"] = len(data)
                 done = await channel.call("fs.write", fields, data=bytes(data))
-                return _entry(decode_entry(done))
+                return change.made(_entry(decode_entry(done)))
             if not isinstance(data, AsyncIterable):
                 raise InvalidRequest("file content must be bytes", hint="encode the string first")
             async with channel.stream("fs.write", fields) as call:
                 async for part in data:
                     await call.send(part)
                 await call.end()
-                return _entry(decode_entry(await call.result()))
+                return change.made(_entry(decode_entry(await call.result())))
 
     @asynccontextmanager
     async def _telling_directories(self, sandbox_id: str, path: str) -> AsyncIterator[None]:
@@ -253,7 +254,8 @@ class FileOperations:
         }
         if mode is not None:
             fields["mode"] = whole("mode", mode, low=0, high=0o7777)
-        async with self._changing(sandbox_id, fields) as channel:
+        change = FileChange("file.mkdir", path)
+        async with self._changing(sandbox_id, fields, change) as channel:
             done = await channel.call("fs.mkdir", fields, timeout_s=CALL_TIMEOUT_S)
         return _entry(decode_entry(done))
 
@@ -266,7 +268,8 @@ class FileOperations:
             "overwrite": overwrite,
             **self._change,
         }
-        async with self._changing(sandbox_id, fields) as channel:
+        change = FileChange("file.move", source, {"destination": destination})
+        async with self._changing(sandbox_id, fields, change) as channel:
             # A move across file systems copies, which has no useful deadline.
             return _entry(decode_entry(await channel.call("fs.move", fields)))
 
@@ -289,9 +292,12 @@ class FileOperations:
             "missing_ok": missing_ok,
             **self._change,
         }
-        async with self._changing(sandbox_id, fields, needs_space=False) as channel:
+        change = FileChange("file.remove", path)
+        async with self._changing(sandbox_id, fields, change, needs_space=False) as channel:
             # No deadline: a million files take a while, and half a removal is useless.
-            return _figure(await channel.call("fs.remove", fields), "removed")
+            removed = _figure(await channel.call("fs.remove", fields), "removed")
+            change.detail["removed"] = str(removed)
+            return removed
 
     async def watch(
         self, sandbox_id: str, path: str = WORKSPACE, *, recursive: bool = True
@@ -339,8 +345,9 @@ class FileOperations:
             fields["max_bytes"] = whole("max_bytes", max_bytes, low=0, high=_MAX_OFFSET)
         if max_entries is not None:
             fields["max_entries"] = whole("max_entries", max_entries, low=0, high=_MAX_OFFSET)
+        change = FileChange("file.unpack", path)
         async with (
-            self._changing(sandbox_id, fields) as channel,
+            self._changing(sandbox_id, fields, change) as channel,
             channel.stream("fs.tar_in", fields) as call,
         ):
             if isinstance(data, bytes | bytearray | memoryview):
@@ -349,7 +356,9 @@ class FileOperations:
                 async for part in data:
                     await call.send(part)
             await call.end()
-            return _summary(await call.result())
+            summary = _summary(await call.result())
+            change.detail["entries"] = str(summary.entries)
+            return summary
 
     async def tar_out(self, sandbox_id: str, path: str) -> AsyncIterator[bytes]:
         handle, channel = await self._handles.connect(sandbox_id)
@@ -363,9 +372,15 @@ class FileOperations:
 
     @asynccontextmanager
     async def _changing(
-        self, sandbox_id: str, fields: dict[str, object], *, needs_space: bool = True
+        self,
+        sandbox_id: str,
+        fields: dict[str, object],
+        change: FileChange,
+        *,
+        needs_space: bool = True,
     ) -> AsyncIterator[Channel]:
         """Yield a channel for a verb that changes files; name a failure of the host's disk.
+        The change is audited, or the error that prevented it.
 
         Adds to `fields` where this sandbox may write besides the usual directories.
         """
@@ -377,8 +392,9 @@ class FileOperations:
             attempt, min_free = "write to the workspace", self._disk.min_free_bytes
             await asyncio.to_thread(free_space.check_free, disk, min_free, attempt)
         try:
-            async with self._handles.explaining(handle):
-                yield channel
+            with self._handles.trail.changing(handle.record, change):
+                async with self._handles.explaining(handle):
+                    yield channel
         except (QuotaExceeded, FileTrouble, FilePermission) as exc:
             code = exc.details.get("runner_code")
             if code not in _DISK_CODES:
@@ -390,7 +406,7 @@ class FileOperations:
                     quota="disk",
                 ) from exc
             if code == READ_ONLY:
-                raise _read_only(exc) from exc
+                raise became_read_only(exc) from exc
             raise
 
     def _shares_space(self, record: Record) -> bool:
@@ -418,14 +434,6 @@ class FileOperations:
         _, channel = await self._handles.connect(sandbox_id)
         request = {"path": to_bytes_json(sandbox_path(path)), **fields, **rules}
         return await channel.call(verb, request, timeout_s=CALL_TIMEOUT_S)
-
-
-def _read_only(exc: SandkastenError) -> WorkspaceDamaged:
-    """Everything that file verbs may write was mounted writable, so its file system gave up."""
-    return WorkspaceDamaged(
-        f"{exc.message}: a write to the host's disk failed, and the workspace became read-only",
-        hint="destroy the sandbox; a named workspace is checked when the next one opens it",
-    )
 
 
 async def _opened(call: Call) -> FileStat:

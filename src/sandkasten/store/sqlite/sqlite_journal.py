@@ -1,5 +1,8 @@
-"""The journal in SQLite: sessions, commands, the audit log, and their retention. Implements
+"""The journal in SQLite: sessions, commands, traffic, and their retention. Implements
 `ports.Journal`.
+
+The audit log itself is in files (`store.audit_directory`); the journal keeps its newest hash, so
+that a missing end is noticed, and the rows of versions that kept the log in a table.
 
 Does not own the database: closing it only writes the pending rows.
 """
@@ -7,11 +10,12 @@ Does not own the database: closing it only writes the pending rows.
 from __future__ import annotations
 
 import json
-from dataclasses import astuple, fields
+from dataclasses import astuple, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from sandkasten.model.journal_rows import AuditRow, ExecRow, Retention, SessionRow
+from sandkasten.model.audit_records import AuditHead, AuditRow
+from sandkasten.model.journal_rows import ExecRow, Retention, SessionRow
 from sandkasten.store.sqlite.write_behind import WriteBehind
 
 if TYPE_CHECKING:
@@ -27,7 +31,7 @@ _COMMAND_BYTES: Final = 4096
 
 _SESSION = ", ".join(field.name for field in fields(SessionRow))
 _EXEC = ", ".join(field.name for field in fields(ExecRow))
-_AUDIT = ", ".join(field.name for field in fields(AuditRow))
+_AUDIT: Final = "at, tenant, key_id, action, target, outcome, request_id, detail"
 _SESSION_NEWER = ", ".join(f"{f.name} = excluded.{f.name}" for f in fields(SessionRow))
 _EXEC_MARKS = ", ".join(f":{field.name}" for field in fields(ExecRow))
 _EXEC_NEWER = ", ".join(f"{f.name} = excluded.{f.name}" for f in fields(ExecRow))
@@ -181,8 +185,6 @@ class SqliteJournal:
         self._behind.push()
         return await self._database.read(one)
 
-    # ---- the audit
-
     # ---- traffic
 
     async def note_traffic(self, session_id: str, tenant: str, day: int, total: int) -> None:
@@ -198,50 +200,46 @@ class SqliteJournal:
 
         return await self._database.read(used)
 
-    async def audit(self, row: AuditRow) -> None:
-        values = (
-            row.at,
-            row.tenant,
-            row.key_id,
-            row.action,
-            _text(row.target),
-            row.outcome,
-            _text(row.request_id),
-            _as_json(row.detail),
-        )
+    # ---- the audit log
 
-        def add(connection: sqlite3.Connection) -> None:
+    async def keep_audit_head(self, head: AuditHead) -> None:
+        def keep(connection: sqlite3.Connection) -> None:
             connection.execute(
-                "INSERT INTO audit (at, tenant, key_id, action, target, outcome, request_id,"
-                " detail) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                values,
+                "INSERT INTO state VALUES ('audit_head', ?)"
+                " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+                (f"{head.seq} {head.hash}",),
             )
 
-        await self._database.write(add, lasting=True)
+        await self._database.write(keep)
 
-    async def audited(
-        self,
-        tenant: str | None,
-        *,
-        since_seq: int = 0,
-        action: str | None = None,
-        target: str | None = None,
-        limit: int = 1000,
-        newest: bool = False,
-    ) -> Sequence[AuditRow]:
-        where = _Where()
-        where.add("seq > ?", since_seq)
-        where.equal("tenant", tenant)
-        where.equal("action", action)
-        where.equal("target", target)
-        order = "DESC" if newest else "ASC"
-        sql = f"SELECT {_AUDIT} FROM audit {where} ORDER BY seq {order} LIMIT ?"  # noqa: S608
+    async def audit_head(self) -> AuditHead | None:
+        def one(connection: sqlite3.Connection) -> AuditHead | None:
+            sql = "SELECT value FROM state WHERE name = 'audit_head'"
+            found = connection.execute(sql).fetchone()
+            if found is None:
+                return None
+            seq, _, hashed = found[0].partition(" ")
+            return AuditHead(int(seq), hashed)
+
+        return await self._database.read(one)
+
+    async def old_audit_rows(self) -> Sequence[AuditRow]:
+        """Return the rows of the table that earlier versions wrote, oldest first."""
 
         def several(connection: sqlite3.Connection) -> Sequence[AuditRow]:
-            found = [_audited(row) for row in connection.execute(sql, (*where.values, limit))]
-            return found[::-1] if newest else found
+            sql = f"SELECT {_AUDIT} FROM audit ORDER BY seq"  # noqa: S608
+            return [
+                replace(AuditRow(0, *found), detail=_from_json(detail))
+                for *found, detail in connection.execute(sql)
+            ]
 
         return await self._database.read(several)
+
+    async def drop_old_audit_rows(self) -> None:
+        def drop(connection: sqlite3.Connection) -> None:
+            connection.execute("DELETE FROM audit")
+
+        await self._database.write(drop, lasting=True)
 
     # ---- upkeep
 
@@ -250,16 +248,10 @@ class SqliteJournal:
 
     async def prune(self, now: float) -> int:
         keep = self._retention
-        gone = 0
-        for table, chosen, oldest in (
-            ("sessions", "id FROM sessions WHERE ended_at <", now - keep.sessions_s),
-            ("audit", "seq FROM audit WHERE at <", now - keep.audit_s),
-        ):
-            column = chosen.split()[0]
-            gone += await self._delete(
-                f"DELETE FROM {table} WHERE {column} IN (SELECT {chosen} ? LIMIT ?)",  # noqa: S608
-                oldest,
-            )
+        gone = await self._delete(
+            "DELETE FROM sessions WHERE id IN (SELECT id FROM sessions WHERE ended_at < ? LIMIT ?)",
+            now - keep.sessions_s,
+        )
         gone += await self._delete(_OLD_TRAFFIC, now // _DAY_S)
         # Also those whose session has been forgotten, whenever they started.
         gone += await self._delete(
@@ -316,11 +308,6 @@ def _values(row: SessionRow) -> tuple[Any, ...]:
 def _session(found: tuple[Any, ...]) -> SessionRow:
     named = dict(zip((field.name for field in fields(SessionRow)), found, strict=True))
     return SessionRow(**{**named, "labels": _from_json(named["labels"])})
-
-
-def _audited(found: tuple[Any, ...]) -> AuditRow:
-    named = dict(zip((field.name for field in fields(AuditRow)), found, strict=True))
-    return AuditRow(**{**named, "detail": _from_json(named["detail"])})
 
 
 def _note(connection: sqlite3.Connection, rows: Sequence[ExecRow]) -> None:

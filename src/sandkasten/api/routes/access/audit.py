@@ -1,29 +1,42 @@
-"""The audit: changes that were made through the daemon. Read-only, for the operator."""
+"""The audit log: what was done through the daemon and in its sandboxes. Read-only."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import Field
 
 from sandkasten.api.response.json_response import answer
+from sandkasten.api.response.streamed_response import Streamed
 from sandkasten.api.route import Answer, Query, Route
 from sandkasten.errors import UnsupportedByBackend
+from sandkasten.model.audit_records import AuditFilter, AuditHead
 from sandkasten.model.json_codec import to_json
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
     from sandkasten.api.request.http_call import Call
+    from sandkasten.ports import AuditLog
+
+_LINES: Final = "application/x-ndjson"
+Kind = Literal["change", "exec", "file", "network", "policy", "key", "session", "audit"]
 
 
 class AuditQuery(Query):
     tenant: str | None = Field(None, description="All tenants if omitted.")
     since_seq: Annotated[int, Field(ge=0, le=1 << 62)] | None = Field(
-        None, description="The oldest rows after this one; the newest rows if omitted."
+        None, description="The oldest records after this one; the newest records if omitted."
     )
+    since_unix: Annotated[float, Field(ge=0, le=1e11)] | None = Field(
+        None, description="Only records at or after this time, in Unix seconds."
+    )
+    kind: Kind | None = None
     action: str | None = None
     target: str | None = None
+    session_id: str | None = None
+    key_id: str | None = None
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
 
 
@@ -38,6 +51,11 @@ class AuditEntry(Answer):
     outcome: str
     request_id: str
     detail: dict[str, str]
+    kind: str
+    session_id: str | None
+    usage: dict[str, int] = Field(description="Resource use of a command that ended.")
+    prev: str = Field(description="The hash of the record before.")
+    hash: str
 
 
 class EntryList(Answer):
@@ -46,18 +64,45 @@ class EntryList(Answer):
     next_seq: int = Field(description="Pass it as since_seq to go on from here.")
 
 
+class AuditFlawInfo(Answer):
+    seq: int
+    flaw: Literal["changed", "missing", "reordered", "incomplete", "truncated"]
+    message: str
+    place: str
+
+
+class AuditVerification(Answer):
+    ok: bool
+    records: int
+    first_seq: int
+    last_seq: int
+    head: str = Field(description="The hash of the last record that is right.")
+    flaw: AuditFlawInfo | None = Field(description="The first record that is not as it was.")
+
+
+class VerifyQuery(Query):
+    seq: Annotated[int, Field(ge=1, le=1 << 62)] | None = Field(
+        None, description="Also check that this record has the hash `hash`."
+    )
+    hash: str | None = Field(None, pattern="^[0-9a-f]{64}$")
+
+
 async def listed(call: Call) -> Response:
     query = call.query(AuditQuery)
-    if call.server.journal is None:
-        raise UnsupportedByBackend("this daemon has no audit", hint="use a daemon with a database")
     since = query.since_seq or 0
-    found = await call.server.journal.audited(
-        query.tenant,
-        since_seq=since,
-        action=query.action,
-        target=query.target,
-        limit=query.limit,
-        newest=query.since_seq is None,
+    found = await _log(call).read(
+        AuditFilter(
+            tenant=query.tenant,
+            kind=query.kind,
+            action=query.action,
+            target=query.target,
+            session_id=query.session_id,
+            key_id=query.key_id,
+            since=query.since_unix,
+            since_seq=since,
+            limit=query.limit,
+            newest=query.since_seq is None,
+        )
     )
     return answer(
         {
@@ -66,6 +111,30 @@ async def listed(call: Call) -> Response:
             "next_seq": found[-1].seq if found else since,
         }
     )
+
+
+async def verified(call: Call) -> Response:
+    query = call.query(VerifyQuery)
+    audit = _log(call)
+    heads = []
+    if query.seq is not None and query.hash is not None:
+        heads.append(AuditHead(query.seq, query.hash))
+    kept = None if call.server.journal is None else await call.server.journal.audit_head()
+    if kept is not None:
+        heads.append(kept)
+    return answer(to_json(await audit.verify(heads)))
+
+
+async def exported(call: Call) -> Response:
+    return Streamed(AsyncExitStack(), _log(call).lines(), headers={"Content-Type": _LINES})
+
+
+def _log(call: Call) -> AuditLog:
+    if call.server.audit is None:
+        raise UnsupportedByBackend(
+            "this daemon has no audit log", hint="set audit.enabled and restart it"
+        )
+    return call.server.audit
 
 
 ROUTES = (
@@ -79,6 +148,30 @@ ROUTES = (
         query=AuditQuery,
         answer=EntryList,
         errors=(UnsupportedByBackend,),
-        description="Every change through the daemon, oldest first within the answer.",
+        description="Changes, commands, file writes, network verdicts, decisions of policy and "
+        "uses of keys, oldest first within the answer.",
+    ),
+    Route(
+        "GET",
+        "/v1/audit/verify",
+        verified,
+        "Check the audit",
+        "audit",
+        scope="admin",
+        query=VerifyQuery,
+        answer=AuditVerification,
+        errors=(UnsupportedByBackend,),
+        description="Checks the hash of every record, and that none is missing.",
+    ),
+    Route(
+        "GET",
+        "/v1/audit/export",
+        exported,
+        "Export the audit",
+        "audit",
+        scope="admin",
+        gives=(_LINES,),
+        errors=(UnsupportedByBackend,),
+        description="Every record as it is stored: one JSON object per line, oldest first.",
     ),
 )

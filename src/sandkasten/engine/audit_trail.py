@@ -1,0 +1,348 @@
+"""What the engine does, as audit records: commands, file writes, decisions of policy, ends.
+
+A command is recorded when the runner gets it and when it has ended, or once for both if it ends
+within a moment. These records are written up to 50 ms later, because a write for each would cost
+more than many commands do. What a crash lost of them is recorded by the next daemon as far as the
+runner knows it, which is all but the command line. Other records are written before the caller gets
+its answer. Text of users is shortened and without what looks like a secret; file content and output
+are never recorded. Without a log this module does nothing, and it never makes a request fail.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from contextlib import contextmanager
+from dataclasses import field
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.errors import (
+    InvalidImage,
+    IsolationRefused,
+    PolicyDenied,
+    QuotaExceeded,
+    SandkastenError,
+)
+from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model.audit_records import AuditRow
+from sandkasten.model.redaction import excerpt
+from sandkasten.model.sandbox.limits import Limits
+from sandkasten.ports.spans import caller_key, request_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from sandkasten.model.commands.exec_values import ExecResult
+    from sandkasten.model.files.file_entries import FileEntry
+    from sandkasten.model.journal_rows import SessionEnd
+    from sandkasten.model.sandbox.ledger_record import Record
+    from sandkasten.ports import AuditLog, Clock
+
+_COMMAND_CHARS: Final = 1024
+_MOST_RUNNING: Final = 10_000
+_PATH_CHARS: Final = 512
+_RULES_CHARS: Final = 2048
+# An image is invalid also if the operator's list does not have it.
+_DECISIONS: Final = (PolicyDenied, QuotaExceeded, IsolationRefused, InvalidImage)
+
+
+@dataclass(slots=True)
+class _ExecNote:
+    """A command for the log. Cheap to make: the rest is done when the log writes it."""
+
+    tenant: str
+    session_id: str
+    exec_id: str
+    at: float
+    key_id: str | None
+    request_id: str | None
+    line: tuple[str, ...] | str | None = None
+    shell: str | None = None
+    terminal: bool = False
+    outcome: str | None = None
+    """None: it was started, and more is not known."""
+    result: ExecResult | None = None
+    recovered: bool = False
+    taken: bool = False
+
+    def row(self) -> AuditRow:
+        detail: dict[str, str] = {}
+        if self.line is not None:
+            line = self.line
+            # Quoting a long list only to cut it would take long.
+            text = line if isinstance(line, str) else shlex.join(line[:_COMMAND_CHARS])
+            detail["command"] = excerpt(text, _COMMAND_CHARS)
+        if self.shell is not None:
+            detail["shell"] = self.shell
+        if self.terminal:
+            detail["terminal"] = "true"
+        if self.recovered:
+            detail["recovered"] = "true"
+        usage: dict[str, int] = {}
+        if self.result is not None:
+            detail |= _ending(self.result)
+            usage = _usage(self.result)
+        return AuditRow(
+            seq=0,
+            at=self.at,
+            tenant=self.tenant,
+            key_id=self.key_id,
+            action="exec.start" if self.outcome is None else "exec.end",
+            target=self.exec_id,
+            outcome=self.outcome or "ok",
+            request_id=self.request_id or "",
+            detail=detail,
+            kind="exec",
+            session_id=self.session_id,
+            usage=usage,
+        )
+
+
+@dataclass(slots=True)
+class FileChange:
+    """A change of files for the log. Its owner adds to `detail` what it learns."""
+
+    action: str
+    path: str
+    detail: dict[str, str] = field(default_factory=dict)
+
+    def made(self, entry: FileEntry) -> FileEntry:
+        self.detail["size_bytes"] = str(entry.size)
+        return entry
+
+
+class AuditTrail:
+    def __init__(self, log: AuditLog | None, clock: Clock) -> None:
+        self.log = log
+        self._clock = clock
+        self._running: dict[str, _ExecNote] = {}
+
+    async def aclose(self) -> None:
+        if self.log is not None:
+            await self.log.aclose()
+
+    # ---- commands
+
+    def exec_asked(
+        self,
+        record: Record,
+        exec_id: str,
+        line: tuple[str, ...] | str,
+        shell: str | None = None,
+        *,
+        terminal: bool = False,
+    ) -> None:
+        """Record a command that the runner gets next."""
+        if self.log is not None:
+            note = self._note(record.tenant, record.id, exec_id)
+            note.line, note.shell, note.terminal = line, shell, terminal
+            self._running[exec_id] = note
+            if len(self._running) > _MOST_RUNNING:
+                del self._running[next(iter(self._running))]
+            self.log.record_soon(note)
+
+    @contextmanager
+    def starting(
+        self,
+        record: Record,
+        exec_id: str,
+        line: tuple[str, ...] | str,
+        shell: str | None = None,
+        *,
+        terminal: bool = False,
+    ) -> Iterator[None]:
+        """Record a command that the block starts, and the error if it cannot be started."""
+        self.exec_asked(record, exec_id, line, shell, terminal=terminal)
+        try:
+            yield
+        except SandkastenError as exc:
+            self.exec_failed(record.tenant, record.id, exec_id, exc.code)
+            raise
+
+    def exec_ended(
+        self, tenant: str, session_id: str, result: ExecResult, *, recovered: bool = False
+    ) -> None:
+        """Record how a command ended, and what it used. `recovered`: its start was not recorded,
+        because the process that started it died.
+        """
+        self._ended(tenant, session_id, result.exec_id, result, result.status, recovered=recovered)
+
+    def exec_failed(self, tenant: str, session_id: str, exec_id: str, code: str) -> None:
+        """Record that a command could not be run, or that its end is unknown."""
+        self._ended(tenant, session_id, exec_id, None, code)
+
+    def _ended(
+        self,
+        tenant: str,
+        session_id: str,
+        exec_id: str,
+        result: ExecResult | None,
+        outcome: str,
+        *,
+        recovered: bool = False,
+    ) -> None:
+        if self.log is None:
+            return
+        note = self._running.pop(exec_id, None)
+        if note is not None and not note.taken:
+            # Both in one record.
+            note.result, note.outcome, note.at = result, outcome, self._clock.now()
+            return
+        note = self._note(tenant, session_id, exec_id)
+        note.result, note.outcome, note.recovered = result, outcome, recovered
+        self.log.record_soon(note)
+
+    def _note(self, tenant: str, session_id: str, exec_id: str) -> _ExecNote:
+        return _ExecNote(
+            tenant, session_id, exec_id, self._clock.now(), caller_key.get(), request_id.get()
+        )
+
+    # ---- files
+
+    @contextmanager
+    def changing(self, record: Record, change: FileChange) -> Iterator[None]:
+        """Record the change that the block makes, or the error that prevented it."""
+        try:
+            yield
+        except SandkastenError as exc:
+            self._file(record, change, exc.code)
+            if isinstance(exc, PolicyDenied):
+                self.refused(change.action, record.tenant, record.id, exc)
+            raise
+        self._file(record, change, "ok")
+
+    def _file(self, record: Record, change: FileChange, outcome: str) -> None:
+        if self.log is not None:
+            path = excerpt(change.path, _PATH_CHARS)
+            detail = {name: excerpt(value, _PATH_CHARS) for name, value in change.detail.items()}
+            self._write("file", change.action, record.tenant, record.id, path, outcome, detail)
+
+    # ---- policy
+
+    def allowed(self, record: Record, key_id: str | None) -> None:
+        """Record a sandbox that the policy allows, before it is made, and its secrets."""
+        if self.log is None:
+            return
+        detail = {
+            "image": record.image,
+            "backend": record.backend,
+            "profile": record.profile,
+            "network": _rules(record.network),
+            "limits": _rules({name: getattr(record.limits, name) for name in Limits.__slots__}),
+        }
+        if record.mounts:
+            detail["mounts"] = str(len(record.mounts))
+        self._write(
+            "policy",
+            "policy.allow",
+            record.tenant,
+            record.id,
+            "session.create",
+            "ok",
+            detail,
+            key_id=key_id,
+        )
+        self._secrets(record, key_id)
+
+    def network_allowed(self, record: Record) -> None:
+        """Record the network that a living sandbox got."""
+        if self.log is None:
+            return
+        detail = {"network": _rules(record.network)}
+        self._write(
+            "policy", "policy.allow", record.tenant, record.id, "session.update", "ok", detail
+        )
+        self._secrets(record, None)
+
+    @contextmanager
+    def deciding(self, what: str, tenant: str, session_id: str | None = None) -> Iterator[None]:
+        """Record an error of the block that is a decision of the operator's policy or quota."""
+        try:
+            yield
+        except _DECISIONS as exc:
+            self.refused(what, tenant, session_id, exc)
+            raise
+
+    def refused(
+        self, what: str, tenant: str, session_id: str | None, error: SandkastenError
+    ) -> None:
+        detail = {"message": excerpt(error.message, _PATH_CHARS)}
+        self._write("policy", "policy.refuse", tenant, session_id, what, error.code, detail)
+
+    def _secrets(self, record: Record, key_id: str | None) -> None:
+        names = record.network.get("secrets", ()) if isinstance(record.network, dict) else ()
+        for name in names:
+            self._write(
+                "key", "secret.use", record.tenant, record.id, str(name), "ok", key_id=key_id
+            )
+
+    # ---- sandboxes
+
+    def session_ended(self, record: Record, end: SessionEnd, reason: str) -> None:
+        if record.hidden:
+            return
+        detail = {"reason": excerpt(reason, _PATH_CHARS)} if reason else {}
+        self._write("session", "session.end", record.tenant, record.id, record.id, end, detail)
+
+    def network(
+        self, record: Record, action: str, target: str, outcome: str, detail: Mapping[str, str]
+    ) -> None:
+        self._write("network", action, record.tenant, record.id, target, outcome, detail)
+
+    def _write(
+        self,
+        kind: str,
+        action: str,
+        tenant: str,
+        session_id: str | None,
+        target: str,
+        outcome: str,
+        detail: Mapping[str, str] | None = None,
+        *,
+        key_id: str | None = None,
+    ) -> None:
+        if self.log is not None:
+            self.log.record(
+                AuditRow(
+                    seq=0,
+                    at=self._clock.now(),
+                    tenant=tenant,
+                    key_id=key_id or caller_key.get(),
+                    action=action,
+                    target=target,
+                    outcome=outcome,
+                    request_id=request_id.get() or "",
+                    detail=detail or {},
+                    kind=kind,
+                    session_id=session_id,
+                )
+            )
+
+
+def _ending(result: ExecResult) -> dict[str, str]:
+    detail: dict[str, str] = {}
+    if result.exit_code is not None:
+        detail["exit_code"] = str(result.exit_code)
+    if result.signal is not None:
+        detail["signal"] = str(result.signal)
+    if result.why is not None:
+        detail["why"] = result.why.code
+    return detail
+
+
+def _usage(result: ExecResult) -> dict[str, int]:
+    used = result.usage
+    return {
+        "cpu_ms": used.cpu_ms,
+        "peak_memory_bytes": used.peak_memory_bytes,
+        "io_read_bytes": used.io_read_bytes,
+        "io_write_bytes": used.io_write_bytes,
+        "duration_ms": result.duration_ms,
+        "stdout_bytes": result.stdout_bytes,
+        "stderr_bytes": result.stderr_bytes,
+    }
+
+
+def _rules(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str, sort_keys=True)
+    return excerpt(text, _RULES_CHARS)
