@@ -1,14 +1,16 @@
-"""`dataclass` as in the standard library, whose methods are written when they are first used.
+"""`dataclass` as in the standard library, whose `__init__` is written when it is first used.
 
 The standard one compiles six methods of each class when its module is imported: nearly half of what
 a command of ours took to start, and most of them are never called. Here a class gets its fields and
-slots at once; `__init__`, `__repr__`, `__eq__` and `__hash__` are made by the standard library when
-they are first asked for. `fields`, `replace` and `asdict` of `dataclasses` work as usual.
+slots at once and its `__init__` at the first call; the other methods are common to all classes.
+`fields`, `replace` and `asdict` of `dataclasses` work as usual. Not for `InitVar`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from operator import attrgetter
+from reprlib import recursive_repr
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -27,6 +29,15 @@ else:
 
 # A class without a docstring would get its signature as one, which takes long to find out.
 _PLACEHOLDER: Final = "dataclass"
+_COMPARED: Final = "__compared__"
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "<factory>"
+
+
+_ABSENT: Final = _Absent()
 
 
 def _lazy(cls: type, *, frozen: bool, slots: bool, eq: bool) -> type:
@@ -36,64 +47,98 @@ def _lazy(cls: type, *, frozen: bool, slots: bool, eq: bool) -> type:
     cls.__doc__ = text
     if slots:
         cls = _with_slots(cls)
-    names = {"__init__", "__repr__"} | ({"__eq__"} if eq else set())
-    if eq and frozen:
-        names.add("__hash__")
-    options = {"frozen": frozen, "slots": slots, "eq": eq}
-    for name in names - own:
-        setattr(cls, name, _Unwritten(cls, name, options))
-    given: dict[str, Any] = {}
-    if eq and not frozen and "__hash__" not in own:
-        given["__hash__"] = None
+    given: dict[str, Any] = {"__init__": _Unwritten(cls, frozen=frozen), "__repr__": _shown}
+    if eq:
+        given |= {"__eq__": _equal, "__hash__": _hashed if frozen else None}
+        given[_COMPARED] = _Compared(cls)
     if frozen:
         given |= {"__setattr__": _refuse_set, "__delattr__": _refuse_delete}
         if slots:
             given |= {"__getstate__": _state, "__setstate__": _restore}
     for name, value in given.items():
-        setattr(cls, name, value)
+        if name not in own:
+            setattr(cls, name, value)
     return cls
 
 
 class _Unwritten:
-    """A method that does not exist yet: asking for it writes it, and all others of its class."""
+    """The `__init__` of a class that does not have one yet: asking for it writes it."""
 
-    def __init__(self, cls: type, name: str, options: dict[str, bool]) -> None:
+    def __init__(self, cls: type, *, frozen: bool) -> None:
         self._cls = cls
-        self._name = name
-        self._options = options
+        self._frozen = frozen
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        cls = self._cls
-        _write(cls, self._options)
-        return cls.__dict__[self._name].__get__(instance, owner)
+        written = _init_of(self._cls, frozen=self._frozen)
+        self._cls.__init__ = written  # type: ignore[misc]
+        return written.__get__(instance, owner)
 
 
-def _write(cls: type, options: dict[str, bool]) -> None:
-    pattern = dataclasses.make_dataclass(
-        cls.__name__,
-        [(one.name, one.type, _copy(one)) for one in dataclasses.fields(cls)],
-        namespace={"__post_init__": None} if hasattr(cls, "__post_init__") else {},
-        frozen=options["frozen"],
-        slots=options["slots"],
-        eq=options["eq"],
-    )
-    for name, value in list(cls.__dict__.items()):
-        if isinstance(value, _Unwritten):
-            method = pattern.__dict__[name]
-            method.__qualname__ = f"{cls.__qualname__}.{name}"
-            setattr(cls, name, method)
+def _init_of(cls: type, *, frozen: bool) -> Any:
+    names: dict[str, Any] = {"_set": object.__setattr__, "_absent": _ABSENT}
+    places: list[str] = []
+    keywords: list[str] = []
+    lines: list[str] = []
+    for one in dataclasses.fields(cls):
+        parameter = value = one.name
+        if one.default is not dataclasses.MISSING:
+            names[f"_default_{one.name}"] = one.default
+            parameter += f"=_default_{one.name}"
+        elif one.default_factory is not dataclasses.MISSING:
+            names[f"_factory_{one.name}"] = one.default_factory
+            parameter += "=_absent"
+            value = f"_factory_{one.name}() if {one.name} is _absent else {one.name}"
+        if one.init:
+            (keywords if one.kw_only else places).append(parameter)
+        elif "=" in parameter:
+            value = f"_default_{one.name}" if value == one.name else f"_factory_{one.name}()"
+        else:
+            continue
+        lines.append(
+            f"_set(self, {one.name!r}, {value})" if frozen else f"self.{one.name} = {value}"
+        )
+    if hasattr(cls, "__post_init__"):
+        lines.append("self.__post_init__()")
+    parameters = ", ".join(["self", *places, *(["*", *keywords] if keywords else [])])
+    source = f"def __init__({parameters}):\n " + "\n ".join(lines or ["pass"])
+    exec(source, names)  # noqa: S102 the names are those of our own classes
+    written = names["__init__"]
+    written.__qualname__ = f"{cls.__qualname__}.__init__"
+    written.__annotations__ = {
+        one.name: one.type for one in dataclasses.fields(cls) if one.init
+    } | {"return": None}
+    return written
 
 
-def _copy(one: dataclasses.Field[Any]) -> Any:
-    return dataclasses.field(
-        default=one.default,
-        default_factory=one.default_factory,
-        init=one.init,
-        repr=one.repr,
-        hash=one.hash,
-        compare=one.compare,
-        kw_only=one.kw_only,
-    )
+class _Compared:
+    """Reads the fields that count when two values are compared, as one value."""
+
+    def __init__(self, cls: type) -> None:
+        self._cls = cls
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        names = [one.name for one in dataclasses.fields(self._cls) if one.compare]
+        read = staticmethod(attrgetter(*names) if names else lambda _: None)
+        setattr(self._cls, _COMPARED, read)
+        return read.__func__
+
+
+def _equal(self: Any, other: Any) -> Any:
+    if other.__class__ is not self.__class__:
+        return NotImplemented
+    return self is other or self.__compared__(self) == self.__compared__(other)
+
+
+def _hashed(self: Any) -> int:
+    return hash(self.__compared__(self))
+
+
+@recursive_repr()
+def _shown(self: Any) -> str:
+    shown = [
+        f"{one.name}={getattr(self, one.name)!r}" for one in dataclasses.fields(self) if one.repr
+    ]
+    return f"{self.__class__.__qualname__}({', '.join(shown)})"
 
 
 def _with_slots(cls: type) -> type:

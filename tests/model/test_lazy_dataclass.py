@@ -131,7 +131,7 @@ def test_a_class_adds_fields_to_those_of_another(dataclass):
         one.name = "other"
 
 
-def test_methods_are_written_when_they_are_first_used():
+def test_the_constructor_is_written_when_it_is_first_used():
     point, _ = _pair(lazy_dataclass.dataclass, frozen=True)
     assert not inspect.isfunction(point.__dict__["__init__"])
     point(1)
