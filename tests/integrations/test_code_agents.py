@@ -40,6 +40,15 @@ def test_a_code_agent_of_smolagents_works_in_a_sandbox(in_framework: RunsInFrame
     }
 
 
+def test_the_executor_for_e2b_of_smolagents_runs_on_a_daemon(in_framework: RunsInFramework):
+    assert told(in_framework, "smolagents", "smolagents_e2b_drive.py") == {
+        "answer": 42,
+        "first": True,
+        "second": True,
+        "running": [1, 0],
+    }
+
+
 def test_agents_of_autogen_run_code_in_a_sandbox(in_framework: RunsInFramework):
     found = told(in_framework, "autogen", "autogen_drive.py")
     [left] = found["restart"].pop(1)
