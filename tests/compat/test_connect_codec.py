@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,6 +19,9 @@ from sandkasten.compat.e2b.connect_codec import (
     only_message,
 )
 from sandkasten.errors import InvalidRequest, PayloadTooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def test_an_envelope_has_flags_a_length_and_json():
@@ -38,7 +42,7 @@ def test_messages_are_found_in_pieces_of_any_size(size):
 
 def test_a_length_is_refused_before_the_bytes_arrive():
     with pytest.raises(PayloadTooLarge) as caught:
-        Envelopes(10).feed(struct.pack(">BI", 0, 2**32 - 1))
+        list(Envelopes(10).feed(struct.pack(">BI", 0, 2**32 - 1)))
     assert caught.value.details["limit"] == 10
 
 
@@ -46,7 +50,8 @@ def test_a_length_is_refused_before_the_bytes_arrive():
     ("data", "message"),
     [
         (b"", "the request must have one message, got 0"),
-        (envelope({}) * 2, "the request must have one message, got 2"),
+        (envelope({}) * 2, "the request must have one message, got more"),
+        (envelope({}) + end_of_stream() * 2, "the request continues after its end"),
         (envelope({})[:-1], "the request ended within a message"),
         (b"\0\0", "the request ended within a message"),
         (envelope({}, flags=1), "compressed messages are not supported"),
@@ -56,6 +61,21 @@ def test_a_request_that_is_not_one_message_is_refused(data, message):
     with pytest.raises(InvalidRequest) as caught:
         only_message(data, 1000)
     assert caught.value.message == message
+
+
+def test_reading_ends_at_the_second_of_many_messages(monkeypatch):
+    read: list[bytes] = []
+    feed = Envelopes.feed
+
+    def counted(reader: Envelopes, piece: bytes) -> Iterator[bytes]:
+        for one in feed(reader, piece):
+            read.append(one)
+            yield one
+
+    monkeypatch.setattr(Envelopes, "feed", counted)
+    with pytest.raises(InvalidRequest):
+        only_message(b"\0" * 5000, 1000)
+    assert len(read) == 2
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sandkasten import errors
 from sandkasten.errors import InvalidRequest, PayloadTooLarge, SandkastenError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 STREAM: Final = "application/connect+json"
 _HEAD: Final = struct.Struct(">BI")
@@ -100,12 +103,16 @@ class Envelopes:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._kept = bytearray()
+        self._ended = False
 
-    def feed(self, piece: bytes) -> list[bytes]:
-        """Return the messages that are complete now, still as JSON."""
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        """Yield the messages that are complete now, still as JSON."""
         self._kept += piece
-        found: list[bytes] = []
         while len(self._kept) >= _HEAD.size:
+            if self._ended:
+                raise InvalidRequest(
+                    "the request continues after its end", hint="send the last envelope last"
+                )
             flags, size = _HEAD.unpack_from(self._kept)
             if flags & _COMPRESSED:
                 raise InvalidRequest(
@@ -120,10 +127,12 @@ class Envelopes:
             end = _HEAD.size + size
             if len(self._kept) < end:
                 break
-            if not flags & _END:
-                found.append(bytes(self._kept[_HEAD.size : end]))
+            message = bytes(self._kept[_HEAD.size : end])
             del self._kept[:end]
-        return found
+            if flags & _END:
+                self._ended = True
+            else:
+                yield message
 
     def finish(self) -> None:
         """Raise InvalidRequest if the stream ended within a message."""
@@ -134,12 +143,19 @@ class Envelopes:
 
 
 def only_message(body: bytes, max_bytes: int) -> bytes:
-    """Return the one message of a server stream's request."""
+    """Return the one message of a server stream's request.
+
+    Reading ends at a second one: a body of 16 MB can hold millions of empty messages.
+    """
     reader = Envelopes(max_bytes)
-    found = reader.feed(body)
+    found: bytes | None = None
+    for message in reader.feed(body):
+        if found is not None:
+            raise InvalidRequest(
+                "the request must have one message, got more", hint="send one envelope"
+            )
+        found = message
     reader.finish()
-    if len(found) != 1:
-        raise InvalidRequest(
-            f"the request must have one message, got {len(found)}", hint="send one envelope"
-        )
-    return found[0]
+    if found is None:
+        raise InvalidRequest("the request must have one message, got 0", hint="send one envelope")
+    return found
