@@ -7,6 +7,7 @@ import json
 import pytest
 
 from sandkasten.compat.e2b.chart_json import e2b_chart
+from sandkasten.compat.e2b.code_interpreter_routes import _columns
 from tests.compat.e2b_requests import ABSENT, TOKENS, E2b
 
 JSON = {"Content-Type": "application/json"}
@@ -107,8 +108,25 @@ def test_charts_have_the_names_of_e2b():
         {"type": "pie", "elements": [{"share": "x"}, 7]},
         {"type": "line", "title": {}, "x_label": [], "elements": [{"x": 1, "y": {}}]},
         {"type": "several", "charts": {"a": 1}},
+        {"type": "pie", "elements": [{"share": 1e308}]},
     ],
 )
 def test_what_is_not_a_chart_raises_nothing(chart):
     found = e2b_chart(chart)
+    json.dumps(found, allow_nan=False)
     assert found is None or isinstance(found["elements"], list)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        7,
+        {"columns": ["a"], "data": ["text"]},
+        {"columns": "abc", "data": [[1, 2, 3]]},
+        {"columns": ["a"], "data": "abc"},
+        {"columns": ["a", "b"], "data": [[1]]},
+    ],
+)
+def test_a_table_has_rows_that_are_lists(table):
+    assert _columns({"columns": ["a"], "data": [[1], [2]]}) == {"a": [1, 2]}
+    assert _columns(table) is None

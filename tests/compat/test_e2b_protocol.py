@@ -17,11 +17,16 @@ from sandkasten.api.previews.preview_access import PreviewRules, Previews
 from sandkasten.compat.e2b import file_routes, file_watchers, process_routes
 from sandkasten.compat.e2b.connect_codec import STREAM, envelope
 from sandkasten.compat.e2b.e2b_assembly import open_e2b, read_key
+from sandkasten.compat.e2b.e2b_messages import WatchDir
 from sandkasten.compat.e2b.envd_tokens import SignedPath
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.storage import sandbox_files
 from sandkasten.errors import StoreUnusable
 from sandkasten.model.access.preview_links import SandboxPreviews
+from sandkasten.model.files.file_entries import Change
+from sandkasten.model.ids import sandbox_id
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.store.preview_directory import PreviewDirectory
 from tests.api.daemon_in_process import serving
 from tests.api.daemon_with_database import AS_OPERATOR, OPERATOR, booked
@@ -290,15 +295,37 @@ def test_a_watcher_keeps_the_newest_events_up_to_a_size():
     for number in range(1000):
         file_watchers._keep(watcher, {"name": number, "entry": "x" * 12_000})
     assert 10 < len(watcher.events) < 200
-    assert watcher.events[-1][1]["name"] == 999
-    assert watcher.event_bytes == sum(size for size, _ in watcher.events)
+    assert json.loads(watcher.events[-1])["name"] == 999
+    assert watcher.event_bytes == sum(map(len, watcher.events))
 
 
-async def test_streamed_input_leaves_turns_to_others():
-    async def body() -> AsyncIterator[bytes]:
-        yield envelope({}) * 100_000
+async def test_events_are_not_kept_for_longer_than_their_sandbox(tmp_path, monkeypatch):
+    kept: list[Any] = []
+    keep = file_watchers._keep
 
-    turns, slices = 0, 0
+    def noted(one: Any, event: Any) -> None:
+        kept.append(one)
+        keep(one, event)
+
+    monkeypatch.setattr(file_watchers, "_keep", noted)
+    async with engine_at(tmp_path) as engine:
+        box = (await engine.create(CreateRequest(SandboxOptions()))).id
+        watchers = file_watchers.FileWatchers()
+        watcher = await watchers.create(engine, box, WatchDir(path="/tmp"))
+        await engine.files.write(box, "/tmp/new", b"1")
+        assert len(await watchers.drain(engine, box, watcher)) == 3
+        await engine.files.write(box, "/tmp/newer", b"1")
+        # The runner answers in order.
+        await engine.files.stat(box, "/tmp/newer")
+        await engine.destroy(box)
+        await asyncio.gather(kept[0].task)
+        assert not kept[0].events
+        await watchers.aclose()
+
+
+async def turns_during(source: AsyncIterator[Any]) -> tuple[int, int]:
+    """Return how many values a source has, and how many turns another task gets meanwhile."""
+    turns, values = 0, 0
 
     async def count() -> None:
         nonlocal turns
@@ -307,10 +334,30 @@ async def test_streamed_input_leaves_turns_to_others():
             await asyncio.sleep(0)
 
     counting = asyncio.create_task(count())
-    async for _ in process_routes._slices(body()):
-        slices += 1
+    async for _ in source:
+        values += 1
     counting.cancel()
+    return values, turns
+
+
+async def test_streamed_input_leaves_turns_to_others():
+    async def body() -> AsyncIterator[bytes]:
+        yield envelope({}) * 100_000
+
+    slices, turns = await turns_during(process_routes._slices(body()))
     assert (slices > 100, turns >= slices - 1) == (True, True)
+
+
+async def test_many_changes_leave_turns_to_others():
+    async def changes() -> AsyncIterator[Change]:
+        for number in range(1000):
+            yield Change("deleted", f"/tmp/{number}")
+
+    engine: Any = None
+    found = file_watchers._events(engine, sandbox_id(ABSENT), WatchDir(), "/tmp", changes())
+    events, turns = await turns_during(found)
+    assert events == 1000
+    assert turns > 50
 
 
 async def test_tags_of_one_sandbox_do_not_displace_those_of_another(e2b, monkeypatch):

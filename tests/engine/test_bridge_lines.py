@@ -9,6 +9,7 @@ import pytest
 
 from sandkasten.engine.code.bridge_lines import (
     MAX_LINE_BYTES,
+    MAX_LONG_BYTES,
     MAX_RESULTS,
     MAX_VALUES,
     CallLines,
@@ -187,3 +188,21 @@ def test_values_that_json_cannot_carry_are_replaced():
 def test_escape_sequences_of_a_terminal_are_removed():
     assert plain("\x1b[0;31mred\x1b[0m \x1b]0;title\x07x\x1b[38;5;241my") == "red xy"
     assert plain("a [0m b") == "a [0m b"
+
+
+def test_messages_without_content_take_no_memory_and_large_ones_end_the_call():
+    empty = {"call": "a", "type": "text", "stream": "stdout", "text": ""}
+    lines, taken = lines_of(*[empty] * 100)
+    assert taken == [None] * 100
+    assert lines.stdout == []
+    part = json.dumps({"call": "a", "part": ""}).encode() + b"\n"
+    lines._parts_bytes = 10_000_000 + 64 * 1024
+    with pytest.raises(KernelFailed, match="a message is too long"):
+        [*lines.feed(part)]
+    # A text of control characters is six times as long as JSON.
+    text = json.dumps({"type": "text", "stream": "stdout", "text": "\0" * 50_000})
+    lines = CallLines("a", 50_000, 0)
+    lines._long_left -= MAX_LONG_BYTES
+    assert lines.take(text) is not None
+    with pytest.raises(KernelFailed, match="more data than a call may display"):
+        lines.take(json.dumps({"type": "result", "data": {"text/plain": "x" * 200_000}}))

@@ -45,7 +45,9 @@ def _element(kind: str, one: dict[str, Any]) -> list[dict[str, Any]]:
     label = one.get("label")
     if kind == "pie":
         share = one.get("share")
-        angle = round(share * 360, 4) if isinstance(share, int | float) else None
+        # A larger number could become infinite.
+        is_share = isinstance(share, int | float) and 0 <= share <= 1
+        angle = round(float(share) * 360, 4) if is_share else None  # type: ignore[arg-type]
         return [{"label": label, "angle": angle, "radius": one.get("radius")}]
     if kind == "box_and_whisker":
         return [{"label": label, **{name: one.get(name) for name in _QUARTILES}}]

@@ -212,6 +212,9 @@ def _columns(table: Any) -> dict[str, list[Any]] | None:
     """Return a table by its columns, as E2B has it."""
     try:
         names, rows = table["columns"], table["data"]
+        if not all(isinstance(one, list) for one in (names, rows, *rows)):
+            # Each character of a string would become a value.
+            return None
         return {str(name): [row[at] for row in rows] for at, name in enumerate(names)}
     except (TypeError, KeyError, IndexError):
         # None, or a value that a program made and that is not a table.

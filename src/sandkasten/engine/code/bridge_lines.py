@@ -26,6 +26,13 @@ MAX_RESULT_BYTES: Final = 10_000_000
 """Maximum size of all results of one call, as JSON."""
 MAX_RESULTS: Final = 1000
 _MAX_MESSAGE: Final = MAX_RESULT_BYTES + 64 * 1024
+MAX_LONG_BYTES: Final = 4 * _MAX_MESSAGE
+"""Maximum size of all messages of one call that are parsed in a thread, besides its text.
+
+The program sends the results of a call and an error of the same size, and no more.
+"""
+# A control character takes six bytes as JSON.
+_JSON_FACTOR: Final = 8
 # Numbers, strings, lists and objects of one message: 60 ms in the parser, and no other thread runs
 # meanwhile. A line that is not a part of a longer message has at most 32 kB.
 MAX_VALUES: Final = 400_000
@@ -91,8 +98,12 @@ class CallLines:
     _parts: list[str] = field(default_factory=list)
     _parts_bytes: int = 0
     _result_bytes: int = 0
+    _long_left: int = field(init=False)
     _nodes_left: list[int] = field(default_factory=lambda: [_MAX_NODES])
     _first: bool = True
+
+    def __post_init__(self) -> None:
+        self._long_left = MAX_LONG_BYTES + _JSON_FACTOR * (self.most_out + self.most_err)
 
     def feed(self, data: bytes) -> Iterator[str]:
         """Yield the messages of this call that `data` completes, as JSON."""
@@ -126,7 +137,8 @@ class CallLines:
         if not isinstance(part, str):
             raise invalid("a part is not a string")
         self._parts.append(part)
-        self._parts_bytes += len(part)
+        # An empty part takes memory too.
+        self._parts_bytes += len(part) + 1
         if self._parts_bytes > _MAX_MESSAGE:
             raise invalid("a message is too long")
         if found.get("last") is not True:
@@ -138,6 +150,10 @@ class CallLines:
     def take(self, message: str) -> CodeItem | Done | None:
         """Return the value of a message; None if there is nothing to show."""
         raw = message.encode("utf-8", "replace")
+        if len(raw) > SLOW_BYTES:
+            self._long_left -= len(raw)
+            if self._long_left < 0:
+                raise invalid("more data than a call may display")
         if has_more_values(raw, MAX_VALUES):
             # The program shows such a value as text; only a false one sends it.
             self.truncated = True
@@ -166,13 +182,15 @@ class CallLines:
             self.truncated = True
             raw = raw[:room]
             text = raw.decode(errors="ignore")
+        if not text:
+            return None
         if out:
             self.most_out -= len(raw)
             self.stdout.append(text)
         else:
             self.most_err -= len(raw)
             self.stderr.append(text)
-        return CodeText("stdout" if out else "stderr", text) if text else None
+        return CodeText("stdout" if out else "stderr", text)
 
     def _result(self, found: dict[str, Any], size: int) -> CodeDisplay | None:
         self._result_bytes += size
