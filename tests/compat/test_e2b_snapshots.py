@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from sandkasten.compat.e2b import snapshot_store
 from sandkasten.compat.e2b.pause_schedule import PauseTime, open_schedule
 from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import StoreUnusable
+from sandkasten.model.journal_rows import StoredFile
+from tests.api.daemon_with_database import new_key
 from tests.compat.e2b_requests import E2b, another
 
 SNAPSHOT = "snap_0123456789abcdef"
@@ -49,6 +52,30 @@ async def test_another_tenant_neither_sees_nor_uses_a_snapshot(e2b):
         assert status in (403, 404)
         assert (await other.ask("DELETE", f"/templates/{template}"))[0] == 404
     assert await listed(e2b) == [made]
+
+
+async def test_snapshots_need_the_scope_of_stored_files(e2b):
+    box = await filled(e2b)
+    made = await snapshot(e2b, box, "mine")
+    headers = await new_key(e2b.daemon, name="no files", scopes=["sessions"])
+    other = E2b(e2b.daemon, headers["Authorization"].removeprefix("Bearer "))
+    for method, path in (
+        ("POST", f"/sandboxes/{box}/snapshots"),
+        ("GET", "/snapshots"),
+        ("DELETE", f"/templates/{made}"),
+    ):
+        status, told = await other.ask(method, path)
+        assert (status, "scope files" in told["message"]) == (403, True), path
+    for template in (made, "mine"):
+        assert (await other.ask("POST", "/sandboxes", {"templateID": template}))[0] in (403, 404)
+    assert await listed(e2b) == [made]
+
+
+@pytest.mark.parametrize("limits", ['{"cpu_limit": 1' + "0" * 400 + "}", "[" * 5000, "[]", "{"])
+def test_a_stored_file_with_false_limits_is_not_a_snapshot(limits):
+    told = {"name": "", "sandbox": "sbx", "image": "host", "profile": "x", "limits": limits}
+    row = StoredFile(f"e2b/snapshots/{SNAPSHOT}", "default", 1, "", "", 0.0, None, told)
+    assert snapshot_store._snapshot(row) is None
 
 
 async def test_snapshots_are_listed_newest_first_with_filters_and_pages(e2b):

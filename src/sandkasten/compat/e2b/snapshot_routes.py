@@ -1,4 +1,7 @@
-"""Snapshots and forks of E2B. Both copy the files of a running sandbox, and nothing else of it."""
+"""Snapshots and forks of E2B. Both copy the files of a running sandbox, and nothing else of it.
+
+A snapshot is a stored file, so its routes need the scope of stored files too.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.responses import Response
 
+from sandkasten.api.request.authentication import require
 from sandkasten.api.response.json_response import answer
 from sandkasten.compat.e2b import snapshot_store
 from sandkasten.compat.e2b.e2b_dialect import control_error
@@ -31,6 +35,7 @@ class SnapshotRoutes:
         self._sandboxes = sandboxes
 
     async def create(self, call: Call) -> Response:
+        require(call.principal, "files")
         the_id = await call.session()
         body = await call.body(NewSnapshot)
         info = await self._sandboxes.living(call, the_id)
@@ -38,6 +43,7 @@ class SnapshotRoutes:
         return answer(made.public, 201)
 
     async def listed(self, call: Call) -> Response:
+        require(call.principal, "files")
         query = call.query(SnapshotQuery)
         sandbox = None if query.sandboxID is None else sandbox_id(query.sandboxID)
         found = await snapshot_store.listed(call, sandbox=sandbox, name=query.name)
@@ -47,6 +53,7 @@ class SnapshotRoutes:
 
     async def remove(self, call: Call) -> Response:
         """Remove a snapshot. Images are not removed by clients of E2B."""
+        require(call.principal, "files")
         found = await snapshot_store.find(call, call.path("template"))
         if found is None:
             raise NotFound("no snapshot has that id", hint="list_snapshots shows them")

@@ -101,9 +101,12 @@ async def _put(
 
 
 async def find(call: Call, template: str) -> Snapshot | None:
-    """Return the snapshot with an id, or the newest one with a name; None: there is none."""
+    """Return the snapshot with an id, or the newest one with a name; None: there is none.
+
+    A key without the scope of stored files finds none.
+    """
     template = template.removesuffix(_TAG)
-    if call.server.files is None:
+    if call.server.files is None or not call.principal.may("files"):
         return None
     if _ID.match(template):
         try:
@@ -188,5 +191,5 @@ def _snapshot(row: StoredFile) -> Snapshot | None:
             limits,
             row.created_at,
         )
-    except (KeyError, ValueError, AttributeError, TypeError):
+    except (KeyError, ValueError, AttributeError, TypeError, OverflowError, RecursionError):
         return None
