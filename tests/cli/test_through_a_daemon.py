@@ -67,6 +67,8 @@ def test_every_command_that_shows_a_sandbox_works_through_a_daemon(cli, box, tmp
     assert cli("cp", str(tmp_path / "in"), f"{box}:/workspace/there").status == 0
     assert cli("cp", f"{box}:there", "-").out == "content"
     assert cli("cp", f"{box}:nothing", str(tmp_path / "out")).status == 125
+    for way in ((f"{box}:there", "-"), (str(tmp_path / "in"), f"{box}:there")):
+        assert "only profile dev has other users" in cli("cp", "--user", "root", *way).err
 
 
 def test_background_commands_work_through_a_daemon(cli, box):

@@ -24,6 +24,13 @@ pub struct Ids {
     pub gid: u32,
 }
 
+/// A user for file verbs; the first group is the main one.
+#[derive(Debug, Clone)]
+pub struct OtherUser {
+    pub uid: u32,
+    pub groups: Vec<u32>,
+}
+
 #[derive(Debug, Clone)]
 pub struct Identity {
     pub own: Ids,
@@ -171,6 +178,46 @@ impl Identity {
                 value
             }
         }
+    }
+
+    /// Run `work` with the file identity of another user, who has none of our capabilities over files.
+    /// Only a runner whose own user can do without groups has the ids to come back to.
+    pub fn as_other<T>(&self, other: &OtherUser, work: impl FnOnce() -> T) -> Result<T, Errno> {
+        let user = self.user.ok_or(libc::EPERM)?;
+        let sets = sys::capabilities()?;
+        // SAFETY: the list is as long as we say.
+        sys::check(unsafe { libc::setgroups(other.groups.len(), other.groups.as_ptr()) })?;
+        self.files_as(other.uid, other.groups[0]);
+        let done = self.check_other(other.uid, sets).map(|()| work());
+        self.files_as(user.uid, user.gid);
+        // SAFETY: an empty list needs no pointer.
+        let alone = unsafe { libc::setgroups(0, std::ptr::null()) } == 0;
+        if !alone || self.file_uid() != user.uid || sys::set_capabilities(sets).is_err() {
+            // Every later verb would have the ids of another user.
+            std::process::abort();
+        }
+        done
+    }
+
+    /// Check that the ids changed: the calls tell nothing, and an id may have no mapping. The kernel takes
+    /// the capabilities over files with a uid for files, and not with an effective one.
+    fn check_other(&self, uid: u32, sets: Capabilities) -> Result<(), Errno> {
+        if self.file_uid() != uid {
+            return Err(libc::EPERM);
+        }
+        sys::set_capabilities(Capabilities {
+            effective: sets.effective & WANTED,
+            ..sets
+        })
+    }
+
+    fn file_uid(&self) -> u32 {
+        if self.effective_ids {
+            // SAFETY: geteuid only reads.
+            return unsafe { libc::geteuid() };
+        }
+        // SAFETY: an id that does not exist changes nothing, and the present one is answered.
+        unsafe { libc::setfsuid(KEEP) as u32 }
     }
 
     /// Run `work` as the owner of our own process's files in /proc, which a dumpable process has.

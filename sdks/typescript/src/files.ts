@@ -23,7 +23,12 @@ const TAR = "application/x-tar";
 /** A name inside a sandbox; bytes for a name that is not UTF-8. */
 export type FilePath = string | Uint8Array;
 
-export interface WriteOptions extends CallOptions {
+export interface FileOptions extends CallOptions {
+  /** `USER[:GROUP]` of the image, with profile dev; the sandbox's own user otherwise. */
+  user?: string | undefined;
+}
+
+export interface WriteOptions extends FileOptions {
   /** Permissions, for example 0o755. */
   mode?: number | undefined;
   /** False: FileExists if there is one. */
@@ -32,7 +37,7 @@ export interface WriteOptions extends CallOptions {
   flush?: boolean | undefined;
 }
 
-export interface ReadOptions extends CallOptions {
+export interface ReadOptions extends FileOptions {
   offset?: number | undefined;
   /** Read that many bytes. */
   limit?: number | undefined;
@@ -88,7 +93,7 @@ export class FileTree {
       method: "PUT",
       path: `${this.filesPath}/file`,
       query: {
-        ...nameFields("path", path),
+        ...named(path, options.user),
         mode: mode?.toString(8).padStart(4, "0"),
         overwrite: overwrite ? undefined : false,
         flush: flush ? undefined : false,
@@ -109,12 +114,12 @@ export class FileTree {
     const most = bounds.length === 0 ? undefined : Math.min(...bounds);
     const where = typeof path === "string" ? path : new TextDecoder().decode(path);
     if (most === 0) {
-      const entry = await this.stat(path, { signal });
+      const entry = await this.stat(path, { signal, user: options.user });
       return FileBytes.wrap(new Uint8Array(), entry.path, entry.size, offset < entry.size);
     }
     const part = rangeOf(offset, most);
     try {
-      const response = await this.part(path, part, signal);
+      const response = await this.part(path, part, options);
       const told = Number(response.headers.get("content-length") ?? 0);
       if (told > MAX_WHOLE_READ) {
         await response.body?.cancel();
@@ -149,24 +154,24 @@ export class FileTree {
     options: ReadOptions = {},
   ): Promise<ReadableStream<Uint8Array>> {
     const { offset = 0, limit, signal } = options;
-    const entry = await this.stat(path, { signal });
+    const entry = await this.stat(path, { signal, user: options.user });
     if (limit === 0 || (offset > 0 && offset >= entry.size)) {
       return new Blob([]).stream();
     }
-    const response = await this.part(path, rangeOf(offset, limit), signal);
+    const response = await this.part(path, rangeOf(offset, limit), options);
     return streamed(this.connection, response, `${entry.path} was read`, signal);
   }
 
   async stat(
     path: FilePath,
-    options: CallOptions & { follow?: boolean | undefined } = {},
+    options: FileOptions & { follow?: boolean | undefined } = {},
   ): Promise<FileEntry> {
-    const query = { ...nameFields("path", path), follow: options.follow };
+    const query = { ...named(path, options.user), follow: options.follow };
     return decoded("FileEntry", await this.get("stat", query, options));
   }
 
   /** Return whether a path exists (a dangling link counts). */
-  async exists(path: FilePath, options: CallOptions = {}): Promise<boolean> {
+  async exists(path: FilePath, options: FileOptions = {}): Promise<boolean> {
     try {
       await this.stat(path, { ...options, follow: false });
     } catch (error) {
@@ -181,14 +186,14 @@ export class FileTree {
   /** Return the entries of a directory by name: all, or the first `limit`. */
   async ls(
     path: FilePath = ".",
-    options: CallOptions & { recursive?: boolean | undefined; limit?: number | undefined } = {},
+    options: FileOptions & { recursive?: boolean | undefined; limit?: number | undefined } = {},
   ): Promise<FileEntry[]> {
     const { recursive, limit = Infinity } = options;
     const found: FileEntry[] = [];
     let cursor: string | null = null;
     while (found.length < limit) {
       const size = Math.min(PAGE, limit - found.length);
-      const name = nameFields("path", path);
+      const name = named(path, options.user);
       const query: HttpRequest["query"] = { ...name, limit: size, recursive, cursor };
       const page: Entries = decoded("Entries", await this.get("list", query, options));
       found.push(...page.entries);
@@ -208,19 +213,20 @@ export class FileTree {
 
   async mkdir(
     path: FilePath,
-    options: CallOptions & { parents?: boolean | undefined; existOk?: boolean | undefined } = {},
+    options: FileOptions & { parents?: boolean | undefined; existOk?: boolean | undefined } = {},
   ): Promise<FileEntry> {
     const { parents = true, existOk = true } = options;
-    const body = { ...nameFields("path", path), parents, exist_ok: existOk };
+    const body = { ...named(path, options.user), parents, exist_ok: existOk };
     return decoded("FileEntry", await this.post("mkdir", body, existOk, options));
   }
 
   async move(
     source: FilePath,
     destination: FilePath,
-    options: CallOptions & { overwrite?: boolean | undefined } = {},
+    options: FileOptions & { overwrite?: boolean | undefined } = {},
   ): Promise<FileEntry> {
     const body = {
+      ...userFields(options.user),
       ...nameFields("source", source),
       ...nameFields("destination", destination),
       overwrite: options.overwrite ?? false,
@@ -231,13 +237,13 @@ export class FileTree {
   /** Remove a file, or with `recursive` a tree; returns how many entries. */
   async remove(
     path: FilePath,
-    options: CallOptions & {
+    options: FileOptions & {
       recursive?: boolean | undefined;
       missingOk?: boolean | undefined;
     } = {},
   ): Promise<number> {
     const { recursive = false, missingOk = false } = options;
-    const body = { ...nameFields("path", path), recursive, missing_ok: missingOk };
+    const body = { ...named(path, options.user), recursive, missing_ok: missingOk };
     return decoded("DeletedFiles", await this.post("delete", body, missingOk, options)).removed;
   }
 
@@ -245,12 +251,12 @@ export class FileTree {
   async uploadTar(
     data: Data,
     path: FilePath = ".",
-    options: CallOptions & { flush?: boolean | undefined } = {},
+    options: FileOptions & { flush?: boolean | undefined } = {},
   ): Promise<Uploaded> {
     const answer = await this.connection.ask({
       method: "POST",
       path: `${this.filesPath}/upload`,
-      query: { ...nameFields("path", path), flush: options.flush },
+      query: { ...named(path, options.user), flush: options.flush },
       body: data,
       headers: { "Content-Type": TAR },
       answerMs: null,
@@ -266,12 +272,12 @@ export class FileTree {
    */
   async downloadTar(
     path: FilePath = ".",
-    options: CallOptions = {},
+    options: FileOptions = {},
   ): Promise<ReadableStream<Uint8Array>> {
     const response = await this.connection.stream({
       method: "GET",
       path: `${this.filesPath}/download`,
-      query: { ...nameFields("path", path), format: "tar" },
+      query: { ...named(path, options.user), format: "tar" },
       repeatable: true,
       answerMs: null,
       signal: options.signal,
@@ -282,16 +288,16 @@ export class FileTree {
   private async part(
     path: FilePath,
     headers: Record<string, string>,
-    signal: AbortSignal | undefined,
+    options: FileOptions,
   ): Promise<Response> {
     const response = await this.connection.stream({
       method: "GET",
       path: `${this.filesPath}/download`,
-      query: nameFields("path", path),
+      query: named(path, options.user),
       headers,
       repeatable: true,
       answerMs: null,
-      signal,
+      signal: options.signal,
     });
     if (response.headers.get("content-type")?.startsWith(TAR) === true) {
       await response.body?.cancel();
@@ -331,7 +337,7 @@ export async function* watch(
   connection: Connection,
   filesPath: string,
   path: FilePath,
-  options: CallOptions & { recursive?: boolean | undefined },
+  options: FileOptions & { recursive?: boolean | undefined },
 ): AsyncGenerator<Change, void, undefined> {
   const patience = new Patience();
   for (;;) {
@@ -341,7 +347,7 @@ export async function* watch(
       const response = await connection.stream({
         method: "GET",
         path: `${filesPath}/watch`,
-        query: { ...nameFields("path", path), recursive: options.recursive ?? true },
+        query: { ...named(path, options.user), recursive: options.recursive ?? true },
         headers: EVENTS,
         repeatable: true,
         answerMs: null,
@@ -393,6 +399,14 @@ export function streamed(
       await source.return(undefined);
     },
   });
+}
+
+function named(path: FilePath, user: string | undefined): Record<string, string> {
+  return { ...nameFields("path", path), ...userFields(user) };
+}
+
+function userFields(user: string | undefined): Record<string, string> {
+  return user === undefined ? {} : { user };
 }
 
 /** Return the fields of a name; one that is not UTF-8 is sent as base64 in a second field. */

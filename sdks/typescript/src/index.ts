@@ -14,7 +14,7 @@ export type {
   StartOptions,
 } from "./commands.js";
 export { FileBytes, FileTree } from "./files.js";
-export type { Change, FilePath, ReadOptions, WriteOptions } from "./files.js";
+export type { Change, FileOptions, FilePath, ReadOptions, WriteOptions } from "./files.js";
 export { PortConnection, Terminal } from "./terminal.js";
 export type { TerminalOptions } from "./terminal.js";
 export { Contexts } from "./code.js";

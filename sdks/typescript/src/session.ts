@@ -12,7 +12,7 @@ import {
 } from "./commands.js";
 import { ANSWER_MS, type Connection, type Data, type HttpRequest, sessionPath } from "./connection.js";
 import { Commands } from "./exec_requests.js";
-import { type Change, type FilePath, FileTree, watch } from "./files.js";
+import { type Change, type FileOptions, type FilePath, FileTree, watch } from "./files.js";
 import { InvalidRequest, NotFound } from "./generated/error_classes.js";
 import type {
   CodeResult,
@@ -245,7 +245,7 @@ export class Session extends FileTree implements AsyncDisposable {
    */
   watch(
     path: FilePath = ".",
-    options: CallOptions & { recursive?: boolean | undefined } = {},
+    options: FileOptions & { recursive?: boolean | undefined } = {},
   ): AsyncGenerator<Change, void, undefined> {
     return watch(this.connection, sessionPath(this.id, "fs"), path, options);
   }

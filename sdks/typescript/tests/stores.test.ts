@@ -43,6 +43,8 @@ test("files are written, read, listed, moved and removed", async () => {
   assert.equal(await session.readText("/work/a/ü.txt"), "grüße");
   assert.equal((await session.stat("a/ü.txt")).mode & 0o777, 0o640);
   await assert.rejects(session.write("a/ü.txt", "", { overwrite: false }), sandkasten.FileExists);
+  assert.equal(await session.exists("a/ü.txt", { user: "sandbox" }), true);
+  await assert.rejects(session.move("a", "b", { user: "root" }), /only profile dev has other users/);
   await session.mkdir("b/c");
   await session.move("a/ü.txt", "b/c/v");
   const names = (await session.ls(".", { recursive: true })).map((one) => one.path);

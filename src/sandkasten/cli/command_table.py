@@ -18,6 +18,7 @@ from sandkasten.cli.options import (
     Id,
     Json,
     Timeout,
+    User,
     pairs,
     sandbox_flags,
     state_of,
@@ -311,15 +312,7 @@ def _exec(
     shell: Annotated[
         str | None, typer.Option("--shell", metavar="NAME", help="Name of the persistent shell.")
     ] = None,
-    user: Annotated[
-        str | None,
-        typer.Option(
-            "--user",
-            "-u",
-            metavar="USER[:GROUP]",
-            help="Run it as this user of the image, in a new process; requires profile dev.",
-        ),
-    ] = None,
+    user: User = None,
     json: Json = False,
 ) -> None:
     """Run a command in a sandbox and stream its output. The exit status is the command's."""
@@ -429,12 +422,13 @@ def _cp(
     destination: Annotated[
         str, typer.Argument(metavar="DST", help="A path, ID:path, or - (stdout).")
     ],
+    user: User = None,
     json: Json = False,
 ) -> None:
     """Copy files and directories into a sandbox or out of it."""
     from sandkasten.cli.commands import cp
 
-    go(cp.copy(state_of(context, json=json), source, destination))
+    go(cp.copy(state_of(context, json=json), source, destination, user))
 
 
 def _doctor(

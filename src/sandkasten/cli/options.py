@@ -38,6 +38,15 @@ OptionalId = Annotated[
         metavar="[ID]", help="A sandbox; default: all.", autocompletion=completions.sandboxes
     ),
 ]
+User = Annotated[
+    str | None,
+    typer.Option(
+        "--user",
+        "-u",
+        metavar="USER[:GROUP]",
+        help="Act as this user of the image; requires profile dev.",
+    ),
+]
 Environment = Annotated[
     list[str],
     typer.Option("--env", "-e", metavar="K=V", help="An environment variable; repeatable."),

@@ -28,6 +28,8 @@ SAYS_ENDING = 2
 HAS_ATTRIBUTES = 4
 # A feature in HELLO: `argv` with `shell` starts a process with the state of that shell.
 SHELL_STATE = "shell_state"
+# A feature in HELLO: the field `user` of a file verb runs it as another user.
+FILE_USER = "file_user"
 
 _HEADER = struct.Struct(">IBI")
 HEADER_BYTES = _HEADER.size

@@ -126,6 +126,35 @@ async def test_a_hardened_sandbox_has_one_user(abox):
         await abox.exec("id", user="sandbox", stateful=True)
 
 
+async def test_the_user_of_every_file_method_reaches_the_sandbox(abox, tmp_path):
+    (tmp_path / "f").write_bytes(b"x")
+    await abox.write("f", b"x", user=1000)
+    assert await abox.read("f", user="sandbox") == b"x"
+    await abox.move("f", "g", user="sandbox")
+    for attempt in (
+        lambda: abox.write("f", b"", user="root"),
+        lambda: abox.read("g", user="root"),
+        lambda: abox.read("g", limit=0, user="root"),
+        lambda: abox.ls(user="root"),
+        lambda: abox.stat("g", user="root"),
+        lambda: abox.exists("g", user="root"),
+        lambda: abox.mkdir("d", user="root"),
+        lambda: abox.move("g", "h", user="root"),
+        lambda: abox.remove("g", user="root"),
+        lambda: abox.upload(tmp_path / "f", "f", user="root"),
+        lambda: abox.upload(tmp_path, "d", user="root"),
+        lambda: abox.download("g", tmp_path / "g", user="root"),
+        lambda: abox.upload_tar(bytes(1024), user="root"),
+        lambda: abox.download_tar(".", io.BytesIO(), user="root"),
+        lambda: anext(abox.watch(user="root")),
+    ):
+        with pytest.raises(InvalidRequest, match="only profile dev has other users"):
+            await attempt()
+    with pytest.raises(InvalidRequest, match="user"):
+        await abox.read("g", user="a b")
+    assert [one.name for one in await abox.ls()] == ["g"]
+
+
 async def test_a_closed_shell_is_gone_with_its_jobs(abox):
     await abox.exec("sleep 1003 & A=1", shell="work")
     await abox.exec("A=2")

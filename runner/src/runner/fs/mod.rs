@@ -13,6 +13,7 @@ mod flush;
 mod list;
 mod lookup;
 mod names;
+mod other_user;
 mod policy;
 mod read;
 mod remove;
@@ -25,6 +26,7 @@ mod walk;
 mod watch;
 mod write;
 
+use crate::identity::Identity;
 use crate::sys;
 use crate::wire::handler::{Failure, Handler, Out, Step};
 use request::Request;
@@ -60,6 +62,19 @@ pub struct Directories {
     /// The user's home. No path is relative to it: `~` is a name like any other.
     #[allow(dead_code)]
     pub home: Vec<u8>,
+}
+
+/// Begin `verb`, as another user if the request names one.
+pub fn open_as(
+    verb: &str,
+    request: &Value,
+    directories: &Directories,
+    identity: &Identity,
+) -> Result<Box<dyn Handler>, Failure> {
+    match other_user::named(request)? {
+        None => open(verb, request, directories),
+        Some(user) => other_user::open(user, identity, || open(verb, request, directories)),
+    }
 }
 
 /// Begin `verb`. Errors in the request, and most reasons why it cannot be done, are returned here.

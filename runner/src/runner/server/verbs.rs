@@ -71,7 +71,8 @@ impl Server {
                 return Ok(());
             }
             _ if verb.starts_with("fs.") => {
-                let handler = fs::open(verb, request, &self.fs)?;
+                let identity = &cx.config.identity;
+                let handler = fs::open_as(verb, request, &self.fs, identity)?;
                 cx.clients.add_handler(stream, handler, &mut cx.poll);
                 return Ok(());
             }

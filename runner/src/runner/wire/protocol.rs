@@ -31,8 +31,8 @@ pub const MAX_CMDLINE: usize = 4 << 10;
 pub const MAX_SHELL_ANSWER: usize = 4 << 20;
 
 /// What this runner can do beyond its generation. `shell_state`: `argv` together with `shell` starts a fresh
-/// process with the state of that shell.
-pub const FEATURES: &[&str] = &["shell_state"];
+/// process with the state of that shell. `file_user`: the field `user` of a file verb runs it as another user.
+pub const FEATURES: &[&str] = &["shell_state", "file_user"];
 
 /// `(number, name, direction)`.
 pub const KINDS: &[(u8, &str, &str)] = &[

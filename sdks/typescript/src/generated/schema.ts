@@ -289,6 +289,8 @@ export interface DeleteBody {
   path?: string | null | undefined;
   /** The bytes of the name in base64, for names that are not UTF-8. */
   pathB64?: string | null | undefined;
+  /** `USER[:GROUP]` of the image, with profile dev. Default: the sandbox's user. */
+  user?: string | null | undefined;
   recursive?: boolean | undefined;
   missingOk?: boolean | undefined;
 }
@@ -660,6 +662,8 @@ export interface MkdirBody {
   path?: string | null | undefined;
   /** The bytes of the name in base64, for names that are not UTF-8. */
   pathB64?: string | null | undefined;
+  /** `USER[:GROUP]` of the image, with profile dev. Default: the sandbox's user. */
+  user?: string | null | undefined;
   parents?: boolean | undefined;
   existOk?: boolean | undefined;
   /** Permissions: a number (420), or octal digits in a string (`0644`). */
@@ -675,6 +679,8 @@ export interface MoveBody {
   destination?: string | null | undefined;
   /** The bytes of the name in base64, for names that are not UTF-8. */
   destinationB64?: string | null | undefined;
+  /** `USER[:GROUP]` of the image, with profile dev. Default: the sandbox's user. */
+  user?: string | null | undefined;
   overwrite?: boolean | undefined;
 }
 
@@ -1435,6 +1441,8 @@ export interface WriteBody {
   path?: string | null | undefined;
   /** The bytes of the name in base64, for names that are not UTF-8. */
   pathB64?: string | null | undefined;
+  /** `USER[:GROUP]` of the image, with profile dev. Default: the sandbox's user. */
+  user?: string | null | undefined;
   /** The text of the file. */
   contents?: string | null | undefined;
   /** Its bytes in base64. */

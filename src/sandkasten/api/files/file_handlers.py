@@ -55,7 +55,7 @@ class Verbs:
         if len(data) > MAX_JSON_FILE:
             raise _too_large(f"the file is {len(data)} bytes long", "PUT it to fs/file")
         async with self._place(call) as spot:
-            entry = await call.engine.files.write(
+            entry = await call.engine.files.by(body.user).write(
                 spot.sandbox_id,
                 spot.named(body.path, body.path_b64),
                 data,
@@ -68,7 +68,7 @@ class Verbs:
     async def put(self, call: Call) -> Response:
         query = call.query(FileQuery)
         async with self._place(call) as spot:
-            entry = await call.engine.files.write(
+            entry = await call.engine.files.by(query.user).write(
                 spot.sandbox_id,
                 spot.named(query.path, query.path_b64),
                 call.pieces(call.server.rules.max_upload_bytes),
@@ -82,7 +82,7 @@ class Verbs:
         query = call.query(ReadQuery)
         most = MAX_JSON_FILE if query.max_bytes is None else min(query.max_bytes, MAX_JSON_FILE)
         async with self._place(call) as spot:
-            found = await call.engine.files.read(
+            found = await call.engine.files.by(query.user).read(
                 spot.sandbox_id,
                 spot.named(query.path, query.path_b64),
                 offset=query.offset,
@@ -107,7 +107,7 @@ class Verbs:
         query = call.query(ListQuery)
         async with self._place(call) as spot:
             path = spot.named(query.path, query.path_b64, otherwise=WORKSPACE)
-            page = await call.engine.files.list(
+            page = await call.engine.files.by(query.user).list(
                 spot.sandbox_id,
                 path,
                 recursive=query.recursive,
@@ -127,13 +127,15 @@ class Verbs:
         query = call.query(StatQuery)
         async with self._place(call) as spot:
             path = spot.named(query.path, query.path_b64)
-            entry = await call.engine.files.stat(spot.sandbox_id, path, follow=query.follow)
+            entry = await call.engine.files.by(query.user).stat(
+                spot.sandbox_id, path, follow=query.follow
+            )
         return answer(entry_fields(entry))
 
     async def mkdir(self, call: Call) -> Response:
         body = await call.body(MkdirBody)
         async with self._place(call) as spot:
-            entry = await call.engine.files.mkdir(
+            entry = await call.engine.files.by(body.user).mkdir(
                 spot.sandbox_id,
                 spot.named(body.path, body.path_b64),
                 parents=body.parents,
@@ -145,7 +147,7 @@ class Verbs:
     async def move(self, call: Call) -> Response:
         body = await call.body(MoveBody)
         async with self._place(call) as spot:
-            entry = await call.engine.files.move(
+            entry = await call.engine.files.by(body.user).move(
                 spot.sandbox_id,
                 spot.named(body.source, body.source_b64, field="source"),
                 spot.named(body.destination, body.destination_b64, field="destination"),
@@ -163,7 +165,7 @@ class Verbs:
     async def _delete(self, call: Call, query: DeleteQuery) -> Response:
         async with self._place(call) as spot:
             path = spot.named(query.path, query.path_b64)
-            removed = await call.engine.files.remove(
+            removed = await call.engine.files.by(query.user).remove(
                 spot.sandbox_id, path, recursive=query.recursive, missing_ok=query.missing_ok
             )
         return answer(
@@ -182,15 +184,16 @@ class Verbs:
             given = query.path is not None or query.path_b64 is not None
             directory = spot.named(query.path, query.path_b64) if given else None
             if kind == FORM:
-                form = FormUpload(call, spot, directory, query.overwrite, query.flush)
+                files = call.engine.files.by(query.user)
+                form = FormUpload(call, spot, files, directory, query.overwrite, query.flush)
                 written = await form.run()
-                files = [entry_fields(one) for one in written]
+                shown = [entry_fields(one) for one in written]
                 path, entries = form.directory or WORKSPACE, len(written)
                 size = sum(one.size for one in written)
             else:
-                path, files = directory or WORKSPACE, []
+                path, shown = directory or WORKSPACE, []
                 pieces = call.pieces(call.server.rules.max_upload_bytes)
-                summary = await call.engine.files.tar_in(
+                summary = await call.engine.files.by(query.user).tar_in(
                     spot.sandbox_id, path, pieces, flush=query.flush
                 )
                 entries, size = summary.entries, summary.bytes
@@ -198,8 +201,8 @@ class Verbs:
             {
                 "ok": True,
                 **name_fields("path", path),
-                "paths": [one["path"] for one in files],
-                "files": files,
+                "paths": [one["path"] for one in shown],
+                "files": shown,
                 "entries": entries,
                 "size_bytes": size,
             }
@@ -210,7 +213,8 @@ class Verbs:
         async with AsyncExitStack() as held:
             spot = await held.enter_async_context(self._place(call))
             path = spot.named(query.path, query.path_b64)
-            return await download(call, held, spot, path, tar=query.format == "tar")
+            files = call.engine.files.by(query.user)
+            return await download(call, held, spot, files, path, tar=query.format == "tar")
 
     async def watch(self, call: Call) -> Response:
         return await begun(self._changes(call, call.query(WatchQuery)), call)
@@ -220,7 +224,9 @@ class Verbs:
             spot = await held.enter_async_context(self._place(call))
             path = spot.named(query.path, query.path_b64, otherwise=WORKSPACE)
             changes = await held.enter_async_context(
-                call.engine.files.watching(spot.sandbox_id, path, recursive=query.recursive)
+                call.engine.files.by(query.user).watching(
+                    spot.sandbox_id, path, recursive=query.recursive
+                )
             )
             yield event("ready", name_fields("path", path))
             async for one in self._told(call, spot, changes):

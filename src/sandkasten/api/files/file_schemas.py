@@ -22,7 +22,7 @@ from sandkasten.api.request.field_schemas import (
 )
 from sandkasten.api.route import Answer, Body, Query
 from sandkasten.errors import InvalidRequest
-from sandkasten.model.field_patterns import ANY_BASE64, OCTAL, form, shown_form
+from sandkasten.model.field_patterns import ACCOUNT, ANY_BASE64, OCTAL, form, shown_form
 
 _OCTAL = form(OCTAL)
 _B64 = "The bytes of the name in base64, for names that are not UTF-8."
@@ -44,6 +44,12 @@ PathText = Annotated[
     Path | None, Field(description="`x`, `/work/x` and `/workspace/x` name the same file.")
 ]
 PathBytes = Annotated[PathB64 | None, Field(description=_B64)]
+FileUser = Annotated[
+    Annotated[str, shaped(ACCOUNT)] | None,
+    Field(
+        description="`USER[:GROUP]` of the image, with profile dev. Default: the sandbox's user."
+    ),
+]
 Flush = Annotated[
     bool, Field(description="`false`: answer before it is on disk; a power failure may lose it.")
 ]
@@ -62,6 +68,7 @@ class WriteBody(Body):
 
     path: PathText = None
     path_b64: PathBytes = None
+    user: FileUser = None
     contents: str | None = Field(None, description="The text of the file.")
     contents_b64: AnyBase64 | None = Field(None, description="Its bytes in base64.")
     content: str | None = Field(None, description="Either, as `encoding` says.")
@@ -97,6 +104,7 @@ class MkdirBody(Body):
 
     path: PathText = None
     path_b64: PathBytes = None
+    user: FileUser = None
     parents: bool = True
     exist_ok: bool = True
     mode: Mode = None
@@ -113,6 +121,7 @@ class MoveBody(Body):
     source_b64: PathBytes = None
     destination: PathText = None
     destination_b64: PathBytes = None
+    user: FileUser = None
     overwrite: bool = False
 
 
@@ -121,6 +130,7 @@ class DeleteBody(Body):
 
     path: PathText = None
     path_b64: PathBytes = None
+    user: FileUser = None
     recursive: bool = False
     missing_ok: bool = False
 
@@ -128,6 +138,7 @@ class DeleteBody(Body):
 class _PathQuery(Query):
     path: PathText = None
     path_b64: PathBytes = None
+    user: FileUser = None
 
 
 class PathQuery(_PathQuery):

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from sandkasten.api.files.file_locations import Spot
     from sandkasten.api.files.multipart_form import Part
     from sandkasten.api.request.http_call import Call
+    from sandkasten.engine.storage.sandbox_files import FileOperations
     from sandkasten.model.files.file_entries import FileEntry
 
 MAX_PARTS: Final = 100
@@ -58,6 +59,7 @@ class FormUpload:
 
     call: Call
     spot: Spot
+    files: FileOperations
     directory: str | None
     overwrite: bool
     flush: bool
@@ -126,7 +128,7 @@ class FormUpload:
                 limit=MAX_PARTS,
             )
         name = _checked(filename)
-        files = self.call.engine.files
+        files = self.files
         if self.directory is None:
             held = f"{WORKSPACE}/.sandkasten-upload-{secrets.token_hex(8)}"
             await files.write(
@@ -143,7 +145,7 @@ class FormUpload:
 
     async def _settle(self) -> None:
         directory = self.directory or WORKSPACE
-        files, the_id = self.call.engine.files, self.spot.sandbox_id
+        files, the_id = self.files, self.spot.sandbox_id
         while self._waiting:
             held, name = self._waiting[0]
             path = self.spot.within(f"{directory}/{name}")
@@ -155,24 +157,32 @@ class FormUpload:
     async def _tidy(self) -> None:
         for held, _ in self._waiting:
             with suppress(SandkastenError):
-                await self.call.engine.files.remove(self.spot.sandbox_id, held, missing_ok=True)
+                await self.files.remove(self.spot.sandbox_id, held, missing_ok=True)
 
 
 async def download(
-    call: Call, held: AsyncExitStack, spot: Spot, path: str, *, tar: bool
+    call: Call,
+    held: AsyncExitStack,
+    spot: Spot,
+    files: FileOperations,
+    path: str,
+    *,
+    tar: bool,
 ) -> Response:
     """Send a file, a range of it, or everything below a directory as a tar."""
     if not tar:
         try:
-            return await _file(call, held, spot, path)
+            return await _file(call, held, spot, files, path)
         except IsADirectory:
             pass
-    return await _tree(call, held, spot, path)
+    return await _tree(call, held, spot, files, path)
 
 
-async def _file(call: Call, held: AsyncExitStack, spot: Spot, path: str) -> Response:
+async def _file(
+    call: Call, held: AsyncExitStack, spot: Spot, files: FileOperations, path: str
+) -> Response:
     headers = call.connection.headers
-    files, the_id = call.engine.files, spot.sandbox_id
+    the_id = spot.sandbox_id
     head = call.request.method == "HEAD"
     known: FileEntry | None = None
     if head or "range" in headers or "if-none-match" in headers:
@@ -233,8 +243,10 @@ def _one(
     return Streamed(held.pop_all(), _exactly(data, length), status=status, headers=headers)
 
 
-async def _tree(call: Call, held: AsyncExitStack, spot: Spot, path: str) -> Response:
-    files, the_id = call.engine.files, spot.sandbox_id
+async def _tree(
+    call: Call, held: AsyncExitStack, spot: Spot, files: FileOperations, path: str
+) -> Response:
+    the_id = spot.sandbox_id
     name = path.rstrip("/").rpartition("/")[2] or "root"
     headers = {
         "Content-Type": TAR,

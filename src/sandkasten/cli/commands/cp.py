@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 STREAM: Final = "-"
 
 
-async def copy(state: State, source: str, destination: str) -> None:
+async def copy(state: State, source: str, destination: str, user: str | None = None) -> None:
     """Copy; one side is in a sandbox, the other is a local path or `-` for a stream."""
     origin, target = side(source), side(destination)
     if isinstance(origin, Remote) == isinstance(target, Remote):
@@ -37,10 +37,10 @@ async def copy(state: State, source: str, destination: str) -> None:
             hint="write it as ID:path, for example: sandkasten cp report.csv sbx_0123:/workspace",
         )
     if isinstance(target, Remote):
-        moved = await _inwards(state, str(origin), target)
+        moved = await _inwards(state, str(origin), target, user)
     else:
         assert isinstance(origin, Remote)
-        moved = await _outwards(state, origin, target)
+        moved = await _outwards(state, origin, target, user)
     _tell(state, moved, to_stdout=destination == STREAM)
 
 
@@ -56,15 +56,15 @@ async def _attach(state: State, where: Remote) -> AsyncSandbox:
     return await AsyncSandbox.attach(found, **state.where)
 
 
-async def _inwards(state: State, source: str, target: Remote) -> Transfer:
+async def _inwards(state: State, source: str, target: Remote, user: str | None) -> Transfer:
     box = await _attach(state, target)
     if source == STREAM:
-        entry = await box.write(target.path, blocks())
+        entry = await box.write(target.path, blocks(), user=user)
         return Transfer(entry.path, 1, entry.size)
     local = _here(source)
-    inside = await _destination(box, target.path, local.path.name)
+    inside = await _destination(box, target.path, local.path.name, user)
     with _progress(visible(local.path.name), local.size) as progress:
-        return await box.upload(local.path, inside, progress=progress)
+        return await box.upload(local.path, inside, progress=progress, user=user)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,35 +82,35 @@ def _here(text: str) -> Local:
     return Local(path, is_dir, path.stat().st_size if path.is_file() else None)
 
 
-async def _destination(box: AsyncSandbox, path: str, name: str) -> str:
+async def _destination(box: AsyncSandbox, path: str, name: str, user: str | None) -> str:
     """Return the target: inside an existing directory (or one with a slash), else the name."""
     try:
-        into = (await box.stat(path)).is_dir
+        into = (await box.stat(path, user=user)).is_dir
     except FileNotFound:
         into = path.endswith("/")
     return str(PurePosixPath(path) / name) if into else path
 
 
-async def _outwards(state: State, origin: Remote, target: str) -> Transfer:
+async def _outwards(state: State, origin: Remote, target: str, user: str | None) -> Transfer:
     box = await _attach(state, origin)
-    entry = await box.stat(origin.path)
+    entry = await box.stat(origin.path, user=user)
     if target == STREAM:
         if entry.is_dir:
             raise IsADirectory(
                 f"{visible(origin.path)} is a directory", hint="copy it to a local directory"
             )
-        return await _print(box, origin.path)
+        return await _print(box, origin.path, user)
     local = _here(target)
     into = local.is_dir or (target.endswith("/") and not entry.is_dir)
     path = local.path / (PurePosixPath(entry.path).name or "root") if into else local.path
     with _progress(visible(entry.name), None if entry.is_dir else entry.size) as progress:
-        return await box.download(origin.path, path, progress=progress)
+        return await box.download(origin.path, path, progress=progress, user=user)
 
 
-async def _print(box: AsyncSandbox, path: str) -> Transfer:
-    transport = await box.transport()
+async def _print(box: AsyncSandbox, path: str, user: str | None) -> Transfer:
+    files = (await box.transport()).files.by(user)
     moved = 0
-    async with transport.files.read_stream(box.id, path) as (entry, chunks):
+    async with files.read_stream(box.id, path) as (entry, chunks):
         async for chunk in chunks:
             await asyncio.to_thread(sys.stdout.buffer.write, chunk)
             moved += len(chunk)

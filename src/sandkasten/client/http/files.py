@@ -43,8 +43,12 @@ _STALL_S: Final = 120.0
 
 
 class HttpFiles:
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, user: str | None = None) -> None:
         self._connection = connection
+        self._user: dict[str, str] = {} if user is None else {"user": user}
+
+    def by(self, user: str | None) -> HttpFiles:
+        return HttpFiles(self._connection, user)
 
     async def read(
         self,
@@ -113,7 +117,7 @@ class HttpFiles:
         overwrite: bool = True,
         flush: bool = True,
     ) -> FileEntry:
-        query = mapping.name_fields("path", path)
+        query = self._named(path)
         if mode is not None:
             query["mode"] = f"{whole('mode', mode, low=0, high=0o7777):04o}"
         if not overwrite:
@@ -132,7 +136,7 @@ class HttpFiles:
         return mapping.entry_of(await self._connection.ask(order))
 
     async def stat(self, sandbox_id: str, path: str, *, follow: bool = True) -> FileEntry:
-        query = mapping.name_fields("path", path)
+        query = self._named(path)
         if not follow:
             query["follow"] = "false"
         return mapping.entry_of(await self._get(sandbox_id, "stat", query))
@@ -146,7 +150,7 @@ class HttpFiles:
         limit: int = 1000,
         cursor: str | None = None,
     ) -> Listing:
-        query = {**mapping.name_fields("path", path), "limit": str(limit)}
+        query = {**self._named(path), "limit": str(limit)}
         if recursive:
             query["recursive"] = "true"
         if cursor is not None:
@@ -156,13 +160,14 @@ class HttpFiles:
     async def mkdir(
         self, sandbox_id: str, path: str, *, parents: bool = True, exist_ok: bool = True
     ) -> FileEntry:
-        body = {**mapping.name_fields("path", path), "parents": parents, "exist_ok": exist_ok}
+        body = {**self._named(path), "parents": parents, "exist_ok": exist_ok}
         return mapping.entry_of(await self._post(sandbox_id, "mkdir", body, repeatable=exist_ok))
 
     async def move(
         self, sandbox_id: str, source: str, destination: str, *, overwrite: bool = False
     ) -> FileEntry:
         body = {
+            **self._user,
             **mapping.name_fields("source", source),
             **mapping.name_fields("destination", destination),
             "overwrite": overwrite,
@@ -173,7 +178,7 @@ class HttpFiles:
         self, sandbox_id: str, path: str, *, recursive: bool = False, missing_ok: bool = False
     ) -> int:
         body = {
-            **mapping.name_fields("path", path),
+            **self._named(path),
             "recursive": recursive,
             "missing_ok": missing_ok,
         }
@@ -184,7 +189,7 @@ class HttpFiles:
     async def watch(
         self, sandbox_id: str, path: str, *, recursive: bool = True
     ) -> AsyncGenerator[Change]:
-        query = {**mapping.name_fields("path", path), "recursive": str(recursive).lower()}
+        query = {**self._named(path), "recursive": str(recursive).lower()}
         order = HttpRequest(
             "GET",
             _path(sandbox_id, "watch"),
@@ -223,7 +228,7 @@ class HttpFiles:
     async def tar_in(
         self, sandbox_id: str, path: str, data: AsyncIterable[bytes], *, flush: bool = True
     ) -> TarSummary:
-        query = mapping.name_fields("path", path)
+        query = self._named(path)
         if not flush:
             query["flush"] = "false"
         order = HttpRequest(
@@ -240,7 +245,7 @@ class HttpFiles:
         order = HttpRequest(
             "GET",
             _path(sandbox_id, "download"),
-            query={**mapping.name_fields("path", path), "format": "tar"},
+            query={**self._named(path), "format": "tar"},
             repeatable=True,
             answer_s=None,
         )
@@ -250,11 +255,14 @@ class HttpFiles:
 
     # ---- below
 
+    def _named(self, path: str) -> dict[str, str]:
+        return {**mapping.name_fields("path", path), **self._user}
+
     def _part(self, sandbox_id: str, path: str, offset: int, most: int | None) -> HttpRequest:
         return HttpRequest(
             "GET",
             _path(sandbox_id, "download"),
-            query=mapping.name_fields("path", path),
+            query=self._named(path),
             headers=mapping.range_of(offset, most),
             repeatable=True,
             answer_s=None,

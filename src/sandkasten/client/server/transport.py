@@ -91,6 +91,7 @@ class ServesPreviews(Protocol):
 class FilesTransport(Protocol):
     """The file operations of one server; every path is the sandbox's own."""
 
+    def by(self, user: str | None) -> FilesTransport: ...
     async def read(
         self,
         sandbox_id: str,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Final, cast
 
 from sandkasten.client.process import AsyncWatch
 from sandkasten.client.results import FileBytes, Transfer
@@ -41,8 +41,8 @@ class SandboxFiles:
         def id(self) -> str: ...
         async def transport(self) -> Transport: ...
 
-    async def _files(self) -> FilesTransport:
-        return (await self.transport()).files
+    async def _files(self, user: str | int | None = None) -> FilesTransport:
+        return (await self.transport()).files.by(_text(user))
 
     async def write(
         self,
@@ -52,13 +52,15 @@ class SandboxFiles:
         mode: int | None = None,
         overwrite: bool = True,
         flush: bool = True,
+        user: str | int | None = None,
     ) -> FileEntry:
         """Write a whole file; readers see the old file or the new one, never a part.
 
         A binary file object is read to its end and never held in memory as a whole. `flush=False`
-        returns before the file is on disk.
+        returns before the file is on disk. `user` is that of `exec`.
         """
-        write = partial((await self._files()).write, mode=mode, overwrite=overwrite, flush=flush)
+        files = await self._files(user)
+        write = partial(files.write, mode=mode, overwrite=overwrite, flush=flush)
         if isinstance(data, str | bytes):
             raw = data.encode() if isinstance(data, str) else data
             return await write(self.id, path, raw)
@@ -72,43 +74,73 @@ class SandboxFiles:
         offset: int = 0,
         limit: int | None = None,
         max_bytes: int | None = None,
+        user: str | int | None = None,
     ) -> FileBytes:
         """Return the bytes of a file, or of a part of it.
 
         `limit` reads that many bytes from `offset`; `max_bytes` cuts, and `.truncated` tells.
         """
-        files = await self._files()
+        files = await self._files(user)
         got = await files.read(self.id, path, offset=offset, limit=limit, max_bytes=max_bytes)
         return FileBytes(got.data, got.path, got.size, got.truncated)
 
     async def ls(
-        self, path: str = ".", *, recursive: bool = False, limit: int | None = None
+        self,
+        path: str = ".",
+        *,
+        recursive: bool = False,
+        limit: int | None = None,
+        user: str | int | None = None,
     ) -> builtins.list[FileEntry]:
         """Return the entries of a directory by name: all, or the first `limit`."""
-        files = await self._files()
+        files = await self._files(user)
         return await _list_all(files, self.id, path, recursive=recursive, limit=limit)
 
-    async def stat(self, path: str, *, follow: bool = True) -> FileEntry:
-        return await (await self._files()).stat(self.id, path, follow=follow)
+    async def stat(
+        self, path: str, *, follow: bool = True, user: str | int | None = None
+    ) -> FileEntry:
+        return await (await self._files(user)).stat(self.id, path, follow=follow)
 
-    async def exists(self, path: str) -> bool:
+    async def exists(self, path: str, *, user: str | int | None = None) -> bool:
         """Return whether a path exists (a dangling link counts)."""
         try:
-            await self.stat(path, follow=False)
+            await self.stat(path, follow=False, user=user)
         except FileNotFound:
             return False
         return True
 
-    async def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> FileEntry:
-        return await (await self._files()).mkdir(self.id, path, parents=parents, exist_ok=exist_ok)
+    async def mkdir(
+        self,
+        path: str,
+        *,
+        parents: bool = True,
+        exist_ok: bool = True,
+        user: str | int | None = None,
+    ) -> FileEntry:
+        files = await self._files(user)
+        return await files.mkdir(self.id, path, parents=parents, exist_ok=exist_ok)
 
-    async def move(self, source: str, destination: str, *, overwrite: bool = False) -> FileEntry:
-        files = await self._files()
+    async def move(
+        self,
+        source: str,
+        destination: str,
+        *,
+        overwrite: bool = False,
+        user: str | int | None = None,
+    ) -> FileEntry:
+        files = await self._files(user)
         return await files.move(self.id, source, destination, overwrite=overwrite)
 
-    async def remove(self, path: str, *, recursive: bool = False, missing_ok: bool = False) -> int:
+    async def remove(
+        self,
+        path: str,
+        *,
+        recursive: bool = False,
+        missing_ok: bool = False,
+        user: str | int | None = None,
+    ) -> int:
         """Remove a file, or with `recursive` a tree; returns how many entries."""
-        files = await self._files()
+        files = await self._files(user)
         return await files.remove(self.id, path, recursive=recursive, missing_ok=missing_ok)
 
     async def upload(
@@ -118,12 +150,13 @@ class SandboxFiles:
         *,
         progress: transfer.Progress | None = None,
         flush: bool = True,
+        user: str | int | None = None,
     ) -> Transfer:
         """Copy a local file to `remote`, or the contents of a directory into `remote`.
 
         `flush=False` returns before the files are on disk.
         """
-        files = await self._files()
+        files = await self._files(user)
         return await transfer.upload(files, self.id, Path(local), remote, progress, flush=flush)
 
     async def download(
@@ -134,6 +167,7 @@ class SandboxFiles:
         max_bytes: int = transfer.MAX_DOWNLOAD_BYTES,
         progress: transfer.Progress | None = None,
         exclude: Sequence[str] = (),
+        user: str | int | None = None,
     ) -> Transfer:
         """Copy a file to `local` (or into it, if it is a directory), or a tree's contents into it.
 
@@ -142,20 +176,25 @@ class SandboxFiles:
         `local`, and anything but files, directories and links that stay inside, are left out and
         named in `skipped`.
         """
-        files = await self._files()
+        files = await self._files(user)
         return await transfer.download(
             files, self.id, remote, Path(local), max_bytes, progress, exclude
         )
 
     async def upload_tar(
-        self, data: transfer.Source, remote: str = ".", *, flush: bool = True
+        self,
+        data: transfer.Source,
+        remote: str = ".",
+        *,
+        flush: bool = True,
+        user: str | int | None = None,
     ) -> TarSummary:
         """Unpack an uncompressed tar (bytes, a binary file or an iterator of bytes) into `remote`.
 
         It is unpacked inside the sandbox and never held in memory as a whole. A member that leads
         out of `remote` is an error.
         """
-        files = await self._files()
+        files = await self._files(user)
         return await transfer.upload_tar(files, self.id, data, remote, flush=flush)
 
     async def download_tar(
@@ -165,13 +204,14 @@ class SandboxFiles:
         *,
         max_bytes: int = transfer.MAX_DOWNLOAD_BYTES,
         exclude: Sequence[str] = (),
+        user: str | int | None = None,
     ) -> int:
         """Write a tar of a directory to a binary file and return its size.
 
         `exclude` is that of `download`; `max_bytes` counts what it leaves out, too. Its members are
         the sandbox's: unpack it as you would any archive from elsewhere.
         """
-        files = await self._files()
+        files = await self._files(user)
         return await transfer.download_tar(files, self.id, remote, file, max_bytes, exclude)
 
     async def stage(self, file_key: str, destination: str, *, overwrite: bool = True) -> StagedFile:
@@ -207,11 +247,20 @@ class SandboxFiles:
                 overwrite=overwrite,
             )
 
-    def watch(self, path: str = ".", *, recursive: bool = True) -> AsyncWatch:
+    def watch(
+        self, path: str = ".", *, recursive: bool = True, user: str | int | None = None
+    ) -> AsyncWatch:
         """Watch changes below a path until it is closed."""
         return AsyncWatch(
-            self, lambda transport: transport.files.watch(self.id, path, recursive=recursive)
+            self,
+            lambda transport: transport.files.by(_text(user)).watch(
+                self.id, path, recursive=recursive
+            ),
         )
+
+
+def _text(user: str | int | None) -> str | None:
+    return str(user) if type(user) is int else cast("str | None", user)
 
 
 async def _list_all(

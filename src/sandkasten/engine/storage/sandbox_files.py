@@ -11,10 +11,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Literal, cast
+from copy import copy
+from typing import TYPE_CHECKING
 
 from sandkasten.disk import free_space
 from sandkasten.engine.audit_trail import FileChange
+from sandkasten.engine.sandbox_users import file_user
+from sandkasten.engine.storage.file_streams import changes_of, entry_before, pieces_of
 from sandkasten.engine.storage.read_buffer import collector
 from sandkasten.errors import (
     FilePermission,
@@ -27,13 +30,14 @@ from sandkasten.errors import (
     SandkastenError,
     UnsupportedByBackend,
 )
+from sandkasten.model.commands.accounts import account_text
 from sandkasten.model.files.file_entries import Change, FileContent, FileEntry, Listing, TarSummary
 from sandkasten.model.files.sandbox_paths import WRITABLE, sandbox_path
 from sandkasten.model.numbers import whole
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
-from sandkasten.wire.call import Call, CallEvent, Data
+from sandkasten.wire.call import CallEvent, Data
 from sandkasten.wire.frame_codec import HAS_ATTRIBUTES
-from sandkasten.wire.json_bodies import from_bytes_json, to_bytes_json
+from sandkasten.wire.json_bodies import to_bytes_json
 from sandkasten.wire.messages import FileStat, decode_attributes, decode_entry, decode_page
 from sandkasten.wire.runner_errors import READ_ONLY, became_read_only
 
@@ -41,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from sandkasten.engine.handles import Handles
+    from sandkasten.engine.handles import Handle, Handles
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.policy import Policy
     from sandkasten.wire.channel import Channel
@@ -55,7 +59,6 @@ _MAX_OFFSET = 2**62
 _MAX_ATTRIBUTES_OF = 1000
 # What a runner answers if the file system below it has no room, failed, or gave up.
 _DISK_CODES = frozenset({"no_space", "io", READ_ONLY})
-_CHANGES = frozenset({"created", "modified", "deleted", "moved"})
 
 
 class FileOperations:
@@ -70,6 +73,15 @@ class FileOperations:
         self._change: dict[str, object] = dict(self._deny)
         if not policy.disk.flush:
             self._change["flush"] = False
+        self._user: str | None = None
+
+    def by(self, user: str | None) -> FileOperations:
+        """Return the same operations as another user of the sandbox, `USER[:GROUP]`."""
+        if user is None:
+            return self
+        other = copy(self)
+        other._user = account_text(user)
+        return other
 
     async def read(
         self,
@@ -94,13 +106,13 @@ class FileOperations:
         fields = self._range(path, offset, count)
         if count is None:
             fields["max"] = MAX_WHOLE_READ
-        handle, channel = await self._handles.connect(sandbox_id)
+        handle, channel = await self._connect(sandbox_id, fields)
         async with (
             self._handles.explaining(handle),
             channel.stream("fs.read", fields) as call,
         ):
             async with self._telling_directories(sandbox_id, path):
-                entry = await _opened(call)
+                entry = await entry_before(call)
             # Bounded: the size that a sandbox reports must not decide how much memory we allocate.
             left = min(max(0, entry.size - offset), MAX_WHOLE_READ)
             whole_file = collector(left if count is None else min(left, count))
@@ -118,14 +130,15 @@ class FileOperations:
         """Return the entry and its bytes as they arrive. Leaving early stops the transfer."""
         if limit is not None:
             limit = whole("limit", limit, low=0, high=_MAX_OFFSET)
-        handle, channel = await self._handles.connect(sandbox_id)
+        fields = self._range(path, offset, limit)
+        handle, channel = await self._connect(sandbox_id, fields)
         async with (
             self._handles.explaining(handle),
-            channel.stream("fs.read", self._range(path, offset, limit)) as call,
+            channel.stream("fs.read", fields) as call,
         ):
             async with self._telling_directories(sandbox_id, path):
-                entry = await _opened(call)
-            yield _entry(entry), _bytes(call)
+                entry = await entry_before(call)
+            yield _entry(entry), pieces_of(call)
 
     async def write(
         self,
@@ -221,13 +234,13 @@ class FileOperations:
         runner is older than attributes.
         """
         found: list[Mapping[str, str]] = []
-        handle, channel = await self._handles.connect(sandbox_id)
+        rest: dict[str, object] = {"prefix": prefix, **self._deny}
+        handle, channel = await self._connect(sandbox_id, rest)
         if channel.hello.generation < HAS_ATTRIBUTES:
             return tuple({} for _ in paths)
         while len(found) < len(paths):
             part = paths[len(found) : len(found) + _MAX_ATTRIBUTES_OF]
-            fields = {"paths": [to_bytes_json(sandbox_path(one)) for one in part], **self._deny}
-            fields["prefix"] = prefix
+            fields = {"paths": [to_bytes_json(sandbox_path(one)) for one in part], **rest}
             async with self._handles.explaining(handle):
                 body = await channel.call("fs.attributes", fields, timeout_s=CALL_TIMEOUT_S)
             # The answer may be shorter; one without progress would never end.
@@ -312,12 +325,12 @@ class FileOperations:
         self, sandbox_id: str, path: str = WORKSPACE, *, recursive: bool = True
     ) -> AsyncIterator[AsyncIterator[Change]]:
         """Watch a path. No change is missed inside the block; the iterator reports them."""
-        handle, channel = await self._handles.connect(sandbox_id)
         fields: dict[str, object] = {
             "path": to_bytes_json(sandbox_path(path)),
             "recursive": recursive,
             **self._deny,
         }
+        handle, channel = await self._connect(sandbox_id, fields)
         async with (
             self._handles.explaining(handle),
             channel.stream("fs.watch", fields) as call,
@@ -325,7 +338,7 @@ class FileOperations:
             async for item in call:
                 if isinstance(item, CallEvent) and item.name == "watching":
                     break
-            yield _changes(call)
+            yield changes_of(call)
 
     async def tar_in(
         self,
@@ -361,14 +374,21 @@ class FileOperations:
             return summary
 
     async def tar_out(self, sandbox_id: str, path: str) -> AsyncIterator[bytes]:
-        handle, channel = await self._handles.connect(sandbox_id)
         fields: dict[str, object] = {"path": to_bytes_json(sandbox_path(path)), **self._deny}
+        handle, channel = await self._connect(sandbox_id, fields)
         async with (
             self._handles.explaining(handle),
             channel.stream("fs.tar_out", fields) as call,
         ):
-            async for data in _bytes(call):
+            async for data in pieces_of(call):
                 yield data
+
+    async def _connect(self, sandbox_id: str, fields: dict[str, object]) -> tuple[Handle, Channel]:
+        """Return the way to a sandbox, and add the user to the fields of a request."""
+        handle, channel = await self._handles.connect(sandbox_id)
+        if self._user is not None:
+            fields.update(await file_user(self._user, handle.record, channel))
+        return handle, channel
 
     @asynccontextmanager
     async def _changing(
@@ -384,7 +404,7 @@ class FileOperations:
 
         Adds to `fields` where this sandbox may write besides the usual directories.
         """
-        handle, channel = await self._handles.connect(sandbox_id)
+        handle, channel = await self._connect(sandbox_id, fields)
         mounts = [one.target for one in handle.record.mounts if one.mode == "rw"]
         fields["within"] = [*WRITABLE, *mounts]
         disk = self._host_disk
@@ -431,48 +451,9 @@ class FileOperations:
     async def _call(
         self, sandbox_id: str, verb: str, path: str, rules: dict[str, object], **fields: object
     ) -> dict[str, object]:
-        _, channel = await self._handles.connect(sandbox_id)
         request = {"path": to_bytes_json(sandbox_path(path)), **fields, **rules}
+        _, channel = await self._connect(sandbox_id, request)
         return await channel.call(verb, request, timeout_s=CALL_TIMEOUT_S)
-
-
-async def _opened(call: Call) -> FileStat:
-    """Return the entry that precedes the bytes; the runner's refusal is raised here."""
-    async for item in call:
-        if isinstance(item, CallEvent) and item.name == "open":
-            return decode_entry(item.body.get("entry") or {})
-        break
-    raise ProtocolViolation("the runner sent file content without an entry")
-
-
-async def _bytes(call: Call) -> AsyncIterator[bytes]:
-    async for item in call:
-        if isinstance(item, Data):
-            yield bytes(item.data)
-    await call.result()
-
-
-async def _changes(call: Call) -> AsyncIterator[Change]:
-    async for item in call:
-        if isinstance(item, CallEvent):
-            change = _change(item)
-            if change is not None:
-                yield change
-
-
-def _change(event: CallEvent) -> Change | None:
-    if event.name == "overflow":
-        return Change("overflow", "", is_dir=False)
-    if event.name != "change":
-        return None
-    kind = event.body.get("change")
-    if kind not in _CHANGES:
-        raise ProtocolViolation("the runner reported an unknown kind of change")
-    return Change(
-        cast("Literal['created', 'modified', 'deleted', 'moved']", kind),
-        from_bytes_json(event.body.get("path"), "the path of a change"),
-        is_dir=event.body.get("is_dir") is True,
-    )
 
 
 def _entry(entry: FileStat) -> FileEntry:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from sandkasten.errors import InvalidRequest
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model.field_patterns import ACCOUNT, form
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 MAX_ACCOUNTS_BYTES: Final = 1024 * 1024
 # A sandbox has 65,536 ids, and the last two of them stand for others.
 _MOST_ID: Final = 65_533
+_ACCOUNT: Final = form(ACCOUNT)
 
 Refusal: TypeAlias = "Callable[[str, str], SandkastenError]"
 """Makes the error from a message and a hint."""
@@ -33,8 +36,23 @@ class Account:
     @property
     def ids(self) -> str:
         """Return the ids as the runner's `--as` takes them: UID:GID[,GID]..."""
-        groups = ",".join(str(one) for one in dict.fromkeys((self.gid, *self.groups)))
-        return f"{self.uid}:{groups}"
+        return f"{self.uid}:{','.join(map(str, self.all_groups))}"
+
+    @property
+    def all_groups(self) -> tuple[int, ...]:
+        """The main group, and then the others."""
+        return tuple(dict.fromkeys((self.gid, *self.groups)))
+
+
+def account_text(value: object) -> str:
+    """Return `USER[:GROUP]`; InvalidRequest if it cannot name a user."""
+    if not isinstance(value, str) or not _ACCOUNT.match(value):
+        raise InvalidRequest(
+            "user must be USER or USER:GROUP, names or numbers",
+            hint="use a name of /etc/passwd in the image, or a number",
+            field="user",
+        )
+    return value
 
 
 def find_account(

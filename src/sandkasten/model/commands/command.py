@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 from sandkasten.errors import InvalidRequest, PayloadTooLarge, PolicyDenied
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model.commands.accounts import account_text
 from sandkasten.model.commands.exec_values import MAX_SECONDS, ExecRequest, Pty
 from sandkasten.model.environment import checked_environment, text_bytes
-from sandkasten.model.field_patterns import ACCOUNT, PRINTABLE, SHELL_NAME, form
+from sandkasten.model.field_patterns import PRINTABLE, SHELL_NAME, form
 from sandkasten.model.files.sandbox_paths import working_directory
 from sandkasten.model.numbers import number, whole
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
@@ -34,7 +35,6 @@ MAX_ARGUMENTS_BYTES = 2 * MIB - 256 * 1024
 MAX_ARGUMENT_BYTES = 128 * 1024 - 1
 _SHELL_NAME = form(SHELL_NAME)
 _KEY = form(PRINTABLE + "{1,256}")
-_ACCOUNT = form(ACCOUNT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,19 +214,14 @@ def _timeout(value: float, longest_s: float) -> float:
 
 
 def _user(request: ExecRequest) -> str:
-    if not isinstance(request.user, str) or not _ACCOUNT.match(request.user):
-        raise InvalidRequest(
-            "user must be USER or USER:GROUP, names or numbers",
-            hint="use a name of /etc/passwd in the image, or a number",
-            field="user",
-        )
+    user = account_text(request.user)
     if request.stateful:
         raise InvalidRequest(
             "user and stateful exclude each other: the session's shell has a user of its own",
             hint="leave stateful out; the command then runs in a new process",
             field="user",
         )
-    return request.user
+    return user
 
 
 def _key(value: str) -> str:
