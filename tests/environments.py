@@ -174,6 +174,17 @@ def typescript_examples() -> Path:
     return home
 
 
+def dashboard() -> Path:
+    """Return the directory of the dashboard, with what builds and drives it."""
+    home = ROOT / "dashboard"
+    lock, stamp = home / "package-lock.json", home / "node_modules" / ".lock"
+    with _locked(ROOT / "build" / "dashboard"):
+        if not _stamped(stamp, lock):
+            subprocess.run([npm(), "ci", "--silent", "--ignore-scripts"], cwd=home, check=True)
+            _stamp(stamp, lock)
+    return home
+
+
 def javascript(name: str) -> str:
     """Return another program that runs or bundles JavaScript: deno, bun or esbuild."""
     home = _npm_installed(ROOT / "build" / "javascript", *_JAVASCRIPT)

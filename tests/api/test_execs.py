@@ -241,14 +241,17 @@ async def test_the_history_combines_the_sandbox_and_the_journal(daemon, box, jou
     old = ExecRow("exe_old", session, "default", "make", "completed", 1.0, exit_code=2, cpu_ms=7)
     journal.note_exec(old)
     journal.note_exec(ExecRow(first, session, "default", "echo 1", "completed", 2.0, exit_code=0))
+    journal.note_exec(ExecRow(second, session, "default", "exit 3", "killed", 3.0, why="OOM"))
     await journal.flush()
     listed = await daemon.ask("GET", f"{box}/execs")
     assert [one["exec_id"] for one in listed.json] == [second, first, "exe_old"]
+    assert (listed.json[0]["why"]["code"], listed.json[0]["oom_killed"]) == ("OOM", True)
+    assert (listed.json[1]["why"], listed.json[1]["oom_killed"]) == (None, False)
     assert listed.json[1]["command"] == "echo 1"
     assert listed.json[2]["usage"]["cpu_ms"] == 7
     await daemon.ask("DELETE", box)
     after = await daemon.ask("GET", f"{box}/execs")
-    assert [one["exec_id"] for one in after.json] == [first, "exe_old"]
+    assert [one["exec_id"] for one in after.json] == [second, first, "exe_old"]
     past = await daemon.ask("GET", f"{box}/execs/exe_old")
     assert (past.json["exit_code"], past.json["output_kept"]) == (2, False)
     assert (await daemon.ask("GET", f"{box}/execs/exe_other")).status in (404, 410)

@@ -176,6 +176,8 @@ ROWS: Final[tuple[Row, ...]] = (
     *unsent(SHARED, "POST /v1/images/pull", "POST /v1/images/import", "POST /v1/images/tag",
             "POST /v1/images/collect", "DELETE /v1/images/{name:path}"),
     *unsent("requires the scope admin", "POST /v1/keys", "DELETE /v1/keys/{id}"),
+    *unsent("is bounded in number and time", "POST /v1/login", "DELETE /v1/login",
+            "POST /v1/tickets"),
     *unsent("requires the scope secrets, and is bounded", "POST /v1/secrets"),
     *unsent(ENDS, f"DELETE {S}", "DELETE /v1/files/{key:path}", f"POST {S}/fs/delete",
             f"DELETE {S}/fs", f"DELETE {W}", "DELETE /v1/secrets/{name}",
@@ -190,7 +192,8 @@ ROWS: Final[tuple[Row, ...]] = (
         "HEAD /v1/files/{key:path}", "GET /v1/keys", "GET /v1/audit", "GET /v1/workspaces",
         f"GET {W}", "GET /v1/images", "GET /v1/images/usage", "GET /v1/images/{name:path}",
         "GET /v1/tools", "GET /metrics", "GET /healthz", "GET /readyz", "GET /openapi.json",
-        "GET /docs", "GET /v1/version", "GET /v1/settings", "GET /v1/secrets",
+        "GET /docs", "GET /", "GET /dashboard/{name}", "GET /v1/login",
+        "GET /v1/version", "GET /v1/settings", "GET /v1/secrets",
     ),
     *(
         row

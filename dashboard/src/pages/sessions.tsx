@@ -8,10 +8,11 @@ import type { Column } from "../components/data_table.js";
 import { Confirm, Dialog } from "../components/dialog.js";
 import { Failure } from "../components/failure.js";
 import { ListPage } from "../components/list_page.js";
-import { ago, bytes } from "../components/units.js";
+import { ago } from "../components/units.js";
 import { daemon } from "../daemon.js";
 import type { PageProps } from "../pages.js";
 import { address, go } from "../router.js";
+import { SessionPage } from "./session.js";
 
 const COLUMNS: readonly Column<SessionInfo>[] = [
   {
@@ -29,8 +30,8 @@ const COLUMNS: readonly Column<SessionInfo>[] = [
   { title: "Backend", cell: ({ backend }) => backend, sort: ({ backend }) => backend, wide: true },
   {
     title: "Memory",
-    cell: ({ limits }) => bytes(limits["memory_bytes"]),
-    sort: ({ limits }) => limits["memory_bytes"] ?? 0,
+    cell: ({ limits }) => `${limits["mem_limit_mb"] ?? "–"} MB`,
+    sort: ({ limits }) => limits["mem_limit_mb"] ?? 0,
     numeric: true,
     wide: true,
   },
@@ -44,7 +45,7 @@ const COLUMNS: readonly Column<SessionInfo>[] = [
 
 export default function Sessions({ place }: PageProps): VNode {
   const id = place.parts[1];
-  return id === undefined ? <SessionList /> : <p>{id}</p>;
+  return id === undefined ? <SessionList /> : <SessionPage key={id} id={id} place={place} />;
 }
 
 function SessionList(): VNode {

@@ -16,6 +16,7 @@ from sandkasten.model.json_codec import to_json
 if TYPE_CHECKING:
     from sandkasten.api.request.http_call import Call
     from sandkasten.model.commands.exec_values import ExecResult
+    from sandkasten.model.journal_rows import ExecRow
 
 
 async def history(call: Call, limit: int) -> list[dict[str, Any]]:
@@ -36,11 +37,18 @@ async def history(call: Call, limit: int) -> list[dict[str, Any]]:
             if row.tenant != call.principal.tenant:
                 continue
             if row.id in known:
-                known[row.id]["command"] = row.command
+                known[row.id].update(_only_in_journal(row, known[row.id]))
             else:
                 known[row.id] = row_fields(row)
     newest = sorted(known.values(), key=lambda one: one["started_at"], reverse=True)
     return newest[:limit]
+
+
+def _only_in_journal(row: ExecRow, told: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that a sandbox does not know: the command, and why the engine ended it."""
+    fields = row_fields(row)
+    names = ("command", *(("why", "oom_killed") if told["why"] is None else ()))
+    return {name: fields[name] for name in names}
 
 
 async def exec_row(call: Call, exec_id: str) -> dict[str, Any] | None:

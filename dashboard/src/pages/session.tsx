@@ -1,0 +1,160 @@
+/** One session: what it is, and a tab for everything that can be done with it. */
+
+import type { ComponentType, VNode } from "preact";
+import { useEffect, useState } from "preact/hooks";
+import type { Session, SessionInfo } from "sandkasten";
+import { Badge } from "../components/badge.js";
+import { Confirm } from "../components/dialog.js";
+import { Failure } from "../components/failure.js";
+import { usePolled } from "../components/polled.js";
+import { ago, clock } from "../components/units.js";
+import { daemon } from "../daemon.js";
+import { address, go, type Place } from "../router.js";
+
+export interface TabProps {
+  session: Session;
+  info: SessionInfo;
+  place: Place;
+  /** Read the description of the session again. */
+  refresh: () => void;
+}
+
+interface Tab {
+  /** The third part of the address. */
+  name: string;
+  title: string;
+  load: () => Promise<{ default: ComponentType<TabProps> }>;
+}
+
+const TABS: readonly Tab[] = [
+  { name: "terminal", title: "Terminal", load: () => import("../session/terminal.js") },
+  { name: "files", title: "Files", load: () => import("../session/file_browser.js") },
+  { name: "commands", title: "Commands", load: () => import("../session/commands.js") },
+  { name: "use", title: "Resources", load: () => import("../session/resources.js") },
+  { name: "code", title: "Code", load: () => import("../session/code_cells.js") },
+  { name: "network", title: "Network", load: () => import("../session/network.js") },
+  { name: "ports", title: "Ports", load: () => import("../session/port_links.js") },
+];
+
+export function SessionPage({ id, place }: { id: string; place: Place }): VNode {
+  const found = usePolled((signal) => daemon().getSession(id, { signal }), 5000, id);
+  // One object for the tabs, however often its description is read.
+  const [session, setSession] = useState<Session>();
+  useEffect(() => {
+    setSession((one) => (one?.id === id ? one : found.value));
+    document.title = `${id} · Sandkasten`;
+  }, [found.value, id]);
+  const tab = TABS.find(({ name }) => name === place.parts[2]) ?? TABS[0];
+  const info = found.value?.known;
+  return (
+    <section class="session">
+      <div class="heading">
+        <a href={address(["sessions"])}>Sessions</a>
+        <span aria-hidden="true">/</span>
+        <h1 class="mono">{id}</h1>
+        {info !== undefined && <Badge state={info.status} />}
+        <div class="tools">
+          {info !== undefined && (
+            <Pause info={info} session={found.value} refresh={found.refresh} />
+          )}
+          <Confirm
+            label="Kill"
+            about={id}
+            question="Everything in this session is lost, except a named workspace."
+            act={async () => (await daemon().getSession(id)).destroy()}
+            done={() => go(["sessions"])}
+          />
+        </div>
+      </div>
+      {found.error !== undefined && <Failure error={found.error} />}
+      {info !== undefined && <Facts info={info} />}
+      <nav class="tabs" aria-label="Parts of the session">
+        {TABS.map(({ name, title }) => (
+          <a
+            key={name}
+            href={address(["sessions", id, name])}
+            {...(name === tab?.name ? { "aria-current": "page" as const } : {})}
+          >
+            {title}
+          </a>
+        ))}
+      </nav>
+      {session !== undefined && info !== undefined && tab !== undefined && (
+        <LoadedTab
+          key={`${id} ${tab.name}`}
+          tab={tab}
+          session={session}
+          info={info}
+          place={place}
+          refresh={found.refresh}
+        />
+      )}
+    </section>
+  );
+}
+
+function Facts({ info }: { info: SessionInfo }): VNode {
+  const facts: [string, string | undefined][] = [
+    ["Image", info.image],
+    ["Backend", info.backend],
+    ["Profile", info.profile ?? undefined],
+    ["Memory", `${info.limits["mem_limit_mb"] ?? "–"} MB`],
+    ["Workspace", info.workspaceId ?? undefined],
+    ["Age", ago(info.createdAtUnix)],
+    ["Ends", info.expiresAtUnix === null ? undefined : clock(info.expiresAtUnix)],
+    ["Labels", Object.entries(info.labels).map((one) => one.join("=")).join(" ") || undefined],
+  ];
+  return (
+    <dl class="facts">
+      {facts.map(
+        ([name, value]) =>
+          value !== undefined && (
+            <div key={name}>
+              <dt>{name}</dt>
+              <dd>{value}</dd>
+            </div>
+          ),
+      )}
+    </dl>
+  );
+}
+
+interface PauseProps {
+  info: SessionInfo;
+  session: Session | undefined;
+  refresh: () => void;
+}
+
+function Pause({ info, session, refresh }: PauseProps): VNode {
+  const [error, setError] = useState<unknown>();
+  const paused = info.status === "paused";
+  const turn = async (): Promise<void> => {
+    try {
+      await (paused ? session?.resume() : session?.pause());
+      setError(undefined);
+    } catch (problem) {
+      setError(problem);
+    }
+    refresh();
+  };
+  return (
+    <>
+      {error !== undefined && <Failure error={error} />}
+      <button type="button" onClick={turn}>
+        {paused ? "Resume" : "Pause"}
+      </button>
+    </>
+  );
+}
+
+function LoadedTab({ tab, ...props }: TabProps & { tab: Tab }): VNode {
+  const [Shown, setShown] = useState<ComponentType<TabProps>>();
+  const [error, setError] = useState<unknown>();
+  useEffect(() => {
+    tab.load().then((module) => setShown(() => module.default), setError);
+  }, [tab]);
+  if (error !== undefined) {
+    return <Failure error={error} />;
+  }
+  return Shown === undefined ? <div aria-busy="true" /> : <Shown {...props} />;
+}

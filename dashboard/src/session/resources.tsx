@@ -1,0 +1,119 @@
+/** Live plots of what a session uses. */
+
+import type { VNode } from "preact";
+import { useEffect, useState } from "preact/hooks";
+import type { ProcessInfo, Stats } from "sandkasten";
+import { type Column, DataTable } from "../components/data_table.js";
+import { Failure } from "../components/failure.js";
+import { Plot, type Point } from "../components/plot.js";
+import { usePolled } from "../components/polled.js";
+import { bytes, duration } from "../components/units.js";
+import type { TabProps } from "../pages/session.js";
+
+const EVERY_MS = 1000;
+const KEPT = 120;
+
+interface Sample {
+  at: number;
+  stats: Stats;
+}
+
+const COLUMNS: readonly Column<ProcessInfo>[] = [
+  { title: "PID", cell: ({ pid }) => pid, sort: ({ pid }) => pid, numeric: true },
+  { title: "Command", cell: ({ cmdline, name }) => cmdline.join(" ") || name },
+  { title: "State", cell: ({ state }) => state, wide: true },
+  {
+    title: "Memory",
+    cell: ({ rssBytes }) => bytes(rssBytes),
+    sort: ({ rssBytes }) => -rssBytes,
+    numeric: true,
+  },
+  { title: "CPU", cell: ({ cpuMs }) => duration(cpuMs), sort: ({ cpuMs }) => -cpuMs, numeric: true },
+];
+
+export default function ResourcesTab({ session, info }: TabProps): VNode {
+  const read = usePolled((signal) => session.stats({ signal }), EVERY_MS, session.id);
+  const processes = usePolled((signal) => session.processes({ signal }), 3000, session.id);
+  const [samples, setSamples] = useState<Sample[]>([]);
+  useEffect(() => {
+    const stats = read.value;
+    if (stats !== undefined) {
+      setSamples((all) => [...all, { at: Date.now(), stats }].slice(-KEPT));
+    }
+  }, [read.value]);
+  const last = samples.at(-1)?.stats;
+  const workspace = last?.disk[0];
+  const cpus = info.limits["cpu_limit"] ?? 1;
+  return (
+    <>
+      {read.error !== undefined && <Failure error={read.error} />}
+      <div class="plots">
+        <Plot
+          title="CPU"
+          points={rates(samples, ({ cpuUsec }) => cpuUsec, 1e-4)}
+          shown={(value) => `${value.toFixed(0)} %`}
+          least={100 * cpus}
+        />
+        <Plot
+          title="Memory"
+          points={levels(samples, ({ memoryBytes }) => memoryBytes)}
+          shown={bytes}
+          note={last === undefined ? "" : `of ${bytes(last.memoryLimitBytes)}`}
+          least={last?.memoryLimitBytes ?? 0}
+        />
+        <Plot
+          title="Disk"
+          points={levels(samples, ({ disk }) => disk[0]?.usedBytes ?? null)}
+          shown={bytes}
+          note={workspace === undefined ? "" : `of ${bytes(workspace.totalBytes)}`}
+          least={workspace?.totalBytes ?? 0}
+        />
+        <Plot
+          title="Network in"
+          points={rates(samples, ({ network }) => network.rxBytes, 1)}
+          shown={(value) => `${bytes(value)}/s`}
+          least={1000}
+        />
+        <Plot
+          title="Network out"
+          points={rates(samples, ({ network }) => network.txBytes, 1)}
+          shown={(value) => `${bytes(value)}/s`}
+          least={1000}
+        />
+        <Plot
+          title="Processes"
+          points={levels(samples, ({ pids }) => pids)}
+          shown={(value) => String(Math.round(value))}
+          note={last === undefined ? "" : `of ${last.pidsLimit ?? "–"}`}
+          least={8}
+        />
+      </div>
+      <h2>Processes</h2>
+      {processes.error !== undefined && <Failure error={processes.error} />}
+      <DataTable
+        caption="Processes"
+        rows={processes.value ?? []}
+        columns={COLUMNS}
+        keyOf={({ pid }) => String(pid)}
+        empty="There are no processes."
+      />
+    </>
+  );
+}
+
+function levels(samples: Sample[], read: (stats: Stats) => number | null): Point[] {
+  return samples.flatMap(({ at, stats }) => {
+    const value = read(stats);
+    return value === null ? [] : [{ at, value }];
+  });
+}
+
+/** Return how fast a counter grows in a second, times `scale`. */
+function rates(samples: Sample[], read: (stats: Stats) => number | null, scale: number): Point[] {
+  const found = levels(samples, read);
+  return found.slice(1).map(({ at, value }, before) => {
+    const one = found[before] ?? { at, value };
+    const seconds = Math.max(0.1, (at - one.at) / 1000);
+    return { at, value: (Math.max(0, value - one.value) / seconds) * scale };
+  });
+}
