@@ -64,3 +64,16 @@ async def journal():
     one = MemoryJournal()
     yield one
     await one.aclose()
+
+
+@pytest.fixture
+async def journalled_daemon(tmp_path, journal):
+    """A daemon on real sandboxes that records commands."""
+    engine = await open_engine(
+        settings(ServerAddress(str(tmp_path / "data"), "local")), journal=journal
+    )
+    try:
+        async with serving(engine, journal=journal) as one:
+            yield one
+    finally:
+        await _emptied(engine)

@@ -90,6 +90,7 @@ def test_every_command_of_the_contract_exists():
         "serve",
         "shell",
         "stats",
+        "top",
         "up",
         "update",
         "url",

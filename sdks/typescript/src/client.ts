@@ -35,6 +35,8 @@ export interface ListOptions extends CallOptions {
   label?: string | undefined;
   /** Of all tenants; requires a key with the scope admin. */
   allTenants?: boolean | undefined;
+  /** Add what each session uses; it wakes none of them. */
+  usage?: boolean | undefined;
 }
 
 /** How a piece of code runs in a sandbox of its own. */
@@ -115,14 +117,20 @@ export class SandboxClient extends Agents implements AsyncDisposable {
 
   /** Return every session, oldest first. */
   async listSessions(options: ListOptions = {}): Promise<SessionInfo[]> {
-    const { status, label, allTenants, signal } = options;
+    const { status, label, allTenants, usage, signal } = options;
     const found: SessionInfo[] = [];
     let cursor: string | null = null;
     do {
       const page: { value: unknown; headers: Headers } = await this.connection.askPage({
         method: "GET",
         path: "/v1/sessions",
-        query: { status, label, all_tenants: allTenants === true ? true : undefined, cursor },
+        query: {
+          status,
+          label,
+          all_tenants: allTenants === true ? true : undefined,
+          usage: usage === true ? true : undefined,
+          cursor,
+        },
         repeatable: true,
         signal,
       });

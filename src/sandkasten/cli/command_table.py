@@ -134,7 +134,7 @@ _TABLE: Final[Mapping[str, Callable[[typer.Typer], None]]] = {
     "cp": _own("cp"),
     **{
         name: _of_one(name)
-        for name in ("ls", "ps", "stats", "inspect", "update", "pause", "resume", "rm")
+        for name in ("ls", "ps", "stats", "top", "inspect", "update", "pause", "resume", "rm")
     },
     "doctor": _own("doctor"),
     "version": _own("version"),

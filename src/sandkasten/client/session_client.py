@@ -135,9 +135,10 @@ class SandboxClient:
         """Return an existing session; SessionNotFound or SessionExpired if there is none."""
         return AsyncSession(self, await (await self.transport()).get(session_id))
 
-    async def list_sessions(self) -> builtins.list[Info]:
-        """Return every session, oldest first."""
-        return sorted(await (await self.transport()).list(), key=lambda info: info.created_at)
+    async def list_sessions(self, *, usage: bool = False) -> builtins.list[Info]:
+        """Return every session, oldest first; with `usage` also what each of them uses."""
+        found = await (await self.transport()).list(usage=usage)
+        return sorted(found, key=lambda info: info.created_at)
 
     async def list_workspaces(self) -> builtins.list[Workspace]:
         """Return the named workspaces."""

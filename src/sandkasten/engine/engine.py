@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from sandkasten.engine.code.code_contexts import CodeContexts
@@ -16,7 +17,7 @@ from sandkasten.engine.commands.execution import CALL_TIMEOUT_S, Execution
 from sandkasten.engine.commands.port_stream import PortStream, connect_port
 from sandkasten.engine.commands.terminals import Terminal, TerminalSessions, open_terminal
 from sandkasten.engine.drain import Drain
-from sandkasten.engine.handles import Handles, is_paused
+from sandkasten.engine.handles import Handles
 from sandkasten.engine.lifecycle.admission import Admission
 from sandkasten.engine.lifecycle.end_watch import EndWatch
 from sandkasten.engine.lifecycle.isolation_tiers import IsolationTiers, TierSurvey
@@ -24,7 +25,7 @@ from sandkasten.engine.lifecycle.pause import PauseControl
 from sandkasten.engine.lifecycle.planner import Planner
 from sandkasten.engine.lifecycle.reaper import Reaper
 from sandkasten.engine.lifecycle.recovery import Recovery
-from sandkasten.engine.lifecycle.sandbox_info import disk_usages, process_of
+from sandkasten.engine.lifecycle.sandbox_info import process_of
 from sandkasten.engine.lifecycle.sandbox_updates import SandboxUpdates
 from sandkasten.engine.lifecycle.sandboxes import Sandboxes
 from sandkasten.engine.lifecycle.session_list import MOST, SessionList, SessionPage
@@ -38,13 +39,14 @@ from sandkasten.engine.oneshot.package_sandbox import PackageSandboxes
 from sandkasten.engine.oneshot.warm_pool import WarmPool
 from sandkasten.engine.preflight import Preflight
 from sandkasten.engine.session_journal import SessionJournal
+from sandkasten.engine.session_usages import SessionUsages
 from sandkasten.engine.storage.image_operations import EngineImages
 from sandkasten.engine.storage.named_workspaces import NamedWorkspaces
 from sandkasten.engine.storage.sandbox_files import FileOperations
 from sandkasten.engine.storage.tenant_secrets import TenantSecrets
 from sandkasten.engine.storage.workspace_files import WorkspaceFiles
 from sandkasten.engine.tenant_traffic import TenantTraffic
-from sandkasten.errors import BackendUnavailable, Conflict, SandkastenError
+from sandkasten.errors import BackendUnavailable, SandkastenError
 from sandkasten.model.commands.exec_values import Chunk, ChunkReader, ExecRequest, ExecResult
 from sandkasten.model.sandbox.readiness import Tier
 from sandkasten.model.sandbox.sandbox_values import (
@@ -57,7 +59,7 @@ from sandkasten.model.sandbox.sandbox_values import (
     UpdateRequest,
 )
 from sandkasten.ports import UNTRACED, Closes
-from sandkasten.wire.messages import decode_processes, decode_stats
+from sandkasten.wire.messages import decode_processes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -253,6 +255,7 @@ class Engine:
             planner, self._sandboxes, self._execution, self._handles, self._sites
         )
         self.images = EngineImages(library, store, self.bench)
+        self._usages = SessionUsages(self._handles, self._history, self.network, clock)
         self._sweeping: asyncio.Task[None] | None = None
         self._sweep_began = True
 
@@ -278,10 +281,16 @@ class Engine:
         return await self._sandboxes.get(sandbox_id)
 
     async def list(
-        self, *, all: bool = False, tenant: str | None = None, all_tenants: bool = False
+        self,
+        *,
+        all: bool = False,
+        tenant: str | None = None,
+        all_tenants: bool = False,
+        usage: bool = False,
     ) -> Infos:
         """Return the sandboxes of a tenant; without one always those of all tenants."""
-        return [*await self._sandboxes.list(all=all, tenant=None if all_tenants else tenant)]
+        found = await self._sandboxes.list(all=all, tenant=None if all_tenants else tenant)
+        return await self._usages.added(found) if usage else [*found]
 
     async def page(
         self,
@@ -291,11 +300,13 @@ class Engine:
         labels: Mapping[str, str | None] | None = None,
         limit: int = MOST,
         cursor: str | None = None,
+        usage: bool = False,
     ) -> SessionPage:
         """Return a page of a tenant's sessions; with the status of an end, also ended ones."""
-        return await self._listing.page(
+        page = await self._listing.page(
             tenant, status=status, labels=labels, limit=limit, cursor=cursor
         )
+        return replace(page, living=tuple(await self._usages.added(page.living))) if usage else page
 
     async def check_owner(self, sandbox_id: SandboxId, tenant: str) -> None:
         """Raise SessionExpired or SessionNotFound unless this tenant has the sandbox."""
@@ -336,40 +347,10 @@ class Engine:
 
     async def usage(self, sandbox_id: str) -> Usage:
         """Return the kernel's counters. Not an activity; works while paused."""
-        return await (await self._handles.look(sandbox_id)).usage()
+        return await (await self._handles.look(sandbox_id)).cell.usage()
 
     async def stats(self, sandbox_id: str) -> Stats:
-        try:
-            handle, channel = await self._handles.connect(sandbox_id)
-        except Conflict as exc:
-            if not is_paused(exc):
-                raise
-            return await self._stats_of_paused(sandbox_id)
-        usage = await handle.cell.usage()
-        told = decode_stats(await channel.call("stats", timeout_s=CALL_TIMEOUT_S))
-        return Stats(
-            usage=usage,
-            uptime_ms=told.uptime_ms,
-            processes=told.processes,
-            running=told.running,
-            shells=told.shells,
-            connections=told.connections,
-            network=await self.network.usage(handle),
-            disk=disk_usages(told),
-        )
-
-    async def _stats_of_paused(self, sandbox_id: str) -> Stats:
-        handle = await self._handles.get(sandbox_id)
-        up_s = max(0.0, self._clock.boottime() - handle.record.created_boottime)
-        return Stats(
-            usage=await handle.cell.usage(),
-            network=await self.network.usage(handle),
-            uptime_ms=int(up_s * 1000),
-            processes=None,
-            running=None,
-            shells=None,
-            connections=None,
-        )
+        return await self._usages.stats(sandbox_id)
 
     async def processes(self, sandbox_id: str) -> Processes:
         _, channel = await self._handles.connect(sandbox_id)

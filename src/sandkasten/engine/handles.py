@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from sandkasten.model.journal_rows import SessionEnd
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.network_policy import NetworkCounts
+    from sandkasten.model.sandbox.sandbox_values import DiskUsage
     from sandkasten.model.sandbox.usage import Usage
     from sandkasten.ports import Backend, Cell, Clock, EventSink, Store
     from sandkasten.wire.messages import ExecReply
@@ -98,6 +99,7 @@ class Handle:
     outlived: Channel | None = None
     """A connection whose end was not, or perhaps not, the end of the sandbox."""
     networked: bool | None = None  # Whether it was created with a network; None: not asked yet.
+    disk: DiskUsage | None = None  # Of the workspace, when it was last asked for.
     dialing: asyncio.Lock = field(default_factory=asyncio.Lock)
     began: dict[str, ExecStart] = field(default_factory=dict)
 
@@ -187,12 +189,9 @@ class Handles:
         handle.last_used = self._clock.boottime()
         return handle
 
-    async def look(self, text: str) -> Cell:
-        """Return the cell for measuring from outside. Not an activity; opens nothing."""
-        handle = self._open.get(text)
-        if handle is not None:
-            return handle.cell
-        return (await self._found(sandbox_id(text))).cell
+    async def look(self, text: str) -> Handle:
+        """Return a handle for measuring from outside. Not an activity; opens and keeps nothing."""
+        return self._open.get(text) or await self._found(sandbox_id(text))
 
     async def channel(self, handle: Handle) -> Channel:
         """Return the live channel of this handle; dial again if the last one ended."""

@@ -1129,6 +1129,14 @@ export interface RunUsage {
   totalTokens: number;
 }
 
+export interface RunningCommand {
+  execId: string;
+  /** Its first 200 characters. */
+  command: string;
+  startedAt: string;
+  startedAtUnix: number;
+}
+
 export interface Secret {
   name: string;
   hosts: string[];
@@ -1201,6 +1209,29 @@ export interface SessionInfo {
   warnings: string[];
   network: string | Record<string, unknown>;
   tenant: string;
+  /** Only in a list, where it is asked for. */
+  usage: SessionUsage | null;
+}
+
+/** null: not counted here, or not known. */
+export interface SessionUsage {
+  memoryBytes: number | null;
+  memoryLimitBytes: number | null;
+  cpuUsec: number | null;
+  pids: number | null;
+  pidsLimit: number | null;
+  oomKills: number | null;
+  /** Of the workspace, when a command was last seen running; an idle session is not asked. */
+  diskBytes: number | null;
+  diskLimitBytes: number | null;
+  /** Open ones of its network. */
+  connections: number | null;
+  rxBytes: number | null;
+  txBytes: number | null;
+  /** Commands that have not ended. */
+  running: number | null;
+  /** The newest 8 of them. */
+  commands: RunningCommand[];
 }
 
 export interface Setting {
@@ -1570,10 +1601,12 @@ export interface Types {
   RunRow: RunRow;
   RunSession: RunSession;
   RunUsage: RunUsage;
+  RunningCommand: RunningCommand;
   Secret: Secret;
   SecretBody: SecretBody;
   SecretList: SecretList;
   SessionInfo: SessionInfo;
+  SessionUsage: SessionUsage;
   Setting: Setting;
   Settings: Settings;
   ShortEntry: ShortEntry;
@@ -1639,6 +1672,8 @@ export const HELD: Readonly<Record<string, Readonly<Record<string, string>>>> = 
   RunResult: { artifacts: "Artifact", network: "ExecNetwork", why: "Why" },
   RunRow: { usage: "RunUsage" },
   SecretList: { secrets: "Secret" },
+  SessionInfo: { usage: "SessionUsage" },
+  SessionUsage: { commands: "RunningCommand" },
   Settings: { settings: "Setting" },
   ShortList: { entries: "ShortEntry" },
   Stats: { disk: "Disk", network: "NetworkUsage" },

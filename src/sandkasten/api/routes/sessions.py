@@ -76,10 +76,43 @@ class ListQuery(Query):
     all_tenants: bool = Field(
         False, description="Those of every tenant, not only of the caller's. Requires scope admin."
     )
+    usage: bool = Field(
+        False,
+        description="Add what each live session uses. Not an activity: it wakes no session and "
+        "extends nothing.",
+    )
     limit: int = Field(1000, ge=1, le=1000)
     cursor: str | None = Field(
         None, max_length=200, description=f"`{NEXT_CURSOR}` of the previous page."
     )
+
+
+class RunningCommandAnswer(Answer):
+    exec_id: str
+    command: str = Field(description="Its first 200 characters.")
+    started_at: str
+    started_at_unix: float
+
+
+class SessionUsageAnswer(Answer):
+    """null: not counted here, or not known."""
+
+    memory_bytes: int | None
+    memory_limit_bytes: int | None
+    cpu_usec: int | None
+    pids: int | None
+    pids_limit: int | None
+    oom_kills: int | None
+    disk_bytes: int | None = Field(
+        description="Of the workspace, when a command was last seen running; an idle session is "
+        "not asked."
+    )
+    disk_limit_bytes: int | None
+    connections: int | None = Field(description="Open ones of its network.")
+    rx_bytes: int | None
+    tx_bytes: int | None
+    running: int | None = Field(description="Commands that have not ended.")
+    commands: list[RunningCommandAnswer] = Field(description="The newest 8 of them.")
 
 
 class Session(Answer):
@@ -116,6 +149,7 @@ class Session(Answer):
     warnings: list[str]
     network: str | dict[str, Any]
     tenant: str
+    usage: SessionUsageAnswer | None = Field(description="Only in a list, where it is asked for.")
 
 
 async def create(call: Call) -> Response:
@@ -154,6 +188,7 @@ async def listed(call: Call) -> Response:
         labels=_labels(query.label),
         limit=query.limit,
         cursor=query.cursor,
+        usage=query.usage,
     )
     found = [session_fields(one) for one in page.living]
     found += [ended_fields(one) for one in page.ended]
@@ -212,6 +247,7 @@ def ended_fields(row: SessionRow) -> dict[str, object]:
         "warnings": [],
         "network": "none",
         "tenant": row.tenant,
+        "usage": None,
     }
 
 

@@ -91,6 +91,30 @@ def stats(
     go(listings.stats(state, id, follow=follow, interval_s=max(0.1, seconds(interval))))
 
 
+def top(
+    context: typer.Context,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one table and end; also where stdout is a pipe.")
+    ] = False,
+    interval: Annotated[
+        str, typer.Option("--interval", metavar="TIME", help="Time between two looks.")
+    ] = "2s",
+    all_tenants: AllTenants = False,
+    json: Json = False,
+) -> None:
+    """Watch what all sandboxes use and run, live; q quits."""
+    import sys
+
+    from sandkasten.cli import top
+
+    state = state_of(context, json=json)
+    if once or json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        go(top.show_once(state, all_tenants=all_tenants))
+    else:
+        every_s = max(0.2, seconds(interval))
+        go(top.show_live(state, all_tenants=all_tenants, interval_s=every_s))
+
+
 def update(
     context: typer.Context,
     id: Id,

@@ -96,10 +96,14 @@ class HttpTransport:
     async def get(self, sandbox_id: str) -> Info:
         return session_json.info_of(await self._get(session_path(sandbox_id)))
 
-    async def list(self, *, all: bool = False, all_tenants: bool = False) -> Sequence[Info]:
+    async def list(
+        self, *, all: bool = False, all_tenants: bool = False, usage: bool = False
+    ) -> Sequence[Info]:
         """Return the sandboxes; `all` has no effect: a daemon does not list its warm pool."""
         found: list[Info] = []
         whose = {"all_tenants": "true"} if all_tenants else {}
+        if usage:
+            whose["usage"] = "true"
         query: dict[str, str] = dict(whose)
         while True:
             order = HttpRequest("GET", "/v1/sessions", query=query, repeatable=True)

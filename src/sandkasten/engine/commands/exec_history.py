@@ -29,6 +29,8 @@ from sandkasten.model.journal_rows import ExecRow
 from sandkasten.wire.messages import ExecReply, decode_exec, decode_execs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sandkasten.model.commands.exec_values import ExecResult
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.ports import Clock, EventSink, Journal
@@ -66,6 +68,13 @@ class ExecHistory:
         self._events = events
         self._followed: dict[str, _Followed] = {}
         self._closed = False
+        self._running: dict[str, dict[str, ExecRow]] = {}
+
+    def running(self, session_id: str) -> Sequence[ExecRow] | None:
+        """Return the commands that have not ended, oldest first; None if nothing is recorded."""
+        if self._journal is None:
+            return None
+        return [*self._running.get(session_id, {}).values()]
 
     def began(
         self, record: Record, exec_id: str, line: tuple[str, ...] | str, shell: str | None
@@ -83,9 +92,20 @@ class ExecHistory:
             shell=shell,
         )
         self._journal.note_exec(row)
+        self._runs(row)
         return row
 
+    def _runs(self, row: ExecRow) -> None:
+        self._running.setdefault(row.session_id, {})[row.id] = row
+
+    def _runs_no_more(self, row: ExecRow) -> None:
+        rows = self._running.get(row.session_id, {})
+        rows.pop(row.id, None)
+        if not rows:
+            self._running.pop(row.session_id, None)
+
     def ended(self, row: ExecRow, result: ExecResult) -> None:
+        self._runs_no_more(row)
         if self._journal is not None:
             self._journal.note_exec(_ended(row, result))
 
@@ -103,6 +123,7 @@ class ExecHistory:
             return
         followed = self._followed.setdefault(row.session_id, _Followed())
         followed.rows[row.id] = row
+        self._runs(row)
         if followed.task is None or followed.task.done():
             followed.task = asyncio.get_running_loop().create_task(self._watch(row.session_id))
 
@@ -159,6 +180,8 @@ class ExecHistory:
                 except SandkastenError:
                     await asyncio.sleep(_AGAIN_S)
         finally:
+            for row in followed.rows.values():
+                self._runs_no_more(row)
             if self._followed.get(session_id) is followed and not self._closed:
                 del self._followed[session_id]
 
@@ -177,6 +200,7 @@ class ExecHistory:
             # The runner keeps the newest few hundred results; the result of this command is
             # unknown.
             row = followed.rows.pop(first)
+            self._runs_no_more(row)
             if self._journal is not None:
                 self._journal.note_exec(replace(row, status="lost"))
             self._trail.exec_failed(row.tenant, row.session_id, row.id, "lost")

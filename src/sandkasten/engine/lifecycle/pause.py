@@ -84,7 +84,7 @@ class PauseControl:
         """Return how many bytes the host got back. Works on a paused sandbox too and does not count
         as activity.
         """
-        cell = await self._handles.look(text)
+        cell = (await self._handles.look(text)).cell
         if not isinstance(cell, Reclaims):
             raise UnsupportedByBackend(
                 f"the backend of sandbox {text} does not support memory reclaim",
@@ -104,7 +104,7 @@ class PauseControl:
                 async with self._store.lock(record.id, wait_s=0):
                     await self._keep_paused(record.id)
         if self._rest.wanted:
-            cell = await self._handles.look(record.id)
+            cell = (await self._handles.look(record.id)).cell
             cpu_usec = (await cell.usage()).cpu_usec
             if isinstance(cell, Reclaims) and self._rest.due(
                 record.id, cpu_usec, self._clock.boottime()
@@ -117,7 +117,7 @@ class PauseControl:
 
     async def _keep_paused(self, the_id: SandboxId) -> None:
         row = await self._store.get(the_id)
-        cell = await self._handles.look(the_id)
+        cell = (await self._handles.look(the_id)).cell
         if row is not None and row.state is State.PAUSED and isinstance(cell, Pausable):
             await cell.pause()
 

@@ -24,7 +24,7 @@ from sandkasten.model.sandbox.sandbox_options import (
     SandboxOptions,
     described,
 )
-from sandkasten.model.sandbox.usage import Usage  # noqa: TC001
+from sandkasten.model.sandbox.usage import SessionUsage, Usage  # noqa: TC001
 
 SandboxStatus = Literal["creating", "running", "paused", "destroying", "lost"]
 
@@ -107,6 +107,8 @@ class Info:
     cwd: FileName = WORKSPACE
     workdir: str = WORKSPACE
     tenant: str = DEFAULT_TENANT
+    usage: SessionUsage | None = None
+    """What it uses, in a list that was asked for with it."""
 
     @property
     def sandbox_id(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model.json_codec import Timestamp  # noqa: TC001  (the codec reads the annotations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +31,35 @@ class ExecUsage:
     looked at while it runs, so the peak of a short one can be missed."""
     io_read_bytes: int = 0
     io_write_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunningCommand:
+    exec_id: str
+    command: str
+    """The beginning of what was asked for; empty if another process started it."""
+    started_at: Timestamp
+
+
+@dataclass(frozen=True, slots=True)
+class SessionUsage:
+    """Usage of one sandbox in a list of many, read without waking it; None is not known."""
+
+    memory_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    cpu_usec: int | None = None
+    pids: int | None = None
+    pids_limit: int | None = None
+    oom_kills: int | None = None
+    disk_bytes: int | None = None
+    """Of the workspace, when a command was last seen running: asking an idle sandbox would keep it
+    alive."""
+    disk_limit_bytes: int | None = None
+    connections: int | None = None
+    """Open ones of its network."""
+    rx_bytes: int | None = None
+    tx_bytes: int | None = None
+    running: int | None = None
+    """Commands that have not ended; only a daemon knows."""
+    commands: tuple[RunningCommand, ...] = ()
+    """The newest of them."""
