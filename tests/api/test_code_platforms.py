@@ -96,6 +96,12 @@ async def test_contexts_on_docker(mode: str, tmp_path: Path):
     ):
         box = (await engine.create(CreateRequest(options))).id
         await follow_contexts(engine, other, box)
+    # A copy of the packages stays in the engine for the next sandbox.
+    owner = (data / "docker" / "owner").read_text()
+    copies = ("label=sandkasten=content", "-f", f"label=sandkasten.owner={owner}")
+    for volume in reached.docker("volume", "ls", "-q", "-f", *copies).split():
+        assert mode == "volume"
+        reached.docker("volume", "rm", volume)
     assert await nothing_left(reached, data) == []
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
+import sys
+import tarfile
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -12,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 
 from tests import environments
+from tests.integrations.frameworks import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,6 +42,20 @@ def counts(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
     last = (done.stdout.splitlines() or [""])[-1]
     found = re.findall(r"(\d+) (passed|failed|errors?|skipped|deselected|xfailed|xpassed)", last)
     return {kind: int(number) for number, kind in found}
+
+
+def source_of(package: str, version: str, lock: str, place: Path) -> Path:
+    """Return the unpacked source distribution of a package, whose hash is in the lock."""
+    wanted = f"{package}=={version}"
+    words = ("download", "--quiet", "--no-deps", "--no-binary", package, "-d", str(place), wanted)
+    subprocess.run([sys.executable, "-m", "pip", *words], check=True)
+    (archive,) = place.glob("*.tar.gz")
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    assert digest in (ROOT / "requirements" / "frameworks" / f"{lock}.txt").read_text()
+    with tarfile.open(archive) as tar:
+        tar.extractall(place)
+    (found,) = (one for one in place.iterdir() if one.is_dir())
+    return found
 
 
 @pytest.fixture

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integrations.conftest import DRIVES
+from tests.integrations.conftest import DRIVES, counts, source_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.integrations.conftest import RunsInFramework
 
 pytestmark = [
@@ -18,6 +21,9 @@ pytestmark = [
     pytest.mark.long("a framework installs a hundred packages"),
     pytest.mark.timeout(1200),
 ]
+
+# Volumes of a container, a warning of AutoGen itself, and a directory that nothing asked for.
+NOT_OURS = ("extra_args", "deprecated_warning", "directory_creation_cleanup")
 
 
 def told(in_framework: RunsInFramework, extra: str, drive: str, *words: str):
@@ -63,6 +69,20 @@ def test_agents_of_autogen_run_code_in_a_sandbox(in_framework: RunsInFramework):
         "executor": "42\n",
         "restart": [0, 20],
     }
+
+
+def test_autogens_own_tests_of_an_executor_pass(in_framework: RunsInFramework, tmp_path: Path):
+    (fetched := tmp_path / "fetched").mkdir()
+    (suite := tmp_path / "suite").mkdir()
+    source = source_of("autogen_ext", "0.7.5", "autogen", fetched) / "tests" / "code_executors"
+    file = shutil.copy(source / "test_docker_commandline_code_executor.py", suite)
+    shutil.copy(DRIVES / "autogen_conftest.py", suite / "conftest.py")
+    # Its fixture outlives a test.
+    loop = ("-o", "asyncio_default_fixture_loop_scope=module")
+    words = (*loop, "-W", "ignore", str(file), "-k", f"not ({' or '.join(NOT_OURS)})")
+    done = in_framework("autogen", "-m", "pytest", *words)
+    expected = {"passed": 13, "deselected": 3}
+    assert counts(done) == expected, done.stdout + done.stderr
 
 
 def test_the_shell_and_the_files_of_agent_framework_are_those_of_a_sandbox(

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
-import subprocess
-import sys
-import tarfile
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integrations.conftest import DRIVES, counts
-from tests.integrations.frameworks import ROOT
+from tests.integrations.conftest import DRIVES, counts, source_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,20 +22,6 @@ pytestmark = [
 ]
 # The first two share a directory with the server, the third waits for a pager's terminal.
 OTHERS = ("test_read_write_file", "test_read_large_file", "test_interrupt_pager")
-
-
-def source_of(package: str, version: str, lock: str, place: Path) -> Path:
-    """Return the unpacked source distribution of a package, whose hash is in the lock."""
-    wanted = f"{package}=={version}"
-    words = ("download", "--quiet", "--no-deps", "--no-binary", package, "-d", str(place), wanted)
-    subprocess.run([sys.executable, "-m", "pip", *words], check=True)
-    (archive,) = place.glob("*.tar.gz")
-    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
-    assert digest in (ROOT / "requirements" / "frameworks" / f"{lock}.txt").read_text()
-    with tarfile.open(archive) as tar:
-        tar.extractall(place)
-    (found,) = (one for one in place.iterdir() if one.is_dir())
-    return found
 
 
 def test_the_tests_of_swe_rex_pass_on_a_sandbox(in_framework: RunsInFramework, tmp_path: Path):

@@ -6,6 +6,8 @@ import asyncio
 import posixpath
 from dataclasses import dataclass
 from hashlib import sha256
+from os import PathLike, fspath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sandkasten import AsyncSandbox
@@ -40,6 +42,7 @@ class SandkastenExecutorConfig(BaseModel):
 
     image: str | None = None
     timeout: int = 60
+    work_dir: str | None = None
     delete_tmp_files: bool = False
     options: dict[str, Any] = {}
 
@@ -48,7 +51,9 @@ class SandkastenCodeExecutor(CodeExecutor, Component[SandkastenExecutorConfig]):
     """A code executor like AutoGen's `DockerCommandLineCodeExecutor`, on one sandbox.
 
     Each block is written to `/workspace` and run there by python3, bash or sh; files stay for
-    the next block. `options` are those of a sandbox.
+    the next block. `work_dir` is a directory of this machine: it is copied into the workspace at
+    the start, and the workspace is copied back to it after each execution. `options` are those of
+    a sandbox.
     """
 
     component_config_schema = SandkastenExecutorConfig
@@ -60,13 +65,18 @@ class SandkastenCodeExecutor(CodeExecutor, Component[SandkastenExecutorConfig]):
         image: str | None = None,
         *,
         timeout: int = 60,
+        work_dir: str | PathLike[str] | None = None,
         delete_tmp_files: bool = False,
         **options: Any,
     ) -> None:
         if timeout < 1:
             raise ValueError("Timeout must be greater than or equal to 1.")
         self._config = SandkastenExecutorConfig(
-            image=image, timeout=timeout, delete_tmp_files=delete_tmp_files, options=options
+            image=image,
+            timeout=timeout,
+            work_dir=None if work_dir is None else fspath(work_dir),
+            delete_tmp_files=delete_tmp_files,
+            options=options,
         )
         self._box: AsyncSandbox | None = None
 
@@ -74,6 +84,16 @@ class SandkastenCodeExecutor(CodeExecutor, Component[SandkastenExecutorConfig]):
     def timeout(self) -> int:
         """Seconds for each block."""
         return self._config.timeout
+
+    @property
+    def work_dir(self) -> Path:
+        """The directory of this machine; RuntimeError if there is none."""
+        if self._config.work_dir is None:
+            raise RuntimeError("Working directory not properly initialized: give work_dir")
+        return Path(self._config.work_dir)
+
+    bind_dir = work_dir
+    """The same, by the name that it has in the Docker executor."""
 
     @property
     def sandbox(self) -> AsyncSandbox:
@@ -86,6 +106,9 @@ class SandkastenCodeExecutor(CodeExecutor, Component[SandkastenExecutorConfig]):
         """Create the sandbox. Quiet if there is one."""
         if self._box is None:
             self._box = await AsyncSandbox(self._config.image, **self._config.options)
+            if self._config.work_dir is not None:
+                self.work_dir.mkdir(parents=True, exist_ok=True)
+                await self._box.upload(self.work_dir, _WORKSPACE)
 
     async def stop(self) -> None:
         """Destroy the sandbox. Quiet if there is none."""
@@ -123,7 +146,17 @@ class SandkastenCodeExecutor(CodeExecutor, Component[SandkastenExecutorConfig]):
             if self._config.delete_tmp_files:
                 for path in files:
                     await self.sandbox.remove(path, missing_ok=True)
-        return SandboxCodeResult(status, output, files[0] if files else None)
+                    if self._config.work_dir is not None:
+                        await asyncio.to_thread(Path(self._shown(path)).unlink, missing_ok=True)
+            if self._config.work_dir is not None:
+                await self.sandbox.download(_WORKSPACE, self.work_dir)
+        return SandboxCodeResult(status, output, self._shown(files[0]) if files else None)
+
+    def _shown(self, path: str) -> str:
+        """Return a block's file as the caller finds it."""
+        if self._config.work_dir is None:
+            return path
+        return str(self.work_dir / posixpath.relpath(path, _WORKSPACE))
 
     async def _run(self, block: CodeBlock, files: list[str]) -> tuple[str, int]:
         language = block.language.lower()
