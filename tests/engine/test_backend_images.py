@@ -71,6 +71,9 @@ class Keeper(UnisolatedBackend):
     async def bring_image(self, image: Image) -> None:
         self.brought.append(image.name)
 
+    async def bring_contents(self, mounts) -> None:
+        del mounts
+
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> Any:
         self.shown.append(spec.image)
         return await super().create(sandbox_id, spec)

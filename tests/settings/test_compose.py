@@ -44,6 +44,9 @@ class Keeper(UnisolatedBackend):
     async def bring_image(self, image) -> None:
         return None
 
+    async def bring_contents(self, mounts) -> None:
+        del mounts
+
 
 @pytest.mark.promise("P42")
 async def test_a_missing_library_is_reported_with_a_remedy(opened, monkeypatch):

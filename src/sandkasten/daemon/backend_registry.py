@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from sandkasten.images.layers.image_store import LayerStore
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.images.resolved_image import Image
-    from sandkasten.model.sandbox.cell_spec import CellSpec
+    from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount
     from sandkasten.ports import Backend, Cell, EventSink, Store, Workspaces
 
 # A specification of devices nests deeper than settings.
@@ -112,6 +112,9 @@ class LazyImageBackend(LazyBackend):
 
     async def bring_image(self, image: Image) -> None:
         await self._keeper.bring_image(image)
+
+    async def bring_contents(self, mounts: Sequence[HostMount]) -> None:
+        await self._keeper.bring_contents(mounts)
 
     @property
     def _workspaces(self) -> KeepsWorkspaces:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         RemovedImage,
     )
     from sandkasten.model.images.resolved_image import Image, Lookup
+    from sandkasten.model.sandbox.cell_spec import HostMount
     from sandkasten.ports.isolation import Workbench
 
 
@@ -60,6 +61,12 @@ class KeepsImages(Protocol):
 
     async def bring_image(self, image: Image) -> None:
         """Copy this image of the store into the backend. May take as long as a copy takes."""
+        ...
+
+    async def bring_contents(self, mounts: Sequence[HostMount]) -> None:
+        """Copy directories that never change, such as packages, into a backend that does not see
+        our files. May take as long as a copy takes.
+        """
         ...
 
 

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from sandkasten.linux.trust_files import Authority
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.images.resolved_image import Image
+    from sandkasten.model.sandbox.cell_spec import HostMount
     from sandkasten.ports import EventSink, ImagePacker
 
 _LIBRARY = "aiodocker"
@@ -68,9 +69,7 @@ _UNDO_S = 15.0
 
 
 class DockerBackend:
-    """Implements `ports.Backend`, `ports.Discards`, `ports.KeepsImages`, `ports.KeepsWorkspaces`,
-    `ports.Remote` and `ports.RefusesNetworks`.
-    """
+    """Implements Backend, Discards, KeepsImages, KeepsWorkspaces, Remote and RefusesNetworks."""
 
     def __init__(
         self,
@@ -236,6 +235,9 @@ class DockerBackend:
 
     async def bring_image(self, image: Image) -> None:
         await self._images.reference(image)
+
+    async def bring_contents(self, mounts: Sequence[HostMount]) -> None:
+        await self._contents.bring(mounts)
 
     async def aclose(self) -> None:
         if "_engine" in self.__dict__:

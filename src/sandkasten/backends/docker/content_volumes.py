@@ -58,6 +58,14 @@ class ContentVolumes:
             return ()
         return tuple([await self._mount(one) for one in wanted])
 
+    async def bring(self, wanted: Sequence[HostMount]) -> None:
+        """Make the copies that a container will need, before its creation has a deadline."""
+        place = await self._setup.settled()
+        if not place.same and place.mode != "archive":
+            for one in wanted:
+                if one.content:
+                    await self._mount(one)
+
     async def put_into(self, container: str, wanted: Sequence[HostMount]) -> None:
         """Without volumes: copy them into the container's own layer, as root's."""
         for one in wanted:

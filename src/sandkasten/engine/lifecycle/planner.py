@@ -179,6 +179,8 @@ class Planner:
             sets = await self._provided(packages, rules, spec, backend.name, sites, tenant)
         if sets:
             spec = _with_packages(spec, sets)
+            if isinstance(backend, KeepsImages):
+                await backend.bring_contents(spec.mounts)
         warnings = (
             image.warning,
             self._root_warning(image),
