@@ -7,13 +7,15 @@ import json
 import random
 import struct
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sandkasten.errors import ProtocolViolation, SandboxLost, SandkastenError
+from sandkasten.wire import channel as channel_module
 from sandkasten.wire.channel import Channel
 from sandkasten.wire.frame_codec import FROM_RUNNER, MIB, Kind, encode, encode_chunk, encode_credit
+from sandkasten.wire.json_bodies import decode_body
 from tests.patience import PATIENCE_S
 from tests.wire.peer import HELLO, Peer, connected, sockets
 
@@ -155,6 +157,26 @@ async def test_a_flood_for_a_closed_stream_does_not_starve_others():
         await flooding
         assert turns == 200
         assert not channel.closed
+
+
+async def test_many_small_frames_leave_turns_to_others(monkeypatch):
+    parsed, most_in_a_row = 0, 0
+
+    def counted(body: bytes, what: str) -> dict[str, Any]:
+        nonlocal parsed
+        parsed += 1
+        return decode_body(body, what)
+
+    monkeypatch.setattr(channel_module, "decode_body", counted)
+    async with connected() as (channel, peer), channel.stream("fs.watch"):
+        stream, _ = await peer.opened()
+        await peer.raw(encode(Kind.EVENT, stream, b'{"event":"x"}') * 1000)
+        async with asyncio.timeout(PATIENCE_S):
+            while parsed < 1000:
+                before = parsed
+                await asyncio.sleep(0)
+                most_in_a_row = max(most_in_a_row, parsed - before)
+    assert most_in_a_row <= 128
 
 
 async def test_a_runner_that_sends_without_reading_is_disconnected():

@@ -47,6 +47,8 @@ RECEIVE_BYTES = 64 * 1024
 _LAST_WORDS_S, _LAST_WORDS_PIECES = 1.0, 16
 # A runner that always has data must not block the loop.
 _RECEIVES_PER_TURN = 16
+# Thousands of small frames fit in a few receives, and each is parsed.
+_FRAMES_PER_TURN = 64
 
 
 class Channel:
@@ -206,8 +208,10 @@ class Channel:
                     data = await receive(RECEIVE_BYTES)
                     if not data:
                         break
-                    for frame in feed(data):
+                    for count, frame in enumerate(feed(data), 1):
                         deliver(frame)
+                        if count % _FRAMES_PER_TURN == 0:
+                            await asyncio.sleep(0)
                 receives += 1
                 if receives % _RECEIVES_PER_TURN == 0:
                     await asyncio.sleep(0)
