@@ -284,8 +284,13 @@ async def test_a_key_opens_a_preview_and_never_reaches_the_server(served, daemon
     for given in (AS_OPERATOR, revoked):
         told = await (await site.get(headers={**given, "X-Sandkasten-Tenant": "default"})).json()
         assert not {"authorization", "x-sandkasten-tenant"} & set(told["headers"])
-    own = await (await site.get(headers={"Authorization": "Bearer of-the-app"})).json()
+        in_other = {"X-API-KEY": given["Authorization"].removeprefix("Bearer ")}
+        told = await (await site.get(headers=in_other)).json()
+        assert "x-api-key" not in told["headers"]
+    of_the_app = {"Authorization": "Bearer of-the-app", "X-API-KEY": "of-the-app"}
+    own = await (await site.get(headers=of_the_app)).json()
     assert own["headers"]["authorization"] == "Bearer of-the-app"
+    assert own["headers"]["x-api-key"] == "of-the-app"
 
 
 async def test_no_route_of_the_api_is_reached_on_the_host_of_a_preview(served):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import subprocess
 from ipaddress import ip_address
 
@@ -15,7 +16,7 @@ from cryptography.x509.oid import NameOID
 from sandkasten.daemon.http.certificates import preview_context
 from sandkasten.daemon.http.local_authority import authority_certificate, local_certificate
 from sandkasten.daemon.settings.resolver import load
-from sandkasten.errors import InvalidConfiguration, NotFound
+from sandkasten.errors import InvalidConfiguration, NotFound, StoreUnusable
 
 NOW = datetime.datetime.now(datetime.UTC)
 DAY = datetime.timedelta(days=1)
@@ -108,3 +109,23 @@ def test_the_certificate_of_the_authority_is_printed_only_where_there_is_one(tmp
     given = {**values, "previews.cert": "a.pem", "previews.key": "a.key"}
     with pytest.raises(NotFound, match="another authority"):
         authority_certificate(load(given, {}).previews)
+
+
+def test_only_a_certificate_is_printed(tmp_path):
+    settings = load({"data_dir": str(tmp_path), "previews.domain": DOMAIN}, {}).previews
+    local_certificate(settings.directory, DOMAIN)
+    certificate = settings.directory / DOMAIN / "ca.pem"
+    key = certificate.with_name("ca.key")
+    assert key.stat().st_mode & 0o777 == 0o600
+    certificate.unlink()
+    for make in (
+        lambda: certificate.symlink_to(key),
+        lambda: certificate.write_bytes(b"\xff" * 10),
+        lambda: os.mkfifo(certificate),
+        certificate.mkdir,
+    ):
+        make()
+        with pytest.raises(StoreUnusable, match="is not a certificate"):
+            authority_certificate(settings)
+        if not certificate.is_dir():
+            certificate.unlink()

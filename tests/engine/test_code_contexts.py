@@ -18,8 +18,10 @@ from sandkasten.errors import (
     KernelFailed,
     KernelNotFound,
     PayloadTooLarge,
+    QuotaExceeded,
 )
 from sandkasten.model.commands.code_values import (
+    MAX_CONTEXTS,
     CodeDisplay,
     CodeRequest,
     CodeText,
@@ -386,3 +388,25 @@ async def test_a_table_has_its_data_and_a_figure_its_chart(run):
         "elements": [{"label": "sold", "x": [2023, 2024], "y": [3, "nan"]}],
     }
     assert (broken.chart, broken.text is None, other.data, other.chart) == (None, False, None, None)
+
+
+async def test_contexts_that_start_at_once_are_counted(monkeypatch):
+    async with opened() as engine:
+        box = (await engine.create(CreateRequest())).id
+        started: list[str] = []
+
+        async def listed(*_: object) -> tuple[str, ...]:
+            await asyncio.sleep(0)
+            return tuple(started)
+
+        async def start(_: str, the_id: str, *__: object) -> None:
+            await asyncio.sleep(0)
+            started.append(the_id)
+
+        monkeypatch.setattr(engine.code, "list", listed)
+        monkeypatch.setattr(engine.code._program, "start", start)
+        ids = [f"ctx_python_{number:016x}" for number in range(40)]
+        starting = (engine.code._start(box, one, ContextRequest()) for one in ids)
+        found = await asyncio.gather(*starting, return_exceptions=True)
+        assert len(started) == MAX_CONTEXTS
+        assert sum(isinstance(one, QuotaExceeded) for one in found) == 40 - MAX_CONTEXTS

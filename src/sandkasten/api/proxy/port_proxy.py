@@ -20,6 +20,7 @@ from sandkasten.api.proxy.proxy_redirects import kept_inside
 from sandkasten.api.request.request_body import ClientLeft
 from sandkasten.errors import CommandTimeout, ProtocolViolation, SandkastenError
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model.access.api_keys import id_of_key
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -49,6 +50,7 @@ TRAFFIC_HEADER: Final = "e2b-traffic-access-token"
 PRIVATE: Final = frozenset(
     {"authorization", "cookie", "x-sandkasten-tenant", "host", TRAFFIC_HEADER}
 )
+_KEY_HEADER: Final = b"x-api-key"
 # Would act on our origin: what a page there can do, the daemon's operator can.
 _ACTING: Final = frozenset(
     {
@@ -259,6 +261,7 @@ def onward_headers(call: Call, target: Target) -> list[tuple[bytes, bytes]]:
         for name, value in connection.headers.raw
         if name.decode("latin-1").lower() not in dropped
         and not name.lower().startswith((b"sec-websocket", b"x-forwarded-"))
+        and not (name.lower() == _KEY_HEADER and _is_our_key(call, value))
     ]
     host = connection.headers.get("host", "localhost").encode("latin-1")
     tls = target.tls or connection.url.scheme in ("https", "wss")
@@ -273,6 +276,23 @@ def onward_headers(call: Call, target: Target) -> list[tuple[bytes, bytes]]:
         *forwarded,
         (b"x-forwarded-prefix", target.prefix.encode()),
     ]
+
+
+def _is_our_key(call: Call, value: bytes) -> bool:
+    """Return whether `X-API-KEY` has, or could have, a key of the daemon, as E2B's clients send it.
+
+    The server inside may have keys of its own in it.
+    """
+    key, doorkeeper = value.decode("latin-1").strip(), call.server.doorkeeper
+    if id_of_key(key) is not None:
+        return True
+    if doorkeeper.is_open:
+        return False
+    try:
+        doorkeeper.admit({"authorization": f"Bearer {key}"}, local=False)
+    except SandkastenError:
+        return False
+    return True
 
 
 def _cookies_inward(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

@@ -8,11 +8,13 @@ The authority is limited to the domain: it cannot vouch for any other name.
 from __future__ import annotations
 
 import datetime
+import re
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.disk.atomic_file import write_file
 from sandkasten.disk.os_errors import disk_error
+from sandkasten.disk.small_file import read_small_file
 from sandkasten.errors import InvalidConfiguration, NotFound, StoreUnusable
 from sandkasten.model.optional_extras import install_command
 
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
 _AUTHORITY_FILE: Final = "ca.pem"
 _AUTHORITY_KEY: Final = "ca.key"
 _CERTIFICATE: Final = "cert.pem"
+_MAX_PEM_BYTES: Final = 65_536
+_CERTIFICATE_PEM: Final = re.compile(
+    rb"-----BEGIN CERTIFICATE-----\n[A-Za-z0-9+/=\n]+-----END CERTIFICATE-----\n\Z"
+)
 _DAY: Final = datetime.timedelta(days=1)
 _AUTHORITY_DAYS: Final = 3650
 # Browsers refuse certificates of servers that are valid for longer than 398 days.
@@ -76,14 +82,24 @@ def authority_certificate(settings: PreviewSettings) -> str:
         )
     path = settings.directory / settings.domain / _AUTHORITY_FILE
     try:
-        return path.read_text("ascii")
-    except FileNotFoundError as exc:
+        # Not a FIFO, which would never be read to its end.
+        is_file = path.is_file()
+        found = read_small_file(path, _MAX_PEM_BYTES) if is_file else b""
+    except OSError as exc:
+        raise disk_error("read the certificate of the authority", exc, StoreUnusable) from exc
+    if not is_file and not path.exists():
         raise NotFound(
             f"there is no authority in {path.parent}",
             hint="start the daemon with previews.listen: it makes one",
-        ) from exc
-    except OSError as exc:
-        raise disk_error("read the certificate of the authority", exc, StoreUnusable) from exc
+        )
+    if found is None or not _CERTIFICATE_PEM.match(found):
+        # Another file, such as the key, must not be given to clients.
+        raise StoreUnusable(
+            f"{path} is not a certificate",
+            hint="remove its directory, and add the new ca.pem to your browsers",
+            reason="damaged",
+        )
+    return found.decode("ascii")
 
 
 def _make(folder: Path, domain: str, now: datetime.datetime) -> None:

@@ -216,15 +216,17 @@ class CodeContexts:
         return known
 
     async def _start(self, sandbox_id: str, the_id: str, context: ContextRequest) -> None:
-        if len(await self.list(sandbox_id)) >= MAX_CONTEXTS:
-            raise QuotaExceeded(
-                f"the sandbox already has {MAX_CONTEXTS} code contexts, the maximum",
-                hint="remove one of them first",
-                limit=MAX_CONTEXTS,
-            )
-        handle, _ = await self._handles.connect(sandbox_id)
-        idle_s = handle.record.idle_timeout_s
-        await self._program.start(sandbox_id, the_id, context, idle_s, _KEPT_BYTES)
+        # One at a time, because contexts are counted first.
+        async with self._starting.setdefault((sandbox_id, ""), asyncio.Lock()):
+            if len(await self.list(sandbox_id)) >= MAX_CONTEXTS:
+                raise QuotaExceeded(
+                    f"the sandbox already has {MAX_CONTEXTS} code contexts, the maximum",
+                    hint="remove one of them first",
+                    limit=MAX_CONTEXTS,
+                )
+            handle, _ = await self._handles.connect(sandbox_id)
+            idle_s = handle.record.idle_timeout_s
+            await self._program.start(sandbox_id, the_id, context, idle_s, _KEPT_BYTES)
         _remember(self._read_to, the_id, 0)
 
     async def _ask(self, sandbox_id: str, context: str, fields: Mapping[str, Any]) -> Done:
