@@ -11,10 +11,13 @@ import sys
 import aiohttp
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.model.redaction import excerpt, head_of
 from sandkasten.telemetry import span_pipe
+from sandkasten.telemetry.otel_spans import OtelTracing
 from sandkasten.telemetry.otlp_setup import OtlpSetup
 from sandkasten.telemetry.piped_spans import PipedTracing, sampler
 from sandkasten.telemetry.span_pipe import SpanPipe
@@ -66,6 +69,20 @@ def test_sampling_decides_as_the_library_does(environment, monkeypatch):
 @pytest.mark.parametrize("value", ["short", "x" * 1000, "x" * 1400, "ü" * 5000, b"\xff" * 2000])
 def test_the_head_of_a_content_gives_the_same_excerpt(value):
     assert excerpt(head_of(value, 1000), 1000, len(value)) == excerpt(value, 1000)
+
+
+@pytest.mark.promise("P85")
+def test_what_a_client_names_is_bounded_in_a_span():
+    seen: list[tuple] = []
+    sent = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(sent))
+    for tracing in (PipedTracing(seen.append, sampler({})), OtelTracing(provider)):
+        with tracing.span("x", {"name": "a" * 5000}) as span:
+            span.set({"other": "b" * 5000, "number": 5})
+    wanted = {"name": "a" * 1000, "other": "b" * 1000, "number": 5}
+    assert seen[0][-1] == wanted
+    assert dict(sent.get_finished_spans()[0].attributes or {}) == wanted
 
 
 async def test_unsampled_requests_send_nothing_and_are_marked_inside(tmp_path):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -19,7 +19,7 @@ from sandkasten.errors import Cancelled, SandkastenError
 from sandkasten.model.optional_extras import VERSION
 from sandkasten.model.redaction import excerpt
 from sandkasten.ports.spans import checked_traceparent
-from sandkasten.telemetry.piped_spans import MAX_CONTENT
+from sandkasten.telemetry.piped_spans import MAX_CONTENT, bounded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -42,12 +42,12 @@ class OtelSpan:
         self._content = content
         self._failed = False
         # Set at once at the end: the library takes a lock for each call.
-        self._attributes: dict[str, str | int | float | bool] = {}
+        self._attributes: dict[str, Any] = {}
 
     def set(self, attributes: Attributes) -> None:
         for name, value in attributes.items():
             if value is not None:
-                self._attributes[name] = value
+                self._attributes[name] = bounded(value)
 
     def content(self, name: str, value: str | bytes) -> None:
         if self._content and self.span.is_recording():

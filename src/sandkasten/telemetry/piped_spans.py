@@ -67,6 +67,11 @@ class RemoteSpan(NamedTuple):
     state: str
 
 
+def bounded(value: object) -> object:
+    """Return a value of an attribute; a client may have chosen a string, and how long it is."""
+    return value[:MAX_CONTENT] if isinstance(value, str) else value
+
+
 class PipedSpan:
     """Implements `ports.Span` and `ports.Link`."""
 
@@ -119,7 +124,7 @@ class PipedSpan:
         if self.sampled:
             for name, value in attributes.items():
                 if value is not None:
-                    self._attributes[name] = value
+                    self._attributes[name] = bounded(value)
 
     def content(self, name: str, value: str | bytes) -> None:
         if self.sampled and self._tracing.content:
