@@ -8,6 +8,8 @@ import json
 import aiohttp
 import pytest
 
+from sandkasten.model.journal_rows import RecordingRules
+from sandkasten.store.recording_directory import RecordingDirectory
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.promise("P38")
@@ -131,3 +133,57 @@ async def test_an_invalid_request_is_refused_before_the_handshake(real_daemon, q
     with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
         await real_daemon.http.ws_connect(f"{real_daemon.url}/v1/sessions/{the_id}/pty?{query}")
     assert refused.value.status == status
+
+
+@pytest.mark.promise("P87")
+async def test_a_terminal_is_recorded_once_for_all_its_viewers(real_daemon, tmp_path):
+    rules = RecordingRules(enabled=True)
+    kept = RecordingDirectory(tmp_path / "recordings", rules, keep_s=60.0)
+    trail = real_daemon.server.engine.trail
+    trail.recordings = kept
+    try:
+        the_id = await real_daemon.session()
+        screen = await opened(real_daemon, the_id, "rows=30&cols=100")
+        eid = screen.said[0]["exec_id"]
+        await screen.socket.send_bytes(b"echo one-$((40+2))\n")
+        await screen.until(b"one-42")
+        other = await opened(real_daemon, the_id, f"exec_id={eid}")
+        await other.until(b"one-42")
+        await screen.socket.send_str('{"type": "resize", "rows": 10, "cols": 50}')
+        await screen.socket.send_bytes("echo zwölf-$((10+2)); exit\n".encode())
+        await screen.exit()
+        await other.exit()
+        path = f"/v1/sessions/{the_id}/recordings"
+        (entry,) = (await real_daemon.ask("GET", path)).json["recordings"]
+        assert entry["exec_id"] == eid
+        found = await real_daemon.ask("GET", f"{path}/{eid}")
+        assert found.headers["content-type"] == "application/x-asciicast"
+        head, *events = map(json.loads, found.raw.splitlines())
+        assert (head["version"], head["width"], head["height"]) == (2, 100, 30)
+        text = "".join(one[2] for one in events if one[1] == "o")
+        assert text.count("one-42") == 1
+        assert "zwölf-12" in text
+        assert [one[2] for one in events if one[1] == "r"][-1] == "50x10"
+        assert [one[0] for one in events] == sorted(one[0] for one in events)
+        missing = await real_daemon.ask("GET", f"{path}/exe_0000000000000000")
+        assert missing.status == 404
+    finally:
+        trail.recordings = None
+
+
+async def test_recordings_are_bounded_and_the_oldest_are_removed(tmp_path):
+    rules = RecordingRules(enabled=True, max_bytes=300, max_total_bytes=1000)
+    kept = RecordingDirectory(tmp_path, rules, keep_s=1e9)
+    for number in range(4):
+        one = kept.begin(f"sbx_{number}", "exe_1", "yes")
+        assert one is not None
+        for _ in range(100):
+            one.add(b"y" * 20)
+        one.close()
+    cast = await kept.read("sbx_3", "exe_1") or b""
+    assert len(cast) < 600
+    assert json.loads(cast.splitlines()[-1])[1:] == ["m", "the recording reached its limit"]
+    await kept.prune(0.0)
+    left = [number for number in range(4) if await kept.list(f"sbx_{number}")]
+    assert 0 < len(left) < 4
+    assert left[-1] == 3

@@ -190,6 +190,8 @@ ROWS: Final[tuple[Row, ...]] = (
         f"GET {S}/fs/read", f"GET {S}/fs/list", f"GET {S}/fs/stat", f"GET {S}/fs/download",
         f"GET {S}/fs/watch", "GET /v1/files", "GET /v1/files/{key:path}",
         "HEAD /v1/files/{key:path}", "GET /v1/keys", "GET /v1/audit", "GET /v1/workspaces",
+        "GET /v1/audit/verify", "GET /v1/audit/export", f"GET {S}/recordings",
+        f"GET {S}/recordings/{{eid}}",
         f"GET {W}", "GET /v1/images", "GET /v1/images/usage", "GET /v1/images/{name:path}",
         "GET /v1/tools", "GET /metrics", "GET /healthz", "GET /readyz", "GET /openapi.json",
         "GET /docs", "GET /", "GET /dashboard/{name}", "GET /v1/login",

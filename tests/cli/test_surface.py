@@ -81,6 +81,7 @@ def test_every_command_of_the_contract_exists():
         "net suggest",
         "pause",
         "ps",
+        "replay",
         "resume",
         "rm",
         "run",

@@ -148,6 +148,7 @@ _TABLE: Final[Mapping[str, Callable[[typer.Typer], None]]] = {
     "workspace": _group("workspace", "workspaces"),
     "key": _group("key", "access.keys"),
     "audit": _group("audit", "access.audit"),
+    **_module("access.replay", "replay"),
     "files": _group("files", "files"),
     "agent": _group("agent", "agents"),
     "workflow": _group("workflow", "workflows"),

@@ -91,6 +91,7 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
             tracing=tracing,
             audit=books.audit,
         )
+        engine.trail.recordings = books.recordings
         stack.push_async_callback(engine.aclose)
         tokens = await _open_tokens(settings, stack)
         _check_exposure(settings, keyed=bool(tokens) or books.keys.any_living(clock.now()))

@@ -15,6 +15,7 @@ from sandkasten.daemon.engine_assembly import open_audit
 from sandkasten.errors import SandkastenError
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.store.file_store import DiskFileStore
+from sandkasten.store.recording_directory import RecordingDirectory
 from sandkasten.store.sqlite.database import Database
 from sandkasten.store.sqlite.sqlite_journal import SqliteJournal
 from sandkasten.store.sqlite.sqlite_keys import SqliteKeys
@@ -36,12 +37,14 @@ class Books:
     journal: SqliteJournal
     keys: SqliteKeys
     files: DiskFileStore
+    recordings: RecordingDirectory
     audit: AuditDirectory | None = None
 
     async def prune(self, now: float) -> int:
         """Delete rows past their retention; return how many."""
         if self.audit is not None:
             await self.audit.prune(now)
+        await self.recordings.prune(now)
         return await self.journal.prune(now) + await self.files.prune(now)
 
     async def sync_audit(self) -> None:
@@ -110,7 +113,10 @@ async def open_books(
         keys = await SqliteKeys.open(database)
         files = await DiskFileStore.open(data_dir / "files", database, clock, settings.file_rules)
         audit = open_audit(settings)
-        books = Books(journal, keys, files, audit)
+        recordings = RecordingDirectory(
+            data_dir / "recordings", settings.recording, settings.retention.sessions_s
+        )
+        books = Books(journal, keys, files, recordings, audit)
         try:
             if audit is not None:
                 await _take_old_rows(journal, audit)

@@ -25,6 +25,7 @@ from sandkasten.errors import (
 )
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.audit_records import AuditRow
+from sandkasten.model.commands.exec_values import Pty
 from sandkasten.model.redaction import excerpt
 from sandkasten.model.sandbox.limits import Limits
 from sandkasten.ports.spans import caller_key, request_id
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from sandkasten.model.files.file_entries import FileEntry
     from sandkasten.model.journal_rows import SessionEnd
     from sandkasten.model.sandbox.ledger_record import Record
-    from sandkasten.ports import AuditLog, Clock
+    from sandkasten.ports import AuditLog, Clock, OutputRecording, Recordings
 
 _COMMAND_CHARS: Final = 1024
 _MOST_RUNNING: Final = 10_000
@@ -116,10 +117,26 @@ class AuditTrail:
         self.log = log
         self._clock = clock
         self._running: dict[str, _ExecNote] = {}
+        self.recordings: Recordings | None = None
+        self.background: dict[str, OutputRecording] = {}
+        """Recordings of commands that run in the background, by exec id."""
 
     async def aclose(self) -> None:
+        for recording in self.background.values():
+            recording.close()
+        self.background.clear()
         if self.log is not None:
             await self.log.aclose()
+
+    def recording(
+        self, record: Record, exec_id: str, line: tuple[str, ...] | str, pty: Pty | None = None
+    ) -> OutputRecording | None:
+        """Return what records the output of a command; None if it is not recorded."""
+        if self.recordings is None or record.hidden:
+            return None
+        title = line if isinstance(line, str) else shlex.join(line[:_COMMAND_CHARS])
+        size = Pty(24, 80) if pty is None else pty
+        return self.recordings.begin(record.id, exec_id, title, rows=size.rows, cols=size.cols)
 
     # ---- commands
 

@@ -35,6 +35,25 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordingRules:
+    """Which output is recorded, and how much of it."""
+
+    enabled: bool = False
+    max_bytes: int = 4 << 20
+    max_total_bytes: int = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingInfo:
+    """One recording of output."""
+
+    exec_id: str
+    size_bytes: int
+    at: Timestamp
+    """When it was last written."""
+
+
+@dataclass(frozen=True, slots=True)
 class SessionRow:
     id: str
     tenant: str

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sandkasten.model.journal_rows import (
         ExecRow,
         KeyRow,
+        RecordingInfo,
         SessionEnd,
         SessionRow,
         StoredFile,
@@ -190,6 +191,39 @@ class Journal(Protocol):
         ...
 
     async def aclose(self) -> None: ...
+
+
+class OutputRecording(Protocol):
+    """The recording of one command or terminal. Never raises."""
+
+    def add(self, data: bytes, offset: int | None = None) -> None:
+        """Record output. With `offset` in the whole output, only what was not recorded before."""
+        ...
+
+    def add_chunk(self, seq: int, data: bytes) -> None:
+        """Record a chunk, once."""
+        ...
+
+    def resize(self, rows: int, cols: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class Recordings(Protocol):
+    """Recordings of output, for the tenant of the session."""
+
+    def begin(
+        self, session_id: str, exec_id: str, title: str, *, rows: int = 24, cols: int = 80
+    ) -> OutputRecording | None:
+        """Return what records one command; None if nothing is recorded."""
+        ...
+
+    async def list(self, session_id: str) -> Sequence[RecordingInfo]:
+        """Return the recordings of a session, oldest first."""
+        ...
+
+    async def read(self, session_id: str, exec_id: str) -> bytes | None:
+        """Return a recording as asciicast v2; None if there is none."""
+        ...
 
 
 class AuditNote(Protocol):

@@ -925,6 +925,17 @@ export interface Reclaimed {
   bytes: number;
 }
 
+export interface RecordingEntry {
+  execId: string;
+  sizeBytes: number;
+  at: string;
+  atUnix: number;
+}
+
+export interface RecordingList {
+  recordings: RecordingEntry[];
+}
+
 export interface Refusal {
   host: string;
   /** 53 for a name that could not be looked up. */
@@ -1584,6 +1595,8 @@ export interface Types {
   Quota: Quota;
   Ready: Ready;
   Reclaimed: Reclaimed;
+  RecordingEntry: RecordingEntry;
+  RecordingList: RecordingList;
   Refusal: Refusal;
   Removed: Removed;
   RemovedOne: RemovedOne;
@@ -1665,6 +1678,7 @@ export const HELD: Readonly<Record<string, Readonly<Record<string, string>>>> = 
   KeyList: { keys: "ApiKey" },
   OutputPage: { chunks: "Chunk", network: "ExecNetwork", usage: "ExecUsage", why: "Why" },
   Ready: { degraded: "Degraded" },
+  RecordingList: { recordings: "RecordingEntry" },
   RunBody: { limits: "RunBodyLimits", network: "RunBodyNetwork" },
   RunBodyNetwork: { limits: "RunBodyNetworkLimits" },
   RunDetail: { run: "RunRow", usage: "RunUsage" },

@@ -16,6 +16,7 @@ from sandkasten.model.json_codec import to_json
 if TYPE_CHECKING:
     from sandkasten.api.request.http_call import Call
     from sandkasten.model.commands.exec_values import ExecResult
+    from sandkasten.model.ids import SandboxId
     from sandkasten.model.journal_rows import ExecRow
 
 
@@ -57,6 +58,16 @@ async def exec_row(call: Call, exec_id: str) -> dict[str, Any] | None:
         return None
     row = await call.server.journal.exec(call.path("id"), exec_id)
     return None if row is None or row.tenant != call.principal.tenant else row_fields(row)
+
+
+async def owned_session(call: Call) -> SandboxId:
+    """Return the id of a session of this tenant, also of an ended one that is remembered."""
+    try:
+        return await call.session()
+    except (SessionNotFound, SessionExpired):
+        if not await _remembered(call):
+            raise
+        return sandbox_id(call.path("id"))
 
 
 async def _told(call: Call) -> list[ExecResult]:

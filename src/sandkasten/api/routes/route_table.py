@@ -24,7 +24,7 @@ from sandkasten.api.routes import (
     tools,
     workspaces,
 )
-from sandkasten.api.routes.access import audit, keys, login, secrets, tenant_usage
+from sandkasten.api.routes.access import audit, keys, login, recordings, secrets, tenant_usage
 
 if TYPE_CHECKING:
     from sandkasten.api.route import Route
@@ -34,6 +34,7 @@ ALL: tuple[Route, ...] = (
     *dashboard_routes.ROUTES,
     *sessions.ROUTES,
     *execs.ROUTES,
+    *recordings.ROUTES,
     *code.ROUTES,
     *stats.ROUTES,
     *pause.ROUTES,

@@ -32,7 +32,7 @@ from sandkasten.images.packages.package_rules import address as without_credenti
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.files.file_store_rules import FileRules
 from sandkasten.model.images.pull_rules import PULL_MODES, PullLimits
-from sandkasten.model.journal_rows import Retention
+from sandkasten.model.journal_rows import RecordingRules, Retention
 from sandkasten.model.sandbox.gpus import ALL
 from sandkasten.model.sandbox.isolation_levels import ISOLATIONS, MINIMA
 from sandkasten.model.sandbox.policy import DEFAULT_BLOCKED_PATHS
@@ -362,6 +362,24 @@ class RecordSettings:
         boolean,
         True,
         "Whether changes, commands, file writes, network verdicts and refusals are recorded.",
+    )
+    recording: bool = setting(
+        "recording.enabled",
+        boolean,
+        RecordingRules().enabled,
+        "Whether output of commands and terminals is recorded for `sandkasten replay`.",
+    )
+    recording_bytes: int = setting(
+        "recording.max_bytes",
+        positive_integer,
+        RecordingRules().max_bytes,
+        "Largest recording of one command or terminal.",
+    )
+    recording_total_bytes: int = setting(
+        "recording.max_total_bytes",
+        positive_integer,
+        RecordingRules().max_total_bytes,
+        "How many bytes all recordings may take; those of the oldest sessions are removed first.",
     )
     file_bytes: int = setting(
         "files.max_bytes",

@@ -54,7 +54,7 @@ from sandkasten.errors import InvalidConfiguration, InvalidRequest
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.files.file_store_rules import FileRules
 from sandkasten.model.images.pull_rules import PullLimits
-from sandkasten.model.journal_rows import Retention
+from sandkasten.model.journal_rows import RecordingRules, Retention
 from sandkasten.model.sandbox.host_mounts import MountRule, parse_mounts
 from sandkasten.model.sandbox.policy import Policy, public_limits
 from sandkasten.model.spelling import did_you_mean
@@ -122,6 +122,7 @@ class Settings:
     cdi_hooks: bool
     retention: Retention
     audit: bool
+    recording: RecordingRules
     file_rules: FileRules
     http: HttpSettings = field(repr=False)
     """Settings of the HTTP server. Holds the key: never printed."""
@@ -305,6 +306,9 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
             audit_bytes=records.audit_bytes,
         ),
         audit=records.audit,
+        recording=RecordingRules(
+            records.recording, records.recording_bytes, records.recording_total_bytes
+        ),
         file_rules=FileRules(
             max_bytes=records.file_bytes,
             max_total_bytes=records.total_file_bytes,

@@ -55,13 +55,15 @@ if TYPE_CHECKING:
     from sandkasten.engine.commands.exec_history import ExecHistory
     from sandkasten.model.commands.exec_values import ChunkReader
     from sandkasten.model.journal_rows import ExecRow
-    from sandkasten.ports import EventSink, Span, Tracing
+    from sandkasten.ports import EventSink, OutputRecording, Span, Tracing
     from sandkasten.wire.channel import Channel
     from sandkasten.wire.messages import ExecReply
 
 # For verbs that the runner answers at once.
 CALL_TIMEOUT_S = 30.0
 MAX_WAIT_S = 86_400.0
+# Open files of recordings of commands whose end no caller has read.
+_MOST_RECORDED = 256
 
 
 class Execution:
@@ -89,6 +91,7 @@ class Execution:
             with _RecordedExec(self._history, self._trail, following, request.command) as noted:
                 async with aclosing(following.chunks()) as chunks:
                     async for chunk in chunks:
+                        noted.saw(chunk)
                         if show is not None:
                             await show(chunk)
                 result = noted.ended(await self._result(following))
@@ -102,6 +105,7 @@ class Execution:
             with _RecordedExec(self._history, self._trail, following, request.command) as noted:
                 async with aclosing(following.chunks()) as chunks:
                     async for chunk in chunks:
+                        noted.saw(chunk)
                         yield chunk
                 result = self._told(sandbox_id, noted.ended(await self._result(following)), span)
         yield result
@@ -131,6 +135,11 @@ class Execution:
         if shell is not None:
             # It may change the directory, and no caller may ask how it ended.
             handle.cwd = None
+        recording = self._trail.recording(handle.record, reply.exec_id, request.command)
+        if recording is not None:
+            self._trail.background[reply.exec_id] = recording
+            if len(self._trail.background) > _MOST_RECORDED:
+                self._trail.background.pop(next(iter(self._trail.background))).close()
         row = self._history.began(handle.record, reply.exec_id, request.command, shell)
         if row is not None:
             self._history.follow(row)
@@ -158,7 +167,7 @@ class Execution:
             async with channel.stream("exec.output", {"exec_id": exec_id}) as call:
                 async for item in call:
                     if isinstance(item, OutputChunk):
-                        _add(output, item)
+                        self._saw(exec_id, _add(output, item))
                 reply = decode_exec(await call.result())
         handle.note(reply)
         return await self._ended(handle, reply, output)
@@ -181,7 +190,7 @@ class Execution:
         ):
             async for item in call:
                 if isinstance(item, OutputChunk):
-                    chunk = _add(output, item)
+                    chunk = self._saw(exec_id, _add(output, item))
                     if chunk.seq > since_seq:
                         yield chunk
             reply = decode_exec(await call.result())
@@ -228,7 +237,17 @@ class Execution:
         trace_result(span, result)
         return result
 
+    def _saw(self, exec_id: str, chunk: Chunk) -> Chunk:
+        """Record output of a command in the background when it is read."""
+        recording = self._trail.background.get(exec_id)
+        if recording is not None:
+            recording.add_chunk(chunk.seq, chunk.data)
+        return chunk
+
     async def _ended(self, handle: Handle, reply: ExecReply, output: KeptOutput) -> ExecResult:
+        recording = self._trail.background.pop(reply.exec_id, None) if reply.ended else None
+        if recording is not None:
+            recording.close()
         why = await explain_end(self._handles, handle, reply)
         return result_of(reply, output, why=why, network=await refused_network(handle, reply))
 
@@ -305,18 +324,23 @@ class _RecordedExec:
         self._line = line
         self._row: ExecRow | None = None
         self._ended = False
+        self._recording: OutputRecording | None = None
         following.on_started = self._began
 
     def __enter__(self) -> _RecordedExec:
         following = self._following
         shell = following.command.shell if following.command.argv is None else None
-        self._trail.exec_asked(following.handle.record, following.exec_id, self._line, shell)
+        record = following.handle.record
+        self._trail.exec_asked(record, following.exec_id, self._line, shell)
+        self._recording = self._trail.recording(record, following.exec_id, self._line)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
         following = self._following
+        if self._recording is not None:
+            self._recording.close()
         if isinstance(error, SandkastenError):
             record = following.handle.record
             self._trail.exec_failed(record.tenant, record.id, following.exec_id, error.code)
@@ -327,6 +351,10 @@ class _RecordedExec:
             self._began(following.exec_id)
         if self._row is not None and not self._ended:
             self._history.follow(self._row)
+
+    def saw(self, chunk: Chunk) -> None:
+        if self._recording is not None:
+            self._recording.add_chunk(chunk.seq, chunk.data)
 
     def ended(self, result: ExecResult) -> ExecResult:
         record = self._following.handle.record

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from sandkasten.engine.drain import Drain
     from sandkasten.engine.handles import Handle, Handles
     from sandkasten.model.sandbox.ledger_record import Record
+    from sandkasten.ports import OutputRecording
     from sandkasten.wire.channel import Channel
 
 HANGUP_GRACE_S = 0.5
@@ -201,8 +202,16 @@ class _Watched:
 class AttachedTerminal:
     """Iterate it to read what the program writes from `offset` on; then `result` is set."""
 
-    def __init__(self, call: Call, handle: Handle, handles: Handles, offset: int) -> None:
+    def __init__(
+        self,
+        call: Call,
+        handle: Handle,
+        handles: Handles,
+        offset: int,
+        recording: OutputRecording | None = None,
+    ) -> None:
         self._call = call
+        self._recording = recording
         self._handle = handle
         self._handles = handles
         self.offset = offset
@@ -212,6 +221,8 @@ class AttachedTerminal:
         async for item in self._call:
             if not isinstance(item, OutputChunk):
                 continue
+            if self._recording is not None:
+                self._recording.add(item.data, item.offset)
             end = item.offset + len(item.data)
             if end <= self.offset:
                 continue
@@ -234,6 +245,7 @@ class TerminalSessions:
         self._history = history
         self._in_flight = in_flight
         self._watched: dict[tuple[str, str], _Watched] = {}
+        self._recordings: dict[tuple[str, str], OutputRecording] = {}
 
     async def start(
         self,
@@ -255,6 +267,11 @@ class TerminalSessions:
             handle.record, str(fields["exec_id"]), line, terminal=True
         ):
             reply = decode_exec(await channel.call("exec.start", fields, timeout_s=CALL_TIMEOUT_S))
+        recording = self._handles.trail.recording(
+            handle.record, reply.exec_id, line, Pty(rows, cols)
+        )
+        if recording is not None:
+            self._recordings[sandbox_id, reply.exec_id] = recording
         row = self._history.began(handle.record, reply.exec_id, line, None)
         if row is not None:
             self._history.follow(row)
@@ -284,11 +301,15 @@ class TerminalSessions:
                 self._handles.explaining(handle),
                 channel.stream("exec.output", fields) as call,
             ):
-                attached = AttachedTerminal(call, handle, self._handles, offset)
+                recording = self._recordings.get(key)
+                attached = AttachedTerminal(call, handle, self._handles, offset, recording)
                 try:
                     yield attached
                 finally:
                     ended = attached.ended
+                    if ended and recording is not None:
+                        recording.close()
+                        self._recordings.pop(key, None)
         finally:
             watched.watchers -= 1
             if watched.watchers == 0:
@@ -303,6 +324,9 @@ class TerminalSessions:
         pty = checked_pty(Pty(rows, cols))
         fields = {"exec_id": checked_exec_id(exec_id), "rows": pty.rows, "cols": pty.cols}
         await channel.call("exec.resize", fields, timeout_s=CALL_TIMEOUT_S)
+        recording = self._recordings.get((sandbox_id, exec_id))
+        if recording is not None:
+            recording.resize(pty.rows, pty.cols)
 
     async def hang_up(self, sandbox_id: str, exec_id: str) -> None:
         _, channel = await self._handles.connect(sandbox_id)
@@ -312,6 +336,9 @@ class TerminalSessions:
         """Detach without hanging up: the next daemon finds the terminals unchanged."""
         ending = [one.ending for one in self._watched.values() if one.ending is not None]
         self._watched.clear()
+        for recording in self._recordings.values():
+            recording.close()
+        self._recordings.clear()
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
@@ -319,6 +346,9 @@ class TerminalSessions:
     async def _end_later(self, sandbox_id: str, exec_id: str, keep_s: float) -> None:
         await asyncio.sleep(keep_s)
         self._watched.pop((sandbox_id, exec_id), None)
+        recording = self._recordings.pop((sandbox_id, exec_id), None)
+        if recording is not None:
+            recording.close()
         # The sandbox may be gone, which ends the terminal too.
         with suppress(SandkastenError):
             await self.hang_up(sandbox_id, exec_id)

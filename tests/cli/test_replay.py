@@ -1,0 +1,56 @@
+"""`sandkasten replay`: a session again, also after its end, and without harm to the terminal."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+
+from tests.client.http.served import served
+
+pytestmark = [pytest.mark.slow, pytest.mark.promise("P87")]
+
+HOSTILE = r"printf 'a\033]52;c;ZXZpbA==\007b\033[6nc\033[31mred\n'; exit 3"
+
+
+@pytest.mark.parametrize("recorded", ["true", "false"])
+def test_a_session_is_shown_again_with_output_times_and_statuses(tmp_path, cli, recorded):
+    with served(tmp_path / "data", SANDKASTEN_RECORDING_ENABLED=recorded):
+        box = json.loads(cli("create", "--json").out)["id"]
+        assert cli("exec", box, "--", "sh", "-c", HOSTILE).status == 3
+        assert cli("exec", box, "--", "echo", "second").status == 0
+        for ended in (False, True):
+            if ended:
+                assert cli("rm", box).status == 0
+            shown = cli("replay", box, "--no-wait")
+            assert shown.status == 0, shown.err
+            lines = shown.out.splitlines()
+            asked = [one.partition("] $ ")[2] for one in lines if "] $ " in one]
+            assert asked == [shlex.join(["sh", "-c", HOSTILE]), "echo second"]
+            kept = recorded == "true" or not ended
+            assert ("abc\x1b[31mred" in shown.out, "second" in lines) == (kept, kept)
+            assert "\x1b]" not in shown.out
+            assert "\x1b[6n" not in shown.out
+            assert [one for one in lines if one.startswith("[exit")][0].startswith("[exit 3, ")
+            assert ("its output was not kept" in shown.err) is not kept
+            told = json.loads(cli("replay", box, "--json").out)
+            assert [one["exit_code"] for one in told] == [3, 0]
+            assert (told[1]["output"] == "second\n") is kept
+            cast = cli("replay", box, "--cast", told[1]["exec_id"])
+            if recorded == "true":
+                assert cast.status == 0, cast.err
+                head, event = map(json.loads, cast.out.splitlines())
+                assert (head["version"], head["title"]) == (2, "echo second")
+                assert event[1:] == ["o", "second\n"]
+            else:
+                assert (cast.status, cast.out) == (125, "")
+                assert "hint: recording.enabled" in cast.err
+        assert "\x1b]52" in cli("replay", box, "--no-wait", "--raw").out or recorded == "false"
+        assert cli("replay", "sbx_0000000000000000").status == 125
+
+
+def test_without_a_daemon_there_is_nothing_to_replay(cli):
+    alone = cli("replay", "sbx_0000000000000000")
+    assert (alone.status, alone.out) == (125, "")
+    assert "hint: start one: sandkasten serve" in alone.err
