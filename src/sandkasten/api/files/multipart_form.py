@@ -1,13 +1,14 @@
 """A streaming parser of multipart forms: headers of a part, then its bytes, piece by piece.
 
 Keeps no more of a file than the current piece. A form that is malformed, ends early or has too many
-headers is InvalidRequest.
+headers or parts is InvalidRequest.
 """
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -17,6 +18,9 @@ from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+# More than any route takes. Each takes a tenth of a millisecond, and a thousand fit in one piece.
+MAX_PARTS: Final = 12_000
 
 
 @dataclass(slots=True)
@@ -53,6 +57,7 @@ class Form:
         self._events: list[_Event] = []
         self._at = 0
         self._whole = False
+        self._parts = 0
         self._name = b""
         self._value = b""
         self._began: _Began | None = None
@@ -99,6 +104,8 @@ class Form:
             self._at = 0
             if self._whole:
                 return None
+            # A piece that is here already would be parsed at once.
+            await asyncio.sleep(0)
             piece = await anext(self._pieces, None)
             if piece is None:
                 raise _malformed("it ends before its last boundary")
@@ -113,6 +120,9 @@ class Form:
     # ---- what the parser says; bytes are of the piece at hand
 
     def _on_begin(self) -> None:
+        self._parts += 1
+        if self._parts > MAX_PARTS:
+            raise _malformed(f"it has more than {MAX_PARTS} parts")
         self._began = _Began()
 
     def _on_name(self, data: bytes, start: int, end: int) -> None:
