@@ -6,7 +6,8 @@ cd "$(dirname "$0")/../dashboard"
 
 built=../src/sandkasten/_dashboard
 if ! cmp -s package-lock.json node_modules/.installed; then
-    npm ci --silent --no-audit --no-fund
+    # Not npm ci: it refuses a lock without the packages of other platforms, which a registry may lack.
+    npm install --no-save --ignore-scripts --silent --no-audit --no-fund
     cp package-lock.json node_modules/.installed
 fi
 npm run --silent build

@@ -177,11 +177,13 @@ def typescript_examples() -> Path:
 def dashboard() -> Path:
     """Return the directory of the dashboard, with what builds and drives it."""
     home = ROOT / "dashboard"
-    lock, stamp = home / "package-lock.json", home / "node_modules" / ".lock"
+    # The stamp and the command are those of scripts/dashboard.sh.
+    lock, stamp = home / "package-lock.json", home / "node_modules" / ".installed"
     with _locked(ROOT / "build" / "dashboard"):
-        if not _stamped(stamp, lock):
-            subprocess.run([npm(), "ci", "--silent", "--ignore-scripts"], cwd=home, check=True)
-            _stamp(stamp, lock)
+        if not stamp.is_file() or stamp.read_bytes() != lock.read_bytes():
+            command = [npm(), "install", "--no-save", "--ignore-scripts", "--silent"]
+            subprocess.run(command, cwd=home, check=True)
+            shutil.copyfile(lock, stamp)
     return home
 
 

@@ -7,7 +7,7 @@ import { whoAmI } from "./daemon.js";
 import { Failure } from "./components/failure.js";
 import { Layout } from "./layout.js";
 import { Login } from "./login.js";
-import { type Page, pagesOf, type PageProps } from "./pages.js";
+import { type Page, PAGES, pagesOf, type PageProps } from "./pages.js";
 import { usePlace } from "./router.js";
 
 export function App(): VNode {
@@ -39,15 +39,29 @@ export function App(): VNode {
 function Inside({ identity }: { identity: Identity }): VNode {
   const place = usePlace();
   const pages = pagesOf(identity);
-  const page = pages.find(({ name }) => name === place.parts[0]) ?? pages[0];
+  const page = PAGES.find(({ name }) => name === place.parts[0]) ?? pages[0];
   return (
     <Layout identity={identity} pages={pages} current={page?.name}>
-      {page === undefined ? (
-        <p>This key opens no page.</p>
+      {page === undefined || !pages.includes(page) ? (
+        <Refused page={page} identity={identity} />
       ) : (
         <Loaded key={page.name} page={page} place={place} identity={identity} />
       )}
     </Layout>
+  );
+}
+
+function Refused({ page, identity }: { page: Page | undefined; identity: Identity }): VNode {
+  return (
+    <>
+      <h1>{page?.title}</h1>
+      <div class="empty">
+        <p>
+          This page needs a key with the scope <strong>{page?.scope}</strong>.
+        </p>
+        <p>Your key has {identity.scopes.join(", ") || "no scopes"}.</p>
+      </div>
+    </>
   );
 }
 

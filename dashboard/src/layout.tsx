@@ -1,7 +1,7 @@
 /** The frame around every page: the navigation, and what belongs to the login. */
 
 import type { ComponentChildren, VNode } from "preact";
-import { useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import type { Identity } from "sandkasten";
 import { announceLogout, Failure } from "./components/failure.js";
 import { logOut } from "./daemon.js";
@@ -17,6 +17,12 @@ interface LayoutProps {
 
 export function Layout({ identity, pages, current, children }: LayoutProps): VNode {
   const [error, setError] = useState<unknown>();
+  const links = useRef<HTMLElement>(null);
+  // On a phone the navigation scrolls.
+  useEffect(() => {
+    const link = links.current?.querySelector("[aria-current]");
+    link?.scrollIntoView({ block: "nearest", inline: "center" });
+  }, [current]);
   const leave = async (): Promise<void> => {
     try {
       await logOut();
@@ -34,7 +40,7 @@ export function Layout({ identity, pages, current, children }: LayoutProps): VNo
         <a class="brand" href={address(["sessions"])}>
           <img src="/dashboard/icon.svg" alt="" width="22" height="22" /> Sandkasten
         </a>
-        <nav aria-label="Pages">
+        <nav ref={links} aria-label="Pages">
           {pages.map(({ name, title }) => (
             <a
               key={name}

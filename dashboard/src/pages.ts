@@ -18,19 +18,54 @@ export interface Page {
   name: string;
   /** Its title in the navigation. */
   title: string;
-  /** The scope that the key needs; other keys do not see the page. */
+  /** The scope that the key needs; others do not see it in the navigation, and are told why. */
   scope?: string;
   load: () => Promise<{ default: ComponentType<PageProps> }>;
 }
 
 export const PAGES: readonly Page[] = [
-  { name: "sessions", title: "Sessions", load: () => import("./pages/sessions.js") },
+  {
+    name: "sessions",
+    title: "Sessions",
+    scope: "sessions",
+    load: () => import("./pages/sessions.js"),
+  },
+  {
+    name: "runs",
+    title: "Runs",
+    scope: "sessions",
+    load: () => import("./pages/runs.js"),
+  },
+  {
+    name: "agents",
+    title: "Agents",
+    scope: "sessions",
+    load: () => import("./pages/agents.js"),
+  },
+  {
+    name: "images",
+    title: "Images",
+    scope: "sessions",
+    load: () => import("./pages/images.js"),
+  },
+  {
+    name: "workspaces",
+    title: "Workspaces",
+    scope: "workspaces",
+    load: () => import("./pages/workspaces.js"),
+  },
+  { name: "files", title: "Files", scope: "files", load: () => import("./pages/files.js") },
+  { name: "keys", title: "Keys", scope: "admin", load: () => import("./pages/keys.js") },
+  { name: "audit", title: "Audit", scope: "admin", load: () => import("./pages/audit.js") },
+  { name: "system", title: "System", load: () => import("./pages/system.js") },
 ];
 
 /** Return the pages that the key may use. */
 export function pagesOf(identity: Identity): Page[] {
-  const { scopes } = identity;
-  return PAGES.filter(
-    ({ scope }) => scope === undefined || scopes.includes(scope) || scopes.includes("admin"),
-  );
+  return PAGES.filter(({ scope }) => scope === undefined || mayUse(identity, scope));
+}
+
+/** Return whether the key has a scope. */
+export function mayUse({ scopes }: Identity, scope: string): boolean {
+  return scopes.includes(scope) || scopes.includes("admin");
 }

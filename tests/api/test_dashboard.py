@@ -83,6 +83,22 @@ async def test_a_login_acts_with_its_key_until_it_is_logged_out(daemon):
             assert answer.status == 401
 
 
+async def test_a_key_with_any_scope_can_log_in_and_ask_who_it_is(daemon):
+    async with page(daemon.url) as http:
+        body, bearer = {"scopes": ["files"]}, {"Authorization": f"Bearer {KEY}"}
+        async with http.post("/v1/keys", json=body, headers=bearer) as answer:
+            key = (await answer.json())["key"]
+        own = {"Origin": daemon.url}
+        async with http.post("/v1/login", json={"api_key": key}, headers=own) as answer:
+            proof = {**own, "X-Sandkasten-Login": (await answer.json())["proof"]}
+        async with http.get("/v1/login", headers=proof) as answer:
+            assert (await answer.json())["scopes"] == ["files"]
+        async with http.get("/v1/sessions", headers=proof) as answer:
+            assert answer.status == 403
+        async with http.delete("/v1/login", headers=proof) as answer:
+            assert answer.status == 200
+
+
 async def test_a_cookie_alone_and_a_proof_alone_open_nothing(daemon):
     async with page(daemon.url) as http, aiohttp.ClientSession(daemon.url) as other:
         proof = await logged_in(http, daemon.url)

@@ -399,7 +399,7 @@ async def test_missing_scope_is_refused_on_every_route(daemon):
     session = await prepared_session(daemon)
     without = {scope: await acme_key(daemon, SCOPES - {scope, "admin"}) for scope in SCOPES}
     for route in ALL:
-        if route.scope is None:
+        if route.scope is None or route.scope == "any key":
             continue
         path = route.path.replace("{id}", session).replace(":path}", "}")
         if route.method == "WS":

@@ -10,8 +10,8 @@ import pytest
 
 from tests import environments
 from tests.client.http.served import served
+from tests.dashboard.scenarios import played
 from tests.patience import FAR_TOO_LATE_S
-from tests.sdks.typescript import variables
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILT = ROOT / "src" / "sandkasten" / "_dashboard"
@@ -33,34 +33,20 @@ def daemon(tmp_path):
         yield one
 
 
-def played(scenario: str, home: Path, daemon) -> str:
-    done = subprocess.run(
-        [environments.node(), f"tests/{scenario}.mjs"],
-        cwd=home,
-        env={**variables(daemon), "HOME": str(daemon.data_dir)},
-        capture_output=True,
-        text=True,
-        timeout=9 * FAR_TOO_LATE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+@pytest.mark.promise("P88")
+def test_a_person_uses_a_session_from_its_creation_to_its_end(daemon):
+    played("session", daemon)
 
 
 @pytest.mark.promise("P88")
-def test_a_person_uses_a_session_from_its_creation_to_its_end(home, daemon):
-    played("session", home, daemon)
-
-
-@pytest.mark.promise("P88")
-def test_a_thousand_sessions_are_fast_and_the_first_view_is_small(home, daemon):
-    told = json.loads(played("many", home, daemon))
+def test_a_thousand_sessions_are_fast_and_the_first_view_is_small(daemon):
+    told = json.loads(played("many", daemon))
     assert told["first_view_bytes"] <= 300_000
 
 
 @pytest.mark.promise("P89")
-def test_a_hostile_sandbox_does_nothing_to_the_page(home, daemon):
-    played("hostile", home, daemon)
+def test_a_hostile_sandbox_does_nothing_to_the_page(daemon):
+    played("hostile", daemon)
 
 
 def test_the_built_files_are_those_of_the_sources(home, tmp_path):

@@ -2,9 +2,9 @@
 
 import type { VNode } from "preact";
 
-const GOOD = ["ready", "running", "completed", "succeeded", "allowed", "ok"];
-const BAD = ["failed", "lost", "killed", "refused", "error", "timed_out"];
-const WARN = ["paused", "creating", "stopping", "pending", "queued", "cancelled"];
+const GOOD = ["ready", "running", "completed", "succeeded", "allowed", "ok", "valid", "active"];
+const BAD = ["failed", "lost", "killed", "refused", "error", "timed_out", "invalid", "revoked", "damaged"];
+const WARN = ["paused", "creating", "stopping", "pending", "queued", "cancelled", "warning", "stopped", "expired", "in use"];
 
 export function Badge({ state }: { state: string }): VNode {
   const kind = GOOD.includes(state)

@@ -41,3 +41,12 @@ export function ago(unix: number | null | undefined): string {
 export function clock(unix: number | null | undefined): string {
   return unix === null || unix === undefined ? "–" : new Date(unix * 1000).toLocaleString();
 }
+
+/** Return a time of today without its date. */
+export function timestamp(unix: number | null | undefined): string {
+  if (unix === null || unix === undefined) {
+    return "–";
+  }
+  const [then, now] = [new Date(unix * 1000), new Date()];
+  return then.toDateString() === now.toDateString() ? then.toLocaleTimeString() : clock(unix);
+}

@@ -5,6 +5,7 @@ import { useEffect, useState } from "preact/hooks";
 import type { Session, SessionInfo } from "sandkasten";
 import { Badge } from "../components/badge.js";
 import { Confirm } from "../components/dialog.js";
+import { Facts } from "../components/facts.js";
 import { Failure } from "../components/failure.js";
 import { usePolled } from "../components/polled.js";
 import { ago, clock } from "../components/units.js";
@@ -67,7 +68,7 @@ export function SessionPage({ id, place }: { id: string; place: Place }): VNode 
         </div>
       </div>
       {found.error !== undefined && <Failure error={found.error} />}
-      {info !== undefined && <Facts info={info} />}
+      {info !== undefined && <About info={info} />}
       <nav class="tabs" aria-label="Parts of the session">
         {TABS.map(({ name, title }) => (
           <a
@@ -93,29 +94,20 @@ export function SessionPage({ id, place }: { id: string; place: Place }): VNode 
   );
 }
 
-function Facts({ info }: { info: SessionInfo }): VNode {
-  const facts: [string, string | undefined][] = [
-    ["Image", info.image],
-    ["Backend", info.backend],
-    ["Profile", info.profile ?? undefined],
-    ["Memory", `${info.limits["mem_limit_mb"] ?? "–"} MB`],
-    ["Workspace", info.workspaceId ?? undefined],
-    ["Age", ago(info.createdAtUnix)],
-    ["Ends", info.expiresAtUnix === null ? undefined : clock(info.expiresAtUnix)],
-    ["Labels", Object.entries(info.labels).map((one) => one.join("=")).join(" ") || undefined],
-  ];
+function About({ info }: { info: SessionInfo }): VNode {
   return (
-    <dl class="facts">
-      {facts.map(
-        ([name, value]) =>
-          value !== undefined && (
-            <div key={name}>
-              <dt>{name}</dt>
-              <dd>{value}</dd>
-            </div>
-          ),
-      )}
-    </dl>
+    <Facts
+      facts={[
+        ["Image", info.image],
+        ["Backend", info.backend],
+        ["Profile", info.profile ?? undefined],
+        ["Memory", `${info.limits["mem_limit_mb"] ?? "–"} MB`],
+        ["Workspace", info.workspaceId ?? undefined],
+        ["Age", ago(info.createdAtUnix)],
+        ["Ends", info.expiresAtUnix === null ? undefined : clock(info.expiresAtUnix)],
+        ["Labels", Object.entries(info.labels).map((one) => one.join("=")).join(" ") || undefined],
+      ]}
+    />
   );
 }
 

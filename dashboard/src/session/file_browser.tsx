@@ -5,12 +5,13 @@ import { useRef, useState } from "preact/hooks";
 import type { FileEntry, FilePath, Session } from "sandkasten";
 import { type Column, DataTable } from "../components/data_table.js";
 import { Confirm } from "../components/dialog.js";
+import { saveAs } from "../components/downloads.js";
 import { Failure } from "../components/failure.js";
 import { usePolled } from "../components/polled.js";
 import { bytes, clock } from "../components/units.js";
 import type { TabProps } from "../pages/session.js";
 import { address } from "../router.js";
-import { FileView, saveAs } from "./file_view.js";
+import { FileView } from "./file_view.js";
 
 export default function FilesTab({ session, info, place }: TabProps): VNode {
   const path = place.query.get("path") ?? info.workdir;

@@ -117,14 +117,3 @@ async function read(session: Session, path: string, signal: AbortSignal): Promis
     throw error;
   }
 }
-
-/** Let the browser save bytes as a file. */
-export function saveAs(data: Blob, name: string): void {
-  // Never as a page of this origin, whatever it holds.
-  const url = URL.createObjectURL(new Blob([data], { type: "application/octet-stream" }));
-  const link = document.createElement("a");
-  link.href = url;
-  link.download = name;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(url), 60_000);
-}

@@ -10,6 +10,7 @@ import type {
   CreateBody,
   Identity,
   Login,
+  Ready,
   RunBody,
   RunFile,
   RunResult,
@@ -208,6 +209,11 @@ export class SandboxClient extends Agents implements AsyncDisposable {
 
   async version(options: CallOptions = {}): Promise<Version> {
     return decoded("Version", await this.fetched("/v1/version", options));
+  }
+
+  /** Return whether it can create sandboxes, and what it lacks; BackendUnavailable if not. */
+  async ready(options: CallOptions = {}): Promise<Ready> {
+    return decoded("Ready", await this.fetched("/readyz", options));
   }
 
   /** Return name, value and origin of each setting. */

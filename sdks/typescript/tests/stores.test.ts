@@ -301,6 +301,7 @@ test("workspaces, images, secrets and keys are kept by the daemon", async () => 
   assert.ok((await daemon.keys.list()).some((one) => one.id === made.id));
   await daemon.keys.revoke(made.id);
   await assert.rejects(limited.listSessions(), sandkasten.Unauthorized);
+  assert.deepEqual((await daemon.ready()).degraded, []);
   assert.ok((await daemon.settings()).length > 10);
   assert.ok((await daemon.usage()).used);
   assert.ok((await daemon.audit({ limit: 5 })).length > 0);

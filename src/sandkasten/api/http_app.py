@@ -219,7 +219,7 @@ class App:
             raise _nothing_there(found, method, scope["path"])
         route, scope["path_params"] = found
         scope["sandkasten.route"] = route
-        if route.scope is not None and not self._is_open(route):
+        if route.scope is not None and route.scope != "any key" and not self._is_open(route):
             require(principal, route.scope)
         if self.server.draining and method not in _STILL:
             raise Busy("the daemon is shutting down and accepts no new requests", hint="try again")

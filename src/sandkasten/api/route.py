@@ -105,8 +105,8 @@ class Route:
     run: Handler
     summary: str
     tag: str
-    scope: Scope | None = "sessions"
-    """None: any client."""
+    scope: Scope | Literal["any key"] | None = "sessions"
+    """None: any client, without a key too."""
     body: type[Body] | None = None
     query: type[Query] | None = None
     takes: tuple[str, ...] = (JSON,)

@@ -148,7 +148,7 @@ def _operation(
         found["description"] = " ".join(about)
     if route.scope is None:
         found["security"] = []
-    else:
+    elif route.scope != "any key":
         found["x-scope"] = route.scope
     if route.method == "WS":
         found["x-websocket"] = True

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from sandkasten.api.dashboard.browser_logins import TICKET_S, Credentials, login_cookie
-from sandkasten.api.request.authentication import require
 from sandkasten.api.response.json_response import answer
 from sandkasten.api.route import Answer, Body, Route
 from sandkasten.errors import PolicyDenied, Unauthorized
@@ -59,7 +58,6 @@ async def log_in(call: Call) -> Response:
         if not await server.doorkeeper.renew(headers):
             raise
         principal = server.doorkeeper.admit(headers, local=False)
-    require(principal, "sessions")
     # The audit names the key.
     call.principal = principal
     made = server.logins.begin(headers["authorization"], server.clock.boottime())
@@ -125,9 +123,10 @@ ROUTES = (
         identity,
         "Tenant and scopes of the key or login of this request",
         "keys",
+        scope="any key",
         answer=Identity,
     ),
-    Route("DELETE", "/v1/login", log_out, "Log out", "keys", answer=LogoutAnswer),
+    Route("DELETE", "/v1/login", log_out, "Log out", "keys", scope="any key", answer=LogoutAnswer),
     Route(
         "POST",
         "/v1/tickets",

@@ -1,0 +1,1 @@
+function e(e,t){let n=URL.createObjectURL(new Blob([e],{type:`application/octet-stream`})),r=document.createElement(`a`);r.href=n,r.download=t,r.click(),setTimeout(()=>URL.revokeObjectURL(n),6e4)}export{e as t};

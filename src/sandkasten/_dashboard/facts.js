@@ -1,0 +1,1 @@
+import{r as e}from"./failure.js";function t({facts:t}){return e(`dl`,{class:`facts`,children:t.filter(([,e])=>e!==void 0).map(([t,n])=>e(`div`,{children:[e(`dt`,{children:t}),e(`dd`,{children:n})]},t))})}export{t};
