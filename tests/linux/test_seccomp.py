@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import struct
+import sys
 from errno import ENOSYS, EPERM
 
 import pyseccomp
 import pytest
 
+from sandkasten.errors import BackendUnavailable
 from sandkasten.linux.confinement import seccomp_bpf, seccomp_rules
 from tests.shared_sandbox_cases import few
 
@@ -122,3 +124,11 @@ def test_calls_of_another_architecture_are_not_allowed(arch: seccomp_bpf.Arch) -
 
 def test_the_lists_do_not_overlap() -> None:
     assert not seccomp_rules.ALLOWED & seccomp_rules.REFUSED
+
+
+def test_an_installation_without_the_extra_names_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyseccomp", None)
+    with pytest.raises(BackendUnavailable, match="require the extra server") as refused:
+        seccomp_bpf.available()
+    assert "sandkasten-runtime[server]" in refused.value.hint
+    assert "apt-get" not in refused.value.hint

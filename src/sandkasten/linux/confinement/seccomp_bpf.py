@@ -41,10 +41,15 @@ def machine() -> Arch:
 def _library() -> ModuleType:
     try:
         import pyseccomp
+    except ModuleNotFoundError as exc:
+        # Installed for a daemon elsewhere, which needs no extra.
+        raise BackendUnavailable(
+            "sandboxes on this machine require the extra server",
+            hint=f"{install_command('server')}, or name a daemon (url=, SANDKASTEN_URL)",
+        ) from exc
     except (ImportError, RuntimeError, OSError) as exc:
         raise BackendUnavailable(
-            f"libseccomp cannot be used: {exc}",
-            hint=f"apt-get install libseccomp2; {install_command('server')}",
+            f"libseccomp cannot be used: {exc}", hint="apt-get install libseccomp2"
         ) from exc
     module: ModuleType = pyseccomp
     return module
