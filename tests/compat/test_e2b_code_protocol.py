@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from typing import TYPE_CHECKING
 
 import pytest
 
+from sandkasten.compat.e2b import code_interpreter_routes
 from sandkasten.compat.e2b.chart_json import e2b_chart
 from sandkasten.compat.e2b.code_interpreter_routes import _columns
+from sandkasten.errors import KernelFailed
 from tests.compat.e2b_requests import ABSENT, TOKENS, E2b
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from sandkasten.model.commands.code_values import CodeText
 
 JSON = {"Content-Type": "application/json"}
 
@@ -130,3 +139,26 @@ def test_what_is_not_a_chart_raises_nothing(chart):
 def test_a_table_has_rows_that_are_lists(table):
     assert _columns({"columns": ["a"], "data": [[1], [2]]}) == {"a": [1, 2]}
     assert _columns(table) is None
+
+
+async def test_an_error_after_the_status_is_a_line(e2b, monkeypatch):
+    failing = asyncio.Event()
+
+    async def run_late(*_: object) -> AsyncIterator[CodeText]:
+        await failing.wait()
+        raise KernelFailed("the kernel did not start", hint="try again")
+        yield
+
+    monkeypatch.setattr(code_interpreter_routes, "run_shown", run_late)
+    monkeypatch.setattr(code_interpreter_routes, "_KEEP_ALIVE_S", 0.01)
+    box = await e2b.create()
+    headers = {"E2b-Sandbox-Id": box, "X-Access-Token": TOKENS.token(box)}
+    url = f"{e2b.daemon.url}/e2b/execute"
+    async with e2b.daemon.http.post(url, json={"code": "1"}, headers=headers) as found:
+        assert json.loads(await found.content.readline()) == {"type": "keepalive"}
+        failing.set()
+        rest = [json.loads(line) async for line in found.content]
+    error, end = [one for one in rest if one["type"] != "keepalive"]
+    assert (error["type"], error["name"]) == ("error", "KERNEL_FAILED")
+    assert error["value"].startswith("the kernel did not start")
+    assert end == {"type": "end_of_execution"}

@@ -99,7 +99,7 @@ class CodeInterpreterRoutes:
             if not (isinstance(exc, SandkastenError) and is_gone(exc)):
                 raise
         # A sandbox that ended breaks the connection: the SDKs then ask whether it still runs.
-        pieces = _encoded(kept_alive(lines, _ALIVE, _KEEP_ALIVE_S, first))
+        pieces = _encoded(_with_error(kept_alive(lines, _ALIVE, _KEEP_ALIVE_S, first)))
         return Followed(AsyncExitStack(), pieces, headers={"content-type": "application/json"})
 
     async def contexts(self, call: Call) -> Response:
@@ -157,19 +157,25 @@ async def _encoded(lines: AsyncIterator[Line]) -> AsyncIterator[bytes]:
 
 
 async def _lines(call: Call, the_id: SandboxId, request: CodeRequest) -> AsyncIterator[Line]:
-    """Yield the messages of one call. An error of the first step is raised, a later one told."""
-    began = False
+    """Yield the messages of one call."""
+    async with aclosing(run_shown(call.engine, the_id, request)) as items:  # type: ignore[type-var]
+        async for item in items:
+            for line in _told(item, call.server.clock.now()):
+                yield line
+    yield _END
+
+
+async def _with_error(lines: AsyncIterator[Line]) -> AsyncIterator[Line]:
+    """Yield the lines; an error becomes one, because the status has been sent."""
     try:
-        async with aclosing(run_shown(call.engine, the_id, request)) as items:  # type: ignore[type-var]
-            async for item in items:
-                for line in _told(item, call.server.clock.now()):
-                    yield line
-                    began = True
+        async with aclosing(lines) as source:  # type: ignore[type-var]
+            async for line in source:
+                yield line
     except SandkastenError as exc:
-        if not began or is_gone(exc):
+        if is_gone(exc):
             raise
         yield {"type": "error", "name": exc.code, "value": told(exc), "traceback": ""}
-    yield _END
+        yield _END
 
 
 def _told(item: CodeText | CodeDisplay | CodeResult, now: float) -> list[Line]:
