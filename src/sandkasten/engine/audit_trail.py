@@ -24,23 +24,26 @@ from sandkasten.errors import (
     SandkastenError,
 )
 from sandkasten.lazy_dataclass import dataclass
-from sandkasten.model.audit_records import AuditRow
+from sandkasten.model.audit_records import AuditFilter, AuditRow
 from sandkasten.model.commands.exec_values import Pty
 from sandkasten.model.redaction import excerpt
 from sandkasten.model.sandbox.limits import Limits
 from sandkasten.ports.spans import caller_key, request_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sandkasten.model.commands.exec_values import ExecResult
     from sandkasten.model.files.file_entries import FileEntry
     from sandkasten.model.journal_rows import SessionEnd
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.ports import AuditLog, Clock, OutputRecording, Recordings
+    from sandkasten.wire.messages import ExecReply
 
 _COMMAND_CHARS: Final = 1024
 _MOST_RUNNING: Final = 10_000
+# More than can end in the moment that a crash may lose.
+_MOST_LOST: Final = 2000
 _PATH_CHARS: Final = 512
 _RULES_CHARS: Final = 2048
 # An image is invalid also if the operator's list does not have it.
@@ -117,6 +120,7 @@ class AuditTrail:
         self.log = log
         self._clock = clock
         self._running: dict[str, _ExecNote] = {}
+        self._newest: Sequence[AuditRow] | None = None
         self.recordings: Recordings | None = None
         self.background: dict[str, OutputRecording] = {}
         """Recordings of commands that run in the background, by exec id."""
@@ -183,6 +187,27 @@ class AuditTrail:
         because the process that started it died.
         """
         self._ended(tenant, session_id, result.exec_id, result, result.status, recovered=recovered)
+
+    async def unrecorded(self, replies: Sequence[ExecReply]) -> Sequence[ExecReply]:
+        """Return the ended commands whose end is not in the log, as far as its newest records
+        tell. For an engine that has just been started.
+        """
+        if self.log is None:
+            return ()
+        if self._newest is None:
+            wanted = AuditFilter(kind="exec", action="exec.end", limit=_MOST_LOST, newest=True)
+            self._newest = await self.log.read(wanted)
+        known = {row.target for row in self._newest}
+        # Older ones may be recorded without being among the newest.
+        full = len(self._newest) == _MOST_LOST
+        oldest = min((row.at for row in self._newest), default=0.0) if full else 0.0
+        return [
+            reply
+            for reply in replies
+            if reply.ended
+            and reply.exec_id not in known
+            and (reply.started_ms + reply.duration_ms) / 1000 > oldest
+        ]
 
     def exec_failed(self, tenant: str, session_id: str, exec_id: str, code: str) -> None:
         """Record that a command could not be run, or that its end is unknown."""

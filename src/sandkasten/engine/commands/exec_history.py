@@ -109,12 +109,13 @@ class ExecHistory:
         if self._journal is not None:
             self._journal.note_exec(_ended(row, result))
 
-    def _ended_alone(self, row: ExecRow, result: ExecResult, *, recovered: bool = False) -> None:
-        """Record the end of a command that no caller waits for, and emit its event. `recovered`:
-        the process that started it died before it had recorded that.
+    def _ended_alone(self, row: ExecRow, result: ExecResult, *, recorded: bool = False) -> None:
+        """Record the end of a command that no caller waits for, and emit its event. `recorded`:
+        the audit log has it already.
         """
         self.ended(row, result)
-        self._trail.exec_ended(row.tenant, row.session_id, result, recovered=recovered)
+        if not recorded:
+            self._trail.exec_ended(row.tenant, row.session_id, result)
         emit_finished(self._events, row.session_id, result)
 
     def follow(self, row: ExecRow) -> None:
@@ -127,8 +128,10 @@ class ExecHistory:
         if followed.task is None or followed.task.done():
             followed.task = asyncio.get_running_loop().create_task(self._watch(row.session_id))
 
-    async def resume(self, record: Record) -> int:
-        """After a restart, follow the commands that the runner still runs; return how many."""
+    async def resume(self, record: Record, *, restarted: bool = False) -> int:
+        """Follow the commands that the runner still runs; return how many. `restarted`: an earlier
+        process may have died before it had recorded the others in the audit log.
+        """
         if self._journal is None:
             return 0
         noted = {row.id: row for row in await self._journal.execs(record.id)}
@@ -137,6 +140,10 @@ class ExecHistory:
         for reply in replies:
             handle.note(reply)
         listed = {reply.exec_id: reply for reply in replies}
+        lost = await self._trail.unrecorded(replies) if restarted else ()
+        for reply in lost:
+            result = result_of(reply, KeptOutput(0, 0))
+            self._trail.exec_ended(record.tenant, record.id, result, recovered=True)
         count = 0
         for exec_id in {*listed, *(row.id for row in noted.values() if row.status == "running")}:
             known = listed.get(exec_id)
@@ -145,8 +152,7 @@ class ExecHistory:
                 self.follow(row)
                 count += 1
             elif row.status == "running" and known is not None:
-                result = result_of(known, KeptOutput(0, 0))
-                self._ended_alone(row, result, recovered=exec_id not in noted)
+                self._ended_alone(row, result_of(known, KeptOutput(0, 0)), recorded=known in lost)
         return count
 
     async def aclose(self) -> None:

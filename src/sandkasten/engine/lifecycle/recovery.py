@@ -109,7 +109,7 @@ class Recovery:
             except SandkastenError as exc:
                 self._emit("recovery.network_unchanged", sandbox=record.id, error=exc.code)
             try:
-                await self._history.resume(record)
+                await self._history.resume(record, restarted=True)
             except SandkastenError as exc:
                 if not await self._handles.alive(record):
                     # It was dying when we checked.
