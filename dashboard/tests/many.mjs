@@ -15,10 +15,10 @@ await onStage(async (page) => {
   await Promise.all(sizes);
   check(loaded > 10_000 && loaded <= 300_000, `the first view is ${loaded} bytes`);
   const first = loaded;
-  const interactive = await page.evaluate(async () => {
-    const [entry] = performance.getEntriesByType("navigation");
-    return Math.round(entry.domInteractive);
-  });
+  await page.reload();
+  await page.getByRole("button", { name: "New session" }).waitFor();
+  // Since the navigation began; printed and not checked, because a machine may be busy.
+  const interactive = Math.round(await page.evaluate(() => performance.now()));
 
   const made = await fetch(`${url}/v1/sessions`, {
     method: "POST",

@@ -1,7 +1,9 @@
 /** A person uses the dashboard: from the login to the end of a session. */
 
 import { deflateSync, crc32 } from "node:zlib";
-import { accessible, ask, check, logIn, onStage, picture, screen, until, url } from "./stage.mjs";
+import {
+  accessible, ask, check, logIn, onStage, picture, pictures, screen, until, url,
+} from "./stage.mjs";
 
 const CHART = `from IPython.display import SVG, display
 values = [3, 5, 4, 8, 12, 9, 14, 13, 18, 22, 19, 26]
@@ -9,6 +11,8 @@ bars = "".join(f'<rect x="{20 + 45*i}" y="{220 - 7*v}" width="32" height="{7*v}"
 display(SVG(f'<svg xmlns="http://www.w3.org/2000/svg" width="580" height="240">{bars}<path d="M10 220H570" stroke="#333"/></svg>'))
 print("values:", len(values))
 `;
+
+const TASKS = ["clean-the-data", "train", "report", "review-42", "nightly"];
 
 await onStage(async (page, context) => {
   await page.goto(`${url}/`);
@@ -22,6 +26,9 @@ await onStage(async (page, context) => {
   check(!kept.includes(process.env["SANDKASTEN_API_KEY"]), "the key is kept by the page");
 
   // ---- create
+  for (const task of pictures === undefined ? [] : TASKS) {
+    await ask("POST", "/v1/sessions", { labels: { task, team: "data" } });
+  }
   await page.getByRole("button", { name: "New session" }).click();
   await accessible(page, "new session");
   await page.getByLabel("Allowed hosts").fill("allowed.example");
@@ -191,6 +198,9 @@ await onStage(async (page, context) => {
   await second.getByRole("link", { name: id }).waitFor();
   await accessible(second, "sessions");
   await picture(second, "sessions");
+  for (const one of pictures === undefined ? [] : await ask("GET", "/v1/sessions")) {
+    await (one.id !== id && ask("DELETE", `/v1/sessions/${one.id}`));
+  }
   await page.getByRole("button", { name: `Kill ${id}` }).click();
   await page.getByRole("dialog").getByRole("button", { name: "Kill" }).click();
   await page.getByRole("heading", { name: "Sessions" }).waitFor();

@@ -15,6 +15,7 @@ from sandkasten.api.dashboard.browser_logins import (
 )
 from sandkasten.api.dashboard.dashboard_assets import read_assets
 from sandkasten.errors import PolicyDenied, Unauthorized
+from tests.api.daemon_in_process import serving
 from tests.client.http.served import KEY, served
 
 pytestmark = pytest.mark.promise("P89")
@@ -23,6 +24,12 @@ pytestmark = pytest.mark.promise("P89")
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory):
     with served(tmp_path_factory.mktemp("dashboard") / "data") as one:
+        yield one
+
+
+@pytest.fixture
+async def daemon_without_keys(engine):
+    async with serving(engine) as one:
         yield one
 
 
@@ -159,6 +166,20 @@ async def test_a_ticket_opens_one_websocket_and_a_cookie_none(daemon):
             with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
                 await http.ws_connect(f"{session}/pty", protocols=protocols, headers=proof)
             assert refused.value.status == 401, protocols
+
+
+async def test_without_keys_loopback_needs_no_login_and_other_pages_stay_out(daemon_without_keys):
+    ask = daemon_without_keys.ask
+    told = (await ask("GET", "/v1/login")).json
+    assert (told["tenant"], told["requires_key"]) == ("default", False)
+    ticket = (await ask("POST", "/v1/tickets")).json["ticket"]
+    assert len(ticket) >= 32
+    for headers, status in (
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Host": "rebound.example"}, 421),
+    ):
+        assert (await ask("POST", "/v1/tickets", headers=headers)).status == status
+        assert (await ask("GET", "/v1/login", headers=headers)).status == status
 
 
 # ---- rules

@@ -1,4 +1,4 @@
-/** A line over the last two minutes, as SVG. */
+/** A line over the last two minutes, or over less while there is less, as SVG. */
 
 import type { VNode } from "preact";
 
@@ -20,14 +20,15 @@ interface PlotProps {
 
 const WIDTH = 300;
 const HEIGHT = 90;
-const SPAN_MS = 120_000;
+const LEAST_SPAN_MS = 30_000;
 
 export function Plot({ title, points, shown, note = "", least }: PlotProps): VNode {
   const end = points.at(-1)?.at ?? 0;
+  const span = Math.max(LEAST_SPAN_MS, end - (points[0]?.at ?? end));
   const last = points.at(-1)?.value;
   const top = Math.max(least, ...points.map(({ value }) => value), 1e-9);
   const places = points.map(({ at, value }) => {
-    const x = WIDTH - ((end - at) / SPAN_MS) * WIDTH;
+    const x = WIDTH - ((end - at) / span) * WIDTH;
     return `${x.toFixed(1)},${(HEIGHT - (value / top) * (HEIGHT - 4) - 2).toFixed(1)}`;
   });
   const [first] = places;

@@ -18,6 +18,9 @@ interface Sample {
   stats: Stats;
 }
 
+// Of the session that was seen last, so that another tab does not empty the plots.
+let past: { id: string; samples: Sample[] } = { id: "", samples: [] };
+
 const COLUMNS: readonly Column<ProcessInfo>[] = [
   { title: "PID", cell: ({ pid }) => pid, sort: ({ pid }) => pid, numeric: true },
   { title: "Command", cell: ({ cmdline, name }) => cmdline.join(" ") || name },
@@ -34,11 +37,16 @@ const COLUMNS: readonly Column<ProcessInfo>[] = [
 export default function ResourcesTab({ session, info }: TabProps): VNode {
   const read = usePolled((signal) => session.stats({ signal }), EVERY_MS, session.id);
   const processes = usePolled((signal) => session.processes({ signal }), 3000, session.id);
-  const [samples, setSamples] = useState<Sample[]>([]);
+  const [samples, setSamples] = useState<Sample[]>(past.id === session.id ? past.samples : []);
   useEffect(() => {
     const stats = read.value;
     if (stats !== undefined) {
-      setSamples((all) => [...all, { at: Date.now(), stats }].slice(-KEPT));
+      setSamples((all) => {
+        const now = Date.now();
+        const kept = all.filter(({ at }) => now - at < KEPT * EVERY_MS);
+        past = { id: session.id, samples: [...kept, { at: now, stats }] };
+        return past.samples;
+      });
     }
   }, [read.value]);
   const last = samples.at(-1)?.stats;
