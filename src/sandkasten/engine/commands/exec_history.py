@@ -140,8 +140,7 @@ class ExecHistory:
         for reply in replies:
             handle.note(reply)
         listed = {reply.exec_id: reply for reply in replies}
-        lost = await self._trail.unrecorded(replies) if restarted else ()
-        for reply in lost:
+        for reply in await self._trail.unrecorded(replies) if restarted else ():
             result = result_of(reply, KeptOutput(0, 0))
             self._trail.exec_ended(record.tenant, record.id, result, recovered=True)
         count = 0
@@ -152,7 +151,7 @@ class ExecHistory:
                 self.follow(row)
                 count += 1
             elif row.status == "running" and known is not None:
-                self._ended_alone(row, result_of(known, KeptOutput(0, 0)), recorded=known in lost)
+                self._ended_alone(row, result_of(known, KeptOutput(0, 0)), recorded=restarted)
         return count
 
     async def aclose(self) -> None:
