@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import signal
@@ -123,6 +124,32 @@ async def test_records_are_read_by_every_filter(audit):
     ):
         assert [one.seq for one in await audit.read(wanted)] == found
     assert b"".join([piece async for piece in audit.lines()]) == lines_of(audit)[0].read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("body", "flaw"),
+    [
+        ({"seq": "2"}, (2, "changed")),
+        ({"action": "audit.cut", "detail": []}, (2, "changed")),
+        ({"at": "now"}, (2, "changed")),
+        ([], (2, "changed")),
+        # It is in the chain, and excuses no missing record.
+        ({"action": "audit.cut", "detail": {"through_seq": "x"}}, None),
+    ],
+)
+async def test_a_forged_record_with_a_valid_hash_does_not_stop_the_check(audit, body, flaw):
+    audit.record(row(1))
+    path, lines = lines_of(audit)
+    if isinstance(body, dict):
+        told = json.loads(lines[0])
+        body = {**told, "seq": 2, "prev": told["hash"], **body}
+        del body["hash"]
+    raw = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+    hashed = hashlib.sha256(raw[:-1] + b"}").hexdigest()
+    path.write_bytes(lines[0] + raw[:-1] + f',"hash":"{hashed}"}}\n'.encode())
+    (audit.path / "head").unlink()
+    assert await flaw_of(audit) == flaw
+    assert (await audit.read(AuditFilter(since=0.0)))[0].seq == 1
 
 
 @pytest.mark.promise("P86")

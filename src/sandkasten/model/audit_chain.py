@@ -69,11 +69,15 @@ def row_of_line(line: bytes) -> AuditRow:
     hashed = found[1].decode()
     if hashlib.sha256(body).hexdigest() != hashed:
         raise ValueError("the record does not have its hash")
-    told: dict[str, Any] = json.loads(body)
     try:
-        return AuditRow(**{**told, "hash": hashed})
-    except TypeError as exc:
+        told: dict[str, Any] = json.loads(body)
+        row = AuditRow(**{**told, "hash": hashed})
+    except (TypeError, RecursionError) as exc:
         raise ValueError("the record has other fields") from exc
+    typed = isinstance(row.at, int | float) and isinstance(row.detail, dict)
+    if type(row.seq) is not int or not typed:
+        raise ValueError("the record has fields of other types")
+    return row
 
 
 class ChainCheck:
@@ -87,7 +91,7 @@ class ChainCheck:
                 self._heads.setdefault(one.seq, set()).add(one.hash)
         self._first: AuditRow | None = None
         self._last = AuditHead(0, GENESIS)
-        self._cuts: set[tuple[int, str]] = set()
+        self._cuts: set[tuple[str, str]] = set()
         self._records = 0
         self._flaw: AuditFlaw | None = None
 
@@ -119,7 +123,7 @@ class ChainCheck:
             message = f"record {row.seq} is not the one whose hash was kept"
             return self._fails(row.seq, "changed", message, place)
         if row.action == CUT:
-            self._cuts.add((int(row.detail.get("through_seq", "-1")), row.detail.get("hash", "")))
+            self._cuts.add((str(row.detail.get("through_seq")), str(row.detail.get("hash"))))
         self._last = AuditHead(row.seq, row.hash)
         self._records += 1
         return True
@@ -127,9 +131,11 @@ class ChainCheck:
     def report(self) -> AuditReport:
         first = self._first
         if self._flaw is None and first is not None and first.seq != 1:
-            before = (first.seq - 1, first.prev)
+            before = (str(first.seq - 1), first.prev)
             if before not in self._cuts:
-                message = f"the records before {first.seq} are missing, and no retention cut them"
+                message = (
+                    f"the records before {first.seq} are missing, and retention did not remove them"
+                )
                 self._fails(first.seq, "missing", message, "")
         if self._flaw is None and first is not None and first.seq == 1 and first.prev != GENESIS:
             self._fails(1, "changed", "record 1 names a record before it", "")
