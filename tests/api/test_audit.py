@@ -162,6 +162,9 @@ async def test_the_audit_is_verified_and_exported_over_http(daemon):
     wrong = f"/v1/audit/verify?seq=2&hash={'0' * 64}"
     flaw = (await daemon.ask("GET", wrong, headers=AS_OPERATOR)).json["flaw"]
     assert (flaw["seq"], flaw["flaw"]) == (2, "changed")
+    for half, missing in (("seq=2", "hash"), (f"hash={'0' * 64}", "seq")):
+        refused = await daemon.ask("GET", f"/v1/audit/verify?{half}", headers=AS_OPERATOR)
+        assert (refused.status, refused.json["details"]["field"]) == (400, missing)
 
 
 class _Full:

@@ -10,7 +10,7 @@ from pydantic import Field
 from sandkasten.api.response.json_response import answer
 from sandkasten.api.response.streamed_response import Streamed
 from sandkasten.api.route import Answer, Query, Route
-from sandkasten.errors import UnsupportedByBackend
+from sandkasten.errors import InvalidRequest, UnsupportedByBackend
 from sandkasten.model.audit_records import AuditFilter, AuditHead
 from sandkasten.model.json_codec import to_json
 
@@ -82,7 +82,7 @@ class AuditVerification(Answer):
 
 class VerifyQuery(Query):
     seq: Annotated[int, Field(ge=1, le=1 << 62)] | None = Field(
-        None, description="Also check that this record has the hash `hash`."
+        None, description="Also check that this record has the hash `hash`; requires `hash`."
     )
     hash: str | None = Field(None, pattern="^[0-9a-f]{64}$")
 
@@ -115,6 +115,12 @@ async def listed(call: Call) -> Response:
 
 async def verified(call: Call) -> Response:
     query = call.query(VerifyQuery)
+    if (query.seq is None) != (query.hash is None):
+        raise InvalidRequest(
+            "seq and hash are only checked together",
+            hint="send both, as in the head that an earlier check returned",
+            field="hash" if query.hash is None else "seq",
+        )
     audit = _log(call)
     heads = []
     if query.seq is not None and query.hash is not None:
@@ -142,7 +148,7 @@ ROUTES = (
         "GET",
         "/v1/audit",
         listed,
-        "Read the audit",
+        "Read the audit log",
         "audit",
         scope="admin",
         query=AuditQuery,
@@ -155,7 +161,7 @@ ROUTES = (
         "GET",
         "/v1/audit/verify",
         verified,
-        "Check the audit",
+        "Check the audit log",
         "audit",
         scope="admin",
         query=VerifyQuery,
@@ -167,7 +173,7 @@ ROUTES = (
         "GET",
         "/v1/audit/export",
         exported,
-        "Export the audit",
+        "Export the audit log",
         "audit",
         scope="admin",
         gives=(_LINES,),
