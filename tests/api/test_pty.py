@@ -187,3 +187,15 @@ async def test_recordings_are_bounded_and_the_oldest_are_removed(tmp_path):
     left = [number for number in range(4) if await kept.list(f"sbx_{number}")]
     assert 0 < len(left) < 4
     assert left[-1] == 3
+
+
+async def test_output_after_a_gap_is_recorded_once(tmp_path):
+    rules = RecordingRules(enabled=True, max_bytes=10_000, max_total_bytes=10_000)
+    kept = RecordingDirectory(tmp_path, rules, keep_s=1e9)
+    one = kept.begin("sbx_1", "exe_1", "sh")
+    assert one is not None
+    for data, offset in ((b"ab", 0), (b"wxyz", 100), (b"yz!", 102)):
+        one.add(data, offset)
+    one.close()
+    cast = await kept.read("sbx_1", "exe_1") or b""
+    assert [json.loads(line)[2] for line in cast.splitlines()[1:]] == ["ab", "wxyz", "!"]

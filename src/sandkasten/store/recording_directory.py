@@ -48,6 +48,7 @@ class Recording:
         """Record output. With `offset`, only what was not recorded before."""
         if offset is not None:
             data = data[max(0, self.offset - offset) :]
+            self.offset = max(self.offset, offset)
         self.offset += len(data)
         if data:
             self._event("o", self._decoder.decode(data))
