@@ -38,7 +38,7 @@ async def find_user(user: str, record: Record, channel: Channel) -> Account | No
         if user in _USER:
             return None
         raise InvalidRequest(
-            f"commands of this sandbox run as user {USER_ID}; only profile dev has other users",
+            f"this sandbox has one user, {USER_ID}; only profile dev has other users",
             hint="leave user out, or create the sandbox with profile dev",
             field="user",
         )

@@ -165,7 +165,7 @@ class SandboxRoutes:
             return await _update(call, info.id, lifetime_seconds=most, idle_timeout_seconds=most)
 
     async def _open_ports(self, call: Call, info: Info, network: Network | None) -> None:
-        """Set what a program says about the ports of its sandbox: whether they are public."""
+        """Set what the request says about ports: whether they are public, and the Host to send."""
         public = None if network is None else network.allowPublicTraffic
         host = None if network is None else network.maskRequestHost
         previews = call.server.previews
@@ -174,11 +174,12 @@ class SandboxRoutes:
         if public is None and host is None:
             return
         if previews is None:
-            raise _unsupported("network.allowPublicTraffic")
+            name = "maskRequestHost" if public is None else "allowPublicTraffic"
+            raise _unsupported(f"network.{name}")
         if host is not None and not _HOST.match(host):
             raise InvalidRequest(
                 f"{host[:80]!r} is not a valid host",
-                hint="such as localhost:${PORT}",
+                hint="write a host, for example localhost:${PORT}",
                 field="network.maskRequestHost",
             )
         await previews.set_rules_of(sandbox_id(info.id), SandboxPreviews(public, host))
