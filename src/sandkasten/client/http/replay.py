@@ -30,7 +30,7 @@ class SessionReplay:
         self._path = f"/v1/sessions/{quote(sandbox_id, safe='')}"
 
     async def commands(self) -> list[dict[str, Any]]:
-        """Return the commands of the session, oldest first."""
+        """Return the newest 1,000 commands of the session, oldest first."""
         query = {"limit": str(_MOST_COMMANDS)}
         order = HttpRequest("GET", f"{self._path}/execs", query=query, repeatable=True)
         found = records(await self._connection.ask(order), "execs")
