@@ -66,8 +66,18 @@ await onStage(async (page, context) => {
   await page.reload();
   await page.locator("tr", { hasText: "key.create" }).waitFor();
 
+  // ---- records of a session, and whether all are as they were written
+  const session = await ask("POST", "/v1/sessions", {});
+  await ask("POST", `/v1/sessions/${session.id}/exec`, { cmd: "echo <b>hi</b>" });
+  await open(page, `audit?kind=exec&session=${session.id}`);
+  await page.locator("tbody tr").first().getByRole("button").click();
+  await page.getByRole("dialog").getByRole("link", { name: session.id }).waitFor();
+  await page.keyboard.press("Escape");
+  await page.getByRole("button", { name: "Verify" }).click();
+  await page.getByRole("dialog").getByText("records are as they were written").waitFor();
+  await accessible(page, "verify");
+
   // ---- the daemon
-  await ask("POST", "/v1/sessions", {});
   await open(page, "system");
   await page.locator(".badge", { hasText: "ready" }).waitFor();
   await page.locator(".meters", { hasText: "Sessions1" }).waitFor();

@@ -4,12 +4,14 @@ import type { VNode } from "preact";
 
 const GOOD = ["ready", "running", "completed", "succeeded", "allowed", "ok", "valid", "active"];
 const BAD = ["failed", "lost", "killed", "refused", "error", "timed_out", "invalid", "revoked", "damaged"];
+// The code of an error, such as UNAUTHORIZED.
+const CODE = /^[A-Z_]+$/;
 const WARN = ["paused", "creating", "stopping", "pending", "queued", "cancelled", "warning", "stopped", "expired", "in use"];
 
 export function Badge({ state }: { state: string }): VNode {
   const kind = GOOD.includes(state)
     ? "good"
-    : BAD.includes(state)
+    : BAD.includes(state) || CODE.test(state)
       ? "bad"
       : WARN.includes(state)
         ? "warn"

@@ -2,24 +2,26 @@
 
 import type { TargetedEvent, VNode } from "preact";
 import { useState } from "preact/hooks";
-import type { AuditEntry } from "sandkasten";
+import type { AuditEntry, AuditVerification } from "sandkasten";
 import { Badge } from "../components/badge.js";
 import type { Column } from "../components/data_table.js";
 import { Dialog } from "../components/dialog.js";
 import { Facts } from "../components/facts.js";
+import { Failure } from "../components/failure.js";
 import { ListPage } from "../components/list_page.js";
 import { timestamp } from "../components/units.js";
 import { daemon } from "../daemon.js";
 import type { PageProps } from "../pages.js";
-import { replacePlace } from "../router.js";
+import { address, replacePlace } from "../router.js";
 
 const NEWEST = 500;
-const FILTERS = ["tenant", "action", "target"] as const;
+const KINDS = ["change", "exec", "file", "network", "policy", "key", "session", "audit"];
+const FILTERS = ["tenant", "action", "target", "session"] as const;
 
 export default function Audit({ place }: PageProps): VNode {
   const [shown, setShown] = useState<AuditEntry>();
   const wanted = Object.fromEntries(
-    FILTERS.map((name) => [name, place.query.get(name) ?? ""]).filter(([, value]) => value !== ""),
+    [...FILTERS, "kind"].map((name) => [name, place.query.get(name) ?? ""]).filter(([, value]) => value !== ""),
   ) as Record<string, string>;
   const columns: readonly Column<AuditEntry>[] = [
     {
@@ -31,6 +33,7 @@ export default function Audit({ place }: PageProps): VNode {
       ),
       sort: ({ seq }) => -seq,
     },
+    { title: "Kind", cell: ({ kind }) => kind, sort: ({ kind }) => kind, wide: true },
     { title: "Action", cell: ({ action }) => action, sort: ({ action }) => action },
     {
       title: "Outcome",
@@ -55,16 +58,18 @@ export default function Audit({ place }: PageProps): VNode {
     <>
       <ListPage<AuditEntry>
         title="Audit"
-        load={async (signal) =>
-          (await daemon().audit({ ...wanted, limit: NEWEST, signal })).reverse()
-        }
+        load={async (signal) => {
+          const { session: sessionId, ...others } = wanted;
+          return (await daemon().audit({ ...others, sessionId, limit: NEWEST, signal })).reverse();
+        }}
         readKey={JSON.stringify(wanted)}
         columns={columns}
         keyOf={({ seq }) => String(seq)}
         textOf={(one) =>
-          `${one.action} ${one.target} ${one.outcome} ${one.tenant} ${one.keyId ?? ""} ${one.requestId} ${JSON.stringify(one.detail)}`
+          `${one.kind} ${one.action} ${one.sessionId ?? ""} ${one.target} ${one.outcome} ${one.tenant} ${one.keyId ?? ""} ${one.requestId} ${JSON.stringify(one.detail)}`
         }
         filters={<Filters wanted={wanted} />}
+        buttons={() => <Verify />}
         empty="There are no entries."
       />
       <p class="hint">
@@ -79,7 +84,7 @@ function Filters({ wanted }: { wanted: Record<string, string> }): VNode {
   const submit = (event: TargetedEvent<HTMLFormElement>): void => {
     event.preventDefault();
     const form = new FormData(event.currentTarget);
-    const fields = FILTERS.map((name) => [name, String(form.get(name) ?? "").trim()] as const);
+    const fields = [...FILTERS, "kind"].map((name) => [name, String(form.get(name) ?? "").trim()] as const);
     replacePlace(["audit"], Object.fromEntries(fields.filter(([, value]) => value !== "")));
   };
   return (
@@ -95,8 +100,71 @@ function Filters({ wanted }: { wanted: Record<string, string> }): VNode {
           spellcheck={false}
         />
       ))}
+      <select name="kind" aria-label="Only this kind" defaultValue={wanted["kind"] ?? ""}>
+        <option value="">All kinds</option>
+        {KINDS.map((kind) => (
+          <option key={kind} value={kind}>
+            {kind}
+          </option>
+        ))}
+      </select>
       <button type="submit">Search</button>
     </form>
+  );
+}
+
+function Verify(): VNode {
+  const [found, setFound] = useState<AuditVerification>();
+  const [error, setError] = useState<unknown>();
+  const [open, setOpen] = useState(false);
+  const verify = (): void => {
+    setOpen(true);
+    setFound(undefined);
+    setError(undefined);
+    daemon().verifyAudit().then(setFound, setError);
+  };
+  return (
+    <>
+      <button type="button" onClick={verify}>
+        Verify
+      </button>
+      {open && (
+        <Dialog title="Verify the audit" close={() => setOpen(false)}>
+          <div role="status">
+            {error !== undefined && <Failure error={error} />}
+            {found === undefined && error === undefined && <p>Reading every record…</p>}
+            {found?.ok === true && (
+              <p>
+                <Badge state="ok" /> {found.records.toLocaleString()} records are as they were
+                written.
+              </p>
+            )}
+            {found !== undefined && found.flaw !== null && (
+              <div class="failure">
+                <p>
+                  <strong>{found.flaw.flaw}</strong> Record {found.flaw.seq}: {found.flaw.message}
+                </p>
+              </div>
+            )}
+            {found !== undefined && (
+              <>
+                <h3>Hash of record {found.lastSeq}</h3>
+                <pre>{found.head}</pre>
+                <p class="hint">
+                  Note it elsewhere. <code>sandkasten audit verify</code> can check later that this
+                  record is still there.
+                </p>
+              </>
+            )}
+          </div>
+          <div class="buttons">
+            <button type="button" onClick={() => setOpen(false)}>
+              Close
+            </button>
+          </div>
+        </Dialog>
+      )}
+    </>
   );
 }
 
@@ -107,15 +175,32 @@ function Entry({ entry, close }: { entry: AuditEntry; close: () => void }): VNod
       <Facts
         facts={[
           ["Time", entry.at],
+          ["Kind", entry.kind],
           ["Action", entry.action],
           ["Outcome", <Badge state={entry.outcome} />],
           ["Target", mono(entry.target)],
           ["Tenant", entry.tenant],
           ["Key", entry.keyId === null ? "the key of the settings" : mono(entry.keyId)],
           ["Request", mono(entry.requestId)],
+          [
+            "Session",
+            entry.sessionId === null ? undefined : (
+              <a class="mono" href={address(["sessions", entry.sessionId])}>
+                {entry.sessionId}
+              </a>
+            ),
+          ],
+          ["Hash", mono(entry.hash)],
         ]}
       />
-      {Object.keys(entry.detail).length > 0 && <pre tabIndex={0}>{JSON.stringify(entry.detail, null, 2)}</pre>}
+      {[entry.detail, entry.usage].map(
+        (more, at) =>
+          Object.keys(more).length > 0 && (
+            <pre key={at} tabIndex={0}>
+              {JSON.stringify(more, null, 2)}
+            </pre>
+          ),
+      )}
       <div class="buttons">
         <button type="button" onClick={close}>
           Close

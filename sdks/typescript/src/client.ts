@@ -7,6 +7,7 @@ import { EVENTS, events } from "./events.js";
 import { BackendUnavailable } from "./generated/error_classes.js";
 import type {
   AuditEntry,
+  AuditVerification,
   CreateBody,
   Identity,
   Login,
@@ -54,9 +55,14 @@ export interface OneShotOptions
 
 export interface AuditOptions extends CallOptions {
   tenant?: string | undefined;
+  /** The oldest records after this one; otherwise the newest. */
   sinceSeq?: number | undefined;
+  sinceUnix?: number | undefined;
+  kind?: string | undefined;
   action?: string | undefined;
   target?: string | undefined;
+  sessionId?: string | undefined;
+  keyId?: string | undefined;
   limit?: number | undefined;
 }
 
@@ -228,9 +234,28 @@ export class SandboxClient extends Agents implements AsyncDisposable {
 
   /** Return entries of the audit. */
   async audit(options: AuditOptions = {}): Promise<AuditEntry[]> {
-    const { tenant, sinceSeq, action, target, limit } = options;
-    const query = { tenant, since_seq: sinceSeq, action, target, limit };
+    const { tenant, kind, action, target, limit } = options;
+    const query = {
+      ...{ tenant, kind, action, target, limit },
+      since_seq: options.sinceSeq,
+      since_unix: options.sinceUnix,
+      session_id: options.sessionId,
+      key_id: options.keyId,
+    };
     return decoded("EntryList", await this.fetched("/v1/audit", options, query)).entries;
+  }
+
+  /**
+   * Check that no record of the audit was changed, removed or moved.
+   *
+   * `seq` and `hash` are those of a record that was noted elsewhere: it must still be there.
+   */
+  async verifyAudit(
+    options: CallOptions & { seq?: number | undefined; hash?: string | undefined } = {},
+  ): Promise<AuditVerification> {
+    const { seq, hash } = options;
+    const more = { query: { seq, hash }, repeatable: true, answerMs: null };
+    return decoded("AuditVerification", await this.ordered("GET", "/v1/audit/verify", more, options));
   }
 
   /** Close idle connections. Sessions and runs live on; the next call reconnects. */

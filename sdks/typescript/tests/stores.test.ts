@@ -305,4 +305,9 @@ test("workspaces, images, secrets and keys are kept by the daemon", async () => 
   assert.ok((await daemon.settings()).length > 10);
   assert.ok((await daemon.usage()).used);
   assert.ok((await daemon.audit({ limit: 5 })).length > 0);
+  const [last] = await daemon.audit({ limit: 1, kind: "change" });
+  assert.equal(last?.kind, "change");
+  const { seq, hash } = last;
+  assert.equal((await daemon.verifyAudit({ seq, hash })).ok, true);
+  assert.equal((await daemon.verifyAudit({ seq, hash: "0".repeat(64) })).ok, false);
 });
