@@ -85,4 +85,6 @@ await onStage(async (page, context) => {
   await inspect(page, "system");
   await page.getByLabel("Filter settings").fill("no such setting");
   await page.getByText("Nothing matches").waitFor();
+
+  await ask("DELETE", `/v1/sessions/${session.id}`);
 });
