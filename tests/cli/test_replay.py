@@ -7,6 +7,7 @@ import shlex
 
 import pytest
 
+from sandkasten.client.http import replay
 from tests.client.http.served import served
 
 pytestmark = [pytest.mark.slow, pytest.mark.promise("P87")]
@@ -15,7 +16,9 @@ HOSTILE = r"printf 'a\033]52;c;ZXZpbA==\007b\033[6nc\033[31mred\n'; exit 3"
 
 
 @pytest.mark.parametrize("recorded", ["true", "false"])
-def test_a_session_is_shown_again_with_output_times_and_statuses(tmp_path, cli, recorded):
+def test_a_session_is_shown_again_with_output_times_and_statuses(
+    tmp_path, cli, recorded, monkeypatch
+):
     with served(tmp_path / "data", SANDKASTEN_RECORDING_ENABLED=recorded):
         box = json.loads(cli("create", "--json").out)["id"]
         assert cli("exec", box, "--", "sh", "-c", HOSTILE).status == 3
@@ -43,6 +46,11 @@ def test_a_session_is_shown_again_with_output_times_and_statuses(tmp_path, cli, 
                 head, event = map(json.loads, cast.out.splitlines())
                 assert (head["version"], head["title"]) == (2, "echo second")
                 assert event[1:] == ["o", "second\n"]
+                with monkeypatch.context() as patched:
+                    patched.setattr(replay, "_MAX_RECORDING", len(cast.out) - 1)
+                    large = cli("replay", box, "--cast", told[1]["exec_id"])
+                assert (large.status, large.out) == (125, "")
+                assert "hint: download it with another client: GET /v1/" in large.err
             else:
                 assert (cast.status, cast.out) == (125, "")
                 assert "hint: recording.enabled" in cast.err

@@ -1,4 +1,4 @@
-"""What a session did, from a daemon: its commands, and the recordings and output that are kept."""
+"""Read the past of a session from a daemon: its commands, and the recordings and output kept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import quote
 from sandkasten.client.http.connection import Connection, HttpRequest, pieces
 from sandkasten.client.http.json_values import record, records
 from sandkasten.client.server.daemon_or_embedded import find_server
-from sandkasten.errors import SandkastenError, UnsupportedByBackend
+from sandkasten.errors import PayloadTooLarge, SandkastenError, UnsupportedByBackend
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -43,14 +43,18 @@ class SessionReplay:
         return {str(one.get("exec_id")) for one in records(told.get("recordings"), "recordings")}
 
     async def recording(self, exec_id: str) -> bytes:
-        """Return a recording as asciicast v2; FileNotFound if there is none."""
+        """Return a recording as asciicast v2. Raise FileNotFound if there is none."""
         path = f"{self._path}/recordings/{quote(exec_id, safe='')}"
         found = bytearray()
         async with self._connection.stream(HttpRequest("GET", path, repeatable=True)) as answer:
             async for piece in pieces(self._connection, answer, "a recording was read", _STALL_S):
                 found += piece
                 if len(found) > _MAX_RECORDING:
-                    break
+                    raise PayloadTooLarge(
+                        f"the recording of {exec_id} is larger than {_MAX_RECORDING} bytes",
+                        hint=f"download it with another client: GET {path}",
+                        limit=_MAX_RECORDING,
+                    )
         return bytes(found)
 
     async def output(self, exec_id: str) -> bytes | None:
