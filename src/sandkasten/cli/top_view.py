@@ -1,4 +1,4 @@
-"""What `sandkasten top` shows: rows, their order, and lines for a screen of any size. Pure."""
+"""The rows of `sandkasten top`, their order, and lines for a screen of any size. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Row:
 
 @dataclass(slots=True)
 class View:
-    """What the user has chosen."""
+    """The order, filter and position that the user chose."""
 
     sort: str = "c"
     reverse: bool = False

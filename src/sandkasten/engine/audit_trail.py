@@ -1,7 +1,7 @@
-"""What the engine does, as audit records: commands, file writes, decisions of policy, ends.
+"""Record what the engine does in the audit log: commands, file writes, decisions of policy, ends.
 
 A command is recorded when the runner gets it and when it has ended, or once for both if it ends
-within a moment. These records are written up to 50 ms later, because a write for each would cost
+within 50 ms. These records are written up to 50 ms later, because a write for each would cost
 more than many commands do. What a crash lost of them is recorded by the next daemon as far as the
 runner knows it, which is all but the command line. Other records are written before the caller gets
 its answer. Text of users is shortened and without what looks like a secret; file content and output

@@ -1,4 +1,4 @@
-"""What sandboxes use: one in detail, or every one of a list.
+"""Measure the resource use of sandboxes: of one in detail, or of every one in a list.
 
 For a list they are read from outside, a few at a time, in bounded time: that wakes none and extends
 no life. The workspace's disk is only asked for while a command runs, because then the sandbox stays

@@ -93,7 +93,7 @@ class SandkastenCodeExecutor(CodeExecutor, Component[SandkastenExecutorConfig]):
         return Path(self._config.work_dir)
 
     bind_dir = work_dir
-    """The same, by the name that it has in the Docker executor."""
+    """Another name of `work_dir`, as in the Docker executor."""
 
     @property
     def sandbox(self) -> AsyncSandbox:

@@ -237,7 +237,7 @@ class AuditNote(Protocol):
 
 
 class AuditLog(Protocol):
-    """What was done, as records that cannot be changed without notice.
+    """Append-only records of what was done; `verify` finds a later change.
 
     Several processes may write one log.
     """
@@ -249,7 +249,7 @@ class AuditLog(Protocol):
         ...
 
     def record_soon(self, note: AuditNote) -> None:
-        """Append a record within a moment, for what happens often. Never raises."""
+        """Append a record a little later, together with others. Never raises."""
         ...
 
     async def record_lasting(self, row: AuditRow) -> None:

@@ -81,7 +81,7 @@ class Tracing(Protocol):
 
 
 class Link(Protocol):
-    """What spans and log lines of a context belong to."""
+    """The current span, to which new spans and log lines belong."""
 
     @property
     def traceparent(self) -> str: ...

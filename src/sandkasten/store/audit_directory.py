@@ -80,7 +80,7 @@ class AuditDirectory:
         self._put(_Waiting(row, None))
 
     def record_soon(self, note: AuditNote) -> None:
-        """Append a record within a moment, together with others. Never raises."""
+        """Append a record a little later, together with others. Never raises."""
         self._notes.append(note)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_SOON_S, self._due)
@@ -211,7 +211,7 @@ class AuditDirectory:
     # ---- reading
 
     async def read(self, wanted: AuditFilter) -> Sequence[AuditRow]:
-        """Return matching records, oldest first. Lines that are no records are left out."""
+        """Return matching records, oldest first. Lines that are not records are left out."""
         await self.flush()
         return await asyncio.to_thread(self._files.read, wanted)
 

@@ -239,7 +239,7 @@ class Sampler:
 
     follows_parent: bool
     bound: int
-    """Of the lower half of a trace id."""
+    """A new trace is sampled if the lower half of its id is below this."""
 
     def is_sampled(self, trace_id: int, parent: PipedSpan | RemoteSpan | None) -> bool:
         if parent is not None and self.follows_parent:

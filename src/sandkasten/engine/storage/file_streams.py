@@ -1,4 +1,4 @@
-"""What the runner sends for a file verb while it works: an entry, bytes, changes.
+"""Decode what the runner sends during a file verb: an entry, bytes, changes.
 
 Raises ProtocolViolation for anything else.
 """

@@ -108,7 +108,7 @@ class Info:
     workdir: str = WORKSPACE
     tenant: str = DEFAULT_TENANT
     usage: SessionUsage | None = None
-    """What it uses, in a list that was asked for with it."""
+    """Its resource use, in a list that was requested with `usage`."""
 
     @property
     def sandbox_id(self) -> str:

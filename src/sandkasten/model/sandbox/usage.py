@@ -52,7 +52,7 @@ class SessionUsage:
     pids_limit: int | None = None
     oom_kills: int | None = None
     disk_bytes: int | None = None
-    """Of the workspace, when a command was last seen running: asking an idle sandbox would keep it
+    """Of the workspace, measured while a command last ran: asking an idle sandbox would keep it
     alive."""
     disk_limit_bytes: int | None = None
     connections: int | None = None

@@ -119,7 +119,7 @@ def _show(
         target=target,
         session_id=session,
         key_id=key,
-        since=None if since is None else _moment(since),
+        since=None if since is None else _unix_time(since),
         since_seq=since_seq or 0,
         limit=limit,
         newest=since_seq is None,
@@ -243,7 +243,7 @@ async def _exported(state: State, path: Path | None) -> None:
             ) from exc
 
 
-def _moment(text: str) -> float:
+def _unix_time(text: str) -> float:
     from sandkasten.cli.quantities import seconds
 
     try:
