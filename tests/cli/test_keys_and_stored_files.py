@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sandkasten.model.audit_chain import record_line
+from sandkasten.model.audit_records import AuditHead, AuditRow
 from tests.client.http.served import served
 
 if TYPE_CHECKING:
@@ -105,6 +107,21 @@ def test_the_audit_log_is_exported_and_verified(tmp_path, cli):
         assert (told_json.status, json.loads(told_json.out)["flaw"]["seq"]) == (1, 1)
     assert cli("audit", "show", "--kind", "nothing").status == 2
     assert cli("audit", "show", "--since", "1h", "--json").status == 0
+
+
+def test_a_head_that_retention_removed_is_not_called_right(tmp_path, cli):
+    last = AuditHead(5, "5" * 64)
+    detail = {"through_seq": "5", "hash": last.hash}
+    cut = AuditRow(0, 1.0, "", None, "audit.cut", "", "ok", detail=detail, kind="audit")
+    line, head = record_line(cut, last)
+    copy = tmp_path / "audit.jsonl"
+    copy.write_bytes(line)
+    kept = cli("audit", "verify", "--file", str(copy), "--head", f"6:{head.hash}")
+    assert (kept.status, kept.err) == (0, "")
+    old = f"3:{'3' * 64}"
+    gone = cli("audit", "verify", "--file", str(copy), "--head", old)
+    assert gone.status == 1
+    assert f"{old} was not checked: the log begins with record 6" in gone.err
 
 
 def test_usage_of_a_tenant_is_shown_by_a_daemon(tmp_path, cli):

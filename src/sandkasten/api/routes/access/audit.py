@@ -82,7 +82,9 @@ class AuditVerification(Answer):
 
 class VerifyQuery(Query):
     seq: Annotated[int, Field(ge=1, le=1 << 62)] | None = Field(
-        None, description="Also check that this record has the hash `hash`; requires `hash`."
+        None,
+        description="Also check that this record has the hash `hash`; requires `hash`. A record "
+        "before `first_seq` of the answer is not checked.",
     )
     hash: str | None = Field(None, pattern="^[0-9a-f]{64}$")
 

@@ -153,7 +153,12 @@ def _verify(
         place = f" ({report.flaw.place})" if report.flaw.place else ""
         tell("error", f"record {report.flaw.seq}{place}: {report.flaw.message}")
         say(f"{report.records} records before it are as they were written")
-    if not report.ok:
+    # Retention removes records, and then nothing here can confirm the hash.
+    unchecked = wanted is not None and report.ok and wanted.seq < report.first_seq
+    if unchecked:
+        tell("error", f"{head} was not checked: the log begins with record {report.first_seq}")
+        say("hint: pass a newer head, or verify an export that has this record (--file)")
+    if unchecked or not report.ok:
         raise typer.Exit(EXIT_NOT_READY)
 
 
