@@ -150,11 +150,11 @@ case ${1:-all} in
         [ "${SANDKASTEN_LONG:-}" = 1 ] && limit=(-o timeout=3600)
         make_scratch
         begin prepare prepare
+        # The runner's tests compile while packages are fetched and images unpacked.
+        begin rust rust
         # Types and pages use what the others leave of the processors.
         begin lint pages_and_types
         finish prepare
-        # The runner's tests compile first, while Python tests wait for deadlines and daemons.
-        begin rust rust
         phase tests python -n "${WORKERS:-4}" --hostwatch --platform=all \
             --outcome=build/platforms/main.json "${limit[@]}" tests
         finish rust

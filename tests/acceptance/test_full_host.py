@@ -46,8 +46,11 @@ def small_disk() -> Iterator[Path]:
         yield data_dir
         assert list(data_dir.glob("cells/*")) == []
     finally:
-        # Fails if something still uses a file there.
-        subprocess.run(["umount", data_dir], check=True)
+        # Fails if something still uses a file there; an idle process closes the audit log soon.
+        deadline = time.monotonic() + PATIENCE_S
+        while subprocess.run(["umount", data_dir], check=False).returncode:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
         shutil.rmtree(place)
 
 

@@ -3,7 +3,8 @@
 A record is written (not synced) before `record` returns, which the death of the process does not
 undo; `record_lasting` also waits for the disk, and `record_soon` for nothing: a thread writes it
 with others. When another process holds the log or the disk is full, records wait in memory,
-bounded, and are written in the background.
+bounded, and are written in the background. The files are closed when nothing was written for a
+moment, so that an idle process does not keep the disk of the data directory busy.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ _MOST_WAITING: Final = 10_000
 _RETRY_S: Final = 1.0
 # Long enough that a burst of short commands is one write, and each of them one record.
 _SOON_S: Final = 0.05
+_CLOSE_AFTER_S: Final = 1.0
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -60,6 +62,8 @@ class AuditDirectory:
         self._notes: list[AuditNote] = []
         self._timer: asyncio.TimerHandle | None = None
         self._unwritten = 0
+        self._written_at = 0.0
+        self._closer: asyncio.TimerHandle | None = None
 
     # ---- writing
 
@@ -74,6 +78,7 @@ class AuditDirectory:
                 for one in rows[:-1]:
                     self._put(_Waiting(one, None))
             else:
+                self._close_later()
                 return
             finally:
                 self._files.mutex.release()
@@ -111,11 +116,33 @@ class AuditDirectory:
             self._draining.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._draining
+        if self._closer is not None:
+            self._closer.cancel()
+            self._closer = None
         if self._waiting:
             log.error("audit.lost", extra={"sandkasten": {"records": len(self._waiting)}})
             self._waiting.clear()
         with self._files.mutex:
             self._files.close()
+
+    def _close_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._written_at = loop.time()
+        if self._closer is None:
+            self._closer = loop.call_later(_CLOSE_AFTER_S, self._close_idle)
+
+    def _close_idle(self) -> None:
+        loop = asyncio.get_running_loop()
+        idle_at = self._written_at + _CLOSE_AFTER_S
+        if loop.time() < idle_at or not self._files.mutex.acquire(blocking=False):
+            # At least a little later, for a thread that writes just now.
+            self._closer = loop.call_at(max(idle_at, loop.time() + _SOON_S), self._close_idle)
+            return
+        self._closer = None
+        try:
+            self._files.close()
+        finally:
+            self._files.mutex.release()
 
     def _taken(self) -> list[AuditNote]:
         if self._timer is not None:
@@ -175,6 +202,7 @@ class AuditDirectory:
                 if self._waiting:
                     await asyncio.sleep(_RETRY_S)
                 continue
+            self._close_later()
             for one in batch:
                 if one.done is not None and not one.done.done():
                     one.done.set_result(None)

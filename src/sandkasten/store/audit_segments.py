@@ -215,15 +215,23 @@ class AuditSegments:
         head = AuditHead(0, GENESIS) if writer is None else writer.head
         if found is not None:
             head = AuditHead(int(found[1]), found[2].decode())
-        for number in numbers:
-            # By name: the descriptor may be closed meanwhile.
-            with contextlib.suppress(FileNotFoundError):
-                fd = os.open(self._segment(number), os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    os.fdatasync(fd)
-                finally:
-                    os.close(fd)
+        try:
+            for number in numbers:
+                self._sync_segment(number)
+        except OSError:
+            with self.mutex:
+                self._dirty |= numbers
+            raise
         return head
+
+    def _sync_segment(self, number: int) -> None:
+        # By name: the descriptor may be closed meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            fd = os.open(self._segment(number), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
 
     def close(self) -> None:
         writer, self._writer = self._writer, None
