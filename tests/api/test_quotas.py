@@ -195,7 +195,7 @@ ROWS: Final[tuple[Row, ...]] = (
         f"GET {W}", "GET /v1/images", "GET /v1/images/usage", "GET /v1/images/{name:path}",
         "GET /v1/tools", "GET /metrics", "GET /healthz", "GET /readyz", "GET /openapi.json",
         "GET /docs", "GET /", "GET /dashboard/{name}", "GET /v1/login",
-        "GET /v1/version", "GET /v1/settings", "GET /v1/secrets",
+        "GET /v1/version", "GET /v1/settings", "GET /v1/doctor", "GET /v1/secrets",
     ),
     *(
         row

@@ -19,8 +19,9 @@ from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import BackendUnavailable
 from sandkasten.model.access.tenancy import SCOPES, TenantQuota
 from sandkasten.model.journal_rows import KeyRow
+from sandkasten.model.sandbox.limits import Unenforced
 from sandkasten.model.sandbox.network_policy import NetworkCounts
-from sandkasten.model.sandbox.readiness import Readiness
+from sandkasten.model.sandbox.readiness import Readiness, Requirement, Tier
 from sandkasten.telemetry.json_log import JsonLines
 from sandkasten.telemetry.log_events import FanOut, LogEvents
 from sandkasten.telemetry.metrics import Metrics
@@ -37,6 +38,34 @@ async def test_a_daemon_is_ready_until_it_drains(daemon):
     assert (gone.status, gone.json["code"]) == (503, "BUSY")
     assert gone.headers["Retry-After"]
     assert (await daemon.ask("GET", "/healthz")).status == 200
+
+
+async def test_doctor_tells_what_the_machine_lacks_at_intervals(daemon, monkeypatch):
+    looks = []
+    lacking = Requirement("bubblewrap", False, "not installed", "install it")
+    tier = Tier("unisolated", "unisolated", ready=False, reason="no bubblewrap", default=True)
+
+    async def probe(backend=None):
+        looks.append("probe")
+        return Readiness(False, "no bubblewrap", "install it", (lacking,), (Unenforced("disk"),))
+
+    async def tiers(*, measure=True):
+        looks.append(measure)
+        return [tier]
+
+    monkeypatch.setattr(daemon.server.engine, "probe", probe)
+    monkeypatch.setattr(daemon.server.engine, "tiers", tiers)
+    replies = await asyncio.gather(*(daemon.ask("GET", "/v1/doctor") for _ in range(3)))
+    assert looks == ["probe", False]
+    for reply in replies:
+        assert (reply.status, reply.json["ready"]) == (200, False)
+        assert set(reply.json) == set(system.Doctor.model_fields)
+        assert set(reply.json["tiers"][0]) == set(system.TierLine.model_fields)
+        assert set(reply.json["requirements"][0]) == set(system.RequirementLine.model_fields)
+        assert set(reply.json["unenforced"][0]) == set(system.UnenforcedLimit.model_fields)
+    daemon.server.examined = (-system.PROBE_FOR_S, {})
+    assert (await daemon.ask("GET", "/v1/doctor")).json["reason"] == "no bubblewrap"
+    assert looks == ["probe", False] * 2
 
 
 async def test_a_stopping_daemon_starts_nothing_new(daemon):

@@ -256,9 +256,12 @@ def test_a_missing_recipe_is_not_reported_as_a_wrong_mode(cli, tmp_path):
     assert done.err.endswith("hint: check the path\n")
 
 
-def test_doctor_with_a_named_daemon_says_that_it_cannot_know(cli, monkeypatch):
+def test_doctor_asks_a_named_daemon(cli, monkeypatch):
     monkeypatch.setenv("SANDKASTEN_URL", "http://127.0.0.1:1")
     done = cli("doctor")
+    assert done.status == 1
+    assert "not ready: no daemon answers" in done.out
+    done = cli("--backend", "local", "doctor")
     assert (done.status, done.out) == (125, "")
     assert "for this machine: sandkasten --embedded doctor" in done.err
     assert cli("--embedded", "doctor").status == 0

@@ -69,3 +69,6 @@ class Server:
     probing: asyncio.Lock = field(default_factory=asyncio.Lock)
     probed: tuple[float, str | None] | None = None
     """When the backend was last looked at, and what was wrong with it."""
+    examining: asyncio.Lock = field(default_factory=asyncio.Lock)
+    examined: tuple[float, Mapping[str, Any]] | None = None
+    """When `/v1/doctor` last looked at the machine, and what it answered."""

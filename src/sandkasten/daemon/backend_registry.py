@@ -10,9 +10,11 @@ BackendUnavailable.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
-from functools import cached_property, partial
+import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sandkasten.daemon.settings.settings_file import read_tree
@@ -52,18 +54,27 @@ class LazyBackend:
         self._name = name
         self._directory = directory
         self._opener = opener
+        self._opening = threading.Lock()
+        self._opened: Backend | None = None
 
     @property
     def name(self) -> str:
         return self._name
 
-    @cached_property
+    @property
     def _backend(self) -> Backend:
-        return self._opener()
+        return self._opened or self._open()
+
+    def _open(self) -> Backend:
+        with self._opening:
+            if self._opened is None:
+                self._opened = self._opener()
+        return self._opened
 
     async def probe(self) -> Readiness:
         try:
-            backend = self._backend
+            # Its modules take a tenth of a second to import, which no other request waits for.
+            backend: Backend = await asyncio.to_thread(self._open)
         except BackendUnavailable as exc:
             return Readiness(ready=False, reason=exc.message, remedy=exc.hint)
         return await backend.probe()
@@ -85,9 +96,8 @@ class LazyBackend:
 
     async def aclose(self) -> None:
         """Close the backend if it was opened."""
-        backend = self.__dict__.get("_backend")
-        if isinstance(backend, Closes):
-            await backend.aclose()
+        if isinstance(self._opened, Closes):
+            await self._opened.aclose()
 
 
 class LazyImageBackend(LazyBackend):

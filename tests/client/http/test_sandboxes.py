@@ -361,12 +361,20 @@ async def test_workspaces_and_images_of_a_daemon_are_accessible(served):
 
 async def test_host_only_operations_are_refused_by_name(served, tmp_path):
     transport = await connect(place_of(**served.where))
-    for asking in (transport.probe(), transport.tiers(), transport.sweep()):
+    for asking in (transport.probe("oci"), transport.sweep()):
         with pytest.raises(UnsupportedByBackend) as caught:
             await asking
         assert "on its machine" in caught.value.hint
     with pytest.raises(UnsupportedByBackend):
         await AsyncImages(**served.where).export("x", tmp_path / "x")
+
+
+async def test_a_daemon_reports_what_its_machine_has(served):
+    transport = await connect(place_of(**served.where))
+    machine = await transport.probe()
+    assert machine.ready, machine
+    default, *_ = await transport.tiers()
+    assert (default.default, default.ready, default.tried) == (True, True, False)
 
 
 async def test_a_stopped_daemon_is_reported(tmp_path):

@@ -339,6 +339,17 @@ export interface Disk {
   inodesFree: number | null;
 }
 
+/** What the machine of the daemon has and lacks, as `sandkasten doctor --json` prints it. */
+export interface Doctor {
+  /** Whether the default backend can create sandboxes. */
+  ready: boolean;
+  reason: string;
+  remedy: string;
+  requirements: RequirementLine[];
+  unenforced: UnenforcedLimit[];
+  tiers: TierLine[];
+}
+
 export interface Done {
   ok: boolean;
 }
@@ -960,6 +971,16 @@ export interface RemovedOne {
   freedBytes: number;
 }
 
+/** Something that sandboxes need on the machine. */
+export interface RequirementLine {
+  name: string;
+  ok: boolean;
+  state: string;
+  remedy: string;
+  /** false: sandboxes work without it, and lack something. */
+  required: boolean;
+}
+
 export interface ResizeBody {
   sizeMb: number;
 }
@@ -1368,6 +1389,24 @@ export interface Ticket {
   expiresInSeconds: number;
 }
 
+/** One kind of sandbox: a backend with a kind of root and a profile. */
+export interface TierLine {
+  name: string;
+  backend: string;
+  ready: boolean;
+  image: string;
+  profile: string;
+  reason: string;
+  remedy: string;
+  /** What a request gets that asks for nothing. */
+  default: boolean;
+  /** Sandboxes were created; over HTTP none is. */
+  tried: boolean;
+  warnings: RequirementLine[];
+  /** The median of a few creates, if tried. */
+  createMs: number | null;
+}
+
 export interface Tool {
   name: string;
   description: string;
@@ -1393,6 +1432,13 @@ export interface ToolList {
   tools: Tool[];
   count: number;
   mode: string;
+}
+
+/** A limit that the machine cannot enforce. */
+export interface UnenforcedLimit {
+  limit: string;
+  reason: string;
+  remedy: string;
 }
 
 export interface UpdateBodyNetworkLimits {
@@ -1553,6 +1599,7 @@ export interface Types {
   DeletedFiles: DeletedFiles;
   DeletedStoredFile: DeletedStoredFile;
   Disk: Disk;
+  Doctor: Doctor;
   Done: Done;
   Entries: Entries;
   EntryList: EntryList;
@@ -1600,6 +1647,7 @@ export interface Types {
   Refusal: Refusal;
   Removed: Removed;
   RemovedOne: RemovedOne;
+  RequirementLine: RequirementLine;
   ResizeBody: ResizeBody;
   Revoked: Revoked;
   RunBody: RunBody;
@@ -1634,10 +1682,12 @@ export interface Types {
   StreamBody: StreamBody;
   TagBody: TagBody;
   Ticket: Ticket;
+  TierLine: TierLine;
   Tool: Tool;
   ToolAnswer: ToolAnswer;
   ToolBody: ToolBody;
   ToolList: ToolList;
+  UnenforcedLimit: UnenforcedLimit;
   UpdateBody: UpdateBody;
   UpdateBodyNetwork: UpdateBodyNetwork;
   UpdateBodyNetworkLimits: UpdateBodyNetworkLimits;
@@ -1664,6 +1714,7 @@ export const HELD: Readonly<Record<string, Readonly<Record<string, string>>>> = 
   CodeResult: { error: "CodeError", results: "CodeDisplay" },
   CreateBody: { limits: "CreateBodyLimits", network: "CreateBodyNetwork" },
   CreateBodyNetwork: { limits: "CreateBodyNetworkLimits" },
+  Doctor: { requirements: "RequirementLine", tiers: "TierLine", unenforced: "UnenforcedLimit" },
   Entries: { entries: "FileEntry" },
   EntryList: { entries: "AuditEntry" },
   EventList: { events: "RunEvent" },
@@ -1692,6 +1743,7 @@ export const HELD: Readonly<Record<string, Readonly<Record<string, string>>>> = 
   ShortList: { entries: "ShortEntry" },
   Stats: { disk: "Disk", network: "NetworkUsage" },
   StreamBody: { pty: "PtyBody" },
+  TierLine: { warnings: "RequirementLine" },
   ToolList: { tools: "Tool" },
   UpdateBody: { network: "UpdateBodyNetwork" },
   UpdateBodyNetwork: { limits: "UpdateBodyNetworkLimits" },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import asdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field
@@ -14,6 +15,7 @@ from sandkasten.api.response.json_response import answer, as_json
 from sandkasten.api.response.openapi_document import document
 from sandkasten.api.route import JSON, Answer, Route
 from sandkasten.errors import BackendUnavailable, Busy, NotFound, SandkastenError
+from sandkasten.model.sandbox.readiness import Readiness
 
 if TYPE_CHECKING:
     from sandkasten.api.request.http_call import Call
@@ -49,6 +51,51 @@ class Version(Answer):
     version: str
     api: str
     backend: str
+
+
+class RequirementLine(Answer):
+    """Something that sandboxes need on the machine."""
+
+    name: str
+    ok: bool
+    state: str
+    remedy: str
+    required: bool = Field(description="false: sandboxes work without it, and lack something.")
+
+
+class UnenforcedLimit(Answer):
+    """A limit that the machine cannot enforce."""
+
+    limit: str
+    reason: str
+    remedy: str
+
+
+class TierLine(Answer):
+    """One kind of sandbox: a backend with a kind of root and a profile."""
+
+    name: str
+    backend: str
+    ready: bool
+    image: str
+    profile: str
+    reason: str
+    remedy: str
+    default: bool = Field(description="What a request gets that asks for nothing.")
+    tried: bool = Field(description="Sandboxes were created; over HTTP none is.")
+    warnings: list[RequirementLine]
+    create_ms: float | None = Field(description="The median of a few creates, if tried.")
+
+
+class Doctor(Answer):
+    """What the machine of the daemon has and lacks, as `sandkasten doctor --json` prints it."""
+
+    ready: bool = Field(description="Whether the default backend can create sandboxes.")
+    reason: str
+    remedy: str
+    requirements: list[RequirementLine]
+    unenforced: list[UnenforcedLimit]
+    tiers: list[TierLine]
 
 
 class SettingAnswer(Answer):
@@ -89,6 +136,19 @@ async def readyz(call: Call) -> Response:
             "degraded": degraded,
         }
     )
+
+
+async def doctor(call: Call) -> Response:
+    server = call.server
+    now = server.clock.boottime()
+    # One examination at a time: it probes every backend.
+    async with server.examining:
+        if server.examined is None or now - server.examined[0] > PROBE_FOR_S:
+            machine = await _readiness(server)
+            tiers = await server.engine.tiers(measure=False)
+            found = {**asdict(machine), "tiers": [asdict(one) for one in tiers]}
+            server.examined = (server.clock.boottime(), found)
+    return answer(server.examined[1])
 
 
 async def version(call: Call) -> Response:
@@ -163,14 +223,19 @@ async def _not_ready(server: Server) -> str | None:
 
 
 async def _probed(server: Server) -> str | None:
+    found = await _readiness(server)
+    return None if found.ready else found.reason
+
+
+async def _readiness(server: Server) -> Readiness:
+    """Return what the default backend says of itself; an error is a finding too."""
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
-            found = await server.engine.probe()
+            return await server.engine.probe()
     except TimeoutError:
-        return "it does not answer"
+        return Readiness(ready=False, reason="it does not answer")
     except SandkastenError as exc:
-        return exc.message
-    return None if found.ready else found.reason
+        return Readiness(ready=False, reason=exc.message, remedy=exc.hint)
 
 
 ROUTES = (
@@ -206,6 +271,17 @@ ROUTES = (
     Route("GET", "/openapi.json", openapi, "This document", "system", scope=None, gives=(JSON,)),
     Route(
         "GET", "/docs", docs, "This document as a page", "system", scope=None, gives=("text/html",)
+    ),
+    Route(
+        "GET",
+        "/v1/doctor",
+        doctor,
+        "What the machine has and lacks for sandboxes",
+        "system",
+        scope="admin",
+        answer=Doctor,
+        description="The same as `sandkasten doctor --no-measure --json` on the machine of the "
+        "daemon. Looks at most once in ten seconds, and creates no sandbox of a client.",
     ),
     Route(
         "GET",

@@ -22,7 +22,7 @@ from sandkasten.client.http.error_responses import body_error
 from sandkasten.client.http.event_streams import COMMAND, events, follow, parsed
 from sandkasten.client.http.files import HttpFiles
 from sandkasten.client.http.images import HttpImages
-from sandkasten.client.http.json_values import records
+from sandkasten.client.http.json_values import record, records, value_of, values_of
 from sandkasten.client.http.previews import HttpPreviews, open_port
 from sandkasten.client.http.secrets import HttpSecrets
 from sandkasten.client.http.session.code import HttpCode
@@ -31,6 +31,7 @@ from sandkasten.client.http.terminal import open_terminal
 from sandkasten.client.http.workspaces import HttpWorkspaces
 from sandkasten.client.transfer import large_stdin
 from sandkasten.errors import BackendUnavailable, UnsupportedByBackend
+from sandkasten.model.sandbox.readiness import Readiness, Tier
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from sandkasten.client.server.transport import PortTransport, TerminalTransport
     from sandkasten.model.commands.exec_values import Chunk, ChunkReader, ExecRequest, ExecResult
     from sandkasten.model.sandbox.oneshot_values import RunRequest, RunResult
-    from sandkasten.model.sandbox.readiness import Readiness, Tier
     from sandkasten.model.sandbox.sandbox_values import (
         CreateRequest,
         Info,
@@ -293,13 +293,18 @@ class HttpTransport:
                 elif event.name == "error":
                     raise body_error(parsed(event))
 
-    # ---- what only the machine itself can be asked
+    # ---- the machine of the daemon
 
     async def probe(self, backend: str | None = None) -> Readiness:
-        raise _only_there("what its kernel offers", _DOCTOR)
+        """Return what its default backend says of itself. Requires a key with the scope admin."""
+        if backend is not None:
+            raise _only_there("what a backend needs that is not its default", _DOCTOR)
+        return value_of(Readiness, await self._doctor())
 
     async def tiers(self, *, measure: bool = True) -> Sequence[Tier]:
-        raise _only_there("which tiers it has", _DOCTOR)
+        """Return its tiers. No sandbox is created to measure one."""
+        told = record(await self._doctor())
+        return values_of(Tier, told.get("tiers"), "tiers")
 
     async def sweep(self) -> Swept:
         raise _only_there("for a sweep", "the daemon does it by itself, every minute")
@@ -308,6 +313,11 @@ class HttpTransport:
         await self.connection.aclose()
 
     # ---- below
+
+    async def _doctor(self) -> Any:
+        return await self.connection.ask(
+            HttpRequest("GET", "/v1/doctor", repeatable=True, answer_s=_DOCTOR_S)
+        )
 
     async def _get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
         return await self.connection.ask(
@@ -337,6 +347,8 @@ class HttpTransport:
         )
 
 
+# A backend that hangs is given up after a minute.
+_DOCTOR_S: Final = 120.0
 _DOCTOR: Final = "sandkasten doctor; for this machine: sandkasten --embedded doctor"
 
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from sandkasten.lazy_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from sandkasten.model.sandbox.limits import Unenforced
+from sandkasten.model.sandbox.limits import Unenforced  # noqa: TC001  (json_codec reads it)
 
 
 @dataclass(frozen=True, slots=True)
