@@ -149,6 +149,7 @@ async def test_a_terminal_is_recorded_once_for_all_its_viewers(real_daemon, tmp_
         await screen.until(b"one-42")
         other = await opened(real_daemon, the_id, f"exec_id={eid}")
         await other.until(b"one-42")
+        assert b"one-42" in (await kept.read(the_id, eid) or b"")
         await screen.socket.send_str('{"type": "resize", "rows": 10, "cols": 50}')
         await screen.socket.send_bytes("echo zwölf-$((10+2)); exit\n".encode())
         await screen.exit()

@@ -84,6 +84,8 @@ class Recording:
             if self._file is None:
                 self._file = self._opened()
             self._file.write(line)
+            # A reader of a terminal that is still open sees what its viewers have seen.
+            self._file.flush()
             self._left -= len(line)
         except OSError as exc:
             log.warning("recording.failed", extra={"sandkasten": {"why": exc.strerror}})
