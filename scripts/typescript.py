@@ -211,6 +211,7 @@ _CLASSES = (
     ("client", "SandboxClient"),
     ("agents", "Agents"),
     ("session", "Session"),
+    ("replay", "SessionReplay"),
     ("files", "FileTree"),
     ("files", "FileBytes"),
     ("commands", "ExecResult"),

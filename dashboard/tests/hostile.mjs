@@ -76,16 +76,27 @@ await onStage(
     await page.locator(".xterm-helper-textarea").focus();
     await page.keyboard.type(`printf '%b' '${CODES.join("").replaceAll("'", "'\\''")}'; echo; echo done-$((1+1))\n`);
     await until("the codes", async () => (await screen(page)).includes("done-2"));
-    const row = page.locator(".xterm-rows > div", { hasText: /^click-meclick-me-too/ }).last();
-    const box = await row.boundingBox();
-    for (const right of [20, 120]) {
-      for (const modifier of [[], ["Control"], ["Alt"]]) {
-        await Promise.all(modifier.map((key) => page.keyboard.down(key)));
-        await page.mouse.click(box.x + right, box.y + 5);
-        await Promise.all(modifier.map((key) => page.keyboard.up(key)));
+    const click = async (row) => {
+      const box = await row.boundingBox();
+      for (const right of [20, 120]) {
+        for (const modifier of [[], ["Control"], ["Alt"]]) {
+          await Promise.all(modifier.map((key) => page.keyboard.down(key)));
+          await page.mouse.click(box.x + right, box.y + 5);
+          await Promise.all(modifier.map((key) => page.keyboard.up(key)));
+        }
       }
-    }
+    };
+    await click(page.locator(".xterm-rows > div", { hasText: /^click-meclick-me-too/ }).last());
     check(!(await page.title()).includes("alert"), await page.title());
+
+    await open("replay");
+    await page.getByText(/^0 of \d+ commands$/).waitFor();
+    await page.keyboard.press("End");
+    await until("the terminal again", async () => (await screen(page)).includes("done-2"));
+    await click(page.locator(".xterm-rows > div", { hasText: /^click-meclick-me-too/ }).last());
+    await page.keyboard.press("ArrowLeft");
+    await until("the command again", async () => (await screen(page)).includes("alert(2)"));
+    check((await page.locator(".replay img, .replay script").count()) === 0, "output became markup");
 
     await open("code");
     await page.getByLabel("Code of cell 1").fill(

@@ -1,10 +1,13 @@
 /** A person starts a workflow and an agent, watches them and cancels one. */
 
-import { ask, check, logIn, onStage, until } from "./stage.mjs";
+import { ask, check, logIn, onStage, pictures, until } from "./stage.mjs";
 import { inspect, open, settled } from "./inspection.mjs";
 
 // Without quotes: the scripted model writes it into JSON as it is.
-const HOSTILE = "<img src=x onerror=alert(1)></textarea><script>alert(2)</script>";
+const TEXT =
+  pictures === undefined
+    ? "<img src=x onerror=alert(1)></textarea><script>alert(2)</script>"
+    : "The harbour opens at six.";
 
 await onStage(async (page) => {
   await logIn(page);
@@ -28,7 +31,7 @@ await onStage(async (page) => {
   await page.getByLabel("Input, as JSON").fill("{");
   await page.getByRole("button", { name: "Start" }).click();
   await page.getByText("not valid JSON").waitFor();
-  await page.getByLabel("Input, as JSON").fill(JSON.stringify({ text: HOSTILE }));
+  await page.getByLabel("Input, as JSON").fill(JSON.stringify({ text: TEXT }));
   await page.getByRole("button", { name: "Start" }).click();
   await page.locator(".heading .badge", { hasText: "completed" }).waitFor();
   await until("every step", async () => (await page.locator(".node.completed").count()) === 4);
@@ -41,7 +44,7 @@ await onStage(async (page) => {
   // ---- the transcript of a step
   await row.getByRole("link", { name: "writer" }).click();
   await page.getByRole("heading", { name: "writer" }).waitFor();
-  await page.locator(".message.user pre", { hasText: "onerror" }).waitFor();
+  await page.locator(".message.user pre", { hasText: TEXT }).waitFor();
   await page.locator("summary", { hasText: "sandbox_exec" }).click();
   await page.locator(".message.tool pre", { hasText: "note.txt" }).first().waitFor();
   await page.getByRole("region", { name: "Cost by model" }).getByText("scripted").waitFor();

@@ -176,9 +176,52 @@ await onStage(async (page, context) => {
   await accessible(page, "code");
   await picture(page, "code");
 
+  // ---- replay
+  await ask("POST", `/v1/sessions/${id}/exec`, {
+    cmd: ["printf", "\\033[32mpassed\\033[0m test_one\\n\\033[31mfailed\\033[0m test_two\\n"],
+  });
+  await tab(page, "Replay");
+  const replay = page.getByRole("region", { name: "Replay" });
+  const position = page.getByRole("status").filter({ hasText: "commands" });
+  await position.getByText(/^0 of \d+ commands$/).waitFor();
+  const all = Number((await position.textContent()).split(" ")[2]);
+  const cards = page.locator(".replay article");
+  await page.keyboard.press("ArrowRight");
+  await until("the terminal", async () => (await screen(page)).includes("left-here-still"));
+  await page.keyboard.press("ArrowRight");
+  await cards.nth(1).getByText("to-see", { exact: true }).waitFor();
+  await cards.nth(1).getByText(/^exit 3, /).waitFor();
+  await cards.nth(0).locator("pre", { hasText: "left-here-still" }).waitFor();
+  await page.keyboard.press("ArrowRight");
+  await cards.nth(2).getByText(/ended by TIMEOUT/).waitFor();
+  await page.evaluate(() => scrollTo(0, 0));
+  await picture(page, "replay");
+  for (let left = 3; left > 0; left -= 1) {
+    await page.keyboard.press("ArrowLeft");
+  }
+  check((await cards.count()) === 0, "the last command is not hidden");
+  await page.getByLabel("Speed").selectOption("instant");
+  await replay.getByRole("button", { name: "Play" }).click();
+  await position.getByText(`${all} of ${all} commands`).waitFor();
+  await replay.getByRole("button", { name: "Play" }).waitFor();
+  check((await cards.count()) === all, "commands are missing");
+  await until("colours", async () => /passed test_one\nfailed test_two/.test(await screen(page)));
+  await accessible(page, "replay");
+
+  // ---- at its pace: it can be paused while a command runs
+  await page.getByLabel("Speed").selectOption("1×");
+  await page.locator("main").focus();
+  await page.keyboard.press("Home");
+  await page.keyboard.press("Space");
+  await replay.getByRole("button", { name: "Pause" }).waitFor();
+  await until("the first command", async () => (await cards.count()) === 1);
+  await page.keyboard.press("Space");
+  await replay.getByRole("button", { name: "Play" }).waitFor();
+  check(!/^exit/.test(await cards.locator(".end").textContent()), "a terminal of minutes is over");
+
   // ---- phone and dark
   await page.emulateMedia({ colorScheme: "dark" });
-  for (const name of ["Terminal", "Files", "Commands", "Resources", "Network", "Ports", "Code"]) {
+  for (const name of ["Terminal", "Files", "Commands", "Resources", "Network", "Ports", "Code", "Replay"]) {
     await tab(page, name);
     await page.waitForTimeout(500);
     await accessible(page, `${name} in the dark`);
@@ -206,6 +249,18 @@ await onStage(async (page, context) => {
   await page.getByRole("heading", { name: "Sessions" }).waitFor();
   await page.getByRole("link", { name: id }).waitFor({ state: "detached" });
   await second.getByRole("link", { name: id }).waitFor({ state: "detached" });
+
+  // ---- its past stays
+  await page.goto(`${url}/#/sessions/${id}`);
+  await page.getByText("This session does not exist, or has ended.").waitFor();
+  await page.getByText(/^0 of \d+ commands$/).waitFor();
+  await page.keyboard.press("End");
+  await until("its output", async () => {
+    const told = (await cards.allTextContents()).join("\n").replaceAll("\u00a0", " ");
+    return told.includes("failed test_two");
+  });
+  await cards.getByText("to-see", { exact: true }).waitFor();
+  await accessible(page, "an ended session");
 
   // ---- the end of the login is seen by the other tab too
   await page.getByRole("button", { name: "Log out" }).click();

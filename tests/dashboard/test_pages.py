@@ -29,7 +29,7 @@ def home():
 
 @pytest.fixture
 def daemon(tmp_path):
-    with served(tmp_path / "data", backend="local") as one:
+    with served(tmp_path / "data", backend="local", SANDKASTEN_RECORDING_ENABLED="true") as one:
         yield one
 
 

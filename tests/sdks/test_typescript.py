@@ -42,6 +42,7 @@ def daemon(tmp_path_factory):
             SANDKASTEN_AGENTS_DIRS=str(home / "agents"),
             SANDKASTEN_WORKFLOWS_DIRS=str(home / "workflows"),
             SANDKASTEN_MODELS_BASE_URL=model.base_url,
+            SANDKASTEN_RECORDING_ENABLED="true",
         ) as one,
     ):
         yield one

@@ -3,7 +3,7 @@
 import type { VNode } from "preact";
 
 const GOOD = ["ready", "running", "completed", "succeeded", "allowed", "ok", "valid", "active"];
-const BAD = ["failed", "lost", "killed", "refused", "error", "timed_out", "invalid", "revoked", "damaged"];
+const BAD = ["failed", "lost", "killed", "refused", "error", "timed_out", "invalid", "revoked", "damaged", "missing"];
 // The code of an error, such as UNAUTHORIZED.
 const CODE = /^[A-Z_]+$/;
 const WARN = ["paused", "creating", "stopping", "pending", "queued", "cancelled", "warning", "stopped", "expired", "in use"];

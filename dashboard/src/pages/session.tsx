@@ -2,7 +2,7 @@
 
 import type { ComponentType, VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import type { Session, SessionInfo } from "sandkasten";
+import { NotFound, type Session, type SessionInfo } from "sandkasten";
 import { Badge } from "../components/badge.js";
 import { Confirm } from "../components/dialog.js";
 import { Facts } from "../components/facts.js";
@@ -20,14 +20,19 @@ export interface TabProps {
   refresh: () => void;
 }
 
-interface Tab {
+/** The tab that an ended session has too. */
+export interface PastProps {
+  id: string;
+}
+
+interface Tab<Props> {
   /** The third part of the address. */
   name: string;
   title: string;
-  load: () => Promise<{ default: ComponentType<TabProps> }>;
+  load: () => Promise<{ default: ComponentType<Props> }>;
 }
 
-const TABS: readonly Tab[] = [
+const TABS: readonly Tab<TabProps>[] = [
   { name: "terminal", title: "Terminal", load: () => import("../session/terminal.js") },
   { name: "files", title: "Files", load: () => import("../session/file_browser.js") },
   { name: "commands", title: "Commands", load: () => import("../session/commands.js") },
@@ -36,6 +41,11 @@ const TABS: readonly Tab[] = [
   { name: "network", title: "Network", load: () => import("../session/network.js") },
   { name: "ports", title: "Ports", load: () => import("../session/port_links.js") },
 ];
+const REPLAY: Tab<PastProps> = {
+  name: "replay",
+  title: "Replay",
+  load: () => import("../session/replay.js"),
+};
 
 export function SessionPage({ id, place }: { id: string; place: Place }): VNode {
   const found = usePolled((signal) => daemon().getSession(id, { signal }), 5000, id);
@@ -45,8 +55,10 @@ export function SessionPage({ id, place }: { id: string; place: Place }): VNode 
     setSession((one) => (one?.id === id ? one : found.value));
     document.title = `${id} · Sandkasten`;
   }, [found.value, id]);
-  const tab = TABS.find(({ name }) => name === place.parts[2]) ?? TABS[0];
-  const info = found.value?.known;
+  const ended = found.error instanceof NotFound;
+  const past = ended || place.parts[2] === REPLAY.name;
+  const tab = past ? undefined : (TABS.find(({ name }) => name === place.parts[2]) ?? TABS[0]);
+  const info = ended ? undefined : found.value?.known;
   return (
     <section class="session">
       <div class="heading">
@@ -54,27 +66,32 @@ export function SessionPage({ id, place }: { id: string; place: Place }): VNode 
         <span aria-hidden="true">/</span>
         <h1 class="mono">{id}</h1>
         {info !== undefined && <Badge state={info.status} />}
-        <div class="tools">
-          {info !== undefined && (
+        {info !== undefined && (
+          <div class="tools">
             <Pause info={info} session={found.value} refresh={found.refresh} />
-          )}
-          <Confirm
-            label="Kill"
-            about={id}
-            question="Everything in this session is lost, except a named workspace."
-            act={async () => (await daemon().getSession(id)).destroy()}
-            done={() => go(["sessions"])}
-          />
-        </div>
+            <Confirm
+              label="Kill"
+              about={id}
+              question="Everything in this session is lost, except a named workspace."
+              act={async () => (await daemon().getSession(id)).destroy()}
+              done={() => go(["sessions"])}
+            />
+          </div>
+        )}
       </div>
-      {found.error !== undefined && <Failure error={found.error} />}
+      {found.error !== undefined && !ended && <Failure error={found.error} />}
+      {ended && (
+        <p class="why">
+          This session does not exist, or has ended. The replay has what the daemon remembers of it.
+        </p>
+      )}
       {info !== undefined && <About info={info} />}
       <nav class="tabs" aria-label="Parts of the session">
-        {TABS.map(({ name, title }) => (
+        {[...(ended ? [] : TABS), REPLAY].map(({ name, title }) => (
           <a
             key={name}
             href={address(["sessions", id, name])}
-            {...(name === tab?.name ? { "aria-current": "page" as const } : {})}
+            {...(name === (tab ?? REPLAY).name ? { "aria-current": "page" as const } : {})}
           >
             {title}
           </a>
@@ -84,12 +101,10 @@ export function SessionPage({ id, place }: { id: string; place: Place }): VNode 
         <LoadedTab
           key={`${id} ${tab.name}`}
           tab={tab}
-          session={session}
-          info={info}
-          place={place}
-          refresh={found.refresh}
+          given={{ session, info, place, refresh: found.refresh }}
         />
       )}
+      {past && <LoadedTab key={`${id} replay`} tab={REPLAY} given={{ id }} />}
     </section>
   );
 }
@@ -139,8 +154,13 @@ function Pause({ info, session, refresh }: PauseProps): VNode {
   );
 }
 
-function LoadedTab({ tab, ...props }: TabProps & { tab: Tab }): VNode {
-  const [Shown, setShown] = useState<ComponentType<TabProps>>();
+interface LoadedProps<Props> {
+  tab: Tab<Props>;
+  given: Props;
+}
+
+function LoadedTab<Props extends object>({ tab, given }: LoadedProps<Props>): VNode {
+  const [Shown, setShown] = useState<ComponentType<Props>>();
   const [error, setError] = useState<unknown>();
   useEffect(() => {
     tab.load().then((module) => setShown(() => module.default), setError);
@@ -148,5 +168,5 @@ function LoadedTab({ tab, ...props }: TabProps & { tab: Tab }): VNode {
   if (error !== undefined) {
     return <Failure error={error} />;
   }
-  return Shown === undefined ? <div aria-busy="true" /> : <Shown {...props} />;
+  return Shown === undefined ? <div aria-busy="true" /> : <Shown {...given} />;
 }

@@ -1,7 +1,7 @@
 /** The daemon itself: whether it can create sandboxes, what the tenant uses, and its settings. */
 
 import type { VNode } from "preact";
-import type { Ready, Setting, Usage } from "sandkasten";
+import type { Doctor as DoctorReport, Ready, Setting, TierLine, Usage } from "sandkasten";
 import { Badge } from "../components/badge.js";
 import type { Column } from "../components/data_table.js";
 import { Facts } from "../components/facts.js";
@@ -36,12 +36,13 @@ export default function System({ identity }: PageProps): VNode {
           ["Scopes", identity.scopes.join(", ")],
         ]}
       />
-      <Doctor ready={ready} />
+      <Readiness ready={ready} />
       {mayUse(identity, "sessions") && <Used />}
+      {mayUse(identity, "admin") && <Doctor />}
       {mayUse(identity, "admin") ? (
         <Settings />
       ) : (
-        <p class="hint">The settings are shown to keys with the scope admin.</p>
+        <p class="hint">The machine and the settings are shown to keys with the scope admin.</p>
       )}
     </>
   );
@@ -54,7 +55,7 @@ function stateOf({ value, error }: Polled<Ready>): string {
   return value === undefined ? "unknown" : value.degraded.length > 0 ? "warning" : value.status;
 }
 
-function Doctor({ ready }: { ready: Polled<Ready> }): VNode {
+function Readiness({ ready }: { ready: Polled<Ready> }): VNode {
   const { value, error } = ready;
   if (error !== undefined) {
     return <Failure error={error} />;
@@ -69,14 +70,92 @@ function Doctor({ ready }: { ready: Polled<Ready> }): VNode {
           {hint !== "" && <p class="hint">{hint}</p>}
         </div>
       ))}
-      {value?.degraded.length === 0 && (
-        <p class="hint">
-          The backend can create sandboxes. <code>sandkasten doctor</code> on the host checks
-          everything it needs.
-        </p>
-      )}
+      {value?.degraded.length === 0 && <p class="hint">The backend can create sandboxes.</p>}
     </>
   );
+}
+
+/** What `sandkasten doctor` prints on the machine of the daemon. */
+function Doctor(): VNode {
+  const { value, error, refresh } = usePolled((signal) => daemon().doctor({ signal }), 0);
+  return (
+    <section class="card later" aria-busy={value === undefined && error === undefined}>
+      <div class="heading">
+        <h2>Doctor</h2>
+        {value !== undefined && <Badge state={value.ready ? "ready" : "error"} />}
+        <div class="tools">
+          <button type="button" onClick={refresh}>
+            Check again
+          </button>
+        </div>
+      </div>
+      {error !== undefined && <Failure error={error} />}
+      {value !== undefined && <Findings found={value} />}
+    </section>
+  );
+}
+
+function Findings({ found }: { found: DoctorReport }): VNode {
+  return (
+    <>
+      {!found.ready && (
+        <div class="failure">
+          <p>{found.reason}</p>
+          {found.remedy !== "" && <p class="hint">{found.remedy}</p>}
+        </div>
+      )}
+      <ul class="plain checks" aria-label="Requirements of the machine">
+        {found.requirements.map((line) => (
+          <Check
+            key={line.name}
+            state={line.ok ? "ok" : line.required ? "missing" : "warning"}
+            text={`${line.name}: ${line.state}`}
+            remedy={line.ok ? "" : line.remedy}
+          />
+        ))}
+        {found.unenforced.map(({ limit, reason, remedy }) => (
+          <Check
+            key={`limit ${limit}`}
+            state="warning"
+            text={`limit ${limit} is not enforced: ${reason}`}
+            remedy={remedy}
+          />
+        ))}
+      </ul>
+      <h3>Kinds of sandboxes</h3>
+      <ul class="plain checks" aria-label="Kinds of sandboxes">
+        {found.tiers.map((tier) => (
+          <Check key={tier.name} {...tierCheck(tier)} />
+        ))}
+      </ul>
+    </>
+  );
+}
+
+interface CheckProps {
+  state: string;
+  text: string;
+  remedy: string;
+}
+
+function Check({ state, text, remedy }: CheckProps): VNode {
+  return (
+    <li>
+      <Badge state={state} /> {text}
+      {remedy !== "" && <p class="hint under">{remedy}</p>}
+    </li>
+  );
+}
+
+function tierCheck(tier: TierLine): CheckProps {
+  const name = tier.default ? `${tier.name} (default)` : tier.name;
+  return tier.ready
+    ? { state: "ready", text: tier.image === "" ? name : `${name}: image ${tier.image}`, remedy: "" }
+    : {
+        state: tier.default ? "missing" : "not ready",
+        text: `${name}: ${tier.reason}`,
+        remedy: tier.remedy,
+      };
 }
 
 function Used(): VNode | null {

@@ -180,7 +180,7 @@ function Fact({ name, value }: { name: string; value: string }): VNode {
   );
 }
 
-function ending({ exitCode, signal, status }: ExecPast): string {
+export function ending({ exitCode, signal, status }: ExecPast): string {
   if (exitCode !== null) {
     return String(exitCode);
   }

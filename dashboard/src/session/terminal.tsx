@@ -4,23 +4,19 @@
  * The id of the terminal is in the address, so a reload returns to it.
  */
 
-import "@xterm/xterm/css/xterm.css";
 import { FitAddon } from "@xterm/addon-fit";
-import { Terminal as Screen } from "@xterm/xterm";
 import type { VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { NotFound, type Session, type Terminal } from "sandkasten";
 import { Failure } from "../components/failure.js";
 import type { TabProps } from "../pages/session.js";
 import { replacePlace } from "../router.js";
-import { useAllowedStyles } from "./screen_styles.js";
+import { harmlessScreen, type Screen } from "./screen.js";
 
 // How long a terminal waits for its page.
 const KEEP_S = 24 * 3600;
 // Old output has questions to the terminal in it, which were answered long ago.
 const REPLAY_MS = 300;
-// OSC codes: a link, the clipboard, a notification.
-const WITHOUT_EFFECT = [8, 9, 52, 777, 1337];
 
 export default function TerminalTab({ session, place, info }: TabProps): VNode {
   const frame = useRef<HTMLDivElement>(null);
@@ -66,19 +62,7 @@ class Attached {
     private readonly say: (state: string) => void,
     private readonly fail: (error: unknown) => void,
   ) {
-    useAllowedStyles();
-    this.screen = new Screen({
-      cursorBlink: true,
-      fontFamily: 'ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace',
-      fontSize: 14,
-      scrollback: 5000,
-      screenReaderMode: true,
-      theme: { background: "#16181d", foreground: "#e6e6e6", cursor: "#f0a35e" },
-      linkHandler: { activate: () => undefined, allowNonHttpProtocols: false },
-    });
-    for (const code of WITHOUT_EFFECT) {
-      this.screen.parser.registerOscHandler(code, () => true);
-    }
+    this.screen = harmlessScreen({ cursorBlink: true });
     this.screen.loadAddon(this.fit);
     this.screen.open(frame);
     this.screen.onData((data) => this.send(data));

@@ -9,6 +9,7 @@ import type {
   AuditEntry,
   AuditVerification,
   CreateBody,
+  Doctor,
   Identity,
   Login,
   Ready,
@@ -22,11 +23,14 @@ import type {
   Workspace,
 } from "./generated/schema.js";
 import { decoded, decodedList, encoded, inputFields, toBase64 } from "./json.js";
+import { SessionReplay } from "./replay.js";
 import { Session } from "./session.js";
 import { Images, Keys, Secrets, StoredFiles, Workspaces } from "./stores.js";
 
 // A sandbox, and an image that must be fetched for it first.
 const CREATE_MS = 1_800_000;
+// A backend that hangs is given up after a minute.
+const DOCTOR_MS = 120_000;
 
 /** Options of a session: everything that the route takes, in camelCase. */
 export interface SessionOptions extends CallOptions, CreateBody {}
@@ -120,6 +124,11 @@ export class SandboxClient extends Agents implements AsyncDisposable {
     const session = new Session(this.connection, decoded("SessionInfo", answer));
     session.detach();
     return session;
+  }
+
+  /** Return the past of a session of this tenant, also of one that has ended. Sends nothing yet. */
+  replay(id: string): SessionReplay {
+    return new SessionReplay(this.connection, id);
   }
 
   /** Return every session, oldest first. */
@@ -220,6 +229,12 @@ export class SandboxClient extends Agents implements AsyncDisposable {
   /** Return whether it can create sandboxes, and what it lacks; BackendUnavailable if not. */
   async ready(options: CallOptions = {}): Promise<Ready> {
     return decoded("Ready", await this.fetched("/readyz", options));
+  }
+
+  /** Return what the machine of the daemon has and lacks; requires a key with the scope admin. */
+  async doctor(options: CallOptions = {}): Promise<Doctor> {
+    const more = { repeatable: true, answerMs: DOCTOR_MS };
+    return decoded("Doctor", await this.ordered("GET", "/v1/doctor", more, options));
   }
 
   /** Return name, value and origin of each setting. */

@@ -4,6 +4,7 @@ export { SandboxClient } from "./client.js";
 export type { AuditOptions, ListOptions, OneShotOptions, SessionOptions } from "./client.js";
 export { Session } from "./session.js";
 export type { SessionRunOptions } from "./session.js";
+export { SessionReplay } from "./replay.js";
 export { CommandFailed, ExecResult, ExecStream, Process } from "./commands.js";
 export type {
   CallOptions,

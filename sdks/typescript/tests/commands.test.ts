@@ -256,6 +256,36 @@ test("a stream goes on after a lost connection, and nothing comes twice", async 
   }
 });
 
+test("the past of a session is read, also after its end", async () => {
+  const other = await daemon.createSession();
+  await other.exec("echo first; exit 3");
+  await other.exec(["printf", "é"]);
+  for (const ended of [false, true]) {
+    const replay = daemon.replay(other.id);
+    const commands = await replay.commands();
+    assert.deepEqual(commands.map(({ exitCode }) => exitCode), [3, 0]);
+    assert.deepEqual((await replay.commands({ limit: 1 })).map(({ exitCode }) => exitCode), [0]);
+    const last = commands[1]?.execId ?? "";
+    assert.ok((await replay.recordings()).some(({ execId }) => execId === last));
+    const [head, event] = (await replay.recording(last)).split("\n").map((one) => one && JSON.parse(one));
+    assert.deepEqual([head.version, event.slice(1)], [2, ["o", "é"]]);
+    await assert.rejects(replay.recording("exe_0000000000000000"), sandkasten.FileNotFound);
+    if (ended) {
+      await assert.rejects(replay.output(last), sandkasten.NotFound);
+    } else {
+      assert.equal((await replay.output(last)).map(({ text }) => text).join(""), "é");
+      await other.destroy();
+    }
+  }
+  await assert.rejects(daemon.replay("sbx_0000000000000000").commands(), sandkasten.SessionNotFound);
+});
+
+test("the machine of the daemon is examined", async () => {
+  const found = await daemon.doctor();
+  assert.equal(found.ready, true);
+  assert.equal(found.tiers[0]?.default, true);
+});
+
 test("a command in the background is followed, fed, signalled and awaited", async () => {
   const one = await session.start(["cat"], { keepStdinOpen: true });
   assert.equal((await one.poll()).running, true);
