@@ -85,7 +85,7 @@ class Logins:
         return Login(cookie, proof, LOGIN_S)
 
     def end(self, login: bytes | None) -> None:
-        """Log out. Quiet if there is no such login."""
+        """End a login. An unknown one is ignored."""
         if login is not None:
             self._rows.pop(login, None)
 
