@@ -93,7 +93,7 @@ demo-agents: setup  ## example agents and a workflow with a scripted model, offl
 check: dev packages-check  ## lint, types and the tests that need no container engine: 3 minutes
 	@scripts/test.sh check
 
-test:  ## everything, on every backend; long tests in small sizes: 15 minutes
+test:  ## everything, on every backend; long tests in small sizes: 12 minutes
 	@$(MAKE) --no-print-directory --jobs=4 ready
 	@scripts/test.sh all
 

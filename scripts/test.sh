@@ -99,6 +99,8 @@ rust() {
         export SANDKASTEN_DEPTH=500 SANDKASTEN_WIDE=1000 SANDKASTEN_FUZZ=1000 \
             SANDKASTEN_FUZZ_FRAMES=2000
     fi
+    # Nothing is compiled twice here, so what a next time would need is not written.
+    export CARGO_INCREMENTAL=0
     nice -n 5 scripts/cargo.sh test --quiet --no-fail-fast || code=1
     return $code
 }
@@ -141,7 +143,7 @@ case ${1:-all} in
         begin collect collect "${quick[@]}"
         phase lint scripts/lint.sh format python
         finish collect
-        phase tests python -n "${WORKERS:-3}" -m "not slow" "${quick[@]}"
+        phase tests python -n "${WORKERS:-4}" -m "not slow" "${quick[@]}"
         ;;
     all)
         rm -rf build/platforms

@@ -51,6 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell without job control starts background jobs with SIGINT ignored.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # So does nohup with SIGHUP, which ends terminals in tests.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # Tests must not use the daemon of the person who runs them.
     for name in ("SANDKASTEN_URL", "SANDKASTEN_API_KEY"):
         os.environ.pop(name, None)

@@ -147,6 +147,8 @@ _PLACE = Part(("port",), (*_LARGE, "after_destroy", "twice", "two_tasks", "concu
 _COMMANDS = Part(("port", "commands"), _LARGE)
 _CLOSED = ("posture", "network", "kernel_surface")
 _POSTURE = Part(("posture",), ("every_way",))
+# How a shell is started does not depend on the place of the workspace.
+_PLACE_POSTURE = Part(("posture",), ("every_way", "shell_is_equally"))
 # What a damaged file does is decided by code that `local` and docker/volume have.
 _DAMAGED = ("damaged",)
 PARTS: dict[tuple[Suite, str], Part] = {
@@ -160,21 +162,22 @@ PARTS: dict[tuple[Suite, str], Part] = {
     ("security", "local/dev"): Part(_CLOSED, ("every_way",)),
     ("contract", "local/busybox"): Part((*_ENTRY.files, "shells"), _LARGE),
     ("security", "local/busybox"): _POSTURE,
-    ("contract", "docker/volume"): Part((), _LARGE),
+    ("contract", "docker/volume"): Part((), (*_LARGE, "page_ends")),
     # Paths, archives, output and shells are the runner's work, which is attacked on `local`.
     ("security", "docker/volume"): Part(
-        (*_CLOSED, "lifecycle", "resources"), ("neighbour", "of_many_processes", "buffers")
+        (*_CLOSED, "lifecycle", "resources"),
+        ("neighbour", "of_many_processes", "buffers", "fork_bomb"),
     ),
     ("contract", "docker/bind"): _PLACE,
-    ("security", "docker/bind"): _POSTURE,
+    ("security", "docker/bind"): _PLACE_POSTURE,
     ("contract", "docker/shared"): _PLACE,
-    ("security", "docker/shared"): _POSTURE,
+    ("security", "docker/shared"): _PLACE_POSTURE,
     ("contract", "docker/inside"): _PLACE,
-    ("security", "docker/inside"): _POSTURE,
+    ("security", "docker/inside"): _PLACE_POSTURE,
     ("contract", "docker/remote"): _PLACE,
-    ("security", "docker/remote"): _POSTURE,
+    ("security", "docker/remote"): _PLACE_POSTURE,
     ("contract", "docker/busybox"): _PLACE,
-    ("security", "docker/busybox"): _POSTURE,
+    ("security", "docker/busybox"): _PLACE_POSTURE,
     ("contract", "user local"): _COMMANDS,
     ("security", "user local"): _POSTURE,
     ("contract", "user local/debian"): _PLACE,

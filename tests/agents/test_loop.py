@@ -148,6 +148,7 @@ async def _until(seen) -> None:
 
 
 @pytest.mark.promise("P67")
+@pytest.mark.slow
 async def test_the_deadline_ends_a_command_too(tools):
     slow = agent(f"{CODE}\ntimeout_seconds: 2.5")
     script = [Answer(calls=[Call("sandbox_exec", {"command": "sleep 1000"})])]

@@ -137,7 +137,7 @@ def test_no_request_generated_from_the_openapi_document_breaks_the_daemon(
     seen: Counter[int] = Counter()
     failures: list[str] = []
     # What generates requests is built for each operation, which costs more than the requests.
-    for operation in OPERATIONS if full_size else OPERATIONS[::3]:
+    for operation in OPERATIONS if full_size else OPERATIONS[::6]:
         kinds = [_strategy(operation, mode) for mode in GenerationMode]
 
         @hypothesis.seed(1)
@@ -159,8 +159,8 @@ def test_no_request_generated_from_the_openapi_document_breaks_the_daemon(
         if len(failures) > 20:
             break
     assert failures == []
-    assert sum(seen.values()) > (100_000 if full_size else 80)
-    assert seen[200] > (20 if full_size else 5)
+    assert sum(seen.values()) > (100_000 if full_size else 40)
+    assert seen[200] > (20 if full_size else 2)
     assert {400, 404, *((422,) if full_size else ())} <= set(seen)
 
 

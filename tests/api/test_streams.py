@@ -162,6 +162,7 @@ async def test_disconnecting_a_reader_does_not_stop_the_command(daemon, box):
 
 
 @pytest.mark.promise("P38")
+@pytest.mark.slow
 async def test_abandoned_streams_leak_nothing(daemon, box, full_size):
     count = 1000 if full_size else 200
     eid = await daemon.ask("POST", f"{box}/exec", {"cmd": ["sleep", "60"], "background": True})

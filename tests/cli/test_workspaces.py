@@ -112,6 +112,7 @@ def test_a_damaged_workspace_is_listed_with_its_problem(cli: Cli, on_disk: Path)
     assert cli("workspace", "rm", "w").status == 0
 
 
+@pytest.mark.slow
 def test_a_run_and_a_sandbox_use_the_named_workspace(cli: Cli):
     ran = cli("run", "--workspace", "w", "-c", "open('made', 'w').write('yes')")
     assert (ran.status, ran.err) == (0, "")

@@ -277,6 +277,7 @@ async def through(daemon: DaemonProcess, environ, *words: str) -> str:
 
 
 @pytest.mark.promise("P42")
+@pytest.mark.long(reason="`make test` has a wheel without any extra")
 async def test_a_daemon_without_the_agent_libraries_serves_everything_else(tmp_path):
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "jsonschema.py").write_text(

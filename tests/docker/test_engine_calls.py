@@ -123,6 +123,7 @@ async def test_volumes_of_a_container_removed_by_another_program_are_still_found
 
 
 @pytest.mark.promise("P59")
+@pytest.mark.long(reason="`make test` loads an image into each new engine")
 async def test_an_image_removed_from_the_engine_is_loaded_again(
     engine: Reached, tmp_path: Path, calls: list[str]
 ):

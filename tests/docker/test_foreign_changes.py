@@ -144,6 +144,7 @@ async def test_a_container_paused_by_another_program_is_reported_and_continues_l
 
 
 @pytest.mark.promise("P59")
+@pytest.mark.long(reason="`make test` has other changes by another program")
 async def test_a_removed_or_damaged_runner_volume_is_restored(engine, data):
     async with opened(data, engine) as sand:
 

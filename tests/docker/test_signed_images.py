@@ -36,6 +36,7 @@ def push(running: Running, made: registries.Made) -> None:
     registries.push(running.base, "team/app", "1", made)
 
 
+@pytest.mark.long(reason="`make test` has it for our own store")
 async def test_an_image_of_the_engine_is_not_used_and_a_signed_one_of_a_registry_is(
     engine: Reached, data: Path, registry: Running, tmp_path: Path
 ):

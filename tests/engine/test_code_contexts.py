@@ -172,6 +172,7 @@ async def test_another_process_finds_the_contexts_again(run, engine, box):
     assert (await another.run(box, CodeRequest("found"))).text == "'again'"
 
 
+@pytest.mark.slow
 async def test_a_context_of_its_own_is_created_interrupted_restarted_and_removed(engine, box, run):
     code = engine.code
     made = await code.create(box, ContextRequest(cwd="/tmp", env={"OWN": "1"}))

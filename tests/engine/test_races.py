@@ -21,7 +21,7 @@ from tests.store.memory_store import MemoryJournal
 pytestmark = pytest.mark.anyio
 
 
-RACES = 10_000 if os.environ.get("SANDKASTEN_LONG") == "1" else 200
+RACES = 10_000 if os.environ.get("SANDKASTEN_LONG") == "1" else 80
 
 
 @pytest.mark.promise("P16")
@@ -46,6 +46,7 @@ async def lease(engine, the_id: str, idle_s: float) -> None:
 
 
 @pytest.mark.promise("P30")
+@pytest.mark.slow
 async def test_a_command_at_the_end_of_the_lease_runs_completely_or_not_at_all():
     """`RACES` times a command arrives at about the end of the idle time."""
     world = World(journal=MemoryJournal())

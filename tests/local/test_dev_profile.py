@@ -74,6 +74,7 @@ def test_a_package_is_installed_from_a_file(box, package):
 
 
 @pytest.mark.promise("P08")
+@pytest.mark.long(reason="it builds a Debian mirror")
 def test_a_package_is_installed_from_a_mirror_in_the_workspace(box, package, tmp_path):
     (tmp_path / "tiny.deb").write_bytes(package)
     index = subprocess.run(

@@ -390,6 +390,7 @@ def test_an_ordinary_user_has_secrets_too(api, certificates):
     assert done.stdout.startswith("hello"), done.stderr
 
 
+@pytest.mark.long(reason="`make test` uses HTTP and the SDK")
 def test_the_command_line_stores_lists_and_uses_secrets(api, certificates, tmp_path):
     env = {
         "PATH": os.environ["PATH"],

@@ -33,6 +33,7 @@ def embedded(monkeypatch, folder, data_dir) -> Path:
     return data_dir
 
 
+@pytest.mark.long(reason="`make test` uses HTTP and the command line")
 def test_the_sdk_runs_code_and_creates_sandboxes_with_packages(embedded):
     result = sandkasten.run(CODE, pip_packages=["delta"], data_dir=embedded)
     assert (result.ok, result.stdout) == (True, "4.0\n")

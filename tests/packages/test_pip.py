@@ -110,6 +110,7 @@ for attempt in (
 
 
 @pytest.mark.promise("P55")
+@pytest.mark.long(reason="`make test` has concurrent requests for the package store")
 async def test_concurrent_requests_fetch_the_same_packages_once(opened, folder, data_dir):
     with serving(folder) as index:
         settings = {"index_url": f"{index.url}/simple"}
@@ -229,6 +230,7 @@ async def test_a_cancelled_request_leaves_nothing_running_and_the_next_one_succe
             assert await said(engine, code, "beta>=1") == "2.0"
 
 
+@pytest.mark.long(reason="`make test` has one that is cut off and one that is cancelled")
 async def test_a_slow_installation_is_ended_and_reported(opened, folder, data_dir):
     with serving(folder) as index:
         index.stall = threading.Event()

@@ -128,6 +128,7 @@ async def test_a_source_that_cannot_be_built_is_named_with_the_reason(
         assert failed.value.hint
 
 
+@pytest.mark.long(reason="`make test` has it for npm")
 async def test_an_archive_that_does_not_match_its_digest_is_refused(opened, folder, tmp_path):
     with serving(folder) as index:
         source(folder, "gamma", tmp_path)

@@ -17,13 +17,16 @@ ROOT = Path(__file__).resolve().parents[2]
 # tests/examples/test_pages.py runs the README, tests/integrations the guides of frameworks.
 DOCUMENTS = sorted({*(ROOT / "docs").rglob("*.md")} - {one.page for one in FRAMEWORKS})
 FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-# Each of these starts a daemon as well.
-REPEATED = pytest.mark.long(reason="`make test` runs the first snippet of the guide")
+# Each of these starts a daemon as well, or installs something.
+COSTLY = pytest.mark.long(reason="`make test` runs the snippets of other guides")
+INSTALLS = ("building-images.md", "genkit.md", "packages.md")
 SNIPPETS = [
     pytest.param(
         code,
         id=f"{path.relative_to(ROOT)}-{number}",
-        marks=[REPEATED] if path.name == "daemon-client.md" and number > 1 else [],
+        marks=[COSTLY]
+        if path.name in INSTALLS or (path.name == "daemon-client.md" and number > 1)
+        else [],
     )
     for path in DOCUMENTS
     if path.parent.name != "reference"

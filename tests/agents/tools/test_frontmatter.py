@@ -132,6 +132,7 @@ async def test_hostname_is_the_name_inside_the_sandbox(busybox):
     assert answer["stdout"] == "builder\n"
 
 
+@pytest.mark.long(reason="`make test` has it in tests/packages")
 async def test_packages_are_available_without_a_network(tmp_path):
     wheels.wheel(tmp_path / "w", "greeting", "1.5")
     script = "import greeting, socket; print(greeting.VERSION, len(socket.if_nameindex()))"

@@ -155,6 +155,7 @@ def domain(tmp_path):
         yield daemon, port
 
 
+@pytest.mark.long(reason="`make test` has it for the client of E2B")
 async def test_a_domain_is_served_with_a_certificate_of_the_daemons_own_authority(domain, tmp_path):
     daemon, port = domain
     async with AsyncSandbox(**daemon.where) as box:
