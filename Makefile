@@ -108,7 +108,7 @@ ready: dev $(VENV)/.docs packages-test debians
 debians: | packages-test
 	@PYTHONPATH=src:. $(PYTHON) -m tests.prepare debians
 
-bench: setup packages-bench $(VENV)/.bench  ## compare with docker, bwrap, runc and bare subprocesses (ARGS="--quick --check")
+bench: setup packages-bench $(VENV)/.bench  ## compare with peers and write docs/benchmarks: 10 minutes (ARGS="--quick --check")
 	@$(VENV)/bin/python -m benchmarks.run $(ARGS)
 
 lint: lint-python lint-rust  ## ruff, mypy, rustfmt, clippy
@@ -149,7 +149,7 @@ lock:  ## compile requirements/*.txt again (ARGS=--upgrade)
 	@scripts/lock.sh $(ARGS)
 
 clean:  ## remove everything that was built
-	@rm -rf $(VENV) build dist $(BIN) benchmarks/results runner/target \
+	@rm -rf $(VENV) build dist $(BIN) runner/target \
 		sdks/typescript/dist sdks/typescript/dist-tests sdks/typescript/node_modules \
 		examples/typescript/node_modules dashboard/node_modules
 	@find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

@@ -100,11 +100,11 @@ async def _run(
 ) -> None:
     async def ours() -> None:
         answer = await toolbox.call("sandbox_run", {"code": CODE}, _CONTEXT)
-        assert answer["stdout"] == "42\n", answer
+        assert answer["stdout"] == "2\n", answer
 
     async def direct() -> None:
         result = await engine.run(RunRequest(CODE.encode(), "python"))
-        assert result.stdout == b"42\n", result
+        assert result.stdout == b"2\n", result
 
     turns = {OURS: ours, ENGINE: direct}
     if (docker := peers.docker) is not None:

@@ -6,10 +6,10 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks import rows
 from benchmarks.peers import bwrap, ours
 
 if TYPE_CHECKING:
@@ -17,19 +17,12 @@ if TYPE_CHECKING:
 
     from benchmarks.peers import Peers
     from benchmarks.plan import Plan
+    from benchmarks.samples import Samples
 
 # Freed pages and finished helpers come back to the count within this time.
 _SETTLE_S = 1.5
-
-
-@dataclass(frozen=True, slots=True)
-class Idle:
-    peer: str
-    sessions: int
-    by_available: float
-    """Bytes a session by what the whole machine has left: everything counts, noise too."""
-    by_cgroup: float | None
-    """Bytes a session by the sandbox's own cgroup."""
+_BY_CGROUP = "idle session (cgroup)"
+MIB = 1 << 20
 
 
 def _available() -> int:
@@ -39,28 +32,26 @@ def _available() -> int:
     raise RuntimeError("/proc/meminfo has no MemAvailable")
 
 
-def idle(peers: Peers, plan: Plan) -> list[Idle]:
-    measured = [
-        _idle("sandkasten", plan.idle_sessions, ours.create, ours.destroy, ours.counted_memory)
-    ]
+def idle(samples: Samples, peers: Peers, plan: Plan) -> None:
+    counted = ours.counted_memory
+    _idle(samples, rows.OURS, plan.idle_sessions, ours.create, ours.destroy, counted)
     if peers.bwrap:
-        found = _idle("bwrap", plan.idle_sessions, bwrap.Box.create, bwrap.Box.destroy)
-        measured.append(found)
+        _idle(samples, "bwrap", plan.idle_sessions, bwrap.Box.create, bwrap.Box.destroy)
     if peers.runc is not None:
-        measured.append(_idle("runc", plan.idle_peers, peers.runc.create, peers.runc.destroy))
+        _idle(samples, "runc", plan.idle_peers, peers.runc.create, peers.runc.destroy)
     if peers.docker is not None:
-        found = _idle("docker", plan.idle_peers, peers.docker.create, peers.docker.destroy)
-        measured.append(found)
-    return measured
+        _idle(samples, "docker", plan.idle_peers, peers.docker.create, peers.docker.destroy)
 
 
 def _idle(
+    samples: Samples,
     peer: str,
     count: int,
     create: Callable[[], Any],
     destroy: Callable[[Any], None],
     counted: Callable[[Any], int | None] | None = None,
-) -> Idle:
+) -> None:
+    """Record MiB of a session: by what the whole machine has left, and by the session's cgroup."""
     destroy(create())  # what is loaded once and stays is not a session's
     time.sleep(_SETTLE_S)
     before = _available()
@@ -69,25 +60,27 @@ def _idle(
         for _ in range(count):
             sessions.append(create())  # noqa: PERF401  (what was made is destroyed on failure)
         time.sleep(_SETTLE_S)
-        taken = before - _available()
-        figures = [counted(s) for s in sessions] if counted else []
+        # Everything counts here, noise of the machine too.
+        samples.add(rows.IDLE, peer, (before - _available()) / count / MIB)
+        for session in sessions if counted else ():
+            assert counted is not None
+            if (memory := counted(session)) is not None:
+                samples.add(_BY_CGROUP, peer, memory / MIB)
     finally:
         for session in sessions:
             destroy(session)
-    known = [figure for figure in figures if figure is not None]
-    return Idle(peer, count, taken / count, sum(known) / len(known) if known else None)
 
 
-def growth_under_output(output_bytes: int) -> dict[str, int]:
-    """How much a fresh embedding process grows, at its peak, while a command writes so much."""
+def growth_under_output(samples: Samples, plan: Plan) -> None:
+    """Record how much a fresh embedding process grows at its peak while a command writes."""
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.footprint", str(output_bytes)],
+        [sys.executable, "-m", "benchmarks.footprint", str(plan.output_bytes)],
         check=True,
         capture_output=True,
         timeout=180,
     )
-    found: dict[str, int] = json.loads(done.stdout)
-    return found
+    for how, grown in json.loads(done.stdout).items():
+        samples.add(rows.GROWTH, f"{rows.OURS} {how}", grown / MIB)
 
 
 def _status(field: str) -> int:

@@ -30,7 +30,7 @@ def measure(samples: Samples, plan: Plan, scratch: Path) -> None:
     # for the same work, which would drown both peers.
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_mount() else scratch) as place:
-        for number in range(plan.file_rounds):
+        for number in range(plan.rounds // 2):
             _import(samples, archive, Path(place) / str(number), number)
     home = scratch / "images"
     Images(data_dir=home).import_archive(str(archive), name="bench")

@@ -16,6 +16,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from benchmarks import rows
 from sandkasten import Sandbox
 
 if TYPE_CHECKING:
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
     from benchmarks.plan import Plan
     from benchmarks.samples import Samples
 
-CONNECT = "connect through a network"
-DOWNLOAD = "download of 1 GB through a network"
+CONNECT, DOWNLOAD = rows.CONNECT, rows.DOWNLOAD
 CREATE = "create with a network"
 CLOSED = "no network"
 PEERS = ("pasta", "slirp4netns")
@@ -68,8 +68,7 @@ def missing(peer: str) -> str | None:
     return None if shutil.which(peer) else "not installed"
 
 
-def measure(samples: Samples, plan: Plan, scratch: Path) -> float | None:
-    """Add the samples; return the memory of a sandbox with a network, in bytes."""
+def measure(samples: Samples, plan: Plan, scratch: Path) -> None:
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(_server())
         data_dir = str(scratch / "network")
@@ -86,7 +85,7 @@ def measure(samples: Samples, plan: Plan, scratch: Path) -> float | None:
                 prefix, _SLIRP_HOST, port, size, count
             )
         deadline = time.monotonic() + plan.section_s
-        for _ in range(plan.file_rounds):
+        for _ in range(plan.rounds // 2):
             for name, run in ways.items():
                 for took in run(1, _CONNECTIONS):
                     samples.add(CONNECT, name, took)
@@ -95,9 +94,9 @@ def measure(samples: Samples, plan: Plan, scratch: Path) -> float | None:
                 samples.add(DOWNLOAD, name, took * 1e9 / plan.download_bytes)
             if time.monotonic() > deadline:
                 break
-        memory = box.stats().usage.memory_bytes
+        if (memory := box.stats().usage.memory_bytes) is not None:
+            samples.add(rows.NETWORKED, rows.OURS, memory / (1 << 20))
         _creates(samples, plan, port, data_dir)
-    return memory
 
 
 def _creates(samples: Samples, plan: Plan, port: int, data_dir: str) -> None:

@@ -7,17 +7,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    turns: int
+    """Of each contestant in a part of the comparison; slow ones take fewer."""
+    contestant_s: float
+    """What one contestant may take of a part of the comparison; it has two turns at least."""
+    comparison_s: float
+    """A part of the comparison ends after its current round when this has passed."""
+    file_rounds: tuple[tuple[str, int, int], ...]
+    """Label, bytes, and how often in a turn."""
+    rate_s: float
+    starts: int
+    """Of sandboxes that are staggered, and at once."""
     rounds: int
-    """Of create, exec, destroy and one-shot, each peer once a round."""
+    """Of operations in the other sections."""
     execs: int
     """In each live session."""
-    file_rounds: int
-    slice_s: float
-    """How long each peer is driven for one throughput figure."""
-    slices: int
     idle_sessions: int
     idle_peers: int
-    """Fewer of the slow peers: a figure per session needs no two hundred of them."""
+    """Fewer of the slow peers: a value per session needs no two hundred of them."""
     output_bytes: int
     engine_rounds: int
     """Of create, exec and destroy on docker, where each takes a tenth of a second and more."""
@@ -31,32 +38,38 @@ class Plan:
 
 
 FULL = Plan(
-    rounds=30,
-    execs=5,
-    file_rounds=10,
-    slice_s=2.0,
-    slices=2,
-    idle_sessions=200,
-    idle_peers=20,
-    output_bytes=1 << 30,
-    engine_rounds=12,
-    engine_file_rounds=5,
-    contained_rounds=200,
-    download_bytes=1_000_000_000,
-    section_s=75,
+    turns=30,
+    contestant_s=9.0,
+    comparison_s=100.0,
+    file_rounds=(("1 MB", 1_000_000, 5), ("50 MB", 50_000_000, 2)),
+    rate_s=2.0,
+    starts=16,
+    rounds=12,
+    execs=4,
+    idle_sessions=100,
+    idle_peers=8,
+    output_bytes=1 << 29,
+    engine_rounds=5,
+    engine_file_rounds=2,
+    contained_rounds=60,
+    download_bytes=500_000_000,
+    section_s=15,
 )
 QUICK = Plan(
-    rounds=8,
+    turns=6,
+    contestant_s=2.0,
+    comparison_s=30.0,
+    file_rounds=(("1 MB", 1_000_000, 3), ("50 MB", 50_000_000, 1)),
+    rate_s=0.7,
+    starts=6,
+    rounds=5,
     execs=3,
-    file_rounds=3,
-    slice_s=1.0,
-    slices=1,
-    idle_sessions=50,
-    idle_peers=5,
+    idle_sessions=40,
+    idle_peers=4,
     output_bytes=1 << 28,
-    engine_rounds=4,
+    engine_rounds=3,
     engine_file_rounds=2,
     contained_rounds=40,
     download_bytes=300_000_000,
-    section_s=20,
+    section_s=6,
 )

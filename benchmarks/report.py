@@ -1,140 +1,302 @@
-"""Turns measurements into a table for people and a document for programs. Pure."""
+"""Results as a table for a terminal, and as a page with plots. Pure but for `write`.
+
+`python -m benchmarks.report` writes the page and the plots of docs/benchmarks/results.json again.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from benchmarks.thresholds import (
-    ADDED,
-    FLAT_BYTES,
-    IDLE_BYTES,
-    MIB,
-    NETWORKED_BYTES,
-    OURS,
-    RATIOS,
-    WITHIN,
-    Verdict,
-    at_most,
-    judge,
-    judge_added,
-    judge_within,
-)
+from benchmarks import plot, results, rows
+from benchmarks.peers.contestants import NAMES, OPEN, OURS
+from benchmarks.rows import COMPARISON, Row, Verdict, amount, behind, by_operation, times
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benchmarks.footprint import Idle
-    from benchmarks.load import Rates
-    from benchmarks.samples import Samples
+    from benchmarks.results import Results
+    from benchmarks.samples import Summary
+
+PLACE: Final = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
+RESULTS: Final = "results.json"
+PAGE: Final = "README.md"
+NO_REASON: Final = "**no reason is known**"
+_MET: Final = {True: "met", False: "**missed**", None: "not measured"}
+_NOTE: Final = "<!-- made from results.json by benchmarks/report.py; do not edit -->"
+# More than this, for each processor, and absolute values mean little.
+_BUSY: Final = 0.5
+_HEAD: Final = """\
+# Benchmark results
+
+Sandkasten beside its peers, in one run of `make bench` on one machine.
+Each contestant has a process and an environment of its own.
+They take turns, so that other work of the machine meets all of them: read the ratios first.
+[What the rows mean](../reference/benchmarks.md), and [the same as JSON](results.json).
+"""
 
 
-@dataclass(slots=True)
-class Findings:
-    samples: Samples
-    rates: Rates = field(default_factory=dict)
-    idle: list[Idle] = field(default_factory=list)
-    networked: float | None = None
-    """Bytes of a sandbox with a network, by its cgroup."""
-    growth: dict[str, int] = field(default_factory=dict)
-    output_bytes: int = 0
-    absent: tuple[str, ...] = ()
-    seconds: float = 0.0
+def verdicts(found: Results) -> list[Verdict]:
+    return rows.verdicts(found.measured, set(found.parts))
 
 
-def verdicts(found: Findings) -> list[Verdict]:
-    ours = next((idle for idle in found.idle if idle.peer == OURS), None)
-    grown = max(found.growth.values()) if found.growth else None
-    return [
-        *(judge(ratio, found.samples) for ratio in RATIOS),
-        *(judge_added(added, found.samples) for added in ADDED),
-        *(judge_within(within, found.samples) for within in WITHIN),
-        at_most("an idle session <= 2 MB", ours.by_available if ours else None, IDLE_BYTES),
-        at_most("a sandbox with a network <= 4 MB", found.networked, NETWORKED_BYTES),
-        at_most(
-            f"embedding process flat under {found.output_bytes / 1e9:.1f} GB of output",
-            grown,
-            FLAT_BYTES,
-        ),
-    ]
+def write(found: Results, place: Path) -> None:
+    """Write the results and everything that is made of them."""
+    place.mkdir(parents=True, exist_ok=True)
+    (place / RESULTS).write_text(results.dumped(found, [asdict(one) for one in verdicts(found)]))
+    for name, content in rendered(found).items():
+        (place / name).write_text(content)
 
 
-def table(found: Findings) -> str:
-    rows = [("operation", "peer", "n", "p50 ms", "p95 ms", "of ours")]
-    for operation in found.samples.operations():
-        mine = found.samples.p50(operation, OURS)
-        for peer in sorted(found.samples.peers(operation), key=lambda p: (p != OURS, p)):
-            p50, p95 = found.samples.p50(operation, peer), found.samples.p95(operation, peer)
-            assert p50 is not None
-            assert p95 is not None
-            count = str(found.samples.count(operation, peer))
-            times = f"{p50 / mine:.2f} x" if mine else ""
-            rows.append((operation, peer, count, f"{p50:.2f}", f"{p95:.2f}", times))
-    for label, by_peer in found.rates.items():
-        mine = by_peer.get(OURS)
-        for peer, rate in by_peer.items():
-            times = f"{rate / mine:.3f} x" if mine else ""
-            rows.append((label, peer, "", f"{rate:.1f}/s", "", times))
-    for idle in found.idle:
-        counted = f"{idle.by_cgroup / MIB:.2f} MiB" if idle.by_cgroup is not None else ""
-        whole = f"{idle.by_available / MIB:.2f} MiB"
-        rows.append(
-            ("idle session (machine / cgroup)", idle.peer, str(idle.sessions), whole, counted, "")
-        )
-    if found.networked is not None:
-        memory = f"{found.networked / MIB:.2f} MiB"
-        rows.append(("a sandbox with a network (cgroup)", OURS, "1", memory, "", ""))
-    for how, grown in found.growth.items():
-        label = f"growth, {found.output_bytes / 1e9:.1f} GB of output"
-        rows.append((label, f"{OURS} {how}", "", f"{grown / MIB:.2f} MiB", "", ""))
-    return _aligned(rows)
-
-
-def judgement(found: Findings) -> str:
-    words = {True: "pass", False: "FAIL", None: "----"}
-    return _aligned([(words[v.ok], v.what, v.measured) for v in verdicts(found)])
-
-
-def document(found: Findings) -> dict[str, object]:
-    samples = found.samples
-    return {
-        "latency_ms": {
-            operation: {
-                peer: {
-                    "n": samples.count(operation, peer),
-                    "p50": samples.p50(operation, peer),
-                    "p95": samples.p95(operation, peer),
-                }
-                for peer in samples.peers(operation)
-            }
-            for operation in samples.operations()
-        },
-        "per_second": found.rates,
-        "idle_bytes": {
-            idle.peer: {
-                "sessions": idle.sessions,
-                "by_available": idle.by_available,
-                "by_cgroup": idle.by_cgroup,
-            }
-            for idle in found.idle
-        },
-        "networked_bytes": found.networked,
-        "growth_bytes": found.growth,
-        "output_bytes": found.output_bytes,
-        "absent_peers": list(found.absent),
-        "seconds": found.seconds,
-        "verdicts": [{"what": v.what, "measured": v.measured, "ok": v.ok} for v in verdicts(found)],
+def rendered(found: Results) -> dict[str, str]:
+    """Return the files beside the results, by name."""
+    drawn = {
+        f"{row.plot}.svg": _plot(row, found.measured[row.operation])
+        for row in COMPARISON
+        if row.operation in found.measured
     }
+    return {PAGE: page(found), **drawn}
 
 
-def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
-    """First columns to the left, figures to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    left = 3 if len(widths) == 3 else 2
+# ---- a terminal
+
+
+def text(found: Results) -> str:
+    lines = [("operation", "peer", "of ours", "p50", "p95", "p99", "n", "failed")]
+    for operation in _operations(found):
+        row, peers = by_operation(operation), found.measured[operation]
+        for peer in _ordered(peers):
+            one = peers[peer]
+            lines.append((operation, peer, _ratio(row, peers, peer), *_values(row, one)))
+    judged = [
+        (
+            {True: "met", False: "MISSED", None: "----"}[one.ok],
+            one.operation,
+            one.goal,
+            one.measured,
+        )
+        for one in verdicts(found)
+    ]
+    absent = [f"{name} did not take part: {one.absent}" for name, one in _absent(found)]
+    absent += _failed(found)
+    return "\n".join([_aligned(lines, 2), "", _aligned(judged, 4), *absent])
+
+
+def _aligned(lines: Sequence[tuple[str, ...]], left: int) -> str:
+    """First columns to the left, values to the right."""
+    if not lines:
+        return ""
+    widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
     return "\n".join(
         "  ".join(
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(width) if at < left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
-        for row in rows
+        for line in lines
     )
+
+
+# ---- a page
+
+
+def page(found: Results) -> str:
+    present = [row for row in COMPARISON if row.operation in found.measured]
+    parts = [_NOTE, "", _HEAD, *_conditions(found), "", *_matrix(found, present), ""]
+    parts += [*_goals(found), "", *_behind(found, present), "", *_entrants(found), ""]
+    parts += ["## Rows", ""]
+    for row in present:
+        parts += [*_section(row, found.measured[row.operation]), ""]
+    others = [name for name in _operations(found) if not by_operation(name).plot]
+    if others:
+        parts += [
+            "## Ours alone",
+            "",
+            "Each against the same work with nothing of ours in between.",
+            "",
+        ]
+        parts += ["| operation | peer | of ours | p50 | p95 | n |", "|---|---|---|---|---|---|"]
+        for operation in others:
+            row, peers = by_operation(operation), found.measured[operation]
+            for peer in _ordered(peers):
+                p50, p95, _, n, _ = _values(row, peers[peer])
+                parts.append(
+                    f"| {operation} | {peer} | {_ratio(row, peers, peer)} | {p50} | {p95} | {n} |"
+                )
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _conditions(found: Results) -> list[str]:
+    machine, parts = found.machine, list(found.parts.values())
+    if not parts:
+        return ["Nothing was measured yet."]
+    loads = [load for part in parts for load in (part.load_before, part.load_after)]
+    revisions = ", ".join(dict.fromkeys(part.revision for part in parts))
+    gigabytes = int(machine["memory_bytes"]) / 1e9
+    lines = [
+        f"- **Machine**: {machine['processors']} processors ({machine['processor']}), "
+        f"{gigabytes:.0f} GB, Linux {machine['kernel']}, Python {machine['python']}.",
+        f"- **When**: {parts[0].began_at[:10]}, revision {revisions}, "
+        f"{sum(part.seconds for part in parts):.0f} s.",
+        f"- **Load average**: {min(loads):.1f} to {max(loads):.1f}, the benchmark's own included.",
+    ]
+    if parts[0].load_before > _BUSY * int(machine["processors"]):
+        lines.append(
+            "- **The machine had other work** when the run began: absolute values are too high, "
+            "and ratios are less sure than on a quiet one."
+        )
+    if any(part.quick for part in parts):
+        lines.append("- **Small sizes** (`--quick`): fewer turns than a full run.")
+    lines += [f"- **Not measured**: {line}." for line in _failed(found)]
+    return lines
+
+
+def _matrix(found: Results, present: list[Row]) -> list[str]:
+    """Peers down, rows across: how many times ours."""
+    peers = [
+        name
+        for name in NAMES
+        if any(name in found.measured[row.operation] for row in present) and name not in OURS
+    ]
+    lines = ["## How many times as long as Sandkasten", ""]
+    lines.append("For commands per second: how many times fewer. Above 1, Sandkasten is ahead.")
+    lines.append("Those in italics have no isolation.")
+    lines.append("")
+    lines.append("| | " + " | ".join(row.operation for row in present) + " |")
+    lines.append("|---|" + "---|" * len(present))
+    for peer in peers:
+        cells = [_cell(row, found.measured[row.operation], peer) for row in present]
+        name = f"*{peer}*" if peer in OPEN else peer
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _cell(row: Row, peers: dict[str, Summary], peer: str) -> str:
+    if peer not in peers:
+        return "–"
+    return "failed" if peers[peer].p50 is None else _advantage(row, peers, peer)
+
+
+def _advantage(row: Row, peers: dict[str, Summary], peer: str) -> str:
+    """Return how far our lead is ahead; below 1 it is behind."""
+    lead = peers.get(row.lead)
+    theirs = peers[peer].p50
+    if lead is None or not lead.p50 or not theirs:
+        return ""
+    return times(lead.p50 / theirs if row.unit == "/s" else theirs / lead.p50)
+
+
+def _goals(found: Results) -> list[str]:
+    wanted = {row.operation for row in COMPARISON}
+    lines = ["## Goals", "", "| row | goal | measured | |", "|---|---|---|---|"]
+    judged = sorted(verdicts(found), key=lambda one: one.operation not in wanted)
+    for one in judged:
+        kind = f"{_MET[one.ok]}{', a promise' if one.promise else ''}"
+        lines.append(f"| {one.operation} | {one.goal} | {one.measured} | {kind} |")
+    return lines
+
+
+def _behind(found: Results, present: list[Row]) -> list[str]:
+    lines = []
+    for row in present:
+        by_reason: dict[str, list[str]] = {}
+        for peer, reason in behind(row, found.measured, OURS).items():
+            advantage = _advantage(row, found.measured[row.operation], peer)
+            by_reason.setdefault(reason or NO_REASON, []).append(f"{peer} ({advantage})")
+        lines += [
+            f"- **{row.operation}**: {', '.join(peers)}: {reason}."
+            for reason, peers in by_reason.items()
+        ]
+    return ["## Where a peer is ahead", "", *(lines or ["In no row."])]
+
+
+def _entrants(found: Results) -> list[str]:
+    lines = ["## Contestants", "", "| | what | version |", "|---|---|---|"]
+    for name, one in found.entrants.items():
+        told = f"did not take part: {one.absent}" if one.absent else one.version or "this checkout"
+        lines.append(f"| {name} | {one.what} | {told} |")
+    return lines
+
+
+def _section(row: Row, peers: dict[str, Summary]) -> list[str]:
+    lines = [f"### {row.operation}", "", f"![{_alt(row, peers)}]({row.plot}.svg)", ""]
+    head = ("contestant", "of ours", "p50", "p95", "p99", "n", "success")
+    lines += ["| " + " | ".join(head) + " |", "|---|" + "---|" * (len(head) - 1)]
+    for peer in _ordered(peers):
+        one = peers[peer]
+        p50, p95, p99, n, _ = _values(row, one)
+        success = f"{one.success:.0%}" + (f" ({one.reason})" if one.reason else "")
+        cells = (peer, _ratio(row, peers, peer), p50, p95, p99, n, success)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return lines
+
+
+def _alt(row: Row, peers: dict[str, Summary]) -> str:
+    lead = peers.get(row.lead)
+    value = f"{row.lead} {amount(lead.p50)} {row.unit}" if lead and lead.p50 else "not measured"
+    return f"Bars of {row.operation} for {len(peers)} contestants; {value}."
+
+
+def _plot(row: Row, peers: dict[str, Summary]) -> str:
+    def size(peer: str) -> float:
+        value = peers[peer].p50
+        return float("inf") if value is None else -value if row.unit == "/s" else value
+
+    bars: list[plot.Bar] = []
+    for peer in sorted(peers, key=size):
+        p50, ratio = peers[peer].p50, _ratio(row, peers, peer)
+        kind: plot.Kind = "ours" if peer in OURS else "open" if peer in OPEN else "peer"
+        shown = "failed" if p50 is None else f"{amount(p50)} {row.unit}"
+        bars.append(plot.Bar(peer, p50, f"{shown} · {ratio}" if ratio else shown, kind))
+    better = "more is better" if row.unit == "/s" else "less is better"
+    note = f"p50 and times {row.lead}; {better}; logarithmic scale; pale: no isolation"
+    return plot.chart(row.operation, row.unit, note, bars)
+
+
+# ---- shared
+
+
+def _operations(found: Results) -> list[str]:
+    """In the order of the rows, then those without goals."""
+    order = {row.operation: at for at, row in enumerate(rows.ROWS)}
+    return sorted(found.measured, key=lambda name: order.get(name, len(order)))
+
+
+def _ordered(peers: dict[str, Summary]) -> list[str]:
+    """Ours first, then in the order of the contestants, then those that are none."""
+    order = {name: at for at, name in enumerate(NAMES)}
+    return sorted(peers, key=lambda name: (name not in OURS, order.get(name, len(order)), name))
+
+
+def _ratio(row: Row, peers: dict[str, Summary], peer: str) -> str:
+    lead, value = peers.get(row.lead), peers[peer].p50
+    if lead is None or not lead.p50 or value is None or peer == row.lead or value <= 0:
+        return ""
+    return times(value / lead.p50)
+
+
+def _values(row: Row, one: Summary) -> tuple[str, str, str, str, str]:
+    shown = [
+        "–" if value is None else f"{amount(value)} {row.unit}"
+        for value in (one.p50, one.p95, one.p99)
+    ]
+    return shown[0], shown[1], shown[2], str(one.n), str(one.failed)
+
+
+def _absent(found: Results) -> list[tuple[str, results.Entrant]]:
+    return [(name, one) for name, one in found.entrants.items() if one.absent]
+
+
+def _failed(found: Results) -> list[str]:
+    return [f"section {name}: {part.failed}" for name, part in found.parts.items() if part.failed]
+
+
+def main() -> int:
+    found = results.loaded(PLACE / RESULTS)
+    write(found, PLACE)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,7 +1,9 @@
 """`make bench`: Sandkasten and its peers, interleaved in one run on this machine.
 
-Prints a table and the verdict on each promise, writes the same as JSON, and cleans up after
-itself: its dockerd, containers, sandboxes and files are gone when it ends, however it ends.
+Prints a table and the verdict on each goal. A full run writes docs/benchmarks/ (results.json, a
+page and plots), section by section: a run that was interrupted goes on with --resume, and --only
+measures some sections again and keeps the others. A quick run writes build/bench/ instead.
+The run cleans up after itself: its dockerd, containers, sandboxes and files are gone when it ends.
 With --check a missed promise, or one that could not be measured, is a failing exit.
 """
 
@@ -9,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
+import datetime
 import os
+import platform
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -22,75 +26,204 @@ from typing import TYPE_CHECKING, NoReturn
 from benchmarks import (
     agents,
     code,
+    comparison,
     contained,
     expressions,
-    files,
     footprint,
     gvisor,
     http,
     images,
-    latency,
-    load,
     network,
     ondocker,
     packages,
     report,
+    results,
+    rows,
     traces,
 )
 from benchmarks.peers import Peers, bwrap, rootfs
 from benchmarks.peers import docker as docker_peer
 from benchmarks.peers import runc as runc_peer
 from benchmarks.peers import runsc as runsc_peer
+from benchmarks.peers.contestants import NAMES
+from benchmarks.peers.worker import reason
 from benchmarks.plan import FULL, QUICK, Plan
 from benchmarks.samples import Samples
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from benchmarks.comparison import Contest
+    from benchmarks.results import Results
+
+ROOT = Path(__file__).resolve().parents[1]
+QUICK_PLACE = ROOT / "build" / "bench"
+PROGRAMS = ("docker", "runc", "bwrap", "runsc")
+
+
+class Run:
+    """One run: what is on this machine, and a verb for each section."""
+
+    def __init__(self, peers: Peers, plan: Plan, scratch: Path) -> None:
+        self._peers = peers
+        self._plan = plan
+        self._scratch = scratch
+
+    def sections(self, contest: Contest | None) -> dict[str, Callable[[Samples], None]]:
+        """Return what can be measured here, in order."""
+        peers, plan, scratch = self._peers, self._plan, self._scratch
+        compared: dict[str, Callable[[Samples], None]] = {}
+        if contest is not None:
+            compared = {
+                "sessions": lambda into: comparison.sessions(into, contest, plan),
+                "oneshots": lambda into: comparison.oneshots(into, contest, plan),
+                "files": lambda into: comparison.files(into, contest, plan),
+                "rate": lambda into: comparison.rate(into, contest, plan),
+                "first": lambda into: comparison.first(into, contest, plan),
+            }
+        alone: dict[str, Callable[[Samples], None]] = {
+            "images": lambda into: images.measure(into, plan, scratch),
+            "idle": lambda into: footprint.idle(into, peers, plan),
+            "output": lambda into: footprint.growth_under_output(into, plan),
+            "http": lambda into: http.measure(into, plan, scratch),
+            "network": lambda into: network.measure(into, plan, scratch),
+            "agents": lambda into: agents.measure(into, peers, plan, scratch),
+            "packages": lambda into: packages.measure(into, plan, scratch),
+            "expressions": lambda into: expressions.measure(into, plan),
+            "code": lambda into: code.measure(into, plan, scratch),
+            "traces": lambda into: traces.measure(into, plan, scratch),
+        }
+        if (runsc := peers.runsc) is not None:
+            alone["gvisor"] = lambda into: gvisor.measure(into, runsc, plan)
+        if (docker := peers.docker) is not None:
+            root = scratch / "rootfs"
+            alone["docker"] = lambda into: ondocker.measure(into, docker, plan, root)
+            alone["contained"] = lambda into: contained.measure(into, docker, plan)
+        return {**compared, **alone}
+
+    @contextlib.contextmanager
+    def contest(self, without: Sequence[str]) -> Iterator[Contest]:
+        """Start the contestants beside a daemon of ours."""
+        reasons = dict(line.split(": ", 1) for line in self._peers.absent)
+        missing = {**reasons, "docker network": ""}
+        given: dict[str, str] = {}
+        entering = None
+        if self._peers.docker is not None:
+            given["DOCKER_HOST"] = self._peers.docker.host
+            entering = self._peers.docker.entering
+        if self._peers.runc is not None:
+            given["BENCH_RUNC"] = str(self._peers.runc.folder)
+        with contextlib.ExitStack() as stack:
+            data = self._scratch / "daemon"
+            given["BENCH_URL"] = stack.enter_context(http.daemon(data))
+            given["BENCH_DATA_DIR"] = str(data)
+            place = self._scratch / "contest"
+            yield stack.enter_context(comparison.opened(place, given, missing, entering, without))
+
 
 SECTIONS = (
-    *("sessions", "oneshots", "files", "images", "load", "idle", "output", "gvisor", "http"),
-    *("network", "docker", "contained", "agents", "packages", "expressions", "code", "traces"),
+    *comparison.SECTIONS,
+    *("images", "idle", "output", "http", "network", "agents", "packages", "expressions", "code"),
+    *("traces", "gvisor", "docker", "contained"),
 )
-LATEST = Path(__file__).parent / "results" / "latest.json"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _options(argv)
     signal.signal(signal.SIGTERM, _interrupted)
     began = time.monotonic()
-    plan: Plan = QUICK if options.quick else FULL
-    # A folder of its own: sandboxes of somebody else's data directory are left alone.
-    scratch = Path(tempfile.mkdtemp(prefix="sandkasten-bench-"))
+    place: Path = options.into or (QUICK_PLACE if options.quick else report.PLACE)
+    found = results.loaded(place / report.RESULTS)
+    wanted = _wanted(options, found)
+    # A directory of its own: sandboxes of other data directories are left alone.
+    scratch = Path(tempfile.mkdtemp(prefix="skb-"))
     os.environ["SANDKASTEN_DATA_DIR"] = str(scratch / "data")
     os.environ.pop("SANDKASTEN_URL", None)
     try:
         with _peers(scratch, options.without) as peers:
-            found = report.Findings(Samples(), absent=peers.absent)
-            _measure(found, peers, plan, options.only, scratch)
+            run = Run(peers, QUICK if options.quick else FULL, scratch)
+            _measure(run, found, wanted, options, place)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    found.seconds = round(time.monotonic() - began, 1)
-    print(report.table(found), end="\n\n")
-    print(report.judgement(found))
-    for line in found.absent:
-        print(f"not compared with {line}")
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(report.document(found), indent=2) + "\n")
-    print(f"\n{found.seconds} s; written to {os.path.relpath(options.json)}")
-    if options.check and any(verdict.ok is not True for verdict in report.verdicts(found)):
+    print(report.text(found))
+    print(f"\n{time.monotonic() - began:.0f} s; written to {os.path.relpath(place)}/")
+    judged = rows.verdicts(found.measured, set(wanted))
+    missed = [one for one in judged if one.promise and one.ok is not True]
+    if options.check and missed:
         print("a promise was missed or not measured", file=sys.stderr)
         return 1
     return 0
 
 
+def _measure(
+    run: Run, found: Results, wanted: list[str], options: argparse.Namespace, place: Path
+) -> None:
+    found.machine = _machine()
+    with contextlib.ExitStack() as stack:
+        contest = None
+        if set(wanted) & set(comparison.SECTIONS):
+            _say("starting the contestants")
+            contest = stack.enter_context(run.contest(options.without))
+            found.entrants = contest.entrants
+        able = run.sections(contest)
+        for name in wanted:
+            if name not in able:
+                _say(f"{name}: not on this machine")
+                continue
+            found.parts[name] = _part(name, able[name], quick=options.quick)
+            report.write(found, place)
+
+
+def _part(name: str, measure: Callable[[Samples], object], *, quick: bool) -> results.Part:
+    at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    before, began = os.getloadavg()[0], time.monotonic()
+    samples, failed = Samples(), ""
+    try:
+        measure(samples)
+    except Exception as exc:  # noqa: BLE001  (the other sections are worth having)
+        failed = reason(exc)
+    seconds = round(time.monotonic() - began, 1)
+    _say(f"{name}: {seconds:.0f} s {failed}")
+    after, found = os.getloadavg()[0], samples.summaries()
+    return results.Part(at, _revision(), seconds, before, after, quick, found, failed)
+
+
+def _wanted(options: argparse.Namespace, found: Results) -> list[str]:
+    if options.only:
+        return [name for name in SECTIONS if name in options.only]
+    if not options.resume:
+        found.parts.clear()
+        return list(SECTIONS)
+    revision = _revision()
+    return [
+        name
+        for name in SECTIONS
+        if name not in found.parts
+        or found.parts[name].revision != revision
+        or found.parts[name].failed
+    ]
+
+
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="benchmarks.run", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small sizes, about two minutes")
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.run",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true", help="small sizes, about three minutes")
     parser.add_argument("--check", action="store_true", help="fail when a promise is missed")
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
-    peers = ("docker", "runc", "bwrap", "runsc")
-    parser.add_argument("--without", nargs="+", choices=peers, default=())
-    parser.add_argument("--json", type=Path, default=LATEST, help="where the results go")
+    parser.add_argument(
+        "--only", nargs="+", choices=SECTIONS, default=(), metavar="SECTION",
+        help=f"measure these again and keep the others: {', '.join(SECTIONS)}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--resume", action="store_true", help="keep sections that this revision has measured"
+    )
+    parser.add_argument(
+        "--without", nargs="+", choices=(*PROGRAMS, *NAMES), default=(), metavar="PEER",
+        help=f"leave out a program ({', '.join(PROGRAMS)}) or a contestant by its name",
+    )  # fmt: skip
+    parser.add_argument("--into", type=Path, metavar="DIRECTORY", help="write the results there")
     return parser.parse_args(argv)
 
 
@@ -98,20 +231,45 @@ def _interrupted(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
+def _machine() -> dict[str, object]:
+    """Return what a reader needs to know of the machine, and nothing that identifies it."""
+    words = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    return {
+        "processors": len(os.sched_getaffinity(0)),
+        "processor": words[0] if words else platform.machine(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
+
+
+def _revision() -> str:
+    done = subprocess.run(
+        ["git", "-C", str(ROOT), "rev-parse", "--short=10", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.strip() or "unknown"
+
+
 @contextlib.contextmanager
 def _peers(scratch: Path, without: Sequence[str]) -> Iterator[Peers]:
-    """Starts what can be started here; what cannot is named with its reason, never skipped."""
+    """Start what can be started here; what cannot is named with its reason, never skipped."""
+    modules = {"docker": docker_peer, "runc": runc_peer, "bwrap": bwrap, "runsc": runsc_peer}
     reasons = {
-        "docker": "left out" if "docker" in without else docker_peer.missing(),
-        "runc": "left out" if "runc" in without else runc_peer.missing(),
-        "bwrap": "left out" if "bwrap" in without else bwrap.missing(),
-        "runsc": "left out" if "runsc" in without else runsc_peer.missing(),
+        name: "left out by --without" if name in without else module.missing()
+        for name, module in modules.items()
     }
     absent = tuple(f"{name}: {reason}" for name, reason in reasons.items() if reason)
     with contextlib.ExitStack() as stack:
         docker = runc = runsc = None
         if not (reasons["docker"] and reasons["runc"] and reasons["runsc"]):
-            _say("cutting a root file system for the peers")
+            _say("making a root file system for the peers")
             root = rootfs.build(scratch / "rootfs")
             if not reasons["docker"]:
                 _say("starting dockerd")
@@ -122,65 +280,6 @@ def _peers(scratch: Path, without: Sequence[str]) -> Iterator[Peers]:
             if not reasons["runsc"]:
                 runsc = runsc_peer.Runsc.prepare(scratch / "runsc", root)
         yield Peers(docker, runc, not reasons["bwrap"], absent, runsc)
-
-
-def _measure(
-    found: report.Findings, peers: Peers, plan: Plan, only: Sequence[str], scratch: Path
-) -> None:
-    if "sessions" in only:
-        _say("create, exec, destroy")
-        latency.sessions(found.samples, peers, plan)
-    if "oneshots" in only:
-        _say("one-shot Python")
-        latency.oneshots(found.samples, peers, plan)
-    if "files" in only:
-        _say("files in and out")
-        files.measure(found.samples, peers, plan, scratch)
-    if "images" in only:
-        _say("images: import, and a sandbox on one")
-        images.measure(found.samples, plan, scratch)
-    if "load" in only:
-        _say("throughput")
-        found.rates = load.measure(peers, plan)
-    if "idle" in only:
-        _say("memory of idle sessions")
-        found.idle = footprint.idle(peers, plan)
-    if "output" in only:
-        _say("memory under a flood of output")
-        found.output_bytes = plan.output_bytes
-        found.growth = footprint.growth_under_output(plan.output_bytes)
-    if "gvisor" in only and peers.runsc is not None:
-        _say("commands on gVisor")
-        gvisor.measure(found.samples, peers.runsc, plan)
-    if "http" in only:
-        _say("commands over HTTP")
-        http.measure(found.samples, plan, scratch)
-    if "network" in only:
-        _say("networks of sandboxes")
-        reasons = {name: network.missing(name) for name in network.PEERS}
-        found.absent += tuple(f"{name}: {why}" for name, why in reasons.items() if why)
-        found.networked = network.measure(found.samples, plan, scratch)
-    if "docker" in only and peers.docker is not None:
-        _say("sandboxes on docker")
-        ondocker.measure(found.samples, peers.docker, plan, scratch / "rootfs")
-    if "contained" in only and peers.docker is not None:
-        _say("a daemon in a container")
-        contained.measure(found.samples, peers.docker, plan)
-    if "agents" in only:
-        _say("the tools of agents, and a step of one")
-        agents.measure(found.samples, peers, plan, scratch)
-    if "packages" in only:
-        _say("sandboxes with packages")
-        packages.measure(found.samples, plan, scratch)
-    if "expressions" in only:
-        _say("expressions of workflows")
-        expressions.measure(found.samples, plan)
-    if "code" in only:
-        _say("code in kernels")
-        code.measure(found.samples, plan, scratch)
-    if "traces" in only:
-        _say("spans of commands")
-        traces.measure(found.samples, plan, scratch)
 
 
 def _say(text: str) -> None:

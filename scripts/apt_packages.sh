@@ -48,6 +48,8 @@ long=(
 )
 bench=(
     docker.io runc            # the peers
+    iptables iproute2         # an engine on a machine of its own
+    python3-ipykernel         # a kernel in sandboxes of the host image
     passt slirp4netns         # other ways out of a namespace
     busybox-static
 )

@@ -48,6 +48,8 @@ compile genkit.txt pyproject.toml --extra genkit --constraint requirements/dev.t
 compile build.txt requirements/build.in --constraint requirements/dev.txt
 compile image.txt requirements/image.in
 compile bench.txt pyproject.toml --extra bench --constraint requirements/dev.txt
+compile llm-sandbox.txt requirements/llm-sandbox.in --constraint requirements/dev.txt \
+    --constraint requirements/bench.txt
 compile docs.txt requirements/docs.in --constraint requirements/dev.txt
 # In environments of their own: an example, and a client that has the name of ours.
 compile examples.txt requirements/examples.in --constraint requirements/dev.txt

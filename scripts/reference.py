@@ -37,14 +37,43 @@ also 408, 413 and 415. Only what a route can answer beyond that stands with it. 
 answer is an [ErrorBody](#errorbody).
 """
 _BENCHMARKS_HEAD = """\
-`make bench` measures Sandkasten and its peers in turns, in one run on one machine, and prints a
-table (p50, p95, and how many times ours) and a verdict on each promise; the same as JSON is in
-`benchmarks/results/latest.json`. No time is promised by itself: a promise is a ratio to a peer of
-the same run, or a bound that a slow machine keeps as well. `ARGS="--quick --check"` is the short
-run that fails on a missed promise, and `--only docker contained` names the parts to run.
+[The results](../benchmarks/README.md) have plots, ratios and what each goal came to. `make bench`
+makes them: it measures Sandkasten and its peers in turns, in one run of ten minutes on one machine,
+and writes `docs/benchmarks/` (a page, a plot for each row, and `results.json`). It makes an
+environment for each framework below `build/`, starts a dockerd of its own, and removes all it
+started. A peer that cannot be installed or started is listed with the reason.
 
-`docker` is the docker SDK on a dockerd of the run's own; `bare`, `pipe` and `tar` are the plain
-program with nothing around it; `runc`, `bwrap` and `runsc` are those programs.
+- `make bench ARGS="--quick --check"` is the short run: it writes `build/bench/` instead, and fails
+  on a missed promise.
+- `--only sessions first` measures these sections again and keeps the others; `--resume` goes on
+  after an interruption, with sections that this revision has not measured.
+- `--without "AutoGen (docker)"` leaves out a contestant, `--without docker` all that need it.
+- `python -m benchmarks.report` makes the page and the plots of `results.json` again.
+- `.venv/bin/python -m benchmarks.compare REV` measures this checkout against another revision, in
+  turns, and prints ratios with their 95 % intervals.
+
+No time is promised by itself: a promise is a ratio to a peer of the same run, or a bound that a
+slow machine keeps as well. Other goals are shown with what was measured. `results.json` has the
+load average before and after each section, and the page says when the machine had other work.
+
+## What the rows of the comparison mean
+
+Each contestant is a process of its own and times itself; one works at a time. A slow one takes
+fewer turns. `of ours` is its p50 divided by that of the first contestant, `sandkasten`.
+
+- **one-shot**: a sandbox for `print(1+1)`, its output, and its removal. `sandkasten` has its warm
+  pool, `sandkasten, cold` has nothing prepared; peers have no such difference.
+- **one-shot by command line**: a process of `sandkasten run`, without a daemon and with one;
+  against `docker run --rm` and `python3 -c`.
+- **create, exec true (list), destroy**: in the life of one sandbox. A peer without a sandbox has
+  only commands. AutoGen has code blocks in place of commands, llm-sandbox has strings.
+- **read, write**: a file of 1 MB and of 50 MB, all of it in the caller's memory. `bare subprocess`
+  is a file of the host; AutoGen and bubblewrap share a directory with the host; raw runc has no
+  file operations.
+- **commands per second**: eight sandboxes, each driven by a thread.
+- **create to first command**: the definition of ComputeSDK, from the call that creates a sandbox to
+  the result of the first command in it; `one after another`, `staggered` (every 200 ms) and `burst`
+  (all at once), with the share that succeeded.
 
 ## What the rows on docker mean
 
@@ -131,27 +160,15 @@ def commands() -> str:
 
 def benchmarks() -> str:
     sys.path.insert(0, str(ROOT))
-    from benchmarks.thresholds import (
-        ADDED,
-        FLAT_BYTES,
-        IDLE_BYTES,
-        MIB,
-        NETWORKED_BYTES,
-        OURS,
-        RATIOS,
-        WITHIN,
-    )
+    from benchmarks.rows import ROWS, said
 
     lines = [NOTE, "# Benchmarks\n", _BENCHMARKS_HEAD]
-    lines += ["## What is held\n", "| row | against | promise |", "|---|---|---|"]
-    lines += [f"| {one.operation} | {one.peer} | {one.said} |" for one in RATIOS]
-    lines += [f"| {one.operation} | {OURS} | {one.said} |" for one in ADDED]
-    for one in WITHIN:
-        lines += [f"| {operation} | – | {one.said} |" for operation in one.operations]
+    lines += ["## Goals and promises\n", "| row | section | goal | |", "|---|---|---|---|"]
     lines += [
-        f"| idle session (machine / cgroup) | – | {IDLE_BYTES // MIB} MiB a session |",
-        f"| a sandbox with a network (cgroup) | – | {NETWORKED_BYTES // MIB} MiB |",
-        f"| growth, … GB of output | – | {FLAT_BYTES // MIB} MiB, however much is written |",
+        f"| {row.operation} | `{row.section}` | {goal.of}: {said(goal, row.unit)} "
+        f"| {'promise' if goal.promise else 'goal'} |"
+        for row in ROWS
+        for goal in row.goals
     ]
     return "\n".join(lines) + "\n"
 

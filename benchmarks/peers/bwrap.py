@@ -6,10 +6,11 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.peers.bare import CODE, PYTHON
+from benchmarks.peers.bare import CODE, PRINTED, PYTHON
 
 NAME = "bwrap"
 
@@ -18,7 +19,7 @@ def missing() -> str:
     return "" if shutil.which("bwrap") else "bubblewrap is not installed"
 
 
-def _arguments() -> list[str]:
+def _arguments(*workspace: str) -> list[str]:
     links = [
         part
         for name in ("bin", "lib", "lib64", "sbin")
@@ -30,7 +31,8 @@ def _arguments() -> list[str]:
         *("--unshare-all", "--die-with-parent", "--new-session"),
         *("--ro-bind", "/usr", "/usr"),
         *links,
-        *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/workspace"),
+        *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"),
+        *(workspace or ("--tmpfs", "/workspace")),
         *("--chdir", "/workspace", "--clearenv", "--setenv", "PATH", "/usr/bin:/bin"),
     ]
 
@@ -59,6 +61,31 @@ class Box:
                 stream.close()
 
 
-def oneshot() -> None:
-    done = subprocess.run([*_arguments(), PYTHON, "-c", CODE], check=True, capture_output=True)
-    assert done.stdout == b"42\n"
+class Bwrap:
+    """A contestant. A sandbox is a directory, and each command starts bubblewrap on it."""
+
+    def create(self) -> Path:
+        return Path(tempfile.mkdtemp(prefix="bench-bwrap-"))
+
+    def _run(self, box: Path, *words: str) -> bytes:
+        arguments = _arguments("--bind", str(box), "/workspace")
+        return subprocess.run([*arguments, *words], check=True, capture_output=True).stdout
+
+    def exec_true(self, box: Path) -> None:
+        self._run(box, "/bin/true")
+
+    def destroy(self, box: Path) -> None:
+        shutil.rmtree(box)
+
+    def oneshot(self) -> None:
+        box = self.create()
+        try:
+            assert self._run(box, PYTHON, "-c", CODE) == PRINTED
+        finally:
+            self.destroy(box)
+
+    def write(self, box: Path, name: str, data: bytes) -> None:
+        (box / name).write_bytes(data)
+
+    def read(self, box: Path, name: str) -> bytes:
+        return (box / name).read_bytes()

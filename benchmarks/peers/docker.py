@@ -16,11 +16,12 @@ import subprocess
 import tarfile
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.peers.bare import CODE
-from tests.engines import engine
+from benchmarks.peers.bare import CODE, PRINTED, PYTHON
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.engines.engine import Engine
 
 NAME = "docker"
 IMAGE = "bench:latest"
@@ -28,6 +29,8 @@ _NETWORK = os.environ.get("BENCH_DOCKER_NETWORK", "")
 
 
 def missing() -> str:
+    from tests.engines import engine
+
     why = engine.missing()
     if why:
         return why
@@ -38,54 +41,14 @@ def missing() -> str:
     return ""
 
 
-class Docker:
-    """`with Docker(folder, rootfs) as docker:` starts the daemon and takes it down again."""
+class Containers:
+    """The verbs of a peer, on the SDK's client."""
 
-    def __init__(self, folder: Path, rootfs: Path) -> None:
-        self.shared = folder / "shared"
-        """What is mounted below it is seen by the daemon, as all is on a machine with systemd."""
-        self.shared.mkdir(parents=True)
-        self._engine = engine.Engine(folder, bridge=True, shares=self.shared)
-        self._rootfs = rootfs
-        self._client: Any = None
-
-    @property
-    def socket(self) -> Path:
-        return self._engine.socket
-
-    def __enter__(self) -> Docker:
-        self._engine.__enter__()
-        try:
-            docker = importlib.import_module("docker")
-            self._client = docker.DockerClient(base_url=self._engine.host, timeout=60)
-            self._import_image()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def _import_image(self) -> None:
-        environment = {**os.environ, **self._engine.reached.environment}
-        with subprocess.Popen(
-            ["tar", "-C", str(self._rootfs), "-c", "."], stdout=subprocess.PIPE
-        ) as packing:
-            subprocess.run(
-                ["docker", "import", "-", IMAGE],
-                stdin=packing.stdout,
-                env=environment,
-                check=True,
-                capture_output=True,
-            )
+    _client: Any = None
 
     def create(self, network: str = _NETWORK) -> Any:
         return self._client.containers.run(
             IMAGE, ["/bin/sleep", "1000000"], detach=True, **self._options(network)
-        )
-
-    def start(self, command: list[str], **options: Any) -> Any:
-        """A container for another purpose, without a network."""
-        return self._client.containers.run(
-            IMAGE, command, detach=True, network_mode="none", **options
         )
 
     @staticmethod
@@ -109,9 +72,9 @@ class Docker:
 
     def oneshot(self) -> None:
         output = self._client.containers.run(
-            IMAGE, ["/usr/bin/python3", "-c", CODE], remove=True, **self._options()
+            IMAGE, [PYTHON, "-c", CODE], remove=True, **self._options()
         )
-        assert output == b"42\n"
+        assert output == PRINTED
 
     @staticmethod
     def write(container: Any, name: str, data: bytes) -> None:
@@ -130,7 +93,86 @@ class Docker:
             assert content is not None
             return content.read()
 
+
+class Docker(Containers):
+    """`with Docker(folder, rootfs) as docker:` starts the daemon and takes it down again."""
+
+    def __init__(self, folder: Path, rootfs: Path) -> None:
+        self.shared = folder / "shared"
+        """What is mounted below it is seen by the daemon, as all is on a machine with systemd."""
+        self.shared.mkdir(parents=True)
+        # Here, because peers in other environments need only the name of the image.
+        from tests.engines.engine import Engine
+
+        self._engine: Engine = Engine(folder, bridge=True, shares=self.shared)
+        self._rootfs = rootfs
+        self._client: Any = None
+
+    @property
+    def socket(self) -> Path:
+        return self._engine.socket
+
+    @property
+    def host(self) -> str:
+        return self._engine.host
+
+    def entering(self, words: list[str]) -> list[str]:
+        """Return a command that runs these words where ports of containers are reached."""
+        return self._engine.machine.entering(words)
+
+    def __enter__(self) -> Docker:
+        self._engine.__enter__()
+        try:
+            docker = importlib.import_module("docker")
+            self._client = docker.DockerClient(base_url=self.host, timeout=60)
+            self._import_image()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _import_image(self) -> None:
+        environment = {**os.environ, **self._engine.reached.environment}
+        with subprocess.Popen(
+            ["tar", "-C", str(self._rootfs), "-c", "."], stdout=subprocess.PIPE
+        ) as packing:
+            subprocess.run(
+                # As images of Python have it; llm-sandbox starts what the image names.
+                ["docker", "import", "--change", f'CMD ["{PYTHON}"]', "-", IMAGE],
+                stdin=packing.stdout,
+                env=environment,
+                check=True,
+                capture_output=True,
+            )
+
+    def start(self, command: list[str], **options: Any) -> Any:
+        """A container for another purpose, without a network."""
+        return self._client.containers.run(
+            IMAGE, command, detach=True, network_mode="none", **options
+        )
+
     def __exit__(self, *_: object) -> None:
         if self._client is not None:
             self._client.close()
         self._engine.__exit__()
+
+
+class DockerPeer(Containers):
+    """A contestant: the SDK on the engine that DOCKER_HOST names."""
+
+    def __init__(self) -> None:
+        docker = importlib.import_module("docker")
+        self._client = docker.DockerClient(base_url=os.environ["DOCKER_HOST"], timeout=60)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class DockerRun:
+    """A contestant that has one-shots alone: the command line."""
+
+    def oneshot(self) -> None:
+        done = subprocess.run(
+            ["docker", "run", "--rm", IMAGE, PYTHON, "-c", CODE], check=True, capture_output=True
+        )
+        assert done.stdout == PRINTED

@@ -54,6 +54,11 @@ def build(folder: Path) -> Path:
     # Alternatives and links made by post-install scripts are in no package's list.
     if not (folder / "usr/bin/sh").exists():
         (folder / "usr/bin/sh").symlink_to("bash")
+    # As images of Python have them: AutoGen runs `python`, llm-sandbox names the user root.
+    (folder / "usr/bin/python").symlink_to("python3")
+    (folder / "etc").mkdir(exist_ok=True)
+    (folder / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
+    (folder / "etc/group").write_text("root:x:0:\n")
     return folder
 
 

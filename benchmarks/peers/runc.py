@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from benchmarks.peers.bare import CODE
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from benchmarks.peers.bare import CODE, PRINTED, PYTHON
 
 NAME = "runc"
 
@@ -31,7 +29,7 @@ class Runc:
     def prepare(cls, folder: Path, rootfs: Path) -> Runc:
         for bundle, args in (
             ("live", ["/bin/sleep", "1000000"]),
-            ("oneshot", ["/usr/bin/python3", "-c", CODE]),
+            ("oneshot", [PYTHON, "-c", CODE]),
         ):
             where = folder / bundle
             where.mkdir(parents=True)
@@ -75,8 +73,15 @@ class Runc:
     def oneshot(self) -> None:
         name = "bench-" + uuid.uuid4().hex[:12]
         bundle = str(self.folder / "oneshot")
-        assert self._runc("run", "--bundle", bundle, name) == b"42\n"
+        assert self._runc("run", "--bundle", bundle, name) == PRINTED
 
     def clean(self) -> None:
         for name in self._runc("list", "--quiet").decode().split():
             self.destroy(name)
+
+
+class RuncPeer(Runc):
+    """A contestant, on what `prepare` made in the folder that BENCH_RUNC names."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(os.environ["BENCH_RUNC"]))

@@ -1,6 +1,10 @@
-"""The benchmark's verdicts: at the bound passes, above it fails, unmeasured does not pass."""
+"""The benchmark's pure parts: values, verdicts, turns, the page and the plots."""
 
 from __future__ import annotations
+
+import time
+from dataclasses import asdict, replace
+from xml.etree import ElementTree
 
 import pytest
 
@@ -8,30 +12,27 @@ from benchmarks import (
     agents,
     code,
     compare,
+    comparison,
     contained,
     expressions,
     network,
     ondocker,
     packages,
+    plot,
+    report,
+    results,
+    rows,
+    run,
     traces,
 )
-from benchmarks.footprint import Idle
+from benchmarks.peers import worker
+from benchmarks.peers.contestants import BARE, CLI, COLD, CONTESTANTS, DOCKER, OURS, WARM
 from benchmarks.plan import QUICK
-from benchmarks.report import Findings, document, judgement, table, verdicts
-from benchmarks.samples import Samples, percentile
-from benchmarks.thresholds import (
-    ADDED,
-    MIB,
-    RATIOS,
-    WITHIN,
-    Ratio,
-    Within,
-    at_most,
-    judge,
-    judge_added,
-    judge_within,
-)
+from benchmarks.results import Entrant, Part, Results
+from benchmarks.rows import Goal, Row, behind, judge, said, verdicts
+from benchmarks.samples import Samples, Summary, percentile
 from benchmarks.turns import in_turns
+from tests.repo import tree
 
 
 @pytest.mark.parametrize(
@@ -52,76 +53,266 @@ def test_no_values_have_no_percentile():
         percentile([], 0.5)
 
 
-def test_every_bound_of_networks_is_measured():
-    judged = {(one.operation, one.peer) for one in RATIOS if "network" in one.operation}
-    assert judged == {
-        *((network.CONNECT, peer) for peer in ("direct", "pasta")),
-        *((network.DOWNLOAD, peer) for peer in ("direct", *network.PEERS)),
-        (network.CREATE, network.CLOSED),
-    }
+def test_a_failed_operation_has_no_duration():
+    samples = Samples()
+    with pytest.raises(RuntimeError), samples.timed("create", "docker"):
+        raise RuntimeError
+    assert samples.summaries() == {}
+
+
+def test_failures_are_counted_beside_the_values():
+    samples = Samples()
+    for value in (2.0, 2.0, 2.0):
+        samples.add("create", "docker", value)
+    samples.fail("create", "docker", "no space")
+    samples.fail("create", "runc", "gone")
+    summary = samples.summaries()["create"]
+    assert summary["docker"] == Summary(3, 2.0, 2.0, 2.0, 1, "no space")
+    assert summary["docker"].success == 0.75
+    assert summary["runc"] == Summary(0, None, None, None, 1, "gone")
+
+
+# ---- goals
+
+
+def _measured(operation: str = "create", **values: float) -> dict[str, dict[str, Summary]]:
+    named = {name.replace("_", " "): value for name, value in values.items()}
+    return {operation: {name: Summary(1, v, v, v) for name, v in named.items()}}
 
 
 @pytest.mark.parametrize(("ours", "ok"), [(10.0, True), (9.0, True), (10.1, False)])
 def test_a_ratio_is_judged_by_the_median_of_the_same_run(ours, ok):
-    samples = Samples()
-    for value in (1.0, ours, 500.0):
-        samples.add("create", "sandkasten", value)
-    samples.add("create", "docker", 120.0)
-    assert judge(Ratio("create", "docker", 1 / 12, "create"), samples).ok is ok
+    goal = Goal(1 / 12, "docker")
+    found = judge(Row("create", "x", (goal,)), goal, _measured(sandkasten=ours, docker=120.0))
+    assert (found.ok, found.goal) == (ok, "sandkasten: ≤ 1/12 of docker")
 
 
 @pytest.mark.parametrize(("raw", "ok"), [(2.9, True), (3.1, False)])
 def test_the_cost_of_http_is_the_difference_of_the_medians(raw, ok):
-    samples = Samples()
-    samples.add(ADDED[0].operation, "sandkasten", 2.0)
-    samples.add(ADDED[0].operation, "raw HTTP", raw)
-    samples.add(ADDED[0].operation, "SDK over HTTP", 9.0)
-    told = [judge_added(one, samples) for one in ADDED]
-    assert [one.ok for one in told] == [ok, True]
-    assert told[1].measured == "7.00 ms (9.00 ms, 2.00 ms)"
+    row = next(row for row in rows.ALONE if row.section == "http")
+    measured = _measured(row.operation, sandkasten=2.0, raw_HTTP=raw, SDK_over_HTTP=9.0)
+    found = judge(row, row.goals[0], measured)
+    assert found.ok is ok
+    assert found.measured == f"{raw - 2:.2f} ms ({raw:.2f} ms and 2.00 ms)"
 
 
-@pytest.mark.parametrize(("slowest", "ok"), [(500.0, True), (500.1, False)])
-def test_an_absolute_bound_applies_to_the_slowest_operation_and_peer(slowest, ok):
-    within = Within(("write", "read"), ("near", "far"), 500.0, "files")
-    samples = Samples()
-    for operation in within.operations:
-        for peer in within.peers:
-            samples.add(operation, peer, 2.0)
-    del samples._values["read"]["far"]
-    assert judge_within(within, samples).ok is None
-    samples.add("read", "far", slowest)
-    assert judge_within(within, samples).ok is ok
+@pytest.mark.parametrize(("slow", "ok"), [(500.0, True), (500.1, False)])
+def test_an_absolute_bound_applies_to_every_operation_and_peer(slow, ok):
+    held = [row for row in rows.ALONE if row.section == "contained"]
+    assert [row.operation for row in held] == list(contained.FILES)
+    for row in held:
+        assert {goal.of for goal in row.goals} == set(contained.MODES.values())
+        one = Summary(9, 1.0, slow, slow)
+        measured = {row.operation: dict.fromkeys(contained.MODES.values(), one)}
+        assert [judge(row, goal, measured).ok for goal in row.goals] == [ok, ok]
 
 
-def test_every_docker_bound_is_measured():
-    judged = {ratio.operation for ratio in RATIOS if "on docker" in ratio.operation}
+@pytest.mark.parametrize(("ours", "ok"), [(50.0, True), (49.9, False)])
+def test_more_commands_per_second_are_better(ours, ok):
+    goal = Goal(50, "docker")
+    row = Row("rate", "x", (goal,), unit="/s")
+    assert judge(row, goal, _measured("rate", sandkasten=ours, docker=1.0)).ok is ok
+    assert said(goal, "/s") == "≥ 50 × docker"
+
+
+def test_an_unmeasured_goal_does_not_pass():
+    judged = verdicts({}, set(run.SECTIONS))
+    assert len(judged) == sum(len(row.goals) for row in rows.ROWS)
+    assert {one.ok for one in judged} == {None}
+    assert verdicts({}, set()) == []
+
+
+def test_every_row_belongs_to_a_section_that_can_be_run():
+    assert {row.section for row in rows.ROWS} <= set(run.SECTIONS)
+    operations = [row.operation for row in rows.ROWS]
+    assert len(operations) == len(set(operations))
+
+
+def test_every_row_without_contestants_is_measured_by_its_module():
     one_each = (ondocker.create, ondocker.destroy, ondocker.shell, ondocker.argv)
     measured = {named(mode) for mode in ondocker.MODES for named in one_each}
     for size in ondocker.SIZES:
         for mode in ondocker.MODES:
             measured |= {ondocker.write(size, mode), ondocker.read(size, mode)}
-    assert judged == measured
-    assert [within.operations for within in WITHIN] == [contained.FILES]
-    assert [within.peers for within in WITHIN] == [tuple(contained.MODES.values())]
+    measured |= {network.CONNECT, network.DOWNLOAD, network.CREATE, rows.NETWORKED}
+    measured |= {agents.TOOL, agents.MCP, agents.HTTP, agents.RUN, agents.STEP, packages.CREATE}
+    measured |= {code.WARM, code.FIRST, traces.EXEC, *contained.FILES}
+    measured |= {expressions.operation(one) for one in expressions.KILOBYTES}
+    checked = {"docker", "network", "agents", "packages", "code", "traces", "contained"}
+    wanted = {row.operation for row in rows.ALONE if row.section in checked | {"expressions"}}
+    assert wanted == measured
 
 
-def test_every_agent_bound_is_measured():
-    measured = {
-        (agents.TOOL, agents.ENGINE),
-        (agents.MCP, agents.ENGINE),
-        (agents.HTTP, agents.HTTP_EXEC),
-        (agents.RUN, agents.ENGINE),
-        (agents.RUN, "docker"),
-        (agents.STEP, agents.ALONE),
-        (packages.CREATE, packages.WITHOUT),
-        (code.WARM, code.BARE),
-        (code.FIRST, code.BARE),
-        (traces.EXEC, traces.PLAIN),
-        *((expressions.operation(one), expressions.LIBRARY) for one in expressions.KILOBYTES),
+# ---- the comparison
+
+
+class _Peer:
+    """A contestant whose every second sandbox cannot be created."""
+
+    def __init__(self) -> None:
+        self.live: list[int] = []
+        self.made = 0
+
+    def create(self) -> int:
+        self.made += 1
+        if self.made % 2 == 0:
+            raise OSError("no room\nfor more")
+        self.live.append(self.made)
+        return self.made
+
+    def exec_true(self, box: int) -> None:
+        assert box in self.live
+
+    def destroy(self, box: int) -> None:
+        self.live.remove(box)
+
+
+def test_a_turn_answers_values_and_failures_and_leaves_nothing():
+    peer = _Peer()
+    assert worker.has(peer) == ["create", "exec_true", "destroy"]
+    answer = worker.turn(peer, {"turn": "first", "count": 4, "gap_s": 0.0, "label": "burst"})
+    assert len(answer["values"]["burst"]) == 2
+    assert answer["failures"] == {"burst": ["OSError: no room"] * 2}
+    assert peer.live == []
+
+
+def test_a_session_counts_each_command_and_the_time_to_the_first():
+    answer = worker.turn(_Peer(), {"turn": "session", "execs": 3})
+    assert {name: len(values) for name, values in answer["values"].items()} == {
+        "create": 1,
+        "exec": 3,
+        "first": 1,
+        "destroy": 1,
     }
-    judged = [(ratio.operation, ratio.peer) for ratio in RATIOS]
-    assert set(judged[-len(measured) :]) == measured
+
+
+class _Scripted:
+    """A worker that takes as long as it is told to, without any process."""
+
+    def __init__(self, name: str, seconds: float, clock: list[float], order: list[str]) -> None:
+        self.contestant = replace(CONTESTANTS[0], name=name)
+        self.gone = ""
+        self.has = frozenset({"exec_true"})
+        self._seconds, self._clock, self._order = seconds, clock, order
+
+    def take(self, _: dict[str, object]) -> dict[str, object]:
+        self._clock[0] += self._seconds
+        self._order.append(self.contestant.name)
+        return {"values": {"exec": [self._seconds]}, "failures": {}}
+
+
+def test_a_slow_contestant_takes_fewer_turns_and_two_at_least(monkeypatch):
+    clock: list[float] = [0.0]
+    order: list[str] = []
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    workers = [
+        _Scripted("fast", 0.01, clock, order),
+        _Scripted("slow", 30.0, clock, order),
+        _Scripted("middle", 1.0, clock, order),
+    ]
+    samples = Samples()
+    plan = replace(QUICK, contestant_s=10.0, comparison_s=1000.0)
+    comparison.Contest(workers, {}).turns(  # type: ignore[arg-type]
+        samples, plan, {"turn": "session"}, {"exec_true"}, rounds=30, names=lambda _, op: (op,)
+    )
+    counted = {name: one.n for name, one in samples.summaries()["exec"].items()}
+    # The first turn of a fast one is not counted.
+    assert counted["fast"] == 30
+    assert counted["slow"] == 2
+    assert 8 <= counted["middle"] <= 12
+    assert order.index("slow") < 3
+    assert order[-1] != "slow"
+
+
+def test_a_bare_one_shot_is_the_floor_of_both_rows():
+    assert comparison.oneshot_rows(BARE, "oneshot") == (rows.ONESHOT, rows.COMMAND_LINE)
+    assert comparison.oneshot_rows(CLI, "oneshot") == (rows.COMMAND_LINE,)
+    assert comparison.oneshot_rows(DOCKER, "oneshot") == (rows.ONESHOT,)
+
+
+# ---- the page
+
+
+def _results() -> Results:
+    samples = Samples()
+    for name, value in ((WARM, 2.0), (COLD, 20.0), (DOCKER, 400.0), ("bwrap", 1.0)):
+        samples.add(rows.CREATE, name, value)
+    samples.fail(rows.CREATE, "AutoGen (docker)", "a | b")
+    part = Part("2026-01-02T03:04:05+00:00", "abc", 9.0, 3.0, 4.0, True, samples.summaries())
+    machine = {
+        "processors": 2,
+        "processor": "one",
+        "memory_bytes": 8_000_000_000,
+        "kernel": "6.1",
+        "python": "3.11",
+    }
+    entrants = {WARM: Entrant("ours"), "runc": Entrant("raw", absent="runc is not installed")}
+    return Results(machine, entrants, {"sessions": part})
+
+
+def test_results_survive_their_file(tmp_path):
+    found = _results()
+    report.write(found, tmp_path)
+    assert asdict(results.loaded(tmp_path / report.RESULTS)) == asdict(found)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "README.md",
+        "create.svg",
+        "results.json",
+    ]
+    assert results.loaded(tmp_path / "missing.json") == Results()
+
+
+def test_a_page_has_ratios_goals_reasons_and_the_absent():
+    page = report.page(_results())
+    assert "| docker SDK | 200 × |" in page
+    assert (
+        "| create | sandkasten: ≤ 1/100 of docker SDK | 1/200 (2.00 ms and 400 ms) | met |" in page
+    )
+    assert "| AutoGen (docker) |  | – | – | – | 0 | 0% (a \\| b) |" in page
+    assert "- **create**: bwrap (0.50 ×): it makes a directory" in page
+    assert "| runc | raw | did not take part: runc is not installed |" in page
+    assert "The machine had other work" in page
+    assert "Small sizes" in page
+    assert report.text(_results()).count("MISSED") == 1
+
+
+def test_a_peer_that_is_ahead_without_a_reason_is_shown():
+    row = next(row for row in rows.COMPARISON if row.operation == rows.CREATE)
+    measured = _measured("create", sandkasten=2.0, docker_SDK=1.0, bwrap=3.0)
+    assert behind(row, measured, OURS) == {DOCKER: ""}
+    faster = _results()
+    faster.parts["sessions"].measured[rows.CREATE][DOCKER] = Summary(1, 1.0, 1.0, 1.0)
+    assert f"docker SDK (0.50 ×): {report.NO_REASON}" in report.page(faster)
+
+
+def test_a_plot_names_every_bar_and_keeps_them_inside():
+    bars = [
+        plot.Bar("ours & co", 0.04, "0.04 ms", "ours"),
+        plot.Bar("slow", 11_000.0, "11000 ms", "open"),
+        plot.Bar("gone", None, "failed", "peer"),
+    ]
+    picture = ElementTree.fromstring(plot.chart("create <b>", "ms", "less is better", bars))
+    width = float(picture.attrib["width"])
+    texts = [one.text for one in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"create <b>", "ours & co", "slow", "gone", "failed", "0.01 ms", "100000 ms"} <= set(
+        texts
+    )
+    drawn = list(picture.iter("{http://www.w3.org/2000/svg}rect"))
+    assert [one.attrib["class"] for one in drawn] == ["ours", "open"]
+    assert all(float(o.attrib["x"]) + float(o.attrib["width"]) < width for o in drawn)
+    assert "prefers-color-scheme: dark" in plot.chart("x", "ms", "", bars)
+
+
+def test_the_page_in_the_repository_is_made_from_its_results():
+    found = results.loaded(report.PLACE / report.RESULTS)
+    made = report.rendered(found)
+    kept = {
+        path.name: path.read_text()
+        for path in tree.files()
+        if path.parent == report.PLACE and path.name != report.RESULTS
+    }
+    assert kept == made, "run python -m benchmarks.report"
+    assert report.NO_REASON not in made[report.PAGE]
 
 
 async def _turns_taken() -> tuple[Samples, list[str]]:
@@ -149,43 +340,6 @@ async def test_each_peer_runs_once_per_round_in_shuffled_order():
     followed = {pair for one in rounds for pair in zip(one, one[1:], strict=False)}
     assert followed == {(x, y) for x in "abc" for y in "abc" if x != y}
     assert (await _turns_taken())[1] == done
-
-
-def test_an_unmeasured_bound_does_not_pass():
-    assert [judge_within(one, Samples()).ok for one in WITHIN] == [None] * len(WITHIN)
-    assert [judge_added(one, Samples()).ok for one in ADDED] == [None, None]
-    assert [judge(ratio, Samples()).ok for ratio in RATIOS] == [None] * len(RATIOS)
-    assert at_most("idle", None, 1).ok is None
-    assert at_most("idle", 2 * MIB, 2 * MIB).ok is True
-    assert at_most("idle", 2 * MIB + 1, 2 * MIB).ok is False
-
-
-def test_a_failed_operation_has_no_duration():
-    samples = Samples()
-    with pytest.raises(RuntimeError), samples.timed("create", "docker"):
-        raise RuntimeError
-    assert samples.p50("create", "docker") is None
-
-
-def test_a_report_shows_every_number_and_verdict():
-    samples = Samples()
-    samples.add("create", "sandkasten", 10)
-    samples.add("create", "docker", 200)
-    found = Findings(
-        samples,
-        rates={"cycles, 8 at once": {"sandkasten": 50.0, "docker": 5.0}},
-        idle=[Idle("sandkasten", 200, 1.5 * MIB, 1.0 * MIB)],
-        growth={"exec": 3 * MIB},
-        output_bytes=1 << 30,
-    )
-    shown = table(found)
-    for part in ("create", "20.00 x", "50.0/s", "1.50 MiB", "3.00 MiB"):
-        assert part in shown
-    said = judgement(found)
-    assert "pass  create <= 1/12 of docker" in said
-    assert "----  destroy <= 1/20 of docker" in said
-    assert [v.ok for v in verdicts(found)].count(True) == 3
-    assert document(found)["output_bytes"] == 1 << 30
 
 
 def test_two_revisions_are_compared_round_by_round():

@@ -1,0 +1,335 @@
+"""Every row of the benchmark: its unit, its goals, and why a peer may be ahead in it. Pure.
+
+A goal holds a value of ours against a peer of the same run, or against a number. A goal that is
+a promise fails `--check` when it is missed; the others are shown with what was measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+from benchmarks.peers.contestants import (
+    BARE,
+    BWRAP,
+    CLI,
+    CLI_DAEMON,
+    COLD,
+    DOCKER,
+    WARM,
+)
+
+if TYPE_CHECKING:
+    from benchmarks.samples import Measured
+
+# promise: P48, P72, P73
+Unit = Literal["ms", "/s", "MiB"]
+OURS: Final = WARM
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    bound: float
+    """Times the peer's value; with `plus`, more than it; without a peer, the value itself."""
+    against: str = ""
+    of: str = OURS
+    plus: bool = False
+    at: Literal["p50", "p95"] = "p50"
+    promise: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    operation: str
+    section: str
+    goals: tuple[Goal, ...] = ()
+    unit: Unit = "ms"
+    lead: str = OURS
+    """The one of ours that the others are compared with."""
+    plot: str = ""
+    """The name of its plot; empty: it has none, and its peers are not contestants."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    operation: str
+    goal: str
+    measured: str
+    ok: bool | None
+    """None: the run did not measure it."""
+    promise: bool
+
+
+# ---- the comparison
+
+ONESHOT: Final = "one-shot print(1+1)"
+COMMAND_LINE: Final = "one-shot by command line"
+CREATE: Final = "create"
+EXEC: Final = "exec true (list)"
+DESTROY: Final = "destroy"
+RATE: Final = "commands per second, 8 sandboxes"
+FIRST: Final = "create to first command, one after another"
+STAGGERED: Final = "create to first command, staggered"
+BURST: Final = "create to first command, burst"
+
+
+def _promise(bound: float, against: str, **options: str) -> Goal:
+    return Goal(bound, against, promise=True, **options)  # type: ignore[arg-type]
+
+
+COMPARISON: Final = (
+    Row(
+        *(ONESHOT, "oneshots"),
+        (Goal(0.5, BARE), Goal(1.5, BARE, of=COLD), _promise(2.5, BARE), _promise(1 / 10, DOCKER)),
+        plot="oneshot",
+    ),
+    Row(
+        *(COMMAND_LINE, "oneshots"),
+        (Goal(120, of=CLI), Goal(80, of=CLI_DAEMON)),
+        lead=CLI,
+        plot="command-line",
+    ),
+    Row(
+        *(CREATE, "sessions"),
+        (
+            *(Goal(2), Goal(15, of=COLD)),
+            *(Goal(1 / 100, DOCKER), Goal(1 / 20, DOCKER, of=COLD), _promise(1 / 12, DOCKER)),
+        ),
+        plot="create",
+    ),
+    Row(EXEC, "sessions", (Goal(1.2, BARE), _promise(1 / 30, DOCKER)), plot="exec"),
+    Row(DESTROY, "sessions", (Goal(3), _promise(1 / 20, DOCKER)), plot="destroy"),
+    *(
+        Row(f"read {size}", "files", (Goal(1.5, BARE),), plot=f"read-{size.replace(' ', '-')}")
+        for size in ("1 MB", "50 MB")
+    ),
+    *(
+        Row(f"write {size}", "files", (Goal(1.0, BARE),), plot=f"write-{size.replace(' ', '-')}")
+        for size in ("1 MB", "50 MB")
+    ),
+    Row(RATE, "rate", (Goal(1.0, BARE), Goal(50, DOCKER)), unit="/s", plot="rate"),
+    Row(FIRST, "sessions", (Goal(1 / 20, DOCKER),), plot="first-sequential"),
+    Row(STAGGERED, "first", (Goal(1 / 20, DOCKER),), plot="first-staggered"),
+    Row(BURST, "first", (Goal(1 / 20, DOCKER),), plot="first-burst"),
+)
+
+_NO_SANDBOX: Final = "it runs code on the host: there is no sandbox to make, enter or remove"
+_ONE_PROCESS: Final = (
+    "it starts a process of the host; ours starts one in a sandbox with limits, keeps its output "
+    "and records its end"
+)
+_HOST_FILE: Final = (
+    "it uses a file of the host; ours is opened inside the sandbox, as its user, so that no path "
+    "of the sandbox is followed outside"
+)
+_DIRECTORY: Final = "it makes a directory and starts nothing until the first command"
+_NOTHING_ENDS: Final = "it removes a directory; nothing runs that would have to end"
+_SHARED_FILE: Final = "its files lie in a directory of the host that it works in without a check"
+_LOCAL: Final = ("AutoGen (local)", "SWE-ReX (local)", "inspect_ai (local)")
+_SHARERS: Final = (BWRAP, "AutoGen (local)", "AutoGen (docker)", "llm-sandbox (bwrap)")
+FILES: Final = tuple(f"{verb} {size}" for verb in ("read", "write") for size in ("1 MB", "50 MB"))
+_LIGHTER: Final = {
+    BWRAP: (
+        "its sandbox lives for one command, without limits, a system-call filter, an id range of "
+        "its own or a record of what ran"
+    ),
+    "llm-sandbox (bwrap)": (
+        "its sandbox lives for one command, without limits for all of its processes, an id range "
+        "of its own or a record of what ran"
+    ),
+}
+REASONS: Final[dict[tuple[str, str], str]] = {
+    **{(row.operation, BARE): _ONE_PROCESS for row in COMPARISON},
+    **{(row.operation, peer): _NO_SANDBOX for row in COMPARISON for peer in _LOCAL},
+    **{
+        (f"{verb} {size}", BARE): _HOST_FILE
+        for verb in ("read", "write")
+        for size in ("1 MB", "50 MB")
+    },
+    **{
+        (f"{verb} {size}", peer): _SHARED_FILE
+        for verb in ("read", "write")
+        for size in ("1 MB", "50 MB")
+        for peer in (BWRAP, "AutoGen (local)", "AutoGen (docker)", "llm-sandbox (bwrap)")
+    },
+    **{(CREATE, peer): _DIRECTORY for peer in (BWRAP, "llm-sandbox (bwrap)")},
+    **{(DESTROY, peer): _NOTHING_ENDS for peer in (BWRAP, "llm-sandbox (bwrap)")},
+    **{
+        (operation, peer): reason
+        for operation in (ONESHOT, FIRST, STAGGERED, BURST)
+        for peer, reason in _LIGHTER.items()
+    },
+}
+"""Why a peer may be ahead in a row. A peer that is ahead without one fails a test."""
+
+# ---- ours alone, each against the same work with nothing of ours in between
+
+
+def _held(section: str, operation: str, peer: str, bound: float) -> Row:
+    return Row(operation, section, (_promise(bound, peer),))
+
+
+def _on_docker(mode: str) -> tuple[Row, ...]:
+    """A sandbox that is a container, against the SDK on the same engine; neither has a network.
+
+    In the mode `volume` each byte of a file goes through the engine, its supervisor's pipes and
+    our relay; an archive goes from the engine to its disk. Large files show that.
+    """
+    large = 1.0 if mode == "bind" else 2.0
+    rules = (
+        (f"exec true on docker (shell, {mode})", 1 / 5),
+        (f"exec true on docker (argv, {mode})", 1 / 5),
+        (f"create on docker ({mode})", 1.3),
+        (f"destroy on docker ({mode})", 1.5),
+        (f"write 1 MB on docker ({mode})", 1.0),
+        (f"read 1 MB on docker ({mode})", 1.0),
+        (f"write 50 MB on docker ({mode})", large),
+        (f"read 50 MB on docker ({mode})", large),
+    )
+    return tuple(_held("docker", operation, "docker", bound) for operation, bound in rules)
+
+
+_CONTAINED: Final = "daemon in a container"
+_CONTAINED_BOUND_MS: Final = 500.0
+_HTTP: Final = "exec true, one session (argv)"
+IDLE: Final = "idle session (machine)"
+NETWORKED: Final = "a sandbox with a network (cgroup)"
+GROWTH: Final = "growth of the caller under output"
+DOWNLOAD: Final = "download of 1 GB through a network"
+CONNECT: Final = "connect through a network"
+
+ALONE: Final = (
+    _held("images", "import of an image", "tar", 1.5),
+    _held("images", "create on an image", "host image", 1.5),
+    _held("gvisor", "exec true on gVisor (argv)", "runsc", 1 / 3),
+    _held("gvisor", "exec true on gVisor (shell)", "runsc", 1 / 3),
+    *(row for mode in ("bind", "volume") for row in _on_docker(mode)),
+    # The goal is 2. A second handshake, two more sends and two more wake-ups take 60 to 80
+    # microseconds on loopback, most of it in the kernel; a direct connection takes 40.
+    Row(CONNECT, "network", (_promise(4.0, "direct"), _promise(1.5, "pasta"))),
+    Row(
+        *(DOWNLOAD, "network"),
+        (_promise(2.0, "direct"), _promise(1.0, "pasta"), _promise(1.0, "slirp4netns")),
+    ),
+    _held("network", "create with a network", "no network", 1.3),
+    Row(NETWORKED, "network", (Goal(4, promise=True),), unit="MiB"),
+    # Chosen with room to spare on a machine that does ten things at once. A call costs about a
+    # third of a millisecond of processor over the engine's: a row of the ledger is read, and the
+    # arguments are held against their schema.
+    _held("agents", "sandbox_exec true", "engine", 4.0),
+    _held("agents", "sandbox_exec true over MCP", "engine", 10.0),
+    _held("agents", "sandbox_exec true over HTTP", "HTTP exec", 3.0),
+    Row("sandbox_run python", "agents", (_promise(3.0, "engine"), _promise(1 / 4, "docker"))),
+    _held("agents", "a tool call in an agent's loop", "tool call", 5.0),
+    _held("packages", "create with packages, fetched before", "no packages", 2.5),
+    *(
+        _held("expressions", f"expression that looks at {kilobytes} kB", "cel in process", bound)
+        for kilobytes, bound in ((1, 15.0), (100, 20.0), (1000, 6.0))
+    ),
+    _held("code", "run_code 1+1 over HTTP, warm", "ipykernel", 1.5),
+    _held("code", "first run_code in a sandbox", "ipykernel", 2.0),
+    _held("traces", "exec true over HTTP, traced", "without spans", 1.1),
+    Row(
+        *(_HTTP, "http"),
+        (
+            Goal(1.0, OURS, of="raw HTTP", plus=True, promise=True),
+            Goal(0.5, "raw HTTP", of="SDK over HTTP", plus=True),
+        ),
+    ),
+    *(
+        Row(
+            *(f"{verb}, {_CONTAINED}", "contained"),
+            tuple(
+                Goal(_CONTAINED_BOUND_MS, of=of, at="p95", promise=True)
+                for of in (OURS, "sandkasten, volumes")
+            ),
+        )
+        for verb in ("write 4 KB", "read 4 KB", "list a directory", "delete a file")
+    ),
+    Row(IDLE, "idle", (Goal(2, promise=True),), unit="MiB"),
+    # Output may cost the caller some buffers, and no more with more output.
+    Row(
+        *(GROWTH, "output"),
+        tuple(Goal(24, of=f"sandkasten {how}", promise=True) for how in ("exec", "stream")),
+        unit="MiB",
+    ),
+)
+ROWS: Final = (*COMPARISON, *ALONE)
+
+
+def by_operation(operation: str) -> Row:
+    """Return the row of an operation; one without goals is shown and not judged."""
+    return next((row for row in ROWS if row.operation == operation), Row(operation, ""))
+
+
+# ---- verdicts
+
+
+def said(goal: Goal, unit: Unit) -> str:
+    """Return a goal as a reader sees it."""
+    sign = "≥" if unit == "/s" else "≤"
+    shown = goal.bound if goal.bound >= 1 or not goal.against or goal.plus else 1 / goal.bound
+    number = f"{shown:g}"
+    if goal.plus:
+        words = f"{sign} {number} {unit} more than {goal.against}"
+    elif not goal.against:
+        words = f"{sign} {number} {unit}"
+    elif goal.bound < 1:
+        words = f"{sign} 1/{number} of {goal.against}"
+    else:
+        words = f"{sign} {number} × {goal.against}"
+    return words + (f" ({goal.at})" if goal.at != "p50" else "")
+
+
+def times(ratio: float) -> str:
+    """Return a ratio to two digits that count, a small one as a fraction."""
+    if ratio >= 1:
+        return f"{ratio:.0f} ×" if ratio >= 10 else f"{ratio:.2f} ×"
+    return f"1/{1 / ratio:.0f}" if ratio < 0.1 else f"{ratio:.2f} ×"
+
+
+def judge(row: Row, goal: Goal, measured: Measured) -> Verdict:
+    peers = measured.get(row.operation, {})
+    words = f"{goal.of}: {said(goal, row.unit)}"
+    mine = getattr(peers.get(goal.of), goal.at, None)
+    theirs = getattr(peers.get(goal.against), goal.at, None) if goal.against else 0.0
+    if mine is None or theirs is None:
+        return Verdict(row.operation, words, "not measured", None, goal.promise)
+    value = f"{amount(mine)} {row.unit}"
+    if not goal.against:
+        got, shown = mine, value
+    elif goal.plus:
+        got = mine - theirs
+        shown = f"{got:.2f} {row.unit} ({value} and {amount(theirs)} {row.unit})"
+    else:
+        got = mine / theirs
+        shown = f"{times(got)} ({value} and {amount(theirs)} {row.unit})"
+    ok = got >= goal.bound if row.unit == "/s" else got <= goal.bound
+    return Verdict(row.operation, words, shown, ok, goal.promise)
+
+
+def amount(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def verdicts(measured: Measured, sections: set[str]) -> list[Verdict]:
+    """Judge every goal of the sections that ran."""
+    return [
+        judge(row, goal, measured) for row in ROWS if row.section in sections for goal in row.goals
+    ]
+
+
+def behind(row: Row, measured: Measured, ours: frozenset[str]) -> dict[str, str]:
+    """Return the peers that are ahead of our lead in a row, each with the reason."""
+    peers = measured.get(row.operation, {})
+    lead = peers.get(row.lead)
+    if lead is None or lead.p50 is None:
+        return {}
+    ahead = {
+        peer
+        for peer, one in peers.items()
+        if peer not in ours
+        and one.p50 is not None
+        and (one.p50 > lead.p50 if row.unit == "/s" else one.p50 < lead.p50)
+    }
+    return {peer: REASONS.get((row.operation, peer), "") for peer in peers if peer in ahead}
