@@ -10,33 +10,61 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
 
+# Not from typing, which takes longer to import than a short command takes to run.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import NoReturn
+
+    from sandkasten.cli.state import State
+    from sandkasten.errors import SandkastenError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with its status."""
     import sandkasten
-    from sandkasten.cli.exit_status import EXIT_OURS
-    from sandkasten.cli.state import State
-    from sandkasten.errors import (
-        CommandNotExecutable,
-        CommandNotFound,
-        QuotaExceeded,
-        SandkastenError,
-    )
-    from sandkasten.model.optional_extras import DISTRIBUTION, install_command
 
     if sandkasten.__file__ is None:
-        # Python then takes the directory for a namespace package.
-        missing = os.path.join(*sandkasten.__path__, "__init__.py")
-        sys.stderr.write(
-            f"error: the installation of {DISTRIBUTION} is incomplete: {missing} is missing\n"
-            f"hint: pip install --force-reinstall with the wheel of {DISTRIBUTION}\n"
-        )
-        raise SystemExit(EXIT_OURS)
+        _incomplete(sandkasten.__path__)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    from sandkasten.cli.quick_commands import answer
+
+    try:
+        try:
+            status = answer(words)
+        except BrokenPipeError:
+            # As the full parser does, when the reader leaves while a command runs.
+            _discard_stdout()
+            raise SystemExit(1) from None
+        sys.stdout.flush()
+    except OSError as exc:
+        raise SystemExit(_unwritten(exc)) from None
+    if status is not None:
+        raise SystemExit(status)
+    _main(words)
+
+
+def _incomplete(path: Iterable[str]) -> NoReturn:
+    """Report a missing `__init__.py`: Python then takes the directory for a namespace package."""
+    from sandkasten.cli.exit_status import EXIT_OURS
+    from sandkasten.model.optional_extras import DISTRIBUTION
+
+    missing = os.path.join(*path, "__init__.py")
+    sys.stderr.write(
+        f"error: the installation of {DISTRIBUTION} is incomplete: {missing} is missing\n"
+        f"hint: pip install --force-reinstall with the wheel of {DISTRIBUTION}\n"
+    )
+    raise SystemExit(EXIT_OURS)
+
+
+def _main(words: list[str]) -> None:
+    """Run one command through the parser that knows all of them."""
+    from sandkasten.cli.exit_status import EXIT_OURS
+    from sandkasten.cli.state import State
+    from sandkasten.errors import SandkastenError
+    from sandkasten.model.optional_extras import install_command
+
     try:
         from sandkasten.cli.command_table import build, command_in
     except ModuleNotFoundError as exc:
@@ -49,45 +77,56 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(EXIT_OURS) from None
 
     state = State()
-    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         try:
             build(_command(words, command_in))(args=words, prog_name="sandkasten", obj=state)
         finally:
             sys.stdout.flush()
     except SandkastenError as exc:
-        from sandkasten.cli.exit_status import (
-            EXIT_NOT_EXECUTABLE,
-            EXIT_NOT_FOUND,
-            EXIT_USAGE,
-            UsageError,
-        )
-        from sandkasten.cli.output import report
-
-        report(state.with_daemon(exc), as_json=state.json)
-        status = EXIT_OURS
-        if isinstance(exc, CommandNotFound):
-            status = EXIT_NOT_FOUND
-        elif isinstance(exc, CommandNotExecutable):
-            status = EXIT_NOT_EXECUTABLE
-        elif isinstance(exc, UsageError):
-            status = EXIT_USAGE
-        raise SystemExit(status) from None
-    except BrokenPipeError:
-        _discard_stdout()
-        raise SystemExit(EXIT_OURS) from None
+        raise SystemExit(report(exc, state)) from None
     except OSError as exc:
-        from sandkasten.cli.output import report
-        from sandkasten.disk.os_errors import is_full
+        raise SystemExit(_unwritten(exc)) from None
 
-        if not is_full(exc):
-            raise
+
+def report(error: SandkastenError, state: State) -> int:
+    """Print an error in the format of every command and return the exit status."""
+    from sandkasten.cli.exit_status import (
+        EXIT_NOT_EXECUTABLE,
+        EXIT_NOT_FOUND,
+        EXIT_OURS,
+        EXIT_USAGE,
+        UsageError,
+    )
+    from sandkasten.cli.output import report
+    from sandkasten.errors import CommandNotExecutable, CommandNotFound
+
+    report(state.with_daemon(error), as_json=state.json)
+    if isinstance(error, CommandNotFound):
+        return EXIT_NOT_FOUND
+    if isinstance(error, CommandNotExecutable):
+        return EXIT_NOT_EXECUTABLE
+    return EXIT_USAGE if isinstance(error, UsageError) else EXIT_OURS
+
+
+def _unwritten(exc: OSError) -> int:
+    """Return the exit status for output that cannot be written; raise any other error again."""
+    from sandkasten.cli.exit_status import EXIT_OURS
+
+    if isinstance(exc, BrokenPipeError):
         _discard_stdout()
-        place = exc.filename or "the output"
-        message = f"could not write {place}: {exc.strerror}"
-        # On stderr with --json too: stdout is what may be full.
-        report(QuotaExceeded(message, hint="free space on that disk and try again"), as_json=False)
-        raise SystemExit(EXIT_OURS) from None
+        return EXIT_OURS
+    from sandkasten.cli.output import report
+    from sandkasten.disk.os_errors import is_full
+    from sandkasten.errors import QuotaExceeded
+
+    if not is_full(exc):
+        raise exc
+    _discard_stdout()
+    place = exc.filename or "the output"
+    message = f"could not write {place}: {exc.strerror}"
+    # On stderr with --json too: stdout is what may be full.
+    report(QuotaExceeded(message, hint="free space on that disk and try again"), as_json=False)
+    return EXIT_OURS
 
 
 def _command(words: Sequence[str], command_in: Callable[[Sequence[str]], str | None]) -> str | None:

@@ -14,7 +14,7 @@ from sandkasten import errors
 from sandkasten.client.http import file_json, image_json, session_json
 from sandkasten.client.http.address import address_of
 from sandkasten.client.http.error_responses import BY_CODE, error_of
-from sandkasten.client.http.event_streams import Event, Parser
+from sandkasten.client.plain.event_parser import Event, Parser
 from sandkasten.errors import InvalidRequest, ProtocolViolation
 from sandkasten.model.commands.exec_values import Chunk, ExecRequest, Pty
 from sandkasten.model.files.file_entries import FileEntry
@@ -322,7 +322,7 @@ def test_events_are_the_same_for_any_split_of_the_bytes(cuts):
 
 
 def test_an_endless_event_does_not_fill_the_memory(monkeypatch):
-    monkeypatch.setattr("sandkasten.client.http.event_streams.MAX_EVENT_BYTES", 1000)
+    monkeypatch.setattr("sandkasten.client.plain.event_parser.MAX_EVENT_BYTES", 1000)
     parser = Parser()
     with pytest.raises(ProtocolViolation):
         parser.feed(b"data: x\n" + b"data: " + b"x" * 1000)

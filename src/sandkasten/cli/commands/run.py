@@ -68,7 +68,7 @@ def run(state: State, job: Job) -> int:
     except KeyboardInterrupt:
         raise SystemExit(EXIT_INTERRUPTED) from None
     result = go(_run(state, job, program, files, stdin))
-    _show(result, job, as_json=state.json)
+    show(result, job, as_json=state.json)
     return status_of(result.exit_code, result.signal, timed_out=result.timed_out)
 
 
@@ -154,7 +154,8 @@ def _bytes_of(path: Path) -> bytes:
         ) from exc
 
 
-def _show(result: RunResult, job: Job, *, as_json: bool) -> None:
+def show(result: RunResult, job: Job, *, as_json: bool) -> None:
+    """Print what the output does not show, and save the artifacts."""
     if as_json:
         put_json(result.as_dict())
     for warning in result.warnings:

@@ -1,4 +1,4 @@
-"""Server-sent events: the parser, and streams that survive lost connections.
+"""Streams of server-sent events that survive lost connections.
 
 A command belongs to its sandbox, a run to its daemon; this only follows them. A lost connection is
 reopened after the last event that arrived, so nothing is shown twice and nothing runs twice.
@@ -16,6 +16,7 @@ from sandkasten.client.http.error_responses import body_error
 from sandkasten.client.http.json_values import record
 from sandkasten.client.http.reconnect import Patience
 from sandkasten.client.http.session_json import chunk_of, exec_result_of
+from sandkasten.client.plain.event_parser import Event, Parser
 from sandkasten.errors import BackendUnavailable, ProtocolViolation, SandkastenError
 from sandkasten.lazy_dataclass import dataclass
 
@@ -24,55 +25,8 @@ if TYPE_CHECKING:
 
     from sandkasten.client.http.connection import Connection, HttpRequest
 
-# The last event holds all kept output, in base64 if it is not UTF-8.
-MAX_EVENT_BYTES: Final = 512 << 20
 # A daemon says something every 15 s, if only that it lives.
 SILENCE_S: Final = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    name: str
-    data: str
-
-
-class Parser:
-    """Parses bytes into events; comments and unused fields are dropped."""
-
-    def __init__(self) -> None:
-        self._rest = bytearray()
-        self._name = ""
-        self._data: list[str] = []
-        self._size = 0
-
-    def feed(self, data: bytes) -> list[Event]:
-        self._rest += data
-        if len(self._rest) + self._size > MAX_EVENT_BYTES:
-            raise ProtocolViolation("an event of the daemon is larger than any it sends")
-        events: list[Event] = []
-        start = 0
-        while (end := self._rest.find(b"\n", start)) >= 0:
-            line = bytes(self._rest[start:end]).removesuffix(b"\r")
-            start = end + 1
-            found = self._line(line)
-            if found is not None:
-                events.append(found)
-        del self._rest[:start]
-        return events
-
-    def _line(self, line: bytes) -> Event | None:
-        if not line:
-            found = Event(self._name or "message", "\n".join(self._data)) if self._data else None
-            self._name, self._data, self._size = "", [], 0
-            return found
-        field, _, value = line.partition(b":")
-        value = value.removeprefix(b" ")
-        if field == b"event":
-            self._name = value.decode("utf-8", "replace")
-        elif field == b"data":
-            self._data.append(value.decode("utf-8", "replace"))
-            self._size += len(value)
-        return None
 
 
 async def events(answer: aiohttp.ClientResponse) -> AsyncIterator[Event]:

@@ -1,0 +1,294 @@
+"""Frequent commands, started with as few imports as they need.
+
+`answer` does what the full command line would do, or nothing: then it returns None and has sent
+and printed nothing. `version` needs nothing else. `run` asks a daemon over a plain socket, and what
+is unusual in its answer is decoded and shown by the modules of the full client. Without a daemon
+`run` goes to the full command in this process, without the parser.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from sandkasten.cli.plain_options import parse
+
+# Not from typing, which takes longer to import than all of this.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from sandkasten.cli.plain_options import Parsed
+    from sandkasten.client.plain.daemon_socket import DaemonSocket
+    from sandkasten.client.plain.plain_http import PlainAnswer
+
+# A daemon says something every 15 s, if only that it lives.
+_SILENCE_S = 60.0
+# Other options of `run` need the full client: files to read and write, a wait to explain.
+_BODY = {
+    "image": "image",
+    "hostname": "hostname",
+    "isolation": "isolation",
+    "workspace": "workspace_id",
+    "backend": "backend",
+}
+_RUNTIMES = {".js": "node", ".mjs": "node", ".cjs": "node", ".sh": "bash", ".bash": "bash"}
+
+
+def answer(line: Sequence[str]) -> int | None:
+    """Run the command and return its exit status; None if the full command line has to run it."""
+    if "_SANDKASTEN_COMPLETE" in os.environ:
+        return None
+    parsed = parse(["version"] if list(line) == ["--version"] else line)
+    if parsed is None:
+        return None
+    if parsed.command == "version":
+        return None if parsed.words or parsed.options else _version()
+    body = _body(parsed)
+    daemon = None if body is None else _daemon(parsed.before)
+    if body is None or daemon is None or daemon.connection is None:
+        return None
+    return _asked(parsed, daemon, body)
+
+
+def _version() -> int:
+    from sandkasten import __version__
+
+    sys.stdout.write(f"sandkasten {__version__}\n")
+    return 0
+
+
+def _daemon(before: dict[str, Any]) -> DaemonSocket | None:
+    from sandkasten.client.plain.daemon_socket import find
+
+    return find(
+        os.environ,
+        data_dir=before.get("data_dir"),
+        url=before.get("url"),
+        api_key=before.get("api_key"),
+        embedded=before.get("embedded", False),
+    )
+
+
+def _body(parsed: Parsed) -> bytes | None:
+    """Return the request; None if something in it needs the full command."""
+    options: dict[str, Any] = {**parsed.before, **parsed.options}
+    code, args = options.pop("code", None), list(parsed.words)
+    runtime = options.pop("runtime", None)
+    if code is None:
+        if not args or args[0] == "-":
+            return None
+        name = args.pop(0)
+        runtime = runtime or _RUNTIMES.get(os.path.splitext(name)[1])
+        try:
+            with open(name, "rb") as file:
+                code = file.read().decode()
+        except (OSError, ValueError):
+            return None
+    if any(word.startswith("-") for word in args):
+        return None
+    if ":" in (options.get("image") or ""):
+        # It may be pulled, and the command says so.
+        return None
+    body: dict[str, Any] = {"runtime": runtime or "python"}
+    if args:
+        body["args"] = args
+    for name in ("data_dir", "url", "api_key", "embedded"):
+        options.pop(name, None)
+    for name, value in options.items():
+        if name == "env":
+            pairs = [word.partition("=") for word in value]
+            if not all(name and equals for name, equals, _ in pairs):
+                return None
+            body["env"] = {name: text for name, _, text in pairs}
+        elif name == "timeout":
+            if not value.isascii() or not value.isdigit() or len(value) > 9:
+                return None
+            body["timeout_seconds"] = float(value)
+        elif name not in _BODY or not value:
+            return None
+        else:
+            body[_BODY[name]] = value
+    from json import dumps
+
+    try:
+        return dumps({**body, "code": code}, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return None
+
+
+def _asked(parsed: Parsed, daemon: DaemonSocket, body: bytes) -> int | None:
+    """Send the request and show what comes back, until the run has ended."""
+    import signal
+
+    from sandkasten.client.plain.plain_http import Incomplete, PlainAnswer, send
+
+    headers = {
+        "Host": "localhost",
+        "User-Agent": "sandkasten-python",
+        "Accept": "text/event-stream",
+        "Accept-Encoding": "identity",
+    }
+    if daemon.api_key is not None:
+        headers["Authorization"] = f"Bearer {daemon.api_key}"
+    if daemon.tenant is not None:
+        headers["X-Sandkasten-Tenant"] = daemon.tenant
+    if not all(value.isascii() and value.isprintable() for value in headers.values()):
+        return None
+    connection = daemon.connection
+    assert connection is not None
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # `nohup` has the program ignore SIGHUP.
+        if signal.getsignal(number) != signal.SIG_IGN:
+            before[number] = signal.signal(number, _end)
+    try:
+        # To close the connection ends the run.
+        with connection:
+            try:
+                send(connection, "POST", "/v1/run", headers, body)
+                found = PlainAnswer(connection)
+            except Incomplete:
+                raise _lost_early("ServerDisconnectedError") from None
+            except OSError:
+                raise _lost_early("ClientOSError") from None
+            if found.status == 429:
+                # Nothing was done. The full client knows when to ask again.
+                return None
+            connection.settimeout(_SILENCE_S)
+            return _shown(found, daemon)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as exc:
+        from sandkasten.errors import SandkastenError
+
+        if not isinstance(exc, SandkastenError):
+            raise
+        return _reported(exc, parsed, daemon)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(number: int, frame: object) -> None:
+    """Exit with 128 + N; a second signal ends the process at once."""
+    import signal
+
+    signal.signal(number, signal.SIG_DFL)
+    raise SystemExit(128 + number)
+
+
+def _shown(found: PlainAnswer, daemon: DaemonSocket) -> int:
+    from json import loads
+
+    from sandkasten.client.plain.event_parser import Parser
+    from sandkasten.client.plain.plain_http import Incomplete
+
+    if found.status >= 300:
+        from sandkasten.client.http.error_responses import error_of
+
+        raise error_of(found.status, found.read())
+    parser = Parser()
+    pieces = found.pieces()
+    while True:
+        # Not around what is printed, whose failures are not the connection's.
+        try:
+            piece = next(pieces, None)
+        except (Incomplete, ValueError):
+            raise _lost(daemon, "ClientPayloadError") from None
+        except TimeoutError:
+            raise _lost(daemon, "TimeoutError") from None
+        except OSError:
+            raise _lost(daemon, "ClientOSError") from None
+        if piece is None:
+            from sandkasten.errors import BackendUnavailable
+
+            raise BackendUnavailable(
+                "the connection was lost while the code ran",
+                hint="the daemon ended the run; start it again",
+            )
+        for event in parser.feed(piece):
+            try:
+                value = loads(event.data)
+            except ValueError:
+                value = None
+            if event.name == "chunk":
+                _print(value)
+            elif event.name == "done":
+                return _ended(value)
+            elif event.name == "error":
+                from sandkasten.client.http.error_responses import body_error
+
+                if isinstance(value, dict):
+                    raise body_error(value)
+            if not isinstance(value, dict):
+                from sandkasten.errors import ProtocolViolation
+
+                raise ProtocolViolation("an event of the daemon is not JSON")
+
+
+def _print(value: Any) -> None:
+    """Print a piece of output; one that is not plain is decoded by the full client."""
+    if not (
+        isinstance(value, dict)
+        and value.get("stream") in ("stdout", "stderr")
+        and isinstance(value.get("text"), str)
+        and "data_b64" not in value
+        and "gap_bytes" not in value
+    ):
+        from sandkasten.cli.output import write_chunk
+        from sandkasten.client.http.session_json import chunk_of
+
+        chunk = chunk_of(value)
+        write_chunk(chunk.source, chunk.data, chunk.gap_bytes)
+        return
+    out = sys.stderr.buffer if value["stream"] == "stderr" else sys.stdout.buffer
+    out.write(value["text"].encode("utf-8", "surrogatepass"))
+    out.flush()
+
+
+def _ended(value: Any) -> int:
+    """Return the exit status; a result with more than that is shown by the full command."""
+    plain = isinstance(value, dict) and type(value.get("exit_code")) is int
+    if plain and not any(
+        value.get(name) for name in ("timed_out", "why", "warnings", "network", "signal")
+    ):
+        status: int = value["exit_code"]
+        return status
+    from sandkasten.cli.commands.run import Job, show
+    from sandkasten.cli.exit_status import status_of
+    from sandkasten.client.http.session_json import run_result_of as decoded
+    from sandkasten.client.results import run_result_of
+
+    result = run_result_of(decoded(value))
+    show(result, Job(code="", words=()), as_json=False)
+    return status_of(result.exit_code, result.signal, timed_out=result.timed_out)
+
+
+def _lost_early(how: str) -> Exception:
+    from sandkasten.errors import BackendUnavailable
+
+    return BackendUnavailable(
+        f"the connection was lost before POST /v1/run was answered ({how})",
+        hint="it may have been done; check before you retry",
+    )
+
+
+def _lost(daemon: DaemonSocket, how: str) -> Exception:
+    from sandkasten.errors import BackendUnavailable
+
+    return BackendUnavailable(
+        f"the connection to {daemon.url} was lost while the code ran ({how})",
+        hint="the daemon may have been restarted; retry",
+    )
+
+
+def _reported(exc: Any, parsed: Parsed, daemon: DaemonSocket) -> int:
+    """Print an error as every command does, and return the exit status."""
+    from sandkasten.cli.main import report
+    from sandkasten.cli.state import State
+    from sandkasten.client.server.daemon_or_embedded import ServerAddress
+
+    place = ServerAddress(url=daemon.url, api_key=daemon.api_key, tenant=daemon.tenant)
+    return report(exc, State(url=parsed.before.get("url"), _found=place))  # type: ignore[arg-type]

@@ -1,0 +1,312 @@
+"""Commands that start without the full command line do exactly what it does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import typer.main
+
+from sandkasten.cli import quick_commands
+from sandkasten.cli.command_table import build
+from sandkasten.cli.plain_options import COMMANDS, GLOBAL, MANY, ONE, SWITCH, parse
+from sandkasten.client.plain import daemon_socket
+from sandkasten.client.server.daemon_or_embedded import find_server, place_of
+from sandkasten.errors import SandkastenError
+from tests.cli.conftest import COMMAND, Spoken
+from tests.client.http.served import Served, served
+from tests.patience import PATIENCE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def kind_of(parameter) -> str:
+    if parameter.is_flag:
+        return SWITCH
+    return MANY if parameter.multiple else ONE
+
+
+def declared(command) -> dict[str, tuple[str, str]]:
+    return {
+        name: (one.name, kind_of(one))
+        for one in command.params
+        for name in (*one.opts, *one.secondary_opts)
+        if name.startswith("-")
+    }
+
+
+@pytest.mark.promise("P93")
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_the_options_are_those_of_the_full_parser(name):
+    group: Any = typer.main.get_command(build(name or None))
+    command = group if not name else group.commands[name]
+    ours = dict(COMMANDS[name] if name else GLOBAL)
+    theirs = declared(command)
+    assert ours == {option: theirs[option] for option in ours}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("version",),
+        ("version", "--json"),
+        ("--data-dir", "d", "--embedded", "version"),
+        ("--data-dir=d=e", "--url=", "version"),
+        ("run", "-c", "print(1)"),
+        ("run", "-c", "-x", "a", "b"),
+        ("run", "-r", "sh", "-e", "A=1", "--env=B=2=3", "-e", "", "-c", "x"),
+        ("run", "--timeout", "90", "file.py", "a", "--json", "--", "-c"),
+        ("run", "--json", "--stdin", "-", "a"),
+        ("run", "-r", "sh", "-r", "node", "--image", "python", "-f", "a:b", "-f", "c", "x"),
+        ("--backend", "local", "run", "--backend", "oci", "-a", "*", "-o", "out", "x"),
+        ("--api-key", "k", "--url", "http://x", "run"),
+    ],
+)
+def test_a_line_means_what_it_means_to_the_full_parser(line):
+    found = parse(line)
+    assert found is not None
+    group: Any = typer.main.get_command(build(found.command))
+    with group.make_context("sandkasten", list(line)) as context:
+        before = {**context.params}
+        rest = [*context._protected_args, *context.args]
+        command = group.commands[rest[0]]
+        with command.make_context(rest[0], rest[1:], parent=context) as inside:
+            after = {**inside.params}
+    assert {**found.before, "version": False} == {
+        name: value for name, value in before.items() if value is not None and value is not False
+    } | {"version": False}
+    words = after.pop("words", None) or []
+    timeout: Any = found.options.get("timeout")
+    ours = {**found.options, **({"timeout": float(timeout)} if timeout else {})}
+    set_to = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in after.items()
+        if value not in (None, False, [], ()) and (name, value) != ("out", ".")
+    }
+    assert (found.command, ours, list(found.words)) == (rest[0], set_to, list(words))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        (),
+        ("--help",),
+        ("run", "--help"),
+        ("run", "-h"),
+        ("run", "-cprint(1)"),
+        ("run", "-c"),
+        ("run", "--json=1", "-c", "x"),
+        ("run", "--jso", "-c", "x"),
+        ("run", "-c", "x", "--network", "full"),
+        ("run", "--network", "full", "-c", "x"),
+        ("run", "--", "x"),
+        ("--", "run"),
+        ("--no-such", "run"),
+        ("ls", "--no-such"),
+        ("rn",),
+    ],
+)
+def test_what_is_not_certain_is_left_to_the_full_parser(line):
+    found = parse(line)
+    assert found is None or "--network" in found.words
+
+
+def test_version_imports_neither_parser_nor_engine():
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c"),
+            "import sys; from sandkasten.cli.main import main\n"
+            "try: main(['version'])\n"
+            "except SystemExit: print(*sorted(sys.modules))",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert not {"typer", "asyncio", "typing", "json", "dataclasses"} & {*done.stdout.split()}
+
+
+# ---- through a daemon
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("quick") / "data") as one:
+        yield one
+
+
+@pytest.fixture
+def both(
+    daemon: Served, cli: Callable[..., Spoken], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Spoken]:
+    """Run a command line quickly and through the full command line, and compare."""
+
+    def run(*line: str, quick: bool = True) -> Spoken:
+        statuses: list[int | None] = []
+        answer = quick_commands.answer
+
+        def noted(words):
+            statuses.append(answer(words))
+            return statuses[-1]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(quick_commands, "answer", noted)
+            ours = cli(*line)
+        assert (statuses[-1:] != [None]) is quick, f"{line} took the other way"
+        with monkeypatch.context() as patch:
+            patch.setattr(quick_commands, "answer", lambda words: None)
+            assert ours == cli(*line)
+        return ours
+
+    return run
+
+
+@pytest.mark.promise("P93")
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (("-r", "sh", "-c", "echo out; echo err >&2"), 0),
+        (("-r", "sh", "-c", r"printf 'a\377b\342\200\250\302'; printf '\360\237\230\200' >&2"), 0),
+        (("-r", "sh", "-c", 'echo "$1" "$A"; exit 7', "-e", "A=1"), 7),
+        (("-r", "sh", "-e", "A=b=c", "-e", "B=é", "-c", 'echo "$1" "$2" "$A"', "x", "é y"), 0),
+        (("-r", "sh", "-c", "kill -9 $$"), 137),
+        (("-r", "sh", "-c", "no-such-program"), 127),
+        (("-r", "sh", "--timeout", "1", "-c", "echo begun; sleep 60"), 124),
+        (("-r", "no-such", "-c", "x"), 125),
+        (("-i", "no-such", "-c", "x"), 125),
+        (("-c", "print(1)", "--image", "x"), 125),
+        (("-c", "print(1)", "x", "--image", "x"), 2),
+        (("-e", "É=1", "-c", "x"), 125),
+        (("--timeout", "0", "-c", "x"), 125),
+        (("--isolation", "most", "-c", "x"), 125),
+        (("--hostname", "-", "-c", "x"), 125),
+        (("-e", "A=\x00", "-c", "x"), 125),
+    ],
+)
+def test_a_run_through_a_daemon_is_the_same(both, daemon, words, status):
+    done = both("--url", f"unix://{daemon.socket}", "run", *words, quick=status != 2)
+    assert done.status == status, done
+
+
+def test_a_file_runs_the_same(both, daemon, tmp_path):
+    (tmp_path / "a.sh").write_text('echo "$1" $0')
+    (tmp_path / "b").write_bytes(b"\xff")
+    url = ("--url", f"unix://{daemon.socket}")
+    assert both(*url, "run", str(tmp_path / "a.sh"), "x").out.startswith("x ")
+    assert both(*url, "run", str(tmp_path / "b"), quick=False).status == 125
+    assert both(*url, "run", str(tmp_path / "none"), quick=False).status == 125
+
+
+def test_a_daemon_of_the_data_directory_is_found_without_settings(both, daemon, monkeypatch):
+    monkeypatch.delenv("SANDKASTEN_BACKEND")
+    monkeypatch.setenv("SANDKASTEN_DATA_DIR", str(daemon.data_dir))
+    assert both("run", "-r", "sh", "-c", "echo $((6*7))").out == "42\n"
+    assert both("--data-dir", str(daemon.data_dir), "run", "-r", "sh", "-c", "exit 3").status == 3
+    # The error names the daemon, which the user did not.
+    assert both("run", "-i", "no-such", "-c", "x").status == 125
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 25\r\n\r\nevent: chunk\ndata: [1]\n\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 24\r\n\r\nevent: chunk\ndata: [1]\n\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 22\r\n\r\nevent: done\ndata: {}\n\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 27\r\n\r\nevent: done\ndata: not JSON\n\n",
+        b"HTTP/1.1 502 Bad\r\nContent-Length: 6\r\n\r\nnobody",
+        b'HTTP/1.1 401 No\r\nContent-Length: 39\r\n\r\n{"code":"UNAUTHORIZED","message":"key"}',
+    ],
+)
+def test_an_answer_that_breaks_off_is_the_same_error(both, tmp_path, said):
+    path = str(tmp_path / "broken.sock")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()
+
+        def serve() -> None:
+            for _ in range(2):
+                there, _ = listening.accept()
+                with there:
+                    there.recv(1 << 16)
+                    there.sendall(said)
+                    there.shutdown(socket.SHUT_WR)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        done = both("--url", f"unix://{path}", "run", "-c", "x")
+        assert (done.status, done.out) == (125, "")
+        assert done.err.startswith("error: ")
+        thread.join(PATIENCE_S)
+
+
+@pytest.mark.real_start
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_the_run_and_is_the_status(daemon, number):
+    command = [*COMMAND, "--url", f"unix://{daemon.socket}", "run", "-r", "sh"]
+    running = subprocess.Popen(
+        [*command, "-c", "echo begun; sleep 600"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert running.stdout is not None
+    assert running.stdout.readline() == b"begun\n"
+    running.send_signal(number)
+    _, err = running.communicate(timeout=PATIENCE_S)
+    assert (running.returncode, err) == (128 + number, b"")
+
+
+@pytest.mark.promise("P93")
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"SANDKASTEN_URL": "embedded"},
+        {"SANDKASTEN_URL": "http://127.0.0.1:1"},
+        {"SANDKASTEN_URL": "unix://SOCKET"},
+        {"SANDKASTEN_DATA_DIR": "DATA"},
+        {"SANDKASTEN_DATA_DIR": "DATA", "SANDKASTEN_TENANT": "other"},
+        {"SANDKASTEN_DATA_DIR": "DATA", "SANDKASTEN_SOCKET": "/nonexistent"},
+        {"SANDKASTEN_DATA_DIR": "DATA", "SANDKASTEN_LISTEN": "not an address"},
+        {"SANDKASTEN_DATA_DIR": "DATA", "SANDKASTEN_CONFIG": "/nonexistent"},
+        {"SANDKASTEN_DATA_DIR": "DATA", "SANDBOX_SESSION_MAX_LIFETIME": "never"},
+        {"SANDKASTEN_DATA_DIR": "/nonexistent"},
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"data_dir": "DATA"}, {"url": "unix://SOCKET"}])
+def test_the_daemon_found_is_the_one_that_the_settings_name(
+    daemon, monkeypatch, tmp_path, environ, options
+):
+    names = {"DATA": str(daemon.data_dir), "unix://SOCKET": f"unix://{daemon.socket}"}
+    for name in [one for one in os.environ if one.startswith("SANDKASTEN_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name, value in environ.items():
+        monkeypatch.setenv(name, names.get(value, value))
+    options = {name: names.get(value, value) for name, value in options.items()}
+    found = daemon_socket.find(os.environ, **options)
+    try:
+        place = find_server(place_of(options.get("data_dir"), None, options.get("url")))
+    except SandkastenError:
+        assert found is None
+        return
+    if found is None:
+        return
+    if found.connection is not None:
+        found.connection.close()
+    assert (found.url, found.api_key, found.tenant) == (place.url, place.api_key, place.tenant)
+
+
+def test_a_settings_file_is_left_to_the_settings(monkeypatch, tmp_path):
+    monkeypatch.delenv("SANDKASTEN_BACKEND")
+    monkeypatch.chdir(tmp_path)
+    assert daemon_socket.find(os.environ) is not None
+    (tmp_path / "sandkasten.yaml").write_text("socket: /nonexistent\n")
+    assert daemon_socket.find(os.environ) is None
