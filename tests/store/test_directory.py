@@ -8,7 +8,6 @@ import json
 import os
 import stat
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -177,6 +176,48 @@ async def test_a_row_under_another_name_is_damage(tmp_path):
     assert list(await store.corrupt()) == [other]
 
 
+@pytest.mark.parametrize("left", [State.CREATING, State.RUNNING])
+async def test_later_row_is_valid_if_its_writer_died_before_it_removed_the_earlier(tmp_path, left):
+    store = DirectoryStore(tmp_path / "ledger")
+    rows = tmp_path / "ledger" / "rows"
+    one = replace(record("key"), state=left)
+    await store.put(one)
+    (old,) = rows.iterdir()
+    content = old.read_bytes()
+    ending = replace(one, state=State.DESTROYING)
+    await store.put(ending)
+    assert [path.name for path in rows.iterdir()] == [f"{one.id}.destroying"]
+    old.write_bytes(content)
+    assert await store.get(one.id) == ending
+    assert list(await store.list()) == [ending]
+    await store.drop(one.id)
+    assert list(rows.iterdir()) == []
+
+
+async def test_a_row_is_never_written_over_while_its_sandbox_comes_and_goes(tmp_path, monkeypatch):
+    """A file system writes to the disk at once what replaces a file."""
+    store = DirectoryStore(tmp_path / "ledger")
+    replaced = []
+    real = os.replace
+
+    def watched(source: str, target: str) -> None:
+        replaced.extend([target] if os.path.exists(target) else [])
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", watched)
+    one = replace(record(), acquired="spare")
+    for row in (
+        replace(one, state=State.CREATING),
+        replace(one, state=State.RUNNING),
+        replace(one, state=State.RUNNING, acquired="pool"),
+        replace(one, state=State.DESTROYING, acquired="pool"),
+    ):
+        one = row
+        await store.put(one)
+        assert await store.get(one.id) == one
+    assert replaced == []
+
+
 async def test_foreign_files_in_the_ledger_are_not_touched(tmp_path):
     store = DirectoryStore(tmp_path / "ledger")
     for name in ("README", "x.json", ".sbx.json.tmp", "sbx_..json"):
@@ -190,10 +231,10 @@ async def test_a_write_that_fails_leaves_the_old_row_and_no_temporary_file(tmp_p
     one = record()
     await store.put(one)
 
-    def full(self: Path, target: Path) -> Path:
+    def full(source: str, target: str) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(QuotaExceeded) as refused:
         await store.put(replace(one, state=State.LOST))
     assert "free space" in refused.value.hint

@@ -31,10 +31,27 @@ _PARTIAL: Final = re.compile(r"\.(\d+)-(\d+)-[0-9a-f]{8}\.part\Z")
 _PARTIAL_FOR_S: Final = 60.0
 
 
-def write_file(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = True) -> None:
+def write_file(path: Path | str, data: bytes, *, mode: int = 0o600, durable: bool = True) -> None:
     """Replace the file. With `durable` the new content survives a power cut from then on."""
-    with replacing(path, mode=mode, durable=durable) as file:
-        file.write(data)
+    if durable:
+        with replacing(Path(path), mode=mode) as file:
+            file.write(data)
+        return
+    # The calls alone: several of these are part of every create.
+    temporary = _partial_name(os.path.dirname(path))
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+        finally:
+            os.close(fd)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
 
 
 def create_file(path: Path, data: bytes) -> bool:
@@ -111,9 +128,14 @@ def remove_partial_files(directory: Path) -> None:
                 path.unlink()
 
 
+def _partial_name(directory: Path | str) -> str:
+    name = f".{_pid_namespace()}-{os.getpid()}-{secrets.token_hex(4)}.part"
+    return os.path.join(directory, name)
+
+
 @contextmanager
 def _partial_path(directory: Path) -> Iterator[Path]:
-    path = directory / f".{_pid_namespace()}-{os.getpid()}-{secrets.token_hex(4)}.part"
+    path = Path(_partial_name(directory))
     try:
         yield path
     finally:

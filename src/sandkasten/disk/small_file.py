@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 MAX_SMALL_BYTES: Final = 16 * 1024 * 1024
 
 
-def read_small_file(path: Path, max_bytes: int = MAX_SMALL_BYTES) -> bytes | None:
+def read_small_file(path: Path | str, max_bytes: int = MAX_SMALL_BYTES) -> bytes | None:
     """Return the content, cut after `max_bytes + 1` bytes; None if there is no such file."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb") as file:
             return file.read(max_bytes + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None

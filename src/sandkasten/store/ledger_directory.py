@@ -1,18 +1,22 @@
 """The ledger as a directory of small JSON files, shared by every process of one data directory.
 
-One file per record, mode 0600, replaced by rename, so a reader sees either the old row or the new
-one. Nothing is fsynced: no sandbox survives the machine, so a row lost with the machine describes
-nothing. A file that cannot be read is reported by `corrupt` and otherwise treated as missing;
-unfinished files of a killed process are removed then too. A full or read-only disk raises
-QuotaExceeded or InternalError before anything is created; a process without free descriptors raises
-Busy. Files are a few hundred bytes in a directory that the kernel caches, so the calls are made on
-the event loop: a thread would cost more than they do.
+One file per record, mode 0600, made by rename, so a reader sees either the old row or the new one.
+A row that moves on in the life of its sandbox gets another name (`_STAGES`) before the old one is
+removed: a file system that is asked to replace a new file by a newer one writes it to the disk at
+once (ext4 does), and the process that removes it later waits for that. Nothing is fsynced: no
+sandbox survives the machine, so a row lost with the machine describes nothing. A file that cannot
+be read is reported by `corrupt` and otherwise treated as missing; unfinished files of a killed
+process are removed then too. A full or read-only disk raises QuotaExceeded or InternalError before
+anything is created; a process without free descriptors raises Busy. Files are a few hundred bytes
+in a directory that the kernel caches, so the calls are made on the event loop: a thread would cost
+more than they do.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sandkasten.disk.atomic_file import remove_partial_files, write_file
@@ -22,6 +26,7 @@ from sandkasten.errors import (
     SessionNotFound,
 )
 from sandkasten.model.ids import SandboxId, sandbox_id
+from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.store.ledger_rows import MAX_ROW_BYTES, decode_row, encode_row
 from sandkasten.store.named_locks import FileLocks
 
@@ -32,7 +37,10 @@ if TYPE_CHECKING:
 
     from sandkasten.model.sandbox.ledger_record import Record
 
-_SUFFIX = ".json"
+# The last part of a row's name, in the order in which a sandbox has them. Of two the later one is
+# valid; the process that wrote it died before it removed the other.
+_CREATING, _SPARE, _USED, _DESTROYING = ".creating", ".spare", ".json", ".destroying"
+_STAGES = (_CREATING, _SPARE, _USED, _DESTROYING)
 
 
 class DirectoryStore:
@@ -53,7 +61,11 @@ class DirectoryStore:
             # would lead to a second sandbox for that key.
             if record.session_key is not None:
                 _write(self._key_path(record.session_key), record.id.encode())
-            _write(self._row_path(record.id), encode_row(record))
+            stage = _stage(record)
+            _write(self._row_path(record.id, stage), encode_row(record))
+            for earlier in _STAGES[: _STAGES.index(stage)]:
+                with suppress(FileNotFoundError):
+                    os.unlink(self._row_path(record.id, earlier))
 
     async def get(self, sandbox_id: SandboxId) -> Record | None:
         return self._read(sandbox_id)
@@ -68,14 +80,17 @@ class DirectoryStore:
         return record if record is not None and record.session_key == session_key else None
 
     async def list(self) -> Sequence[Record]:
-        found = (self._read(one) for one in self._ids())
+        found = (self._row(one, stage) or self._read(one) for one, stage in self._names().items())
         return sorted((r for r in found if r is not None), key=lambda r: (r.created_at, r.id))
 
     async def drop(self, sandbox_id: SandboxId, record: Record | None = None) -> None:
         if record is None:
             record = self._read(sandbox_id)
         with translated(f"forget sandbox {sandbox_id}"):
-            self._row_path(sandbox_id).unlink(missing_ok=True)
+            # The latest last: a reader in between must not take an earlier one for valid.
+            for stage in _STAGES:
+                with suppress(FileNotFoundError):
+                    os.unlink(self._row_path(sandbox_id, stage))
             if record is not None and record.session_key is not None:
                 path = self._key_path(record.session_key)
                 if read_small_file(path, MAX_ROW_BYTES) == sandbox_id.encode():
@@ -85,38 +100,58 @@ class DirectoryStore:
         with translated("clear the ledger"):
             for directory in (self._rows, self._keys):
                 remove_partial_files(directory)
-        return [
-            one for one in self._ids() if self._read(one) is None and self._row_path(one).exists()
-        ]
+        return self._unreadable()
+
+    def _unreadable(self) -> Sequence[SandboxId]:
+        names = self._names().items()
+        missing = [(one, stage) for one, stage in names if self._read(one) is None]
+        # Not those that were removed meanwhile.
+        return [one for one, stage in missing if os.path.exists(self._row_path(one, stage))]
 
     def lock(self, name: str, *, wait_s: float = 30.0) -> AbstractAsyncContextManager[None]:
         return self._locks.hold(name, wait_s)
 
-    def _ids(self) -> Sequence[SandboxId]:
-        ids: list[SandboxId] = []
+    def _names(self) -> dict[SandboxId, str]:
+        """Return the ids that have a row, with the last stage of each."""
+        found: dict[SandboxId, str] = {}
         with translated("read the ledger"):
             for name in os.listdir(self._rows):
                 stem, suffix = os.path.splitext(name)
-                if suffix == _SUFFIX:
+                if suffix in _STAGES:
                     try:
-                        ids.append(sandbox_id(stem))
+                        the_id = sandbox_id(stem)
                     except SessionNotFound:
                         continue
-        return ids
+                    found[the_id] = max(suffix, found.get(the_id, suffix), key=_STAGES.index)
+        return found
 
     def _read(self, the_id: SandboxId) -> Record | None:
+        # In this order, a row that moves on meanwhile is seen under its old name or its new one.
+        rows = [self._row(the_id, stage) for stage in _STAGES]
+        return next((row for row in reversed(rows) if row is not None), None)
+
+    def _row(self, the_id: SandboxId, stage: str) -> Record | None:
         try:
-            record = decode_row(read_small_file(self._row_path(the_id), MAX_ROW_BYTES) or b"")
+            data = read_small_file(self._row_path(the_id, stage), MAX_ROW_BYTES)
+            record = decode_row(data) if data is not None else None
         except (OSError, ValueError):
             return None
-        return record if record.id == the_id else None
+        return record if record is not None and record.id == the_id else None
 
-    def _row_path(self, the_id: SandboxId) -> Path:
-        return self._rows / (the_id + _SUFFIX)
+    def _row_path(self, the_id: SandboxId, stage: str) -> str:
+        return f"{self._rows}/{the_id}{stage}"
 
     def _key_path(self, session_key: str) -> Path:
         return self._keys / hashlib.sha256(session_key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _write(path: Path, data: bytes) -> None:
+def _stage(record: Record) -> str:
+    if record.state is State.CREATING:
+        return _CREATING
+    if record.state is State.DESTROYING:
+        return _DESTROYING
+    return _SPARE if record.acquired == "spare" else _USED
+
+
+def _write(path: Path | str, data: bytes) -> None:
     write_file(path, data, durable=False)
