@@ -51,7 +51,11 @@ async def explain_end(
 
 async def refused_network(handle: Handle, reply: ExecReply) -> ExecNetwork | None:
     """Return what the network refused while the command ran, or a dry run let pass; else None."""
-    if not reply.ended or not isinstance(handle.cell, Networked):
+    # First what costs nothing: most sandboxes have no network, and that is known after one command.
+    if not reply.ended or (handle.networked is False and handle.record.network == "none"):
+        return None
+    if not isinstance(handle.cell, Networked):
+        handle.networked = False
         return None
     if handle.record.network == "none" and not await _created_with_network(handle, handle.cell):
         return None
