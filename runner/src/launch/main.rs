@@ -1,7 +1,7 @@
 //! sandkasten-launch: prepares namespaces, cgroups and mounts of a sandbox and starts its first
 //! process.
 //!
-//! Runs on the host, once per sandbox, single-threaded and short-lived. Its work (joining cgroups
+//! Runs on the host, once per sandbox, short-lived, with a second thread for the workspace. Its work (joining cgroups
 //! before namespaces exist, mapping a user namespace, mounting in a private mount namespace) cannot be
 //! done safely in a threaded Python process, and is slow in a forked one.
 //!
@@ -98,6 +98,11 @@ fn launch() -> Outcome<Launched> {
         Some(network) => Some(network::start(network, plan.cgroup_v2.as_deref())?),
         None => None,
     };
+    // After the egress was forked: a child that stays must not come from a process with two threads.
+    let workspace = plan.id_map.and_then(|map| {
+        let owner = map.base + plan.workspace_owner;
+        volume::begin(&plan.workspace, mounts::WORKSPACE_DIRECTORIES, owner)
+    });
     let userns = match plan.id_map {
         Some(map) => {
             let fd = userns::mapped(map)?;
@@ -110,7 +115,7 @@ fn launch() -> Outcome<Launched> {
             None
         }
     };
-    let mut shared = mounts::stage(&plan, userns)?;
+    let mut shared = mounts::stage(&plan, userns, workspace)?;
     if let Program::Runtime(_) = &plan.program {
         runtime::prepare(&plan, userns)?;
     }

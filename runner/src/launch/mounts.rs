@@ -12,6 +12,7 @@ use std::os::unix::io::RawFd;
 use std::ptr;
 
 const STEP: &str = "mount";
+pub const WORKSPACE_DIRECTORIES: &[&str] = &["workspace", "home"];
 pub const QUIET: libc::c_ulong = libc::MS_NOSUID | libc::MS_NODEV;
 
 pub fn private_namespace(in_own_userns: bool) -> Outcome<()> {
@@ -30,7 +31,13 @@ pub fn private_namespace(in_own_userns: bool) -> Outcome<()> {
 }
 
 /// Prepare the stage. Return the names that should be private and are shared with the host.
-pub fn stage(plan: &Plan, userns: Option<RawFd>) -> Outcome<Vec<String>> {
+///
+/// `volume` is the workspace that is being mounted meanwhile, if it is of that kind.
+pub fn stage(
+    plan: &Plan,
+    userns: Option<RawFd>,
+    volume: Option<volume::Mounting>,
+) -> Outcome<Vec<String>> {
     let stage = plan.stage.as_str();
     mount(
         "stage",
@@ -41,13 +48,6 @@ pub fn stage(plan: &Plan, userns: Option<RawFd>) -> Outcome<Vec<String>> {
         Some("size=64k,mode=755"),
     )?;
     let ids: Option<(IdMap, RawFd)> = plan.id_map.zip(userns);
-    volume::place(
-        &plan.workspace,
-        &format!("{}/volume", stage),
-        ids,
-        &["workspace", "home"],
-        plan.workspace_owner,
-    )?;
     mkdir(&format!("{}/empty", stage), 0o555)?;
     for memory in &plan.memory {
         let target = format!("{}/{}", stage, memory.name);
@@ -89,6 +89,17 @@ pub fn stage(plan: &Plan, userns: Option<RawFd>) -> Outcome<Vec<String>> {
         make_target(&target, kind.is_dir())?;
         let closed = tree::READ_ONLY | tree::NOSUID | tree::NODEV;
         tree::bind(&shown.source, &target, closed, None)?;
+    }
+    let target = format!("{}/volume", stage);
+    match volume {
+        Some(mounting) => mounting.put(&target)?,
+        None => volume::place(
+            &plan.workspace,
+            &target,
+            ids,
+            WORKSPACE_DIRECTORIES,
+            plan.workspace_owner,
+        )?,
     }
     match &plan.root {
         None => Ok(shared),

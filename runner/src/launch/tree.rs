@@ -6,11 +6,20 @@
 
 use crate::failure::{c_string, check, Outcome};
 use crate::sys;
+use std::ffi::CString;
 use std::os::unix::io::{AsRawFd, IntoRawFd, RawFd};
+use std::ptr;
 
 const STEP: &str = "mount";
 const SYS_OPEN_TREE: libc::c_long = 428;
 const SYS_MOVE_MOUNT: libc::c_long = 429;
+const SYS_FSOPEN: libc::c_long = 430;
+const SYS_FSCONFIG: libc::c_long = 431;
+const SYS_FSMOUNT: libc::c_long = 432;
+const FD_CLOEXEC_FLAG: libc::c_uint = 1;
+const FSCONFIG_SET_FLAG: libc::c_uint = 0;
+const FSCONFIG_SET_STRING: libc::c_uint = 1;
+const FSCONFIG_CMD_CREATE: libc::c_uint = 6;
 const SYS_MOUNT_SETATTR: libc::c_long = 442;
 const OPEN_TREE_CLONE: libc::c_uint = 1;
 const OPEN_TREE_CLOEXEC: libc::c_uint = libc::O_CLOEXEC as libc::c_uint;
@@ -20,6 +29,7 @@ const ATTR_IDMAP: u64 = 0x0010_0000;
 pub const READ_ONLY: u64 = 1;
 pub const NOSUID: u64 = 2;
 pub const NODEV: u64 = 4;
+pub const NOATIME: u64 = 0x10;
 
 /// struct mount_attr of <linux/mount.h>.
 #[repr(C)]
@@ -29,6 +39,53 @@ struct Attributes {
     clear: u64,
     propagation: u64,
     userns: u64,
+}
+
+/// Return a new mount of a device that is attached nowhere yet. Options without a value are flags.
+pub fn of_device(
+    kind: &str,
+    device: &str,
+    options: &[(&str, Option<&str>)],
+    attributes: u64,
+) -> Outcome<RawFd> {
+    let ckind = c_string(STEP, kind)?;
+    let opened = unsafe { libc::syscall(SYS_FSOPEN, ckind.as_ptr(), FD_CLOEXEC_FLAG) };
+    let context = sys::own(check(STEP, &format!("open {}", kind), opened as i32)?);
+    let what = format!("mount {}", device);
+    let configure = |command: libc::c_uint, key: Option<&str>, value: Option<&str>| {
+        let own = |text: Option<&str>| text.map(|text| c_string(STEP, text)).transpose();
+        let (key, value) = (own(key)?, own(value)?);
+        let raw = |text: &Option<CString>| text.as_ref().map_or(ptr::null(), |text| text.as_ptr());
+        let r = unsafe {
+            libc::syscall(
+                SYS_FSCONFIG,
+                context.as_raw_fd(),
+                command,
+                raw(&key),
+                raw(&value),
+                0,
+            )
+        };
+        check(STEP, &what, r as i32)
+    };
+    configure(FSCONFIG_SET_STRING, Some("source"), Some(device))?;
+    for &(name, value) in options {
+        let command = match value {
+            Some(_) => FSCONFIG_SET_STRING,
+            None => FSCONFIG_SET_FLAG,
+        };
+        configure(command, Some(name), value)?;
+    }
+    configure(FSCONFIG_CMD_CREATE, None, None)?;
+    let r = unsafe {
+        libc::syscall(
+            SYS_FSMOUNT,
+            context.as_raw_fd(),
+            FD_CLOEXEC_FLAG,
+            attributes as libc::c_uint,
+        )
+    };
+    check(STEP, &what, r as i32)
 }
 
 /// Return a mount of `source` alone, without the mounts below it, that is attached nowhere yet.

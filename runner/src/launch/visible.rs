@@ -57,7 +57,7 @@ pub fn make(place: &Place) -> Outcome<()> {
         &place.volume,
         &format!("{}/{}", place.directory, place.name),
         ids,
-        &["workspace", "home"],
+        crate::mounts::WORKSPACE_DIRECTORIES,
         place.owner,
     )
 }

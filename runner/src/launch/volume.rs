@@ -4,15 +4,58 @@
 //! holds the ids seen inside, shifted by the mount, so that the next sandbox with another range can use
 //! it.
 
-use crate::failure::{c_string, check, io_failed, Outcome};
+use crate::failure::{c_string, check, io_failed, Failure, Outcome};
 use crate::mounts::{mkdir, mount, QUIET};
 use crate::plan::{IdMap, Volume};
-use crate::{loopdev, tree};
+use crate::{loopdev, sys, tree};
 use std::os::unix::io::RawFd;
+use std::thread::JoinHandle;
 
 const STEP: &str = "mount";
 const BYTES_PER_FILE: u64 = 16 * 1024;
 const MIN_FILES: u64 = 16 * 1024;
+/// More than the calls of `begin` need.
+const THREAD_STACK: usize = 128 << 10;
+
+/// A mount of an image of the sandbox alone, made by another thread: attaching and mounting it takes as
+/// long as most of the rest, and depends on nothing of it.
+pub struct Mounting(JoinHandle<Outcome<RawFd>>);
+
+/// Begin to mount an image that no one uses after its sandbox, with `directories` owned by `owner` (an
+/// id on the host). `None` for other volumes. From now on this process has two threads.
+pub fn begin(
+    volume: &Volume,
+    directories: &'static [&'static str],
+    owner: u32,
+) -> Option<Mounting> {
+    let (path, reserved) = match volume {
+        Volume::Image {
+            path,
+            keep: false,
+            reserved,
+        } => (path.clone(), *reserved),
+        _ => return None,
+    };
+    let work = move || {
+        let mount = mount_image(&path, reserved)?;
+        let made = fill(mount, directories, owner).and_then(|()| forget_name(&path));
+        if made.is_err() {
+            sys::close(mount);
+        }
+        made.map(|()| mount)
+    };
+    let builder = std::thread::Builder::new().stack_size(THREAD_STACK);
+    builder.spawn(work).ok().map(Mounting)
+}
+
+impl Mounting {
+    /// Attach the mount at `target`. This process has one thread again.
+    pub fn put(self, target: &str) -> Outcome<()> {
+        mkdir(target, 0o755)?;
+        let ended = || Failure::new(STEP, "the workspace was not mounted", 0);
+        tree::put(self.0.join().map_err(|_| ended())??, target)
+    }
+}
 
 /// Mount the volume at `target` and make `directories` in it, owned by `owner` (an id inside).
 pub fn place(
@@ -29,9 +72,8 @@ pub fn place(
             keep: false,
             reserved,
         } => {
-            mount_image(path, target, *reserved)?;
-            // The mount holds the file from here on; without a name it goes with the sandbox.
-            std::fs::remove_file(path).map_err(io_failed(STEP, &format!("unlink {}", path)))?;
+            tree::put(mount_image(path, *reserved)?, target)?;
+            forget_name(path)?;
         }
         Volume::Image {
             path,
@@ -79,7 +121,7 @@ pub fn show(
             reserved,
         } => {
             mkdir(target, 0o755)?;
-            mount_image(path, target, *reserved)?;
+            tree::put(mount_image(path, *reserved)?, target)?;
         }
         kept => place(kept, target, None, &[], owner)?,
     }
@@ -87,21 +129,40 @@ pub fn show(
     shift(target, ids)
 }
 
-/// Mount an image that no one uses after its sandbox.
-fn mount_image(path: &str, target: &str, reserved: bool) -> Outcome<()> {
+/// Return a mount of an image that no one uses after its sandbox.
+fn mount_image(path: &str, reserved: bool) -> Outcome<RawFd> {
     let device = loopdev::attach(path)?;
-    let mounted = mount(
-        "workspace",
-        Some(&device.path),
-        target,
-        Some("ext4"),
-        QUIET | libc::MS_NOATIME,
-        // No barriers: a flush would wait for the host's journal, for data that is worthless after a
-        // crash.
-        Some(&format!("{},barrier=0", discard(reserved))),
-    );
+    // No barriers: a flush would wait for the host's journal, for data that is worthless after a crash.
+    let options = [(discard(reserved), None), ("barrier", Some("0"))];
+    let attributes = tree::NOSUID | tree::NODEV | tree::NOATIME;
+    let mounted = tree::of_device("ext4", &device.path, &options, attributes);
     device.close();
     mounted
+}
+
+/// The mount holds the file from here on; without a name it goes with the sandbox.
+fn forget_name(path: &str) -> Outcome<()> {
+    std::fs::remove_file(path).map_err(io_failed(STEP, &format!("unlink {}", path)))
+}
+
+/// Give the directories of a new image to their owner. They look as new as they are, whenever the
+/// image's template was made.
+fn fill(mount: RawFd, directories: &[&str], owner: u32) -> Outcome<()> {
+    for name in directories {
+        let cname = c_string(STEP, name)?;
+        let what = format!("make {}", name);
+        unsafe {
+            if libc::mkdirat(mount, cname.as_ptr(), 0o755) < 0 && sys::errno() != libc::EEXIST {
+                return Err(Failure::last(STEP, what));
+            }
+            let no_follow = libc::AT_SYMLINK_NOFOLLOW;
+            let given = libc::fchownat(mount, cname.as_ptr(), owner, owner, no_follow);
+            check(STEP, "chown the workspace", given)?;
+            let dated = libc::utimensat(mount, cname.as_ptr(), std::ptr::null(), no_follow);
+            check(STEP, &what, dated)?;
+        }
+    }
+    Ok(())
 }
 
 /// Blocks of deleted files go back to the host, unless they are to stay reserved.
