@@ -146,14 +146,20 @@ class Contest:
         *,
         rounds: int,
         names: Callable[[str, str], Collection[str]],
+        warm_up: bool = True,
     ) -> None:
-        """Ask all that have these verbs in turns; `names` says in which rows a value belongs."""
+        """Ask all that have these verbs in turns; `names` says in which rows a value belongs.
+
+        With `warm_up` there is one more round, and fast contestants are not counted in it. Without,
+        one turn is enough: it has many values of its own.
+        """
         able = [one for one in self.workers if set(needs) <= one.has and not one.gone]
-        due = dict.fromkeys(able, -1)
+        begin, fewest = (-1, 2) if warm_up else (0, 1)
+        due = dict.fromkeys(able, begin)
         failed = dict.fromkeys(able, 0)
         slow: set[Worker] = set()
         deadline = time.monotonic() + plan.comparison_s
-        for number in range(-1, rounds):
+        for number in range(begin, rounds):
             shift = number % max(1, len(able))
             for one in able[shift:] + able[:shift]:
                 late = one in slow and time.monotonic() > deadline
@@ -162,9 +168,8 @@ class Contest:
                 began = time.monotonic()
                 answer = self._taken(one, turn)
                 took = time.monotonic() - began
-                # Two turns at least, whatever they take.
                 stride = math.ceil(took * rounds / plan.contestant_s)
-                due[one] = number + min(stride, rounds // 2 + 1)
+                due[one] = number + min(stride, rounds // fewest + 1)
                 failed[one] += bool(answer["failures"]) and not answer["values"]
                 if took >= _SLOW_S:
                     slow.add(one)
@@ -222,18 +227,16 @@ def oneshots(samples: Samples, contest: Contest, plan: Plan) -> None:
 
 
 def files(samples: Samples, contest: Contest, plan: Plan) -> None:
-    for label, size, times in plan.file_rounds:
+    def named(_: str, operation: str) -> tuple[str, ...]:
+        return rows.FILES if operation == "files" else (operation,)
 
-        def named(_: str, operation: str, label: str = label) -> tuple[str, ...]:
-            return (f"read {label}", f"write {label}") if operation == "files" else (operation,)
-
-        turn = {"turn": "files", "size": size, "rounds": times, "label": label}
-        contest.turns(samples, plan, turn, {"read", "write"}, rounds=2, names=named)
+    turn = {"turn": "files", "sizes": plan.file_sizes}
+    contest.turns(samples, plan, turn, {"read", "write"}, rounds=2, names=named, warm_up=False)
 
 
 def rate(samples: Samples, contest: Contest, plan: Plan) -> None:
     turn = {"turn": "rate", "sandboxes": 8, "seconds": plan.rate_s}
-    contest.turns(samples, plan, turn, {"exec_true"}, rounds=1, names=_named)
+    contest.turns(samples, plan, turn, {"exec_true"}, rounds=1, names=_named, warm_up=False)
 
 
 def first(samples: Samples, contest: Contest, plan: Plan) -> None:
@@ -243,7 +246,8 @@ def first(samples: Samples, contest: Contest, plan: Plan) -> None:
             return (label,) if operation in (label, "first") else ()
 
         turn = {"turn": "first", "count": plan.starts, "gap_s": gap_s, "label": label}
-        contest.turns(samples, plan, turn, {"create", "exec_true"}, rounds=1, names=named)
+        needs = {"create", "exec_true"}
+        contest.turns(samples, plan, turn, needs, rounds=1, names=named, warm_up=False)
 
 
 # ---- who comes

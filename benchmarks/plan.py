@@ -13,7 +13,7 @@ class Plan:
     """What one contestant may take of a part of the comparison; it has two turns at least."""
     comparison_s: float
     """A part of the comparison ends after its current round when this has passed."""
-    file_rounds: tuple[tuple[str, int, int], ...]
+    file_sizes: tuple[tuple[str, int, int], ...]
     """Label, bytes, and how often in a turn."""
     rate_s: float
     starts: int
@@ -39,11 +39,11 @@ class Plan:
 
 FULL = Plan(
     turns=30,
-    contestant_s=9.0,
-    comparison_s=100.0,
-    file_rounds=(("1 MB", 1_000_000, 5), ("50 MB", 50_000_000, 2)),
+    contestant_s=7.0,
+    comparison_s=80.0,
+    file_sizes=(("1 MB", 1_000_000, 5), ("50 MB", 50_000_000, 2)),
     rate_s=2.0,
-    starts=16,
+    starts=10,
     rounds=12,
     execs=4,
     idle_sessions=100,
@@ -53,13 +53,13 @@ FULL = Plan(
     engine_file_rounds=2,
     contained_rounds=60,
     download_bytes=500_000_000,
-    section_s=15,
+    section_s=10,
 )
 QUICK = Plan(
     turns=6,
     contestant_s=2.0,
     comparison_s=30.0,
-    file_rounds=(("1 MB", 1_000_000, 3), ("50 MB", 50_000_000, 1)),
+    file_sizes=(("1 MB", 1_000_000, 3), ("50 MB", 50_000_000, 1)),
     rate_s=0.7,
     starts=6,
     rounds=5,

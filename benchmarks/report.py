@@ -107,7 +107,7 @@ def page(found: Results) -> str:
     parts += [*_goals(found), "", *_behind(found, present), "", *_entrants(found), ""]
     parts += ["## Rows", ""]
     for row in present:
-        parts += [*_section(row, found.measured[row.operation]), ""]
+        parts += [*_section(row, found), ""]
     others = [name for name in _operations(found) if not by_operation(name).plot]
     if others:
         parts += [
@@ -198,17 +198,26 @@ def _goals(found: Results) -> list[str]:
 
 
 def _behind(found: Results, present: list[Row]) -> list[str]:
-    lines = []
+    lines = ["## Where a peer is ahead", "", "The reasons are with each row.", ""]
+    lines += ["| row | with isolation | without |", "|---|---|---|"]
     for row in present:
-        by_reason: dict[str, list[str]] = {}
-        for peer, reason in behind(row, found.measured, OURS).items():
-            advantage = _advantage(row, found.measured[row.operation], peer)
-            by_reason.setdefault(reason or NO_REASON, []).append(f"{peer} ({advantage})")
-        lines += [
-            f"- **{row.operation}**: {', '.join(peers)}: {reason}."
-            for reason, peers in by_reason.items()
+        peers = found.measured[row.operation]
+        ahead = [
+            (peer, f"{peer} ({_advantage(row, peers, peer)})")
+            for peer in behind(row, found.measured, OURS)
         ]
-    return ["## Where a peer is ahead", "", *(lines or ["In no row."])]
+        closed = ", ".join(shown for peer, shown in ahead if peer not in OPEN)
+        opened = ", ".join(shown for peer, shown in ahead if peer in OPEN)
+        lines.append(f"| {row.operation} | {closed or '–'} | {opened or '–'} |")
+    return lines
+
+
+def _reasons(row: Row, found: Results) -> list[str]:
+    """Return why peers are ahead in a row, one line for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for peer, reason in behind(row, found.measured, OURS).items():
+        by_reason.setdefault(reason or NO_REASON, []).append(peer)
+    return [f"- Ahead: {', '.join(peers)}: {reason}." for reason, peers in by_reason.items()]
 
 
 def _entrants(found: Results) -> list[str]:
@@ -219,7 +228,8 @@ def _entrants(found: Results) -> list[str]:
     return lines
 
 
-def _section(row: Row, peers: dict[str, Summary]) -> list[str]:
+def _section(row: Row, found: Results) -> list[str]:
+    peers = found.measured[row.operation]
     lines = [f"### {row.operation}", "", f"![{_alt(row, peers)}]({row.plot}.svg)", ""]
     head = ("contestant", "of ours", "p50", "p95", "p99", "n", "success")
     lines += ["| " + " | ".join(head) + " |", "|---|" + "---|" * (len(head) - 1)]
@@ -229,7 +239,8 @@ def _section(row: Row, peers: dict[str, Summary]) -> list[str]:
         success = f"{one.success:.0%}" + (f" ({one.reason})" if one.reason else "")
         cells = (peer, _ratio(row, peers, peer), p50, p95, p99, n, success)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return lines
+    reasons = _reasons(row, found)
+    return [*lines, "", *reasons] if reasons else lines
 
 
 def _alt(row: Row, peers: dict[str, Summary]) -> str:

@@ -47,7 +47,7 @@ CONTESTANTS: Final = (
     Contestant(
         *(WARM, "ours:Embedded", "in the calling process, with its warm pool"),
         ours=True,
-        settle_s=0.2,
+        settle_s=0.1,
     ),
     Contestant(
         *(COLD, "ours:Embedded", "in the calling process, with nothing prepared"),
@@ -58,14 +58,14 @@ CONTESTANTS: Final = (
         *(HTTP, "ours:OverHttp", "the Python SDK and a daemon on loopback"),
         needs=("daemon",),
         ours=True,
-        settle_s=0.2,
+        settle_s=0.1,
     ),
     Contestant(*(CLI, "ours:CommandLine", "`sandkasten run`, without a daemon"), ours=True),
     Contestant(
         *(CLI_DAEMON, "ours:CommandLineOfDaemon", "`sandkasten run`, with a running daemon"),
         needs=("daemon",),
         ours=True,
-        settle_s=0.2,
+        settle_s=0.1,
     ),
     Contestant(BARE, "bare:Bare", "`subprocess.run`, without any isolation", isolated=False),
     Contestant(

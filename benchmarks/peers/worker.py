@@ -22,13 +22,14 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
 
 VERBS: Final = ("create", "exec_true", "destroy", "oneshot", "write", "read")
 CREATE, EXEC, DESTROY, ONESHOT = "create", "exec", "destroy", "oneshot"
 FIRST: Final = "first"
 RATE: Final = "rate"
 _REASON_CHARACTERS: Final = 300
+_REMOVAL_S: Final = 2.0
 
 
 class Loop:
@@ -74,18 +75,21 @@ class Turns:
     def oneshot(self) -> None:
         self._timed(ONESHOT, self._peer.oneshot)
 
-    def files(self, size: int, rounds: int, label: str) -> None:
-        data = (b"0123456789abcdef" * (size // 16 + 1))[:size]
+    def files(self, sizes: list[tuple[str, int, int]]) -> None:
+        """Write and read files: a label, bytes and a number of times for each size."""
         box = self._create()
         try:
-            for number in range(rounds):
-                name = f"f{number}"
-                self._timed(f"write {label}", partial(self._peer.write, box, name, data))
-                back = self._timed(f"read {label}", partial(self._peer.read, box, name))
-                if back != data:
-                    raise RuntimeError("the file that was read is not the one that was written")
+            self._peer.write(box, "first", b"0")  # pays for what no cache holds yet
+            for label, size, times in sizes:
+                data = (b"0123456789abcdef" * (size // 16 + 1))[:size]
+                for number in range(times):
+                    name = f"{size}-{number}"
+                    self._timed(f"write {label}", partial(self._peer.write, box, name, data))
+                    back = self._timed(f"read {label}", partial(self._peer.read, box, name))
+                    if back != data:
+                        raise RuntimeError("the file that was read is not the one that was written")
         finally:
-            self._destroy(box)
+            self._remove([box])
 
     def rate(self, sandboxes: int, seconds: float) -> None:
         """Count the commands that so many sandboxes run in a second, each driven by a thread."""
@@ -105,7 +109,7 @@ class Turns:
             self._in_threads([partial(drive, n) for n in range(sandboxes)], RATE)
             self.values[RATE].append(sum(done) / (time.monotonic() - began))
         finally:
-            self._in_threads([partial(self._destroy, box) for box in boxes], DESTROY)
+            self._remove(boxes)
 
     def first(self, count: int, gap_s: float, label: str) -> None:
         """Time from create to the result of the first command, with starts `gap_s` apart."""
@@ -124,7 +128,7 @@ class Turns:
                 self.values[label].append(took)
 
         self._in_threads([partial(one, n) for n in range(count)], label)
-        self._in_threads([partial(self._destroy, box) for box in boxes], DESTROY)
+        self._remove(boxes)
 
     # ---- how
 
@@ -135,6 +139,14 @@ class Turns:
         if hasattr(self._peer, "destroy"):
             self._peer.destroy(box)
 
+    def _remove(self, boxes: list[Any]) -> None:
+        """Destroy without a measurement.
+
+        Some peers wait ten seconds for a process that ignores SIGTERM: others go on meanwhile.
+        """
+        works = [partial(self._destroy, box) for box in boxes]
+        self._in_threads(works, DESTROY, wait_s=_REMOVAL_S)
+
     def _timed(self, operation: str, work: Callable[[], Any]) -> Any:
         began = time.perf_counter()
         made = work()
@@ -143,7 +155,11 @@ class Turns:
             self.values[operation].append(took)
         return made
 
-    def _in_threads(self, works: list[Callable[[], None]], operation: str) -> None:
+    def _in_threads(
+        self, works: Sequence[Callable[[], None]], operation: str, wait_s: float | None = None
+    ) -> None:
+        """Do all of them at once; with `wait_s`, leave those that take longer to themselves."""
+
         def guarded(work: Callable[[], None]) -> None:
             try:
                 work()
@@ -154,8 +170,9 @@ class Turns:
         threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
         for thread in threads:
             thread.start()
+        deadline = None if wait_s is None else time.monotonic() + wait_s
         for thread in threads:
-            thread.join()
+            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
 
 def reason(exc: BaseException) -> str:
@@ -177,7 +194,8 @@ def turn(peer: Any, asked: dict[str, Any]) -> dict[str, Any]:
         getattr(turns, name)(**asked)
     except Exception as exc:  # noqa: BLE001  (a failure is a result of the comparison)
         turns.failures[name].append(reason(exc))
-    return {"values": turns.values, "failures": turns.failures}
+    # A copy: a removal that takes long may still fail.
+    return {"values": dict(turns.values), "failures": dict(turns.failures)}
 
 
 @contextlib.contextmanager

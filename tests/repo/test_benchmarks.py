@@ -269,7 +269,8 @@ def test_a_page_has_ratios_goals_reasons_and_the_absent():
         "| create | sandkasten: ≤ 1/100 of docker SDK | 1/200 (2.00 ms and 400 ms) | met |" in page
     )
     assert "| AutoGen (docker) |  | – | – | – | 0 | 0% (a \\| b) |" in page
-    assert "- **create**: bwrap (0.50 ×): it makes a directory" in page
+    assert "| create | bwrap (0.50 ×) | – |" in page
+    assert "- Ahead: bwrap: it makes a directory" in page
     assert "| runc | raw | did not take part: runc is not installed |" in page
     assert "The machine had other work" in page
     assert "Small sizes" in page
@@ -282,7 +283,7 @@ def test_a_peer_that_is_ahead_without_a_reason_is_shown():
     assert behind(row, measured, OURS) == {DOCKER: ""}
     faster = _results()
     faster.parts["sessions"].measured[rows.CREATE][DOCKER] = Summary(1, 1.0, 1.0, 1.0)
-    assert f"docker SDK (0.50 ×): {report.NO_REASON}" in report.page(faster)
+    assert f"- Ahead: docker SDK: {report.NO_REASON}" in report.page(faster)
 
 
 def test_a_plot_names_every_bar_and_keeps_them_inside():
