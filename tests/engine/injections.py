@@ -153,6 +153,7 @@ class World:
         allowed: Sequence[str] | None = None,
         *,
         spares: bool = False,
+        interpreters: tuple[str, ...] | None = None,
         host_mounts: HostMounts | None = None,
         journal: Journal | None = None,
         host_disk: Path | None = None,
@@ -160,6 +161,7 @@ class World:
         self.journal: Any = journal
         self._host_disk = host_disk
         self._spares = spares
+        self._interpreters = interpreters
         self._host_mounts = host_mounts
         self._images = HostImages(allowed=allowed)
         self.backend = InjectedBackend()
@@ -181,6 +183,7 @@ class World:
             clock=self.clock,
             events=self.events,
             oneshot_spares=self._spares,
+            interpreters=self._interpreters,
             workspaces=self.backend.real.workspaces,
             host_mounts=self._host_mounts,
             journal=self.journal,

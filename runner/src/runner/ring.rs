@@ -181,6 +181,11 @@ impl Ring {
         self.seen = self.seen.max(seq);
     }
 
+    /// Report whether the first bytes of a source are these.
+    pub fn starts_with(&self, source: u8, bytes: &[u8]) -> bool {
+        self.stores[usize::from(source)].head.starts_with(bytes)
+    }
+
     pub fn written(&self, source: u8) -> u64 {
         self.stores[usize::from(source)].written
     }

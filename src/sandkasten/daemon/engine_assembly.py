@@ -82,6 +82,7 @@ async def open_engine(
         clock=SystemClock(),
         events=events,
         oneshot_spares=settings.oneshot_spares,
+        interpreters=settings.interpreters,
         workspaces=backing.workspaces,
         host_mounts=HostMountCheck(settings.data_dir),
         journal=journal,

@@ -34,6 +34,7 @@ from sandkasten.engine.lifecycle.workspace_claims import WorkspaceClaims
 from sandkasten.engine.lifecycle.workspace_loans import Loans
 from sandkasten.engine.network_control import NetworkControl
 from sandkasten.engine.oneshot.build_sandbox import BuildSandbox
+from sandkasten.engine.oneshot.held_interpreters import HeldInterpreters
 from sandkasten.engine.oneshot.oneshot import OneShot
 from sandkasten.engine.oneshot.package_sandbox import PackageSandboxes
 from sandkasten.engine.oneshot.warm_pool import WarmPool
@@ -118,6 +119,7 @@ class Engine:
         clock: Clock,
         events: EventSink | None = None,
         oneshot_spares: bool = False,
+        interpreters: tuple[str, ...] | None = None,  # modules of those that the pool has started
         library: ImageLibrary | None = None,
         workspaces: WorkspacePort | None = None,
         host_mounts: HostMounts | None = None,
@@ -247,6 +249,8 @@ class Engine:
         self.files = FileOperations(self._handles, policy, host_disk)
         self.terminals = TerminalSessions(self._handles, self._history, self._in_flight)
         self._spares = WarmPool(self._sandboxes, clock, events, enabled=oneshot_spares)
+        if interpreters is not None:
+            self._spares.prepare = HeldInterpreters(self._handles, interpreters, events).prepare
         self._sites = PackageSandboxes(planner, self._sandboxes, self._execution, self.files, store)
         shared = (self._execution, self.files, self.quotas, self._sites, events, tracing)
         self._oneshot = OneShot(planner, self._sandboxes, self._spares, *shared)

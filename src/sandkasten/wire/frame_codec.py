@@ -30,6 +30,8 @@ HAS_ATTRIBUTES = 4
 SHELL_STATE = "shell_state"
 # A feature in HELLO: the field `user` of a file verb runs it as another user.
 FILE_USER = "file_user"
+# A feature in HELLO: `exec.start` can start a program for a later command, and use it.
+HELD_EXEC = "held_exec"
 
 _HEADER = struct.Struct(">IBI")
 HEADER_BYTES = _HEADER.size

@@ -49,7 +49,8 @@ impl State {
 pub(super) struct Pending {
     pub bytes: Vec<u8>,
     pub done: usize,
-    pub owner: StreamId,
+    /// `None`: the bytes are the runner's own.
+    pub owner: Option<StreamId>,
 }
 
 #[derive(Default)]
@@ -103,6 +104,8 @@ pub struct Exec {
     pub(super) shell_reset: bool,
     pub(super) cwd: Option<Vec<u8>>,
     pub(super) usage: Usage,
+    /// Processor time that a held program used before it became this command.
+    pub(super) cpu_before_ms: u64,
     pub(super) started_ms: u64,
     pub(super) begun_ns: u64,
     pub(super) duration_ms: u64,
@@ -140,6 +143,7 @@ impl Exec {
             shell_reset: false,
             cwd: None,
             usage: Usage::default(),
+            cpu_before_ms: 0,
             started_ms: sys::unix_ms(),
             begun_ns: sys::boot_ns(),
             duration_ms: 0,

@@ -6,6 +6,7 @@
 pub mod command;
 mod deadline;
 mod follow;
+mod held;
 mod process;
 pub mod pty;
 mod results;
@@ -45,10 +46,12 @@ impl Execs {
         self.by_number.get_mut(&number)
     }
 
-    /// Return how many commands are running or queued.
+    /// Return how many commands are running or queued; held programs are not commands yet.
     pub fn active(&self) -> usize {
         let execs = self.by_number.values();
-        execs.filter(|exec| !exec.state.is_over()).count()
+        execs
+            .filter(|exec| !exec.state.is_over() && !exec.start.hold)
+            .count()
     }
 
     /// Return the command that an equal request has started before.

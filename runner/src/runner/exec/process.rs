@@ -1,6 +1,6 @@
 //! A command as a fresh process: its pipes or terminal, its supervisor, and what that reports.
 
-use super::{pty, Exec, Execs, State, What, STDERR, STDOUT};
+use super::{pty, Exec, Execs, Start, State, What, STDERR, STDOUT};
 use crate::context::{Config, Context};
 use crate::poll::{Poll, Source};
 use crate::supervisor::program::{self, Env, Program, Wiring};
@@ -23,12 +23,8 @@ impl Execs {
             What::Argv { words, .. } => words.clone(),
             What::Shell { .. } => return Err(gone()),
         };
-        let base = exec.start.base_env.as_ref();
-        let mut env: Env = base.unwrap_or(&cx.config.env).clone();
-        for (name, value) in &exec.start.env {
-            program::env_set(&mut env, name, value.clone());
-        }
-        let cwd = working_directory(exec, &cx.config);
+        let env = environment(&exec.start, &cx.config);
+        let cwd = working_directory(&exec.start, &cx.config);
         let failed = |errno| Failure::from_errno(errno, "cannot prepare the command");
         let program = Program::new(&argv, &env, &cwd).map_err(failed)?;
         let ends = open_ends(exec, number, &mut cx.poll).map_err(failed);
@@ -90,13 +86,14 @@ impl Execs {
                     What::Argv { words, .. } => words.first().cloned().unwrap_or_default(),
                     What::Shell { .. } => Vec::new(),
                 };
-                let cwd = working_directory(exec, &cx.config);
+                let cwd = working_directory(&exec.start, &cx.config);
                 let failure = program::not_started(stage, errno, &program, &cwd);
                 self.refuse(number, &failure, cx);
             }
             Report::Exited { status, usage, .. } => {
                 exec.status = Some(status);
                 exec.usage = usage;
+                exec.usage.cpu_ms = usage.cpu_ms.saturating_sub(exec.cpu_before_ms);
                 // After a deadline the command is over only when no process of it is left.
                 if !exec.timed_out {
                     self.wind_up(number, cx);
@@ -150,8 +147,16 @@ fn gone() -> Failure {
     Failure::new("internal", "the command is gone")
 }
 
-fn working_directory(exec: &Exec, config: &Config) -> Vec<u8> {
-    match &exec.start.cwd {
+pub(super) fn environment(start: &Start, config: &Config) -> Env {
+    let mut env: Env = start.base_env.as_ref().unwrap_or(&config.env).clone();
+    for (name, value) in &start.env {
+        program::env_set(&mut env, name, value.clone());
+    }
+    env
+}
+
+pub(super) fn working_directory(start: &Start, config: &Config) -> Vec<u8> {
+    match &start.cwd {
         None => config.workspace.clone(),
         Some(cwd) if cwd.starts_with(b"/") => cwd.clone(),
         Some(cwd) => [&config.workspace[..], b"/", cwd].concat(),

@@ -40,6 +40,10 @@ pub struct Start {
     pub grace_ms: u64,
     pub caps: [usize; SOURCES],
     pub follow: bool,
+    /// Start the program now for a later command; see `held`.
+    pub hold: bool,
+    /// The held program to use, if it is ready.
+    pub held: Option<String>,
 }
 
 impl Start {
@@ -59,6 +63,11 @@ impl Start {
         let shell = matches!(what, What::Shell { .. });
         let out_cap = cap(&fields, "stdout_cap")?;
         let err_cap = cap(&fields, "stderr_cap")?;
+        let hold = fields.flag("hold", false)?;
+        let pty = parse_pty(&fields)?;
+        if hold && (shell || pty.is_some()) {
+            return Err(Failure::invalid("hold requires argv, and no pty"));
+        }
         Ok(Start {
             exec_id,
             key,
@@ -66,17 +75,19 @@ impl Start {
             base_env: None,
             cwd: fields.bytes("cwd")?,
             stdin_stream: match fields.text("stdin")? {
-                None | Some("none") => false,
+                None | Some("none") => hold,
                 Some("stream") => true,
                 Some(_) => return Err(Failure::invalid("stdin must be none or stream")),
             },
-            pty: parse_pty(&fields)?,
+            pty,
             deadline_ms: fields.number("deadline_ms")?,
             grace_ms: fields
                 .number("grace_ms")?
                 .unwrap_or(protocol::DEFAULT_GRACE_MS),
             caps: [out_cap, out_cap, err_cap],
             follow: fields.flag("follow", true)?,
+            hold,
+            held: fields.text("held")?.map(str::to_owned),
             what,
         })
     }

@@ -130,7 +130,7 @@ impl Execs {
                 queue.push_back(Pending {
                     bytes: bytes.to_vec(),
                     done: 0,
-                    owner,
+                    owner: Some(owner),
                 });
                 self.write_input(number, false, cx);
                 return;
@@ -181,7 +181,7 @@ impl Execs {
             match sys::write(fd, &next.bytes[next.done..]) {
                 Ok(count) => {
                     next.done += count;
-                    written.push((next.owner, count as u64));
+                    written.extend(next.owner.map(|owner| (owner, count as u64)));
                     if next.done == next.bytes.len() {
                         exec.input.queue.pop_front();
                     }
@@ -231,7 +231,9 @@ impl Execs {
         }
         for pending in std::mem::take(&mut exec.input.queue) {
             let dropped = pending.bytes.len() - pending.done;
-            cx.clients.grant(pending.owner, dropped as u64);
+            if let Some(owner) = pending.owner {
+                cx.clients.grant(owner, dropped as u64);
+            }
         }
         self.changed.insert(number);
     }

@@ -132,7 +132,8 @@ impl Execs {
     }
 
     pub fn list(&self) -> Value {
-        let newest = self.by_number.values().rev().take(protocol::KEPT_RESULTS);
+        let commands = self.by_number.values().filter(|exec| !exec.start.hold);
+        let newest = commands.rev().take(protocol::KEPT_RESULTS);
         let mut execs: Vec<Value> = newest.map(Exec::to_json).collect();
         execs.reverse();
         json!({ "execs": execs })

@@ -151,7 +151,8 @@ impl Server {
             return activity::Signs::requested();
         }
         let supervisors = self.cx.supervisors.owners().map(|(pid, _)| pid);
-        activity::look(supervisors.chain(self.shells.idle_pids()).collect())
+        let at_rest = self.shells.idle_pids().chain(self.execs.held_pids());
+        activity::look(supervisors.chain(at_rest).collect())
     }
 
     fn arm_lease(&mut self) {

@@ -144,6 +144,12 @@ impl Server {
                 None
             }
         };
+        if shell.is_none() {
+            if let Some(number) = self.execs.find_held(&start, &mut self.cx) {
+                self.execs.hand_over(number, start, &mut self.cx);
+                return Ok(number);
+            }
+        }
         let number = self.execs.add(start, &mut self.cx)?;
         let outcome = match shell {
             None => self.execs.start_process(number, &mut self.cx),

@@ -14,6 +14,7 @@ from sandkasten.daemon.settings.setting_parsers import (
     gpu_count,
     image,
     image_list,
+    module_list,
     mount_list,
     package_url,
     path,
@@ -235,6 +236,18 @@ class ImageSettings:
         zero_or_one,
         1,
         "Whether the warm pool keeps a sandbox ready for each kind of one-shot (0 or 1).",
+    )
+    interpreters: bool = setting(
+        "pool.interpreters",
+        boolean,
+        True,
+        "Whether Python is started in a pooled sandbox before a one-shot claims it.",
+    )
+    python_modules: tuple[str, ...] = setting(
+        "pool.python_modules",
+        module_list,
+        (),
+        "Modules that this Python imports while it waits, where the image has them.",
     )
     oci_runtime: Literal["runc", "crun"] = setting(
         "oci.runtime", choice("runc", "crun"), "runc", "The runtime of backend oci: runc or crun."

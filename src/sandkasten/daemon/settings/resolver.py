@@ -107,6 +107,7 @@ class Settings:
     allowed_images: tuple[str, ...] | None
     images_strict: bool
     oneshot_spares: bool
+    interpreters: tuple[str, ...] | None
     image_aliases: Mapping[str, str]
     images_pull: PullMode
     pull_limits: PullLimits
@@ -263,6 +264,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
         allowed_images=general.allowed_images,
         images_strict=images.strict,
         oneshot_spares=bool(images.oneshot_spares),
+        interpreters=images.python_modules if images.interpreters else None,
         image_aliases=images.aliases,
         images_pull=images.pull,
         signatures=policy.signatures,

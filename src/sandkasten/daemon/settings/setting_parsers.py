@@ -121,6 +121,14 @@ def string_list(name: str, value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
+def module_list(name: str, value: object) -> tuple[str, ...]:
+    modules = string_list(name, value)
+    for module in modules:
+        if not all(part.isidentifier() and part.isascii() for part in module.split(".")):
+            raise invalid(name, "a list of Python modules", value, "write [numpy, xml.dom]")
+    return modules
+
+
 def choice(*choices: C) -> Callable[[str, object], C]:
     def parse(name: str, value: object) -> C:
         for known in choices:

@@ -55,6 +55,8 @@ def start_fields(exec_id: str, command: Command, *, follow: bool) -> dict[str, o
         fields["stdin"] = "stream"
     if command.pty is not None:
         fields["pty"] = {"rows": command.pty.rows, "cols": command.pty.cols}
+    if command.held is not None:
+        fields["held"] = command.held
     if command.key is not None:
         fields["key"] = command.key
     if not follow:

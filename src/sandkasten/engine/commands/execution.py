@@ -84,10 +84,18 @@ class Execution:
         self._ceiling = ceiling
 
     async def run(
-        self, sandbox_id: str, request: ExecRequest, show: ChunkReader | None = None
+        self,
+        sandbox_id: str,
+        request: ExecRequest,
+        show: ChunkReader | None = None,
+        *,
+        held: str | None = None,
     ) -> ExecResult:
+        """Run it to its end, in the program `held` if the sandbox has that; `show` receives the
+        output as it comes.
+        """
         with self._tracing.begin("sandbox.exec") as span:
-            following = await self._follow(sandbox_id, request, span)
+            following = await self._follow(sandbox_id, request, span, held)
             with _RecordedExec(self._history, self._trail, following, request.command) as noted:
                 async with aclosing(following.chunks()) as chunks:
                     async for chunk in chunks:
@@ -257,9 +265,13 @@ class Execution:
         _, channel = await self._handles.connect(sandbox_id)
         return await channel.call(verb, fields, timeout_s=CALL_TIMEOUT_S)
 
-    async def _follow(self, sandbox_id: str, request: ExecRequest, span: Span) -> ExecFollower:
+    async def _follow(
+        self, sandbox_id: str, request: ExecRequest, span: Span, held: str | None = None
+    ) -> ExecFollower:
         handle, channel = await self._handles.connect(sandbox_id)
         command = await self._command(request, handle, channel, span)
+        if held is not None:
+            command = replace(command, held=held)
         exec_id = _exec_id(request)
         span.set(exec_attributes(handle.record, exec_id))
         return ExecFollower(self._handles, handle, exec_id, command)

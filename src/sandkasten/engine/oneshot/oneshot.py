@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from sandkasten.engine.commands.exec_spans import output_attributes, trace_result
 from sandkasten.engine.oneshot.artifacts import collect_artifacts
+from sandkasten.engine.oneshot.held_interpreters import HELD_PYTHON, PYTHON, PYTHON_MAIN
 from sandkasten.errors import (
     Cancelled,
     CommandNotFound,
@@ -68,11 +69,14 @@ class Runtime:
     image: str
     """The alias of an image that has this runtime."""
     remedy: str
+    held: str | None = None
+    """The program that a pooled sandbox may have started for it."""
 
 
 _RUNTIMES: dict[str, Runtime] = {
-    # -B: a byte-code cache is useless to code that runs once.
-    "python": Runtime(("python3", "-B"), "main.py", "python", "install python3 on the host"),
+    "python": Runtime(
+        PYTHON, PYTHON_MAIN, "python", "install python3 on the host", held=HELD_PYTHON
+    ),
     "node": Runtime(("node",), "main.js", "node", "install nodejs on the host"),
     "bash": Runtime(("bash",), "main.sh", "bash", "install bash on the host, or use runtime sh"),
     "sh": Runtime(("sh",), "main.sh", "base", "use an image that has a shell"),
@@ -272,7 +276,7 @@ class OneShot:
         span: Span,
     ) -> RunResult:
         try:
-            result = await self._write_and_run(record.id, job, plan, show)
+            result = await self._write_and_run(record, job, plan, show)
         except CommandNotFound as exc:
             raise CommandNotFound(
                 f"there is no {job.runtime.program[0]} in image {record.image}",
@@ -300,15 +304,16 @@ class OneShot:
         return answer
 
     async def _write_and_run(
-        self, sandbox_id: str, job: _Job, plan: SandboxPlan, show: ChunkReader | None
+        self, record: Record, job: _Job, plan: SandboxPlan, show: ChunkReader | None
     ) -> ExecResult:
-        files = job.files
+        sandbox_id, files = record.id, job.files
         tasks: list[asyncio.Future[None]] = []
         if len(files) == 1 and sum(map(len, files.values())) <= AT_ONCE_BYTES:
             tasks.append(asyncio.ensure_future(self._write(sandbox_id, files)))
         else:
             await self._write(sandbox_id, files)
-        running = asyncio.ensure_future(self._execution.run(sandbox_id, job.exec, show))
+        held = job.runtime.held if record.acquired == "pool" else None
+        running = asyncio.ensure_future(self._execution.run(sandbox_id, job.exec, show, held=held))
         try:
             # One pass of the loop sends the file and then the command: the runner finishes a write
             # before it handles what follows, and without its file no code can run.

@@ -18,7 +18,7 @@ from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.sandbox.policy import Lease
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from sandkasten.engine.lifecycle.planner import SandboxPlan
     from sandkasten.engine.lifecycle.sandboxes import Sandboxes
@@ -70,6 +70,7 @@ class WarmPool:
         self._busy: set[asyncio.Task[Any]] = set()
         # Made, and neither claimed nor removed: a cancelled task cannot lose one.
         self._unclaimed: dict[str, Record] = {}
+        self.prepare: Callable[[Record, SandboxPlan], Awaitable[None]] | None = None
 
     async def claim(self, plan: SandboxPlan) -> Record | None:
         """Return a pooled sandbox for this plan, now owned by the caller; None if there is none
@@ -148,6 +149,8 @@ class WarmPool:
             self._emit("sandbox.spare_failed", backend=plan.backend.name, error=exc.code)
             return None
         self._unclaimed[spare.id] = spare
+        if self.prepare is not None:
+            await self.prepare(spare, plan)
         return spare
 
     def _expire(self, kind: _Kind, making: asyncio.Task[Record | None]) -> None:

@@ -59,6 +59,8 @@ class Command:
     """The persistent shell whose directory and exported variables `argv` starts with."""
     user: str | None = None
     """`USER[:GROUP]`; None: the user of the sandbox."""
+    held: str | None = None
+    """The program that was started for it, if the sandbox has it."""
 
 
 def checked_command(

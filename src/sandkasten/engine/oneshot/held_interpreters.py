@@ -1,0 +1,127 @@
+"""Interpreters that are started in a pooled sandbox, before a one-shot claims it.
+
+The program `interpreter_prelude` waits in the sandbox for the command. The runner hands the command
+over when its `exec.start` names the held program, and starts a fresh process if there is none that
+is ready; so a failure here only costs time. The id is fixed: a process that finds the sandbox again
+can use what another one started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from importlib import resources
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.errors import SandkastenError
+from sandkasten.model.sandbox.cell_spec import TMP, WORKSPACE, base_environment
+from sandkasten.wire.call import OutputChunk
+from sandkasten.wire.frame_codec import HELD_EXEC
+from sandkasten.wire.json_bodies import to_bytes_json
+
+if TYPE_CHECKING:
+    from sandkasten.engine.handles import Handles
+    from sandkasten.engine.lifecycle.planner import SandboxPlan
+    from sandkasten.model.sandbox.ledger_record import Record
+    from sandkasten.ports import EventSink
+    from sandkasten.wire.channel import Channel
+
+HELD_PYTHON: Final = "held_python"
+# -B: a byte-code cache is useless to code that runs once.
+PYTHON: Final = ("python3", "-B")
+PYTHON_MAIN: Final = "main.py"
+_RUNTIMES: Final = ("python", "python3")
+# Modules are imported meanwhile, on a machine that may be busy.
+_READY_S: Final = 10.0
+_READY: Final = b"\6"
+_REASON_BYTES: Final = 200
+_KILL: Final = 9
+
+
+class HeldInterpreters:
+    def __init__(
+        self, handles: Handles, modules: tuple[str, ...], events: EventSink | None
+    ) -> None:
+        self._handles = handles
+        self._modules = modules
+        self._events = events
+        self._prelude: bytes | None = None
+
+    async def prepare(self, record: Record, plan: SandboxPlan) -> None:
+        """Start a Python interpreter and wait until it is ready; without python3 do nothing."""
+        if plan.labels.get("sandkasten.oneshot") not in _RUNTIMES:
+            return
+        handle = self._handles.peek(record.id)
+        channel = handle.channel if handle is not None else None
+        if channel is None or HELD_EXEC not in channel.hello.features:
+            return
+        try:
+            async with asyncio.timeout(_READY_S):
+                reason = await hold_python(
+                    channel,
+                    f"{WORKSPACE}/{PYTHON_MAIN}",
+                    self._program(),
+                    base_environment(plan.spec).get("PYTHONPATH"),
+                )
+        except TimeoutError:
+            reason = f"not ready within {_READY_S:g} s"
+            await self.drop(record)
+        except SandkastenError as exc:
+            reason = exc.code
+        if reason and self._events is not None:
+            fields = {"sandbox": record.id, "image": record.image, "reason": reason}
+            self._events.emit("interpreter.not_held", fields)
+
+    async def drop(self, record: Record) -> None:
+        """End what is held in a sandbox that another use than a one-shot claims."""
+        handle = self._handles.peek(record.id)
+        if handle is None or handle.channel is None:
+            return
+        try:
+            fields = {"exec_id": HELD_PYTHON, "signal": _KILL}
+            await handle.channel.call("exec.signal", fields, timeout_s=_READY_S)
+        except SandkastenError:
+            # There is none, or the sandbox is gone.
+            return
+
+    def _program(self) -> bytes:
+        if self._prelude is None:
+            self._prelude = prelude(self._modules)
+        return self._prelude
+
+
+def prelude(modules: tuple[str, ...]) -> bytes:
+    """Return the program that imports these modules and waits."""
+    source = resources.files(__package__).joinpath("interpreter_prelude.py").read_bytes()
+    return source + f"\n\nhold(__file__, {modules!r})\n".encode()
+
+
+async def hold_python(channel: Channel, main: str, program: bytes, python_path: str | None) -> str:
+    """Start an interpreter for the file `main`, which is not there yet, and wait until it is ready.
+
+    Return why none is held; empty if one is. `python_path` is the PYTHONPATH of the sandbox.
+    """
+    directory = f"{TMP}/.sandkasten-{secrets.token_hex(6)}"
+    await channel.call("fs.write", {"path": f"{directory}/sitecustomize.py"}, data=program)
+    path = f"{directory}:{python_path}" if python_path else directory
+    fields: dict[str, object] = {
+        "exec_id": HELD_PYTHON,
+        "argv": [*PYTHON, main],
+        "env": {"PYTHONPATH": to_bytes_json(path)},
+        "hold": True,
+    }
+    said = b""
+    try:
+        async with channel.stream("exec.start", fields) as call:
+            async for item in call:
+                if isinstance(item, OutputChunk):
+                    said += item.data
+                    if said == _READY:
+                        return ""
+                    if len(said) > _REASON_BYTES:
+                        break
+    finally:
+        if said != _READY:
+            remove = {"path": directory, "recursive": True, "missing_ok": True}
+            await channel.call("fs.remove", remove)
+    return said[-_REASON_BYTES:].decode(errors="replace").strip().rpartition("\n")[2] or "ended"
