@@ -23,7 +23,7 @@ from tests.store.memory_store import MemoryStore
 pytestmark = pytest.mark.anyio
 
 
-def record(key: str | None = None, **more) -> Record:
+def record(key: str | None = None, created_at: float = 1_700_000_000.25, **more) -> Record:
     return Record(
         id=new_sandbox_id(),
         state=State.RUNNING,
@@ -31,7 +31,7 @@ def record(key: str | None = None, **more) -> Record:
         image="host",
         profile="hardened",
         limits=Limits(cpus=0.5, pids=17),
-        created_at=1_700_000_000.25,
+        created_at=created_at,
         created_boottime=12.5,
         boot_id="b",
         idle_timeout_s=30,

@@ -140,9 +140,8 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
             version=VERSION,
             settings=tuple(asdict(one) for one in settings.origins()),
         )
-        await engine.recover()
-        living = {info.id for info in await engine.list(all=True)}
-        await public_ports.retain(living, clock.now())
+        await engine.recover_soon()
+        await public_ports.retain(await engine.ids(), clock.now())
         await stack.enter_async_context(agents)
         await stack.enter_async_context(books.pruned_regularly(clock, UPKEEP_EVERY_S))
         await stack.enter_async_context(books.audit_synced_regularly(AUDIT_SYNC_S))

@@ -64,6 +64,7 @@ from sandkasten.wire.messages import decode_processes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
+    from collections.abc import Set as AbstractSet
     from pathlib import Path
 
     from sandkasten.engine.lifecycle.tenant_quotas import StoredFiles
@@ -132,6 +133,7 @@ class Engine:
         audit: AuditLog | None = None,
     ) -> None:
         self._backends, self.backend_name = backends, default_backend
+        self._store = store
         self.policy, self.tracing, self._clock, self.journal = policy, tracing, clock, journal
         self._in_flight = Drain()
         self._session_journal = SessionJournal(journal, clock, events, audit)
@@ -170,7 +172,7 @@ class Engine:
             events=events,
             tracing=tracing,
         )
-        self._listing = SessionList(self._sandboxes, self._session_journal)
+        self._listing = SessionList(self._sandboxes, self._handles, store, self._session_journal)
         self._updating = SandboxUpdates(
             control=self.network,
             secrets=self.secrets,
@@ -293,7 +295,7 @@ class Engine:
         usage: bool = False,
     ) -> Infos:
         """Return the sandboxes of a tenant; without one always those of all tenants."""
-        found = await self._sandboxes.list(all=all, tenant=None if all_tenants else tenant)
+        found = await self._listing.list(all=all, tenant=None if all_tenants else tenant)
         return await self._usages.added(found) if usage else [*found]
 
     async def page(
@@ -316,9 +318,13 @@ class Engine:
         """Raise SessionExpired or SessionNotFound unless this tenant has the sandbox."""
         await self._sandboxes.check_owner(sandbox_id, tenant)
 
+    async def ids(self) -> AbstractSet[str]:
+        """Return the ids in the ledger, without checking the sandboxes."""
+        return {row.id for row in await self._store.list()}
+
     async def census(self) -> dict[tuple[str, str], int]:
         """Return the number of sandboxes by state and backend, without checking them."""
-        return await self._sandboxes.census()
+        return await self._listing.census()
 
     async def owner(self, sandbox_id: SandboxId) -> str:
         """Return the tenant of a sandbox. Raise SessionNotFound."""
@@ -427,9 +433,17 @@ class Engine:
 
     async def recover(self) -> Recovered:
         """Recover what an earlier process left, and start the watch. Called once, first."""
-        found = await self._recovery.run()
+        await self._recovery.begin()
         self._watch.start()
-        return found
+        return await self._recovery.finish()
+
+    async def recover_soon(self) -> None:
+        """Do the same, but return as soon as requests can be served. Sandboxes that ran are
+        usable at once; what became of the others is found in the background.
+        """
+        await self._recovery.begin()
+        self._watch.start()
+        self._recovery.finish_soon()
 
     async def drain(self, deadline_s: float = 30.0) -> bool:
         """Refuse new work; return whether creates and removals ended in time. Commands go on."""
@@ -449,6 +463,7 @@ class Engine:
 
     async def aclose(self) -> None:
         """Close every connection after the warm pool is removed. Twice is fine."""
+        await self._recovery.aclose()
         await self._watch.aclose()
         await self._history.aclose()
         await self._spares.aclose()
@@ -465,11 +480,11 @@ class Engine:
                 async with asyncio.timeout(SWEEP_AT_CLOSE_S):
                     await self._reaper.sweep(quick=True)
         await self._handles.aclose()
-        for backend in self._backends.values():
-            if isinstance(backend, Closes):
+        for part in (*self._backends.values(), self._store):
+            if isinstance(part, Closes):
                 with suppress(TimeoutError, SandkastenError):
                     async with asyncio.timeout(CLOSE_S):
-                        await backend.aclose()
+                        await part.aclose()
         await self.trail.aclose()
 
     async def _sweep_after(self, after_s: float) -> None:

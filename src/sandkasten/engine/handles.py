@@ -41,7 +41,7 @@ from sandkasten.wire.frame_codec import SAYS_ENDING
 from sandkasten.wire.messages import decode_shells
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from sandkasten.model.journal_rows import SessionEnd
     from sandkasten.model.sandbox.ledger_record import Record
@@ -145,13 +145,20 @@ class Handles:
         self.trail = self._session_journal.trail
         self.network_audit = NetworkAudit(self, self.trail)
         self._disconnects = disconnects
+        # Called with a sandbox of an earlier process before it is used for the first time.
+        self.settle: Callable[[Record], Awaitable[None]] | None = None
 
     def peek(self, the_id: str) -> Handle | None:
         return self._open.get(the_id)
 
+    def connected(self, the_id: str) -> bool:
+        """Return whether a connection to this sandbox is open, whose end would be noticed."""
+        handle = self._open.get(the_id)
+        return handle is not None and handle.live is not None
+
     async def traffic(self) -> NetworkCounts:
         """Return the network counters of all sandboxes since this engine began."""
-        return await self.network_totals.read(list(self._open.values()))
+        return await self.network_totals.read(self._open.values())
 
     def keep(self, handle: Handle) -> None:
         handle.last_used = self._clock.boottime()
@@ -275,10 +282,7 @@ class Handles:
         )
 
     async def directory(self, the_id: str) -> str | None:
-        """Return the directory of the default shell; ask the runner unless it is known here.
-
-        None if the sandbox does not answer soon: the directory only describes it.
-        """
+        """Return the directory of the default shell; None if the sandbox does not answer soon."""
         handle = self._open.get(the_id)
         if handle is not None and handle.cwd is not None:
             return handle.cwd
@@ -397,9 +401,7 @@ class Handles:
         return EndReason("crashed", _KILLED)
 
     async def missing(self, the_id: str) -> SandkastenError:
-        """Return the error for an id that is not in the ledger: expired if that is known, else not
-        found.
-        """
+        """Return the error for an id that is not in the ledger: how it ended, if that is known."""
         return await self._session_journal.gone(the_id) or _not_found(the_id)
 
     async def alive(self, record: Record) -> bool:
@@ -432,11 +434,11 @@ class Handles:
 
     async def _attach(self, the_id: SandboxId) -> Handle:
         handle = await self._found(the_id)
-        other = self._open.get(the_id)
-        if other is not None:
-            return other
-        self.keep(handle)
-        return handle
+        if self.settle is not None:
+            await self.settle(handle.record)
+        if the_id not in self._open:
+            self.keep(handle)
+        return self._open[the_id]
 
     async def _found(self, the_id: SandboxId) -> Handle:
         record = await self._store.get(the_id)
@@ -466,9 +468,8 @@ class Handles:
 
     def _emit(self, event: str, record: Record, *, reason: str) -> None:
         if self._events is not None:
-            self._events.emit(
-                event, {"sandbox": record.id, "backend": record.backend, "reason": reason}
-            )
+            fields = {"sandbox": record.id, "backend": record.backend, "reason": reason}
+            self._events.emit(event, fields)
 
 
 def _no_answer(handle: Handle) -> Busy:

@@ -54,8 +54,9 @@ class NetworkAudit:
         """
         if self._trail.log is None:
             return
-        there = {one.id for one in records}
-        self._read = {key: value for key, value in self._read.items() if key in there}
+        if self._read:
+            there = {one.id for one in records}
+            self._read = {key: value for key, value in self._read.items() if key in there}
         if self._round is None or self._round.done():
             open_ones = [
                 one

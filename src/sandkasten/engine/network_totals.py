@@ -46,7 +46,13 @@ class NetworkTotals:
                 counts = await self.read_one(handle)
             return 0 if counts is None else counts.open
 
-        opened = await asyncio.gather(*(one(handle) for handle in handles))
+        # Most sandboxes have no network, and a task for each of them would cost more than reading.
+        counted = [
+            handle
+            for handle in handles
+            if handle.record.network != "none" or handle.record.id in self._seen
+        ]
+        opened = await asyncio.gather(*(one(handle) for handle in counted))
         return NetworkCounts(open=sum(opened), **self._sums)
 
     async def of(self, handle: Handle, cell: Networked) -> NetworkCounts:

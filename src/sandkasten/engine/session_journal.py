@@ -18,6 +18,7 @@ from sandkasten.model.sandbox.lifecycle import State, is_there
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from sandkasten.model.journal_rows import SessionEnd
     from sandkasten.model.sandbox.ledger_record import Record
@@ -39,6 +40,7 @@ class SessionJournal:
         self._clock = clock
         self._events = events
         self._unwritten: dict[str, tuple[SessionEnd, float, str]] = {}
+        self._open: set[str] | None = None
 
     async def begin(self, record: Record, key_id: str | None) -> None:
         """Record a new session, before its row in the ledger."""
@@ -48,10 +50,27 @@ class SessionJournal:
             return
         self.making.add(record.id)
         try:
-            await self.journal.begin_session(row_of(record, key_id))
+            await self._begin(row_of(record, key_id))
         except BaseException:
             self.making.discard(record.id)
             raise
+
+    async def adopt(self, record: Record) -> bool:
+        """Record a session that another process began; return whether it was new here."""
+        if self.journal is None:
+            return False
+        row = await self.journal.session(record.id)
+        if row is None:
+            await self._begin(row_of(record))
+        elif row.ended_at is None and self._open is not None:
+            self._open.add(record.id)
+        return row is None
+
+    async def _begin(self, row: SessionRow) -> None:
+        assert self.journal is not None
+        await self.journal.begin_session(row)
+        if self._open is not None:
+            self._open.add(row.id)
 
     async def runs(self, record: Record) -> None:
         if self.journal is not None and not record.hidden:
@@ -76,8 +95,7 @@ class SessionJournal:
             return
         first = self._unwritten.get(the_id, (status, self._clock.now(), reason))
         try:
-            await self.journal.end_session(the_id, *first)
-            self._unwritten.pop(the_id, None)
+            await self._end(the_id, first)
         except SandkastenError as exc:
             self._unwritten[the_id] = first
             self._emit("journal.failed", {"sandbox": the_id, "error": exc.code})
@@ -87,8 +105,14 @@ class SessionJournal:
         """Write the ends that could not be written before; stop at the first failure."""
         while self.journal is not None and self._unwritten:
             the_id, first = next(iter(self._unwritten.items()))
-            await self.journal.end_session(the_id, *first)
-            self._unwritten.pop(the_id, None)
+            await self._end(the_id, first)
+
+    async def _end(self, the_id: str, first: tuple[SessionEnd, float, str]) -> None:
+        assert self.journal is not None
+        await self.journal.end_session(the_id, *first)
+        self._unwritten.pop(the_id, None)
+        if self._open is not None:
+            self._open.discard(the_id)
 
     async def gone(self, the_id: str, tenant: str | None = None) -> SessionExpired | None:
         """Return how a session that is not in the ledger ended; None if unknown or another
@@ -105,7 +129,32 @@ class SessionJournal:
         return None if known is None else expired(the_id, known[0], known[2])
 
     async def open_rows(self) -> Sequence[SessionRow]:
-        return () if self.journal is None else await self.journal.open_sessions()
+        """Return the sessions without an end. From now on their ids are kept here: only one
+        daemon at a time writes a journal.
+        """
+        if self.journal is None:
+            return ()
+        if self._open is None:
+            self._open = set()
+        rows = await self.journal.open_sessions()
+        self._open.update(row.id for row in rows)
+        return rows
+
+    async def missing(self, the_id: str) -> None:
+        """Record the end of a session that is in the ledger no longer."""
+        if self.journal is None or the_id in self.making:
+            return
+        row = await self.journal.session(the_id)
+        if row is not None and row.ended_at is None:
+            await self.ended(the_id, "destroyed", "another process destroyed it")
+        elif self._open is not None:
+            self._open.discard(the_id)
+
+    async def open_ids(self) -> AbstractSet[str]:
+        """Return the ids of sessions without an end."""
+        if self._open is None:
+            await self.open_rows()
+        return self._open or frozenset()
 
     def _emit(self, event: str, fields: Mapping[str, str]) -> None:
         if self._events is not None:

@@ -76,7 +76,7 @@ class Discards(Protocol):
 
 @runtime_checkable
 class Closes(Protocol):
-    """A backend that keeps its own connections open."""
+    """A backend, or a store, that keeps its own descriptors open."""
 
     async def aclose(self) -> None:
         """Close the connections; the sandboxes keep running. Twice is fine."""

@@ -35,7 +35,12 @@ class Store(Protocol):
         ...
 
     async def find_key(self, session_key: str) -> Record | None: ...
-    async def list(self) -> Sequence[Record]: ...
+    async def list(self) -> Sequence[Record]:
+        """Return all records, oldest first. While nothing has changed, an implementation may
+        return the same object again, which must not be modified.
+        """
+        ...
+
     async def drop(self, sandbox_id: SandboxId, record: Record | None = None) -> None:
         """Remove a record. Twice is fine. `record` is the caller's copy; without it, it is read
         again.

@@ -9,7 +9,8 @@ be read is reported by `corrupt` and otherwise treated as missing; unfinished fi
 process are removed then too. A full or read-only disk raises QuotaExceeded or InternalError before
 anything is created; a process without free descriptors raises Busy. Files are a few hundred bytes
 in a directory that the kernel caches, so the calls are made on the event loop: a thread would cost
-more than they do.
+more than they do. `list` reads only what has changed since it was last called (`ledger_index`); a
+single row is always read from its file.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from sandkasten.errors import (
 )
 from sandkasten.model.ids import SandboxId, sandbox_id
 from sandkasten.model.sandbox.lifecycle import State
+from sandkasten.store.ledger_index import LedgerIndex
 from sandkasten.store.ledger_rows import MAX_ROW_BYTES, decode_row, encode_row
 from sandkasten.store.named_locks import FileLocks
 
@@ -54,6 +56,7 @@ class DirectoryStore:
             for directory in (root, self._rows, self._keys, locks):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._locks = FileLocks(locks)
+        self._index = LedgerIndex(self._rows, _id_of, self._read, self._is_there)
 
     async def put(self, record: Record) -> None:
         with translated(f"record sandbox {record.id}"):
@@ -80,8 +83,8 @@ class DirectoryStore:
         return record if record is not None and record.session_key == session_key else None
 
     async def list(self) -> Sequence[Record]:
-        found = (self._row(one, stage) or self._read(one) for one, stage in self._names().items())
-        return sorted((r for r in found if r is not None), key=lambda r: (r.created_at, r.id))
+        with translated("read the ledger"):
+            return self._index.records()
 
     async def drop(self, sandbox_id: SandboxId, record: Record | None = None) -> None:
         if record is None:
@@ -100,30 +103,18 @@ class DirectoryStore:
         with translated("clear the ledger"):
             for directory in (self._rows, self._keys):
                 remove_partial_files(directory)
-        return self._unreadable()
+        with translated("read the ledger"):
+            return self._index.unreadable()
 
-    def _unreadable(self) -> Sequence[SandboxId]:
-        names = self._names().items()
-        missing = [(one, stage) for one, stage in names if self._read(one) is None]
-        # Not those that were removed meanwhile.
-        return [one for one, stage in missing if os.path.exists(self._row_path(one, stage))]
+    async def aclose(self) -> None:
+        """Stop watching the ledger. It can still be used."""
+        self._index.close()
 
     def lock(self, name: str, *, wait_s: float = 30.0) -> AbstractAsyncContextManager[None]:
         return self._locks.hold(name, wait_s)
 
-    def _names(self) -> dict[SandboxId, str]:
-        """Return the ids that have a row, with the last stage of each."""
-        found: dict[SandboxId, str] = {}
-        with translated("read the ledger"):
-            for name in os.listdir(self._rows):
-                stem, suffix = os.path.splitext(name)
-                if suffix in _STAGES:
-                    try:
-                        the_id = sandbox_id(stem)
-                    except SessionNotFound:
-                        continue
-                    found[the_id] = max(suffix, found.get(the_id, suffix), key=_STAGES.index)
-        return found
+    def _is_there(self, the_id: SandboxId) -> bool:
+        return any(os.path.lexists(self._row_path(the_id, stage)) for stage in _STAGES)
 
     def _read(self, the_id: SandboxId) -> Record | None:
         # In this order, a row that moves on meanwhile is seen under its old name or its new one.
@@ -151,6 +142,17 @@ def _stage(record: Record) -> str:
     if record.state is State.DESTROYING:
         return _DESTROYING
     return _SPARE if record.acquired == "spare" else _USED
+
+
+def _id_of(name: str) -> SandboxId | None:
+    """Return the sandbox whose row can have this file name."""
+    stem, suffix = os.path.splitext(name)
+    if suffix not in _STAGES:
+        return None
+    try:
+        return sandbox_id(stem)
+    except SessionNotFound:
+        return None
 
 
 def _write(path: Path | str, data: bytes) -> None:

@@ -1,8 +1,9 @@
 """Notice within about a second that a sandbox has ended, without a request for it.
 
-A connection that ends by itself is checked at once. Sandboxes without a connection are checked
-every few seconds, and so is what other processes of the same ledger created or destroyed. Ends are
-recorded and leftovers removed. Only a daemon runs the watch. Nothing here raises; what fails is
+A connection that ends by itself is checked at once, so a sandbox with a connection needs no other
+check. Sandboxes without one are checked every few seconds, a bounded number in each round, and so
+is what other processes of the same ledger created or destroyed. Ends are recorded and leftovers
+removed. Only a daemon runs the watch. Nothing here raises; what fails is
 tried again in the next round. Sandboxes of a backend that does not answer are left unchanged, and
 other backends do not wait for it.
 """
@@ -14,20 +15,19 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sandkasten.engine.session_journal import row_of
 from sandkasten.errors import SandkastenError
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.sandbox.isolation_levels import has_engine
 from sandkasten.model.sandbox.lifecycle import State, is_there
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from sandkasten.engine.handles import Handles
     from sandkasten.engine.lifecycle.reaper import Reaper
     from sandkasten.engine.session_journal import SessionJournal
     from sandkasten.engine.tenant_traffic import TenantTraffic
-    from sandkasten.model.journal_rows import SessionRow
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.ports import Backend, EventSink, Store
 
@@ -37,6 +37,9 @@ ROUND_S = 2.0
 # The first process of a sandbox exits shortly after its connections close.
 _LOOKS_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
 _AT_ONCE = 16
+# Of each backend. Checking a sandbox without a connection takes about 0.1 ms, and a round must cost
+# the same however many there are; the others are checked in the following rounds.
+_MOST_CHECKS = 128
 # How long a round waits for a backend. The request continues and is not sent twice.
 _PATIENCE_S = 1.0
 
@@ -70,6 +73,11 @@ class EndWatch:
         """Sandboxes found at the start whose backend did not answer."""
         self.settle: Callable[[Record], Awaitable[object]] | None = None
         """Settles one of those as recovery would have done."""
+        self.unrecovered: Container[str] = ()
+        """Sandboxes that recovery has not settled yet, which are left to it."""
+        self._next: dict[str, int] = {}
+        self._reconciled: Sequence[Record] | None = None
+        self._reconciled_ids: AbstractSet[str] = frozenset()
 
     def start(self) -> None:
         if not self._tasks:
@@ -99,11 +107,11 @@ class EndWatch:
             await self._session_journal.settle()
         # Journal first: a session is in the journal before it is in the ledger, and its end is
         # recorded before it leaves the ledger.
-        begun = await self._session_journal.open_rows()
+        begun = frozenset(await self._session_journal.open_ids())
         records = await self._store.list()
         groups: dict[str, list[Record]] = {}
         for record in records:
-            if self._is_ours(record):
+            if self._must_look(record):
                 groups.setdefault(record.backend, []).append(record)
         for name in self._handles.health.names():
             # No sandbox refers to this backend any more, but its return should still be noticed.
@@ -111,7 +119,8 @@ class EndWatch:
                 groups.setdefault(name, [])
         for name, group in groups.items():
             if name not in self._groups:
-                task = asyncio.get_running_loop().create_task(self._look_at(name, group))
+                some = self._in_turn(name, group)
+                task = asyncio.get_running_loop().create_task(self._look_at(name, some))
                 self._groups[name] = task
                 task.add_done_callback(partial(self._group_done, name))
         near = [task for name, task in self._groups.items() if not has_engine(name)]
@@ -119,10 +128,27 @@ class EndWatch:
             await asyncio.wait(near)
         if self._groups:
             await asyncio.wait(self._groups.values(), timeout=_PATIENCE_S)
-        self.unsettled &= {record.id for record in records}
-        await self._reconcile(begun, {record.id: record for record in records})
-        await self._traffic.round(records, _PATIENCE_S)
+        if self.unsettled:
+            self.unsettled &= {record.id for record in records}
+        await self._reconcile(begun, records)
+        networked = [record for record in records if record.network != "none"]
+        await self._traffic.round(networked, _PATIENCE_S)
         await self._handles.network_audit.round(records, _PATIENCE_S)
+
+    def _must_look(self, record: Record) -> bool:
+        if not self._is_ours(record) or record.id in self.unrecovered:
+            return False
+        if is_there(record.state):
+            return record.id in self.unsettled or not self._handles.connected(record.id)
+        return record.state in (State.LOST, State.DESTROYING)
+
+    def _in_turn(self, name: str, group: Sequence[Record]) -> Sequence[Record]:
+        """Return those that this round checks."""
+        if len(group) <= _MOST_CHECKS:
+            return group
+        first = self._next.get(name, 0) % len(group)
+        self._next[name] = first + _MOST_CHECKS
+        return [*group[first:], *group[:first]][:_MOST_CHECKS]
 
     def _group_done(self, name: str, _: object) -> None:
         self._groups.pop(name, None)
@@ -150,36 +176,31 @@ class EndWatch:
 
     async def adopt(self, record: Record) -> bool:
         """Adopt a sandbox that another process made; return whether it was new here."""
-        journal = self._session_journal.journal
-        if journal is None or await journal.session(record.id) is not None:
-            return False
-        await journal.begin_session(row_of(record))
-        self._emit("sandbox.adopted", record.id)
-        return True
+        adopted = await self._session_journal.adopt(record)
+        if adopted:
+            self._emit("sandbox.adopted", record.id)
+        return adopted
 
-    async def _reconcile(
-        self, begun: Sequence[SessionRow], records: dict[SandboxId, Record]
-    ) -> None:
-        journal = self._session_journal.journal
-        if journal is None:
+    async def _reconcile(self, known: AbstractSet[str], records: Sequence[Record]) -> None:
+        if self._session_journal.journal is None:
             return
-        there: set[str] = set(records)
-        known = {row.id for row in begun}
-        for the_id in known - there:
+        if records is self._reconciled and known == self._reconciled_ids:
+            return
+        gone = known - {record.id for record in records}
+        for the_id in gone:
             # Check again, since the list is as old as the round: the session may have entered the
             # ledger meanwhile, or its end may have been recorded.
-            if await self._store.get(SandboxId(the_id)) is not None:
-                continue
-            if the_id in self._session_journal.making:
-                continue
-            row = await journal.session(the_id)
-            if row is not None and row.ended_at is None:
-                await self._session_journal.ended(
-                    the_id, "destroyed", "another process destroyed it"
-                )
-        for the_id, record in records.items():
-            if the_id not in known and is_there(record.state) and not record.hidden:
-                await self._quietly(the_id, self.adopt, record)
+            if await self._store.get(SandboxId(the_id)) is None:
+                await self._session_journal.missing(the_id)
+        new = [one for one in records if one.id not in known and self._is_adoptable(one)]
+        for record in new:
+            await self._quietly(record.id, self.adopt, record)
+        if not gone and not new:
+            self._reconciled, self._reconciled_ids = records, known
+
+    def _is_adoptable(self, record: Record) -> bool:
+        there = is_there(record.state) and not record.hidden
+        return there and record.id not in self.unrecovered
 
     def _is_ours(self, record: Record) -> bool:
         return record.backend in self._backends and not record.hidden

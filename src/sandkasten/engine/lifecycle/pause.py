@@ -111,6 +111,11 @@ class PauseControl:
             ):
                 await self.reclaim(record.id)
 
+    @property
+    def tracks_idle(self) -> bool:
+        """Whether `keep` measures each living sandbox, to reclaim memory of idle ones."""
+        return self._rest.wanted
+
     def forget(self, known: set[SandboxId]) -> None:
         """Drop what is remembered of sandboxes that no longer exist."""
         self._rest.forget(known)

@@ -81,7 +81,7 @@ class Reaper:
 
         async def row(record: Record) -> None:
             async with gates[record.backend]:
-                await self._row(record, tally, quick=quick)
+                await self._row(record, tally)
 
         async def litter(backend: Backend, the_id: SandboxId) -> None:
             async with gates[backend.name]:
@@ -97,7 +97,7 @@ class Reaper:
             await self._corrupt(the_id, tally)
         async with asyncio.TaskGroup() as group:
             for record in records:
-                if record.backend in self._backends:
+                if record.backend in self._backends and not self._is_settled(record, quick=quick):
                     group.create_task(row(record))
             for backend, the_id in owned:
                 if the_id not in known:
@@ -143,10 +143,16 @@ class Reaper:
         except TimeoutError as exc:
             raise no_answer_error(backend.name, OWNED_TIMEOUT_S) from exc
 
-    async def _row(self, record: Record, tally: _Tally, *, quick: bool) -> None:
+    def _is_settled(self, record: Record, *, quick: bool) -> bool:
+        """Return whether nothing is to be done for a sandbox, as far as this process can tell
+        without asking its backend.
+        """
+        if not is_there(record.state) or self._over(record):
+            return False
+        return quick or (self._handles.connected(record.id) and not self._pausing.tracks_idle)
+
+    async def _row(self, record: Record, tally: _Tally) -> None:
         if is_there(record.state) and not self._over(record):
-            if quick:
-                return
             try:
                 if await self._handles.alive(record):
                     await self._pausing.keep(record)

@@ -1,9 +1,11 @@
 """Recovery after a start: adopt, finish, remove or mark what the previous daemon left.
 
 The ledger says what existed, the backend what still exists, and the journal learns what became of
-each. Recovery runs before anything new starts, because a session that is being created looks like
-one that was left half made. What cannot be done now is left to the reaper; sandboxes of a backend
-that does not answer are left to the watch, which settles them when the backend is back.
+each. `begin` runs before anything new starts and settles what was left half made. Sandboxes that
+ran are settled by `finish`, a few at a time while requests are served, and each of them before its
+first use, so their number does not delay the start. What cannot be done now is left to the reaper;
+sandboxes of a backend that does not answer are left to the watch, which settles them when the
+backend is back.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from sandkasten.ports import Clock, EventSink, Store
 
 _AT_ONCE = 16
+# Beside requests, which should not wait for many of these.
+_AT_ONCE_BEHIND = 4
 
 
 class Recovery:
@@ -55,29 +59,43 @@ class Recovery:
         self._network = network
         self._clock = clock
         self._events = events
+        self._tally: Counter[str] = Counter()
+        self._left: dict[str, Record] = {}
+        self._finishing: asyncio.Task[None] | None = None
         watch.settle = self._row
+        watch.unrecovered = self._left
 
-    async def run(self) -> Recovered:
-        tally: Counter[str] = Counter()
+    async def begin(self) -> None:
+        """Read what there is, and settle what was left half made or half removed."""
         gate = asyncio.Semaphore(_AT_ONCE)
 
         async def one(record: Record) -> None:
             async with gate:
-                try:
-                    tally[await self._row(record)] += 1
-                except SandkastenError as exc:
-                    if self._handles.health.knows(exc):
-                        self._watch.unsettled.add(record.id)
-                    else:
-                        self._emit("recovery.failed", sandbox=record.id, error=exc.code)
+                await self._settle(record)
 
         open_rows = await self._session_journal.open_rows()
         records = [row for row in await self._store.list() if not row.hidden]
+        self._left.update((row.id, row) for row in records if is_there(row.state))
+        self._handles.settle = self._before_use
+        await asyncio.gather(*(one(row) for row in records if not is_there(row.state)))
         known = {record.id for record in records}
-        await asyncio.gather(*(one(record) for record in records))
         for row in open_rows:
             if row.id not in known:
-                tally[await self._without_row(row)] += 1
+                self._tally[await self._without_row(row)] += 1
+
+    async def finish(self) -> Recovered:
+        """Settle the sandboxes that ran."""
+
+        async def work() -> None:
+            while self._left:
+                await self._settle(self._left.pop(next(iter(self._left))))
+                await asyncio.sleep(0)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(_AT_ONCE_BEHIND):
+                group.create_task(work())
+        self._handles.settle = None
+        tally = self._tally
         swept = await self._reaper.sweep(quick=True)
         found = Recovered(
             kept=tally["kept"],
@@ -90,6 +108,36 @@ class Recovery:
         )
         self._emit("daemon.recovered", **{name: getattr(found, name) for name in _FIGURES})
         return found
+
+    def finish_soon(self) -> None:
+        """Call `finish` in the background. Its failure is reported, and the reaper tries again."""
+        self._finishing = asyncio.get_running_loop().create_task(self._finish_quietly())
+
+    async def aclose(self) -> None:
+        if self._finishing is not None:
+            self._finishing.cancel()
+            await asyncio.wait([self._finishing])
+            self._finishing = None
+
+    async def _finish_quietly(self) -> None:
+        try:
+            await self.finish()
+        except SandkastenError as exc:
+            self._emit("recovery.failed", sandbox="", error=exc.code)
+
+    async def _before_use(self, record: Record) -> None:
+        left = self._left.pop(record.id, None)
+        if left is not None:
+            await self._settle(left)
+
+    async def _settle(self, record: Record) -> None:
+        try:
+            self._tally[await self._row(record)] += 1
+        except SandkastenError as exc:
+            if self._handles.health.knows(exc):
+                self._watch.unsettled.add(record.id)
+            else:
+                self._emit("recovery.failed", sandbox=record.id, error=exc.code)
 
     async def _row(self, record: Record) -> str:
         """Settle a sandbox that has a row in the ledger."""

@@ -8,7 +8,6 @@ leftovers. A create that fails or is cancelled removes what it made before it ra
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -53,8 +52,6 @@ from sandkasten.ports import (
 from sandkasten.wire.channel import Channel
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sandkasten.engine.lifecycle.admission import Admission
     from sandkasten.engine.session_journal import SessionJournal
     from sandkasten.model.access.tenancy import TenantQuota
@@ -72,7 +69,6 @@ LOCK_WAIT_S = CREATE_TIMEOUT_S + DESTROY_TIMEOUT_S
 LEASE_TIMEOUT_S = 10.0
 # An answer takes a tenth of a millisecond; after this time creating another is faster.
 CLAIM_TIMEOUT_S = 1.0
-_CHECKS_AT_ONCE = 16
 
 
 class Sandboxes:
@@ -225,7 +221,7 @@ class Sandboxes:
         record = await self._store.get(sandbox_id(text))
         if record is None:
             raise await self._handles.missing(text)
-        record = await self._looked_at(record)
+        record = await self.looked_at(record)
         info = self.describe(record, created=False)
         if record.state is not State.RUNNING:
             return info
@@ -249,28 +245,6 @@ class Sandboxes:
             if gone is not None:
                 raise gone from None
         raise _unknown(the_id)
-
-    async def census(self) -> dict[tuple[str, str], int]:
-        """Return the number of rows by state and backend, without checking the sandboxes."""
-        return Counter(
-            ("spare" if row.acquired == "spare" else row.state.value, row.backend)
-            for row in await self._store.list()
-        )
-
-    async def list(self, *, all: bool = False, tenant: str | None = None) -> Sequence[Info]:
-        """Return the sandboxes of all tenants; with `all`, also unclaimed warm-pool sandboxes."""
-        gate = asyncio.Semaphore(_CHECKS_AT_ONCE)
-
-        async def one(record: Record) -> Record:
-            async with gate:
-                return await self._looked_at(record)
-
-        found = await self._store.list()
-        records = [one for one in found if (all or not one.hidden) and tenant in (None, one.tenant)]
-        return [
-            self.describe(record, created=False)
-            for record in await asyncio.gather(*(one(record) for record in records))
-        ]
 
     async def destroy(self, text: str) -> None:
         """Destroy a sandbox; it is gone when this returns. A failure leaves its row.
@@ -441,7 +415,7 @@ class Sandboxes:
     async def _usable(self, record: Record) -> bool:
         return is_there(record.state) and await self._handles.alive(record)
 
-    async def _looked_at(self, record: Record) -> Record:
+    async def looked_at(self, record: Record) -> Record:
         """Return the record with its current state, not the one last recorded."""
         if not is_there(record.state):
             return record

@@ -6,28 +6,37 @@ page; an invalid cursor raises InvalidRequest.
 
 from __future__ import annotations
 
+import asyncio
 import base64
+from bisect import bisect_right
+from collections import Counter
+from itertools import islice
 from typing import TYPE_CHECKING, get_args
 
 from sandkasten.errors import InvalidRequest, SessionNotFound
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.ids import sandbox_id
 from sandkasten.model.journal_rows import SessionEnd
+from sandkasten.model.sandbox.lifecycle import is_there
 from sandkasten.model.sandbox.sandbox_values import SandboxStatus
 from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from sandkasten.engine.handles import Handles
     from sandkasten.engine.lifecycle.sandboxes import Sandboxes
     from sandkasten.engine.session_journal import SessionJournal
     from sandkasten.model.journal_rows import SessionRow
+    from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.sandbox_values import Info
+    from sandkasten.ports import Store
 
 ENDED: frozenset[str] = frozenset(get_args(SessionEnd))
 STATUSES: tuple[str, ...] = tuple(dict.fromkeys((*get_args(SandboxStatus), *get_args(SessionEnd))))
 MOST = 1000
 _PAGE_ROWS = 500
+_CHECKS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +48,59 @@ class SessionPage:
 
 
 class SessionList:
-    def __init__(self, sandboxes: Sandboxes, session_journal: SessionJournal) -> None:
+    def __init__(
+        self,
+        sandboxes: Sandboxes,
+        handles: Handles,
+        store: Store,
+        session_journal: SessionJournal,
+    ) -> None:
         self._sandboxes = sandboxes
+        self._handles = handles
+        self._store = store
         self._session_journal = session_journal
+        self._counted: Sequence[Record] | None = None
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    async def census(self) -> dict[tuple[str, str], int]:
+        """Return the number of rows by state and backend, without checking the sandboxes."""
+        rows = await self._store.list()
+        if rows is not self._counted:
+            self._counted = rows
+            self._counts = Counter(
+                ("spare" if row.acquired == "spare" else row.state.value, row.backend)
+                for row in rows
+            )
+        return dict(self._counts)
+
+    async def list(self, *, all: bool = False, tenant: str | None = None) -> Sequence[Info]:
+        """Return the sandboxes of all tenants; with `all`, also unclaimed warm-pool sandboxes."""
+        return await self.described(await self.records(all=all, tenant=tenant))
+
+    async def records(self, *, all: bool = False, tenant: str | None = None) -> Sequence[Record]:
+        """Return the rows of `list`, oldest first, without checking the sandboxes."""
+        found = await self._store.list()
+        return [one for one in found if (all or not one.hidden) and tenant in (None, one.tenant)]
+
+    async def described(self, records: Sequence[Record]) -> Sequence[Info]:
+        """Describe sandboxes in their current state. Those with an open connection are alive, and
+        only the others are checked.
+        """
+        gate = asyncio.Semaphore(_CHECKS_AT_ONCE)
+        found = [*records]
+
+        async def check(number: int) -> None:
+            async with gate:
+                found[number] = await self._sandboxes.looked_at(found[number])
+
+        unsure = [
+            number
+            for number, record in enumerate(records)
+            if is_there(record.state) and not self._handles.connected(record.id)
+        ]
+        if unsure:
+            await asyncio.gather(*map(check, unsure))
+        return [self._sandboxes.describe(record, created=False) for record in found]
 
     async def page(
         self,
@@ -81,14 +140,14 @@ class SessionList:
         limit: int,
         cursor: str | None,
     ) -> SessionPage:
-        after = None if cursor is None else _read(cursor)
-        found = [
-            one
-            for one in await self._sandboxes.list(tenant=tenant)
-            if status in (None, one.status)
-            and _has(one.labels, labels)
-            and (after is None or (one.created_at, one.id) > after)
-        ]
+        records = await self.records(tenant=tenant)
+        first = 0 if cursor is None else bisect_right(records, _read(cursor), key=_age)
+        left = (one for one in islice(records, first, None) if _has(one.labels, labels))
+        found: list[Info] = []
+        # Sandboxes behind the page are not checked.
+        while some := tuple(islice(left, limit + 1 - len(found))):
+            infos = await self.described(some)
+            found += [one for one in infos if status in (None, one.status)]
         page = tuple(found[:limit])
         more = len(found) > limit
         return SessionPage(
@@ -120,6 +179,10 @@ class SessionList:
                 page.append(row)
             before = rows[-1].id
         return SessionPage(ended=tuple(page))
+
+
+def _age(record: Record) -> tuple[float, str]:
+    return record.created_at, record.id
 
 
 def _has(labels: Mapping[str, str], wanted: Mapping[str, str | None]) -> bool:

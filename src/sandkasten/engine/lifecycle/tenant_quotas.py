@@ -8,7 +8,6 @@ counted. Requests per second are counted in `api/request/rate_limit.py`, stored 
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
@@ -100,11 +99,10 @@ class TenantQuotas:
                 network = await self._check(tenant, quota, need, records)
             except QuotaExceeded:
                 # A sandbox that died unnoticed does not count.
-                living = await asyncio.gather(*(self._claims.lives(one) for one in records))
-                if all(living):
+                living = await self._claims.living(records)
+                if len(living) == len(records):
                     raise
-                records = [one for one, lives in zip(records, living, strict=True) if lives]
-                network = await self._check(tenant, quota, need, records)
+                network = await self._check(tenant, quota, need, living)
             yield network
 
     @asynccontextmanager
