@@ -6,7 +6,7 @@
 //! done safely in a threaded Python process, and is slow in a forked one.
 //!
 //! It reads one plan (JSON) on stdin, or from the file that its argument names, and writes one JSON
-//! object to stdout: `{pid, start, shared}` of the sandbox's first process, or `{error: {step, message,
+//! object and a line feed to stdout: `{pid, start, shared}` of the sandbox's first process, or `{error: {step, message,
 //! errno}}` with nothing left running. Other plans describe no sandbox, and the pid is 0: `visible`
 //! mounts a volume where the caller sees it, `container` gives a network to a container of an engine,
 //! `give` and `take` do so from inside of containers, and `try_network` finds out whether the kernel has
@@ -160,6 +160,6 @@ fn main() {
         ),
     };
     // If the reader has gone away, that is the caller's concern; the ledger already lists this sandbox.
-    let _ = std::io::stdout().write_all(answer.to_string().as_bytes());
+    let _ = std::io::stdout().write_all(format!("{}\n", answer).as_bytes());
     std::process::exit(code);
 }

@@ -69,7 +69,7 @@ pub fn bubblewrap(plan: &Plan, bwrap: &Bubblewrap, userns: Option<RawFd>) -> Out
     for fd in [ready_w, info_w, err_w] {
         sys::close(fd);
     }
-    let outcome = wait_ready(plan, bwrap, ready_r, info_r);
+    let outcome = wait_ready(plan, bwrap, ready_r, info_r, pid);
     match &outcome {
         Ok(_) => kill_and_reap(pid),
         Err(_) => {
@@ -158,13 +158,21 @@ pub fn become_program(
     }
 }
 
-fn wait_ready(plan: &Plan, bwrap: &Bubblewrap, ready: RawFd, info: RawFd) -> Outcome<Born> {
+fn wait_ready(
+    plan: &Plan,
+    bwrap: &Bubblewrap,
+    ready: RawFd,
+    info: RawFd,
+    monitor: i32,
+) -> Outcome<Born> {
     let deadline = Instant::now() + Duration::from_millis(plan.timeout_ms as u64);
     let left = || deadline.saturating_duration_since(Instant::now());
     let born = wait_born(plan, &bwrap.pid_file, ready, left, || {
         first_pid(info, left())
             .ok_or_else(|| Failure::new(STEP, "bubblewrap did not start the sandbox", 0))
     })?;
+    // It dies while we do the rest, and is reaped after that.
+    unsafe { libc::kill(monitor, libc::SIGKILL) };
     let covers = inside::covers(plan)?;
     inside::finish(born.pid, &plan.masks, covers, bwrap.terminals)?;
     Ok(born)

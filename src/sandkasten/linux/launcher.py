@@ -5,9 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import select
 import socket
 import subprocess
-from typing import TYPE_CHECKING
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from sandkasten.errors import (
     BackendUnavailable,
@@ -19,6 +22,7 @@ from sandkasten.errors import (
     SandkastenError,
 )
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.linux.sandbox_removal import close_later
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -79,16 +83,17 @@ class Launched:
 def launch(launcher: Path, plan: Mapping[str, object], *fds: int) -> Launched:
     """Carry out the plan. On SandkastenError nothing is left running."""
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             [os.fspath(launcher)],
-            input=json.dumps(plan).encode(),
-            capture_output=True,
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             pass_fds=fds,
             env={},
             start_new_session=True,
-            timeout=_OUTER_DEADLINE_S,
-            check=False,
         )
+        answer = _answered(process, json.dumps(plan).encode())
     except FileNotFoundError as exc:
         raise BackendUnavailable(
             f"the launcher is missing: {launcher}",
@@ -96,14 +101,64 @@ def launch(launcher: Path, plan: Mapping[str, object], *fds: int) -> Launched:
         ) from exc
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise BackendUnavailable(f"the launcher could not be run: {exc}") from exc
-    try:
-        answer = json.loads(done.stdout)
-    except ValueError as exc:
-        said = done.stderr[:500].decode(errors="replace")
-        raise InternalError(f"the launcher returned an invalid answer: {said}") from exc
     if "error" in answer:
         raise trouble(answer["error"]["step"], answer["error"]["message"], answer["error"]["errno"])
     return Launched(int(answer["pid"]), tuple(answer["shared"]))
+
+
+def _answered(process: subprocess.Popen[bytes], plan: bytes) -> dict[str, Any]:
+    """Return the answer of the launcher. It has ended, unless it says that the sandbox lives: then
+    nothing is left for it to do but to end, which takes longer than a command.
+    """
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    lives = False
+    try:
+        with suppress(BrokenPipeError):
+            view = memoryview(plan)
+            while view:
+                view = view[os.write(process.stdin.fileno(), view) :]
+        process.stdin.close()
+        said = _line(process.stdout.fileno(), process)
+        try:
+            answer: dict[str, Any] = json.loads(said)
+        except ValueError as exc:
+            told = os.read(process.stderr.fileno(), 500).decode(errors="replace")
+            raise InternalError(f"the launcher returned an invalid answer: {told}") from exc
+        lives = answer.get("pid", 0) > 0
+        return answer
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    finally:
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            pipe.close()
+        if lives:
+            close_later(os.pidfd_open(process.pid), after=lambda _: _reap(process))
+        else:
+            process.wait()
+
+
+def _line(fd: int, process: subprocess.Popen[bytes]) -> bytes:
+    """Read up to a line feed or the end of the file. Raise TimeoutExpired."""
+    deadline = time.monotonic() + _OUTER_DEADLINE_S
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    said = b""
+    while not said.endswith(b"\n"):
+        left = deadline - time.monotonic()
+        if left <= 0 or not poller.poll(left * 1000):
+            raise subprocess.TimeoutExpired(process.args, _OUTER_DEADLINE_S)
+        piece = os.read(fd, 65536)
+        if not piece:
+            break
+        said += piece
+    return said
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    process.wait()
 
 
 def trouble(step: str, message: str, number: int) -> SandkastenError:

@@ -107,6 +107,8 @@ def printable(text: str) -> str:
     surrogates.
     """
     short = text[:MAX_MESSAGE_CHARS]
+    if short.isprintable():
+        return short
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in short)
 
 

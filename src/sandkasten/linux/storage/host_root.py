@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -39,7 +40,7 @@ _ETC_SHARED = (
     "mime.types", "ssl/certs", "ssl/openssl.cnf",
 )  # fmt: skip
 # Debian's Java does not start without its configuration, which is several levels deep.
-_ETC_TREES = "java-*-openjdk"
+_ETC_TREES = re.compile(r"java-.*-openjdk\Z")
 # World-readable entries of a fresh /proc that describe the host. Entries that only host root may
 # open need no mask. Each mask costs a mount, and bubblewrap's time grows with their square.
 _PROC_FILES = (
@@ -178,8 +179,10 @@ def etc_skeleton(directory: Path, usr: Path = Path("/usr"), *, network: bool = F
     upgraded library cache or a new certificate makes a new directory.
     """
     sources = [f"/etc/{name}" for name in _ETC_SHARED if os.path.exists(f"/etc/{name}")]
-    trees = sorted(os.fspath(one) for one in Path("/etc").glob(_ETC_TREES) if one.is_dir())
-    seen = [(s, os.stat(s).st_mtime_ns, os.stat(s).st_size) for s in (*sources, *trees)]
+    trees = [f"/etc/{name}" for name in sorted(os.listdir("/etc")) if _ETC_TREES.match(name)]
+    trees = [one for one in trees if os.path.isdir(one)]
+    states = [(source, os.stat(source)) for source in (*sources, *trees)]
+    seen = [(source, state.st_mtime_ns, state.st_size) for source, state in states]
     zone = os.readlink("/etc/localtime") if os.path.islink("/etc/localtime") else ""
     python = _python(usr)
     files = {**_FILES, **(NETWORK_FILES if network else {})}
@@ -220,7 +223,7 @@ def _python(usr: Path) -> _Python:
         for directory in DEFAULT_PATH.split(":"):
             # /bin and /sbin are /usr/bin and /usr/sbin inside, whatever they are here.
             inside = directory.removeprefix("/usr").strip("/")
-            if os.access(usr / inside / name, os.X_OK):
+            if os.access(f"{usr}/{inside}/{name}", os.X_OK):
                 return f"/usr/{inside}/{name}"
         return ""
 
