@@ -9,7 +9,15 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.wire.channel import Channel
-from sandkasten.wire.frame_codec import FROM_CLIENT, Decoder, Frame, Kind, encode, encode_credit
+from sandkasten.wire.frame_codec import (
+    DESCRIPTORS,
+    FROM_CLIENT,
+    Decoder,
+    Frame,
+    Kind,
+    encode,
+    encode_credit,
+)
 from sandkasten.wire.unix_socket import SocketStream
 from tests.patience import PATIENCE_S
 
@@ -24,6 +32,8 @@ HELLO = {
     "shell": "/bin/sh",
     "features": [],
 }
+# The first answer to a request for a file, with a descriptor.
+OPENED = {"event": "open", "descriptor": {"device": 1, "inode": 2}}
 
 
 class Peer:
@@ -74,6 +84,36 @@ async def connected() -> AsyncIterator[tuple[Channel, Peer]]:
     peer = Peer(theirs)
     await peer.say(Kind.HELLO, 0, HELLO)
     channel = await Channel.open(ours)
+    try:
+        yield channel, peer
+    finally:
+        await channel.aclose()
+        await peer.hang_up()
+
+
+class PassingPeer(Peer):
+    """A runner that passes descriptors."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(SocketStream(sock))
+        self.sock = sock
+
+    def pass_with(self, frame: bytes, descriptors: list[int]) -> None:
+        socket.send_fds(self.sock, [frame], descriptors)
+
+    def answer(
+        self, stream: int, descriptors: list[int], event: dict[str, Any] | None = None
+    ) -> None:
+        body = json.dumps(event or OPENED).encode()
+        self.pass_with(encode(Kind.EVENT, stream, body), descriptors)
+
+
+@asynccontextmanager
+async def passing(*, same_kernel: bool = True) -> AsyncIterator[tuple[Channel, PassingPeer]]:
+    ours, theirs = socket.socketpair()
+    peer = PassingPeer(theirs)
+    await peer.say(Kind.HELLO, 0, {**HELLO, "features": [DESCRIPTORS]})
+    channel = await Channel.open(SocketStream(ours, same_kernel=same_kernel))
     try:
         yield channel, peer
     finally:

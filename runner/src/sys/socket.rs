@@ -1,6 +1,7 @@
 //! Unix sockets.
 
-use super::{check, own, unlink, Result};
+use super::{check, own, retry, unlink, Result};
+use std::os::raw::c_long;
 use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
 
 pub fn socket_pair() -> Result<(OwnedFd, OwnedFd)> {
@@ -173,6 +174,34 @@ pub fn socket_address(of: std::net::SocketAddr) -> (libc::sockaddr_storage, libc
         };
         (storage, length as libc::socklen_t)
     }
+}
+
+/// Write what the socket takes of `bytes`, and a descriptor with the first of them.
+pub fn send_with_descriptor(channel: RawFd, bytes: &[u8], descriptor: RawFd) -> Result<usize> {
+    let mut part = libc::iovec {
+        iov_base: bytes.as_ptr() as *mut libc::c_void,
+        iov_len: bytes.len(),
+    };
+    let mut space = [0u64; 4];
+    let size = std::mem::size_of::<RawFd>() as libc::c_uint;
+    let sent = retry(|| {
+        // SAFETY: the control buffer has room for one descriptor and is aligned for its header; the
+        // kernel only reads `bytes`.
+        unsafe {
+            let mut message: libc::msghdr = std::mem::zeroed();
+            message.msg_iov = &mut part;
+            message.msg_iovlen = 1;
+            message.msg_control = space.as_mut_ptr().cast();
+            message.msg_controllen = libc::CMSG_SPACE(size) as _;
+            let header = libc::CMSG_FIRSTHDR(&message);
+            (*header).cmsg_level = libc::SOL_SOCKET;
+            (*header).cmsg_type = libc::SCM_RIGHTS;
+            (*header).cmsg_len = libc::CMSG_LEN(size) as _;
+            std::ptr::write_unaligned(libc::CMSG_DATA(header).cast::<RawFd>(), descriptor);
+            libc::sendmsg(channel, &message, libc::MSG_NOSIGNAL) as c_long
+        }
+    })?;
+    Ok(sent as usize)
 }
 
 const MOST_DESCRIPTORS: usize = 8;

@@ -61,7 +61,7 @@ def reserve(file: int, size: int, min_free: int, attempt: str) -> bool:
     It grows to this size. At least `min_free` bytes of the disk stay free. Return False where
     blocks cannot be reserved; then nothing was changed.
     """
-    if _file_system(file) in _NOT_RESERVABLE:
+    if file_system_of(file) in _NOT_RESERVABLE:
         return False
     missing = max(0, size - os.fstat(file).st_blocks * 512)
     free = free_bytes(file)
@@ -111,7 +111,7 @@ def _mb(count: int) -> str:
     return f"{count // _MB} MB"
 
 
-def _file_system(file: int) -> int:
+def file_system_of(file: int) -> int:
     found = ctypes.create_string_buffer(_STATFS_BYTES)
     if _libc().fstatfs(file, found) != 0:
         return 0

@@ -5,6 +5,8 @@ The same as `ports.ByteStream`, repeated because this package must not import ot
 
 from __future__ import annotations
 
+import os
+import threading
 from typing import Protocol, TypeAlias, runtime_checkable
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -36,3 +38,29 @@ class Immediate(Protocol):
     def send_nowait(self, *parts: Buffer) -> int:
         """Return the number of bytes sent, 0 if none can be sent now. Raise OSError."""
         ...
+
+
+@runtime_checkable
+class Descriptors(Protocol):
+    """A stream on which descriptors can arrive with the bytes; too many at once are an OSError."""
+
+    @property
+    def same_kernel(self) -> bool:
+        """Return whether the other end runs on the kernel of this process."""
+        ...
+
+    def expect_descriptors(self, expected: bool) -> None:
+        """Keep what arrives from now on, or let the kernel drop it."""
+        ...
+
+    def take_descriptor(self) -> int | None:
+        """Return the oldest descriptor that is kept, which the caller then owns."""
+        ...
+
+
+def drop_descriptor(descriptor: int) -> None:
+    """Close a descriptor of unknown kind beside the loop.
+
+    Closing asks the program behind a FUSE file, which may never answer while it lives.
+    """
+    threading.Thread(target=os.close, args=(descriptor,), name="drop", daemon=True).start()

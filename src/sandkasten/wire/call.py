@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sandkasten.errors import PayloadTooLarge, ProtocolViolation, SandkastenError
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.wire.byte_streams import drop_descriptor
 from sandkasten.wire.frame_codec import (
     BODY_LIMITS,
     CHUNK_HEADER_BYTES,
@@ -76,6 +77,7 @@ class Call:
     __slots__ = (
         "_allowance",
         "_credit",
+        "_descriptor",
         "_discard",
         "_end_sent",
         "_ended",
@@ -118,6 +120,7 @@ class Call:
         self._allowance = self._window
         self._owed = 0
         self._credit = INITIAL_CREDIT
+        self._descriptor: int | None = None
         self._items: deque[tuple[Item, int, int]] = deque()
         self._event_bytes = 0
         self._overflowed = False
@@ -187,7 +190,20 @@ class Call:
             self._unregister(self.stream)
         self._ended = True
         self._items.clear()
+        descriptor = self.take_descriptor()
+        if descriptor is not None:
+            drop_descriptor(descriptor)
         self._wake()
+
+    def take_descriptor(self) -> int | None:
+        """Return the descriptor that arrived with an event, which the caller then owns."""
+        found, self._descriptor = self._descriptor, None
+        return found
+
+    def check(self) -> None:
+        """Raise the stream's error if it failed."""
+        if self._error is not None:
+            raise self._error
 
     async def send(self, data: Buffer) -> None:
         """Send all of `data`, waiting for credit. Raise the stream's error if it failed.
@@ -291,6 +307,10 @@ class Call:
             self._overflowed = True
             self._items.append((CallEvent("overflow", {"event": "overflow"}), 0, 0))
         self._wake_reader()
+
+    def on_descriptor(self, descriptor: int) -> None:
+        """Keep the descriptor of the event that is delivered next; there is one at most."""
+        self._descriptor = descriptor
 
     def on_credit(self, amount: int) -> None:
         self._credit += amount

@@ -18,9 +18,10 @@ from sandkasten.errors import (
     SandboxLost,
     SandkastenError,
 )
-from sandkasten.wire.byte_streams import InPlace
+from sandkasten.wire.byte_streams import Descriptors, InPlace, drop_descriptor
 from sandkasten.wire.call import Call
 from sandkasten.wire.frame_codec import (
+    DESCRIPTORS,
     FROM_RUNNER,
     INITIAL_CREDIT,
     MAX_STREAM,
@@ -64,6 +65,15 @@ class Channel:
         self._calls: dict[int, Call] = {}
         self._next = 1
         self._failure: SandkastenError | None = None
+        self._carrier = stream if isinstance(stream, Descriptors) else None
+        self._asked: set[int] = set()
+        """Streams that may still get a descriptor, whether or not their calls are forgotten."""
+        self.passes_descriptors = (
+            self._carrier is not None
+            and self._carrier.same_kernel
+            and DESCRIPTORS in hello.features
+        )
+        """Whether the runner can pass an open file. Cleared if one was lost on the way."""
         self.ending: str | None = None
         """Why the runner is about to end, once it has announced it: idle or lifetime."""
         self.explain: Callable[[SandboxLost], Awaitable[SandkastenError]] | None = None
@@ -146,9 +156,13 @@ class Channel:
         fields: Mapping[str, object] | None = None,
         *,
         window: int = DEFAULT_WINDOW,
+        descriptor: bool = False,
     ) -> Call:
-        """Return a streaming call as an async context manager. `window` bounds unread data."""
-        return self._new(verb, fields, window, discard=False)
+        """Return a streaming call as an async context manager. `window` bounds unread data.
+
+        With `descriptor` an event may bring one; requires `passes_descriptors`.
+        """
+        return self._new(verb, fields, window, discard=False, descriptor=descriptor)
 
     async def aclose(self) -> None:
         """Close the connection; pending calls raise Cancelled. Twice is fine."""
@@ -161,14 +175,20 @@ class Channel:
         await self._stream.aclose()
 
     def _new(
-        self, verb: str, fields: Mapping[str, object] | None, window: int, *, discard: bool
+        self,
+        verb: str,
+        fields: Mapping[str, object] | None,
+        window: int,
+        *,
+        discard: bool,
+        descriptor: bool = False,
     ) -> Call:
         return Call(
             verb,
             fields,
             window=window,
             outbox=self._outbox,
-            register=self._register,
+            register=self._register_asking if descriptor else self._register,
             unregister=self._unregister,
             discard=discard,
         )
@@ -183,6 +203,13 @@ class Channel:
         # alone.
         self._next += 1
         self._calls[stream] = call
+        return stream
+
+    def _register_asking(self, call: Call) -> int:
+        stream = self._register(call)
+        if self._carrier is not None:
+            self._asked.add(stream)
+            self._carrier.expect_descriptors(True)
         return stream
 
     def _unregister(self, stream: int) -> None:
@@ -248,6 +275,8 @@ class Channel:
         elif call is None:
             if kind is Kind.HELLO or not 0 < stream < self._next:
                 raise ProtocolViolation(f"a {kind.name} frame came for a stream never opened")
+            if stream in self._asked and kind in (Kind.EVENT, Kind.RESULT, Kind.ERROR):
+                self._settle(stream, None, decode_body(body, "an answer of the runner"))
         elif kind is Kind.CHUNK:
             call.on_chunk(body)
         elif kind is Kind.DATA:
@@ -255,15 +284,37 @@ class Channel:
         elif kind is Kind.CREDIT:
             call.on_credit(decode_credit(body))
         elif kind is Kind.EVENT:
-            call.on_event(decode_body(body, f"an event of {call.verb}"), len(body))
+            event = decode_body(body, f"an event of {call.verb}")
+            if stream in self._asked:
+                self._settle(stream, call, event)
+            call.on_event(event, len(body))
         elif kind is Kind.RESULT:
             call.on_result(decode_body(body, f"the result of {call.verb}"))
             del self._calls[stream]
+            if stream in self._asked:
+                self._settle(stream, None, {})
         elif kind is Kind.ERROR:
             call.on_error(_refusal(decode_body(body, f"the error of {call.verb}"), call))
             del self._calls[stream]
+            if stream in self._asked:
+                self._settle(stream, None, {})
         else:
             raise ProtocolViolation(f"a {kind.name} frame came in the middle of a connection")
+
+    def _settle(self, stream: int, call: Call | None, body: dict[str, Any]) -> None:
+        """Hand over the descriptor that came with the first answer of a stream, if one did."""
+        self._asked.discard(stream)
+        carrier = self._carrier
+        if carrier is None:
+            return
+        if body.get("descriptor") is not None:
+            descriptor = carrier.take_descriptor()
+            if call is not None and descriptor is not None:
+                call.on_descriptor(descriptor)
+            elif descriptor is not None:
+                drop_descriptor(descriptor)
+        if not self._asked:
+            carrier.expect_descriptors(False)
 
     def _announced(self, body: dict[str, Any]) -> None:
         reason = body.get("reason")

@@ -32,6 +32,8 @@ SHELL_STATE = "shell_state"
 FILE_USER = "file_user"
 # A feature in HELLO: `exec.start` can start a program for a later command, and use it.
 HELD_EXEC = "held_exec"
+# A feature in HELLO: `fs.read` can pass the open file instead of its content.
+DESCRIPTORS = "descriptors"
 
 _HEADER = struct.Struct(">IBI")
 HEADER_BYTES = _HEADER.size

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Disk",
     "ExecReply",
+    "FileIdentity",
     "FileStat",
     "FileStatPage",
     "Hello",
@@ -33,6 +34,7 @@ __all__ = [
     "decode_exec",
     "decode_execs",
     "decode_hello",
+    "decode_identity",
     "decode_page",
     "decode_processes",
     "decode_shells",
@@ -48,6 +50,7 @@ _ENTRY_TYPES = frozenset(get_args(EntryType))
 
 _U32 = 2**32 - 1
 _I64 = 2**63 - 1
+_U64 = 2**64 - 1
 _MAX_TEXT = 256
 _MAX_PATH = 1024 * 1024
 _MAX_EXECS = 256
@@ -117,6 +120,14 @@ class FileStat:
     uid: int
     gid: int
     target: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileIdentity:
+    """The file that a descriptor is announced to be."""
+
+    device: int
+    inode: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +323,13 @@ def decode_entry(body: Mapping[str, Any]) -> FileStat:
         uid=fields.number("uid", high=_U32),
         gid=fields.number("gid", high=_U32),
         target=fields.path_or_none("target"),
+    )
+
+
+def decode_identity(body: object) -> FileIdentity:
+    fields = _Fields(body, "a descriptor")
+    return FileIdentity(
+        device=fields.number("device", high=_U64), inode=fields.number("inode", high=_U64)
     )
 
 

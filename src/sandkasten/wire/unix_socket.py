@@ -3,6 +3,9 @@
 Bytes are received and sent directly on the non-blocking socket; the loop is involved only if the
 kernel has no data or no space. That halves the latency of a small call, and large bodies are not
 copied into a buffer of ours. Raises only OSError.
+
+A descriptor that arrives is kept only while one is expected: the kernel closes what comes unasked
+before this process ever has it. Too many at a time end the connection.
 """
 
 from __future__ import annotations
@@ -10,8 +13,11 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import struct
+from collections import deque
 from typing import TYPE_CHECKING
 
+from sandkasten.wire.byte_streams import drop_descriptor
 from sandkasten.wire.outbox import remainder
 
 if TYPE_CHECKING:
@@ -24,14 +30,30 @@ _SOCKET_BUFFER_BYTES = 1024 * 1024
 # A runner whose backlog is full returns EAGAIN at once; it drains in far less than this.
 _CONNECT_TIMEOUT_S = 5.0
 _CONNECT_RETRY_S = 0.002
+_DESCRIPTOR = struct.Struct("@i")
+# A message can bring the end of one frame and, with its descriptor, the beginning of the next.
+_MOST_DESCRIPTORS = 2
+# Room for one: the kernel closes the others of the same message.
+_CONTROL_BYTES = socket.CMSG_LEN(_DESCRIPTOR.size)
 
 
 class SocketStream:
     """A connected stream socket as a ByteStream. One task receives, one sends."""
 
-    __slots__ = ("_closed", "_fd", "_loop", "_readable", "_sock", "_watching", "_writable")
+    __slots__ = (
+        "_closed",
+        "_descriptors",
+        "_expecting",
+        "_fd",
+        "_loop",
+        "_readable",
+        "_sock",
+        "_watching",
+        "_writable",
+        "same_kernel",
+    )
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, *, same_kernel: bool = False) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
         self._sock = sock
@@ -41,14 +63,43 @@ class SocketStream:
         self._writable: asyncio.Future[None] | None = None
         self._watching = False
         self._closed = False
+        self._expecting = False
+        self._descriptors: deque[int] = deque()
+        self.same_kernel = same_kernel
+        """See `byte_streams.Descriptors`."""
+
+    def expect_descriptors(self, expected: bool) -> None:
+        self._expecting = expected
+        if not expected:
+            self._drop_descriptors()
+
+    def take_descriptor(self) -> int | None:
+        return self._descriptors.popleft() if self._descriptors else None
+
+    def _drop_descriptors(self) -> None:
+        while self._descriptors:
+            drop_descriptor(self._descriptors.popleft())
 
     async def receive(self, max_bytes: int) -> bytes:
         while not self._closed:
             try:
+                # Asked again after each wait: a request may have been sent meanwhile.
+                if self._expecting:
+                    return self._receive_message(max_bytes)
                 return self._sock.recv(max_bytes)
             except (BlockingIOError, InterruptedError):
                 await self._until_readable()
         return b""
+
+    def _receive_message(self, max_bytes: int) -> bytes:
+        data, control, _, _ = self._sock.recvmsg(max_bytes, _CONTROL_BYTES, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, content in control:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                for (descriptor,) in _DESCRIPTOR.iter_unpack(content):
+                    self._descriptors.append(descriptor)
+        if len(self._descriptors) > _MOST_DESCRIPTORS:
+            raise ConnectionAbortedError("the runner passed too many descriptors")
+        return data
 
     async def receive_into(self, buffer: memoryview) -> int:
         while not self._closed:
@@ -114,13 +165,17 @@ class SocketStream:
         self._loop.remove_reader(self._fd)
         self._loop.remove_writer(self._fd)
         self._sock.close()
+        self._drop_descriptors()
         for waiting in (self._readable, self._writable):
             if waiting is not None and not waiting.done():
                 waiting.set_result(None)
 
 
-async def connect_unix(path: str) -> SocketStream:
+async def connect_unix(path: str, *, same_kernel: bool = False) -> SocketStream:
     """Connect to a Unix socket of any path length. Raise OSError.
+
+    `same_kernel`: whether the process behind it runs on our kernel, so that descriptors can be
+    passed.
 
     A path that is too long for a socket address is reached through a descriptor of its directory.
     """
@@ -135,7 +190,7 @@ async def connect_unix(path: str) -> SocketStream:
                 await _connect(sock, f"/proc/self/fd/{directory}/{name}")
             finally:
                 os.close(directory)
-        return SocketStream(sock)
+        return SocketStream(sock, same_kernel=same_kernel)
     except BaseException:
         sock.close()
         raise

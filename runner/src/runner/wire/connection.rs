@@ -11,7 +11,7 @@ use crate::wire::frame::{self, Decoder};
 use crate::wire::handler::{Failure, Handler, Out};
 use crate::wire::protocol;
 use serde_json::{json, Value};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
 
 /// Streams wait while this much is pending.
@@ -24,6 +24,8 @@ pub struct Outgoing {
     fd: OwnedFd,
     buffer: Vec<u8>,
     sent: usize,
+    /// Descriptors to send, each with the byte of `buffer` that it goes with.
+    descriptors: VecDeque<(usize, OwnedFd)>,
     pub broken: bool,
     /// A stream had credit but no room; serve all of them once there is room.
     pub stalled: bool,
@@ -35,6 +37,7 @@ impl Outgoing {
             fd,
             buffer: Vec::new(),
             sent: 0,
+            descriptors: VecDeque::new(),
             broken: false,
             stalled: false,
         }
@@ -55,7 +58,7 @@ impl Outgoing {
     /// Write what the socket takes.
     pub fn flush(&mut self) {
         while self.sent < self.buffer.len() && !self.broken {
-            match sys::write(self.fd.as_raw_fd(), &self.buffer[self.sent..]) {
+            match self.write_part() {
                 Ok(count) => self.sent += count,
                 Err(libc::EAGAIN) => break,
                 Err(_) => self.broken = true,
@@ -67,10 +70,38 @@ impl Outgoing {
             self.buffer.shrink_to(64 << 10);
         } else if self.sent > FLUSH_AT {
             self.buffer.drain(..self.sent);
+            for (at, _) in &mut self.descriptors {
+                *at -= self.sent;
+            }
             self.sent = 0;
         }
         if self.pending() > OVERFLOW {
             self.broken = true;
+        }
+    }
+
+    /// Write up to the next descriptor, or from a descriptor on: it goes with the first byte of a message.
+    fn write_part(&mut self) -> sys::Result<usize> {
+        let socket = self.fd.as_raw_fd();
+        let (at, descriptor) = match self.descriptors.front() {
+            None => return sys::write(socket, &self.buffer[self.sent..]),
+            Some((at, descriptor)) => (*at, descriptor.as_raw_fd()),
+        };
+        if at > self.sent {
+            return sys::write(socket, &self.buffer[self.sent..at]);
+        }
+        let end = self
+            .descriptors
+            .get(1)
+            .map_or(self.buffer.len(), |next| next.0);
+        match sys::send_with_descriptor(socket, &self.buffer[at..end], descriptor) {
+            Err(libc::EAGAIN) => Err(libc::EAGAIN),
+            outcome => {
+                self.descriptors.pop_front();
+                // What cannot be passed here (a pipe, too many on the way) is lost; the bytes are not, and
+                // the client asks for the content.
+                Ok(outcome.unwrap_or(0))
+            }
         }
     }
 
@@ -90,6 +121,11 @@ impl Outgoing {
 
     pub fn event(&mut self, stream: u32, body: &Value) {
         self.json(frame::EVENT, stream, body);
+    }
+
+    pub fn descriptor(&mut self, stream: u32, body: &Value, descriptor: OwnedFd) {
+        self.descriptors.push_back((self.buffer.len(), descriptor));
+        self.event(stream, body);
     }
 
     pub fn result(&mut self, stream: u32, body: &Value) {
@@ -284,6 +320,10 @@ impl Out for StreamOut<'_> {
 
     fn event(&mut self, body: Value) {
         self.out.event(self.stream, &body);
+    }
+
+    fn descriptor(&mut self, body: Value, descriptor: OwnedFd) {
+        self.out.descriptor(self.stream, &body, descriptor);
     }
 
     fn grant(&mut self, n: u32) {

@@ -5,7 +5,7 @@
 //! directory or file never delays another stream.
 
 use serde_json::Value;
-use std::os::unix::io::RawFd;
+use std::os::unix::io::{OwnedFd, RawFd};
 
 /// An error of the protocol: `code` is one of the closed set in `spec/runner`.
 #[derive(Debug, Clone)]
@@ -98,6 +98,8 @@ pub trait Out {
     fn credit(&self) -> usize;
     fn data(&mut self, bytes: &[u8]);
     fn event(&mut self, body: Value);
+    /// Send an event and a descriptor with it. The descriptor may be lost on the way.
+    fn descriptor(&mut self, body: Value, descriptor: OwnedFd);
     /// Tell the client it may send `n` more DATA bytes.
     fn grant(&mut self, n: u32);
     fn result(&mut self, body: Value);

@@ -33,7 +33,8 @@ pub const MAX_SHELL_ANSWER: usize = 4 << 20;
 /// What this runner can do beyond its generation. `shell_state`: `argv` together with `shell` starts a fresh
 /// process with the state of that shell. `file_user`: the field `user` of a file verb runs it as another user.
 /// `held_exec`: `exec.start` can start a program for a later command (`hold`), and use it (`held`).
-pub const FEATURES: &[&str] = &["shell_state", "file_user", "held_exec"];
+/// `descriptors`: `fs.read` can pass the open file instead of its content.
+pub const FEATURES: &[&str] = &["shell_state", "file_user", "held_exec", "descriptors"];
 
 /// `(number, name, direction)`.
 pub const KINDS: &[(u8, &str, &str)] = &[

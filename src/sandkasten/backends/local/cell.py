@@ -44,7 +44,8 @@ class LocalCell:
 
     async def dial(self) -> ByteStream:
         try:
-            return await connect_unix(os.fspath(self.layout.cell(self.id) / "socket"))
+            path = os.fspath(self.layout.cell(self.id) / "socket")
+            return await connect_unix(path, same_kernel=True)
         except OSError as exc:
             raise SandboxLost(
                 f"sandbox {self.id} does not answer: {exc.strerror or exc}",

@@ -82,7 +82,8 @@ class OciCell:
         try:
             if not stat.S_ISSOCK(os.fstat(found).st_mode):
                 raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK))
-            return await connect_unix(f"/proc/self/fd/{found}")
+            same_kernel = self.kind != "gvisor"
+            return await connect_unix(f"/proc/self/fd/{found}", same_kernel=same_kernel)
         finally:
             os.close(found)
 

@@ -11,7 +11,6 @@ from sandkasten.errors import ProtocolViolation
 from sandkasten.model.files.file_entries import Change
 from sandkasten.wire.call import Call, CallEvent, Data
 from sandkasten.wire.json_bodies import from_bytes_json
-from sandkasten.wire.messages import FileStat, decode_entry
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -19,11 +18,11 @@ if TYPE_CHECKING:
 _CHANGES: Final = frozenset({"created", "modified", "deleted", "moved"})
 
 
-async def entry_before(call: Call) -> FileStat:
-    """Return the entry that precedes the bytes; the runner's refusal is raised here."""
+async def open_event(call: Call) -> CallEvent:
+    """Return the event that precedes the bytes; the runner's refusal is raised here."""
     async for item in call:
         if isinstance(item, CallEvent) and item.name == "open":
-            return decode_entry(item.body.get("entry") or {})
+            return item
         break
     raise ProtocolViolation("the runner sent file content without an entry")
 

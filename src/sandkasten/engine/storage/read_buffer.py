@@ -2,76 +2,90 @@
 
 Large reads are limited by the kernel handing out memory page by page, so a large buffer asks for
 huge pages before it is touched. Knows neither files nor the wire. Where the interpreter does not
-support this, or the size is small, an ordinary buffer does the same; nothing here fails.
+support this, an ordinary buffer does the same with a copy; nothing here fails.
 """
 
 from __future__ import annotations
 
 import platform
 import sys
-from io import BytesIO
-from typing import Protocol
+from functools import cache
+from typing import TYPE_CHECKING
 
-# Below this size an ordinary buffer is as fast.
+from sandkasten.lazy_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Below this size memory page by page is as fast.
 LARGE = 4 << 20
 _PAGE = 4096
+# PyBUF_WRITE of <cpython/object.h>
+_FOR_WRITING = 0x200
 
 
-class Collector(Protocol):
-    def write(self, data: bytes | bytearray, /) -> int: ...
-    def getvalue(self) -> bytes:
-        """Return what was written. Called once, last."""
-        ...
+class ReadBuffer:
+    """Room for `size` bytes: fill `view` from its beginning, then take the bytes, once.
 
+    The view is valid only as long as the buffer itself is referenced.
+    """
 
-def collector(expected: int) -> Collector:
-    """Return a buffer for `expected` bytes; more or fewer may arrive."""
-    if expected < LARGE or sys.platform != "linux" or platform.python_implementation() != "CPython":
-        return BytesIO()
-    return _OneAllocation(expected)
-
-
-class _OneAllocation:
-    """A `bytes` object that is filled before it is shared, as C extensions do."""
+    __slots__ = ("_kept", "view")
 
     def __init__(self, size: int) -> None:
-        # Imported here because most processes never read a large file.
-        import ctypes
-        import mmap
+        functions = _functions() if size else None
+        self._kept: bytes | bytearray
+        self.view: memoryview
+        if functions is None:
+            self._kept = bytearray(size)
+            self.view = memoryview(self._kept)
+        else:
+            self._kept, self.view = functions.make(size)
 
-        new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
-            ("PyBytes_FromStringAndSize", ctypes.pythonapi)
-        )
-        address_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(
-            ("PyBytes_AsString", ctypes.pythonapi)
-        )
-        self._bytes: bytes = new(None, size)
-        address = address_of(self._bytes)
-        first, last = -(-address // _PAGE) * _PAGE, (address + size) // _PAGE * _PAGE
-        # Only advice: a kernel without huge pages refuses, and pages come one by one.
-        ctypes.CDLL(None).madvise(
-            ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_HUGEPAGE
-        )
-        self._view = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
-        self._size = size
-        self._filled = 0
-        self._more: BytesIO | None = None
+    def taken(self, filled: int) -> bytes:
+        """Return the first `filled` bytes. Nothing may be written afterwards."""
+        if type(self._kept) is bytes and filled == len(self._kept):
+            return self._kept
+        return bytes(self.view[:filled])
 
-    def write(self, data: bytes | bytearray, /) -> int:
-        end = self._filled + len(data)
-        if self._more is None and end <= self._size:
-            self._view[self._filled : end] = data
-            self._filled = end
-            return len(data)
-        if self._more is None:
-            # The file grew while it was read.
-            self._more = BytesIO()
-            self._more.write(self._view[: self._filled])
-        return self._more.write(data)
 
-    def getvalue(self) -> bytes:
-        if self._more is not None:
-            return self._more.getvalue()
-        if self._filled == self._size:
-            return self._bytes
-        return bytes(self._view[: self._filled])
+@dataclass(frozen=True, slots=True)
+class _Functions:
+    """What makes a `bytes` object that is filled before it is shared, as C extensions do."""
+
+    new: Callable[[None, int], bytes]
+    address_of: Callable[[bytes], int]
+    view_of: Callable[[int, int, int], memoryview]
+    advise: Callable[[int, int, int], int]
+    huge_pages: int
+
+    def make(self, size: int) -> tuple[bytes, memoryview]:
+        made = self.new(None, size)
+        address = self.address_of(made)
+        if size >= LARGE:
+            first, last = -(-address // _PAGE) * _PAGE, (address + size) // _PAGE * _PAGE
+            # Only advice: a kernel without huge pages refuses, and pages come one by one.
+            self.advise(first, last - first, self.huge_pages)
+        return made, self.view_of(address, size, _FOR_WRITING)
+
+
+@cache
+def _functions() -> _Functions | None:
+    if sys.platform != "linux" or platform.python_implementation() != "CPython":
+        return None
+    # Imported here because most processes never read a large file.
+    import ctypes
+    import mmap
+
+    new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)
+    address_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)
+    view_of = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return _Functions(
+        new(("PyBytes_FromStringAndSize", ctypes.pythonapi)),
+        address_of(("PyBytes_AsString", ctypes.pythonapi)),
+        view_of(("PyMemoryView_FromMemory", ctypes.pythonapi)),
+        advise,
+        mmap.MADV_HUGEPAGE,
+    )

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from copy import copy
 from typing import TYPE_CHECKING
 
 from sandkasten.disk import free_space
 from sandkasten.engine.audit_trail import FileChange
 from sandkasten.engine.sandbox_users import file_user
-from sandkasten.engine.storage.file_streams import changes_of, entry_before, pieces_of
-from sandkasten.engine.storage.read_buffer import collector
+from sandkasten.engine.storage.file_streams import changes_of, pieces_of
+from sandkasten.engine.storage.open_file import OpenFile, opened
 from sandkasten.errors import (
     FilePermission,
     FileTrouble,
@@ -35,7 +35,7 @@ from sandkasten.model.files.file_entries import Change, FileContent, FileEntry, 
 from sandkasten.model.files.sandbox_paths import WRITABLE, sandbox_path
 from sandkasten.model.numbers import whole
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
-from sandkasten.wire.call import CallEvent, Data
+from sandkasten.wire.call import CallEvent
 from sandkasten.wire.frame_codec import HAS_ATTRIBUTES
 from sandkasten.wire.json_bodies import to_bytes_json
 from sandkasten.wire.messages import FileStat, decode_attributes, decode_entry, decode_page
@@ -106,22 +106,10 @@ class FileOperations:
         fields = self._range(path, offset, count)
         if count is None:
             fields["max"] = MAX_WHOLE_READ
-        handle, channel = await self._connect(sandbox_id, fields)
-        async with (
-            self._handles.explaining(handle),
-            channel.stream("fs.read", fields) as call,
-        ):
-            async with self._telling_directories(sandbox_id, path):
-                entry = await entry_before(call)
-            # Bounded: the size that a sandbox reports must not decide how much memory we allocate.
-            left = min(max(0, entry.size - offset), MAX_WHOLE_READ)
-            whole_file = collector(left if count is None else min(left, count))
-            async for item in call:
-                if isinstance(item, Data):
-                    whole_file.write(item.data)
-            await call.result()
-        data = whole_file.getvalue()
-        return FileContent(entry.path, data, entry.size, offset + len(data) < entry.size)
+        async with self._opened(sandbox_id, path, fields, hold=False) as file:
+            data = await file.content(offset, MAX_WHOLE_READ if count is None else count)
+        size = file.entry.size
+        return FileContent(file.entry.path, data, size, offset + len(data) < size)
 
     @asynccontextmanager
     async def read_stream(
@@ -131,14 +119,18 @@ class FileOperations:
         if limit is not None:
             limit = whole("limit", limit, low=0, high=_MAX_OFFSET)
         fields = self._range(path, offset, limit)
+        async with self._opened(sandbox_id, path, fields, hold=True) as file:
+            yield _entry(file.entry), file.pieces(offset, limit)
+
+    @asynccontextmanager
+    async def _opened(
+        self, sandbox_id: str, path: str, fields: dict[str, object], *, hold: bool
+    ) -> AsyncIterator[OpenFile]:
         handle, channel = await self._connect(sandbox_id, fields)
-        async with (
-            self._handles.explaining(handle),
-            channel.stream("fs.read", fields) as call,
-        ):
+        async with self._handles.explaining(handle), AsyncExitStack() as stack:
             async with self._telling_directories(sandbox_id, path):
-                entry = await entry_before(call)
-            yield _entry(entry), pieces_of(call)
+                file = await stack.enter_async_context(opened(channel, fields, hold=hold))
+            yield file
 
     async def write(
         self,

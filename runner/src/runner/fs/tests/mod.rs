@@ -4,6 +4,7 @@ mod attributes;
 mod hostile_tar;
 mod innocent_tar;
 mod large;
+mod passing;
 mod permissions;
 mod races;
 mod reading;
@@ -20,6 +21,7 @@ use serde_json::{json, Value};
 use std::ffi::CString;
 use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::io::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -30,6 +32,7 @@ pub struct Recorder {
     pub keep_data: bool,
     pub sent: u64,
     pub events: Vec<Value>,
+    pub descriptors: Vec<OwnedFd>,
     pub granted: u64,
     pub outcome: Option<Result<Value, Failure>>,
 }
@@ -42,6 +45,7 @@ impl Recorder {
             keep_data: true,
             sent: 0,
             events: Vec::new(),
+            descriptors: Vec::new(),
             granted: 0,
             outcome: None,
         }
@@ -71,6 +75,11 @@ impl Out for Recorder {
 
     fn event(&mut self, body: Value) {
         self.events.push(body);
+    }
+
+    fn descriptor(&mut self, body: Value, descriptor: OwnedFd) {
+        self.events.push(body);
+        self.descriptors.push(descriptor);
     }
 
     fn grant(&mut self, n: u32) {

@@ -1,0 +1,191 @@
+"""Descriptors that a runner passes: asked for, unasked, too many, lost, and for calls that left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sandkasten.errors import SandboxLost
+from sandkasten.wire.call import CallEvent
+from sandkasten.wire.frame_codec import Kind, encode
+from tests.patience import PATIENCE_S
+from tests.wire.peer import OPENED as OPEN
+from tests.wire.peer import passing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.promise("P96")
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+    descriptor = os.open(path, os.O_RDONLY)
+    yield descriptor
+    os.close(descriptor)
+
+
+def held() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def first_event(call) -> CallEvent:
+    async with asyncio.timeout(PATIENCE_S):
+        async for item in call:
+            assert isinstance(item, CallEvent)
+            return item
+    raise AssertionError("the call ended without an event")
+
+
+async def answered(channel, peer) -> None:
+    """Wait until everything that was sent before has been received."""
+    async with asyncio.TaskGroup() as tasks:
+        pinging = tasks.create_task(channel.call("ping", timeout_s=PATIENCE_S))
+        stream, _ = await peer.opened()
+        await peer.say(Kind.RESULT, stream, {})
+    assert pinging.result() == {}
+
+
+async def test_descriptor_arrives_with_its_event_and_is_not_inherited(file):
+    async with (
+        passing() as (channel, peer),
+        channel.stream("fs.read", {}, descriptor=True) as call,
+    ):
+        assert channel.passes_descriptors
+        stream, _ = await peer.opened()
+        peer.answer(stream, [file])
+        await first_event(call)
+        got = call.take_descriptor()
+        assert got is not None
+        assert os.pread(got, 10, 0) == b"content"
+        assert not os.get_inheritable(got)
+        os.close(got)
+        assert call.take_descriptor() is None
+
+
+async def test_descriptors_in_frames_of_a_byte_each_reach_the_right_calls(tmp_path):
+    """The first bytes of one frame and the rest of another may be received together."""
+    async with passing() as (channel, peer):
+        calls, streams, files = [], [], []
+        for number in range(3):
+            call = channel.stream("fs.read", {}, descriptor=True)
+            await call.open()
+            calls.append(call)
+            streams.append((await peer.opened())[0])
+            (tmp_path / str(number)).write_text(str(number))
+            files.append(os.open(tmp_path / str(number), os.O_RDONLY))
+        for stream, file in zip(streams, files, strict=True):
+            frame = encode(Kind.EVENT, stream, json.dumps(OPEN).encode())
+            peer.pass_with(frame[:1], [file])
+            os.close(file)
+            await answered_later()
+            await peer.raw(frame[1:])
+        for number, call in enumerate(calls):
+            await first_event(call)
+            got = call.take_descriptor()
+            assert got is not None
+            assert os.pread(got, 10, 0) == str(number).encode()
+            os.close(got)
+            call.leave()
+
+
+async def answered_later() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("same_kernel", [True, False])
+async def test_descriptors_that_were_not_asked_for_are_closed_by_the_kernel(file, same_kernel):
+    async with passing(same_kernel=same_kernel) as (channel, peer):
+        assert channel.passes_descriptors is same_kernel
+        call = channel.stream("fs.read", {})
+        await call.open()
+        stream, _ = await peer.opened()
+        before = held()
+        for _ in range(20):
+            peer.answer(stream, [file] * 10)
+        await answered(channel, peer)
+        assert held() == before
+        await first_event(call)
+        assert call.take_descriptor() is None
+        call.leave()
+
+
+async def test_of_many_descriptors_in_a_message_one_is_kept(file):
+    async with passing() as (channel, peer):
+        before = held()
+        async with channel.stream("fs.read", {}, descriptor=True):
+            stream, _ = await peer.opened()
+            peer.answer(stream, [file] * 20)
+            await answered(channel, peer)
+            assert held() == before + 1
+        await until(lambda: held() == before)
+
+
+async def test_too_many_descriptors_end_the_connection_and_are_closed(file):
+    before = held()
+    async with (
+        passing() as (channel, peer),
+        channel.stream("fs.read", {}, descriptor=True) as call,
+    ):
+        stream, _ = await peer.opened()
+        for _ in range(20):
+            peer.pass_with(encode(Kind.DATA, stream, b"x"), [file] * 20)
+        with pytest.raises(SandboxLost, match="too many descriptors"):
+            await call.result()
+    await until(lambda: held() == before)
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Wait for threads that close descriptors."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not true():  # noqa: ASYNC110  (a thread closes them, which tells no one)
+            await asyncio.sleep(0.001)
+
+
+async def test_descriptor_of_a_call_that_left_is_closed(file):
+    async with passing() as (channel, peer):
+        before = held()
+        left = channel.stream("fs.read", {}, descriptor=True)
+        await left.open()
+        stream, _ = await peer.opened()
+        left.leave()
+        async with channel.stream("fs.read", {}, descriptor=True) as other:
+            second, _ = await peer.opened()
+            peer.answer(stream, [file])
+            await answered(channel, peer)
+            await until(lambda: held() == before)
+            await peer.say(Kind.EVENT, second, OPEN)
+            await first_event(other)
+            assert other.take_descriptor() is None
+
+
+async def test_descriptor_that_was_announced_and_never_came_is_none():
+    async with (
+        passing() as (channel, peer),
+        channel.stream("fs.read", {}, descriptor=True) as call,
+    ):
+        stream, _ = await peer.opened()
+        await peer.say(Kind.EVENT, stream, OPEN)
+        await first_event(call)
+        assert call.take_descriptor() is None
+
+
+async def test_closing_the_channel_closes_what_was_not_taken(file):
+    before = held()
+    async with passing() as (channel, peer):
+        for announced in (True, False):
+            call = channel.stream("fs.read", {}, descriptor=True)
+            await call.open()
+            stream, _ = await peer.opened()
+            body = OPEN if announced else {"event": "open"}
+            peer.pass_with(encode(Kind.EVENT, stream, json.dumps(body).encode()), [file])
+            await answered(channel, peer)
+            call.leave()
+    await until(lambda: held() == before)
