@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sandkasten.errors import CommandTimeout, SandboxLost
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model.files.file_entries import FileBytes as FileBytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -295,33 +296,6 @@ def run_result_of(answer: EngineRunResult) -> RunResult:
         refused=() if answer.network is None else answer.network.refused,
         suggested=() if answer.network is None else answer.network.suggested,
     )
-
-
-class FileBytes(bytes):
-    """The bytes of a file, with their path and whether they are complete."""
-
-    path: str
-    size: int
-    """The true size of the file."""
-    truncated: bool
-
-    def __new__(cls, data: bytes, path: str, size: int, truncated: bool) -> FileBytes:
-        made = super().__new__(cls, data)
-        made.path = path
-        made.size = size
-        made.truncated = truncated
-        return made
-
-    @property
-    def content(self) -> bytes:
-        return self
-
-    @property
-    def text(self) -> str:
-        return _text(self)
-
-    def __getnewargs__(self) -> tuple[bytes, str, int, bool]:  # type: ignore[override]
-        return (bytes(self), self.path, self.size, self.truncated)
 
 
 @dataclass(frozen=True, slots=True)

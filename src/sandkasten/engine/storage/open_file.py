@@ -16,6 +16,7 @@ from sandkasten.engine.storage.file_streams import open_event, pieces_of
 from sandkasten.engine.storage.read_buffer import ReadBuffer
 from sandkasten.errors import ProtocolViolation
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model.files.file_entries import FileBytes
 from sandkasten.wire.byte_streams import drop_descriptor
 from sandkasten.wire.call import Data
 from sandkasten.wire.messages import decode_entry, decode_identity
@@ -39,7 +40,7 @@ class OpenFile:
         """Return the bytes from `offset`, at most `most`. Raise FileError or ProtocolViolation."""
         # Bounded by the caller: the size that a sandbox reports must not decide how much memory we
         # allocate.
-        buffer = ReadBuffer(min(max(0, self.entry.size - offset), most))
+        buffer = ReadBuffer(min(max(0, self.entry.size - offset), most), FileBytes)
         if self.received is not None:
             return buffer.taken(await _filled(self.received, buffer, offset))
         filled = 0

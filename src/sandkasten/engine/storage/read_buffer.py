@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import platform
 import sys
+from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sandkasten.lazy_dataclass import dataclass
 
@@ -22,17 +23,19 @@ LARGE = 4 << 20
 _PAGE = 4096
 # PyBUF_WRITE of <cpython/object.h>
 _FOR_WRITING = 0x200
+_HASH_BYTES = 8
 
 
 class ReadBuffer:
     """Room for `size` bytes: fill `view` from its beginning, then take the bytes, once.
 
-    The view is valid only as long as the buffer itself is referenced.
+    The view is valid only as long as the buffer itself is referenced. The bytes are of the type
+    `kind` if they fill the buffer and this interpreter allows it, otherwise plain bytes.
     """
 
     __slots__ = ("_kept", "view")
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, kind: type[bytes] = bytes) -> None:
         functions = _functions() if size else None
         self._kept: bytes | bytearray
         self.view: memoryview
@@ -40,11 +43,11 @@ class ReadBuffer:
             self._kept = bytearray(size)
             self.view = memoryview(self._kept)
         else:
-            self._kept, self.view = functions.make(size)
+            self._kept, self.view = functions.make(size, kind)
 
     def taken(self, filled: int) -> bytes:
         """Return the first `filled` bytes. Nothing may be written afterwards."""
-        if type(self._kept) is bytes and filled == len(self._kept):
+        if isinstance(self._kept, bytes) and filled == len(self._kept):
             return self._kept
         return bytes(self.view[:filled])
 
@@ -54,12 +57,16 @@ class _Functions:
     """What makes a `bytes` object that is filled before it is shared, as C extensions do."""
 
     new: Callable[[None, int], bytes]
+    new_of: Callable[[type[bytes], int], bytes] | None
+    hash_before: Callable[[int], Any]
     address_of: Callable[[bytes], int]
     view_of: Callable[[int, int, int], memoryview]
     advise: Callable[[int, int, int], int]
     huge_pages: int
 
-    def make(self, size: int) -> tuple[bytes, memoryview]:
+    def make(self, size: int, kind: type[bytes]) -> tuple[bytes, memoryview]:
+        if kind is not bytes and self.new_of is not None:
+            return self._make_of(size, kind, self.new_of)
         made = self.new(None, size)
         address = self.address_of(made)
         if size >= LARGE:
@@ -67,6 +74,28 @@ class _Functions:
             # Only advice: a kernel without huge pages refuses, and pages come one by one.
             self.advise(first, last - first, self.huge_pages)
         return made, self.view_of(address, size, _FOR_WRITING)
+
+    def _make_of(
+        self, size: int, kind: type[bytes], new_of: Callable[[type[bytes], int], bytes]
+    ) -> tuple[bytes, memoryview]:
+        """Make an object of a subclass, which the interpreter itself could only copy into."""
+        made = new_of(kind, size)
+        address = self.address_of(made)
+        # The cached hash is the field before the bytes; -1 means that there is none yet.
+        self.hash_before(address - _HASH_BYTES).value = -1
+        return made, self.view_of(address, size, _FOR_WRITING)
+
+    def checked(self) -> _Functions:
+        """Give up subclasses if this interpreter lays out its objects in another way."""
+
+        class Probe(bytes):
+            pass
+
+        made, view = self.make(3, Probe)
+        view[:] = b"abc"
+        if type(made) is Probe and made == b"abc" and {b"abc": 1}.get(made) == 1:
+            return self
+        return replace(self, new_of=None)
 
 
 @cache
@@ -82,10 +111,14 @@ def _functions() -> _Functions | None:
     view_of = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
     advise = ctypes.CDLL(None).madvise
     advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return _Functions(
+    new_of = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.c_ssize_t)
+    functions = _Functions(
         new(("PyBytes_FromStringAndSize", ctypes.pythonapi)),
+        new_of(("PyType_GenericAlloc", ctypes.pythonapi)),
+        ctypes.c_ssize_t.from_address,
         address_of(("PyBytes_AsString", ctypes.pythonapi)),
         view_of(("PyMemoryView_FromMemory", ctypes.pythonapi)),
         advise,
         mmap.MADV_HUGEPAGE,
     )
+    return functions.checked()

@@ -7,7 +7,7 @@ Names are arbitrary bytes chosen by the sandbox: a `str` here may hold surrogate
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Literal
+from typing import Literal, cast
 
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.json_codec import FileName  # noqa: TC001  (the codec reads the annotations)
@@ -35,12 +35,44 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class FileContent:
-    """Content of a file. `size` is the true size; `truncated` means that `data` is a part."""
+    """Content of a file. `size` is the true size; `truncated` means that `data` is a part.
+
+    `data` may be FileBytes without its attributes, so that it need not be copied to have them.
+    """
 
     path: str
     data: bytes
     size: int
     truncated: bool
+
+
+class FileBytes(bytes):
+    """The bytes of a file, with their path and whether they are complete."""
+
+    path: str
+    size: int
+    """The true size of the file."""
+    truncated: bool
+
+    def __new__(cls, data: bytes, path: str, size: int, truncated: bool) -> FileBytes:
+        # One without attributes was read for this purpose, and is not copied.
+        fresh = type(data) is FileBytes and not hasattr(data, "path")
+        made = cast("FileBytes", data) if fresh else super().__new__(cls, data)
+        made.path = path
+        made.size = size
+        made.truncated = truncated
+        return made
+
+    @property
+    def content(self) -> bytes:
+        return self
+
+    @property
+    def text(self) -> str:
+        return self.decode("utf-8", "replace")
+
+    def __getnewargs__(self) -> tuple[bytes, str, int, bool]:  # type: ignore[override]
+        return (bytes(self), self.path, self.size, self.truncated)
 
 
 @dataclass(frozen=True, slots=True)
