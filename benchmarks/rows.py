@@ -228,6 +228,13 @@ ALONE: Final = (
     ),
     _held("code", "run_code 1+1 over HTTP, warm", "ipykernel", 1.5),
     _held("code", "first run_code in a sandbox", "ipykernel", 2.0),
+    *(
+        Row(operation, "interpreters", (Goal(bound, BARE, of="sandkasten"),), lead="sandkasten")
+        for operation, bound in (
+            ("one-shot print(1+1), interpreter started", 0.5),
+            ("one-shot import pandas, imported before", 0.1),
+        )
+    ),
     _held("traces", "exec true over HTTP, traced", "without spans", 1.1),
     Row(
         *(_HTTP, "http"),

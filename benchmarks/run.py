@@ -33,6 +33,7 @@ from benchmarks import (
     gvisor,
     http,
     images,
+    interpreters,
     network,
     ondocker,
     packages,
@@ -91,6 +92,7 @@ class Run:
             "packages": lambda into: packages.measure(into, plan, scratch),
             "expressions": lambda into: expressions.measure(into, plan),
             "code": lambda into: code.measure(into, plan, scratch),
+            "interpreters": lambda into: interpreters.measure(into, plan, scratch),
             "traces": lambda into: traces.measure(into, plan, scratch),
         }
         if (runsc := peers.runsc) is not None:
@@ -124,7 +126,7 @@ class Run:
 SECTIONS = (
     *comparison.SECTIONS,
     *("images", "idle", "output", "http", "network", "agents", "packages", "expressions", "code"),
-    *("traces", "gvisor", "docker", "contained"),
+    *("interpreters", "traces", "gvisor", "docker", "contained"),
 )
 
 
