@@ -127,7 +127,7 @@ PROGRAMS = {
     "customize by name": _program("import sitecustomize", files={"sitecustomize.py": b"print('here')"}),
     "atexit": _program("import atexit; atexit.register(print, 'last'); print('first'); 1/0"),
     "deleted at exit": _program("class A:\n    def __del__(self): print('gone', A is None)\na = A()\nb = [A()]; b.append(b)"),
-    "threads": _program("import threading, time\nt = threading.Thread(target=lambda: (time.sleep(0.05), print('late')))\nt.start(); print('main', threading.main_thread().name)"),
+    "threads": _program("import threading\ne = threading.Event()\nthreading.Thread(target=lambda: (e.wait(), print('late'))).start()\nprint('main', threading.main_thread().name); e.set()"),
     "daemon thread": _program("import threading, time\nthreading.Thread(target=time.sleep, args=(1004,), daemon=True).start(); print('done')"),
     "thread fails": _program("import threading\nt = threading.Thread(target=lambda: 1/0, name='t'); t.start(); t.join()"),
     "fork": _program("import os, sys; print('once', flush=True)\nif os.fork() == 0:\n    print('child'); sys.exit(9)\nprint(os.waitstatus_to_exitcode(os.wait()[1]))"),
