@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from sandkasten.backends.local.bwrap_arguments import BwrapPlatform, bwrap_args, runner_command
+from sandkasten.backends.local.bwrap_arguments import (
+    BwrapPlatform,
+    bwrap_args,
+    own_network,
+    runner_command,
+)
 from sandkasten.linux.storage.host_root import HostRoot
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
@@ -27,6 +32,13 @@ def test_the_arguments_equal_the_expected_ones(name: str, ranged: bool) -> None:
     spec = CellSpec(image=Image("host"), env={"TOKEN": "a\nb"})
     expected = json.loads((SNAPSHOTS / f"{name}.json").read_text())
     assert {"args": bwrap_args(spec, ground), "command": runner_command(spec, ground)} == expected
+
+
+@pytest.mark.parametrize("ranged", [True, False])
+def test_a_closed_network_is_made_by_the_launcher_or_by_bubblewrap(ranged: bool) -> None:
+    ground = BwrapPlatform("/stage", ranged, ROOT)
+    spec = CellSpec(image=Image("host"))
+    assert ("--unshare-net" in bwrap_args(spec, ground)) is not own_network(spec, ground)
 
 
 def test_the_root_becomes_read_only_after_all_mounts_on_it() -> None:

@@ -103,11 +103,21 @@ fn launch() -> Outcome<Launched> {
         let owner = map.base + plan.workspace_owner;
         volume::begin(&plan.workspace, mounts::WORKSPACE_DIRECTORIES, owner)
     });
+    let mut own_network = None;
     let userns = match plan.id_map {
         Some(map) => {
-            let fd = userns::mapped(map)?;
+            let fd = if plan.own_network {
+                let (fd, network) = userns::mapped_with_network(map)?;
+                own_network = Some(network);
+                fd
+            } else {
+                userns::mapped(map)?
+            };
             mounts::private_namespace(false)?;
             Some(fd)
+        }
+        None if plan.own_network => {
+            return Err(Failure::new("plan", "own_network requires id_map", 0));
         }
         None => {
             userns::enter_own()?;
@@ -132,6 +142,9 @@ fn launch() -> Outcome<Launched> {
         }
         (Some(egress), _) => egress.prepare()?,
         (None, _) => {}
+    }
+    if let Some(network) = own_network {
+        network.enter()?;
     }
     let born = match &plan.program {
         Program::Trial => nothing(),

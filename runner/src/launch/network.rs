@@ -189,7 +189,8 @@ pub fn watch(pid: i32) -> Outcome<OwnedFd> {
     Ok(sys::own(check(STEP, "watch the sandbox", life)?))
 }
 
-fn new_namespace() -> Outcome<()> {
+/// Enter a new network namespace, with a loopback device that is up.
+pub fn new_namespace() -> Outcome<()> {
     // SAFETY: plain system call.
     check(STEP, "make a network namespace", unsafe {
         libc::unshare(libc::CLONE_NEWNET)

@@ -148,6 +148,8 @@ pub struct Plan {
     pub private: Vec<Private>,
     /// Whether the sandbox gets device nodes of its own; only root can make them.
     pub own_devices: bool,
+    /// The program is started in a network namespace of its own, without a way out.
+    pub own_network: bool,
     /// Made after `private`, which a source may lie in.
     pub binds: Vec<Bind>,
     pub memory: Vec<Memory>,
@@ -261,6 +263,7 @@ impl Plan {
             workspace_owner: number(v, "workspace_owner")? as u32,
             private,
             own_devices: v["own_devices"].as_bool().unwrap_or(false),
+            own_network: v["own_network"].as_bool().unwrap_or(false),
             binds,
             memory,
             mounts,

@@ -3,7 +3,7 @@
 
 use crate::failure::{check, failed, open, pipe, write_file, Failure, Outcome};
 use crate::plan::{IdMap, Owner};
-use crate::sys;
+use crate::{network, sys};
 use std::os::unix::io::RawFd;
 
 const STEP: &str = "userns";
@@ -15,6 +15,45 @@ const STEP: &str = "userns";
 pub fn mapped(map: IdMap) -> Outcome<RawFd> {
     let line = format!("0 {} {}", map.base, map.count);
     with_maps(map, &line, &line)
+}
+
+/// Do so, and begin to make a network namespace that belongs to it, with a loopback device and nothing
+/// else. That takes the kernel about as long as preparing the mounts does, so it is done meanwhile.
+pub fn mapped_with_network(map: IdMap) -> Outcome<(RawFd, OwnNetwork)> {
+    let line = format!("0 {} {}", map.base, map.count);
+    let helper = Helper::fork(map, true)?;
+    match helper.write_maps(&line, &line) {
+        Ok(userns) => Ok((userns, OwnNetwork(helper))),
+        Err(failure) => Err(helper.end(failure, MADE)),
+    }
+}
+
+/// A network namespace that is still being made.
+pub struct OwnNetwork(Helper);
+
+impl OwnNetwork {
+    /// Enter it. Everything started from now on is in it.
+    pub fn enter(self) -> Outcome<()> {
+        let helper = self.0;
+        let entered = wait_byte(helper.from_child)
+            .and_then(|()| {
+                let path = format!("/proc/{}/ns/net", helper.pid);
+                open(STEP, &path, libc::O_RDONLY, 0)
+            })
+            .and_then(|namespace| {
+                let done = unsafe { libc::setns(namespace, libc::CLONE_NEWNET) };
+                let done = check(STEP, "enter the network namespace", done);
+                sys::close(namespace);
+                done
+            });
+        match entered {
+            Ok(_) => {
+                helper.reap();
+                Ok(())
+            }
+            Err(failure) => Err(helper.end(failure, "make a network namespace")),
+        }
+    }
 }
 
 /// Return a descriptor of a user namespace that only a mount uses: files of `owner` on disk are files of
@@ -29,52 +68,80 @@ pub fn of_one_owner(map: IdMap, owner: Owner, user: u32) -> Outcome<RawFd> {
 }
 
 fn with_maps(map: IdMap, uids: &str, gids: &str) -> Outcome<RawFd> {
-    let (from_child, to_parent) = pipe()?;
-    let (from_parent, to_child) = pipe()?;
-    let pid = check(STEP, "fork", unsafe { libc::fork() })?;
-    if pid == 0 {
-        // Our copies of the parent's ends would keep us from seeing that it closes them.
-        sys::close(from_child);
-        sys::close(to_child);
-        let code = match child(map, to_parent, from_parent) {
-            Ok(()) => 0,
-            Err(t) => t.errno.clamp(1, 254),
-        };
-        unsafe { libc::_exit(code) };
-    }
-    sys::close(to_parent);
-    sys::close(from_parent);
-    let made = write_maps(pid, uids, gids, from_child, to_child);
-    sys::close(to_child);
-    sys::close(from_child);
-    let mut status = 0;
-    unsafe { libc::waitpid(pid, &mut status, 0) };
-    made.map_err(|t| {
-        if libc::WIFEXITED(status) && libc::WEXITSTATUS(status) != 0 {
-            let errno = libc::WEXITSTATUS(status);
-            Failure::new(STEP, "make a user namespace", errno)
-        } else {
-            t
+    let helper = Helper::fork(map, false)?;
+    match helper.write_maps(uids, gids) {
+        Ok(userns) => {
+            helper.reap();
+            Ok(userns)
         }
-    })
+        Err(failure) => Err(helper.end(failure, MADE)),
+    }
 }
 
-fn write_maps(
+const MADE: &str = "make a user namespace";
+
+/// The child that makes namespaces. It ends when we close our end, or end.
+struct Helper {
     pid: i32,
-    uids: &str,
-    gids: &str,
     from_child: RawFd,
     to_child: RawFd,
-) -> Outcome<RawFd> {
-    wait_byte(from_child)?;
-    write_file(STEP, &format!("/proc/{}/uid_map", pid), uids.as_bytes())?;
-    write_file(STEP, &format!("/proc/{}/gid_map", pid), gids.as_bytes())?;
-    send_byte(to_child)?;
-    wait_byte(from_child)?;
-    open(STEP, &format!("/proc/{}/ns/user", pid), libc::O_RDONLY, 0)
 }
 
-fn child(map: IdMap, to_parent: RawFd, from_parent: RawFd) -> Outcome<()> {
+impl Helper {
+    fn fork(map: IdMap, network: bool) -> Outcome<Helper> {
+        let (from_child, to_parent) = pipe()?;
+        let (from_parent, to_child) = pipe()?;
+        let pid = check(STEP, "fork", unsafe { libc::fork() })?;
+        if pid == 0 {
+            // Our copies of the parent's ends would keep us from seeing that it closes them.
+            sys::close(from_child);
+            sys::close(to_child);
+            let code = match child(map, network, to_parent, from_parent) {
+                Ok(()) => 0,
+                Err(t) => t.errno.clamp(1, 254),
+            };
+            unsafe { libc::_exit(code) };
+        }
+        sys::close(to_parent);
+        sys::close(from_parent);
+        Ok(Helper {
+            pid,
+            from_child,
+            to_child,
+        })
+    }
+
+    fn write_maps(&self, uids: &str, gids: &str) -> Outcome<RawFd> {
+        let pid = self.pid;
+        wait_byte(self.from_child)?;
+        write_file(STEP, &format!("/proc/{}/uid_map", pid), uids.as_bytes())?;
+        write_file(STEP, &format!("/proc/{}/gid_map", pid), gids.as_bytes())?;
+        send_byte(self.to_child)?;
+        wait_byte(self.from_child)?;
+        open(STEP, &format!("/proc/{}/ns/user", pid), libc::O_RDONLY, 0)
+    }
+
+    /// Let it end, and return its status.
+    fn reap(self) -> i32 {
+        sys::close(self.to_child);
+        sys::close(self.from_child);
+        let mut status = 0;
+        unsafe { libc::waitpid(self.pid, &mut status, 0) };
+        status
+    }
+
+    /// Return the reason why it failed at `what`, or `failure` if it did not.
+    fn end(self, failure: Failure, what: &str) -> Failure {
+        let status = self.reap();
+        if libc::WIFEXITED(status) && libc::WEXITSTATUS(status) != 0 {
+            Failure::new(STEP, what, libc::WEXITSTATUS(status))
+        } else {
+            failure
+        }
+    }
+}
+
+fn child(map: IdMap, network: bool, to_parent: RawFd, from_parent: RawFd) -> Outcome<()> {
     // Resources that the kernel counts per user (inotify instances, pending signals, …) are also
     // charged to the creator of the namespace. If host root created it, one sandbox could use up what
     // root itself may have; so the creator is an id of the sandbox's own range. Capabilities are kept
@@ -98,7 +165,11 @@ fn child(map: IdMap, to_parent: RawFd, from_parent: RawFd) -> Outcome<()> {
     // seccomp.
     write_file(STEP, "/proc/sys/user/max_user_namespaces", b"0")?;
     send_byte(to_parent)?;
-    // Live until the parent has opened the namespace and closed its end.
+    if network {
+        network::new_namespace()?;
+        send_byte(to_parent)?;
+    }
+    // Live until the parent has opened the namespaces and closed its end.
     let _ = wait_byte(from_parent);
     Ok(())
 }

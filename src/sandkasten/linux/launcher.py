@@ -80,30 +80,58 @@ class Launched:
     """What the plan wants private and the kernel could only share with the host."""
 
 
+class StartedLauncher:
+    """A launcher that waits for its plan. Its start takes a millisecond, in which the caller can
+    prepare the plan. Without one it ends when this is closed, or when this process ends.
+    """
+
+    def __init__(self, launcher: Path, *fds: int) -> None:
+        try:
+            self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
+                [os.fspath(launcher)],
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=fds,
+                env={},
+                start_new_session=True,
+            )
+        except FileNotFoundError as exc:
+            raise BackendUnavailable(
+                f"the launcher is missing: {launcher}",
+                hint="build it with make setup, or install the wheel for this machine",
+            ) from exc
+        except OSError as exc:
+            raise BackendUnavailable(f"the launcher could not be run: {exc}") from exc
+
+    def __enter__(self) -> StartedLauncher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+    def launch(self, plan: Mapping[str, object]) -> Launched:
+        """Carry out the plan, once. On SandkastenError nothing is left running."""
+        process, self._process = self._process, None
+        assert process is not None
+        try:
+            answer = _answered(process, json.dumps(plan).encode())
+        except (OSError, subprocess.TimeoutExpired) as exc:
+            raise BackendUnavailable(f"the launcher could not be run: {exc}") from exc
+        error = answer.get("error")
+        if error is not None:
+            raise trouble(error["step"], error["message"], error["errno"])
+        return Launched(int(answer["pid"]), tuple(answer["shared"]))
+
+
 def launch(launcher: Path, plan: Mapping[str, object], *fds: int) -> Launched:
     """Carry out the plan. On SandkastenError nothing is left running."""
-    try:
-        process = subprocess.Popen(
-            [os.fspath(launcher)],
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=fds,
-            env={},
-            start_new_session=True,
-        )
-        answer = _answered(process, json.dumps(plan).encode())
-    except FileNotFoundError as exc:
-        raise BackendUnavailable(
-            f"the launcher is missing: {launcher}",
-            hint="build it with make setup, or install the wheel for this machine",
-        ) from exc
-    except (OSError, subprocess.TimeoutExpired) as exc:
-        raise BackendUnavailable(f"the launcher could not be run: {exc}") from exc
-    if "error" in answer:
-        raise trouble(answer["error"]["step"], answer["error"]["message"], answer["error"]["errno"])
-    return Launched(int(answer["pid"]), tuple(answer["shared"]))
+    with StartedLauncher(launcher, *fds) as started:
+        return started.launch(plan)
 
 
 def _answered(process: subprocess.Popen[bytes], plan: bytes) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from sandkasten.backends.local.bwrap_arguments import (
     BwrapPlatform,
     bwrap_args,
     memory_plan,
+    own_network,
     runner_command,
 )
 from sandkasten.backends.local.cell import LocalCell
@@ -36,7 +37,7 @@ from sandkasten.linux import egress, launch_plan
 from sandkasten.linux.cgroup import cgroups
 from sandkasten.linux.confinement import id_ranges, seccomp_bpf
 from sandkasten.linux.host_requirements import make_group
-from sandkasten.linux.launcher import LAUNCH_DEADLINE_MS, binds, launch, listen
+from sandkasten.linux.launcher import LAUNCH_DEADLINE_MS, StartedLauncher, binds, listen
 from sandkasten.linux.programs import Programs, find_bwrap
 from sandkasten.linux.sandbox_removal import alive, remove
 from sandkasten.linux.state_layout import CellState, Layout, write_state
@@ -163,58 +164,64 @@ class LocalBackend:
                 "bubblewrap is not installed", hint="apt-get install bubblewrap"
             )
         slot = id_ranges.lease(id_ranges.HOST_DIRECTORY, sandbox_id) if self._root else None
-        planned = cgroups.plan(self._hierarchies, sandbox_id, spec.limits)
-        state = CellState(
-            boot_id(),
-            slot,
-            planned.directories,
-            planned.v2_directory,
-            volume=spec.workspace.path if spec.workspace else None,
-        )
-        # On disk before any of it exists, so that it can be removed after a crash.
-        write_state(cell, state)
-        group = make_group(self._hierarchies, planned, root=self._root)
-        unenforced = group.unenforced
-        if unenforced:
-            lost = tuple((u.limit, u.reason, u.remedy) for u in unenforced)
-            plan = group.plan
-            write_state(
-                cell,
-                replace(
-                    state,
-                    cgroups=plan.directories,
-                    v2_directory=plan.v2_directory,
-                    unenforced=lost,
-                ),
-            )
-        filters = seccomp_bpf.compiled(self._layout.shared("seccomp"))
-        platform = BwrapPlatform(self._stage, self._root, self._host_root, len(filters))
-        runner = self._programs.runner
-        shown = [(launch_plan.private_runner(self._stage, runner), "runner", False)]
-        private: dict[str, Path | str] = {}
-        shared: tuple[str, ...] = ()
-        if spec.image.kind == "host":
-            private = {name: f"/{name}" for name in self._host_root.private}
-            etc = host_root.etc_skeleton(
-                self._layout.shared("etc"), network=not spec.network.closed
-            )
-            if authority is not None:
-                spec = trusting_host(cell, spec, etc)
-            private["etc"] = etc
-            shared = self._host_root.shared
-        elif not spec.network.closed:
-            resolver = host_root.resolver_file(self._layout.shared("etc"))
-            private["resolver"] = resolver.parent
-            shown.append((Path(self._stage, "resolver", resolver.name), "resolv.conf", False))
         base = id_ranges.base_of(slot) if slot is not None else 0
-        listener = listen(cell / "socket")
-        way_out = None
-        if not spec.network.closed:
-            user = None if slot is None else base + id_ranges.COUNT - 1
-            way_out = egress.prepare(cell, self._programs.egress, spec.network, spec.ceiling, user)
-        try:
-            launched = launch(
-                self._programs.launcher,
+        with contextlib.ExitStack() as opened:
+            listener = opened.enter_context(listen(cell / "socket"))
+            passed = [listener.fileno()]
+            way_out = None
+            if not spec.network.closed:
+                user = None if slot is None else base + id_ranges.COUNT - 1
+                way_out = egress.prepare(
+                    cell, self._programs.egress, spec.network, spec.ceiling, user
+                )
+                opened.callback(way_out.close)
+                passed.append(way_out.control.fileno())
+            # It starts while we prepare its plan.
+            started = opened.enter_context(StartedLauncher(self._programs.launcher, *passed))
+            planned = cgroups.plan(self._hierarchies, sandbox_id, spec.limits)
+            state = CellState(
+                boot_id(),
+                slot,
+                planned.directories,
+                planned.v2_directory,
+                volume=spec.workspace.path if spec.workspace else None,
+            )
+            # On disk before any of it exists, so that it can be removed after a crash.
+            write_state(cell, state)
+            group = make_group(self._hierarchies, planned, root=self._root)
+            unenforced = group.unenforced
+            if unenforced:
+                lost = tuple((u.limit, u.reason, u.remedy) for u in unenforced)
+                plan = group.plan
+                write_state(
+                    cell,
+                    replace(
+                        state,
+                        cgroups=plan.directories,
+                        v2_directory=plan.v2_directory,
+                        unenforced=lost,
+                    ),
+                )
+            filters = seccomp_bpf.compiled(self._layout.shared("seccomp"))
+            platform = BwrapPlatform(self._stage, self._root, self._host_root, len(filters))
+            runner = self._programs.runner
+            shown = [(launch_plan.private_runner(self._stage, runner), "runner", False)]
+            private: dict[str, Path | str] = {}
+            shared: tuple[str, ...] = ()
+            if spec.image.kind == "host":
+                private = {name: f"/{name}" for name in self._host_root.private}
+                etc = host_root.etc_skeleton(
+                    self._layout.shared("etc"), network=not spec.network.closed
+                )
+                if authority is not None:
+                    spec = trusting_host(cell, spec, etc)
+                private["etc"] = etc
+                shared = self._host_root.shared
+            elif not spec.network.closed:
+                resolver = host_root.resolver_file(self._layout.shared("etc"))
+                private["resolver"] = resolver.parent
+                shown.append((Path(self._stage, "resolver", resolver.name), "resolv.conf", False))
+            launched = started.launch(
                 {
                     "listen_fd": listener.fileno(),
                     "cgroup_tasks": list(group.plan.tasks),
@@ -228,6 +235,7 @@ class LocalBackend:
                     "workspace_owner": user_id(spec),
                     "private": launch_plan.private_plan(runner, private),
                     "own_devices": self._root,
+                    "own_network": own_network(spec, platform),
                     "binds": binds(shown),
                     "memory": memory_plan(spec, platform),
                     "mounts": launch_plan.mounts_plan(spec),
@@ -244,14 +252,8 @@ class LocalBackend:
                     "terminals": _TERMINALS,
                     "pid_file": os.fspath(cell / "pid"),
                     "timeout_ms": LAUNCH_DEADLINE_MS,
-                },
-                listener.fileno(),
-                *(() if way_out is None else (way_out.control.fileno(),)),
+                }
             )
-        finally:
-            listener.close()
-            if way_out is not None:
-                way_out.close()
         if authority is not None and spec.inspection is not None:
             egress.begin_inspection(cell, authority, spec.inspection)
         shared += tuple(name for name in launched.shared if f"/{name}" == private.get(name))

@@ -85,9 +85,14 @@ def runner_command(spec: CellSpec, platform: BwrapPlatform) -> list[str]:
     return [*command, *(["--no-set-id"] if writes_to_host(spec) else ())]
 
 
+def own_network(spec: CellSpec, platform: BwrapPlatform) -> bool:
+    """Return whether the launcher makes a closed network namespace, which it does meanwhile."""
+    return platform.ranged and spec.network.closed
+
+
 def _namespaces(spec: CellSpec, platform: BwrapPlatform) -> list[str]:
-    # A sandbox with a network is started in the namespace that the launcher has made for it.
-    network = ["--unshare-net"] if spec.network.closed else []
+    # Otherwise it is started in the namespace that the launcher has made for it.
+    network = ["--unshare-net"] if spec.network.closed and not own_network(spec, platform) else []
     args = ["--unshare-pid", *network, "--unshare-ipc", "--unshare-uts", "--unshare-cgroup"]
     args += ["--hostname", spec.hostname, "--new-session", "--cap-drop", "ALL"]
     if platform.ranged:
