@@ -22,7 +22,6 @@ from sandkasten.errors import (
     SandkastenError,
 )
 from sandkasten.lazy_dataclass import dataclass
-from sandkasten.linux.sandbox_removal import close_later
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -135,13 +134,12 @@ def launch(launcher: Path, plan: Mapping[str, object], *fds: int) -> Launched:
 
 
 def _answered(process: subprocess.Popen[bytes], plan: bytes) -> dict[str, Any]:
-    """Return the answer of the launcher. It has ended, unless it says that the sandbox lives: then
-    nothing is left for it to do but to end, which takes longer than a command.
+    """Return the answer of the launcher, which has ended: until then it is in the cgroups of the
+    sandbox, and would count as one of its processes.
     """
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
-    lives = False
     try:
         with suppress(BrokenPipeError):
             view = memoryview(plan)
@@ -154,7 +152,6 @@ def _answered(process: subprocess.Popen[bytes], plan: bytes) -> dict[str, Any]:
         except ValueError as exc:
             told = os.read(process.stderr.fileno(), 500).decode(errors="replace")
             raise InternalError(f"the launcher returned an invalid answer: {told}") from exc
-        lives = answer.get("pid", 0) > 0
         return answer
     except subprocess.TimeoutExpired:
         process.kill()
@@ -162,10 +159,7 @@ def _answered(process: subprocess.Popen[bytes], plan: bytes) -> dict[str, Any]:
     finally:
         for pipe in (process.stdin, process.stdout, process.stderr):
             pipe.close()
-        if lives:
-            close_later(os.pidfd_open(process.pid), after=lambda _: _reap(process))
-        else:
-            process.wait()
+        process.wait()
 
 
 def _line(fd: int, process: subprocess.Popen[bytes]) -> bytes:
@@ -183,10 +177,6 @@ def _line(fd: int, process: subprocess.Popen[bytes]) -> bytes:
             break
         said += piece
     return said
-
-
-def _reap(process: subprocess.Popen[bytes]) -> None:
-    process.wait()
 
 
 def trouble(step: str, message: str, number: int) -> SandkastenError:
