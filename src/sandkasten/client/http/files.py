@@ -16,6 +16,7 @@ from sandkasten.client.http.connection import HttpRequest, pieces, reading
 from sandkasten.client.http.error_responses import body_error
 from sandkasten.client.http.event_streams import events, parsed
 from sandkasten.client.http.reconnect import Patience
+from sandkasten.disk.read_buffer import ReadBuffer
 from sandkasten.errors import (
     BackendUnavailable,
     InvalidRequest,
@@ -23,7 +24,7 @@ from sandkasten.errors import (
     PayloadTooLarge,
     SandkastenError,
 )
-from sandkasten.model.files.file_entries import Change, FileContent
+from sandkasten.model.files.file_entries import Change, FileBytes, FileContent
 from sandkasten.model.files.sandbox_paths import sandbox_path
 from sandkasten.model.numbers import whole
 
@@ -83,7 +84,7 @@ class HttpFiles:
                         f"{path} has {told} bytes, more than {MAX_WHOLE_READ} at once",
                         hint="download it, or read it in parts with offset and limit",
                     )
-                data = await answer.read()
+                data = await _content(answer)
                 size = mapping.size_of(answer.headers, len(data))
         except InvalidRequest as exc:
             behind = exc.details.get("size")
@@ -286,6 +287,19 @@ def _path(sandbox_id: str, verb: str) -> str:
 def _not_a_tree(answer: aiohttp.ClientResponse, path: str) -> None:
     if answer.headers.get("Content-Type", "").startswith(_TAR):
         raise IsADirectory(f"{path} is a directory", hint="download it, or list it", path=path)
+
+
+async def _content(answer: aiohttp.ClientResponse) -> bytes:
+    """Read the body, into one buffer if its size is known: the pieces need not be joined."""
+    size = answer.content_length
+    if not size:
+        return await answer.read()
+    buffer, filled = ReadBuffer(size, FileBytes), 0
+    # It ends at that size, or with the error of a body that is too short.
+    async for piece in answer.content.iter_any():
+        buffer.view[filled : filled + len(piece)] = piece
+        filled += len(piece)
+    return buffer.taken(filled)
 
 
 async def _nothing() -> AsyncGenerator[bytes]:

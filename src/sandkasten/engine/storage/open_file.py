@@ -11,9 +11,9 @@ import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
+from sandkasten.disk.read_buffer import ReadBuffer
 from sandkasten.disk.received_file import MOST_AT_ONCE, ReceivedFile, accept
 from sandkasten.engine.storage.file_streams import open_event, pieces_of
-from sandkasten.engine.storage.read_buffer import ReadBuffer
 from sandkasten.errors import ProtocolViolation
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.files.file_entries import FileBytes

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from sandkasten.engine.storage.read_buffer import LARGE, ReadBuffer
+from sandkasten.disk.read_buffer import LARGE, ReadBuffer
 from sandkasten.model.files.file_entries import FileBytes
 
 
