@@ -74,3 +74,15 @@ async def test_a_run_of_another_runtime_has_no_python_waiting(world):
     for _ in range(3):
         result = await run(world, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '", "sh")
     assert b"python3 -B" not in result.stdout
+
+
+async def test_a_module_that_fails_to_import_leaves_runs_as_they_were():
+    world = World(spares=True, interpreters=("asyncio.windows_utils",))
+    try:
+        said = [(await run(world, f"print({HELD})")).stdout for _ in range(3)]
+        assert said == [b"False\n"] * 3
+    finally:
+        await world.engine.aclose()
+    failed = [fields for name, fields in world.events.seen if name == "interpreter.not_held"]
+    assert {one["reason"] for one in failed} == {"ImportError: win32 only"}
+    assert await world.left() == ([], [])

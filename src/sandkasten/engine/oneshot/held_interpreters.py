@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from contextlib import suppress
 from importlib import resources
 from typing import TYPE_CHECKING, Final
 
@@ -52,7 +53,9 @@ class HeldInterpreters:
         if plan.labels.get("sandkasten.oneshot") not in _RUNTIMES:
             return
         handle = self._handles.peek(record.id)
-        channel = handle.channel if handle is not None else None
+        if handle is None:
+            return
+        channel = handle.channel
         if channel is None or HELD_EXEC not in channel.hello.features:
             return
         try:
@@ -68,7 +71,12 @@ class HeldInterpreters:
             await self.drop(record)
         except SandkastenError as exc:
             reason = exc.code
-        if reason and self._events is not None:
+        if not reason:
+            return
+        # If the kernel killed it for want of memory, that must not explain the end of the run.
+        with suppress(SandkastenError):
+            handle.counters = await handle.cell.usage()
+        if self._events is not None:
             fields = {"sandbox": record.id, "image": record.image, "reason": reason}
             self._events.emit("interpreter.not_held", fields)
 
