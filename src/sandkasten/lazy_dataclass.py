@@ -1,8 +1,9 @@
 """`dataclass` as in the standard library, whose `__init__` is written when it is first used.
 
 The standard one compiles six methods of each class when its module is imported: nearly half of what
-a command of ours took to start, and most of them are never called. Here a class gets its fields and
-slots at once and its `__init__` at the first call; the other methods are common to all classes.
+a command of ours took to start, and most of them are never called. Here a class gets its slots at
+once, its fields when they are first asked for and its `__init__` at the first call; the other
+methods are common to all classes.
 `fields`, `replace` and `asdict` of `dataclasses` work as usual. Not for `InitVar`.
 """
 
@@ -30,6 +31,8 @@ else:
 # A class without a docstring would get its signature as one, which takes long to find out.
 _PLACEHOLDER: Final = "dataclass"
 _COMPARED: Final = "__compared__"
+_FIELDS: Final = "__dataclass_fields__"
+_MADE: Final = (_FIELDS, "__dataclass_params__", "__match_args__")
 
 
 class _Absent:
@@ -42,11 +45,12 @@ _ABSENT: Final = _Absent()
 
 def _lazy(cls: type, *, frozen: bool, slots: bool, eq: bool) -> type:
     own = set(cls.__dict__)
-    text, cls.__doc__ = cls.__doc__, _PLACEHOLDER
-    cls = dataclasses.dataclass(init=False, repr=False, eq=False)(cls)  # noqa: TID251
-    cls.__doc__ = text
-    if slots:
-        cls = _with_slots(cls)
+    if slots and not any(hasattr(base, _FIELDS) for base in cls.__bases__):
+        cls = _unprocessed(cls)
+    else:
+        cls = _processed(cls)
+        if slots:
+            cls = _with_slots(cls, tuple(one.name for one in dataclasses.fields(cls)))
     given: dict[str, Any] = {"__init__": _Unwritten(cls, frozen=frozen), "__repr__": _shown}
     if eq:
         given |= {"__eq__": _equal, "__hash__": _hashed if frozen else None}
@@ -59,6 +63,45 @@ def _lazy(cls: type, *, frozen: bool, slots: bool, eq: bool) -> type:
         if name not in own:
             setattr(cls, name, value)
     return cls
+
+
+def _processed(cls: type) -> type:
+    """Have the standard library make the fields of a class."""
+    text, cls.__doc__ = cls.__doc__, _PLACEHOLDER
+    cls = dataclasses.dataclass(init=False, repr=False, eq=False)(cls)  # noqa: TID251
+    cls.__doc__ = text
+    return cls
+
+
+def _unprocessed(cls: type) -> type:
+    """Return the class with slots, whose fields are made when they are first asked for."""
+    annotations = cls.__dict__.get("__annotations__", {})
+    names = [name for name, hint in annotations.items() if not _is_class_variable(hint)]
+    made = _with_slots(cls, tuple(names))
+    for name in _MADE:
+        if name not in cls.__dict__:
+            setattr(made, name, _Unmade(cls, made, name))
+    return made
+
+
+def _is_class_variable(hint: object) -> bool:
+    return isinstance(hint, str) and hint.startswith(("ClassVar", "typing.ClassVar"))
+
+
+class _Unmade:
+    """What the standard library makes of a class: asking for it has it made."""
+
+    def __init__(self, original: type, cls: type, name: str) -> None:
+        self._original = original
+        self._cls = cls
+        self._name = name
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        if _FIELDS not in self._original.__dict__:
+            _processed(self._original)
+        value = getattr(self._original, self._name)
+        setattr(self._cls, self._name, value)
+        return value
 
 
 class _Unwritten:
@@ -141,10 +184,9 @@ def _shown(self: Any) -> str:
     return f"{self.__class__.__qualname__}({', '.join(shown)})"
 
 
-def _with_slots(cls: type) -> type:
+def _with_slots(cls: type, names: tuple[str, ...]) -> type:
     """Return the class again with `__slots__`, which a class must have from its beginning."""
     content = dict(cls.__dict__)
-    names = tuple(one.name for one in dataclasses.fields(cls))
     inherited = {name for base in cls.__mro__[1:-1] for name in getattr(base, "__slots__", ())}
     content["__slots__"] = tuple(name for name in names if name not in inherited)
     for name in (*names, "__dict__", "__weakref__"):

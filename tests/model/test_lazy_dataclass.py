@@ -8,7 +8,7 @@ import inspect
 import pickle
 import subprocess
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -136,3 +136,18 @@ def test_the_constructor_is_written_when_it_is_first_used():
     assert not inspect.isfunction(point.__dict__["__init__"])
     point(1)
     assert inspect.isfunction(point.__dict__["__init__"])
+
+
+def test_the_fields_are_made_when_they_are_first_asked_for():
+    @lazy_dataclass.dataclass(frozen=True, slots=True)
+    class Named:
+        KIND: ClassVar[str] = "kind"
+        x: int
+        y: int = 2
+
+    assert not isinstance(vars(Named)["__dataclass_fields__"], dict)
+    match Named(1):
+        case Named(x, y):
+            assert (x, y, Named.KIND) == (1, 2, "kind")
+    assert [one.name for one in dataclasses.fields(Named)] == ["x", "y"] == [*Named.__slots__]
+    assert isinstance(vars(Named)["__dataclass_fields__"], dict)

@@ -7,7 +7,6 @@ sizes raise InvalidImage. `raw` keeps what we do not use, for export.
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -15,14 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 from sandkasten.errors import InvalidImage, InvalidRequest, PayloadTooLarge
 from sandkasten.images.canonical_json import canonical_json
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model import lazy_pattern
 from sandkasten.model.environment import checked_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 MAX_LAYERS: Final = 128
-DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}\Z")
-_ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}\Z")
+DIGEST: Final = lazy_pattern.compile(r"sha256:[0-9a-f]{64}\Z")
+_ENV_NAME: Final = lazy_pattern.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}\Z")
 _DAMAGED: Final = "the archive is damaged or was made by something else"
 _MACHINES: Final = {
     "x86_64": "amd64",

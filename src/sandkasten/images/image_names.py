@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import InvalidConfiguration, InvalidImage
+from sandkasten.model import lazy_pattern
 from sandkasten.model.images.image_name import checked_name as checked_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_WHOLE_ID = re.compile(r"[0-9a-f]{64}\Z")
+_WHOLE_ID = lazy_pattern.compile(r"[0-9a-f]{64}\Z")
 # An image named by its content is in the store or nowhere.
-_ID = re.compile(r"(?:sha256:)?[0-9a-f]{8,64}\Z")
-_HUB = re.compile(r"^(?:index\.|registry-1\.)?docker\.io/")
+_ID = lazy_pattern.compile(r"(?:sha256:)?[0-9a-f]{8,64}\Z")
+_HUB = lazy_pattern.compile(r"^(?:index\.|registry-1\.)?docker\.io/")
 
 HOST = "host"
 DEFAULT_TAG = "latest"

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from typing import TYPE_CHECKING, Any, Final
 
+from sandkasten.model import lazy_pattern
 from sandkasten.model.audit_records import AuditFlaw, AuditHead, AuditReport, AuditRow
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ CUT: Final = "audit.cut"
 """The action of a record that says which records the retention has removed."""
 # Far more than a record has; what a changed file contains must not fill the memory.
 MAX_LINE_BYTES: Final = 1 << 20
-_TAIL = re.compile(rb',"hash":"([0-9a-f]{64})"}\n\Z')
+_TAIL = lazy_pattern.compile(rb',"hash":"([0-9a-f]{64})"}\n\Z')
 _TAIL_BYTES: Final = len(',"hash":""}\n') + 64
 _text: Final = json.encoder.encode_basestring_ascii
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
+
+from sandkasten.model import lazy_pattern
 
 _SECONDS: Final = {
     "ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0,
@@ -14,8 +15,8 @@ _UNIT: Final = "(?:ms|min|m|sec|s|h|d)"
 DURATION: Final = rf"{_NUMBER}(?: *{_UNIT}(?: *{_NUMBER} *{_UNIT}){{0,7}})?"
 # A number of seconds; in text, nine digits of any unit.
 MAX_NUMBER: Final = 999_999_999
-_DURATION: Final = re.compile(DURATION)
-_PART: Final = re.compile(rf"({_NUMBER}) *({_UNIT}?)")
+_DURATION: Final = lazy_pattern.compile(DURATION)
+_PART: Final = lazy_pattern.compile(rf"({_NUMBER}) *({_UNIT}?)")
 
 
 def seconds(value: object) -> float | None:

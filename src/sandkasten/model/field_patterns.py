@@ -6,8 +6,12 @@ The rules that refuse a value compile them with `form`; the OpenAPI document sho
 
 from __future__ import annotations
 
-import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.model import lazy_pattern
+
+if TYPE_CHECKING:
+    import re
 
 ENV_NAME: Final = r"[A-Za-z_][A-Za-z0-9_]{0,255}"
 LABEL_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}"
@@ -72,14 +76,14 @@ BASE64: Final = r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?
 # Also in the URL-safe alphabet, with or without padding.
 ANY_BASE64: Final = r"(?:[A-Za-z0-9+/_-]{4})*(?:[A-Za-z0-9+/_-]{2}(?:==)?|[A-Za-z0-9+/_-]{3}=?)?"
 
-_NAMED_GROUP: Final = re.compile(r"\(\?P<[a-z]+>")
+_NAMED_GROUP: Final = lazy_pattern.compile(r"\(\?P<[a-z]+>")
 
 
 def form(pattern: str) -> re.Pattern[str]:
     """Compile a pattern so that `match` covers the whole string."""
     # Only here: no JSON text has an unpaired surrogate, and not every engine can name one.
     complete = pattern.replace(_UNPRINTABLE, _UNPRINTABLE + r"\ud800-\udfff")
-    return re.compile(rf"(?:{complete})\Z")
+    return lazy_pattern.compile(rf"(?:{complete})\Z")
 
 
 def shown_form(pattern: str) -> str:

@@ -120,6 +120,7 @@ class _Type(NamedTuple):
         )
 
 
+@cache
 def _hints(kind: Any) -> dict[str, _Type]:
     hints = typing.get_type_hints(kind, include_extras=True)
     return {one.name: _Type.of(hints[one.name]) for one in fields(kind)}

@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from sandkasten.model import lazy_pattern
+
 GONE: Final = "[redacted]"
 # The head of a text is searched with this much more than is shown, so that a secret at the cut is
 # found too.
 _BEYOND: Final = 512
 
-_SECRETS: Final = re.compile(
+_SECRETS: Final = lazy_pattern.compile(
     # A private key, also one that is cut off.
     r"(?P<pem>-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.{0,8192}?(?:-----END [A-Z ]{0,40}-----|\Z))"
     # Tokens with a form of their own: JWT, ours, OpenAI, Anthropic, GitHub, GitLab, Slack, AWS,

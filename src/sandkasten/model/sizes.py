@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-_SIZE: Final = re.compile(
+from sandkasten.model import lazy_pattern
+
+_SIZE: Final = lazy_pattern.compile(
     r"(\d{1,12}(?:\.\d{1,6})?|\.\d{1,6})\s*([kmgt]?)(?:i?b)?\Z", re.IGNORECASE
 )
 _IN_BYTES: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}

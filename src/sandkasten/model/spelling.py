@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,6 +17,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that is most like this one; None if none is near."""
+    import difflib
+
     # A hostile name of megabytes would make the comparison slow; no known name is that long.
     near = difflib.get_close_matches(name[:64], sorted(known), n=1, cutoff=0.6)
     return near[0] if near else None

@@ -7,13 +7,13 @@ HTTP request on to the sandbox, so a traced client finds the programs inside in 
 from __future__ import annotations
 
 import os
-import re
 import sys
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model import lazy_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Attributes: TypeAlias = Mapping[str, str | int | float | bool | None]
 
 # Version 00 of the W3C's trace context; later versions begin with the same fields.
-_TRACEPARENT = re.compile(
+_TRACEPARENT = lazy_pattern.compile(
     r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 )
 _NONE: Attributes = {}

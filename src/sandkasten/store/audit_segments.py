@@ -15,12 +15,12 @@ import errno
 import fcntl
 import logging
 import os
-import re
 import threading
 import time
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model import lazy_pattern
 from sandkasten.model.audit_chain import (
     CUT,
     GENESIS,
@@ -42,8 +42,8 @@ SEGMENT_BYTES: Final = 16 << 20
 # Another process holds the lock for microseconds, unless it was stopped meanwhile.
 LOCK_S: Final = 5.0
 _LOCK_POLL_S: Final = 0.005
-_NAME = re.compile(r"[0-9]{10}\.jsonl\Z")
-_HEAD = re.compile(rb"([0-9]{20}) ([0-9a-f]{64}) ([0-9]{10}) ([0-9]{20})\n\Z")
+_NAME = lazy_pattern.compile(r"[0-9]{10}\.jsonl\Z")
+_HEAD = lazy_pattern.compile(rb"([0-9]{20}) ([0-9a-f]{64}) ([0-9]{10}) ([0-9]{20})\n\Z")
 # More than a process writes at once.
 _MOST_REST_BYTES: Final = 64 << 20
 _READ_BYTES: Final = 1 << 20

@@ -9,7 +9,6 @@ opens no file; the backend reads the files of a certificate.
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import field
 from typing import TYPE_CHECKING, Final
 from urllib.parse import SplitResult, urlsplit
@@ -26,6 +25,7 @@ from sandkasten.daemon.settings.setting_fields import setting, settings_of
 from sandkasten.daemon.settings.setting_parsers import boolean, choice, invalid, seconds, string
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model import lazy_pattern
 from sandkasten.model.addresses import is_loopback
 from sandkasten.model.images.pull_rules import PULL_MODES
 
@@ -40,7 +40,7 @@ STATION_HOST: Final = "sandbox.docker_host"
 _FOREIGN: Final = ("default", "env DOCKER_")
 _SCHEMES: Final = ("unix", "tcp", "ssh")
 _ADDRESSES: Final = "write unix:///path/to/socket, tcp://host:port or ssh://user@host"
-_VOLUME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{1,127}\Z")
+_VOLUME: Final = lazy_pattern.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{1,127}\Z")
 _PEM: Final = {"tls_ca": "ca.pem", "tls_cert": "cert.pem", "tls_key": "key.pem"}
 # Files that container runtimes create in every container.
 _CONTAINER_MARKS: Final = ("/.dockerenv", "/run/.containerenv")

@@ -7,17 +7,17 @@ which keys are set and never a value: some of them are secrets.
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.images.registry.registry_credentials import Access
+from sandkasten.model import lazy_pattern
 from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_HOST: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?(?::[0-9]{1,5})?\Z")
+_HOST: Final = lazy_pattern.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?(?::[0-9]{1,5})?\Z")
 _STRINGS: Final = ("username", "password", "password_file", "token", "ca_file")
 _KEYS: Final = (*_STRINGS, "insecure")
 

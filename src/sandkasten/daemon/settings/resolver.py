@@ -7,9 +7,7 @@ set; an unknown name is refused. Reads the environment and one file, and creates
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import field, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -52,6 +50,7 @@ from sandkasten.daemon.settings.settings_file import find_file, read_file
 from sandkasten.daemon.settings.telemetry_settings import TelemetrySettings
 from sandkasten.errors import InvalidConfiguration, InvalidRequest
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model import lazy_pattern
 from sandkasten.model.files.file_store_rules import FileRules
 from sandkasten.model.images.pull_rules import PullLimits
 from sandkasten.model.journal_rows import RecordingRules, Retention
@@ -71,7 +70,7 @@ _PREFIXES: Final = ("SANDKASTEN_", "STATION_SANDBOX_")
 # Read by the client and the command line.
 _OTHER_VARIABLES: Final = frozenset({"SANDKASTEN_URL", "SANDKASTEN_TENANT", "SANDKASTEN_CONFIG"})
 # Of the compose files, of a service with our name in Kubernetes, and of this repository's tests.
-_OF_OTHERS: Final = re.compile(
+_OF_OTHERS: Final = lazy_pattern.compile(
     r"SANDKASTEN_((IMAGE|ALLOWED_HOSTS|SHARED_VOLUME|AGENTS|WORKFLOWS|LONG)$|(SERVICE|TEST)_|PORT)"
 )
 # In the order of the reference page.
@@ -213,6 +212,8 @@ def _unknown_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 def _nearest(name: str, known: Iterable[str]) -> str:
     """Compare without the prefixes, which would make any two names similar."""
+    from difflib import get_close_matches
+
     plain = {one: _without_prefix(one) for one in sorted(known)}
     near = get_close_matches(_without_prefix(name)[:64], plain.values(), n=1, cutoff=0.6)
     alike = [one for one, short in plain.items() if short in near]

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.errors import KernelFailed
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model import lazy_pattern
 from sandkasten.model.commands.code_values import CodeDisplay, CodeError, CodeItem, CodeText
 from sandkasten.model.json_structure import has_more_values
 
@@ -44,7 +44,9 @@ _MAX_EXTRA: Final = 16
 _MAX_ERROR_TEXT: Final = 64 * 1024
 # Longer messages are parsed in a thread, because parsing them would delay other requests.
 SLOW_BYTES: Final = 32 * 1024
-_ANSI: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
+_ANSI: Final = lazy_pattern.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])"
+)
 _STATUSES: Final = frozenset(
     ("ok", "timed_out", "interrupted", "restarted", "died", "busy", "no_kernel", "not_started")
 )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from importlib import resources
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import CommandNotFound, KernelFailed, KernelNotFound
@@ -121,6 +120,9 @@ def _command(payload: bytes, *words: str) -> tuple[str, ...]:
 
 
 def _payload() -> bytes:
+    # Imported here: it takes longer than a short command, and most commands have no contexts.
+    from importlib import resources
+
     files = resources.files(_PACKAGE)
     modules = {f"{_PACKAGE}.{name}": files.joinpath(f"{name}.py").read_text() for name in _MODULES}
     sources = {name: files.joinpath(f"{name}.py").read_text() for name in _SOURCES}

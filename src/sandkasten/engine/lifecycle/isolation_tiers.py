@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import (
@@ -273,6 +272,8 @@ class TierSurvey:
             record = await self._sandboxes.make(plan)
             times.append((time.perf_counter() - began) * 1000)
             await self._sandboxes.destroy(record.id)
+        from statistics import median
+
         return round(median(times[1:]), 1)
 
     async def _some_image(self) -> str | None:

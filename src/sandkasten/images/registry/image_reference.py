@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from sandkasten.errors import InvalidImage, InvalidRequest
 from sandkasten.images.image_names import HOST, checked_name
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model import lazy_pattern
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
@@ -112,7 +113,9 @@ _MACHINES: Final = {
     "i686": ("386", ""),
     "loongarch64": ("loong64", ""),
 }
-_PLATFORM: Final = re.compile(r"([a-z0-9]{1,32})/([a-z0-9_]{1,32})(?:/([a-z0-9.]{1,32}))?\Z")
+_PLATFORM: Final = lazy_pattern.compile(
+    r"([a-z0-9]{1,32})/([a-z0-9_]{1,32})(?:/([a-z0-9.]{1,32}))?\Z"
+)
 
 
 def this_platform(machine: str | None = None) -> Platform:

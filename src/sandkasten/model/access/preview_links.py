@@ -10,12 +10,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import re
 from typing import Final, Literal
 from urllib.parse import parse_qs, urlsplit
 
 from sandkasten.errors import InvalidRequest
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model import lazy_pattern
 from sandkasten.model.ids import SandboxId, host_label
 from sandkasten.model.numbers import number
 
@@ -25,10 +25,10 @@ DEFAULT_TTL_S: Final = 3600.0
 MAX_TTL_S: Final = 7 * 86_400.0
 LINK_PARAMETER: Final = "sandkasten_token"
 # A label of a host name has at most 63 characters.
-_LABEL: Final = re.compile(r"([1-9][0-9]{0,4})-(?:sbx[-_])?([0-9a-f]{16,48})\Z")
-_LINK_ID: Final = re.compile(r"[0-9a-f]{16}\Z")
-_TOKEN: Final = re.compile(r"([0-9]{1,11})\.([0-9a-f]{16})\.([A-Za-z0-9_-]{43})\Z")
-_DOMAIN_LABEL: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
+_LABEL: Final = lazy_pattern.compile(r"([1-9][0-9]{0,4})-(?:sbx[-_])?([0-9a-f]{16,48})\Z")
+_LINK_ID: Final = lazy_pattern.compile(r"[0-9a-f]{16}\Z")
+_TOKEN: Final = lazy_pattern.compile(r"([0-9]{1,11})\.([0-9a-f]{16})\.([A-Za-z0-9_-]{43})\Z")
+_DOMAIN_LABEL: Final = lazy_pattern.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
 _PURPOSE: Final = b"sandkasten preview 2\0"
 
 Kind = Literal["link", "cookie"]

@@ -6,13 +6,13 @@ requests to the secret's hosts, over TLS alone, at the one place that the secret
 
 from __future__ import annotations
 
-import re
 import secrets
 from dataclasses import field
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import InvalidRequest, NotFound
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model import lazy_pattern
 from sandkasten.model.json_codec import Timestamp  # noqa: TC001  (read at run time)
 from sandkasten.model.sandbox.network_rules import NetworkRule, parse_rule
 from sandkasten.model.spelling import shown
@@ -27,14 +27,14 @@ MAX_VALUE: Final = 8192
 MIN_VALUE: Final = 8
 MAX_SECRETS: Final = 256
 _VALUE_PLACE: Final = "{value}"
-_NAME = re.compile(rf"{SECRET_NAME}\Z")
+_NAME = lazy_pattern.compile(rf"{SECRET_NAME}\Z")
 SECRET_VALUE: Final = f"[!-~][ -~]{{{MIN_VALUE - 2},{MAX_VALUE - 2}}}[!-~]"
 BASIC_USER: Final = "[!-9;-~]{1,128}"
 QUERY_PARAMETER: Final = "[A-Za-z0-9_.~-]{1,64}"
-_VALUE = re.compile(rf"{SECRET_VALUE}\Z")
-_HEADER = re.compile(r"([A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}): ?([ -~]{7,512})\Z")
-_USER = re.compile(rf"{BASIC_USER}\Z")
-_PARAMETER = re.compile(rf"{QUERY_PARAMETER}\Z")
+_VALUE = lazy_pattern.compile(rf"{SECRET_VALUE}\Z")
+_HEADER = lazy_pattern.compile(r"([A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}): ?([ -~]{7,512})\Z")
+_USER = lazy_pattern.compile(rf"{BASIC_USER}\Z")
+_PARAMETER = lazy_pattern.compile(rf"{QUERY_PARAMETER}\Z")
 # These frame a request or name its host: a value has no place in them.
 _FRAMING: Final = frozenset(
     {"host", "connection", "content-length", "transfer-encoding", "upgrade", "expect", "te"}

@@ -7,12 +7,12 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import FileNotFound, InvalidRequest
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model import lazy_pattern
 from sandkasten.model.field_patterns import CONTENT_TYPE, FILE_KEY, form
 from sandkasten.model.sandbox.limits import MIB
 from sandkasten.model.spelling import shown
@@ -25,7 +25,7 @@ MAX_KEY_BYTES: Final = 512
 UNKNOWN_TYPE: Final = "application/octet-stream"
 _ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 # Older programs write the keys we give as `files/f_…`.
-_OLD = re.compile(r"files/(f_[0-9A-Za-z]{8,64})\Z")
+_OLD = lazy_pattern.compile(r"files/(f_[0-9A-Za-z]{8,64})\Z")
 _KEY = form(FILE_KEY)
 _TYPE = form(CONTENT_TYPE)
 _MAX_METADATA: Final = 32

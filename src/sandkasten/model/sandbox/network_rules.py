@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import InvalidRequest
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model import lazy_pattern
 from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:
@@ -20,15 +21,15 @@ if TYPE_CHECKING:
 
 _MAX_RULE: Final = 300
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
-_NAME = re.compile(rf"(?:\*\.)?{_LABEL}(?:\.{_LABEL})*\Z")
-_NUMBERS = re.compile(r"[0-9.]+\Z|0x", re.IGNORECASE)
-_METHOD = re.compile(r"[A-Z]{1,20}\Z")
-_PATH = re.compile(r"/[!$&'()+,./0-9:=@A-Z_a-z~-]*\*?\Z")
+_NAME = lazy_pattern.compile(rf"(?:\*\.)?{_LABEL}(?:\.{_LABEL})*\Z")
+_NUMBERS = lazy_pattern.compile(r"[0-9.]+\Z|0x", re.IGNORECASE)
+_METHOD = lazy_pattern.compile(r"[A-Z]{1,20}\Z")
+_PATH = lazy_pattern.compile(r"/[!$&'()+,./0-9:=@A-Z_a-z~-]*\*?\Z")
 _EXAMPLES: Final = "write api.example.com, *.example.com, example.com:443 or 192.0.2.0/24"
 _ONE_PORT: Final = "a port is one number; write one rule per port"
 _PORTS: Final = {"http": 80, "ws": 80, "https": 443, "wss": 443, "ssh": 22, "git": 9418}
-_NOT_A_PORT: Final = re.compile(r"(?:[0-9,*-]+|[a-z]+)\Z")
-_URL: Final = re.compile(r"([a-z][a-z0-9+-]{0,15})://([^/?#\s]*)", re.IGNORECASE)
+_NOT_A_PORT: Final = lazy_pattern.compile(r"(?:[0-9,*-]+|[a-z]+)\Z")
+_URL: Final = lazy_pattern.compile(r"([a-z][a-z0-9+-]{0,15})://([^/?#\s]*)", re.IGNORECASE)
 
 PRESETS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from sandkasten.errors import InvalidRequest, PolicyDenied
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model import lazy_pattern
 from sandkasten.model.field_patterns import NPM_PACKAGE, PIP_PACKAGE, form
 from sandkasten.model.spelling import shown
 
@@ -34,7 +35,9 @@ MAX_PACKAGE_NAME: Final = 200
 _PIP: Final = form(PIP_PACKAGE)
 _NPM: Final = form(NPM_PACKAGE)
 # pip takes a name with such an end for a file of the directory it stands in.
-_ARCHIVE: Final = re.compile(r"\.(?:whl|zip|tar|tgz|tbz|txz|gz|bz2|xz|lzma)\Z", re.IGNORECASE)
+_ARCHIVE: Final = lazy_pattern.compile(
+    r"\.(?:whl|zip|tar|tgz|tbz|txz|gz|bz2|xz|lzma)\Z", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
