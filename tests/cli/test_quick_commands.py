@@ -200,8 +200,8 @@ def test_a_file_runs_the_same(both, daemon, tmp_path):
     (tmp_path / "b").write_bytes(b"\xff")
     url = ("--url", f"unix://{daemon.socket}")
     assert both(*url, "run", str(tmp_path / "a.sh"), "x").out.startswith("x ")
-    assert both(*url, "run", str(tmp_path / "b"), quick=False).status == 125
-    assert both(*url, "run", str(tmp_path / "none"), quick=False).status == 125
+    assert both(*url, "run", str(tmp_path / "b")).status == 125
+    assert both(*url, "run", str(tmp_path / "none")).status == 125
 
 
 def test_a_daemon_of_the_data_directory_is_found_without_settings(both, daemon, monkeypatch):
@@ -247,6 +247,26 @@ def test_an_answer_that_breaks_off_is_the_same_error(both, tmp_path, said):
         assert (done.status, done.out) == (125, "")
         assert done.err.startswith("error: ")
         thread.join(PATIENCE_S)
+
+
+@pytest.mark.promise("P93")
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (("-r", "sh", "-e", "A=1", "-c", 'echo "$A" "$1"; exit 7', "x"), 7),
+        (("-r", "sh", "--timeout", "9", "IN:script"), 0),
+        (("-f", "IN:script", "-a", "*.txt", "-o", "OUT", "-r", "sh", "-c", "cp script a.txt"), 0),
+        (("--image", "no-such", "--json", "-c", "x"), 125),
+        (("-r", "sh", "--mount", "none", "-c", "x"), 125),
+        (("IN:none",), 125),
+        ((), 2),
+    ],
+)
+def test_a_run_without_a_daemon_is_the_same(both, tmp_path, words, status):
+    (tmp_path / "script").write_text("echo ran")
+    places = {"OUT": str(tmp_path / "out")}
+    line = [places.get(word, word.replace("IN:", f"{tmp_path}/")) for word in words]
+    assert both("run", *line).status == status
 
 
 @pytest.mark.real_start

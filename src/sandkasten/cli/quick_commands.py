@@ -45,11 +45,7 @@ def answer(line: Sequence[str]) -> int | None:
         return None
     if parsed.command == "version":
         return None if parsed.words or parsed.options else _version()
-    body = _body(parsed)
-    daemon = None if body is None else _daemon(parsed.before)
-    if body is None or daemon is None or daemon.connection is None:
-        return None
-    return _asked(parsed, daemon, body)
+    return _run(parsed)
 
 
 def _version() -> int:
@@ -57,6 +53,72 @@ def _version() -> int:
 
     sys.stdout.write(f"sandkasten {__version__}\n")
     return 0
+
+
+def _run(parsed: Parsed) -> int | None:
+    body = _body(parsed)
+    daemon = _daemon(parsed.before)
+    if daemon is not None and daemon.connection is not None:
+        if body is not None:
+            return _asked(parsed, daemon, body)
+        daemon.connection.close()
+    return _run_in_full(parsed, daemon)
+
+
+def _run_in_full(parsed: Parsed, daemon: DaemonSocket | None) -> int | None:
+    """Run the full command without its parser; None if that would find something to refuse."""
+    given: dict[str, Any] = {**parsed.options}
+    timeout = given.get("timeout")
+    env = [word.partition("=") for word in given.get("env", ())]
+    if (
+        any(word.startswith("-") and word != "-" for word in parsed.words)
+        or not all(name and equals for name, equals, _ in env)
+        or not _is_whole(timeout)
+    ):
+        return None
+    from sandkasten.cli.commands.run import Job, run
+    from sandkasten.cli.main import report
+    from sandkasten.cli.state import State
+    from sandkasten.errors import SandkastenError
+
+    before: dict[str, Any] = {**parsed.before}
+    before["backend"] = given.get("backend") or before.get("backend")
+    state = State(**before, json=given.get("json", False))
+    if daemon is not None and daemon.connection is None:
+        from sandkasten.client.server.daemon_or_embedded import ServerAddress
+
+        state.place = ServerAddress(
+            before.get("data_dir"), before["backend"], tenant=daemon.tenant, embedded=True
+        )
+    job = Job(
+        code=given.get("code"),
+        words=tuple(parsed.words),
+        runtime=given.get("runtime"),
+        timeout_s=None if timeout is None else float(timeout),
+        files=tuple(given.get("file", ())),
+        artifacts=tuple(given.get("artifact", ())),
+        out=given.get("out", "."),
+        stdin=given.get("stdin", False),
+        options={
+            "image": given.get("image"),
+            "env": {name: value for name, _, value in env},
+            "hostname": given.get("hostname"),
+            "isolation": given.get("isolation"),
+            "workspace": given.get("workspace"),
+            "mounts": given.get("mount", []),
+            "pip_packages": given.get("pip", []),
+            "npm_packages": given.get("npm", []),
+        },
+    )
+    try:
+        return run(state, job)
+    except SandkastenError as exc:
+        return report(exc, state)
+
+
+def _is_whole(timeout: str | None) -> bool:
+    """Return whether a timeout is a plain number of seconds, or not given."""
+    return timeout is None or (timeout.isascii() and timeout.isdigit() and len(timeout) < 10)
 
 
 def _daemon(before: dict[str, Any]) -> DaemonSocket | None:
@@ -103,7 +165,7 @@ def _body(parsed: Parsed) -> bytes | None:
                 return None
             body["env"] = {name: text for name, _, text in pairs}
         elif name == "timeout":
-            if not value.isascii() or not value.isdigit() or len(value) > 9:
+            if not _is_whole(value):
                 return None
             body["timeout_seconds"] = float(value)
         elif name not in _BODY or not value:
@@ -291,4 +353,6 @@ def _reported(exc: Any, parsed: Parsed, daemon: DaemonSocket) -> int:
     from sandkasten.client.server.daemon_or_embedded import ServerAddress
 
     place = ServerAddress(url=daemon.url, api_key=daemon.api_key, tenant=daemon.tenant)
-    return report(exc, State(url=parsed.before.get("url"), _found=place))  # type: ignore[arg-type]
+    state = State(url=parsed.before.get("url"))  # type: ignore[arg-type]
+    state.place = place
+    return report(exc, state)

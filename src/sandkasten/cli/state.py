@@ -40,6 +40,10 @@ class State:
             self._found = whom(self)
         return self._found
 
+    @place.setter
+    def place(self, found: ServerAddress) -> None:
+        self._found = found
+
     def place_of(self, tenant: str | None) -> ServerAddress:
         """Return the place for another tenant's sandbox; None for our own."""
         from dataclasses import replace
@@ -77,11 +81,7 @@ class State:
 def go(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine. A signal cancels it, waits for its clean-up and exits with 128 + N."""
     import asyncio
-    import gc
 
-    # Most commands are over before garbage is worth collecting; looking for it among what is
-    # imported takes as long as a tenth of the command.
-    gc.set_threshold(50_000)
     _label_warnings()
     ended: list[int] = []
     try:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from sandkasten.daemon.settings.resolver import Settings
 
 log = logging.getLogger("sandkasten.daemon")
+# The defaults of Python.
+_COLLECT_AFTER = (700, 10, 10)
 
 
 def run(settings: Settings, announce: Callable[[str], None]) -> None:
@@ -68,6 +70,8 @@ async def serve(settings: Settings, announce: Callable[[str], None]) -> None:
         daemon.agents.open_for_runs(daemon.data_dir)
         # Modules and routes stay: the collector need not visit them while every request waits.
         gc.freeze()
+        # The command line, which starts this, puts it off.
+        gc.set_threshold(*_COLLECT_AFTER)
         _notify("READY=1")
         await stop.wait()
         daemon.server.draining = True
