@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from sandkasten.disk import received_file
 from sandkasten.disk.free_space import file_system_of
 from sandkasten.disk.received_file import MOST_AT_ONCE, ReceivedFile, accept
 from tests.patience import PATIENCE_S
@@ -145,6 +146,13 @@ def test_another_file_than_the_announced_one_is_refused(folder):
     assert accept(descriptor, announced.st_dev, announced.st_ino) is None
     assert accept(descriptor, announced.st_dev, 2**64 - 1) is None
     os.close(descriptor)
+
+
+def test_file_of_another_file_system_is_refused(folder, monkeypatch):
+    """An overlay, for one, may be over anything."""
+    (folder / "file").write_bytes(b"content")
+    monkeypatch.setattr(received_file, "file_system_of", lambda _: OVERLAY)
+    assert refused(opened(folder / "file"))
 
 
 def test_sparse_file_costs_what_is_read_of_it(folder):

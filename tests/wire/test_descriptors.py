@@ -104,6 +104,10 @@ async def answered_later() -> None:
 async def test_descriptors_that_were_not_asked_for_are_closed_by_the_kernel(file, same_kernel):
     async with passing(same_kernel=same_kernel) as (channel, peer):
         assert channel.passes_descriptors is same_kernel
+        async with channel.stream("fs.read", {}, descriptor=True) as earlier:
+            stream, _ = await peer.opened()
+            await peer.say(Kind.EVENT, stream, {"event": "open"})
+            await first_event(earlier)
         call = channel.stream("fs.read", {})
         await call.open()
         stream, _ = await peer.opened()
