@@ -120,7 +120,7 @@ class AuditTrail:
         self.log = log
         self._clock = clock
         self._running: dict[str, _ExecNote] = {}
-        self._newest: Sequence[AuditRow] | None = None
+        self._newest: tuple[set[str], float] | None = None
         self.recordings: Recordings | None = None
         self.background: dict[str, OutputRecording] = {}
         """Recordings of commands that run in the background, by exec id."""
@@ -196,11 +196,11 @@ class AuditTrail:
             return ()
         if self._newest is None:
             wanted = AuditFilter(kind="exec", action="exec.end", limit=_MOST_LOST, newest=True)
-            self._newest = await self.log.read(wanted)
-        known = {row.target for row in self._newest}
-        # Older ones may be recorded without being among the newest.
-        full = len(self._newest) == _MOST_LOST
-        oldest = min((row.at for row in self._newest), default=0.0) if full else 0.0
+            rows = await self.log.read(wanted)
+            # Older ones may be recorded without being among the newest.
+            oldest = min((row.at for row in rows), default=0.0) if len(rows) == _MOST_LOST else 0.0
+            self._newest = ({row.target for row in rows}, oldest)
+        known, oldest = self._newest
         return [
             reply
             for reply in replies

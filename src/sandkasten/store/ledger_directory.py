@@ -56,7 +56,7 @@ class DirectoryStore:
             for directory in (root, self._rows, self._keys, locks):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._locks = FileLocks(locks)
-        self._index = LedgerIndex(self._rows, _id_of, self._read, self._is_there)
+        self._index = LedgerIndex(self._rows, _id_of, self._read_named, self._is_there)
 
     async def put(self, record: Record) -> None:
         with translated(f"record sandbox {record.id}"):
@@ -115,6 +115,10 @@ class DirectoryStore:
 
     def _is_there(self, the_id: SandboxId) -> bool:
         return any(os.path.lexists(self._row_path(the_id, stage)) for stage in _STAGES)
+
+    def _read_named(self, the_id: SandboxId, name: str | None) -> Record | None:
+        row = None if name is None else self._row(the_id, os.path.splitext(name)[1])
+        return row or self._read(the_id)
 
     def _read(self, the_id: SandboxId) -> Record | None:
         # In this order, a row that moves on meanwhile is seen under its old name or its new one.

@@ -35,11 +35,12 @@ class LedgerIndex:
         self,
         directory: Path,
         id_of: Callable[[str], SandboxId | None],
-        read: Callable[[SandboxId], Record | None],
+        read: Callable[[SandboxId, str | None], Record | None],
         is_there: Callable[[SandboxId], bool],
     ) -> None:
         """`id_of` returns the id that a file name belongs to, which may have several files. `read`
-        returns its row, and `is_there` whether it has any file.
+        returns its row, if possible from the file that is named, and `is_there` whether it has any
+        file.
         """
         self._is_there = is_there
         self._directory = directory
@@ -75,7 +76,9 @@ class LedgerIndex:
         return [
             the_id
             for the_id in self._stamps
-            if the_id not in self._records and self._read(the_id) is None and self._is_there(the_id)
+            if the_id not in self._records
+            and self._read(the_id, None) is None
+            and self._is_there(the_id)
         ]
 
     def close(self) -> None:
@@ -94,6 +97,7 @@ class LedgerIndex:
     def _compare(self) -> None:
         young = time.time_ns() - _YOUNG_NS
         there: dict[SandboxId, _Stamp | None] = {}
+        names: dict[SandboxId, str | None] = {}
         none: _Stamp = frozenset()
         with os.scandir(self._directory) as entries:
             for entry in entries:
@@ -105,6 +109,7 @@ class LedgerIndex:
                 except FileNotFoundError:
                     continue
                 stamp = (stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size)
+                names[the_id] = None if the_id in there else entry.name
                 known = there.get(the_id, none)
                 if known is not None:
                     there[the_id] = known | {stamp} if stat.st_ctime_ns < young else None
@@ -113,10 +118,10 @@ class LedgerIndex:
         before, self._stamps = self._stamps, there
         for the_id, now in there.items():
             if now is None or before.get(the_id) != now:
-                self._set(the_id, self._read(the_id))
+                self._set(the_id, self._read(the_id, names[the_id]))
 
     def _load(self, the_id: SandboxId) -> None:
-        record = self._read(the_id)
+        record = self._read(the_id, None)
         if record is None and not self._is_there(the_id):
             self._stamps.pop(the_id, None)
         else:

@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from sandkasten.ports import Clock, EventSink, Store
 
 _AT_ONCE = 16
-# Beside requests, which should not wait for many of these.
+# Beside requests: several, because a sandbox that does not answer must not hold up the others, and
+# one begins only this long after another, because each takes some milliseconds of the event loop.
 _AT_ONCE_BEHIND = 4
+_PACE_S = 0.005
 
 
 class Recovery:
@@ -61,6 +63,8 @@ class Recovery:
         self._events = events
         self._tally: Counter[str] = Counter()
         self._left: dict[str, Record] = {}
+        self._known_running: set[str] = set()
+        self._settling: dict[str, asyncio.Task[None]] = {}
         self._finishing: asyncio.Task[None] | None = None
         watch.settle = self._row
         watch.unrecovered = self._left
@@ -79,17 +83,23 @@ class Recovery:
         self._handles.settle = self._before_use
         await asyncio.gather(*(one(row) for row in records if not is_there(row.state)))
         known = {record.id for record in records}
+        self._known_running.update(row.id for row in open_rows if row.status == "running")
         for row in open_rows:
             if row.id not in known:
                 self._tally[await self._without_row(row)] += 1
 
     async def finish(self) -> Recovered:
         """Settle the sandboxes that ran."""
+        turn = asyncio.Lock()
 
         async def work() -> None:
-            while self._left:
-                await self._settle(self._left.pop(next(iter(self._left))))
-                await asyncio.sleep(0)
+            while True:
+                async with turn:
+                    await asyncio.sleep(_PACE_S)
+                    if not self._left:
+                        return
+                    task = self._begin_to_settle(self._left.pop(next(iter(self._left))))
+                await asyncio.wait([task])
 
         async with asyncio.TaskGroup() as group:
             for _ in range(_AT_ONCE_BEHIND):
@@ -114,10 +124,12 @@ class Recovery:
         self._finishing = asyncio.get_running_loop().create_task(self._finish_quietly())
 
     async def aclose(self) -> None:
-        if self._finishing is not None:
-            self._finishing.cancel()
-            await asyncio.wait([self._finishing])
-            self._finishing = None
+        finishing = () if self._finishing is None else (self._finishing,)
+        tasks = [*finishing, *self._settling.values()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     async def _finish_quietly(self) -> None:
         try:
@@ -126,9 +138,22 @@ class Recovery:
             self._emit("recovery.failed", sandbox="", error=exc.code)
 
     async def _before_use(self, record: Record) -> None:
-        left = self._left.pop(record.id, None)
-        if left is not None:
-            await self._settle(left)
+        task = self._settling.get(record.id)
+        if task is None:
+            left = self._left.pop(record.id, None)
+            if left is None:
+                return
+            task = self._begin_to_settle(left)
+        if task is not asyncio.current_task():
+            # A command that ran meanwhile would be taken for one of the previous daemon. A caller
+            # that is cancelled leaves the rest of it to the task.
+            await asyncio.wait([task])
+
+    def _begin_to_settle(self, record: Record) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(self._settle(record))
+        self._settling[record.id] = task
+        task.add_done_callback(lambda _: self._settling.pop(record.id, None))
+        return task
 
     async def _settle(self, record: Record) -> None:
         try:
@@ -147,10 +172,12 @@ class Recovery:
             return await self._over(record)
         if not await self._handles.alive(record):
             return await self._over(record)
-        adopted = await self._watch.adopt(record)
-        if not adopted:
-            # It was running, and its creator died before it could record that.
-            await self._session_journal.runs(record)
+        adopted = False
+        if record.id not in self._known_running:
+            adopted = await self._watch.adopt(record)
+            if not adopted:
+                # It was running, and its creator died before it could record that.
+                await self._session_journal.runs(record)
         if record.state is State.RUNNING:
             try:
                 await self._network.adopt(record)
