@@ -150,6 +150,8 @@ def _answered(process: subprocess.Popen[bytes], plan: bytes) -> dict[str, Any]:
         try:
             answer: dict[str, Any] = json.loads(said)
         except ValueError as exc:
+            # Without this, one that says nothing and stays would be waited for.
+            process.kill()
             told = os.read(process.stderr.fileno(), 500).decode(errors="replace")
             raise InternalError(f"the launcher returned an invalid answer: {told}") from exc
         return answer
@@ -159,7 +161,11 @@ def _answered(process: subprocess.Popen[bytes], plan: bytes) -> dict[str, Any]:
     finally:
         for pipe in (process.stdin, process.stdout, process.stderr):
             pipe.close()
-        process.wait()
+        try:
+            process.wait(_OUTER_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _line(fd: int, process: subprocess.Popen[bytes]) -> bytes:
