@@ -16,6 +16,7 @@ from benchmarks.peers.contestants import (
     CLI_DAEMON,
     COLD,
     DOCKER,
+    PRELOADED,
     WARM,
 )
 
@@ -63,6 +64,7 @@ class Verdict:
 # ---- the comparison
 
 ONESHOT: Final = "one-shot print(1+1)"
+PANDAS: Final = "one-shot import pandas"
 COMMAND_LINE: Final = "one-shot by command line"
 CREATE: Final = "create"
 EXEC: Final = "exec true (list)"
@@ -83,6 +85,7 @@ COMPARISON: Final = (
         (Goal(0.5, BARE), Goal(1.5, BARE, of=COLD), _promise(2.5, BARE), _promise(1 / 10, DOCKER)),
         plot="oneshot",
     ),
+    Row(*(PANDAS, "pandas"), (Goal(0.1, BARE, of=PRELOADED),), lead=PRELOADED, plot="pandas"),
     Row(
         *(COMMAND_LINE, "oneshots"),
         (Goal(120, of=CLI), Goal(80, of=CLI_DAEMON)),

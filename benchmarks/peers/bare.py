@@ -10,6 +10,7 @@ NAME = "bare"
 PYTHON = "/usr/bin/python3"
 CODE = "print(1+1)"
 PRINTED = b"2\n"
+PANDAS = f"import pandas; {CODE}"
 
 
 class Bare:
@@ -23,6 +24,10 @@ class Bare:
 
     def oneshot(self) -> None:
         done = subprocess.run([PYTHON, "-c", CODE], check=True, capture_output=True)
+        assert done.stdout == PRINTED
+
+    def pandas(self) -> None:
+        done = subprocess.run([PYTHON, "-c", PANDAS], check=True, capture_output=True)
         assert done.stdout == PRINTED
 
     def write(self, _: None, name: str, data: bytes) -> None:

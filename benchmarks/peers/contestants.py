@@ -12,6 +12,7 @@ from typing import Final, Literal
 WARM: Final = "sandkasten"
 COLD: Final = "sandkasten, cold"
 HTTP: Final = "sandkasten over HTTP"
+PRELOADED: Final = "sandkasten, preloaded"
 CLI: Final = "sandkasten CLI"
 CLI_DAEMON: Final = "sandkasten CLI, daemon"
 BARE: Final = "bare subprocess"
@@ -39,15 +40,15 @@ class Contestant:
     ours: bool = False
     isolated: bool = True
     environ: dict[str, str] = field(default_factory=dict)
-    settle_s: float = 0.0
-    """The pause after each turn, for work that goes on in the background."""
+    warm_s: float = 0.0
+    """It has a warm pool: each turn is taken once more before, and so much time is left between."""
 
 
 CONTESTANTS: Final = (
     Contestant(
         *(WARM, "ours:Embedded", "in the calling process, with its warm pool"),
         ours=True,
-        settle_s=0.1,
+        warm_s=0.3,
     ),
     Contestant(
         *(COLD, "ours:Embedded", "in the calling process, with nothing prepared"),
@@ -55,17 +56,24 @@ CONTESTANTS: Final = (
         environ={"SANDKASTEN_POOL_ONESHOT_SPARES": "0"},
     ),
     Contestant(
+        *(PRELOADED, "ours:Preloaded", "with pandas among `pool.python_modules`"),
+        ours=True,
+        environ={"SANDKASTEN_POOL_PYTHON_MODULES": "pandas"},
+        # Its next sandbox imports pandas in that time.
+        warm_s=3.0,
+    ),
+    Contestant(
         *(HTTP, "ours:OverHttp", "the Python SDK and a daemon on loopback"),
         needs=("daemon",),
         ours=True,
-        settle_s=0.1,
+        warm_s=0.3,
     ),
     Contestant(*(CLI, "ours:CommandLine", "`sandkasten run`, without a daemon"), ours=True),
     Contestant(
         *(CLI_DAEMON, "ours:CommandLineOfDaemon", "`sandkasten run`, with a running daemon"),
         needs=("daemon",),
         ours=True,
-        settle_s=0.1,
+        warm_s=0.3,
     ),
     Contestant(BARE, "bare:Bare", "`subprocess.run`, without any isolation", isolated=False),
     Contestant(

@@ -24,12 +24,20 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
 
-VERBS: Final = ("create", "exec_true", "destroy", "oneshot", "write", "read")
+VERBS: Final = ("create", "exec_true", "destroy", "oneshot", "pandas", "write", "read")
 CREATE, EXEC, DESTROY, ONESHOT = "create", "exec", "destroy", "oneshot"
 FIRST: Final = "first"
+PANDAS: Final = "pandas"
 RATE: Final = "rate"
 _REASON_CHARACTERS: Final = 300
 _REMOVAL_S: Final = 2.0
+_LONGEST_PAUSE_S: Final = 15.0
+_SMALLEST: Final[dict[str, dict[str, Any]]] = {
+    "session": {"execs": 1},
+    "first": {"count": 1},
+    "oneshot": {},
+    "pandas": {},
+}
 
 
 class Loop:
@@ -74,6 +82,9 @@ class Turns:
 
     def oneshot(self) -> None:
         self._timed(ONESHOT, self._peer.oneshot)
+
+    def pandas(self) -> None:
+        self._timed(PANDAS, self._peer.pandas)
 
     def files(self, sizes: list[tuple[str, int, int]]) -> None:
         """Write and read files: a label, bytes and a number of times for each size."""
@@ -187,15 +198,33 @@ def has(peer: Any) -> list[str]:
 
 
 def turn(peer: Any, asked: dict[str, Any]) -> dict[str, Any]:
-    """Take one turn; a failure of the peer is part of the answer."""
-    turns = Turns(peer)
-    name = asked.pop("turn")
+    """Take one turn; a failure of the peer is part of the answer.
+
+    With `warm_s` the turn is taken in its smallest size before, and at least so much time passes:
+    a pool prepares the next sandbox of a kind that was asked for, and does not keep it for long.
+    """
+    name, warm_s = asked.pop("turn"), asked.pop("warm_s", 0.0)
+    if warm_s and name in _SMALLEST:
+        began = time.monotonic()
+        _taken(Turns(peer), name, {**asked, **_SMALLEST[name]})
+        # On a busy machine the pool needs longer too.
+        longer_s = min(3 * (time.monotonic() - began), _LONGEST_PAUSE_S)
+        time.sleep(max(warm_s, longer_s))
+    began, turns = time.monotonic(), Turns(peer)
+    _taken(turns, name, asked)
+    # Copies: a removal that takes long may still fail.
+    return {
+        "values": dict(turns.values),
+        "failures": dict(turns.failures),
+        "seconds": time.monotonic() - began,
+    }
+
+
+def _taken(turns: Turns, name: str, asked: dict[str, Any]) -> None:
     try:
         getattr(turns, name)(**asked)
     except Exception as exc:  # noqa: BLE001  (a failure is a result of the comparison)
         turns.failures[name].append(reason(exc))
-    # A copy: a removal that takes long may still fail.
-    return {"values": dict(turns.values), "failures": dict(turns.failures)}
 
 
 @contextlib.contextmanager

@@ -176,6 +176,15 @@ def test_a_turn_answers_values_and_failures_and_leaves_nothing():
     assert peer.live == []
 
 
+def test_a_warm_contestant_is_asked_once_before_it_is_counted():
+    peer = _Peer()
+    peer.made = -1
+    answer = worker.turn(peer, {"turn": "session", "execs": 2, "warm_s": 0.001})
+    # The throw-away failed, and only the second is counted.
+    assert (peer.made, answer["failures"]) == (1, {})
+    assert len(answer["values"]["exec"]) == 2
+
+
 def test_a_session_counts_each_command_and_the_time_to_the_first():
     answer = worker.turn(_Peer(), {"turn": "session", "execs": 3})
     assert {name: len(values) for name, values in answer["values"].items()} == {
@@ -190,7 +199,7 @@ class _Scripted:
     """A worker that takes as long as it is told to, without any process."""
 
     def __init__(self, name: str, seconds: float, clock: list[float], order: list[str]) -> None:
-        self.contestant = replace(CONTESTANTS[0], name=name)
+        self.contestant = replace(CONTESTANTS[0], name=name, warm_s=0.0)
         self.gone = ""
         self.has = frozenset({"exec_true"})
         self._seconds, self._clock, self._order = seconds, clock, order
