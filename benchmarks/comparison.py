@@ -39,8 +39,6 @@ SECTIONS: Final = ("sessions", "oneshots", "pandas", "files", "rate", "first")
 _TURN_S: Final = 90.0
 _START_S: Final = 60.0
 _END_S: Final = 15.0
-# Whoever is slower than this is not made faster by files in a cache: its first turn counts.
-_SLOW_S: Final = 2.0
 _FAILED_TURNS: Final = 2
 _REFILL_S: Final = 0.3
 _OPERATIONS: Final = {
@@ -150,13 +148,17 @@ class Contest:
     ) -> None:
         """Ask all that have these verbs in turns; `names` says in which rows a value belongs.
 
-        With `warm_up` there is one more round, and fast contestants are not counted in it. Without,
+        With `warm_up` there is one more round, in which only the slowest are counted. Without it,
         one turn is enough: it has many values of its own.
         """
-        able = [one for one in self.workers if set(needs) <= one.has and not one.gone]
+        able = [one for one in self.workers if set(needs) <= one.has]
+        for one in able:
+            if one.gone:  # in an earlier part
+                _record(samples, one.contestant.name, _failure(turn, one.gone), names)
         begin, fewest = (-1, 2) if warm_up else (0, 1)
         due = dict.fromkeys(able, begin)
         failed = dict.fromkeys(able, 0)
+        best: dict[Worker, float] = {}
         slow: set[Worker] = set()
         deadline = time.monotonic() + plan.comparison_s
         for number in range(begin, rounds):
@@ -170,13 +172,17 @@ class Contest:
                 took = answer.get("seconds", time.monotonic() - began)
                 # Its pool is filled again, which must not slow the next contestant.
                 time.sleep(min(one.contestant.warm_s, _REFILL_S))
-                stride = math.ceil(took * rounds / plan.contestant_s)
+                # The first may have paid for files that no cache held.
+                best[one] = min(took, best.get(one, took))
+                stride = math.ceil(best[one] * rounds / plan.contestant_s)
+                if number < 0 and took < plan.contestant_s:
+                    stride = 1
                 due[one] = number + min(stride, rounds // fewest + 1)
                 failed[one] += bool(answer["failures"]) and not answer["values"]
-                if took >= _SLOW_S:
+                if took >= plan.contestant_s:
                     slow.add(one)
                 elif number < 0:
-                    continue  # it paid for files that no cache held
+                    continue
                 _record(samples, one.contestant.name, answer, names)
 
     def _taken(self, one: Worker, turn: dict[str, Any]) -> dict[str, Any]:
@@ -185,7 +191,11 @@ class Contest:
         except Failed as exc:
             one.gone = str(exc)
             one.end(kindly=False)
-            return {"values": {}, "failures": {turn["turn"]: [one.gone]}}
+            return _failure(turn, one.gone)
+
+
+def _failure(turn: dict[str, Any], reason: str) -> dict[str, Any]:
+    return {"values": {}, "failures": {turn["turn"]: [reason]}}
 
 
 def _record(

@@ -198,19 +198,23 @@ def test_a_session_counts_each_command_and_the_time_to_the_first():
 class _Scripted:
     """A worker that takes as long as it is told to, without any process."""
 
-    def __init__(self, name: str, seconds: float, clock: list[float], order: list[str]) -> None:
+    def __init__(
+        self, name: str, seconds: float, clock: list[float], order: list[str], first: float = 0.0
+    ) -> None:
+        self._first = first
         self.contestant = replace(CONTESTANTS[0], name=name, warm_s=0.0)
         self.gone = ""
         self.has = frozenset({"exec_true"})
         self._seconds, self._clock, self._order = seconds, clock, order
 
     def take(self, _: dict[str, object]) -> dict[str, object]:
-        self._clock[0] += self._seconds
+        self._clock[0] += max(self._seconds, self._first)
+        self._first = 0.0
         self._order.append(self.contestant.name)
         return {"values": {"exec": [self._seconds]}, "failures": {}}
 
 
-def test_a_slow_contestant_takes_fewer_turns_and_two_at_least(monkeypatch):
+def test_a_slow_contestant_takes_fewer_turns_and_a_slow_start_is_forgiven(monkeypatch):
     clock: list[float] = [0.0]
     order: list[str] = []
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
@@ -218,6 +222,7 @@ def test_a_slow_contestant_takes_fewer_turns_and_two_at_least(monkeypatch):
         _Scripted("fast", 0.01, clock, order),
         _Scripted("slow", 30.0, clock, order),
         _Scripted("middle", 1.0, clock, order),
+        _Scripted("surprised", 0.01, clock, order, first=5.0),
     ]
     samples = Samples()
     plan = replace(QUICK, contestant_s=10.0, comparison_s=1000.0)
@@ -230,7 +235,18 @@ def test_a_slow_contestant_takes_fewer_turns_and_two_at_least(monkeypatch):
     assert counted["slow"] == 2
     assert 8 <= counted["middle"] <= 12
     assert order.index("slow") < 3
+    assert counted["surprised"] == 30
     assert order[-1] != "slow"
+
+
+def test_a_contestant_that_is_gone_fails_in_every_later_row():
+    worker = _Scripted("gone", 0.0, [0.0], [])
+    worker.gone = "no answer within 90 s"
+    samples = Samples()
+    comparison.Contest([worker], {}).turns(  # type: ignore[list-item]
+        samples, QUICK, {"turn": "rate"}, {"exec_true"}, rounds=1, names=lambda _, op: (op,)
+    )
+    assert samples.summaries()["rate"]["gone"].reason == "no answer within 90 s"
 
 
 def test_a_bare_one_shot_is_the_floor_of_both_rows():
