@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -42,7 +45,7 @@ class Immediate(Protocol):
 
 @runtime_checkable
 class Descriptors(Protocol):
-    """A stream on which descriptors can arrive with the bytes; too many at once are an OSError."""
+    """A stream on which descriptors can arrive with the bytes; too many are an OSError."""
 
     @property
     def same_kernel(self) -> bool:
@@ -50,7 +53,7 @@ class Descriptors(Protocol):
         ...
 
     def expect_descriptors(self, expected: bool) -> None:
-        """Keep what arrives from now on, or let the kernel drop it."""
+        """Keep what arrives from now on; otherwise what arrives is an OSError."""
         ...
 
     def take_descriptor(self) -> int | None:
@@ -59,8 +62,22 @@ class Descriptors(Protocol):
 
 
 def drop_descriptor(descriptor: int) -> None:
-    """Close a descriptor of unknown kind beside the loop.
+    """Close a descriptor of unknown kind beside the loop; see `drop_descriptors`."""
+    drop_descriptors([descriptor])
 
-    Closing asks the program behind a FUSE file, which may never answer while it lives.
+
+def drop_descriptors(descriptors: Iterable[int]) -> None:
+    """Close descriptors of unknown kind beside the loop.
+
+    Closing asks the program behind a FUSE file, which may never answer while it lives, and waits
+    for the peer of a socket with SO_LINGER. A range is closed at once, so that one which waits does
+    not keep the numbers of the others.
     """
-    threading.Thread(target=os.close, args=(descriptor,), name="drop", daemon=True).start()
+    ranges: list[list[int]] = []
+    for descriptor in sorted(descriptors):
+        if ranges and ranges[-1][1] == descriptor:
+            ranges[-1][1] += 1
+        else:
+            ranges.append([descriptor, descriptor + 1])
+    for one in ranges:
+        threading.Thread(target=os.closerange, args=one, name="drop", daemon=True).start()

@@ -4,20 +4,24 @@ Bytes are received and sent directly on the non-blocking socket; the loop is inv
 kernel has no data or no space. That halves the latency of a small call, and large bodies are not
 copied into a buffer of ours. Raises only OSError.
 
-A descriptor that arrives is kept only while one is expected: the kernel closes what comes unasked
-before this process ever has it. Too many at a time end the connection.
+A descriptor that arrives is kept only while one is expected; others, and too many, end the
+connection. All of them are received, and closed by a thread: what the kernel has to drop it closes
+in the call that drops it, and to close a socket with SO_LINGER can take as long as its sender
+wants.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import socket
 import struct
+import termios
 from collections import deque
 from typing import TYPE_CHECKING
 
-from sandkasten.wire.byte_streams import drop_descriptor
+from sandkasten.wire.byte_streams import drop_descriptors
 from sandkasten.wire.outbox import remainder
 
 if TYPE_CHECKING:
@@ -33,8 +37,8 @@ _CONNECT_RETRY_S = 0.002
 _DESCRIPTOR = struct.Struct("@i")
 # A message can bring the end of one frame and, with its descriptor, the beginning of the next.
 _MOST_DESCRIPTORS = 2
-# Room for one: the kernel closes the others of the same message.
-_CONTROL_BYTES = socket.CMSG_LEN(_DESCRIPTOR.size)
+# Room for as many as the kernel lets a message have (SCM_MAX_FD), so that it drops none here.
+_CONTROL_BYTES = socket.CMSG_SPACE(253 * _DESCRIPTOR.size)
 
 
 class SocketStream:
@@ -77,37 +81,47 @@ class SocketStream:
         return self._descriptors.popleft() if self._descriptors else None
 
     def _drop_descriptors(self) -> None:
-        while self._descriptors:
-            drop_descriptor(self._descriptors.popleft())
+        if self._descriptors:
+            drop_descriptors(self._descriptors)
+            self._descriptors.clear()
 
     async def receive(self, max_bytes: int) -> bytes:
         while not self._closed:
             try:
-                # Asked again after each wait: a request may have been sent meanwhile.
-                if self._expecting:
-                    return self._receive_message(max_bytes)
-                return self._sock.recv(max_bytes)
+                data, control, _, _ = self._sock.recvmsg(
+                    max_bytes, _CONTROL_BYTES, socket.MSG_CMSG_CLOEXEC
+                )
             except (BlockingIOError, InterruptedError):
                 await self._until_readable()
+                continue
+            if control:
+                self._keep(control)
+            return data
         return b""
-
-    def _receive_message(self, max_bytes: int) -> bytes:
-        data, control, _, _ = self._sock.recvmsg(max_bytes, _CONTROL_BYTES, socket.MSG_CMSG_CLOEXEC)
-        for level, kind, content in control:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                for (descriptor,) in _DESCRIPTOR.iter_unpack(content):
-                    self._descriptors.append(descriptor)
-        if len(self._descriptors) > _MOST_DESCRIPTORS:
-            raise ConnectionAbortedError("the runner passed too many descriptors")
-        return data
 
     async def receive_into(self, buffer: memoryview) -> int:
         while not self._closed:
             try:
-                return self._sock.recv_into(buffer)
+                count, control, _, _ = self._sock.recvmsg_into(
+                    [buffer], _CONTROL_BYTES, socket.MSG_CMSG_CLOEXEC
+                )
             except (BlockingIOError, InterruptedError):
                 await self._until_readable()
+                continue
+            if control:
+                self._keep(control)
+            return count
         return 0
+
+    def _keep(self, control: list[tuple[int, int, bytes]]) -> None:
+        for level, kind, content in control:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                whole = len(content) // _DESCRIPTOR.size * _DESCRIPTOR.size
+                for (descriptor,) in _DESCRIPTOR.iter_unpack(content[:whole]):
+                    self._descriptors.append(descriptor)
+        if len(self._descriptors) > (_MOST_DESCRIPTORS if self._expecting else 0):
+            self._drop_descriptors()
+            raise ConnectionAbortedError("the runner passed too many descriptors")
 
     async def _until_readable(self) -> None:
         # The reader stays registered between two receives: removing and adding it costs two system
@@ -164,11 +178,24 @@ class SocketStream:
         self._closed = True
         self._loop.remove_reader(self._fd)
         self._loop.remove_writer(self._fd)
-        self._sock.close()
+        self._close_socket()
         self._drop_descriptors()
         for waiting in (self._readable, self._writable):
             if waiting is not None and not waiting.done():
                 waiting.set_result(None)
+
+    def _close_socket(self) -> None:
+        """Close it; with a thread if something is unread, which can have descriptors in it."""
+        try:
+            # From now on nothing more can arrive.
+            self._sock.shutdown(socket.SHUT_RDWR)
+            unread = fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4)) != bytes(4)
+        except OSError:
+            unread = True
+        if unread:
+            drop_descriptors([self._sock.detach()])
+        else:
+            self._sock.close()
 
 
 async def connect_unix(path: str, *, same_kernel: bool = False) -> SocketStream:
