@@ -309,9 +309,9 @@ class OneShot:
         sandbox_id, files = record.id, job.files
         tasks: list[asyncio.Future[None]] = []
         if len(files) == 1 and sum(map(len, files.values())) <= AT_ONCE_BYTES:
-            tasks.append(asyncio.ensure_future(self._write(sandbox_id, files)))
+            tasks.append(asyncio.ensure_future(self._write(sandbox_id, job)))
         else:
-            await self._write(sandbox_id, files)
+            await self._write(sandbox_id, job)
         held = job.runtime.held if record.acquired == "pool" else None
         running = asyncio.ensure_future(self._execution.run(sandbox_id, job.exec, show, held=held))
         try:
@@ -329,22 +329,24 @@ class OneShot:
             await asyncio.gather(*tasks, running, return_exceptions=True)
             raise
 
-    async def _write(self, sandbox_id: str, files: dict[str, bytes]) -> None:
-        size = sum(map(len, files.values()))
+    async def _write(self, sandbox_id: str, job: _Job) -> None:
+        size = sum(map(len, job.files.values()))
         with self._tracing.span("sandbox.prepare_files", {"sandbox.id": sandbox_id}) as span:
-            span.set({"sandbox.files": len(files), "sandbox.bytes": size})
-            await self._write_all(sandbox_id, files)
+            span.set({"sandbox.files": len(job.files), "sandbox.bytes": size})
+            await self._write_all(sandbox_id, job)
 
-    async def _write_all(self, sandbox_id: str, files: dict[str, bytes]) -> None:
+    async def _write_all(self, sandbox_id: str, job: _Job) -> None:
+        # What goes with the sandbox need not be on disk first.
+        files, flush = job.files, job.kept
         if len(files) == 1:
             for path, data in files.items():
-                await self._files.write(sandbox_id, path, data)
+                await self._files.write(sandbox_id, path, data, flush=flush)
             return
         gate = asyncio.Semaphore(8)
 
         async def one(path: str, data: bytes) -> None:
             async with gate:
-                await self._files.write(sandbox_id, path, data)
+                await self._files.write(sandbox_id, path, data, flush=flush)
 
         try:
             async with asyncio.TaskGroup() as group:
