@@ -1,13 +1,13 @@
 //! sandkasten-launch: prepares namespaces, cgroups and mounts of a sandbox and starts its first
 //! process.
 //!
-//! Runs on the host, once per sandbox, short-lived, with a second thread for the workspace. Its work (joining cgroups
-//! before namespaces exist, mapping a user namespace, mounting in a private mount namespace) cannot be
-//! done safely in a threaded Python process, and is slow in a forked one.
+//! Runs on the host, once per sandbox, for some milliseconds. A second thread mounts the workspace.
+//! Its work (joining cgroups before namespaces exist, mapping a user namespace, mounting in a private
+//! mount namespace) cannot be done safely in a threaded Python process, and is slow in a forked one.
 //!
 //! It reads one plan (JSON) on stdin, or from the file that its argument names, and writes one JSON
-//! object and a line feed to stdout: `{pid, start, shared}` of the sandbox's first process, or `{error: {step, message,
-//! errno}}` with nothing left running. Other plans describe no sandbox, and the pid is 0: `visible`
+//! object and a line feed to stdout: `{pid, start, shared}` of the sandbox's first process, or
+//! `{error: {step, message, errno}}` with nothing left running. Other plans describe no sandbox, and the pid is 0: `visible`
 //! mounts a volume where the caller sees it, `container` gives a network to a container of an engine,
 //! `give` and `take` do so from inside of containers, and `try_network` finds out whether the kernel has
 //! what a network needs. It decides nothing: every argument of bubblewrap

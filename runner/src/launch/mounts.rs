@@ -32,7 +32,7 @@ pub fn private_namespace(in_own_userns: bool) -> Outcome<()> {
 
 /// Prepare the stage. Return the names that should be private and are shared with the host.
 ///
-/// `volume` is the workspace that is being mounted meanwhile, if it is of that kind.
+/// `volume` is the workspace if another thread mounts it; `None` if it is mounted here.
 pub fn stage(
     plan: &Plan,
     userns: Option<RawFd>,

@@ -148,7 +148,7 @@ pub struct Plan {
     pub private: Vec<Private>,
     /// Whether the sandbox gets device nodes of its own; only root can make them.
     pub own_devices: bool,
-    /// The program is started in a network namespace of its own, without a way out.
+    /// Start the program in a network namespace of its own, which has only a loopback device.
     pub own_network: bool,
     /// Made after `private`, which a source may lie in.
     pub binds: Vec<Bind>,

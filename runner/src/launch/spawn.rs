@@ -171,7 +171,7 @@ fn wait_ready(
         first_pid(info, left())
             .ok_or_else(|| Failure::new(STEP, "bubblewrap did not start the sandbox", 0))
     })?;
-    // It dies while we do the rest, and is reaped after that.
+    // The monitor ends while we do the rest, and is reaped after that.
     unsafe { libc::kill(monitor, libc::SIGKILL) };
     let covers = inside::covers(plan)?;
     inside::finish(born.pid, &plan.masks, covers, bwrap.terminals)?;

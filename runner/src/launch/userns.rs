@@ -17,8 +17,8 @@ pub fn mapped(map: IdMap) -> Outcome<RawFd> {
     with_maps(map, &line, &line)
 }
 
-/// Do so, and begin to make a network namespace that belongs to it, with a loopback device and nothing
-/// else. That takes the kernel about as long as preparing the mounts does, so it is done meanwhile.
+/// Do the same, and begin to make a network namespace that belongs to it and has only a loopback
+/// device. The kernel takes about as long for that as for the mounts, which are prepared meanwhile.
 pub fn mapped_with_network(map: IdMap) -> Outcome<(RawFd, OwnNetwork)> {
     let line = format!("0 {} {}", map.base, map.count);
     let helper = Helper::fork(map, true)?;
@@ -32,7 +32,7 @@ pub fn mapped_with_network(map: IdMap) -> Outcome<(RawFd, OwnNetwork)> {
 pub struct OwnNetwork(Helper);
 
 impl OwnNetwork {
-    /// Enter it. Everything started from now on is in it.
+    /// Enter the namespace. Every process that is started from now on is in it.
     pub fn enter(self) -> Outcome<()> {
         let helper = self.0;
         let entered = wait_byte(helper.from_child)
@@ -57,7 +57,7 @@ impl OwnNetwork {
 }
 
 /// Return a descriptor of a user namespace that only a mount uses: files of `owner` on disk are files of
-/// the sandbox's `user`, and all other ids are of no one.
+/// the sandbox's `user`, and all other ids are unmapped.
 pub fn of_one_owner(map: IdMap, owner: Owner, user: u32) -> Outcome<RawFd> {
     let seen = map.base + user;
     let (uids, gids) = (
@@ -121,7 +121,7 @@ impl Helper {
         open(STEP, &format!("/proc/{}/ns/user", pid), libc::O_RDONLY, 0)
     }
 
-    /// Let it end, and return its status.
+    /// Let the child end, and return its status.
     fn reap(self) -> i32 {
         sys::close(self.to_child);
         sys::close(self.from_child);
@@ -130,7 +130,7 @@ impl Helper {
         status
     }
 
-    /// Return the reason why it failed at `what`, or `failure` if it did not.
+    /// Return the reason why the child failed at `what`, or `failure` if the child did not fail.
     fn end(self, failure: Failure, what: &str) -> Failure {
         let status = self.reap();
         if libc::WIFEXITED(status) && libc::WEXITSTATUS(status) != 0 {

@@ -17,12 +17,12 @@ const MIN_FILES: u64 = 16 * 1024;
 /// More than the calls of `begin` need.
 const THREAD_STACK: usize = 128 << 10;
 
-/// A mount of an image of the sandbox alone, made by another thread: attaching and mounting it takes as
-/// long as most of the rest, and depends on nothing of it.
+/// A workspace that another thread mounts. Attaching and mounting its image takes about as long as the
+/// other preparations, and depends on none of them.
 pub struct Mounting(JoinHandle<Outcome<RawFd>>);
 
-/// Begin to mount an image that no one uses after its sandbox, with `directories` owned by `owner` (an
-/// id on the host). `None` for other volumes. From now on this process has two threads.
+/// Begin to mount an image that ends with its sandbox, with `directories` owned by `owner` (an id on
+/// the host). Return `None` for other volumes. From now on this process has two threads.
 pub fn begin(
     volume: &Volume,
     directories: &'static [&'static str],
@@ -129,7 +129,7 @@ pub fn show(
     shift(target, ids)
 }
 
-/// Return a mount of an image that no one uses after its sandbox.
+/// Return a mount of an image that ends with its sandbox.
 fn mount_image(path: &str, reserved: bool) -> Outcome<RawFd> {
     let device = loopdev::attach(path)?;
     // No barriers: a flush would wait for the host's journal, for data that is worthless after a crash.
@@ -140,13 +140,13 @@ fn mount_image(path: &str, reserved: bool) -> Outcome<RawFd> {
     mounted
 }
 
-/// The mount holds the file from here on; without a name it goes with the sandbox.
+/// Remove the name of a mounted image: the mount holds the file, which is deleted with the sandbox.
 fn forget_name(path: &str) -> Outcome<()> {
     std::fs::remove_file(path).map_err(io_failed(STEP, &format!("unlink {}", path)))
 }
 
-/// Give the directories of a new image to their owner. They look as new as they are, whenever the
-/// image's template was made.
+/// Give the directories of a new image to their owner, and the current time: the template of the image
+/// may be old.
 fn fill(mount: RawFd, directories: &[&str], owner: u32) -> Outcome<()> {
     for name in directories {
         let cname = c_string(STEP, name)?;

@@ -1,7 +1,9 @@
-//! Held programs: started for a command that is not known yet, and made that command when it comes.
+//! Held programs: processes that are started before their command is known, and become that command.
 //!
-//! A program that is ready to be held writes one byte to its standard output, and reads its standard input.
-//! There it gets, in one message, what a fresh process gets from exec; what follows is the command's input.
+//! A held program writes one byte to its standard output when it is ready, and then reads its standard
+//! input. One message arrives there with what a fresh process gets from exec (arguments, environment,
+//! directory); the bytes after it are the command's input. A program that did anything else is ended,
+//! and the command gets a fresh process. Which programs are held, and why, only the engine knows.
 
 use super::command::Pending;
 use super::process::{environment, working_directory};
@@ -20,8 +22,8 @@ impl Execs {
         self.by_number.values().filter(held).map(|exec| exec.pid)
     }
 
-    /// Return the held program that the request names. `None` if there is none that is ready and has done
-    /// nothing else: then it is ended.
+    /// Return the held program that the request names. `None` if there is none. One that is not ready, or
+    /// that wrote more than the byte, is ended, and is `None` too.
     pub fn find_held(&mut self, start: &Start, cx: &mut Context) -> Option<u64> {
         let number = *self.by_id.get(start.held.as_deref()?)?;
         self.drain_outputs(number, cx);
@@ -42,7 +44,7 @@ impl Execs {
         None
     }
 
-    /// Make a held program the command of this request, which begins now.
+    /// Make a held program the command of this request. The command begins now.
     pub fn hand_over(&mut self, number: u64, start: Start, cx: &mut Context) {
         let message = message(&start, cx);
         let exec = match self.by_number.get_mut(&number) {
@@ -74,8 +76,9 @@ impl Execs {
     }
 }
 
-/// `u32be length`, then strings with a NUL between them: `none` or `stream` for the rest of the input, the
-/// directory, the number of arguments, the arguments, and the environment as `NAME=VALUE`.
+/// Return the message to a held program: `u32be length`, then strings with a NUL between them. They are
+/// `none` or `stream` for the rest of the input, the directory, the number of arguments, the arguments,
+/// and the environment as `NAME=VALUE`.
 fn message(start: &Start, cx: &Context) -> Vec<u8> {
     let argv: &[Vec<u8>] = match &start.what {
         What::Argv { words, .. } => words,

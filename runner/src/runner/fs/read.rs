@@ -172,7 +172,8 @@ impl Handler for Read {
     fn cancel(&mut self) {}
 }
 
-/// Return the event that a descriptor goes with. The client compares the file: one of the two may be lost.
+/// Return the event that is sent with a descriptor. The client compares device and inode, because the
+/// descriptor may be lost on the way.
 fn open_event(object: &Object) -> Result<Value, Failure> {
     Ok(json!({
         "event": "open",
@@ -184,7 +185,7 @@ fn open_event(object: &Object) -> Result<Value, Failure> {
 /// A file that the client reads itself.
 struct Passed {
     opened: Option<(Value, OwnedFd)>,
-    /// The stream stays open until the client has read: to the lease it is work.
+    /// The stream stays open until the client has read the file, and the sandbox counts as busy.
     held: bool,
     size: u64,
 }

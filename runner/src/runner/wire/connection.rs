@@ -80,7 +80,7 @@ impl Outgoing {
         }
     }
 
-    /// Write up to the next descriptor, or from a descriptor on: it goes with the first byte of a message.
+    /// Write the bytes up to the next descriptor, or that descriptor with the bytes that follow it.
     fn write_part(&mut self) -> sys::Result<usize> {
         let socket = self.fd.as_raw_fd();
         let (at, descriptor) = match self.descriptors.front() {
@@ -98,8 +98,8 @@ impl Outgoing {
             Err(libc::EAGAIN) => Err(libc::EAGAIN),
             outcome => {
                 self.descriptors.pop_front();
-                // What cannot be passed here (a pipe, too many on the way) is lost; the bytes are not, and
-                // the client asks for the content.
+                // A descriptor that cannot be passed (the connection is a pipe, or too many are on the
+                // way) is lost. The bytes are not, and the client asks for the content.
                 Ok(outcome.unwrap_or(0))
             }
         }
