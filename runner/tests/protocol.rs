@@ -26,7 +26,7 @@ fn hello_names_generation_users_and_shell() {
     assert_eq!(
         hello,
         json!({"generation": 4, "version": env!("CARGO_PKG_VERSION"), "uid": uid, "user_uid": uid,
-               "shell": "/bin/bash", "features": ["shell_state", "file_user"]})
+               "shell": "/bin/bash", "features": ["shell_state", "file_user", "held_exec", "descriptors", "lease_env"]})
     );
 }
 
@@ -372,4 +372,20 @@ fn port_carries_bytes_both_ways_and_half_closes() {
         client.refused("port.connect", json!({"port": 80, "host": "a.example"})),
         "invalid"
     );
+}
+
+#[test]
+fn lease_with_an_environment_is_taken_once_and_holds_for_all_later_commands() {
+    let runner = Runner::start();
+    let mut client = runner.connect();
+    let env = json!({"KEPT": "mine", "PATH": "/usr/bin:/bin"});
+    let lease = json!({"idle_ms": 60_000, "lifetime_ms": 60_000, "env": env});
+    client.call("lease", lease).unwrap();
+    let shown = client.script("echo $KEPT $PATH");
+    assert_eq!(shown.stdout(), "mine /usr/bin:/bin\n");
+    let again = json!({"idle_ms": 60_000, "lifetime_ms": 60_000, "env": {"KEPT": "other"}});
+    assert_eq!(client.refused("lease", again), "invalid");
+    let renewed = json!({"idle_ms": 60_000, "lifetime_ms": 60_000});
+    client.call("lease", renewed).unwrap();
+    assert_eq!(client.script("echo $KEPT").stdout(), "mine\n");
 }

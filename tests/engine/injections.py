@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.engine.clock import SystemClock
-from sandkasten.engine.engine import Engine
+from sandkasten.engine.engine import NO_POOL, Engine
 from sandkasten.images.host_image import HostImages
 from sandkasten.model.sandbox.policy import Policy
 from tests.store.memory_store import MemoryStore
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sandkasten.model.ids import SandboxId
+    from sandkasten.model.pool.pool_kinds import PoolRules
     from sandkasten.model.sandbox.cell_spec import CellSpec
     from sandkasten.model.sandbox.readiness import Readiness
     from sandkasten.model.sandbox.usage import Usage
@@ -152,16 +153,16 @@ class World:
         policy: Policy | None = None,
         allowed: Sequence[str] | None = None,
         *,
-        spares: bool = False,
         interpreters: tuple[str, ...] | None = None,
+        pool: PoolRules = NO_POOL,
         host_mounts: HostMounts | None = None,
         journal: Journal | None = None,
         host_disk: Path | None = None,
     ) -> None:
         self.journal: Any = journal
         self._host_disk = host_disk
-        self._spares = spares
         self._interpreters = interpreters
+        self._pool = pool
         self._host_mounts = host_mounts
         self._images = HostImages(allowed=allowed)
         self.backend = InjectedBackend()
@@ -182,8 +183,8 @@ class World:
             policy=self.policy,
             clock=self.clock,
             events=self.events,
-            oneshot_spares=self._spares,
             interpreters=self._interpreters,
+            pool=self._pool,
             workspaces=self.backend.real.workspaces,
             host_mounts=self._host_mounts,
             journal=self.journal,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandkasten.engine.oneshot import warm_pool
+from sandkasten.model.pool.pool_kinds import PoolRules
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from tests.engine.injections import World
 from tests.store.memory_store import MemoryJournal
@@ -15,16 +15,11 @@ pytestmark = [pytest.mark.anyio, pytest.mark.promise("P95")]
 HELD = "b'.sandkasten-' in open('/proc/self/environ', 'rb').read()"
 
 
-@pytest.fixture(autouse=True)
-def long_times(monkeypatch):
-    """A busy machine may need a minute for what takes a second."""
-    for name in ("HOT_S", "KEPT_S", "LEASE_S"):
-        monkeypatch.setattr(warm_pool, name, 90.0)
-
-
 @pytest.fixture
 async def world():
-    one = World(spares=True, interpreters=("wave",), journal=MemoryJournal())
+    one = World(
+        pool=PoolRules(max_per_kind=1, idle_s=90.0), interpreters=("wave",), journal=MemoryJournal()
+    )
     yield one
     await one.engine.aclose()
     assert await one.left() == ([], [])
@@ -77,7 +72,9 @@ async def test_a_run_of_another_runtime_has_no_python_waiting(world):
 
 
 async def test_a_module_that_fails_to_import_leaves_runs_as_they_were():
-    world = World(spares=True, interpreters=("asyncio.windows_utils",))
+    world = World(
+        pool=PoolRules(max_per_kind=1, idle_s=90.0), interpreters=("asyncio.windows_utils",)
+    )
     try:
         said = [(await run(world, f"print({HELD})")).stdout for _ in range(3)]
         assert said == [b"False\n"] * 3

@@ -16,6 +16,7 @@ from sandkasten.errors import (
     SessionNotFound,
 )
 from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.pool.pool_kinds import PoolRules
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
@@ -166,7 +167,7 @@ async def test_a_full_journal_starts_no_session_and_keeps_no_sandbox():
 
 async def test_a_one_shot_is_recorded_as_a_destroyed_session():
     journal = MemoryJournal()
-    world = World(journal=journal, spares=True)
+    world = World(journal=journal, pool=PoolRules(max_per_kind=1, idle_s=90))
     for _ in range(3):
         request = RunRequest("exit 3", runtime="sh", tenant="acme", key_id="key_1")
         assert (await world.engine.run(request)).exit_code == 3

@@ -9,6 +9,7 @@ import pytest
 from sandkasten.errors import Conflict, InvalidRequest, QuotaExceeded, WorkspaceNotFound
 from sandkasten.model.access.tenancy import TenantQuota, scoped, unscoped
 from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.pool.pool_kinds import PoolRules
 from sandkasten.model.sandbox.limits import MIB
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
@@ -84,7 +85,7 @@ async def test_a_tenant_sees_and_changes_only_its_own_workspaces(engine):
 
 
 async def test_a_warm_sandbox_has_no_tenant_until_it_is_claimed():
-    world = World(spares=True)
+    world = World(pool=PoolRules(max_per_kind=1, idle_s=90))
     for tenant in ("acme", "acme", "other"):
         request = RunRequest(
             "echo hi", runtime="sh", tenant=tenant, options=SandboxOptions(image="host")

@@ -1,4 +1,4 @@
-"""Warm sandboxes for one-shots: claimed once, clean, and never left behind."""
+"""Warm sandboxes for sessions and one-shots: claimed once, clean, and never left behind."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from dataclasses import replace
 
 import pytest
 
-from sandkasten.engine.oneshot import warm_pool
-from sandkasten.errors import QuotaExceeded, SandboxLost, SessionNotFound
+from sandkasten.engine.pool import warm_pool
+from sandkasten.errors import InvalidRequest, QuotaExceeded, SandboxLost, SessionNotFound
+from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.pool.pool_kinds import PoolKind, PoolRules
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests.engine.injections import World
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(autouse=True)
-def long_times(monkeypatch):
-    """A busy machine may need a minute for what takes a second."""
-    for name in ("HOT_S", "KEPT_S", "LEASE_S"):
-        monkeypatch.setattr(warm_pool, name, 90.0)
+# A busy machine may need a minute for what takes a second.
+ONE = PoolRules(max_per_kind=1, idle_s=90.0)
 
 
 @pytest.fixture
 async def world():
-    one = World(spares=True)
+    one = World(pool=ONE)
     yield one
     await one.engine.aclose()
     assert await one.left() == ([], [])
@@ -107,8 +107,8 @@ async def test_a_claimed_warm_sandbox_is_described_as_that_of_its_run(world):
 async def test_a_claimed_warm_sandbox_has_the_lease_of_its_run(monkeypatch):
     # A busy machine may need all of it before the claim: then a longer one.
     for lease_s in (1.0, 8.0, 25.0):
-        monkeypatch.setattr(warm_pool, "LEASE_S", lease_s)
-        world = World(spares=True)
+        world = World(pool=replace(ONE, idle_s=lease_s / 1.5))
+        monkeypatch.setattr(warm_pool, "LEASE_MARGIN_S", 0.0)
         await sh(world)
         await sh(world)
         spare = await spare_of(world)
@@ -121,7 +121,7 @@ async def test_a_claimed_warm_sandbox_has_the_lease_of_its_run(monkeypatch):
 
 async def test_two_runs_far_apart_keep_no_warm_sandbox(world):
     await sh(world)
-    world.clock.ahead_s += warm_pool.HOT_S + 1
+    world.clock.ahead_s += ONE.idle_s + 1
     await sh(world)
     await asyncio.sleep(0.05)
     assert await world.left() == ([], [])
@@ -152,22 +152,28 @@ async def test_nothing_of_one_run_reaches_the_next(world):
     assert "sandbox.claimed" in world.events.names()
 
 
-@pytest.mark.promise("P17")
-async def test_a_run_with_another_environment_or_limit_does_not_get_the_warm_sandbox(world):
+@pytest.mark.promise("P17", "P94")
+async def test_the_environment_is_set_when_a_warm_sandbox_is_claimed(world):
     await sh(world, env={"A": "1"})
     await sh(world, env={"A": "1"})
     spare = await spare_of(world)
-    others: list[dict] = [
-        {"env": {"A": "2"}},
-        {"env": {}},
-        {"env": {"A": "1"}, "limits": {"mem_limit_mb": 64}},
-        {"env": {"A": "1"}, "image": "python"},
-    ]
-    for other in others:
-        result = await sh(world, "echo $A", **other)
+    result = await sh(world, "echo $A $B; env | grep -c ^A=", env={"B": "2", "A": "x y"})
+    assert (result.sandbox_id, result.stdout) == (spare, b"x y 2\n1\n")
+    spare = await spare_of(world)
+    result = await sh(world, "echo [$A$B]")
+    assert (result.sandbox_id, result.stdout) == (spare, b"[]\n")
+
+
+@pytest.mark.promise("P17", "P94")
+async def test_a_run_with_another_limit_or_image_does_not_get_the_warm_sandbox(world):
+    await sh(world)
+    await sh(world)
+    spare = await spare_of(world)
+    for other in ({"limits": {"mem_limit_mb": 64}}, {"image": "python"}, {"hostname": "other"}):
+        result = await sh(world, **other)
         assert result.sandbox_id != spare
-    result = await sh(world, "echo $A", env={"A": "1"})
-    assert (result.sandbox_id, result.stdout) == (spare, b"1\n")
+    # What only the engine enforces is no difference.
+    assert (await sh(world, limits={"max_stdout_bytes": 5})).sandbox_id == spare
 
 
 @pytest.mark.promise("P17")
@@ -187,7 +193,7 @@ async def test_a_warm_sandbox_is_unlisted_and_can_be_removed(world):
     assert await world.engine.list() == []
     (info,) = await world.engine.list(all=True)
     assert (info.id, info.acquire_source) == (spare, "pool")
-    assert "one-shot" in info.acquire_detail
+    assert info.acquire_detail == "kept ready for the next request"
     for engine in (world.engine, world.another()):
         with pytest.raises(SessionNotFound):
             await engine.exec(spare, ExecRequest(("sh", "-c", "echo > /tmp/left")))
@@ -244,7 +250,7 @@ async def test_a_killed_warm_sandbox_is_replaced_silently(world):
 
 
 @pytest.mark.promise("P17")
-async def test_a_warm_sandbox_that_dies_during_its_claim_is_replaced_silently(world, monkeypatch):
+async def test_a_warm_sandbox_that_dies_during_its_claim_is_replaced_silently(world):
     await sh(world)
     await sh(world)
     spare = await spare_of(world)
@@ -252,7 +258,7 @@ async def test_a_warm_sandbox_that_dies_during_its_claim_is_replaced_silently(wo
     call = handle.channel.call
 
     async def dying(verb, *args, **more):
-        assert verb == "lease"
+        assert (verb, args[0]["env"]) == ("lease", {})
         await world.backend.cells[spare].real.crash()
         return await call(verb, *args, **more)
 
@@ -279,7 +285,7 @@ async def test_a_run_waits_for_a_warm_sandbox_that_is_being_created(world):
     assert (await running).sandbox_id == spare
 
 
-async def test_a_run_cancelled_while_waiting_leaves_nothing(world):
+async def test_a_run_cancelled_while_waiting_leaves_the_sandbox_to_the_next(world):
     await sh(world)
     gate = asyncio.Event()
 
@@ -295,11 +301,8 @@ async def test_a_run_cancelled_while_waiting_leaves_nothing(world):
     with pytest.raises(asyncio.CancelledError):
         await running
     gate.set()
-
-    async def gone() -> bool:
-        return await world.left() == ([], [])
-
-    await until(gone)
+    spare = await spare_of(world)
+    assert (await sh(world)).sandbox_id == spare
 
 
 @pytest.mark.promise("P17")
@@ -343,8 +346,8 @@ async def test_a_run_waiting_for_a_failed_warm_sandbox_creates_its_own(world):
 
 
 @pytest.mark.promise("P17")
-async def test_an_unclaimed_warm_sandbox_is_removed(world, monkeypatch):
-    monkeypatch.setattr(warm_pool, "KEPT_S", 0.1)
+async def test_an_unclaimed_warm_sandbox_is_removed():
+    world = World(pool=replace(ONE, idle_s=0.5))
     await sh(world)
     await sh(world)
 
@@ -354,6 +357,7 @@ async def test_an_unclaimed_warm_sandbox_is_removed(world, monkeypatch):
 
     await until(gone)
     assert world.engine._handles._open == {}
+    await world.engine.aclose()
 
 
 async def test_closing_removes_ready_and_unfinished_warm_sandboxes(world):
@@ -362,7 +366,7 @@ async def test_closing_removes_ready_and_unfinished_warm_sandboxes(world):
     await spare_of(world)
     await world.engine.aclose()
     assert await world.left() == ([], [])
-    second = World(spares=True)
+    second = World(pool=ONE)
     await sh(second)
 
     async def stuck() -> None:
@@ -389,7 +393,7 @@ async def test_closing_after_every_task_was_cancelled_leaves_nothing(world):
     await asyncio.sleep(0)
     current = asyncio.current_task()
     await asyncio.sleep(0.001)
-    kept = [t for t in asyncio.all_tasks() if t is not current and "Spares" in repr(t.get_coro())]
+    kept = [t for t in asyncio.all_tasks() if t is not current and "WarmPool" in repr(t.get_coro())]
     for task in (*kept, running):
         task.cancel()
     await asyncio.gather(*kept, running, return_exceptions=True)
@@ -410,9 +414,9 @@ async def test_the_warm_sandbox_of_a_dead_process_is_swept_at_once(world):
 
 
 async def test_the_number_of_warm_kinds_is_bounded(world):
-    for i in range(20):
-        await sh(world, env={"A": str(i)})
-        await sh(world, env={"A": str(i)})
+    for i in range(warm_pool.MAX_KINDS + 3):
+        await sh(world, hostname=f"h{i}")
+        await sh(world, hostname=f"h{i}")
 
     async def as_many_as_may_be() -> bool:
         return len(await rows(world)) == warm_pool.MAX_KINDS
@@ -429,3 +433,173 @@ async def test_without_the_setting_no_warm_sandbox_is_kept(world):
     assert plain.backend.created == 4
     assert await plain.left() == ([], [])
     await plain.engine.aclose()
+
+
+async def create(world: World, quota: TenantQuota | None = None, **more):
+    options = SandboxOptions(**{k: v for k, v in more.items() if k not in _REQUEST})
+    request = {k: v for k, v in more.items() if k in _REQUEST}
+    return await world.engine.create(CreateRequest(options, **request), quota)
+
+
+_REQUEST = ("session_key", "tenant", "key_id")
+
+
+@pytest.mark.promise("P94")
+async def test_the_third_session_of_a_kind_comes_from_the_pool(world):
+    for _ in range(2):
+        info = await create(world)
+        assert (info.acquire_source, info.acquire_detail) == ("cold", "no sandbox ready")
+        await world.engine.destroy(info.id)
+    spare = await spare_of(world)
+    info = await create(
+        world,
+        session_key="mine",
+        tenant="acme",
+        labels={"a": "b"},
+        env={"A": "1"},
+        ttl_seconds=77,
+        limits={"max_stdout_bytes": 5},
+    )
+    assert (info.id, info.created, info.acquire_source, info.acquire_detail) == (
+        spare,
+        True,
+        "pool",
+        "",
+    )
+    assert (info.session_key, info.tenant, dict(info.labels)) == ("mine", "acme", {"a": "b"})
+    assert (info.env_names, info.idle_timeout_s) == (("A",), 77)
+    assert info.limits.stdout_bytes == 5
+    assert (await world.engine.exec(spare, ExecRequest("echo $A"))).stdout == b"1\n"
+    # By its key it is found again, with the same description.
+    again = await create(world, session_key="mine", tenant="acme")
+    assert (again.id, again.created, again.acquire_source) == (spare, False, "pool")
+    await world.engine.destroy(spare)
+
+
+@pytest.mark.promise("P94")
+async def test_a_cold_session_says_why(world):
+    for _ in range(2):
+        await world.engine.destroy((await create(world)).id)
+    await spare_of(world)
+    for options, why in (
+        ({"workspace_id": "kept"}, "named workspace"),
+        ({"limits": {"workspace_mb": 64}}, "limits differ: workspace_mb"),
+        ({"limits": {"mem_limit_mb": 64}}, "limits differ: mem_limit_mb"),
+        ({"hostname": "other"}, "no sandbox ready"),
+    ):
+        info = await create(world, **options)
+        assert (info.acquire_source, info.acquire_detail) == ("cold", why)
+        assert (await world.engine.get(info.id)).acquire_detail == why
+        await world.engine.destroy(info.id)
+    off = World()
+    info = await create(off)
+    assert info.acquire_detail == "the warm pool is off"
+    await off.engine.destroy(info.id)
+    await off.engine.aclose()
+
+
+@pytest.mark.promise("P94")
+async def test_a_burst_keeps_as_many_ready_as_it_needs():
+    world = World(pool=PoolRules(max_per_kind=3, idle_s=90.0))
+    for info in await asyncio.gather(*(create(world) for _ in range(8))):
+        await world.engine.destroy(info.id)
+
+    async def three() -> bool:
+        return len([one for one in await world.store.list() if one.state is State.RUNNING]) == 3
+
+    await until(three)
+    await asyncio.sleep(0.02)
+    found = await asyncio.gather(*(create(world) for _ in range(3)))
+    assert [info.acquire_source for info in found] == ["pool"] * 3
+    assert len({info.id for info in found}) == 3
+    for info in found:
+        await world.engine.destroy(info.id)
+    await world.engine.aclose()
+    assert await world.left() == ([], [])
+
+
+@pytest.mark.promise("P94")
+async def test_a_quota_counts_claimed_sandboxes_and_not_the_pool(world):
+    for _ in range(2):
+        await world.engine.destroy((await create(world)).id)
+    spare = await spare_of(world)
+    none, one = TenantQuota(max_sessions=0), TenantQuota(max_sessions=1)
+    with pytest.raises(QuotaExceeded):
+        await create(world, none, tenant="acme")
+    info = await create(world, one, tenant="acme")
+    assert info.id == spare
+    await spare_of(world)
+    with pytest.raises(QuotaExceeded):
+        await create(world, one, tenant="acme")
+    # The refused request took nothing from the pool.
+    other = await create(world, one, tenant="other")
+    assert other.acquire_source == "pool"
+    for the_id in (info.id, other.id):
+        await world.engine.destroy(the_id)
+
+
+@pytest.mark.promise("P94")
+async def test_a_daemon_keeps_listed_kinds_ready_from_its_start():
+    rules = PoolRules(idle_s=0.2, kinds=(PoolKind(SandboxOptions(), ready=2),))
+    world = World(pool=rules)
+
+    async def two() -> bool:
+        return len([one for one in await world.store.list() if one.state is State.RUNNING]) == 2
+
+    await world.engine.recover()
+    await until(two)
+    # They are kept longer than those of demand, and their lease is renewed.
+    await asyncio.sleep(5 * rules.idle_s)
+    await until(two)
+    kept = await rows(world)
+    first = await create(world)
+    assert (first.acquire_source, first.id in kept) == ("pool", True)
+
+    async def refilled() -> bool:
+        return len(await rows(world)) == 2 and await two_ready(world)
+
+    await until(refilled)
+    await world.engine.destroy(first.id)
+    await world.engine.aclose()
+    assert await world.left() == ([], [])
+
+
+async def two_ready(world: World) -> bool:
+    found = [one for one in await world.store.list() if one.acquired == "spare"]
+    return [one.state for one in found] == [State.RUNNING] * 2
+
+
+@pytest.mark.promise("P94")
+async def test_the_next_daemon_adopts_what_is_left_of_a_listed_kind_and_removes_the_rest():
+    world = World(pool=PoolRules(idle_s=90.0, kinds=(PoolKind(SandboxOptions(), ready=2),)))
+    await world.engine.recover()
+    await until(lambda: two_ready(world))
+    left = await rows(world)
+    # As after kill -9: the process is gone, one sandbox is of a kind that is not listed any more.
+    for the_id, kind in zip(left, (None, "other"), strict=True):
+        (row,) = [one for one in await world.store.list() if one.id == the_id]
+        row = replace(row, owner_start=row.owner_start + 1, pool_kind=kind or row.pool_kind)
+        await world.store.put(row)
+    next_one = world.another()
+    await next_one.recover()
+    assert left[1] not in await rows(world)
+    info = await next_one.create(CreateRequest())
+    assert (info.id, info.acquire_source) == (left[0], "pool")
+    assert (await next_one.exec(info.id, ExecRequest("echo mine"))).stdout == b"mine\n"
+    await next_one.destroy(info.id)
+    await next_one.aclose()
+    await world.engine.aclose()
+    assert await world.left() == ([], [])
+
+
+@pytest.mark.promise("P94")
+async def test_a_runner_takes_the_environment_of_one_claim_only(world):
+    for _ in range(2):
+        await world.engine.destroy((await create(world)).id)
+    spare = await spare_of(world)
+    await create(world, env={"A": "1"})
+    channel = world.engine._handles.peek(spare).channel
+    with pytest.raises(InvalidRequest):
+        await channel.call("lease", {"idle_ms": 1000, "lifetime_ms": 1000, "env": {"A": "2"}})
+    assert (await world.engine.exec(spare, ExecRequest("echo $A"))).stdout == b"1\n"
+    await world.engine.destroy(spare)

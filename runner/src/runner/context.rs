@@ -19,6 +19,11 @@ pub struct Config {
     pub home: Vec<u8>,
     /// The environment of commands, before their own variables.
     pub env: Env,
+    /// The environment that the runner was started with, until a claim has added to it: then `None`.
+    pub unclaimed: Option<Env>,
+    pub state_dir: Vec<u8>,
+    /// Whether the shell was named at the start, rather than found on PATH.
+    pub fixed_shell: bool,
     /// The shell program, if the image has one.
     pub shell: Option<Vec<u8>>,
 }

@@ -263,14 +263,19 @@ fn run(options: Options) -> Result<i32, StartError> {
         // The directory in which we were started means nothing to a command.
         .filter(|(name, _)| name != b"PWD" && name != b"OLDPWD")
         .collect();
+    let unclaimed = Some(env.clone());
     python_alias::offer(&mut env, &state_dir, &identity);
     let home = options
         .home
         .or_else(|| program::env_get(&env, b"HOME").map(<[u8]>::to_vec))
         .unwrap_or_else(|| b"/".to_vec());
     let found = || files::find_shell(program::env_get(&env, b"PATH"));
+    let fixed_shell = options.shell.is_some();
     let shell = options.shell.or_else(found);
     let config = Config {
+        unclaimed,
+        fixed_shell,
+        state_dir: state_dir.clone(),
         identity,
         workspace: options.workspace.unwrap_or_else(|| b"/".to_vec()),
         home,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sandkasten.daemon import backend_registry
@@ -21,6 +22,8 @@ from sandkasten.images.layers.image_store import LayerStore
 from sandkasten.images.packages.provisioner import Provisioner
 from sandkasten.images.signatures.image_trust import ImageTrust
 from sandkasten.linux.storage.host_mount_check import HostMountCheck
+from sandkasten.model.optional_extras import VERSION
+from sandkasten.model.pool.pool_kinds import PoolRules
 from sandkasten.store.audit_directory import AuditDirectory
 from sandkasten.store.secret_directory import SecretDirectory
 from sandkasten.telemetry.log_events import LogEvents
@@ -72,6 +75,7 @@ async def open_engine(
     packages = Provisioner(
         settings.data_dir.absolute() / "packages", settings.packages, os.environ, events
     )
+    pool = settings.pool
     engine = Engine(
         backends=backing.backends,
         default_backend=settings.backend,
@@ -81,8 +85,9 @@ async def open_engine(
         policy=settings.policy,
         clock=SystemClock(),
         events=events,
-        oneshot_spares=settings.oneshot_spares,
         interpreters=settings.interpreters,
+        pool=pool if journal is not None else embedded_pool(pool),
+        version=VERSION,
         workspaces=backing.workspaces,
         host_mounts=HostMountCheck(settings.data_dir),
         journal=journal,
@@ -95,6 +100,11 @@ async def open_engine(
     )
     engine.sweep_soon()
     return engine
+
+
+def embedded_pool(rules: PoolRules) -> PoolRules:
+    """Return the warm pool of a program: a short one must not keep sandboxes for long."""
+    return replace(rules, idle_s=min(rules.idle_s, PoolRules().idle_s), kinds=())
 
 
 def open_audit(settings: Settings) -> AuditDirectory | None:

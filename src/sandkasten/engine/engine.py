@@ -37,7 +37,7 @@ from sandkasten.engine.oneshot.build_sandbox import BuildSandbox
 from sandkasten.engine.oneshot.held_interpreters import HeldInterpreters
 from sandkasten.engine.oneshot.oneshot import OneShot
 from sandkasten.engine.oneshot.package_sandbox import PackageSandboxes
-from sandkasten.engine.oneshot.warm_pool import WarmPool
+from sandkasten.engine.pool.warm_pool import WarmPool
 from sandkasten.engine.preflight import Preflight
 from sandkasten.engine.session_journal import SessionJournal
 from sandkasten.engine.session_usages import SessionUsages
@@ -49,6 +49,7 @@ from sandkasten.engine.storage.workspace_files import WorkspaceFiles
 from sandkasten.engine.tenant_traffic import TenantTraffic
 from sandkasten.errors import BackendUnavailable, SandkastenError
 from sandkasten.model.commands.exec_values import Chunk, ChunkReader, ExecRequest, ExecResult
+from sandkasten.model.pool.pool_kinds import PoolRules
 from sandkasten.model.sandbox.readiness import Tier
 from sandkasten.model.sandbox.sandbox_values import (
     CreateRequest,
@@ -96,6 +97,7 @@ Results: TypeAlias = list[ExecResult]
 Tiered: TypeAlias = list[Tier]
 Silences: TypeAlias = list[BackendUnavailable]
 
+NO_POOL = PoolRules(enabled=False)
 # Late enough not to slow the first create, early enough that short-lived processes sweep.
 SWEEP_AFTER_S = 1.0
 # A process that ends before its sweep began does a quick one on its way out, bounded by this.
@@ -119,8 +121,9 @@ class Engine:
         policy: Policy,
         clock: Clock,
         events: EventSink | None = None,
-        oneshot_spares: bool = False,
         interpreters: tuple[str, ...] | None = None,  # modules of those that the pool has started
+        pool: PoolRules = NO_POOL,
+        version: str = "",
         library: ImageLibrary | None = None,
         workspaces: WorkspacePort | None = None,
         host_mounts: HostMounts | None = None,
@@ -161,12 +164,7 @@ class Engine:
             handles=self._handles,
             store=store,
             planner=planner,
-            entries=Admission(
-                store=store,
-                claims=claims,
-                session_journal=self._session_journal,
-                quotas=self.quotas,
-            ),
+            entries=Admission(store, claims, self._session_journal, self.quotas),
             session_journal=self._session_journal,
             clock=clock,
             events=events,
@@ -250,12 +248,13 @@ class Engine:
         )
         self.files = FileOperations(self._handles, policy, host_disk)
         self.terminals = TerminalSessions(self._handles, self._history, self._in_flight)
-        self._spares = WarmPool(self._sandboxes, clock, events, enabled=oneshot_spares)
+        self._pool = WarmPool(self._sandboxes, planner, clock, events, pool, version)
+        self._sandboxes.pool = self._pool
         if interpreters is not None:
-            self._spares.prepare = HeldInterpreters(self._handles, interpreters, events).prepare
+            self._pool.interpreters = HeldInterpreters(self._handles, interpreters, events)
         self._sites = PackageSandboxes(planner, self._sandboxes, self._execution, self.files, store)
-        shared = (self._execution, self.files, self.quotas, self._sites, events, tracing)
-        self._oneshot = OneShot(planner, self._sandboxes, self._spares, *shared)
+        shared = (self._execution, self.files, self._sites, events, tracing)
+        self._oneshot = OneShot(planner, self._sandboxes, *shared)
         self.preflight = Preflight(planner, self._sandboxes, self._oneshot, self._sites)
         self.bench = BuildSandbox(
             planner, self._sandboxes, self._execution, self._handles, self._sites
@@ -433,17 +432,19 @@ class Engine:
 
     async def recover(self) -> Recovered:
         """Recover what an earlier process left, and start the watch. Called once, first."""
-        await self._recovery.begin()
-        self._watch.start()
+        await self._begin_recovery()
         return await self._recovery.finish()
 
     async def recover_soon(self) -> None:
-        """Do the same, but return as soon as requests can be served. Sandboxes that ran are
-        usable at once; what became of the others is found in the background.
-        """
+        """Do the same, but settle sandboxes that ran in the background, or when they are used."""
+        await self._begin_recovery()
+        self._recovery.finish_soon()
+
+    async def _begin_recovery(self) -> None:
+        await self._pool.start(self._sites)
         await self._recovery.begin()
         self._watch.start()
-        self._recovery.finish_soon()
+        self._pool.refill()
 
     async def drain(self, deadline_s: float = 30.0) -> bool:
         """Refuse new work; return whether creates and removals ended in time. Commands go on."""
@@ -466,7 +467,7 @@ class Engine:
         await self._recovery.aclose()
         await self._watch.aclose()
         await self._history.aclose()
-        await self._spares.aclose()
+        await self._pool.aclose()
         await self.workspace_files.aclose()
         await self.terminals.aclose()
         if self._sweeping is not None:

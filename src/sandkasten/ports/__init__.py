@@ -36,6 +36,7 @@ from sandkasten.ports.isolation import (
     Reclaims,
     RefusesNetworks,
     Remote,
+    Resizes,
     Workbench,
 )
 from sandkasten.ports.package_ports import Provisioner, Site, Sites
@@ -92,6 +93,7 @@ __all__ = [
     "Readable",
     "Reclaims",
     "RefusesNetworks",
+    "Resizes",
     "Remote",
     "Runs",
     "Site",

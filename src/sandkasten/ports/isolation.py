@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount, RootChanges
     from sandkasten.model.sandbox.host_mounts import MountRule
     from sandkasten.model.sandbox.inspection import Inspection
-    from sandkasten.model.sandbox.limits import Unenforced
+    from sandkasten.model.sandbox.limits import Limits, Unenforced
     from sandkasten.model.sandbox.network_policy import NetworkCounts, NetworkPolicy
     from sandkasten.model.sandbox.readiness import Readiness
     from sandkasten.model.sandbox.usage import Usage
@@ -147,6 +147,20 @@ class Pausable(Protocol):
 
     async def resume(self) -> None:
         """Continue all processes. Twice is fine."""
+        ...
+
+
+@runtime_checkable
+class Resizes(Protocol):
+    """A backend that can change the limits of processors, memory and processes of a sandbox."""
+
+    @property
+    def resizable(self) -> bool:
+        """Whether it can on this machine."""
+        ...
+
+    async def resize(self, sandbox_id: SandboxId, limits: Limits) -> None:
+        """Set these limits; the other ones are not looked at. Raise BackendUnavailable."""
         ...
 
 

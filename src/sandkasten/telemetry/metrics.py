@@ -78,8 +78,10 @@ class Metrics:
             registry=registry,
             buckets=_QUICK,
         )
-        self._hits = counter("sandkasten_pool_hits_total", "One-shots that used the warm pool")
-        self._misses = counter("sandkasten_pool_misses_total", "One-shots that the pool missed")
+        self._hits = counter("sandkasten_pool_hits_total", "Requests that the warm pool served")
+        self._misses = counter(
+            "sandkasten_pool_misses_total", "Requests that the warm pool did not serve", "reason"
+        )
         self._reaped = counter("sandkasten_reaped_total", "Removed by the reaper", "reason")
         self._bytes = counter("sandkasten_output_bytes_total", "Written by commands", "stream")
         self._connections = counter(
@@ -102,7 +104,7 @@ class Metrics:
         self._known: dict[str, Callable[[Fields], None]] = {
             "sandbox.created": self._created,
             "sandbox.claimed": self._claimed,
-            "spare.missed": lambda _: self._misses.inc(),
+            "pool.missed": lambda f: self._misses.labels(_text(f, "reason")).inc(),
             "sandbox.reaped": lambda f: self._reaped.labels(_text(f, "reason")).inc(),
             "exec.finished": self._exec_finished,
             "sandbox_run_finished": self._run_finished,

@@ -34,6 +34,8 @@ FILE_USER = "file_user"
 HELD_EXEC = "held_exec"
 # A feature in HELLO: `fs.read` can pass the open file instead of its content.
 DESCRIPTORS = "descriptors"
+# A feature in HELLO: the field `env` of `lease` sets the environment, once.
+LEASE_ENV = "lease_env"
 
 _HEADER = struct.Struct(">IBI")
 HEADER_BYTES = _HEADER.size

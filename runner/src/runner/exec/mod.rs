@@ -17,7 +17,7 @@ mod verbs;
 pub use command::{Exec, State, PTY, STDERR, STDOUT};
 pub use deadline::Signalled;
 pub use results::ShellEnd;
-pub use start::{Start, What};
+pub use start::{parse_env, Start, What};
 
 use crate::context::Context;
 use crate::wire::handler::Failure;

@@ -143,7 +143,8 @@ fn shell_name(fields: &Fields) -> Result<String, Failure> {
     Ok(name.to_owned())
 }
 
-fn parse_env(fields: &Fields, shell: bool) -> Result<Env, Failure> {
+/// Return the variables of the field `env`.
+pub fn parse_env(fields: &Fields, shell: bool) -> Result<Env, Failure> {
     let map = match fields.get("env") {
         None => return Ok(Vec::new()),
         Some(value) => value

@@ -1,11 +1,14 @@
 //! Requests: from an OPEN frame to the part that serves its verb.
 
 use super::Server;
-use crate::exec::{Signalled, Start, What};
+use crate::exec::{parse_env, Signalled, Start, What};
 use crate::fs;
 use crate::port;
 use crate::processes::{self, Owners};
+use crate::python_alias;
+use crate::shell::files;
 use crate::stats;
+use crate::supervisor::program::{env_get, env_set, Env};
 use crate::supervisor::Owner;
 use crate::sys;
 use crate::wire::clients::StreamId;
@@ -99,6 +102,9 @@ impl Server {
             "lease" => {
                 let (idle, life) = (fields.number("idle_ms")?, fields.number("lifetime_ms")?);
                 fields.flag("close_idle", false)?;
+                if fields.get("env").is_some() {
+                    self.claim(parse_env(fields, false)?)?;
+                }
                 let now = self.cx.timers.work_now();
                 self.cx.lease.set(now, sys::boot_ns(), idle, life);
                 self.arm_lease();
@@ -116,6 +122,23 @@ impl Server {
             "quiesce" => fields.needed_number("ms").map(|_| empty()),
             _ => Err(Failure::new("internal", "a listed verb is not implemented")),
         }
+    }
+
+    /// Add the variables of the caller that the sandbox was kept ready for. Refused a second time: a
+    /// sandbox has one owner.
+    fn claim(&mut self, more: Env) -> Result<(), Failure> {
+        let config = &mut self.cx.config;
+        let refused = || Failure::invalid("the environment was set already");
+        let mut env = config.unclaimed.take().ok_or_else(refused)?;
+        for (name, value) in more {
+            env_set(&mut env, &name, value);
+        }
+        python_alias::offer(&mut env, &config.state_dir, &config.identity);
+        if !config.fixed_shell {
+            config.shell = files::find_shell(env_get(&env, b"PATH"));
+        }
+        config.env = env;
+        Ok(())
     }
 
     fn start_exec(&mut self, stream: StreamId, request: &Value) -> Result<(), Failure> {

@@ -34,7 +34,14 @@ pub const MAX_SHELL_ANSWER: usize = 4 << 20;
 /// process with the state of that shell. `file_user`: the field `user` of a file verb runs it as another user.
 /// `held_exec`: `exec.start` can start a program for a later command (`hold`), and use it (`held`).
 /// `descriptors`: `fs.read` can pass the open file instead of its content.
-pub const FEATURES: &[&str] = &["shell_state", "file_user", "held_exec", "descriptors"];
+/// `lease_env`: the field `env` of `lease`, once, adds to the environment of all commands from then on.
+pub const FEATURES: &[&str] = &[
+    "shell_state",
+    "file_user",
+    "held_exec",
+    "descriptors",
+    "lease_env",
+];
 
 /// `(number, name, direction)`.
 pub const KINDS: &[(u8, &str, &str)] = &[

@@ -116,6 +116,18 @@ class LocalBackend:
         """Remove a sandbox that is no longer alive, as `destroy` does."""
         await asyncio.to_thread(remove, self._layout, sandbox_id)
 
+    @property
+    def resizable(self) -> bool:
+        """See `ports.Resizes`. An ordinary user has no cgroup, only limits of processes."""
+        return self._root and cgroups.limits_all(self._hierarchies)
+
+    async def resize(self, sandbox_id: SandboxId, limits: Limits) -> None:
+        try:
+            # A few small writes to kernel files: faster than handing them to a thread.
+            cgroups.resize(cgroups.plan(self._hierarchies, sandbox_id, limits))
+        except OSError as exc:
+            raise disk_error(f"change limits of {sandbox_id}", exc, BackendUnavailable) from exc
+
     async def _check(self, spec: CellSpec) -> None:
         launch_plan.refuse(spec, root=self._root)
         kind = selftest.kind_of(spec)

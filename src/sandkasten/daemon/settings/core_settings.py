@@ -18,10 +18,12 @@ from sandkasten.daemon.settings.setting_parsers import (
     mount_list,
     package_url,
     path,
+    pool_kinds,
     positive_integer,
     sandbox_paths,
     seconds,
     show_aliases,
+    show_pool_kinds,
     string_list,
     wheel_directory,
     zero_or_one,
@@ -34,6 +36,7 @@ from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.files.file_store_rules import FileRules
 from sandkasten.model.images.pull_rules import PULL_MODES, PullLimits
 from sandkasten.model.journal_rows import RecordingRules, Retention
+from sandkasten.model.pool.pool_kinds import PoolKind, PoolRules
 from sandkasten.model.sandbox.gpus import ALL
 from sandkasten.model.sandbox.isolation_levels import ISOLATIONS, MINIMA
 from sandkasten.model.sandbox.policy import DEFAULT_BLOCKED_PATHS
@@ -231,24 +234,6 @@ class ImageSettings:
         "Registries and their credentials.",
         show=show_registries,
     )
-    oneshot_spares: int = setting(
-        "pool.oneshot_spares",
-        zero_or_one,
-        1,
-        "Whether the warm pool keeps a sandbox ready for each kind of one-shot (0 or 1).",
-    )
-    interpreters: bool = setting(
-        "pool.interpreters",
-        boolean,
-        True,
-        "Whether Python is started in a pooled sandbox before a one-shot claims it.",
-    )
-    python_modules: tuple[str, ...] = setting(
-        "pool.python_modules",
-        module_list,
-        (),
-        "Modules that this Python imports while it waits, where the image has them.",
-    )
     oci_runtime: Literal["runc", "crun"] = setting(
         "oci.runtime", choice("runc", "crun"), "runc", "The runtime of backend oci: runc or crun."
     )
@@ -270,6 +255,62 @@ class ImageSettings:
         False,
         "Whether a runc with known escapes is refused instead of reported.",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    enabled: int = setting(
+        "pool.oneshot_spares",
+        zero_or_one,
+        1,
+        "Whether there is a warm pool, for sessions and one-shots (0 or 1).",
+    )
+    interpreters: bool = setting(
+        "pool.interpreters",
+        boolean,
+        True,
+        "Whether Python is started in a pooled sandbox before a one-shot claims it.",
+    )
+    python_modules: tuple[str, ...] = setting(
+        "pool.python_modules",
+        module_list,
+        (),
+        "Modules that this Python imports while it waits, where the image has them.",
+    )
+    max_per_kind: int = setting(
+        "pool.max_per_kind",
+        positive_integer,
+        PoolRules().max_per_kind,
+        "Most sandboxes that demand keeps ready for one kind.",
+    )
+    max_total: int = setting(
+        "pool.max_total",
+        positive_integer,
+        PoolRules().max_total,
+        "Most sandboxes that are kept ready at a time.",
+    )
+    idle_s: float = setting(
+        "pool.idle_seconds",
+        seconds,
+        60.0,
+        "How long a sandbox is kept ready without a request; in an embedded engine at most 8.",
+    )
+    kinds: tuple[PoolKind, ...] = setting(
+        "pool.kinds",
+        pool_kinds,
+        (),
+        "Kinds that a daemon keeps ready from its start, such as python ready=4 network=none.",
+        show=show_pool_kinds,
+    )
+
+    def rules(self) -> PoolRules:
+        return PoolRules(
+            enabled=bool(self.enabled),
+            max_per_kind=self.max_per_kind,
+            max_total=self.max_total,
+            idle_s=self.idle_s,
+            kinds=self.kinds,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from sandkasten.daemon.settings.core_settings import (
     ImageSettings,
     PackageSettings,
     PolicySettings,
+    PoolSettings,
     RecordSettings,
 )
 from sandkasten.daemon.settings.docker_settings import (
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from sandkasten.images.registry.registry_credentials import Access
     from sandkasten.images.signatures.trust_rules import TrustRule
     from sandkasten.model.images.pull_rules import PullMode
+    from sandkasten.model.pool.pool_kinds import PoolRules
 
 _PREFIXES: Final = ("SANDKASTEN_", "STATION_SANDBOX_")
 # Read by the client and the command line.
@@ -86,6 +88,7 @@ SECTIONS = (
     NetworkLimitSettings,
     SecretSettings,
     ImageSettings,
+    PoolSettings,
     EngineSettings,
     PackageSettings,
     HttpSettings,
@@ -105,8 +108,8 @@ class Settings:
     backend: str
     allowed_images: tuple[str, ...] | None
     images_strict: bool
-    oneshot_spares: bool
     interpreters: tuple[str, ...] | None
+    pool: PoolRules
     image_aliases: Mapping[str, str]
     images_pull: PullMode
     pull_limits: PullLimits
@@ -240,6 +243,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
         general = replace(general, backend="docker")
         source.origins["backend"] = Origin("backend", "docker", chosen)
     packages = source.read(PackageSettings)
+    pool = source.read(PoolSettings)
     http = source.read(HttpSettings)
     records = source.read(RecordSettings)
     agents, providers = source.read(AgentSettings), source.read(ProviderSettings)
@@ -264,8 +268,8 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
         backend=general.backend,
         allowed_images=general.allowed_images,
         images_strict=images.strict,
-        oneshot_spares=bool(images.oneshot_spares),
-        interpreters=images.python_modules if images.interpreters else None,
+        interpreters=pool.python_modules if pool.interpreters else None,
+        pool=pool.rules(),
         image_aliases=images.aliases,
         images_pull=images.pull,
         signatures=policy.signatures,

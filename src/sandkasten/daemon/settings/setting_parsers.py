@@ -19,6 +19,7 @@ from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model import durations
 from sandkasten.model.addresses import is_loopback
 from sandkasten.model.files.sandbox_paths import sandbox_path
+from sandkasten.model.pool.pool_kinds import PoolKind, parse_pool_kind, pool_kind_text
 from sandkasten.model.sandbox.gpus import ALL, MAX_GPUS
 from sandkasten.model.sandbox.host_mounts import mount_text, parse_mounts
 from sandkasten.model.spelling import did_you_mean
@@ -378,3 +379,15 @@ def mount_list(name: str, value: object) -> tuple[str, ...]:
         return tuple(mount_text(rule) for rule in parse_mounts(value, "/nonexistent"))
     except InvalidRequest as exc:
         raise InvalidConfiguration(f"{name}: {exc.message}", hint=exc.hint, setting=name) from exc
+
+
+def pool_kinds(name: str, value: object) -> tuple[PoolKind, ...]:
+    """Parse `IMAGE [ready=N] [profile=P] [backend=B] [network=none|full]`, one string each."""
+    try:
+        return tuple(parse_pool_kind(text) for text in string_list(name, value))
+    except InvalidRequest as exc:
+        raise InvalidConfiguration(f"{name}: {exc.message}", hint=exc.hint, setting=name) from exc
+
+
+def show_pool_kinds(kinds: tuple[PoolKind, ...]) -> list[str]:
+    return [pool_kind_text(kind) for kind in kinds]

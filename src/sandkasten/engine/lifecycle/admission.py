@@ -6,7 +6,7 @@ row ends with the reason.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,8 @@ from sandkasten.model.sandbox.ledger_record import Record
 from sandkasten.model.sandbox.lifecycle import State
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from sandkasten.engine.lifecycle.planner import SandboxPlan
     from sandkasten.engine.lifecycle.tenant_quotas import TenantQuotas
     from sandkasten.engine.lifecycle.workspace_claims import WorkspaceClaims
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from sandkasten.engine.session_journal import SessionJournal
     from sandkasten.model.access.tenancy import TenantQuota
     from sandkasten.model.sandbox.ledger_record import Acquired
+    from sandkasten.model.sandbox.network_policy import NetworkPolicy
     from sandkasten.model.sandbox.workspace import WorkspaceRequest
     from sandkasten.ports import Clock, Store
 
@@ -34,7 +37,6 @@ if TYPE_CHECKING:
 class Admission:
     def __init__(
         self,
-        *,
         store: Store,
         claims: WorkspaceClaims,
         session_journal: SessionJournal,
@@ -81,6 +83,17 @@ class Admission:
             await finish(self._take_back(record, exc))
             raise
 
+    @asynccontextmanager
+    async def admitted(
+        self, plan: SandboxPlan, quota: TenantQuota | None
+    ) -> AsyncIterator[NetworkPolicy]:
+        """Check the quota of a request that needs no workspace, and yield its network with its
+        share. The caller writes its row inside the block.
+        """
+        need = Need(network=plan.spec.network) if quota is None else await self._quotas.need(plan)
+        async with self._quotas.admitted(plan.tenant, quota, need) as network:
+            yield network
+
     async def _claimed(
         self,
         record: Record,
@@ -116,7 +129,9 @@ def not_made(cause: BaseException) -> str:
     return f"it could not be made: {what}"
 
 
-def new_record(plan: SandboxPlan, acquired: Acquired, clock: Clock) -> Record:
+def new_record(
+    plan: SandboxPlan, acquired: Acquired, clock: Clock, detail: str = "", pool_kind: str = ""
+) -> Record:
     """Return the first row of a sandbox that does not exist yet."""
     owner = this_process()
     return Record(
@@ -139,6 +154,8 @@ def new_record(plan: SandboxPlan, acquired: Acquired, clock: Clock) -> Record:
         owner_start=owner.start,
         warnings=plan.warnings,
         acquired=acquired,
+        acquire_detail=detail,
+        pool_kind=pool_kind,
         mounts=plan.mounts,
         network=plan.spec.network.public(),
         gpus=None if plan.spec.gpus is None else str(plan.spec.gpus),

@@ -85,6 +85,8 @@ class SandboxPlan:
     mounts: tuple[Mounted, ...] = ()
     tenant: str = DEFAULT_TENANT
     key_id: str | None = None
+    runtime: str | None = None
+    """The runtime of a one-shot, for which the warm pool may have started an interpreter."""
 
 
 class Planner:

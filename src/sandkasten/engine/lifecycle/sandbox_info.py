@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sandkasten.ports import Clock
     from sandkasten.wire.messages import ProcessInfo, RunnerStats
 
-SPARE_DETAIL = "kept ready for the next one-shot"
+SPARE_DETAIL = "kept ready for the next request"
 
 
 def described(record: Record, *, created: bool, used: float, cwd: str | None, clock: Clock) -> Info:
@@ -44,8 +44,8 @@ def described(record: Record, *, created: bool, used: float, cwd: str | None, cl
         idle_timeout_s=record.idle_timeout_s,
         lifetime_s=record.lifetime_s,
         session_key=None if record.session_key is None else unscoped(record.session_key)[1],
-        acquire_source="cold" if record.acquired == "cold" else "pool",
-        acquire_detail=SPARE_DETAIL if record.acquired == "spare" else "",
+        acquire_source="pool" if record.acquired in ("pool", "spare") else "cold",
+        acquire_detail=SPARE_DETAIL if record.acquired == "spare" else record.acquire_detail,
         workspace_id=None if record.workspace_id is None else plain_name(record.workspace_id),
         workspace_shared=record.workspace_shared,
         mounts=record.mounts,

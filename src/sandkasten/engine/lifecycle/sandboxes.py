@@ -23,6 +23,8 @@ from sandkasten.engine.lifecycle.planner import (
     session_key_of,
 )
 from sandkasten.engine.lifecycle.sandbox_info import described
+from sandkasten.engine.pool.spare_claims import SpareClaims, send_lease
+from sandkasten.engine.pool.warm_pool import REFILL_AFTER_S
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
@@ -34,6 +36,7 @@ from sandkasten.errors import (
     SessionNotFound,
 )
 from sandkasten.model.ids import SandboxId, sandbox_id
+from sandkasten.model.pool.pool_kinds import Miss
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
 from sandkasten.model.sandbox.isolation_levels import has_engine
 from sandkasten.model.sandbox.lifecycle import State, is_there
@@ -53,6 +56,7 @@ from sandkasten.wire.channel import Channel
 
 if TYPE_CHECKING:
     from sandkasten.engine.lifecycle.admission import Admission
+    from sandkasten.engine.pool.warm_pool import WarmPool
     from sandkasten.engine.session_journal import SessionJournal
     from sandkasten.model.access.tenancy import TenantQuota
     from sandkasten.model.journal_rows import SessionEnd
@@ -84,6 +88,9 @@ class Sandboxes:
         events: EventSink | None,
         tracing: Tracing = UNTRACED,
     ) -> None:
+        self.spares = SpareClaims(handles, store, session_journal, entries, clock, events)
+        self.pool: WarmPool
+        """Set once by the engine: the pool needs this object."""
         self._tracing = tracing
         self._entries = entries
         self._session_journal = session_journal
@@ -110,7 +117,7 @@ class Sandboxes:
             joins = await self._joined(request, any_image=any_image)
             plan = await self._planner.plan(request, sites=sites, joins=joins)
             if plan.session_key is None:
-                return self.describe(await self.make(plan, quota=quota), created=True)
+                return await self._created(plan, quota)
             async with self._store.lock("key:" + plan.session_key, wait_s=LOCK_WAIT_S):
                 found = await self._store.find_key(plan.session_key)
                 if found is not None:
@@ -119,8 +126,13 @@ class Sandboxes:
                         return self.describe(found, created=False)
                     await self._bury_quietly(found.id)
                 if joins is None:
-                    return self.describe(await self.make(plan, quota=quota), created=True)
+                    return await self._created(plan, quota)
             # The session ended meanwhile, and the plan has no image for a new one.
+
+    async def _created(self, plan: SandboxPlan, quota: TenantQuota | None) -> Info:
+        info = self.describe(await self.acquire(plan, quota), created=True)
+        self.pool.refill(REFILL_AFTER_S)
+        return info
 
     async def check(
         self, request: CreateRequest, *, sites: Sites | None = None, any_image: bool = False
@@ -139,27 +151,35 @@ class Sandboxes:
         found = await self._store.find_key(key)
         return found if found is not None and await self._usable(found) else None
 
+    async def acquire(self, plan: SandboxPlan, quota: TenantQuota | None = None) -> Record:
+        """Return a running sandbox from the warm pool, or a new one that says why not."""
+        found = await self.pool.claim(plan, quota)
+        if not isinstance(found, Miss):
+            return found
+        return await self.make(plan, quota=quota, detail=found.detail)
+
     async def make(
-        self, plan: SandboxPlan, *, acquired: Acquired = "cold", quota: TenantQuota | None = None
+        self,
+        plan: SandboxPlan,
+        *,
+        acquired: Acquired = "cold",
+        quota: TenantQuota | None = None,
+        detail: str = "",
     ) -> Record:
         """Return a running sandbox with an open handle, or raise and leave nothing behind."""
-        if acquired == "spare":
-            # For a later request, not for the one that is traced now.
-            return await self._make(plan, acquired, quota)
         about = {
             "sandbox.image": plan.spec.image.name,
             "sandbox.backend": plan.backend.name,
             "sandbox.profile": plan.spec.profile,
         }
         with self._tracing.span("sandbox.create", about) as span:
-            record = await self._make(plan, acquired, quota)
+            record = await self._make(new_record(plan, acquired, self._clock, detail), plan, quota)
             span.set({"sandbox.id": record.id})
             return record
 
     async def _make(
-        self, plan: SandboxPlan, acquired: Acquired, quota: TenantQuota | None
+        self, record: Record, plan: SandboxPlan, quota: TenantQuota | None = None
     ) -> Record:
-        record = new_record(plan, acquired, self._clock)
         async with self._store.lock(record.id, wait_s=LOCK_WAIT_S):
             record, plan = await self._entries.write(record, plan, quota, self)
             try:
@@ -171,51 +191,12 @@ class Sandboxes:
                 await finish(self._undo(record, exc))
                 raise
         seconds = self._clock.boottime() - record.created_boottime
-        self._emit("sandbox.created", record, seconds=seconds, source=acquired)
+        self._emit("sandbox.created", record, seconds=seconds, source=record.acquired)
         return record
 
-    async def claim(self, spare: Record, plan: SandboxPlan) -> Record | None:
-        """Return the warm-pool sandbox with what the plan asks for; None if it died or was
-        removed.
-        """
-        handle = self._handles.peek(spare.id)
-        if handle is None or handle.channel is None or handle.channel.closed:
-            return None
-        began = self._clock.boottime()
-        leasing = asyncio.ensure_future(_lease(handle.channel, plan, CLAIM_TIMEOUT_S))
-        leasing.add_done_callback(_seen)
-        try:
-            # The request goes out first; its answer proves that the runner is alive.
-            await asyncio.sleep(0)
-            async with self._store.lock(spare.id, wait_s=0):
-                row = await self._store.get(spare.id)
-                if row is None or row.state is not State.RUNNING:
-                    return None
-                claimed = replace(
-                    row,
-                    acquired="pool",
-                    created_at=self._clock.now(),
-                    created_boottime=self._clock.boottime(),
-                    idle_timeout_s=plan.lease.idle_timeout_s,
-                    lifetime_s=plan.lease.lifetime_s,
-                    labels=plan.labels,
-                    env_names=plan.env_names,
-                    warnings=(*plan.warnings, *row.warnings),
-                    tenant=plan.tenant,
-                )
-                await self._session_journal.begin(claimed, plan.key_id)
-                await self._store.put(claimed)
-            await leasing
-            await self._session_journal.runs(claimed)
-        except SandkastenError:
-            # Whatever the reason: a sandbox of its own will work, or report the cause better.
-            return None
-        finally:
-            leasing.cancel()
-        handle.record = claimed
-        self._handles.keep(handle)
-        self._emit("sandbox.claimed", claimed, seconds=self._clock.boottime() - began)
-        return claimed
+    async def make_spare(self, plan: SandboxPlan, pool_kind: str) -> Record:
+        """Make a sandbox for the warm pool: for a later request, so it is in no trace."""
+        return await self._make(new_record(plan, "spare", self._clock, pool_kind=pool_kind), plan)
 
     async def get(self, text: str) -> Info:
         record = await self._store.get(sandbox_id(text))
@@ -322,7 +303,7 @@ class Sandboxes:
         )
         self._handles.keep(handle)
         # The runner ends itself, so a sandbox is removed even if every daemon is dead.
-        leasing = asyncio.ensure_future(_lease(channel, plan, LEASE_TIMEOUT_S))
+        leasing = asyncio.ensure_future(send_lease(channel, plan.lease, LEASE_TIMEOUT_S))
         try:
             # The request goes out first; the row is written while the runner works.
             await asyncio.sleep(0)
@@ -439,23 +420,9 @@ class Sandboxes:
             self._events.emit(event, fields)
 
 
-async def _lease(channel: Channel, plan: SandboxPlan, timeout_s: float) -> None:
-    fields = {
-        "idle_ms": int(plan.lease.idle_timeout_s * 1000),
-        "lifetime_ms": int(plan.lease.lifetime_s * 1000),
-    }
-    await channel.call("lease", fields, timeout_s=timeout_s)
-
-
 def _wanted(request: CreateRequest, *, any_image: bool) -> SandboxOptions:
     options = request.options
     return replace(options, image=None) if any_image else options
-
-
-def _seen(task: asyncio.Future[None]) -> None:
-    """Its failure was handled elsewhere or does not matter any more."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _unknown(the_id: str) -> SessionNotFound:

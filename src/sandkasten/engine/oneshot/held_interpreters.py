@@ -48,9 +48,13 @@ class HeldInterpreters:
         self._events = events
         self._prelude: bytes | None = None
 
+    def serves(self, plan: SandboxPlan) -> bool:
+        """Return whether an interpreter is started for such a request."""
+        return plan.runtime in _RUNTIMES
+
     async def prepare(self, record: Record, plan: SandboxPlan) -> None:
         """Start a Python interpreter and wait until it is ready; without python3 do nothing."""
-        if plan.labels.get("sandkasten.oneshot") not in _RUNTIMES:
+        if not self.serves(plan):
             return
         handle = self._handles.peek(record.id)
         if handle is None:

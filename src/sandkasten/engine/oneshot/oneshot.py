@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from sandkasten.engine.commands.execution import Execution
     from sandkasten.engine.lifecycle.planner import Planner, SandboxPlan
     from sandkasten.engine.lifecycle.sandboxes import Sandboxes
-    from sandkasten.engine.lifecycle.tenant_quotas import TenantQuotas
-    from sandkasten.engine.oneshot.warm_pool import WarmPool
     from sandkasten.engine.storage.sandbox_files import FileOperations
     from sandkasten.model.access.tenancy import TenantQuota
     from sandkasten.model.commands.exec_values import ChunkReader
@@ -154,20 +152,16 @@ class OneShot:
         self,
         planner: Planner,
         sandboxes: Sandboxes,
-        spares: WarmPool,
         execution: Execution,
         files: FileOperations,
-        quotas: TenantQuotas,
         sites: Sites,
         events: EventSink | None = None,
         tracing: Tracing = UNTRACED,
     ) -> None:
         self._tracing = tracing
-        self._quotas = quotas
         self._sites = sites
         self._planner = planner
         self._sandboxes = sandboxes
-        self._spares = spares
         self._execution = execution
         self._files = files
         self._events = events
@@ -204,10 +198,8 @@ class OneShot:
         )
         try:
             with self._tracing.span("sandbox.connect") as connecting:
-                record = await self._spare(plan, quota)
-                connecting.set({"sandbox.from_pool": record is not None})
-                if record is None:
-                    record = await self._sandboxes.make(plan, quota=quota)
+                record = await self._sandboxes.acquire(plan, quota)
+                connecting.set({"sandbox.from_pool": record.acquired == "pool"})
                 connecting.set({"sandbox.id": record.id})
             span.set({"sandbox.id": record.id})
             try:
@@ -229,16 +221,6 @@ class OneShot:
         otherwise = _runtime(runtime).image
         return await self._planner.find_image(options, otherwise=otherwise)
 
-    async def _spare(self, plan: SandboxPlan, quota: TenantQuota | None) -> Record | None:
-        if quota is None:
-            return await self._spares.claim(plan)
-        if quota.limits_network and not plan.spec.network.closed:
-            # The network of a pooled sandbox has no share of a tenant's quota.
-            return None
-        need = await self._quotas.need(plan)
-        async with self._quotas.admitted(plan.tenant, quota, need):
-            return await self._spares.claim(plan)
-
     async def _plan(self, request: RunRequest, job: _Job) -> SandboxPlan:
         plan = await self._planner.plan(
             CreateRequest(
@@ -257,6 +239,7 @@ class OneShot:
         lifetime_s = oneshot_timeout(job.exec.timeout_seconds, limits) + LEASE_MARGIN_S
         return replace(
             plan,
+            runtime=job.name,
             lease=replace(
                 plan.lease,
                 lifetime_s=lifetime_s,
@@ -276,7 +259,7 @@ class OneShot:
         span: Span,
     ) -> RunResult:
         try:
-            result = await self._write_and_run(record, job, plan, show)
+            result = await self._write_and_run(record, job, show)
         except CommandNotFound as exc:
             raise CommandNotFound(
                 f"there is no {job.runtime.program[0]} in image {record.image}",
@@ -304,7 +287,7 @@ class OneShot:
         return answer
 
     async def _write_and_run(
-        self, record: Record, job: _Job, plan: SandboxPlan, show: ChunkReader | None
+        self, record: Record, job: _Job, show: ChunkReader | None
     ) -> ExecResult:
         sandbox_id, files = record.id, job.files
         tasks: list[asyncio.Future[None]] = []
@@ -318,7 +301,7 @@ class OneShot:
             # One pass of the loop sends the file and then the command: the runner finishes a write
             # before it handles what follows, and without its file no code can run.
             await asyncio.sleep(0)
-            self._spares.refill(plan)
+            self._sandboxes.pool.refill()
             for writing in tasks:
                 await writing
             return await running

@@ -198,6 +198,36 @@ def make(on: Hierarchies, planned: CgroupPlan) -> None:
                 raise
 
 
+def limits_all(on: Hierarchies) -> bool:
+    """Return whether every limit has a controller here."""
+    return all(
+        one in on.v1 or (on.v2 is not None and one in on.v2_controllers)
+        for one in CONTROLLERS
+        if one not in _NO_LIMIT
+    )
+
+
+def resize(planned: CgroupPlan) -> None:
+    """Write the values of a group that exists. Raise OSError.
+
+    On v1, memory with swap is never less than memory alone, so what the kernel refuses is written
+    again after the rest.
+    """
+    refused: list[Write] = []
+    for write in planned.writes:
+        try:
+            _write(write.path, write.value)
+        except FileNotFoundError:
+            if not write.optional:
+                raise
+        except OSError as exc:
+            if exc.errno != errno.EINVAL:
+                raise
+            refused.append(write)
+    for write in refused:
+        _write(write.path, write.value)
+
+
 def _mkdir(directory: str) -> None:
     # The parent is removed when it is empty, perhaps by another process right now.
     for _ in range(8):

@@ -51,6 +51,10 @@ class Record:
     acquired: Acquired = "cold"
     """Created for a request; or claimed from the warm pool; or unclaimed in the warm pool;
     or created to serve the files of a named workspace, and in no list."""
+    acquire_detail: str = ""
+    """Why it was not taken from the warm pool."""
+    pool_kind: str = ""
+    """Identifies the kind of an unclaimed sandbox of the warm pool."""
     mounts: tuple[Mounted, ...] = ()
     gpus: str | None = None
     tenant: str = DEFAULT_TENANT
