@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks import rows
-from benchmarks.peers import bare, worker
+from benchmarks.peers import worker
 from benchmarks.peers.contestants import BARE, CONTESTANTS, Contestant
 from benchmarks.results import Entrant
 from tests import environments
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from benchmarks.samples import Samples
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-SECTIONS: Final = ("sessions", "oneshots", "pandas", "files", "rate", "first")
+SECTIONS: Final = ("sessions", "oneshots", "files", "rate", "first")
 # A contestant that takes longer than this for one turn has failed.
 _TURN_S: Final = 90.0
 _START_S: Final = 60.0
@@ -47,7 +47,6 @@ _OPERATIONS: Final = {
     worker.DESTROY: rows.DESTROY,
     worker.FIRST: rows.FIRST,
     worker.RATE: rows.RATE,
-    worker.PANDAS: rows.PANDAS,
     "session": rows.FIRST,
 }
 _COMMAND_LINES: Final = frozenset(
@@ -236,14 +235,6 @@ def sessions(samples: Samples, contest: Contest, plan: Plan) -> None:
 def oneshots(samples: Samples, contest: Contest, plan: Plan) -> None:
     turn = {"turn": "oneshot"}
     contest.turns(samples, plan, turn, {"oneshot"}, rounds=plan.turns, names=oneshot_rows)
-
-
-def pandas(samples: Samples, contest: Contest, plan: Plan) -> None:
-    found = subprocess.run([bare.PYTHON, "-c", "import pandas"], capture_output=True, check=False)
-    if found.returncode:
-        raise RuntimeError(f"{bare.PYTHON} has no pandas (python3-pandas)")
-    turn = {"turn": "pandas"}
-    contest.turns(samples, plan, turn, {"pandas"}, rounds=plan.rounds // 2, names=_named)
 
 
 def files(samples: Samples, contest: Contest, plan: Plan) -> None:

@@ -34,7 +34,8 @@ _HEAD: Final = """\
 Sandkasten beside its peers, in one run of `make bench` on one machine.
 Each contestant has a process and an environment of its own.
 They take turns, so that other work of the machine meets all of them: read the ratios first.
-[What the rows mean](../reference/benchmarks.md), and [the same as JSON](results.json).
+[What the rows mean](../reference/benchmarks.md), [the same as JSON](results.json),
+and [a daemon with up to 1,000 sandboxes](density/README.md).
 """
 
 

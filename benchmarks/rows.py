@@ -16,7 +16,6 @@ from benchmarks.peers.contestants import (
     CLI_DAEMON,
     COLD,
     DOCKER,
-    PRELOADED,
     WARM,
 )
 
@@ -64,7 +63,6 @@ class Verdict:
 # ---- the comparison
 
 ONESHOT: Final = "one-shot print(1+1)"
-PANDAS: Final = "one-shot import pandas"
 COMMAND_LINE: Final = "one-shot by command line"
 CREATE: Final = "create"
 EXEC: Final = "exec true (list)"
@@ -85,7 +83,6 @@ COMPARISON: Final = (
         (Goal(0.5, BARE), Goal(1.5, BARE, of=COLD), _promise(2.5, BARE), _promise(1 / 10, DOCKER)),
         plot="oneshot",
     ),
-    Row(*(PANDAS, "pandas"), (Goal(0.1, BARE, of=PRELOADED),), lead=PRELOADED, plot="pandas"),
     Row(
         *(COMMAND_LINE, "oneshots"),
         (Goal(120, of=CLI), Goal(80, of=CLI_DAEMON)),

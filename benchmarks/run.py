@@ -78,7 +78,6 @@ class Run:
             compared = {
                 "sessions": lambda into: comparison.sessions(into, contest, plan),
                 "oneshots": lambda into: comparison.oneshots(into, contest, plan),
-                "pandas": lambda into: comparison.pandas(into, contest, plan),
                 "files": lambda into: comparison.files(into, contest, plan),
                 "rate": lambda into: comparison.rate(into, contest, plan),
                 "first": lambda into: comparison.first(into, contest, plan),

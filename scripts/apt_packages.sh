@@ -50,7 +50,6 @@ bench=(
     docker.io runc            # the peers
     iptables iproute2         # an engine on a machine of its own
     python3-ipykernel         # a kernel in sandboxes of the host image
-    python3-pandas            # what takes long to import
     passt slirp4netns         # other ways out of a namespace
     busybox-static
 )

@@ -64,8 +64,6 @@ fewer turns. `of ours` is its p50 divided by that of the first contestant, `sand
 - **one-shot**: a sandbox for `print(1+1)`, its output, and its removal. `sandkasten` has its warm
   pool, which prepares the next sandbox after a request of its kind: one is made before each turn.
   `sandkasten, cold` has nothing prepared; peers have no such difference.
-- **one-shot import pandas**: the same with `import pandas` first, by those that see the host's
-  pandas. `sandkasten, preloaded` has it among `pool.python_modules`.
 - **one-shot by command line**: a process of `sandkasten run`, without a daemon and with one;
   against `docker run --rm` and `python3 -c`.
 - **create, exec true (list), destroy**: in the life of one sandbox. A peer without a sandbox has

@@ -10,7 +10,6 @@ NAME = "bare"
 PYTHON = "/usr/bin/python3"
 CODE = "print(1+1)"
 PRINTED = b"2\n"
-PANDAS = f"import pandas; {CODE}"
 
 
 class Bare:
@@ -24,10 +23,6 @@ class Bare:
 
     def oneshot(self) -> None:
         done = subprocess.run([PYTHON, "-c", CODE], check=True, capture_output=True)
-        assert done.stdout == PRINTED
-
-    def pandas(self) -> None:
-        done = subprocess.run([PYTHON, "-c", PANDAS], check=True, capture_output=True)
         assert done.stdout == PRINTED
 
     def write(self, _: None, name: str, data: bytes) -> None:

@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.peers.bare import CODE, PANDAS, PRINTED, PYTHON
+from benchmarks.peers.bare import CODE, PRINTED, PYTHON
 
 NAME = "bwrap"
 
@@ -77,15 +77,12 @@ class Bwrap:
     def destroy(self, box: Path) -> None:
         shutil.rmtree(box)
 
-    def oneshot(self, code: str = CODE) -> None:
+    def oneshot(self) -> None:
         box = self.create()
         try:
-            assert self._run(box, PYTHON, "-c", code) == PRINTED
+            assert self._run(box, PYTHON, "-c", CODE) == PRINTED
         finally:
             self.destroy(box)
-
-    def pandas(self) -> None:
-        self.oneshot(PANDAS)
 
     def write(self, box: Path, name: str, data: bytes) -> None:
         (box / name).write_bytes(data)

@@ -12,7 +12,6 @@ from typing import Final, Literal
 WARM: Final = "sandkasten"
 COLD: Final = "sandkasten, cold"
 HTTP: Final = "sandkasten over HTTP"
-PRELOADED: Final = "sandkasten, preloaded"
 CLI: Final = "sandkasten CLI"
 CLI_DAEMON: Final = "sandkasten CLI, daemon"
 BARE: Final = "bare subprocess"
@@ -54,13 +53,6 @@ CONTESTANTS: Final = (
         *(COLD, "ours:Embedded", "in the calling process, with nothing prepared"),
         ours=True,
         environ={"SANDKASTEN_POOL_ONESHOT_SPARES": "0"},
-    ),
-    Contestant(
-        *(PRELOADED, "ours:Preloaded", "with pandas among `pool.python_modules`"),
-        ours=True,
-        environ={"SANDKASTEN_POOL_PYTHON_MODULES": "pandas"},
-        # Its next sandbox imports pandas in that time.
-        warm_s=3.0,
     ),
     Contestant(
         *(HTTP, "ours:OverHttp", "the Python SDK and a daemon on loopback"),

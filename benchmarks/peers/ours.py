@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.peers.bare import CODE, PANDAS, PRINTED
+from benchmarks.peers.bare import CODE, PRINTED
 from sandkasten import Sandbox, run
 
 if TYPE_CHECKING:
@@ -65,21 +65,11 @@ class Embedded:
         """A sandbox of its own for one piece of code, gone afterwards."""
         assert run(CODE).stdout == PRINTED.decode()
 
-    def pandas(self) -> None:
-        assert run(PANDAS).stdout == PRINTED.decode()
-
     def write(self, box: Sandbox, name: str, data: bytes) -> None:
         write(box, name, data)
 
     def read(self, box: Sandbox, name: str) -> bytes:
         return read(box, name)
-
-
-class Preloaded:
-    """A contestant that has one-shots with pandas alone: a setting made its pool import it."""
-
-    def pandas(self) -> None:
-        assert run(PANDAS).stdout == PRINTED.decode()
 
 
 class OverHttp(Embedded):
@@ -93,9 +83,6 @@ class OverHttp(Embedded):
 
     def oneshot(self) -> None:
         assert run(CODE, url=self._url).stdout == PRINTED.decode()
-
-    def pandas(self) -> None:
-        assert run(PANDAS, url=self._url).stdout == PRINTED.decode()
 
 
 class CommandLine:

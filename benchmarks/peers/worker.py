@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
 
-VERBS: Final = ("create", "exec_true", "destroy", "oneshot", "pandas", "write", "read")
+VERBS: Final = ("create", "exec_true", "destroy", "oneshot", "write", "read")
 CREATE, EXEC, DESTROY, ONESHOT = "create", "exec", "destroy", "oneshot"
 FIRST: Final = "first"
-PANDAS: Final = "pandas"
 RATE: Final = "rate"
 _REASON_CHARACTERS: Final = 300
 _REMOVAL_S: Final = 2.0
@@ -36,7 +35,6 @@ _SMALLEST: Final[dict[str, dict[str, Any]]] = {
     "session": {"execs": 1},
     "first": {"count": 1},
     "oneshot": {},
-    "pandas": {},
 }
 
 
@@ -82,9 +80,6 @@ class Turns:
 
     def oneshot(self) -> None:
         self._timed(ONESHOT, self._peer.oneshot)
-
-    def pandas(self) -> None:
-        self._timed(PANDAS, self._peer.pandas)
 
     def files(self, sizes: list[tuple[str, int, int]]) -> None:
         """Write and read files: a label, bytes and a number of times for each size."""

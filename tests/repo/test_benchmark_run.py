@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import report, results, rows
-from benchmarks.peers.contestants import BARE, BWRAP, CLI, COLD, CONTESTANTS, HTTP, PRELOADED, WARM
+from benchmarks.peers.contestants import BARE, BWRAP, CLI, COLD, CONTESTANTS, HTTP, WARM
 from tests.repo import tree
 
 _ELSEWHERE = [one.name for one in CONTESTANTS if one.environment != "ours"]
@@ -34,7 +34,7 @@ def test_a_run_measures_what_came_and_names_what_did_not(tmp_path):
     _run(tmp_path, "--only", "sessions", "oneshots", *without)
     found = results.loaded(tmp_path / "out" / report.RESULTS)
     assert {name for name, one in found.entrants.items() if not one.absent} == {
-        *(WARM, COLD, PRELOADED, HTTP, CLI, "sandkasten CLI, daemon", BARE, BWRAP)
+        *(WARM, COLD, HTTP, CLI, "sandkasten CLI, daemon", BARE, BWRAP)
     }
     assert set(found.measured[rows.EXEC]) == {WARM, COLD, HTTP, BARE, BWRAP}
     assert CLI in found.measured[rows.COMMAND_LINE]
