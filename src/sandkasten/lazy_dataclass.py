@@ -89,7 +89,7 @@ def _is_class_variable(hint: object) -> bool:
 
 
 class _Unmade:
-    """What the standard library makes of a class: asking for it has it made."""
+    """An attribute that the standard library computes; reading it computes it."""
 
     def __init__(self, original: type, cls: type, name: str) -> None:
         self._original = original

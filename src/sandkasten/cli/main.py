@@ -29,8 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if sandkasten.__file__ is None:
         _incomplete(sandkasten.__path__)
     words = list(sys.argv[1:] if arguments is None else arguments)
-    # Most commands are over before garbage is worth collecting; looking for it among what is
-    # imported takes as long as a sixth of the command.
+    # Most commands end before garbage is worth collecting, and visiting all imported objects takes
+    # a sixth of the time of a command.
     gc.set_threshold(50_000)
     from sandkasten.cli.quick_commands import answer
 
@@ -53,12 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _leave(status: int) -> NoReturn:
-    """Exit without taking every module apart, which takes as long as a short command."""
+    """Exit without the clean-up of every module, which takes as long as a short command."""
     threads = sys.modules.get("threading")
     if threads is not None:
         others = [one for one in threads.enumerate() if one is not threads.main_thread()]
         if not all(one.daemon for one in others):
-            # Python waits for them.
+            # Only an ordinary exit waits for them.
             raise SystemExit(status)
     import atexit
 
@@ -67,7 +67,7 @@ def _leave(status: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     except (AttributeError, OSError):
-        # One of them is closed, or its reader has left: Python says so in its own way.
+        # One of them is closed, or its reader has left: an ordinary exit reports that.
         raise SystemExit(status) from None
     os._exit(status)
 
@@ -86,7 +86,7 @@ def _incomplete(path: Iterable[str]) -> NoReturn:
 
 
 def _main(words: list[str]) -> None:
-    """Run one command through the parser that knows all of them."""
+    """Run one command through the full parser, which knows every command."""
     from sandkasten.cli.exit_status import EXIT_OURS
     from sandkasten.cli.state import State
     from sandkasten.errors import SandkastenError
@@ -117,6 +117,7 @@ def _main(words: list[str]) -> None:
 
 def report(error: SandkastenError, state: State) -> int:
     """Print an error in the format of every command and return the exit status."""
+    from sandkasten.cli import output
     from sandkasten.cli.exit_status import (
         EXIT_NOT_EXECUTABLE,
         EXIT_NOT_FOUND,
@@ -124,10 +125,9 @@ def report(error: SandkastenError, state: State) -> int:
         EXIT_USAGE,
         UsageError,
     )
-    from sandkasten.cli.output import report
     from sandkasten.errors import CommandNotExecutable, CommandNotFound
 
-    report(state.with_daemon(error), as_json=state.json)
+    output.report(state.with_daemon(error), as_json=state.json)
     if isinstance(error, CommandNotFound):
         return EXIT_NOT_FOUND
     if isinstance(error, CommandNotExecutable):
@@ -142,7 +142,7 @@ def _unwritten(exc: OSError) -> int:
     if isinstance(exc, BrokenPipeError):
         _discard_stdout()
         return EXIT_OURS
-    from sandkasten.cli.output import report
+    from sandkasten.cli import output
     from sandkasten.disk.os_errors import is_full
     from sandkasten.errors import QuotaExceeded
 
@@ -152,7 +152,8 @@ def _unwritten(exc: OSError) -> int:
     place = exc.filename or "the output"
     message = f"could not write {place}: {exc.strerror}"
     # On stderr with --json too: stdout is what may be full.
-    report(QuotaExceeded(message, hint="free space on that disk and try again"), as_json=False)
+    error = QuotaExceeded(message, hint="free space on that disk and try again")
+    output.report(error, as_json=False)
     return EXIT_OURS
 
 

@@ -1,14 +1,15 @@
-"""The options of frequent commands, parsed without the library that parses all of them.
+"""Parse the options of frequent commands without the library that parses all of them.
 
 That library and its description of a command take longer to import than the command takes to run.
-`parse` understands what is written in full and unmistakable; it returns None for anything else
-(help, `-xVALUE`, an option that is not listed here), and the full parser then starts over. A test
-compares these tables with the declarations in `command_table` and `options`.
+`parse` knows only options that are written in full. It returns None for anything else (help,
+`-xVALUE`, an option that is not listed here), and the full parser then parses the whole line. It
+checks no values and raises nothing. A test compares these tables with the declarations in
+`command_table` and `options`.
 """
 
 from __future__ import annotations
 
-# Not from typing, which takes longer to import than all of this.
+# Not from typing, which takes longer to import than this module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -81,7 +82,7 @@ def parse(line: Sequence[str]) -> Parsed | None:
 def _options(
     line: Sequence[str], table: Mapping[str, tuple[str, str]]
 ) -> tuple[Values, Sequence[str]] | None:
-    """Return the options at the beginning, and the words from the first one that is none."""
+    """Return the options at the beginning, and the words after them."""
     values: Values = {}
     at = 0
     while at < len(line):

@@ -1,9 +1,10 @@
-"""Frequent commands, started with as few imports as they need.
+"""Run frequent commands (`version` and `run`) with as few imports as they need.
 
-`answer` does what the full command line would do, or nothing: then it returns None and has sent
-and printed nothing. `version` needs nothing else. `run` asks a daemon over a plain socket, and what
-is unusual in its answer is decoded and shown by the modules of the full client. Without a daemon
-`run` goes to the full command in this process, without the parser.
+`answer` does exactly what the full command line would do. If that is not certain, it returns None
+and has sent and printed nothing, and the full command line runs the command. With a daemon, `run`
+uses a blocking socket, and the modules of the full client decode and show anything unusual in the
+response. Without a daemon, `run` calls the full command in this process, without its parser.
+Failures are printed and become an exit status, as in every command.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 
 from sandkasten.cli.plain_options import parse
 
-# Not from typing, which takes longer to import than all of this.
+# Not from typing, which takes longer to import than this module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
     from sandkasten.client.plain.daemon_socket import DaemonSocket
     from sandkasten.client.plain.plain_http import PlainAnswer
 
-# A daemon says something every 15 s, if only that it lives.
+# A daemon sends something every 15 s, if only a comment.
 _SILENCE_S = 60.0
-# Other options of `run` need the full client: files to read and write, a wait to explain.
+# Options of `run` that are fields of the request; the others need the full client.
 _BODY = {
     "image": "image",
     "hostname": "hostname",
@@ -66,7 +67,7 @@ def _run(parsed: Parsed) -> int | None:
 
 
 def _run_in_full(parsed: Parsed, daemon: DaemonSocket | None) -> int | None:
-    """Run the full command without its parser; None if that would find something to refuse."""
+    """Run the full command without its parser; None if the parser would refuse the line."""
     given: dict[str, Any] = {**parsed.options}
     timeout = given.get("timeout")
     env = [word.partition("=") for word in given.get("env", ())]
@@ -151,7 +152,7 @@ def _body(parsed: Parsed) -> bytes | None:
     if any(word.startswith("-") for word in args):
         return None
     if ":" in (options.get("image") or ""):
-        # It may be pulled, and the command says so.
+        # The image may have to be pulled, and the full command reports that.
         return None
     body: dict[str, Any] = {"runtime": runtime or "python"}
     if args:
@@ -206,7 +207,7 @@ def _asked(parsed: Parsed, daemon: DaemonSocket, body: bytes) -> int | None:
         if signal.getsignal(number) != signal.SIG_IGN:
             before[number] = signal.signal(number, _end)
     try:
-        # To close the connection ends the run.
+        # Closing the connection ends the run.
         with connection:
             try:
                 send(connection, "POST", "/v1/run", headers, body)
@@ -254,7 +255,7 @@ def _shown(found: PlainAnswer, daemon: DaemonSocket) -> int:
     parser = Parser()
     pieces = found.pieces()
     while True:
-        # Not around what is printed, whose failures are not the connection's.
+        # Only this can fail with the connection; a failure to print is handled elsewhere.
         try:
             piece = next(pieces, None)
         except (Incomplete, ValueError):
@@ -291,7 +292,7 @@ def _shown(found: PlainAnswer, daemon: DaemonSocket) -> int:
 
 
 def _print(value: Any) -> None:
-    """Print a piece of output; one that is not plain is decoded by the full client."""
+    """Print a chunk of output; the full client decodes one that is not plain text."""
     if not (
         isinstance(value, dict)
         and value.get("stream") in ("stdout", "stderr")
@@ -311,7 +312,7 @@ def _print(value: Any) -> None:
 
 
 def _ended(value: Any) -> int:
-    """Return the exit status; a result with more than that is shown by the full command."""
+    """Return the exit status; the full command shows a result that has more to report."""
     plain = isinstance(value, dict) and type(value.get("exit_code")) is int
     if plain and not any(
         value.get(name) for name in ("timed_out", "why", "warnings", "network", "signal")

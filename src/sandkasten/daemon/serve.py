@@ -70,7 +70,7 @@ async def serve(settings: Settings, announce: Callable[[str], None]) -> None:
         daemon.agents.open_for_runs(daemon.data_dir)
         # Modules and routes stay: the collector need not visit them while every request waits.
         gc.freeze()
-        # The command line, which starts this, puts it off.
+        # The command line, which called this, has set a higher threshold.
         gc.set_threshold(*_COLLECT_AFTER)
         _notify("READY=1")
         await stop.wait()

@@ -37,7 +37,7 @@ def write_file(path: Path | str, data: bytes, *, mode: int = 0o600, durable: boo
         with replacing(Path(path), mode=mode) as file:
             file.write(data)
         return
-    # The calls alone: several of these are part of every create.
+    # Without the context managers, because every create makes several such files.
     temporary = _partial_name(os.path.dirname(path))
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:

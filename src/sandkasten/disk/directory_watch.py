@@ -1,8 +1,8 @@
-"""Names that change in a directory, as the kernel reports them (inotify), also by other processes.
+"""Report which names in a directory have changed (inotify), also by other processes.
 
 The kernel queues a change before the call that made it returns, so `changed` misses nothing that
-has happened when it is called. Raises OSError where the kernel refuses a watch, which every caller
-must be able to do without: an ordinary user has 128 of them.
+happened before it is called. Knows nothing about the content of files. Raises OSError if the kernel
+refuses a watch; every caller must work without one, because an ordinary user has only 128.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ONLY_DIRECTORY: Final = 0x0100_0000
 _NAMES: Final = _CLOSE_WRITE | _MOVED_FROM | _MOVED_TO | _DELETE
 _OVER: Final = _DELETE_SELF | _MOVE_SELF | _OVERFLOW | _IGNORED
 _EVENT: Final = struct.Struct("iIII")
-# Several hundred events; what does not fit is read by the next call to the kernel.
+# Several hundred events; the loop reads the rest.
 _READ_BYTES: Final = 64 * 1024
 
 

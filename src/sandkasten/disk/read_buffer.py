@@ -18,7 +18,7 @@ from sandkasten.lazy_dataclass import dataclass
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Below this size memory page by page is as fast.
+# Below this size, huge pages are not faster.
 LARGE = 4 << 20
 _PAGE = 4096
 # PyBUF_WRITE of <cpython/object.h>
@@ -54,7 +54,7 @@ class ReadBuffer:
 
 @dataclass(frozen=True, slots=True)
 class _Functions:
-    """What makes a `bytes` object that is filled before it is shared, as C extensions do."""
+    """Functions of the interpreter that make a `bytes` object and fill it before it is shared."""
 
     new: Callable[[None, int], bytes]
     new_of: Callable[[type[bytes], int], bytes] | None

@@ -24,9 +24,9 @@ from sandkasten.disk.free_space import file_system_of
 # ext4, xfs, btrfs, f2fs, tmpfs: no user can mount one of them over a program of their own. Overlay
 # is missing because its layers can be anything.
 _FILE_SYSTEMS = frozenset({0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994})
-# What a cached page needs to be copied; a loop may do that between two other tasks.
+# Copying this much from memory takes so little time that the event loop may do it.
 MOST_AT_ONCE = 1 << 20
-# Between two steps a thread sees that it is no longer needed.
+# Between two steps, a thread checks whether the file was closed.
 _STEP_BYTES = 8 << 20
 _F_GET_SEALS = 1034
 _AT_EMPTY_PATH, _AT_STATX_DONT_SYNC = 0x1000, 0x4000
@@ -135,12 +135,13 @@ def _regular_identity(descriptor: int) -> tuple[int, int] | None:
 def _answers_at_once(descriptor: int) -> bool:
     """Return True if reads can be told not to wait; FUSE and network file systems raise OSError.
 
-    tmpfs may refuse it too. There the seals can be read, as of no file that is not in memory.
+    tmpfs may refuse such reads too, but there the seals of a file can be read. Only files in memory
+    have seals.
     """
     with suppress(OSError):
         fcntl.fcntl(descriptor, _F_GET_SEALS)
         return True
-    # The data would have to be read first: not an answer of another program either.
+    # The data is not in memory yet: the kernel answered by itself.
     with suppress(BlockingIOError):
         os.preadv(descriptor, [bytearray(1)], 0, os.RWF_NOWAIT)
     return True

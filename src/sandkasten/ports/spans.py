@@ -64,8 +64,8 @@ class Tracing(Protocol):
         ...
 
     def begin(self, name: str, attributes: Attributes = _NONE) -> Span:
-        """Start a span that is nobody's parent. Also for asynchronous generators, whose blocks
-        run in several contexts.
+        """Start a span that becomes the parent of no other span. Also for asynchronous generators,
+        whose blocks run in several contexts.
         """
         ...
 

@@ -1,9 +1,9 @@
 """The ledger as a directory of small JSON files, shared by every process of one data directory.
 
 One file per record, mode 0600, made by rename, so a reader sees either the old row or the new one.
-A row that moves on in the life of its sandbox gets another name (`_STAGES`) before the old one is
-removed: a file system that is asked to replace a new file by a newer one writes it to the disk at
-once (ext4 does), and the process that removes it later waits for that. Nothing is fsynced: no
+When a sandbox enters another stage of its life, its row is written under another name (`_STAGES`)
+and the old file is removed: if a file that is not on the disk yet is replaced, ext4 writes the new
+one to the disk at once, and its removal waits for that. Nothing is fsynced: no
 sandbox survives the machine, so a row lost with the machine describes nothing. A file that cannot
 be read is reported by `corrupt` and otherwise treated as missing; unfinished files of a killed
 process are removed then too. A full or read-only disk raises QuotaExceeded or InternalError before
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from sandkasten.model.sandbox.ledger_record import Record
 
-# The last part of a row's name, in the order in which a sandbox has them. Of two the later one is
-# valid; the process that wrote it died before it removed the other.
+# The suffix of a row's file name, in the order in which a sandbox has them. If there are two files,
+# the later one is valid: the process that wrote it died before it removed the other.
 _CREATING, _SPARE, _USED, _DESTROYING = ".creating", ".spare", ".json", ".destroying"
 _STAGES = (_CREATING, _SPARE, _USED, _DESTROYING)
 
@@ -90,7 +90,7 @@ class DirectoryStore:
         if record is None:
             record = self._read(sandbox_id)
         with translated(f"forget sandbox {sandbox_id}"):
-            # The latest last: a reader in between must not take an earlier one for valid.
+            # The latest one last, so that no reader takes an earlier one for valid meanwhile.
             for stage in _STAGES:
                 with suppress(FileNotFoundError):
                     os.unlink(self._row_path(sandbox_id, stage))

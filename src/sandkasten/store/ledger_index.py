@@ -1,8 +1,10 @@
-"""The rows of a ledger in memory, read again only where a file has changed.
+"""Keep the rows of a ledger in memory, and read a row again only if its file has changed.
 
-Other processes change the ledger too. Where the kernel reports changed names, a call costs as many
-reads as there were changes, whatever the number of rows. Elsewhere, and once in a while anyway, the
-whole directory is compared by inode, times and size. A process that asks only once has no watch.
+Other processes change the ledger too. If the kernel reports changed names, a call reads as many
+files as have changed, whatever the number of rows. If it does not, and at every sweep, the whole
+directory is compared by inode, times and size. The first call sets up no watch, because many
+processes list the ledger only once. Knows nothing about the format of a row; raises OSError if the
+directory cannot be read.
 """
 
 from __future__ import annotations

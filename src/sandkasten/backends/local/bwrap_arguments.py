@@ -86,12 +86,12 @@ def runner_command(spec: CellSpec, platform: BwrapPlatform) -> list[str]:
 
 
 def own_network(spec: CellSpec, platform: BwrapPlatform) -> bool:
-    """Return whether the launcher makes a closed network namespace, which it does meanwhile."""
+    """Return whether the launcher, and not bubblewrap, makes the closed network namespace."""
     return platform.ranged and spec.network.closed
 
 
 def _namespaces(spec: CellSpec, platform: BwrapPlatform) -> list[str]:
-    # Otherwise it is started in the namespace that the launcher has made for it.
+    # In all other cases bubblewrap is started in the namespace that the launcher has made.
     network = ["--unshare-net"] if spec.network.closed and not own_network(spec, platform) else []
     args = ["--unshare-pid", *network, "--unshare-ipc", "--unshare-uts", "--unshare-cgroup"]
     args += ["--hostname", spec.hostname, "--new-session", "--cap-drop", "ALL"]

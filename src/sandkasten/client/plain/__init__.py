@@ -1,1 +1,1 @@
-"""A daemon asked with blocking calls and few imports, for commands that are over quickly."""
+"""A client of the daemon with blocking calls and few imports, for short commands."""

@@ -1,15 +1,16 @@
-"""The daemon that a command uses, found without building the settings where that is certain.
+"""Find and connect to the daemon that a command uses, without building the settings.
 
-`daemon_or_embedded` is the rule, and this is the part of it that needs neither settings nor
-imports. None means that the rule itself has to decide: there is a settings file, a variable that is
-a setting, a URL that is not plain, or a contradiction.
+`daemon_or_embedded` has the whole rule; this is the part of it that needs neither settings nor
+imports. `find` returns None if the whole rule has to decide: if there is a settings file, a
+variable that is a setting, a URL that needs decoding, or a contradiction. A connection that fails
+is not an error here.
 """
 
 from __future__ import annotations
 
 import os
 
-# Not from typing, which takes longer to import than all of this.
+# Not from typing, which takes longer to import than this module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 _FILES = ("sandkasten.yaml", "/etc/sandkasten/sandkasten.yaml")
 _PREFIXES = ("SANDKASTEN_", "STATION_SANDBOX_", "SANDBOX_")
-# Variables that cannot make the settings invalid, and that no warning is given about.
+# Variables that cannot make the settings invalid and cause no warning.
 _HARMLESS = frozenset(
     {
         "SANDKASTEN_URL",
@@ -77,7 +78,7 @@ def find(
 
 
 def connected(path: str) -> socket | None:
-    """Return a connection to the socket; None if nothing listens or this user may not."""
+    """Return a connection to the socket; None if nothing listens or access is denied."""
     from socket import AF_UNIX, socket
 
     connection = socket(AF_UNIX)

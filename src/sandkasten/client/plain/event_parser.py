@@ -1,4 +1,7 @@
-"""The parser of server-sent events. Imports nothing, for the command line. Pure."""
+"""Parse server-sent events. Pure, and without imports, because short commands use it.
+
+Raises ProtocolViolation if an event is larger than any that a daemon sends.
+"""
 
 from __future__ import annotations
 

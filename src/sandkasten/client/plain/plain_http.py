@@ -1,13 +1,13 @@
-"""HTTP/1.1 to a daemon over a socket, with blocking calls: one request per connection.
+"""Speak HTTP/1.1 to a daemon over a socket, with blocking calls: one request per connection.
 
-For a command line that is over before an HTTP library and an event loop would be imported. It has
-no retries, no TLS and no proxy: where one of them is needed, `connection` does the work. Failures
-are OSError; an answer that breaks off is Incomplete.
+For commands that take less time than the import of an HTTP library and an event loop. There are no
+retries, no TLS and no proxy; `client/http/connection.py` has them. Failures are OSError, a response
+that breaks off is Incomplete, and an invalid number in it is ValueError.
 """
 
 from __future__ import annotations
 
-# Not from typing, which takes longer to import than all of this.
+# Not from typing, which takes longer to import than this module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -88,7 +88,7 @@ def send(
     headers: Mapping[str, str],
     body: bytes | None = None,
 ) -> None:
-    """Send one request; the answer closes the connection."""
+    """Send one request. The daemon closes the connection after its response."""
     head = [f"{method} {path} HTTP/1.1", "Connection: close"]
     head += [f"{name}: {value}" for name, value in headers.items()]
     if body is not None:

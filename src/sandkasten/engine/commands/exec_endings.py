@@ -51,7 +51,7 @@ async def explain_end(
 
 async def refused_network(handle: Handle, reply: ExecReply) -> ExecNetwork | None:
     """Return what the network refused while the command ran, or a dry run let pass; else None."""
-    # First what costs nothing: most sandboxes have no network, and that is known after one command.
+    # The cheap check first: most sandboxes have no network, which is known after one command.
     if not reply.ended or (handle.networked is False and handle.record.network == "none"):
         return None
     if not isinstance(handle.cell, Networked):

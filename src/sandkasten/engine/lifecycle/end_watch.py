@@ -1,11 +1,11 @@
 """Notice within about a second that a sandbox has ended, without a request for it.
 
-A connection that ends by itself is checked at once, so a sandbox with a connection needs no other
-check. Sandboxes without one are checked every few seconds, a bounded number in each round, and so
-is what other processes of the same ledger created or destroyed. Ends are recorded and leftovers
-removed. Only a daemon runs the watch. Nothing here raises; what fails is
-tried again in the next round. Sandboxes of a backend that does not answer are left unchanged, and
-other backends do not wait for it.
+If a connection ends by itself, its sandbox is checked at once, so a sandbox with a connection needs
+no other check. Sandboxes without one are checked in rounds of a few seconds, a bounded number in
+each, and so is what other processes of the same ledger created or destroyed. Ends are recorded and
+leftovers removed. Only a daemon runs the watch. Nothing here raises; what fails is tried again in
+the next round. Sandboxes of a backend that does not answer are left unchanged, and other backends
+do not wait for it.
 """
 
 from __future__ import annotations

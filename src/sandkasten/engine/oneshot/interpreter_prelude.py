@@ -71,14 +71,14 @@ def hold(file: str, modules: "tuple[str, ...]") -> None:
     os.dup2(null, 2)
     failure = None
     try:
-        # That of the image, if it has one.
+        # The sitecustomize of the image, if it has one.
         __import__("sitecustomize")
     except BaseException as exc:  # noqa: BLE001  (raised below, where the interpreter expects it)
         failure = exc
     before, known = dict(environ), set(sys.modules)
     try:
         reads = _import_all(modules, environ) if modules else set()
-    except BaseException as exc:  # noqa: BLE001  (an interpreter with half a module is of no use)
+    except BaseException as exc:  # noqa: BLE001  (a half-imported module cannot be used)
         os.write(outputs[1], f"{type(exc).__name__}: {exc}".encode("utf-8", "replace"))
         os._exit(1)
     made = {name: value for name, value in environ.items() if before.get(name) != value}
