@@ -27,6 +27,15 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.promise("P96")
 
 
+@pytest.fixture(autouse=True)
+def threads_have_ended():
+    """Let no thread of one test close descriptors that another one counts."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "drop":
+            thread.join(PATIENCE_S)
+
+
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "file"
@@ -187,6 +196,17 @@ async def test_too_many_descriptors_end_the_connection_and_are_closed(file):
         with pytest.raises(SandboxLost, match="too many descriptors"):
             await call.result()
     await until(lambda: held() == before)
+
+
+async def test_a_connection_ends_with_its_peer_that_has_passed_itself():
+    one, other = socket.socketpair()
+    stream = SocketStream(one, same_kernel=True)
+    stream.expect_descriptors(True)
+    socket.send_fds(other, [b"x"], [other.fileno()])
+    other.close()
+    with pytest.raises(ConnectionAbortedError, match="no file"):
+        await stream.receive(10)
+    await stream.aclose()
 
 
 async def until(true: Callable[[], bool]) -> None:

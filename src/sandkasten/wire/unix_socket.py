@@ -119,9 +119,11 @@ class SocketStream:
                 whole = len(content) // _DESCRIPTOR.size * _DESCRIPTOR.size
                 for (descriptor,) in _DESCRIPTOR.iter_unpack(content[:whole]):
                     self._descriptors.append(descriptor)
-        if len(self._descriptors) > (_MOST_DESCRIPTORS if self._expecting else 0):
+        too_many = len(self._descriptors) > (_MOST_DESCRIPTORS if self._expecting else 0)
+        if too_many or not all(map(_is_file, self._descriptors)):
             self._drop_descriptors()
-            raise ConnectionAbortedError("the runner passed too many descriptors")
+            what = "too many descriptors" if too_many else "a descriptor that is no file"
+            raise ConnectionAbortedError(f"the runner passed {what}")
 
     async def _until_readable(self) -> None:
         # The reader stays registered between two receives: removing and adding it costs two system
@@ -196,6 +198,18 @@ class SocketStream:
             drop_descriptors([self._sock.detach()])
         else:
             self._sock.close()
+
+
+def _is_file(descriptor: int) -> bool:
+    """Return False for a socket, and for what can hold one.
+
+    It could be the other end of this connection, which then would not end with the sandbox.
+    """
+    try:
+        name = os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:
+        return False
+    return not name.startswith(("socket:", "anon_inode:"))
 
 
 async def connect_unix(path: str, *, same_kernel: bool = False) -> SocketStream:
