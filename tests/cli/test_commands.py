@@ -238,3 +238,10 @@ async def test_rm_continues_after_a_failure_and_reports_it(state, capfd):
     assert capfd.readouterr().out == f"{second.id}\n"
     with pytest.raises(SessionNotFound):
         await sandbox_lifecycle.remove(state, [first.id], everything=False)
+
+
+def test_exec_refuses_an_option_that_it_does_not_have(cli):
+    done = cli("exec", "--stdin", "sbx_0123", "cat")
+    assert (done.status, done.out) == (2, "")
+    assert done.err.startswith("error: exec has no option '--stdin'\nhint: ")
+    assert "did you mean --timeout?" in cli("exec", "--timout=5", "sbx_0123", "true").err

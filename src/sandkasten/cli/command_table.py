@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from sandkasten.cli import completions
+from sandkasten.cli.exit_status import no_option
 from sandkasten.cli.options import (
     Backend,
     Environment,
@@ -19,6 +20,7 @@ from sandkasten.cli.options import (
     Json,
     Timeout,
     User,
+    option_names,
     pairs,
     sandbox_flags,
     state_of,
@@ -261,12 +263,7 @@ def _run(
         out=out,
         stdin=stdin,
         options=options,
-        own_options=frozenset(
-            name
-            for one in context.command.params
-            for name in (*one.opts, *one.secondary_opts)
-            if name.startswith("-")
-        ),
+        own_options=option_names(context),
     )
     raise SystemExit(run.run(state_of(context, json=json, backend=backend), job))
 
@@ -319,6 +316,9 @@ def _exec(
     """Run a command in a sandbox and stream its output. The exit status is the command's."""
     from sandkasten.cli.commands import exec
 
+    if id.startswith("-"):
+        # The parser passes it on, because options may follow the id.
+        raise no_option("exec", id, option_names(context))
     if command[0] == "--":
         command = command[1:]
     if not command:

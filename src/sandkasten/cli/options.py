@@ -98,6 +98,16 @@ def state_of(context: typer.Context, *, json: bool = False, backend: str | None 
     return state
 
 
+def option_names(context: typer.Context) -> frozenset[str]:
+    """Return the names of the command's options, such as --file and -f."""
+    return frozenset(
+        name
+        for one in context.command.params
+        for name in (*one.opts, *one.secondary_opts)
+        if name.startswith("-")
+    )
+
+
 def pairs(words: Sequence[str], option: str) -> dict[str, str]:
     """Parse K=V words; the last of a name wins. UsageError for a word without `=`."""
     found: dict[str, str] = {}

@@ -8,13 +8,12 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.cli.create_progress import create_progress
-from sandkasten.cli.exit_status import EXIT_INTERRUPTED, UsageError, status_of
+from sandkasten.cli.exit_status import EXIT_INTERRUPTED, UsageError, no_option, status_of
 from sandkasten.cli.output import put_json, say, tell, tell_refused, visible, write_chunk
 from sandkasten.cli.state import State, go
 from sandkasten.errors import FileTrouble
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.files.globs import compile_globs
-from sandkasten.model.spelling import nearest, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -109,13 +108,7 @@ def program_of(job: Job) -> Program:
     name = job.words[0]
     if name.startswith("-") and name != "-":
         # The parser passes it on, because it may follow -c CODE.
-        option = name.partition("=")[0]
-        near = nearest(option, job.own_options)
-        raise UsageError(
-            f"run has no option {shown(option)}",
-            hint=(f"did you mean {near}? " if near else "see sandkasten run --help; ")
-            + f"a file of that name is ./{name[:80]}",
-        )
+        raise no_option("run", name, job.own_options, f"a file of that name is ./{name[:80]}")
     args = _arguments(name, job)
     if name == "-":
         return Program(sys.stdin.buffer.read(), args, job.runtime or "python")

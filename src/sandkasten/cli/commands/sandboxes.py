@@ -41,7 +41,7 @@ def create(
 def ls(
     context: typer.Context,
     all_: Annotated[
-        bool, typer.Option("--all", help="Include sandboxes of the warm pool.")
+        bool, typer.Option("--all", help="Include the warm pool; a daemon does not list its own.")
     ] = False,
     all_tenants: AllTenants = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print ids only.")] = False,
