@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from sandkasten.engine.pool import warm_pool
+from sandkasten.engine.pool import spare_claims, warm_pool
 from sandkasten.errors import InvalidRequest, QuotaExceeded, SandboxLost, SessionNotFound
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.commands.exec_values import ExecRequest
-from sandkasten.model.pool.pool_kinds import PoolKind, PoolRules
+from sandkasten.model.pool.pool_kinds import PoolKind, PoolRules, parse_pool_kind
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
@@ -565,8 +565,12 @@ async def test_a_daemon_keeps_listed_kinds_ready_from_its_start():
 
 
 async def two_ready(world: World) -> bool:
+    return await ready(world, 2)
+
+
+async def ready(world: World, count: int) -> bool:
     found = [one for one in await world.store.list() if one.acquired == "spare"]
-    return [one.state for one in found] == [State.RUNNING] * 2
+    return [one.state for one in found] == [State.RUNNING] * count
 
 
 @pytest.mark.promise("P94")
@@ -590,6 +594,28 @@ async def test_the_next_daemon_adopts_what_is_left_of_a_listed_kind_and_removes_
     await next_one.aclose()
     await world.engine.aclose()
     assert await world.left() == ([], [])
+
+
+@pytest.mark.promise("P94")
+async def test_a_pooled_sandbox_that_does_not_answer_does_not_stop_the_start(monkeypatch):
+    world = World(pool=PoolRules(idle_s=90.0, kinds=(PoolKind(SandboxOptions()),)))
+    await world.engine.recover()
+    await until(lambda: ready(world, 1))
+    (row,) = await world.store.list()
+    await world.store.put(replace(row, owner_start=row.owner_start + 1))
+    monkeypatch.setattr(spare_claims, "CLAIM_TIMEOUT_S", 0.0)
+    next_one = world.another()
+    await next_one.recover()
+    assert row.id not in await rows(world)
+    await next_one.aclose()
+    await world.engine.aclose()
+    assert await world.left() == ([], [])
+
+
+@pytest.mark.parametrize("text", [" ", "python ready=0", "python network=some", "python x"])
+def test_invalid_kind_is_refused(text):
+    with pytest.raises(InvalidRequest):
+        parse_pool_kind(text)
 
 
 @pytest.mark.promise("P94")

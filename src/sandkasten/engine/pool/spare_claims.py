@@ -1,7 +1,8 @@
-"""Claim a pooled sandbox for a request, keep it alive before that, and adopt one of a dead process.
+"""Claim a pooled sandbox for a request, renew its lease until then, or adopt an abandoned one.
 
 The row of a sandbox names its owner only after everything of the request was applied, so no process
-can use it before.
+can use it before. Which sandboxes are kept ready, and how many, only `warm_pool` knows. A claim
+that fails returns None, and the caller creates a new sandbox.
 """
 
 from __future__ import annotations
@@ -113,9 +114,8 @@ class SpareClaims:
     async def claim(
         self, spare: Record, plan: SandboxPlan, quota: TenantQuota | None
     ) -> Record | None:
-        """Return the pooled sandbox with what the plan asks for; None if it died or was removed.
-
-        Its row says whose it is only after everything was applied, so no process can use it before.
+        """Return the pooled sandbox with everything that the plan asks for; None if it cannot be
+        used, for whatever reason.
         """
         handle = self._handles.peek(spare.id)
         if handle is None or handle.live is None:
@@ -136,7 +136,7 @@ class SpareClaims:
                 await self._store.put(claimed)
             self._session_journal.making.discard(claimed.id)
         except (SandkastenError, TimeoutError):
-            # Whatever the reason: a sandbox of its own will work, or report the cause better.
+            # Whatever the reason: a new sandbox will work, or creating it reports the cause better.
             return None
         finally:
             for work in works:
@@ -202,6 +202,6 @@ def _claimed(row: Record, plan: SandboxPlan, quota: TenantQuota | None, clock: C
 
 
 def _seen(task: asyncio.Future[None]) -> None:
-    """Its failure was handled elsewhere or does not matter any more."""
+    """Read the failure, so that asyncio does not log it: it was handled, or no longer matters."""
     if not task.cancelled():
         task.exception()

@@ -1,12 +1,13 @@
 """The warm pool: sandboxes kept ready for the next requests of a kind.
 
-A kind is kept ready because the operator lists it, which only a daemon does, or because it was
-requested twice within `PoolRules.idle_s`; a burst of requests keeps more of it ready. A pooled
-sandbox is claimed by one request and never returns to the pool; nothing can run in it before. It is
-removed when it was not claimed for `idle_s`, and at `aclose`. If this process is killed, its own
-lease or any reaper removes it, or the next daemon adopts it. One sandbox is made at a time, after
-the request was answered, and more slowly while the machine is busy. Nothing here makes a request
-fail: without a pooled sandbox it gets a new one.
+A kind is kept ready if the operator lists it (only a daemon reads that), or if it was requested
+twice within `PoolRules.idle_s`; after a burst of requests, more of it are kept ready. A pooled
+sandbox is claimed by one request and never returns to the pool; no code runs in it before, except
+an interpreter that waits for the code. It is removed if it was not claimed for `idle_s`, and at
+`aclose`. If this process is killed, its own lease or any reaper removes it, or the next daemon
+adopts it. One sandbox is made at a time, after the request was answered, and more slowly while the
+machine is busy. Nothing here makes a request or a start fail: without a pooled sandbox, a request
+gets a new one.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ T = TypeVar("T")
 
 # Longer than it is kept, so that a living process removes the sandbox before its own lease does.
 LEASE_MARGIN_S = 4.0
-# The idle time of its lease counts from the last renewal; this ends one that no process renews.
+# Of the lease, from its last renewal. Its idle time usually ends an abandoned sandbox earlier.
 LIFETIME_S = 3600.0
 # Wait this long after a failed refill: the host is short of something that requests need more.
 BACKOFF_S = 30.0
@@ -127,15 +128,15 @@ class WarmPool:
     # ---- requests
 
     async def claim(self, plan: SandboxPlan, quota: TenantQuota | None) -> Record | Miss:
-        """Return a pooled sandbox, now owned by the caller with all that its plan asks for, or why
+        """Return a pooled sandbox that now has everything the plan asks for, or the reason why
         there is none. Raise QuotaExceeded as a create does.
 
         If one is still being made, wait for it: it started earlier than another would.
         """
-        missed = await self._claimed(plan, quota)
-        if isinstance(missed, Miss) and missed.code != "off":
-            self._emit("pool.missed", backend=plan.backend.name, reason=missed.code)
-        return missed
+        found = await self._claimed(plan, quota)
+        if isinstance(found, Miss) and found.code != "off":
+            self._emit("pool.missed", backend=plan.backend.name, reason=found.code)
+        return found
 
     async def _claimed(self, plan: SandboxPlan, quota: TenantQuota | None) -> Record | Miss:
         if self._closed:
@@ -202,7 +203,7 @@ class WarmPool:
         if len(unlisted) >= MAX_KINDS:
             oldest = min(unlisted, key=lambda one: one.times[-1])
             if oldest.spares:
-                # As many as there may be: without a place nothing of it is kept.
+                # There are as many kinds as there may be; nothing is kept ready for this one.
                 return kind
             self._kinds.remove(oldest)
         self._kinds.append(kind)
@@ -334,7 +335,8 @@ class WarmPool:
             kind = digests.get(record.pool_kind)
             if kind is None or len(kind.spares) >= kind.listed:
                 continue
-            with suppress(SandkastenError):
+            # One that does not answer is left to recovery, and must not stop the start.
+            with suppress(SandkastenError, TimeoutError):
                 adopted = await self._claims.adopt(record, kind.plan)
                 if adopted is None:
                     continue
@@ -343,7 +345,7 @@ class WarmPool:
                 kind.spares.append(_Spare(making, now + self.rules.idle_s, now))
 
     def _look_after(self, after_s: float) -> None:
-        """Do the upkeep after this time, or earlier if that is planned."""
+        """Schedule the upkeep after this time, unless it is scheduled earlier."""
         loop = asyncio.get_running_loop()
         at = loop.time() + after_s
         if self._closed or (self._upkeep is not None and self._upkeep_at <= at):

@@ -1,7 +1,8 @@
-"""Kinds of sandboxes that the warm pool keeps ready, and what keeps a request from them. Pure.
+"""Kinds of sandboxes that the warm pool keeps ready, and which requests cannot use them. Pure.
 
 A kind is a description of a sandbox without what a claim can still set: the environment, the
-limits that the engine or a cgroup enforces, and the rules of an open network.
+limits that the engine or a cgroup enforces, and the rules of an open network. An invalid kind in
+the settings raises InvalidRequest.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ _OPTIONS: Final[dict[str, tuple[str, ...]]] = {
     "network": ("none", "full"),
 }
 _MOST: Final = 1000
+_HINT: Final = "write python, or python ready=4 profile=hardened backend=local network=none"
 
 MissCode = Literal["off", "unusual", "limits", "not_ready", "failed"]
 
@@ -76,6 +78,8 @@ class Miss:
 
 def parse_pool_kind(text: str) -> PoolKind:
     """Parse an image and `key=value` words. Raise InvalidRequest."""
+    if not text.strip():
+        raise InvalidRequest("a kind must name an image", hint=_HINT)
     image, *words = text.split()
     options: dict[str, str] = {}
     ready = 1
@@ -88,7 +92,7 @@ def parse_pool_kind(text: str) -> PoolKind:
         else:
             raise InvalidRequest(
                 f"{shown(word)} is not a valid option of a kind",
-                hint="write python, or python ready=4 profile=hardened backend=local network=none",
+                hint=_HINT,
             )
     return PoolKind(SandboxOptions(image=image, **options), ready)  # type: ignore[arg-type]
 
