@@ -7,8 +7,9 @@
 //!
 //! It reads one plan (JSON) on stdin, or from the file that its argument names, and writes one JSON
 //! object and a line feed to stdout: `{pid, start, shared}` of the sandbox's first process, or
-//! `{error: {step, message, errno}}` with nothing left running. Other plans describe no sandbox, and the pid is 0: `visible`
-//! mounts a volume where the caller sees it, `container` gives a network to a container of an engine,
+//! `{error: {step, message, errno}}` with nothing left running. Other plans describe no sandbox, and
+//! the pid is 0: `visible` mounts a volume where the caller sees it, `container` gives a network to a
+//! container of an engine,
 //! `give` and `take` do so from inside of containers, and `try_network` finds out whether the kernel has
 //! what a network needs. It decides nothing: every argument of bubblewrap
 //! and of a runtime comes from the plan.

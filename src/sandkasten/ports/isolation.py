@@ -160,7 +160,7 @@ class Resizes(Protocol):
         ...
 
     async def resize(self, sandbox_id: SandboxId, limits: Limits) -> None:
-        """Set these limits; the other ones are not looked at. Raise BackendUnavailable."""
+        """Set the limits of processors, memory and processes. Raise BackendUnavailable."""
         ...
 
 
