@@ -89,7 +89,10 @@ def main() -> int:
 
 def _checked_out(revision: str) -> Path:
     """Return a tree of the revision with its runner built."""
-    commit = _git("rev-parse", "--verify", f"{revision}^{{commit}}")
+    try:
+        commit = _git("rev-parse", "--verify", f"{revision}^{{commit}}")
+    except subprocess.CalledProcessError:
+        raise SystemExit(f"error: git has no revision {revision}") from None
     tree = ROOT / "build" / "compare" / commit
     if not (tree / "src" / "sandkasten" / "_bin" / "sandkasten-runner").exists():
         shutil.rmtree(tree, ignore_errors=True)

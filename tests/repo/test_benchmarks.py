@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from dataclasses import asdict, replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -374,3 +377,15 @@ def test_two_revisions_are_compared_round_by_round():
     figures = compare.figures(rounds)["exec"]
     assert (figures["ratio"], figures["low"], figures["high"]) == (0.5, 0.5, 0.5)
     assert (figures["this_ms"], figures["other_ms"]) == (2.0, 4.0)
+
+
+def test_compare_refuses_an_unknown_revision_without_a_traceback():
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.compare", "no-such-revision"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "error: git has no revision no-such-revision\n"
