@@ -1,8 +1,9 @@
 """Sandkasten beside its peers: each contestant in a process of its own, asked in turns.
 
-One contestant works at a time. Who went first goes last in the next round, so that none always
-follows the same one. A slow contestant takes every second, third … round, so that all of them see
-the machine at all times and none takes the time of the others.
+One contestant works at a time. The first of a round is the last of the next one, so that none
+always follows the same one. A slow contestant takes part in every second, third … round, so that
+the turns of all are spread over the whole run and none uses up the time of the others. A contestant
+that does not answer has failed, and the others go on.
 """
 
 from __future__ import annotations
@@ -110,16 +111,16 @@ class Worker:
             raise Failed(f"no answer within {seconds:g} s") from None
         if not line:
             lines = self._log.read_text(errors="replace").strip().splitlines()
-            raise Failed(f"its process ended: {lines[-1][:200] if lines else 'without a word'}")
+            raise Failed(f"its process ended: {lines[-1][:200] if lines else 'it printed nothing'}")
         told: dict[str, Any] = json.loads(line)
         return told
 
-    def end(self, *, kindly: bool = True) -> None:
+    def end(self, *, wait: bool = True) -> None:
         """End it and all that it started."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
-        if kindly:
+        if wait:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_END_S)
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -189,7 +190,7 @@ class Contest:
             return one.take({**turn, "warm_s": one.contestant.warm_s})
         except Failed as exc:
             one.gone = str(exc)
-            one.end(kindly=False)
+            one.end(wait=False)
             return _failure(turn, one.gone)
 
 
@@ -342,7 +343,7 @@ def _environ(one: Contestant, home: Path, given: dict[str, str]) -> dict[str, st
 
 
 def _program_version(one: Contestant) -> str:
-    """Return the version of a program by its own word."""
+    """Return the version that a program prints."""
     programs = {"bwrap": "bwrap", "runc": "runc", "docker": "docker", "bare": sys.executable}
     program = programs.get(one.build.partition(":")[0])
     if program is None:

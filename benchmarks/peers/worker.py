@@ -240,7 +240,7 @@ def main() -> int:
 
         try:
             peer = getattr(importlib.import_module(f"benchmarks.peers.{module}"), name)()
-        except Exception as exc:  # noqa: BLE001  (told to the one who started this)
+        except Exception as exc:  # noqa: BLE001  (reported to the parent process)
             answer({"absent": reason(exc)})
             return 1
         version = metadata.version(sys.argv[2]) if sys.argv[2] else ""

@@ -127,7 +127,7 @@ async def test_descriptor_that_cannot_be_used_is_closed_and_the_content_asked_fo
         assert "descriptor" not in await streamed(peer, b"again")
         assert await asking == b"again"
     async with asyncio.timeout(PATIENCE_S):
-        while held() > before:  # noqa: ASYNC110  (a thread closes it, which tells no one)
+        while held() > before:  # noqa: ASYNC110  (a thread closes it, without an event)
             await asyncio.sleep(0.001)
 
 
@@ -198,5 +198,5 @@ async def test_reader_that_is_cancelled_closes_the_file_when_its_thread_has_read
         with pytest.raises(asyncio.CancelledError):
             await asking
     async with asyncio.timeout(PATIENCE_S):
-        while held() > before:  # noqa: ASYNC110  (a thread closes it, which tells no one)
+        while held() > before:  # noqa: ASYNC110  (a thread closes it, without an event)
             await asyncio.sleep(0.001)

@@ -204,7 +204,7 @@ async def test_a_connection_ends_with_its_peer_that_has_passed_itself():
     stream.expect_descriptors(True)
     socket.send_fds(other, [b"x"], [other.fileno()])
     other.close()
-    with pytest.raises(ConnectionAbortedError, match="no file"):
+    with pytest.raises(ConnectionAbortedError, match="not a file"):
         await stream.receive(10)
     await stream.aclose()
 
@@ -212,7 +212,7 @@ async def test_a_connection_ends_with_its_peer_that_has_passed_itself():
 async def until(true: Callable[[], bool]) -> None:
     """Wait for threads that close descriptors."""
     async with asyncio.timeout(PATIENCE_S):
-        while not true():  # noqa: ASYNC110  (a thread closes them, which tells no one)
+        while not true():  # noqa: ASYNC110  (a thread closes them, without an event)
             await asyncio.sleep(0.001)
 
 

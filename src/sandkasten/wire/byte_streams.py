@@ -69,9 +69,9 @@ def drop_descriptor(descriptor: int) -> None:
 def drop_descriptors(descriptors: Iterable[int]) -> None:
     """Close descriptors of unknown kind beside the loop.
 
-    Closing asks the program behind a FUSE file, which may never answer while it lives, and waits
-    for the peer of a socket with SO_LINGER. A range is closed at once, so that one which waits does
-    not keep the numbers of the others.
+    Closing a FUSE file asks its program, which may never answer, and closing a socket with
+    SO_LINGER waits for its peer. A range is closed at once, so that one that waits does not keep
+    the numbers of the others.
     """
     ranges: list[list[int]] = []
     for descriptor in sorted(descriptors):

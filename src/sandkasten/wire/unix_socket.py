@@ -4,10 +4,10 @@ Bytes are received and sent directly on the non-blocking socket; the loop is inv
 kernel has no data or no space. That halves the latency of a small call, and large bodies are not
 copied into a buffer of ours. Raises only OSError.
 
-A descriptor that arrives is kept only while one is expected; others, and too many, end the
-connection. All of them are received, and closed by a thread: what the kernel has to drop it closes
-in the call that drops it, and to close a socket with SO_LINGER can take as long as its sender
-wants.
+A descriptor that arrives is kept only while one is expected; an unexpected one, one too many, or a
+socket ends the connection. All of them are received, and a thread closes them: the kernel would
+close a descriptor that it drops during our call, and closing a socket with SO_LINGER can take as
+long as its sender wants.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class SocketStream:
         too_many = len(self._descriptors) > (_MOST_DESCRIPTORS if self._expecting else 0)
         if too_many or not all(map(_is_file, self._descriptors)):
             self._drop_descriptors()
-            what = "too many descriptors" if too_many else "a descriptor that is no file"
+            what = "too many descriptors" if too_many else "a descriptor that is not a file"
             raise ConnectionAbortedError(f"the runner passed {what}")
 
     async def _until_readable(self) -> None:
@@ -201,9 +201,9 @@ class SocketStream:
 
 
 def _is_file(descriptor: int) -> bool:
-    """Return False for a socket, and for what can hold one.
+    """Return False for a socket, and for an object that can hold one.
 
-    It could be the other end of this connection, which then would not end with the sandbox.
+    A socket could be the other end of this connection, which then would not end with the sandbox.
     """
     try:
         name = os.readlink(f"/proc/self/fd/{descriptor}")
