@@ -612,7 +612,9 @@ async def test_a_pooled_sandbox_that_does_not_answer_does_not_stop_the_start(mon
     assert await world.left() == ([], [])
 
 
-@pytest.mark.parametrize("text", [" ", "python ready=0", "python network=some", "python x"])
+@pytest.mark.parametrize(
+    "text", [" ", "ready=2", "ready=2 python", "python ready=0", "python network=some", "python x"]
+)
 def test_invalid_kind_is_refused(text):
     with pytest.raises(InvalidRequest):
         parse_pool_kind(text)

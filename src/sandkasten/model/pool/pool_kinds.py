@@ -78,9 +78,9 @@ class Miss:
 
 def parse_pool_kind(text: str) -> PoolKind:
     """Parse an image and `key=value` words. Raise InvalidRequest."""
-    if not text.strip():
-        raise InvalidRequest("a kind must name an image", hint=_HINT)
-    image, *words = text.split()
+    image, *words = text.split() or [""]
+    if not image or "=" in image:
+        raise InvalidRequest("a kind must begin with an image", hint=_HINT)
     options: dict[str, str] = {}
     ready = 1
     for word in words:
