@@ -12,7 +12,9 @@ from sandkasten.engine.pool import spare_claims, warm_pool
 from sandkasten.errors import InvalidRequest, QuotaExceeded, SandboxLost, SessionNotFound
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.commands.exec_values import ExecRequest
-from sandkasten.model.pool.pool_kinds import PoolKind, PoolRules, parse_pool_kind
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.pool.pool_kinds import PoolKind, PoolRules, kind_digest, parse_pool_kind
+from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
@@ -594,6 +596,11 @@ async def test_the_next_daemon_adopts_what_is_left_of_a_listed_kind_and_removes_
     await next_one.aclose()
     await world.engine.aclose()
     assert await world.left() == ([], [])
+
+
+def test_a_sandbox_with_a_waiting_interpreter_is_of_another_kind_in_the_ledger():
+    spec = CellSpec(Image("host"))
+    assert kind_digest("local", spec, None, "1") != kind_digest("local", spec, "python", "1")
 
 
 @pytest.mark.promise("P94")

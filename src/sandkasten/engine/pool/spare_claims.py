@@ -122,19 +122,18 @@ class SpareClaims:
             return None
         began = self._clock.boottime()
         works = self._applied(handle, handle.live, spare, plan)
+        journaled: asyncio.Future[None] | None = None
         try:
             async with self._store.lock(spare.id, wait_s=0):
                 row = await self._store.get(spare.id)
                 if row is None or row.state is not State.RUNNING or row.acquired != "spare":
                     return None
                 claimed = _claimed(row, plan, quota, self._clock)
-                works.append(
-                    asyncio.ensure_future(self._session_journal.begin(claimed, plan.key_id))
-                )
-                for work in works:
+                beginning = self._session_journal.begin(claimed, plan.key_id)
+                journaled = asyncio.ensure_future(beginning)
+                for work in (*works, journaled):
                     await work
                 await self._store.put(claimed)
-            self._session_journal.making.discard(claimed.id)
         except (SandkastenError, TimeoutError):
             # Whatever the reason: a new sandbox will work, or creating it reports the cause better.
             return None
@@ -142,6 +141,11 @@ class SpareClaims:
             for work in works:
                 work.cancel()
                 work.add_done_callback(_seen)
+            if journaled is not None and not journaled.done():
+                # The removal of this sandbox ends its journal row, which must be there by then.
+                journaled.add_done_callback(_seen)
+                await asyncio.wait({journaled})
+            self._session_journal.making.discard(spare.id)
         handle.record = claimed
         self._handles.keep(handle)
         self._emit("sandbox.claimed", claimed, seconds=self._clock.boottime() - began)

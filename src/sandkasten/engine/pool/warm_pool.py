@@ -288,8 +288,7 @@ class WarmPool:
     async def _make(self, kind: _Kind) -> Record | None:
         plan = kind.plan
         try:
-            digest = kind_digest(plan.backend.name, plan.spec, self._version)
-            spare = await self._sandboxes.make_spare(plan, digest)
+            spare = await self._sandboxes.make_spare(plan, self._digest(plan))
             if not self._claims.answers(spare):
                 await self._sandboxes.destroy_quietly(spare.id)
                 raise SandboxLost("the runner cannot take an environment later", hint="update it")
@@ -326,10 +325,7 @@ class WarmPool:
         await self._adopt()
 
     async def _adopt(self) -> None:
-        digests = {
-            kind_digest(kind.plan.backend.name, kind.plan.spec, self._version): kind
-            for kind in self._kinds
-        }
+        digests = {self._digest(kind.plan): kind for kind in self._kinds}
         now = self._clock.boottime()
         for record in await self._claims.left():
             kind = digests.get(record.pool_kind)
@@ -343,6 +339,9 @@ class WarmPool:
                 self._unclaimed[adopted.id] = adopted
                 making = self._later(_done(adopted))
                 kind.spares.append(_Spare(making, now + self.rules.idle_s, now))
+
+    def _digest(self, plan: SandboxPlan) -> str:
+        return kind_digest(plan.backend.name, plan.spec, plan.runtime, self._version)
 
     def _look_after(self, after_s: float) -> None:
         """Schedule the upkeep after this time, unless it is scheduled earlier."""

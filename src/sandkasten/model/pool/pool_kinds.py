@@ -140,9 +140,12 @@ def differing_limits(wanted: CellSpec, kept: CellSpec) -> tuple[str, ...]:
     return tuple(name for name in ours if ours[name] != theirs[name])
 
 
-def kind_digest(backend: str, spec: CellSpec, version: str) -> str:
-    """Return what identifies a kind in the ledger, for a later process of the same version."""
-    return hashlib.sha256(repr((backend, version, spec)).encode()).hexdigest()
+def kind_digest(backend: str, spec: CellSpec, runtime: str | None, version: str) -> str:
+    """Return what identifies a kind in the ledger, for a later process of the same version.
+
+    `runtime` is the one whose interpreter waits in the sandbox.
+    """
+    return hashlib.sha256(repr((backend, version, runtime, spec)).encode()).hexdigest()
 
 
 def wanted_ready(times: Sequence[float], now: float, rules: PoolRules, listed: int) -> int:
