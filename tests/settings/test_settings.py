@@ -147,6 +147,7 @@ async def test_an_invalid_duration_is_refused(text):
         ("images:\n  strict: perhaps", "images.strict"),
         ("pool:\n  oneshot_spares: 2", "pool.oneshot_spares"),
         ("pool:\n  oneshot_spares: true", "pool.oneshot_spares"),
+        ("pool:\n  kinds: [python ready=17]", "pool.kinds"),
         ("images:\n  aliases: {a: b, b: a}", "images.aliases"),
         ("images:\n  aliases: {--x: b}", "images.aliases"),
         ("images:\n  aliases: {a: ../b}", "images.aliases"),

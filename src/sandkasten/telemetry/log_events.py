@@ -17,7 +17,7 @@ logger = logging.getLogger("sandkasten")
 
 _TROUBLE = ("failed", "lost", "crashed", "silent", "corrupt")
 # After the first, the next run creates its own sandbox; the second is an error for the caller.
-_NO_TROUBLE = frozenset({"sandbox.spare_failed", "pool.kind_failed", "packages.install_failed"})
+_NO_TROUBLE = frozenset({"sandbox.spare_failed", "packages.install_failed"})
 
 
 class LogEvents:

@@ -304,6 +304,13 @@ class PoolSettings:
     )
 
     def rules(self) -> PoolRules:
+        listed = sum(kind.ready for kind in self.kinds)
+        if listed > self.max_total:
+            raise InvalidConfiguration(
+                f"pool.kinds lists {listed} sandboxes, and pool.max_total is {self.max_total}",
+                hint="raise pool.max_total, or keep fewer ready",
+                setting="pool.kinds",
+            )
         return PoolRules(
             enabled=bool(self.enabled),
             max_per_kind=self.max_per_kind,
