@@ -10,10 +10,12 @@ import json
 import os
 import sys
 import unicodedata
-from typing import TYPE_CHECKING, Any, Final, Literal, TextIO
 
+# Not from typing, which takes longer to import than this module.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from typing import Any, Final, Literal, TextIO
 
     from sandkasten.errors import SandkastenError
     from sandkasten.model.sandbox.network_policy import Refusal
@@ -124,6 +126,35 @@ def put_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     for row in cells:
         put("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def put_sandboxes(
+    infos: Sequence[Any], used: Sequence[int | None], now: float, *, all_tenants: bool = False
+) -> None:
+    """Print the table of `ls`; `infos` have the fields of `Info`, `used` their memory."""
+    put_table(
+        (
+            *(("TENANT",) if all_tenants else ()),
+            *("ID", "IMAGE", "BACKEND", "STATE", "AGE", "EXPIRES", "MEMORY"),
+            *("WORKSPACE", "KEY", "LABELS"),
+        ),
+        [
+            (
+                *((info.tenant,) if all_tenants else ()),
+                info.id,
+                info.image,
+                info.backend,
+                info.status,
+                age(now - info.created_at),
+                age(info.expires_at - now),
+                size(memory),
+                info.workspace_id or "-",
+                info.session_key or "-",
+                ",".join(f"{name}={value}" for name, value in info.labels.items()) or "-",
+            )
+            for info, memory in zip(infos, used, strict=True)
+        ],
+    )
 
 
 def error_body(error: SandkastenError) -> dict[str, Any]:

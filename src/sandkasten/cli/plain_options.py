@@ -28,6 +28,12 @@ GLOBAL = {
 _JSON = {"--json": ("json", SWITCH)}
 COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "version": _JSON,
+    # Not --json, --all-tenants: the full command shows what they add.
+    "ls": {
+        "--all": ("all_", SWITCH),
+        "--quiet": ("quiet", SWITCH),
+        "-q": ("quiet", SWITCH),
+    },
     "run": {
         "-c": ("code", ONE),
         "--runtime": ("runtime", ONE),

@@ -1,10 +1,10 @@
-"""Run frequent commands (`version` and `run`) with as few imports as they need.
+"""Run frequent commands (`version`, `ls` and `run`) with as few imports as they need.
 
 `answer` does exactly what the full command line would do. If that is not certain, it returns None
-and has sent and printed nothing, and the full command line runs the command. With a daemon, `run`
-uses a blocking socket, and the modules of the full client decode and show anything unusual in the
-response. Without a daemon, `run` calls the full command in this process, without its parser.
-Failures are printed and become an exit status, as in every command.
+and has changed and printed nothing, and the full command line runs the command. With a daemon,
+`ls` (see `quick_list`) and `run` use a blocking socket. The modules of the full client decode and
+show anything unusual in a response to `run`. Without a daemon, `run` calls the full command in this
+process, without its parser. Failures are printed and become an exit status, as in every command.
 """
 
 from __future__ import annotations
@@ -26,6 +26,26 @@ if TYPE_CHECKING:
 
 # A daemon sends something every 15 s, if only a comment.
 _SILENCE_S = 60.0
+# The result of `run --json` in its order; a result that has more is decoded by the full client.
+_RESULT = {
+    "ok": bool,
+    "runtime": str,
+    "exit_code": int,
+    "signal": None,
+    "duration_ms": int,
+    "stdout": str,
+    "stderr": str,
+    "truncated": bool,
+    "timed_out": bool,
+    "oom_killed": bool,
+    "artifacts": list,
+    "limits": dict,
+    "image": str,
+    "backend": str,
+    "why": None,
+    "warnings": list,
+    "network": None,
+}
 # Options of `run` that are fields of the request; the others need the full client.
 _BODY = {
     "image": "image",
@@ -46,6 +66,10 @@ def answer(line: Sequence[str]) -> int | None:
         return None
     if parsed.command == "version":
         return None if parsed.words or parsed.options else _version()
+    if parsed.command == "ls":
+        from sandkasten.cli.quick_list import show
+
+        return show(parsed)
     return _run(parsed)
 
 
@@ -58,7 +82,7 @@ def _version() -> int:
 
 def _run(parsed: Parsed) -> int | None:
     body = _body(parsed)
-    daemon = _daemon(parsed.before)
+    daemon = daemon_of(parsed.before)
     if daemon is not None and daemon.connection is not None:
         if body is not None:
             return _asked(parsed, daemon, body)
@@ -122,7 +146,7 @@ def _is_whole(timeout: str | None) -> bool:
     return timeout is None or (timeout.isascii() and timeout.isdigit() and len(timeout) < 10)
 
 
-def _daemon(before: dict[str, Any]) -> DaemonSocket | None:
+def daemon_of(before: dict[str, Any]) -> DaemonSocket | None:
     from sandkasten.client.plain.daemon_socket import find
 
     return find(
@@ -157,7 +181,7 @@ def _body(parsed: Parsed) -> bytes | None:
     body: dict[str, Any] = {"runtime": runtime or "python"}
     if args:
         body["args"] = args
-    for name in ("data_dir", "url", "api_key", "embedded"):
+    for name in ("data_dir", "url", "api_key", "embedded", "json"):
         options.pop(name, None)
     for name, value in options.items():
         if name == "env":
@@ -183,29 +207,15 @@ def _body(parsed: Parsed) -> bytes | None:
 
 def _asked(parsed: Parsed, daemon: DaemonSocket, body: bytes) -> int | None:
     """Send the request and show what comes back, until the run has ended."""
-    import signal
-
     from sandkasten.client.plain.plain_http import Incomplete, PlainAnswer, send
 
-    headers = {
-        "Host": "localhost",
-        "User-Agent": "sandkasten-python",
-        "Accept": "text/event-stream",
-        "Accept-Encoding": "identity",
-    }
-    if daemon.api_key is not None:
-        headers["Authorization"] = f"Bearer {daemon.api_key}"
-    if daemon.tenant is not None:
-        headers["X-Sandkasten-Tenant"] = daemon.tenant
-    if not all(value.isascii() and value.isprintable() for value in headers.values()):
+    as_json = parsed.options.get("json", False)
+    headers = headers_of(daemon, "*/*" if as_json else "text/event-stream")
+    if headers is None:
         return None
     connection = daemon.connection
     assert connection is not None
-    before = {}
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        # `nohup` has the program ignore SIGHUP.
-        if signal.getsignal(number) != signal.SIG_IGN:
-            before[number] = signal.signal(number, _end)
+    before = catch_signals()
     try:
         # Closing the connection ends the run.
         with connection:
@@ -219,6 +229,8 @@ def _asked(parsed: Parsed, daemon: DaemonSocket, body: bytes) -> int | None:
             if found.status == 429:
                 # Nothing was done. The full client knows when to ask again.
                 return None
+            if as_json:
+                return _documented(found, daemon)
             connection.settimeout(_SILENCE_S)
             return _shown(found, daemon)
     except KeyboardInterrupt:
@@ -230,8 +242,42 @@ def _asked(parsed: Parsed, daemon: DaemonSocket, body: bytes) -> int | None:
             raise
         return _reported(exc, parsed, daemon)
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        restore_signals(before)
+
+
+def headers_of(daemon: DaemonSocket, accept: str) -> dict[str, str] | None:
+    """Return the headers of a request; None if one has to be checked."""
+    headers = {
+        "Host": "localhost",
+        "User-Agent": "sandkasten-python",
+        "Accept": accept,
+        "Accept-Encoding": "identity",
+    }
+    if daemon.api_key is not None:
+        headers["Authorization"] = f"Bearer {daemon.api_key}"
+    if daemon.tenant is not None:
+        headers["X-Sandkasten-Tenant"] = daemon.tenant
+    plain = all(value.isascii() and value.isprintable() for value in headers.values())
+    return headers if plain else None
+
+
+def catch_signals() -> dict[int, Any]:
+    """Have signals exit with 128 + N, and return what they did before."""
+    import signal
+
+    before: dict[int, Any] = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # `nohup` has the program ignore SIGHUP.
+        if signal.getsignal(number) != signal.SIG_IGN:
+            before[number] = signal.signal(number, _end)
+    return before
+
+
+def restore_signals(before: dict[int, Any]) -> None:
+    import signal
+
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def _end(number: int, frame: object) -> None:
@@ -240,6 +286,62 @@ def _end(number: int, frame: object) -> None:
 
     signal.signal(number, signal.SIG_DFL)
     raise SystemExit(128 + number)
+
+
+def _documented(found: PlainAnswer, daemon: DaemonSocket) -> int:
+    """Print the result as one JSON document and return the exit status."""
+    from json import loads
+
+    from sandkasten.client.plain.plain_http import Incomplete
+
+    try:
+        raw = found.read()
+    except (Incomplete, ValueError):
+        raise _lost_early("ClientPayloadError") from None
+    except OSError:
+        raise _lost_early("ClientOSError") from None
+    if found.status >= 300:
+        from sandkasten.client.http.error_responses import error_of
+
+        raise error_of(found.status, raw)
+    try:
+        value = loads(raw)
+    except ValueError:
+        from sandkasten.errors import ProtocolViolation
+
+        raise ProtocolViolation(
+            "POST /v1/run did not return JSON",
+            hint=f"check that {daemon.url} is a Sandkasten daemon",
+        ) from None
+    if not _is_plain_result(value):
+        return _decoded(value, as_json=True)
+    from sandkasten.cli.output import put_json
+
+    result = {name: value[name] for name in _RESULT}
+    if value.get("error") is not None:
+        result["error"] = value["error"]
+    put_json(result)
+    status: int = value["exit_code"]
+    return status
+
+
+def _is_plain_result(value: Any) -> bool:
+    """Return whether the full client would print the fields of a result as they are."""
+    if not isinstance(value, dict) or not {*_RESULT} <= {*value}:
+        return False
+    limits = value["limits"]
+    return (
+        all(
+            value[name] is None if kind is None else type(value[name]) is kind
+            for name, kind in _RESULT.items()
+        )
+        and not (value["timed_out"] or value["artifacts"] or value["warnings"])
+        and not any(name in value for name in ("stdout_b64", "stderr_b64", "output_b64"))
+        and all(type(one) in (int, float) for one in limits.values())
+        and type(value.get("output")) is str
+        and type(value.get("sandbox_id")) is str
+        and (value.get("error") is None or type(value["error"]) is str)
+    )
 
 
 def _shown(found: PlainAnswer, daemon: DaemonSocket) -> int:
@@ -319,13 +421,18 @@ def _ended(value: Any) -> int:
     ):
         status: int = value["exit_code"]
         return status
+    return _decoded(value, as_json=False)
+
+
+def _decoded(value: Any, *, as_json: bool) -> int:
+    """Show a result as the full command does, and return the exit status."""
     from sandkasten.cli.commands.run import Job, show
     from sandkasten.cli.exit_status import status_of
     from sandkasten.client.http.session_json import run_result_of as decoded
     from sandkasten.client.results import run_result_of
 
     result = run_result_of(decoded(value))
-    show(result, Job(code="", words=()), as_json=False)
+    show(result, Job(code="", words=()), as_json=as_json)
     return status_of(result.exit_code, result.signal, timed_out=result.timed_out)
 
 
@@ -354,6 +461,7 @@ def _reported(exc: Any, parsed: Parsed, daemon: DaemonSocket) -> int:
     from sandkasten.client.server.daemon_or_embedded import ServerAddress
 
     place = ServerAddress(url=daemon.url, api_key=daemon.api_key, tenant=daemon.tenant)
-    state = State(url=parsed.before.get("url"))  # type: ignore[arg-type]
+    given: dict[str, Any] = {**parsed.before, **parsed.options}
+    state = State(url=given.get("url"), json=given.get("json", False))
     state.place = place
     return report(exc, state)

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.cli.output import age, put, put_json, put_table, size, tell
+from sandkasten.cli.output import age, put, put_json, put_sandboxes, put_table, size, tell
 from sandkasten.cli.sandbox_names import resolve
 from sandkasten.cli.state import go
 from sandkasten.errors import InvalidRequest, SandkastenError
@@ -91,30 +91,7 @@ async def sandboxes(
             ]
         )
         return
-    now = time.time()
-    put_table(
-        (
-            *(("TENANT",) if all_tenants else ()),
-            *("ID", "IMAGE", "BACKEND", "STATE", "AGE", "EXPIRES", "MEMORY"),
-            *("WORKSPACE", "KEY", "LABELS"),
-        ),
-        [
-            (
-                *((info.tenant,) if all_tenants else ()),
-                info.id,
-                info.image,
-                info.backend,
-                info.status,
-                age(now - info.created_at),
-                age(info.expires_at - now),
-                size(memory),
-                info.workspace_id or "-",
-                info.session_key or "-",
-                ",".join(f"{name}={value}" for name, value in info.labels.items()) or "-",
-            )
-            for info, memory in zip(infos, used, strict=True)
-        ],
-    )
+    put_sandboxes(infos, used, time.time(), all_tenants=all_tenants)
 
 
 async def inspect(state: State, start: str) -> None:
