@@ -54,6 +54,8 @@ class Ground:
     cells: Cells = "fresh"
     kept: Literal["store", "engine"] = "store"
     """Whose the image is: our store's, with our users in it, or the engine's own, as it is."""
+    claimed: bool = False
+    """Whether a sandbox is made for the warm pool and then claimed (tests/claimed_cells.py)."""
 
     @property
     def traits(self) -> frozenset[str]:
@@ -84,6 +86,7 @@ GROUNDS = {
     "local/debian": Ground("local", "debian"),
     "local/busybox": Ground("local", "busybox"),
     "local/dev": Ground("local", "debian", "dev"),
+    "local/claimed": Ground("local", claimed=True),
     "oci": Ground("oci", cells=_ENGINES),
     "oci/debian": Ground("oci", "debian"),
     "gvisor": Ground("gvisor", cells=_ENGINES),
@@ -101,6 +104,7 @@ TITLES = {
     "local/debian": "bubblewrap on a Debian image",
     "local/busybox": "bubblewrap on a busybox image: no bash, no Python",
     "local/dev": "bubblewrap on a Debian image with the dev profile: root inside",
+    "local/claimed": "bubblewrap on the machine's own files, made for the warm pool and claimed",
     "user local": "bubblewrap on the machine's own files, by an ordinary user",
     "user local/debian": "bubblewrap on a Debian image, by an ordinary user",
     "oci": "runc on the machine's own files",
@@ -160,6 +164,9 @@ PARTS: dict[tuple[Suite, str], Part] = {
     ("security", "local/debian"): _POSTURE,
     ("contract", "local/dev"): _COMMANDS,
     ("security", "local/dev"): Part(_CLOSED, ("every_way",)),
+    # What a claim changes; the rest does not depend on when the sandbox was made.
+    ("contract", "local/claimed"): _PLACE,
+    ("security", "local/claimed"): _POSTURE,
     ("contract", "local/busybox"): Part((*_ENTRY.files, "shells"), _LARGE),
     ("security", "local/busybox"): _POSTURE,
     ("contract", "docker/volume"): Part((), (*_LARGE, "page_ends")),
@@ -212,8 +219,9 @@ def open_backend(ground: Ground, data_dir: Path) -> Backend:
         return UnisolatedBackend()
     if ground.backend == "local":
         from sandkasten.backends.local import LocalBackend
+        from tests.claimed_cells import ClaimedLocalBackend
 
-        return LocalBackend(data_dir=data_dir)
+        return (ClaimedLocalBackend if ground.claimed else LocalBackend)(data_dir=data_dir)
     if ground.backend == "docker":
         return _open_docker(ground, data_dir)
     from sandkasten.backends.oci import OciBackend

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -24,7 +25,7 @@ from sandkasten.model.audit_chain import row_of_line
 from sandkasten.model.audit_records import AuditFilter
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest, Info
 from tests import imagekit
 from tests.network.conftest import HOSTS, served
 from tests.network.name_server import NameServer
@@ -553,4 +554,31 @@ async def test_a_changed_setting_reaches_living_sandboxes_after_a_restart(web, t
             assert answer.encode() in got.output
     engine = await open_engine(load(flags, {}, tmp_path))
     await engine.destroy(box)
+    await engine.aclose()
+
+
+@pytest.mark.promise("P94")
+async def test_a_sandbox_of_the_warm_pool_reaches_what_its_own_request_allows(web, tmp_path):
+    flags = {
+        "data_dir": str(tmp_path / "data"),
+        "network.hosts": HOSTS,
+        "network.reachable": "127.0.0.1/32",
+    }
+    engine = await open_engine(load(flags, {}, tmp_path))
+
+    async def create(host: str) -> Info:
+        options = SandboxOptions(network={"allow": [f"{host}:{web}"]})
+        return await engine.create(CreateRequest(options))
+
+    # The kind is the same, so what is made ready for these requests is claimed for another.
+    for _ in range(2):
+        await engine.destroy((await create("evil.test")).id)
+    async with asyncio.timeout(PATIENCE_S):
+        while (info := await create("good.test")).acquire_source != "pool":
+            await engine.destroy(info.id)
+    for host, answer in (("good.test", b"hello good.test"), ("evil.test", b"may not reach")):
+        got = await engine.exec(info.id, ExecRequest(f"curl -sS http://{host}:{web}/"))
+        assert answer in got.output
+    assert info.network == {"allow": [f"good.test:{web}"]}
+    await engine.destroy(info.id)
     await engine.aclose()

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from sandkasten.errors import SandboxLost
 from sandkasten.linux.confinement import id_ranges
 from sandkasten.wire.channel import Channel
 from tests.patience import PATIENCE_S
-from tests.platform_choice import Ground, open_backend
+from tests.platform_choice import open_backend
 from tests.security.harness import ENGINE_SAYS, ROOT, Box, poll
 
 pytestmark = pytest.mark.promise("P29")
@@ -29,10 +28,10 @@ MAKER = """
 import asyncio, sys, time
 from pathlib import Path
 from sandkasten.model.ids import new_sandbox_id
-from tests.platform_choice import Ground, open_backend, spec_on
+from tests.platform_choice import GROUNDS, open_backend, spec_on
 
 async def main():
-    ground = Ground(*sys.argv[3:])
+    ground = GROUNDS[sys.argv[3]]
     backend = open_backend(ground, Path(sys.argv[1]))
     for _ in range(int(sys.argv[2])):
         sandbox_id = new_sandbox_id()
@@ -45,17 +44,17 @@ asyncio.run(main())
 """
 
 
-def _maker(data_dir: Path, count: int, ground: Ground) -> subprocess.Popen[str]:
+def _maker(data_dir: Path, count: int, platform: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", MAKER, str(data_dir), str(count), *astuple(ground)],
+        [sys.executable, "-c", MAKER, str(data_dir), str(count), platform],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
     )
 
 
-def test_a_sandbox_outlives_the_process_that_made_it(loop, backend, data_dir, neighbour, ground):
-    with _maker(data_dir, 1, ground) as maker:
+def test_a_sandbox_outlives_the_process_that_made_it(loop, backend, data_dir, neighbour, platform):
+    with _maker(data_dir, 1, platform) as maker:
         assert maker.stdout is not None
         made = [maker.stdout.readline().split() for _ in range(2)][1]
         assert made[0] == "made"
@@ -80,7 +79,7 @@ def test_a_sandbox_outlives_the_process_that_made_it(loop, backend, data_dir, ne
 
 @pytest.mark.timeout(600)
 def test_a_creator_killed_at_any_point_leaves_nothing_that_cannot_be_removed(
-    loop, tmp_path, ground, full_size
+    loop, tmp_path, platform, ground, full_size
 ):
     """kill -9 at many points of create; what is left is found and removed."""
     data_dir = tmp_path / "d"
@@ -89,7 +88,7 @@ def test_a_creator_killed_at_any_point_leaves_nothing_that_cannot_be_removed(
     # once more, for how long that takes on this machine just now.
     took = 0.0
     for _ in range(2):
-        with _maker(data_dir, 1, ground) as whole:
+        with _maker(data_dir, 1, platform) as whole:
             assert whole.stdout is not None
             assert whole.stdout.readline().split()[0] == "making"
             began = time.monotonic()
@@ -101,7 +100,7 @@ def test_a_creator_killed_at_any_point_leaves_nothing_that_cannot_be_removed(
     # On a machine that grew busier none may have come far enough: then later moments.
     for longer in (1, 2, 4):
         for attempt in range(tries):
-            with _maker(data_dir, 50, ground) as maker:
+            with _maker(data_dir, 50, platform) as maker:
                 assert maker.stdout is not None
                 maker.stdout.readline()
                 time.sleep(took * longer * attempt / tries)  # the moment is the point

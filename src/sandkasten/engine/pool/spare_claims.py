@@ -31,9 +31,13 @@ if TYPE_CHECKING:
     from sandkasten.engine.lifecycle.planner import SandboxPlan
     from sandkasten.engine.session_journal import SessionJournal
     from sandkasten.model.access.tenancy import TenantQuota
+    from sandkasten.model.ids import SandboxId
+    from sandkasten.model.sandbox.cell_spec import CellSpec
     from sandkasten.model.sandbox.ledger_record import Record
+    from sandkasten.model.sandbox.limits import Limits
     from sandkasten.model.sandbox.network_policy import NetworkPolicy
     from sandkasten.model.sandbox.policy import Lease
+    from sandkasten.ports import Backend, Cell
 
 # An answer takes a tenth of a millisecond; after this time creating another is faster.
 CLAIM_TIMEOUT_S = 1.0
@@ -121,7 +125,9 @@ class SpareClaims:
         if handle is None or handle.live is None:
             return None
         began = self._clock.boottime()
-        works = self._applied(handle, handle.live, spare, plan)
+        works = apply_request(
+            spare.id, handle.backend, handle.cell, handle.live, spare.limits, plan.spec, plan.lease
+        )
         journaled: asyncio.Future[None] | None = None
         try:
             async with self._store.lock(spare.id, wait_s=0):
@@ -151,24 +157,33 @@ class SpareClaims:
         self._emit("sandbox.claimed", claimed, seconds=self._clock.boottime() - began)
         return claimed
 
-    def _applied(
-        self, handle: Handle, channel: Channel, spare: Record, plan: SandboxPlan
-    ) -> list[asyncio.Future[None]]:
-        """Begin to apply lease, environment, limits and network rules."""
-        leasing = send_lease(channel, plan.lease, CLAIM_TIMEOUT_S, plan.spec.env)
-        works: list[asyncio.Future[None]] = [asyncio.ensure_future(leasing)]
-        cell, backend, spec = handle.cell, handle.backend, plan.spec
-        if isinstance(backend, Resizes) and backend.resizable and spec.limits != spare.limits:
-            works.append(asyncio.ensure_future(backend.resize(spare.id, spec.limits)))
-        if not spec.network.closed and isinstance(cell, Networked):
-            changing = cell.change_network(spec.network, spec.ceiling.reachable)
-            works.append(asyncio.ensure_future(changing))
-        return works
-
     def _emit(self, event: str, record: Record, **more: str | float) -> None:
         if self._events is not None:
             about = {"sandbox": record.id, "backend": record.backend, "image": record.image}
             self._events.emit(event, {**about, **more})
+
+
+def apply_request(
+    the_id: SandboxId,
+    backend: Backend,
+    cell: Cell,
+    channel: Channel,
+    had: Limits,
+    spec: CellSpec,
+    lease: Lease,
+) -> list[asyncio.Future[None]]:
+    """Begin to apply lease, environment, limits and network rules to a pooled sandbox.
+
+    `had` are the limits that it was made with.
+    """
+    leasing = send_lease(channel, lease, CLAIM_TIMEOUT_S, spec.env)
+    works: list[asyncio.Future[None]] = [asyncio.ensure_future(leasing)]
+    if isinstance(backend, Resizes) and backend.resizable and spec.limits != had:
+        works.append(asyncio.ensure_future(backend.resize(the_id, spec.limits)))
+    if not spec.network.closed and isinstance(cell, Networked):
+        changing = cell.change_network(spec.network, spec.ceiling.reachable)
+        works.append(asyncio.ensure_future(changing))
+    return works
 
 
 async def send_lease(
