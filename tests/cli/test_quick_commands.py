@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import typer.main
 
-from sandkasten.cli import quick_commands
+from sandkasten.cli import quick_commands, quick_exec
 from sandkasten.cli.command_table import build
 from sandkasten.cli.plain_options import COMMANDS, GLOBAL, MANY, ONE, SWITCH, parse
 from sandkasten.client.plain import daemon_socket
+from sandkasten.client.plain.plain_http import Incomplete, PlainAnswer
 from sandkasten.client.server.daemon_or_embedded import find_server, place_of
 from sandkasten.errors import SandkastenError
 from tests.cli.conftest import COMMAND, Spoken
@@ -62,6 +63,21 @@ def test_the_options_are_those_of_the_full_parser(name):
         ("--data-dir", "d", "--embedded", "version"),
         ("--data-dir=d=e", "--url=", "version"),
         ("ls", "-q", "--all"),
+        (
+            "exec",
+            "-e",
+            "A=1",
+            "-w",
+            "/",
+            "--timeout",
+            "9",
+            "--shell",
+            "s",
+            "--json",
+            "i",
+            "-c",
+            "--",
+        ),
         ("run", "-c", "print(1)"),
         ("run", "-c", "-x", "a", "b"),
         ("run", "-r", "sh", "-e", "A=1", "--env=B=2=3", "-e", "", "-c", "x"),
@@ -86,6 +102,8 @@ def test_a_line_means_what_it_means_to_the_full_parser(line):
         name: value for name, value in before.items() if value is not None and value is not False
     } | {"version": False}
     words = after.pop("words", None) or []
+    if found.command == "exec":
+        words = [after.pop("id"), *after.pop("command")]
     timeout: Any = found.options.get("timeout")
     ours = {**found.options, **({"timeout": float(timeout)} if timeout else {})}
     set_to = {
@@ -114,6 +132,8 @@ def test_a_line_means_what_it_means_to_the_full_parser(line):
         ("--no-such", "run"),
         ("ls", "--no-such"),
         ("ls", "--json"),
+        ("exec", "-d", "i", "x"),
+        ("exec", "-u", "root", "i", "x"),
         ("rn",),
     ],
 )
@@ -262,6 +282,126 @@ def test_a_list_that_is_not_one_is_left_to_the_full_command(said, capfd):
             patch.setattr(daemon_socket, "find", lambda *_, **__: found)
             assert quick_commands.answer(["ls"]) is None
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.fixture(scope="module")
+def box(daemon: Served) -> Iterator[str]:
+    """Yield the id of a sandbox of the daemon."""
+    command = [*COMMAND, "--url", f"unix://{daemon.socket}"]
+    made = subprocess.run([*command, "create"], capture_output=True, text=True, check=True)
+    yield made.stdout.strip()
+    subprocess.run([*command, "rm", made.stdout.strip()], capture_output=True, check=True)
+
+
+@pytest.mark.promise("P93")
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (("ID", "echo out; echo err >&2"), 0),
+        (("ID", r"printf 'a\377b\342\200\250\302'; printf '\360\237\230\200' >&2"), 0),
+        (("ID", "sh", "-c", "echo $0 $1 $A; pwd; exit 7", "a", "--json"), 7),
+        (("-e", "A=b=c", "-e", "B=é", "-w", "/tmp", "ID", "--", "sh", "-c", "echo $A $B; pwd"), 0),
+        (("--shell", "other", "ID", "cd /tmp; pwd; X=1"), 0),
+        (("--shell", "other", "ID", "pwd; echo $X"), 0),
+        (("--shell", "no name", "ID", "x"), 125),
+        (("--cwd", "/nonexistent", "ID", "pwd", "-P"), 125),
+        (("ID", "exit 3"), 3),
+        (("ID", "sh", "-c", "kill -9 $$"), 137),
+        (("--timeout", "1", "ID", "sh", "-c", "echo begun; sleep 60"), 124),
+        (("ID", "no-such", "program"), 127),
+        (("ID", "/etc", "x"), 126),
+        (("ID", "", "x"), 125),
+        (("ID", "echo", "\x00"), 125),
+        (("ID", "yes | head -c 300000"), 0),
+        (("--json", "ID", "echo é; echo err >&2; exit_code() { return 5; }; exit_code"), 5),
+        (("--json", "ID", "printf", r"\377"), 0),
+        (("--json", "ID", "no-such", "program"), 127),
+        (("-e", "É=1", "ID", "echo", "x"), 125),
+    ],
+)
+def test_a_command_through_a_daemon_is_the_same(both, daemon, box, words, status):
+    line = [box if word == "ID" else word for word in words]
+    done = both("--url", f"unix://{daemon.socket}", "exec", *line)
+    assert done.status == status, done
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (("ID",), 2),
+        (("ID", "--"), 2),
+        (("--timeout", "1m", "ID", "echo", "x"), 0),
+        (("--timeout", "0", "ID", "echo", "x"), 0),
+        (("-e", "A", "ID", "echo", "x"), 2),
+        (("sbx_0000000000000000", "echo", "x"), 125),
+        (("sbx_", "echo", "x"), 0),
+        (("-i", "ID", "cat"), 0),
+    ],
+)
+def test_an_unusual_command_is_left_to_the_full_command(both, daemon, box, words, status):
+    line = [box if word == "ID" else word for word in words]
+    assert both("--url", f"unix://{daemon.socket}", "exec", *line, quick=False).status == status
+
+
+@pytest.mark.promise("P93")
+@pytest.mark.parametrize("where", ["start", "answer", "output", "events"])
+def test_a_command_whose_connection_breaks_runs_once(cli, daemon, box, monkeypatch, where):
+    line = ("--url", f"unix://{daemon.socket}", "exec", box)
+    counted = f"echo a; sleep 0.2; echo b; echo x >> {where}; wc -l < {where}"
+    ask, pieces = quick_exec._Execution._ask, PlainAnswer.pieces
+
+    def lost(self, method, verb, body=None):
+        if where == "answer":
+            ask(self, method, verb, body)
+        raise OSError
+
+    def broken(self):
+        if b"event-stream" not in self.headers.get(b"content-type", b""):
+            yield from pieces(self)
+            return
+        if where == "events":
+            yield next(pieces(self))
+        raise Incomplete
+
+    if where in ("start", "answer"):
+        monkeypatch.setattr(quick_exec._Execution, "_ask", lost)
+    else:
+        monkeypatch.setattr(PlainAnswer, "pieces", broken)
+    assert cli(*line, counted) == Spoken(0, "a\nb\n1\n", "")
+
+
+@pytest.mark.real_start
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_command(daemon, box, number):
+    command = [*COMMAND, "--url", f"unix://{daemon.socket}", "exec", box]
+    script = "trap 'echo got; exit 9' INT TERM; echo begun; while :; do sleep 0.1; done"
+    running = subprocess.Popen(
+        [*command, "sh", "-c", script],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert running.stdout is not None
+    assert running.stdout.readline() == b"begun\n"
+    running.send_signal(number)
+    out, err = running.communicate(timeout=PATIENCE_S)
+    expected = (9, b"got\n") if number == signal.SIGINT else (128 + number, b"")
+    assert (running.returncode, out, err) == (*expected, b"")
+    listed = [*COMMAND, "--url", f"unix://{daemon.socket}", "inspect", box]
+    shown = subprocess.run(listed, capture_output=True, check=True).stdout
+    assert b'"status": "running",\n      "exit_code"' not in shown
+
+
+@pytest.mark.real_start
+def test_a_reader_that_leaves_ends_the_command(daemon, box):
+    command = [*COMMAND, "--url", f"unix://{daemon.socket}", "exec", box, "yes", "y"]
+    running = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert running.stdout is not None
+    assert running.stdout.read(4) == b"y\ny\n"
+    running.stdout.close()
+    assert running.wait(PATIENCE_S) == 1
 
 
 def test_a_file_runs_the_same(both, daemon, tmp_path):

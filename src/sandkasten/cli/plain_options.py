@@ -34,6 +34,16 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "--quiet": ("quiet", SWITCH),
         "-q": ("quiet", SWITCH),
     },
+    # Without a terminal, input and another user.
+    "exec": {
+        "--timeout": ("timeout", ONE),
+        "--cwd": ("cwd", ONE),
+        "-w": ("cwd", ONE),
+        "--env": ("env", MANY),
+        "-e": ("env", MANY),
+        "--shell": ("shell", ONE),
+        **_JSON,
+    },
     "run": {
         "-c": ("code", ONE),
         "--runtime": ("runtime", ONE),

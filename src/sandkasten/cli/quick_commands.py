@@ -1,10 +1,11 @@
-"""Run frequent commands (`version`, `ls` and `run`) with as few imports as they need.
+"""Run frequent commands (`version`, `ls`, `exec` and `run`) with as few imports as they need.
 
 `answer` does exactly what the full command line would do. If that is not certain, it returns None
 and has changed and printed nothing, and the full command line runs the command. With a daemon,
-`ls` (see `quick_list`) and `run` use a blocking socket. The modules of the full client decode and
-show anything unusual in a response to `run`. Without a daemon, `run` calls the full command in this
-process, without its parser. Failures are printed and become an exit status, as in every command.
+`ls`, `exec` (see `quick_list` and `quick_exec`) and `run` use a blocking socket. The modules of the
+full client decode and show anything unusual in a response. Without a daemon, `run` calls the full
+command in this process, without its parser. Failures are printed and become an exit status, as in
+every command.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
     from typing import Any
 
     from sandkasten.cli.plain_options import Parsed
+    from sandkasten.cli.state import State
     from sandkasten.client.plain.daemon_socket import DaemonSocket
     from sandkasten.client.plain.plain_http import PlainAnswer
 
 # A daemon sends something every 15 s, if only a comment.
-_SILENCE_S = 60.0
+SILENCE_S = 60.0
 # The result of `run --json` in its order; a result that has more is decoded by the full client.
 _RESULT = {
     "ok": bool,
@@ -66,6 +68,10 @@ def answer(line: Sequence[str]) -> int | None:
         return None
     if parsed.command == "version":
         return None if parsed.words or parsed.options else _version()
+    if parsed.command == "exec":
+        from sandkasten.cli.quick_exec import execute
+
+        return execute(parsed)
     if parsed.command == "ls":
         from sandkasten.cli.quick_list import show
 
@@ -98,7 +104,7 @@ def _run_in_full(parsed: Parsed, daemon: DaemonSocket | None) -> int | None:
     if (
         any(word.startswith("-") and word != "-" for word in parsed.words)
         or not all(name and equals for name, equals, _ in env)
-        or not _is_whole(timeout)
+        or not is_whole(timeout)
     ):
         return None
     from sandkasten.cli.commands.run import Job, run
@@ -141,7 +147,7 @@ def _run_in_full(parsed: Parsed, daemon: DaemonSocket | None) -> int | None:
         return report(exc, state)
 
 
-def _is_whole(timeout: str | None) -> bool:
+def is_whole(timeout: str | None) -> bool:
     """Return whether a timeout is a plain number of seconds, or not given."""
     return timeout is None or (timeout.isascii() and timeout.isdigit() and len(timeout) < 10)
 
@@ -190,7 +196,7 @@ def _body(parsed: Parsed) -> bytes | None:
                 return None
             body["env"] = {name: text for name, _, text in pairs}
         elif name == "timeout":
-            if not _is_whole(value):
+            if not is_whole(value):
                 return None
             body["timeout_seconds"] = float(value)
         elif name not in _BODY or not value:
@@ -231,7 +237,7 @@ def _asked(parsed: Parsed, daemon: DaemonSocket, body: bytes) -> int | None:
                 return None
             if as_json:
                 return _documented(found, daemon)
-            connection.settimeout(_SILENCE_S)
+            connection.settimeout(SILENCE_S)
             return _shown(found, daemon)
     except KeyboardInterrupt:
         return 130
@@ -379,7 +385,7 @@ def _shown(found: PlainAnswer, daemon: DaemonSocket) -> int:
             except ValueError:
                 value = None
             if event.name == "chunk":
-                _print(value)
+                print_chunk(value)
             elif event.name == "done":
                 return _ended(value)
             elif event.name == "error":
@@ -393,7 +399,7 @@ def _shown(found: PlainAnswer, daemon: DaemonSocket) -> int:
                 raise ProtocolViolation("an event of the daemon is not JSON")
 
 
-def _print(value: Any) -> None:
+def print_chunk(value: Any) -> None:
     """Print a chunk of output; the full client decodes one that is not plain text."""
     if not (
         isinstance(value, dict)
@@ -457,11 +463,16 @@ def _lost(daemon: DaemonSocket, how: str) -> Exception:
 def _reported(exc: Any, parsed: Parsed, daemon: DaemonSocket) -> int:
     """Print an error as every command does, and return the exit status."""
     from sandkasten.cli.main import report
+
+    return report(exc, state_of(parsed, daemon))
+
+
+def state_of(parsed: Parsed, daemon: DaemonSocket) -> State:
+    """Return the state of the full command line, with the daemon that was found."""
     from sandkasten.cli.state import State
     from sandkasten.client.server.daemon_or_embedded import ServerAddress
 
-    place = ServerAddress(url=daemon.url, api_key=daemon.api_key, tenant=daemon.tenant)
     given: dict[str, Any] = {**parsed.before, **parsed.options}
     state = State(url=given.get("url"), json=given.get("json", False))
-    state.place = place
-    return report(exc, state)
+    state.place = ServerAddress(url=daemon.url, api_key=daemon.api_key, tenant=daemon.tenant)
+    return state

@@ -6,13 +6,15 @@ Ctrl-C; so input is waited for on the event loop.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
-from typing import TYPE_CHECKING, Final
 
+# Neither typing nor asyncio is imported here: short commands use `is_prepared`.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import AsyncGenerator
+    from typing import Final
 
 BLOCK: Final = 64 * 1024
 STDIN: Final = 0
@@ -34,12 +36,16 @@ async def blocks() -> AsyncGenerator[bytes]:
     """Yield blocks of stdin until its end; nothing if it is closed."""
     if sys.stdin is None:
         return
+    import asyncio
+
     loop = asyncio.get_running_loop()
     while data := await _read(loop):
         yield data
 
 
 async def _read(loop: asyncio.AbstractEventLoop) -> bytes:
+    import asyncio
+
     ready = asyncio.Event()
     try:
         loop.add_reader(STDIN, ready.set)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sandkasten.client.process import AsyncProcess
     from sandkasten.client.results import Output, Result
     from sandkasten.client.sandbox import AsyncSandbox
+    from sandkasten.client.server.transport import Transport
     from sandkasten.model.commands.exec_values import CommandKeywords
 
 
@@ -68,6 +69,34 @@ async def execute(state: State, start: str, line: CommandLine) -> int:
         if waiting is not None:
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
+    return show(state, result)
+
+
+async def resume(state: State, sandbox_id: str, exec_id: str, seen: int) -> int:
+    """Follow a command to its end, of which a connection that was lost has shown the beginning."""
+    from sandkasten.client.process import AsyncProcess
+    from sandkasten.client.server.server_pool import connect
+
+    transport = await connect(state.place)
+    connection = getattr(transport, "connection", None)
+    if connection is not None:
+        # Then it is waited for, as one that is being restarted.
+        connection.answered()
+    process = AsyncProcess(_Handle(sandbox_id, transport), exec_id)
+    return show(state, await accompany(process, piped=False, quiet=state.json, since_seq=seen))
+
+
+@dataclass(frozen=True, slots=True)
+class _Handle:
+    id: str
+    _transport: Transport
+
+    async def transport(self) -> Transport:
+        return self._transport
+
+
+def show(state: State, result: Result) -> int:
+    """Print what the output does not show, and return the exit status."""
     if state.json:
         put_json(result.as_dict())
     else:
@@ -169,7 +198,9 @@ def _signal(text: str) -> int | str:
     return int(text) if text.isascii() and text.isdigit() else text
 
 
-async def accompany(process: AsyncProcess, *, piped: bool, quiet: bool) -> Result:
+async def accompany(
+    process: AsyncProcess, *, piped: bool, quiet: bool, since_seq: int = 0
+) -> Result:
     """Forward output, input and Ctrl-C until the command ends."""
     loop = asyncio.get_running_loop()
     errands: set[asyncio.Task[None]] = set()
@@ -181,7 +212,7 @@ async def accompany(process: AsyncProcess, *, piped: bool, quiet: bool) -> Resul
     if piped:
         errands.add(asyncio.create_task(_feed(process)))
     try:
-        async with process.follow() as stream:
+        async with process.follow(since_seq) as stream:
             async for piece in stream:
                 if not quiet:
                     _pass_on(piece)

@@ -171,7 +171,7 @@ class Connection:
                     heartbeat=20.0,
                     **self._proxy,
                 )
-                self._answered()
+                self.answered()
                 return socket
             except aiohttp.WSServerHandshakeError as exc:
                 # The library drops the body of a refusal; asked plainly, the daemon says it again.
@@ -224,7 +224,7 @@ class Connection:
                 timeout=aiohttp.ClientTimeout(total=order.answer_s, sock_connect=CONNECT_S),
                 **self._proxy,
             ) as answer:
-                self._answered()
+                self.answered()
                 yield answer
         except aiohttp.ClientError:
             # What the caller's own stream raised is the caller's, not the connection's.
@@ -289,7 +289,13 @@ class Connection:
             failure.details.setdefault("daemon", self.address.shown)
         return failure
 
-    def _answered(self) -> None:
+    @property
+    def reached(self) -> bool:
+        """Return whether the daemon has answered before."""
+        return self._reached
+
+    def answered(self) -> None:
+        """Note that the daemon answers: from now on it is waited for if it is away."""
         if self._told:
             _log.warning("connected to %s again", self.address.shown)
         self._reached, self._lost_at, self._told = True, None, False

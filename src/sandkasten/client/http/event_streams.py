@@ -81,6 +81,8 @@ async def follow(
 ) -> AsyncIterator[P | E]:
     """Yield items, then the end. `order_after(seq)` requests what comes after `seq`."""
     patience = Patience()
+    if connection.reached:
+        patience.there()
     while True:
         cause: Exception | None = None
         try:
