@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from contextvars import copy_context
 from typing import TYPE_CHECKING, TypeVar
 
 from sandkasten.errors import SandkastenError
@@ -16,7 +17,8 @@ T = TypeVar("T")
 
 async def whole_or_nothing(make: Callable[[], T], undo: Callable[[], object]) -> T:
     """Return what `make` made. If cancelled, undo it before the cancellation continues."""
-    making = asyncio.ensure_future(asyncio.to_thread(make))
+    # Not a task: the end of a loop cancels every task, and the thread would go on unobserved.
+    making = asyncio.get_running_loop().run_in_executor(None, copy_context().run, make)
     try:
         return await asyncio.shield(making)
     except asyncio.CancelledError:
