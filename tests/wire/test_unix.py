@@ -136,3 +136,57 @@ async def test_a_closed_peer_is_an_end_and_then_a_broken_pipe():
     with pytest.raises(OSError, match="Broken pipe"):
         await one.send(b"x")
     await one.aclose()
+
+
+async def test_what_arrives_while_waiting_is_handed_over_in_order():
+    ours, theirs = sockets()
+    pieces: list[bytes] = []
+    came = asyncio.Event()
+
+    def take(data: bytes) -> bool:
+        pieces.append(data)
+        came.set()
+        return data != b"stop"
+
+    await theirs.send(b"there")
+    assert await ours.receive_or_hand(64, take) == b"there"
+    waiting = asyncio.create_task(ours.receive_or_hand(64, take))
+    for piece in (b"one", b"two", b"stop"):
+        # Not before the task waits: what is there already is returned.
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        came.clear()
+        await theirs.send(piece)
+        async with asyncio.timeout(PATIENCE_S):
+            await came.wait()
+    async with asyncio.timeout(PATIENCE_S):
+        assert await waiting is None
+    assert pieces == [b"one", b"two", b"stop"]
+    await theirs.send(b"rest")
+    await theirs.aclose()
+    assert await ours.receive_or_hand(64, take) == b"rest"
+    assert await ours.receive_or_hand(64, take) == b""
+    await ours.aclose()
+
+
+@pytest.mark.parametrize("end", ["theirs", "ours", "error"])
+async def test_a_task_that_waits_for_a_handover_learns_of_the_end(end: str):
+    ours, theirs = sockets()
+
+    def take(_: bytes) -> bool:
+        raise ValueError("not what was agreed")
+
+    waiting = asyncio.create_task(ours.receive_or_hand(64, take))
+    await asyncio.sleep(0)
+    if end == "error":
+        await theirs.send(b"data")
+    else:
+        await (ours if end == "ours" else theirs).aclose()
+    async with asyncio.timeout(PATIENCE_S):
+        if end == "error":
+            with pytest.raises(ValueError, match="agreed"):
+                await waiting
+        else:
+            assert await waiting == b""
+    await ours.aclose()
+    await theirs.aclose()

@@ -18,7 +18,7 @@ from sandkasten.errors import (
     SandboxLost,
     SandkastenError,
 )
-from sandkasten.wire.byte_streams import Descriptors, InPlace, drop_descriptor
+from sandkasten.wire.byte_streams import Descriptors, Handing, InPlace, drop_descriptor
 from sandkasten.wire.call import Call
 from sandkasten.wire.frame_codec import (
     DESCRIPTORS,
@@ -80,6 +80,8 @@ class Channel:
         """Where the end of the stream does not prove the runner's end: returns the cause, asked
         later.
         """
+        self._late: list[Frame] = []
+        """Frames that were received outside the reading task, which delivers them."""
         self._outbox = Outbox(stream, self._send_failed)
         self._reading = asyncio.get_running_loop().create_task(self._read())
 
@@ -219,6 +221,7 @@ class Channel:
         receive, feed, deliver = self._stream.receive, self._decoder.feed, self._deliver
         room, filled = self._decoder.room, self._decoder.filled
         into = self._stream.receive_into if isinstance(self._stream, InPlace) else None
+        hand = self._stream.receive_or_hand if isinstance(self._stream, Handing) else None
         receives = 0
         try:
             while True:
@@ -232,10 +235,14 @@ class Channel:
                     if whole is not None:
                         deliver(whole)
                 else:
-                    data = await receive(RECEIVE_BYTES)
-                    if not data:
+                    if hand is not None:
+                        data = await hand(RECEIVE_BYTES, self._take)
+                    else:
+                        data = await receive(RECEIVE_BYTES)
+                    if data == b"":
                         break
-                    for count, frame in enumerate(feed(data), 1):
+                    frames, self._late = self._late if data is None else feed(data), []
+                    for count, frame in enumerate(frames, 1):
                         deliver(frame)
                         if count % _FRAMES_PER_TURN == 0:
                             await asyncio.sleep(0)
@@ -249,6 +256,17 @@ class Channel:
             self._fail(_lost("the way to the runner ended") if await self._over_now() else exc)
         finally:
             await self._stream.aclose()
+
+    def _take(self, data: bytes) -> bool:
+        """Deliver what arrived while the reading task waits; False if it has to go on itself."""
+        frames = self._decoder.feed(data)
+        if len(frames) > _FRAMES_PER_TURN:
+            self._late = frames
+            return False
+        for frame in frames:
+            self._deliver(frame)
+        # A full receive means that more is waiting, and the task needs fewer turns for that.
+        return len(data) < RECEIVE_BYTES and self._decoder.room() is None
 
     async def _over_now(self) -> bool:
         """Return whether the stream ends after invalid data, where an engine is in between: an

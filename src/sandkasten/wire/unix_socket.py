@@ -25,6 +25,8 @@ from sandkasten.wire.byte_streams import drop_descriptors
 from sandkasten.wire.outbox import remainder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sandkasten.wire.byte_streams import Buffer
 
 # sun_path holds 108 bytes with its terminating NUL.
@@ -52,6 +54,7 @@ class SocketStream:
         "_loop",
         "_readable",
         "_sock",
+        "_take",
         "_watching",
         "_writable",
         "same_kernel",
@@ -63,7 +66,8 @@ class SocketStream:
         self._sock = sock
         self._fd = sock.fileno()
         self._loop = asyncio.get_running_loop()
-        self._readable: asyncio.Future[None] | None = None
+        self._readable: asyncio.Future[bytes | None] | None = None
+        self._take: tuple[int, Callable[[bytes], bool]] | None = None
         self._writable: asyncio.Future[None] | None = None
         self._watching = False
         self._closed = False
@@ -87,17 +91,35 @@ class SocketStream:
 
     async def receive(self, max_bytes: int) -> bytes:
         while not self._closed:
-            try:
-                data, control, _, _ = self._sock.recvmsg(
-                    max_bytes, _CONTROL_BYTES, socket.MSG_CMSG_CLOEXEC
-                )
-            except (BlockingIOError, InterruptedError):
-                await self._until_readable()
-                continue
-            if control:
-                self._keep(control)
-            return data
+            data = self._receive_nowait(max_bytes)
+            if data is not None:
+                return data
+            await self._until_readable()
         return b""
+
+    async def receive_or_hand(self, max_bytes: int, take: Callable[[bytes], bool]) -> bytes | None:
+        """See `byte_streams.Handing`."""
+        data = b"" if self._closed else self._receive_nowait(max_bytes)
+        if data is not None:
+            return data
+        self._take = max_bytes, take
+        try:
+            last = await self._until_readable()
+        finally:
+            self._take = None
+        return b"" if self._closed else last
+
+    def _receive_nowait(self, max_bytes: int) -> bytes | None:
+        """Return None if nothing is there now, b"" at the end."""
+        try:
+            data, control, _, _ = self._sock.recvmsg(
+                max_bytes, _CONTROL_BYTES, socket.MSG_CMSG_CLOEXEC
+            )
+        except (BlockingIOError, InterruptedError):
+            return None
+        if control:
+            self._keep(control)
+        return data
 
     async def receive_into(self, buffer: memoryview) -> int:
         while not self._closed:
@@ -125,7 +147,7 @@ class SocketStream:
             what = "too many descriptors" if too_many else "a descriptor that is not a file"
             raise ConnectionAbortedError(f"the runner passed {what}")
 
-    async def _until_readable(self) -> None:
+    async def _until_readable(self) -> bytes | None:
         # The reader stays registered between two receives: removing and adding it costs two system
         # calls per message.
         if not self._watching:
@@ -133,17 +155,37 @@ class SocketStream:
             self._watching = True
         self._readable = self._loop.create_future()
         try:
-            await self._readable
+            return await self._readable
         finally:
             self._readable = None
 
     def _on_readable(self) -> None:
-        if self._readable is None:
+        if self._readable is not None and self._take is not None:
+            self._hand(self._readable, *self._take)
+        elif self._readable is None:
             # No task waits for data now; a registered reader would spin the loop.
             self._loop.remove_reader(self._fd)
             self._watching = False
         elif not self._readable.done():
             self._readable.set_result(None)
+
+    def _hand(
+        self, waiting: asyncio.Future[bytes | None], max_bytes: int, take: Callable[[bytes], bool]
+    ) -> None:
+        """Receive once and hand it over. Wake the waiting task only if it has something to do."""
+        if waiting.done():
+            return
+        try:
+            data = self._receive_nowait(max_bytes)
+            if data is None or (data and take(data)):
+                return
+        except Exception as exc:  # noqa: BLE001  (raised in the waiting task)
+            # `take` may have cancelled the task.
+            if not waiting.done():
+                waiting.set_exception(exc)
+        else:
+            if not waiting.done():
+                waiting.set_result(None if data else b"")
 
     def send_nowait(self, *parts: Buffer) -> int:
         """Return how many bytes the kernel accepted at once."""
