@@ -570,15 +570,18 @@ async def test_a_sandbox_of_the_warm_pool_reaches_what_its_own_request_allows(we
         options = SandboxOptions(network={"allow": [f"{host}:{web}"]})
         return await engine.create(CreateRequest(options))
 
-    # The kind is the same, so what is made ready for these requests is claimed for another.
-    for _ in range(2):
-        await engine.destroy((await create("evil.test")).id)
-    async with asyncio.timeout(PATIENCE_S):
-        while (info := await create("good.test")).acquire_source != "pool":
-            await engine.destroy(info.id)
-    for host, answer in (("good.test", b"hello good.test"), ("evil.test", b"may not reach")):
-        got = await engine.exec(info.id, ExecRequest(f"curl -sS http://{host}:{web}/"))
-        assert answer in got.output
-    assert info.network == {"allow": [f"good.test:{web}"]}
-    await engine.destroy(info.id)
-    await engine.aclose()
+    try:
+        # The kind is the same, so what is made ready for these requests is claimed for another.
+        for _ in range(2):
+            await engine.destroy((await create("evil.test")).id)
+        async with asyncio.timeout(PATIENCE_S):
+            while (info := await create("good.test")).acquire_source != "pool":
+                await engine.destroy(info.id)
+        for host, answer in (("good.test", b"hello good.test"), ("evil.test", b"may not reach")):
+            got = await engine.exec(info.id, ExecRequest(f"curl -sS http://{host}:{web}/"))
+            assert answer in got.output
+        assert info.network == {"allow": [f"good.test:{web}"]}
+    finally:
+        for one in await engine.list():
+            await engine.destroy(one.id)
+        await engine.aclose()
