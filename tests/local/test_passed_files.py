@@ -18,7 +18,7 @@ LARGE = 3_000_000
 
 @pytest.fixture(scope="module")
 def box():
-    with Sandbox() as made:
+    with Sandbox(url="embedded", backend="local") as made:
         yield made
 
 

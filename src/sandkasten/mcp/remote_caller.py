@@ -6,10 +6,11 @@ tool is called is a failed tool call; before the first call it is an error.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.agents.tools import tool_answers
 from sandkasten.agents.tools.client_caller import MODES
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from sandkasten.ports import Agents as AgentsPort
 
 log = logging.getLogger("sandkasten.mcp")
+# A sandbox of the warm pool takes milliseconds; one that is made takes tens of them.
+_ANSWER_GRACE_S: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +76,22 @@ class RemoteCaller:
         return self._shapes
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        try:
-            return await self._agents.call_tool(
+        calling = asyncio.ensure_future(
+            self._agents.call_tool(
                 name, arguments, session=self._session, image=self._image, runtime=self._runtime
             )
+        )
+        try:
+            return await asyncio.shield(calling)
         except SandkastenError as exc:
             return tool_answers.failure(exc)
+        except asyncio.CancelledError:
+            # A sandbox that the daemon is about to have must be in its list when `aclose` asks.
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({calling}, timeout=_ANSWER_GRACE_S)
+            calling.cancel()
+            await asyncio.gather(calling, return_exceptions=True)
+            raise
 
     async def aclose(self) -> None:
         """Destroy the sandboxes of this client, unless its session is named."""

@@ -6,7 +6,9 @@ offers, a sweep) is UnsupportedByBackend here.
 
 from __future__ import annotations
 
+import asyncio
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -30,7 +32,7 @@ from sandkasten.client.http.session.network import HttpNetwork
 from sandkasten.client.http.terminal import open_terminal
 from sandkasten.client.http.workspaces import HttpWorkspaces
 from sandkasten.client.transfer import large_stdin
-from sandkasten.errors import BackendUnavailable, UnsupportedByBackend
+from sandkasten.errors import BackendUnavailable, SandkastenError, UnsupportedByBackend
 from sandkasten.model.sandbox.readiness import Readiness, Tier
 
 if TYPE_CHECKING:
@@ -55,6 +57,8 @@ LONGEST_EXEC_S: Final = 86_400.0
 # A sandbox, and an image that must be fetched for it first.
 CREATE_S: Final = 1800.0
 SLACK_S: Final = 60.0
+# A sandbox of the warm pool takes milliseconds; one that is made takes tens of them.
+_ANSWER_GRACE_S: Final = 0.25
 NEXT_CURSOR: Final = "X-Next-Cursor"
 _RUN: Final = "/v1/run"
 _EVENTS: Final[Mapping[str, str]] = {"Accept": "text/event-stream"}
@@ -83,6 +87,29 @@ class HttpTransport:
     # ---- sandboxes
 
     async def create(self, request: CreateRequest) -> Info:
+        """Create it. A caller that is cancelled leaves no sandbox whose id it does not know."""
+        creating = asyncio.ensure_future(self._create(request))
+        try:
+            return await asyncio.shield(creating)
+        except asyncio.CancelledError:
+            await self._uncreate(creating)
+            raise
+
+    async def _uncreate(self, creating: asyncio.Future[Info]) -> None:
+        try:
+            # The daemon may have made it already, and its answer may be on the way.
+            await asyncio.wait({creating}, timeout=_ANSWER_GRACE_S)
+            if creating.done() and not creating.cancelled() and creating.exception() is None:
+                info = creating.result()
+                if info.created:
+                    with suppress(SandkastenError):
+                        await self.destroy(info.id)
+        finally:
+            # Disconnecting tells the daemon to undo what it has begun.
+            creating.cancel()
+            await asyncio.gather(creating, return_exceptions=True)
+
+    async def _create(self, request: CreateRequest) -> Info:
         order = HttpRequest(
             "POST",
             "/v1/sessions",

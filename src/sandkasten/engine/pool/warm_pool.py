@@ -147,26 +147,32 @@ class WarmPool:
         kind = self._asked(plan)
         if not kind.spares:
             return self._not_ready(kind)
-        async with self._claims.admitted(plan, quota) as network:
-            spare = kind.spares.pop(0) if kind.spares else None
-            if spare is None:
-                return self._not_ready(kind)
-            if not spare.making.done():
-                try:
-                    await asyncio.wait({spare.making})
-                except asyncio.CancelledError:
-                    # Nothing was applied to it, so the next request can have it.
-                    kind.spares.insert(0, spare)
-                    raise
-            claimed: Record | None = None
-            try:
+        spare: _Spare | None = None
+        claimed: Record | None = None
+        try:
+            async with self._claims.admitted(plan, quota) as network:
+                spare = kind.spares.pop(0) if kind.spares else None
+                if spare is None:
+                    return self._not_ready(kind)
+                if not spare.making.done():
+                    try:
+                        await asyncio.wait({spare.making})
+                    except asyncio.CancelledError:
+                        # Nothing was applied to it, so the next request can have it.
+                        kind.spares.insert(0, spare)
+                        spare = None
+                        raise
                 made = spare.made()
                 if made is not None:
                     granted = replace(plan, spec=replace(plan.spec, network=network))
                     claimed = await self._claims.claim(made, granted, quota)
-            finally:
-                if claimed is None:
-                    self._later(self._remove(spare))
+        except BaseException:
+            # Also when the request was cancelled while its quota was released.
+            claimed = None
+            raise
+        finally:
+            if spare is not None and claimed is None:
+                self._later(self._remove(spare))
         if claimed is None:
             return Miss("failed", "the sandbox that was ready had ended")
         self._unclaimed.pop(claimed.id, None)
