@@ -254,6 +254,10 @@ class Channel:
             self._fail(_lost(f"the connection to the runner failed: {exc}"))
         except ProtocolViolation as exc:
             self._fail(_lost("the way to the runner ended") if await self._over_now() else exc)
+        except asyncio.CancelledError:
+            # The end of a loop cancels this task too, and without it no call gets an answer.
+            self._fail(Cancelled("the connection to the sandbox was closed on this side"))
+            raise
         finally:
             await self._stream.aclose()
 

@@ -37,6 +37,7 @@ _READY_S: Final = 10.0
 _READY: Final = b"\6"
 _REASON_BYTES: Final = 200
 _KILL: Final = 9
+_REMOVE_S: Final = 1.0
 
 
 class HeldInterpreters:
@@ -135,5 +136,6 @@ async def hold_python(channel: Channel, main: str, program: bytes, python_path: 
     finally:
         if said != _READY:
             remove = {"path": directory, "recursive": True, "missing_ok": True}
-            await channel.call("fs.remove", remove)
+            with suppress(SandkastenError):
+                await channel.call("fs.remove", remove, timeout_s=_REMOVE_S)
     return said[-_REASON_BYTES:].decode(errors="replace").strip().rpartition("\n")[2] or "ended"
