@@ -113,7 +113,7 @@ COMPARISON: Final = (
     Row(BURST, "first", (Goal(1 / 20, DOCKER),), plot="first-burst"),
 )
 
-_NO_SANDBOX: Final = "it runs code on the host: there is no sandbox to make, enter or remove"
+_NO_SANDBOX: Final = "it runs code on the host, without a sandbox"
 _ONE_PROCESS: Final = (
     "it starts a process of the host; ours starts one in a sandbox with limits, keeps its output "
     "and records its end"

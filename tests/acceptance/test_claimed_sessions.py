@@ -127,7 +127,7 @@ async def test_a_pooled_sandbox_serves_one_claim_of_one_tenant(engine):
     for _ in range(2):
         await engine.destroy((await engine.create(_request("acme"))).id)
     row = await _spare(engine)
-    # Without an owner it is unknown, whoever asks.
+    # Without an owner it is unknown to every tenant.
     for tenant in ("acme", "other", "default"):
         with pytest.raises(SessionNotFound):
             await engine.check_owner(row.id, tenant)
@@ -137,7 +137,7 @@ async def test_a_pooled_sandbox_serves_one_claim_of_one_tenant(engine):
         await engine.check_owner(info.id, owner)
         with pytest.raises(SessionNotFound):
             await engine.check_owner(info.id, stranger)
-    # What was known of it before the claim gives it to no one else, and changes nothing in it.
+    # A stale record from before the claim cannot claim it again, and changes nothing in it.
     claimed = next(one for one in await engine._store.list() if one.id == both[0].id)
     stale = replace(claimed, acquired="spare")
     group = _group(claimed.id)
