@@ -10,10 +10,11 @@ import asyncio
 import logging
 import secrets
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from sandkasten.agents.tools import tool_answers
 from sandkasten.agents.tools.client_caller import MODES
+from sandkasten.client.http.connection import settle
 from sandkasten.errors import NotFound, SandkastenError
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.runs.session_key import SessionKey
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from sandkasten.ports import Agents as AgentsPort
 
 log = logging.getLogger("sandkasten.mcp")
-# A sandbox of the warm pool takes milliseconds; one that is made takes tens of them.
-_ANSWER_GRACE_S: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +86,7 @@ class RemoteCaller:
             return tool_answers.failure(exc)
         except asyncio.CancelledError:
             # A sandbox that the daemon is about to have must be in its list when `aclose` asks.
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait({calling}, timeout=_ANSWER_GRACE_S)
-            calling.cancel()
-            await asyncio.gather(calling, return_exceptions=True)
+            await settle(calling)
             raise
 
     async def aclose(self) -> None:

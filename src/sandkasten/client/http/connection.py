@@ -12,7 +12,7 @@ import io
 import json
 import logging
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -49,6 +49,8 @@ ANSWER_S: Final = 60.0
 CONNECT_S: Final = 10.0
 # Below what servers keep an idle connection for, so that none is used while it is being closed.
 _KEEP_ALIVE_S: Final = 4.0
+# A sandbox of the warm pool takes milliseconds; one that is made takes tens of them.
+_LATE_ANSWER_S: Final = 0.25
 _MAX_ERROR_BYTES: Final = 1 << 20
 _AT_ONCE: Final = 1 << 18
 _PIECE: Final = 1 << 20
@@ -442,6 +444,18 @@ async def pieces(
         if not piece:
             return
         yield piece
+
+
+async def settle(asking: asyncio.Future[Any]) -> None:
+    """End a request whose caller was cancelled; it is done when this returns.
+
+    The daemon may have done the work already, so its answer gets a moment to arrive. After that,
+    disconnecting tells the daemon to undo what it has begun.
+    """
+    with suppress(asyncio.CancelledError):
+        await asyncio.wait({asking}, timeout=_LATE_ANSWER_S)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
 
 
 def session_path(sandbox_id: str, verb: str = "") -> str:

@@ -19,6 +19,7 @@ from sandkasten.client.http.connection import (
     HttpRequest,
     reading,
     session_path,
+    settle,
 )
 from sandkasten.client.http.error_responses import body_error
 from sandkasten.client.http.event_streams import COMMAND, events, follow, parsed
@@ -57,8 +58,6 @@ LONGEST_EXEC_S: Final = 86_400.0
 # A sandbox, and an image that must be fetched for it first.
 CREATE_S: Final = 1800.0
 SLACK_S: Final = 60.0
-# A sandbox of the warm pool takes milliseconds; one that is made takes tens of them.
-_ANSWER_GRACE_S: Final = 0.25
 NEXT_CURSOR: Final = "X-Next-Cursor"
 _RUN: Final = "/v1/run"
 _EVENTS: Final[Mapping[str, str]] = {"Accept": "text/event-stream"}
@@ -96,18 +95,12 @@ class HttpTransport:
             raise
 
     async def _uncreate(self, creating: asyncio.Future[Info]) -> None:
-        try:
-            # The daemon may have made it already, and its answer may be on the way.
-            await asyncio.wait({creating}, timeout=_ANSWER_GRACE_S)
-            if creating.done() and not creating.cancelled() and creating.exception() is None:
-                info = creating.result()
-                if info.created:
-                    with suppress(SandkastenError):
-                        await self.destroy(info.id)
-        finally:
-            # Disconnecting tells the daemon to undo what it has begun.
-            creating.cancel()
-            await asyncio.gather(creating, return_exceptions=True)
+        await settle(creating)
+        if not creating.cancelled() and creating.exception() is None:
+            info = creating.result()
+            if info.created:
+                with suppress(SandkastenError):
+                    await self.destroy(info.id)
 
     async def _create(self, request: CreateRequest) -> Info:
         order = HttpRequest(

@@ -102,7 +102,11 @@ class SpareClaims:
             async with asyncio.timeout(CLAIM_TIMEOUT_S):
                 cell = await plan.backend.attach(spare.id)
                 channel = await Channel.open(await cell.dial())
-                await send_lease(channel, plan.lease, CLAIM_TIMEOUT_S)
+                try:
+                    await send_lease(channel, plan.lease, CLAIM_TIMEOUT_S)
+                except BaseException:
+                    await channel.aclose()
+                    raise
             row = replace(row, owner_pid=owner.pid, owner_start=owner.start)
             handle = Handle(
                 record=row, backend=plan.backend, cell=cell, channel=channel, cwd=WORKSPACE
