@@ -2,10 +2,11 @@
 
 Times every callback of every asyncio loop in the process, including the embedded engine's own
 thread. Time in which a thread of the process waited for a processor does not count: another thread
-may have held the interpreter's lock meanwhile. Nor does a callback during which the kernel read
-pages of programs from the disk, which a cold or full host does at any instruction. Nor does what a
-test's own tools did (`of_the_test`), nor a program that a test itself starts or waits for. It costs
-well under a microsecond per callback, while asyncio's debug mode would change what is tested.
+may have held the interpreter's lock meanwhile. Nor does time in which other guests of a virtual
+machine's host had the processors. Nor does a callback during which the kernel read pages of
+programs from the disk, which a cold or full host does at any instruction. Nor does what a test's
+own tools did (`of_the_test`), nor a program that a test itself starts or waits for. It costs well
+under a microsecond per callback, while asyncio's debug mode would change what is tested.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
+import os
 import resource
 import subprocess
 import sys
@@ -51,12 +53,13 @@ def _timed(self: Any) -> None:
     began = time.perf_counter()
     if began - getattr(_thread, "looked_at", 0.0) > _LOOK_EVERY_S:
         _thread.looked_at, _thread.queued, _thread.faults = began, _queued(), _faults()
+        _thread.stolen = stolen_s()
     own = getattr(_thread, "own_s", 0.0)
     _original(self)
     took = time.perf_counter() - began - (getattr(_thread, "own_s", 0.0) - own)
     if (
         took > LIMIT_S
-        and took - _waited_s(_thread.queued) > LIMIT_S
+        and took - _waited_s(_thread.queued) - (stolen_s() - _thread.stolen) > LIMIT_S
         and _faults() == _thread.faults
     ):
         _slow.append(f"{took:.2f} s in {_named(self)}")
@@ -136,6 +139,17 @@ def _queued() -> dict[int, float]:
 def _faults() -> int:
     """Return how many pages this process has had to wait for, in all its threads."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+
+
+def stolen_s() -> float:
+    """Return how long this machine's processors had work and were not given to it, all together."""
+    try:
+        with open("/proc/stat", "rb") as file:
+            return int(file.readline().split()[8]) / os.sysconf("SC_CLK_TCK")
+    except OSError as exc:
+        if exc.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        return 0.0
 
 
 def _waited_s(before: dict[int, float]) -> float:

@@ -248,6 +248,16 @@ async def test_blocking_calls_of_test_tools_are_not_reported():
     assert loopwatch.drain() == []
 
 
+async def test_time_that_other_guests_had_is_not_reported(monkeypatch):
+    began = time.perf_counter()
+    monkeypatch.setattr(loopwatch, "stolen_s", lambda: time.perf_counter() - began)
+    loopwatch.drain()
+    await asyncio.sleep(loopwatch._LOOK_EVERY_S)
+    time.sleep(loopwatch.LIMIT_S + 0.1)  # noqa: ASYNC251
+    await asyncio.sleep(0)
+    assert loopwatch.drain() == []
+
+
 @pytest.mark.slow_loop
 @pytest.mark.long(reason="every test of `make test` runs under the same check")
 async def test_only_programs_that_a_test_itself_waits_for_are_not_reported():
