@@ -1,5 +1,6 @@
 #!/bin/bash
-# Run lint, the runner's tests and the Python tests; print the seconds of each phase at the end.
+# Run lint, the runner's tests and the Python tests; print the seconds of each phase at the end, and
+# how much of them the processors worked or were kept by other guests of a virtual machine's host.
 #   test.sh check    what needs no container engine, in a few minutes
 #   test.sh all      everything, every backend included (SANDKASTEN_LONG=1: every size in full)
 # Every phase runs, and any failure fails the whole. Nothing is run a second time.
@@ -12,6 +13,12 @@ logs=build/test-logs
 rm -rf $logs
 mkdir -p $logs
 declare -A background
+
+# The seconds of all processors since the machine started: worked, and kept from it.
+processors() {
+    awk -v hz="$(getconf CLK_TCK)" '/^cpu / { printf "%d %d\n", ($2 + $3 + $4 + $7 + $8) / hz, $9 / hz }' /proc/stat
+}
+read -r worked kept < <(processors)
 
 note() {
     summary+=("$(printf '%-10s %-7s %4d s' "$1" "$2" "$3")")
@@ -170,6 +177,8 @@ case ${1:-all} in
         ;;
 esac
 
+read -r worked_now kept_now < <(processors)
+summary+=("processors worked $((worked_now - worked)) s, kept from this machine $((kept_now - kept)) s")
 printf '\n'
 printf '%s\n' "${summary[@]}" "$(printf '%-10s %-7s %4d s' total "$([ $status = 0 ] && echo ok || echo FAILED)" $SECONDS)"
 exit $status
