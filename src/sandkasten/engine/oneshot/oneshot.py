@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from sandkasten.engine.commands.exec_spans import output_attributes, trace_result
 from sandkasten.engine.oneshot.artifacts import collect_artifacts
 from sandkasten.engine.oneshot.held_interpreters import HELD_PYTHON, PYTHON, PYTHON_MAIN
+from sandkasten.engine.pool.warm_pool import REFILL_DURING_RUN_S
 from sandkasten.errors import (
     Cancelled,
     CommandNotFound,
@@ -208,6 +209,7 @@ class OneShot:
                 if job.kept:
                     await self._take_back(record, job)
                 await self._remove(record)
+                self._sandboxes.pool.refill()
         except BaseException as exc:
             told.failed(exc)
             raise
@@ -301,7 +303,7 @@ class OneShot:
             # One pass of the loop sends the file and then the command: the runner finishes a write
             # before it handles what follows, and without its file no code can run.
             await asyncio.sleep(0)
-            self._sandboxes.pool.refill()
+            self._sandboxes.pool.refill(REFILL_DURING_RUN_S)
             for writing in tasks:
                 await writing
             return await running

@@ -5,9 +5,9 @@ twice within `PoolRules.idle_s`; after a burst of requests, more of it are kept 
 sandbox is claimed by one request and never returns to the pool; no code runs in it before, except
 an interpreter that waits for the code. It is removed if it was not claimed for `idle_s`, and at
 `aclose`. If this process is killed, its own lease or any reaper removes it, or the next daemon
-adopts it. One sandbox is made at a time, after the request was answered, and more slowly while the
-machine is busy. Nothing here makes a request or a start fail: without a pooled sandbox, a request
-gets a new one.
+adopts it. One sandbox is made at a time, when the request was answered or takes long, and more
+slowly while the machine is busy. Nothing here makes a request or a start fail: without a pooled
+sandbox, a request gets a new one.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ LIFETIME_S = 3600.0
 BACKOFF_S = 30.0
 # Let the caller of a new session use it first.
 REFILL_AFTER_S = 0.01
+# A one-shot has ended by then, or takes so long that its caller does not notice.
+REFILL_DURING_RUN_S = 0.2
 # A sandbox that took this many times the usual time was made on a busy machine: rest as long.
 SLOW = 3.0
 MAX_KINDS = 8
@@ -117,6 +119,7 @@ class WarmPool:
         self._kinds: list[_Kind] = []
         self._busy: set[asyncio.Task[Any]] = set()
         self._refilling: asyncio.Task[None] | None = None
+        self._no_delay = asyncio.Event()
         self._upkeep: asyncio.TimerHandle | None = None
         self._upkeep_at = 0.0
         self._usual_s: float | None = None
@@ -179,10 +182,16 @@ class WarmPool:
         return claimed
 
     def refill(self, after_s: float = 0.0) -> None:
-        """Start making what is missing, if that is not going on already. Return at once."""
-        if self._closed or (self._refilling is not None and not self._refilling.done()):
+        """Start making what is missing after this time, or earlier if another call says so. Return
+        at once.
+        """
+        if self._closed:
             return
-        if self._lacking() is not None:
+        if self._refilling is not None and not self._refilling.done():
+            if not after_s:
+                self._no_delay.set()
+        elif self._lacking() is not None:
+            self._no_delay.clear()
             self._refilling = self._later(self._refill(after_s))
 
     def _not_ready(self, kind: _Kind) -> Miss:
@@ -272,7 +281,10 @@ class WarmPool:
         return most[1] if most is not None and most[0] > 0 else None
 
     async def _refill(self, after_s: float) -> None:
-        await asyncio.sleep(after_s)
+        if after_s:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(after_s):
+                    await self._no_delay.wait()
         while not self._closed and (kind := self._lacking()) is not None:
             began = now = self._clock.boottime()
             spare = _Spare(self._later(self._make(kind)), now + self.rules.idle_s, now)
