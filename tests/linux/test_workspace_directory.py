@@ -27,6 +27,7 @@ from sandkasten.errors import (
 from sandkasten.linux.storage import ext4, tree_copy, workspace_directory, workspace_image
 from sandkasten.linux.storage.workspace_directory import WorkspaceDirectory
 from sandkasten.model.sandbox.workspace import StoredWorkspace
+from tests.linux.hostvolumes import devices, eventually
 from tests.patience import FAR_TOO_LATE_S, PATIENCE_S
 
 pytestmark = pytest.mark.anyio
@@ -60,6 +61,9 @@ def mounted(volume: Path, at: Path):
     finally:
         subprocess.run(["umount", at], check=True, timeout=FAR_TOO_LATE_S)
         at.rmdir()
+        # A sandbox that another test starts has a copy of the mount for a moment, and the file
+        # system writes its last figures when the last copy is gone.
+        eventually(lambda: devices(volume.parent) == [], f"{volume} is still in use")
 
 
 # ---- the contract
