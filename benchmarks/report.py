@@ -28,6 +28,8 @@ _MET: Final = {True: "met", False: "**missed**", None: "not measured"}
 _NOTE: Final = "<!-- made from results.json by benchmarks/report.py; do not edit -->"
 # More than this, for each processor, and absolute values mean little.
 _BUSY: Final = 0.5
+# A share of the processors' time.
+_MUCH_STOLEN: Final = 0.05
 _HEAD: Final = """\
 # Benchmark results
 
@@ -142,6 +144,12 @@ def _conditions(found: Results) -> list[str]:
         f"{sum(part.seconds for part in parts):.0f} s.",
         f"- **Load average**: {min(loads):.1f} to {max(loads):.1f}, the benchmark's own included.",
     ]
+    stolen = max(part.stolen for part in parts)
+    if stolen > _MUCH_STOLEN:
+        lines.append(
+            f"- **The host gave up to {stolen:.0%} of the processors' time to other guests** in a "
+            "section. That delays what needs several processes more than what needs one."
+        )
     if parts[0].load_before > _BUSY * int(machine["processors"]):
         lines.append(
             "- **The machine had other work** when the run began: absolute values are too high, "

@@ -28,6 +28,8 @@ class Part:
     measured: Measured
     failed: str = ""
     """Why it could not be measured."""
+    stolen: float = 0.0
+    """The share of the processors' time that the host of a virtual machine gave to others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 QUICK_PLACE = ROOT / "build" / "bench"
 PROGRAMS = ("docker", "runc", "bwrap", "runsc")
+# The eighth time of a line in /proc/stat.
+_STEAL = 7
 
 
 class Run:
@@ -179,6 +181,7 @@ def _measure(
 def _part(name: str, measure: Callable[[Samples], object], *, quick: bool) -> results.Part:
     at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     before, began = os.getloadavg()[0], time.monotonic()
+    times = _processor_times()
     samples, failed = Samples(), ""
     try:
         measure(samples)
@@ -187,7 +190,15 @@ def _part(name: str, measure: Callable[[Samples], object], *, quick: bool) -> re
     seconds = round(time.monotonic() - began, 1)
     _say(f"{name}: {seconds:.0f} s {failed}")
     after, found = os.getloadavg()[0], samples.summaries()
-    return results.Part(at, _revision(), seconds, before, after, quick, found, failed)
+    spent = [now - then for now, then in zip(_processor_times(), times, strict=True)]
+    stolen = spent[_STEAL] / max(1, sum(spent))
+    return results.Part(at, _revision(), seconds, before, after, quick, found, failed, stolen)
+
+
+def _processor_times() -> list[int]:
+    """Return the times of all processors in ticks, from user to steal (proc(5), `stat`)."""
+    with Path("/proc/stat").open() as file:
+        return [int(word) for word in file.readline().split()[1 : _STEAL + 2]]
 
 
 def _wanted(options: argparse.Namespace, found: Results) -> list[str]:
