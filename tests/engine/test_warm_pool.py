@@ -57,6 +57,10 @@ async def until(condition, patience_s: float = PATIENCE_S):
     return found
 
 
+async def heard(world: World, event: str) -> bool:
+    return event in world.events.names()
+
+
 async def spare_of(world: World, patience_s: float = PATIENCE_S) -> str:
     """Return the id of the one warm sandbox once it is running."""
 
@@ -81,12 +85,14 @@ async def test_a_single_run_keeps_no_warm_sandbox(world):
 
 @pytest.mark.promise("P17")
 async def test_after_two_equal_runs_the_next_finds_a_warm_sandbox(world):
-    await sh(world)
+    first = await sh(world)
     await sh(world)
     spare = await spare_of(world)
     assert world.backend.created == 3
     result = await sh(world, "echo hi", timeout_s=7)
     assert (result.sandbox_id, result.stdout) == (spare, b"hi\n")
+    assert (first.acquire_source, first.acquire_detail) == ("cold", "no sandbox ready")
+    assert (result.acquire_source, result.acquire_detail) == ("pool", "")
     assert result.limits["timeout_seconds"] == 7
     assert world.events.names().count("sandbox.claimed") == 1
     assert await spare_of(world) != spare
@@ -282,6 +288,7 @@ async def test_a_run_waits_for_a_warm_sandbox_that_is_being_created(world):
 
     world.backend.gate.before_create = slow
     await sh(world)
+    await until(lambda: rows(world))
     running = asyncio.create_task(sh(world, "echo late"))
     await asyncio.sleep(0.05)
     assert not running.done()
@@ -300,6 +307,7 @@ async def test_a_run_cancelled_while_waiting_leaves_the_sandbox_to_the_next(worl
 
     world.backend.gate.before_create = slow
     await sh(world)
+    await until(lambda: rows(world))
     running = asyncio.create_task(sh(world))
     await asyncio.sleep(0.02)
     running.cancel()
@@ -320,6 +328,7 @@ async def test_a_warm_sandbox_that_cannot_be_created_fails_no_run(world):
 
     world.backend.gate.before_create = full
     await sh(world)
+    await until(lambda: heard(world, "sandbox.spare_failed"))
     for _ in range(3):
         result = await sh(world, "echo fine")
         assert result.stdout == b"fine\n"
@@ -344,6 +353,7 @@ async def test_a_run_waiting_for_a_failed_warm_sandbox_creates_its_own(world):
 
     world.backend.gate.before_create = failing
     await sh(world)
+    await until(lambda: rows(world))
     running = asyncio.create_task(sh(world, "echo own"))
     await asyncio.sleep(0.02)
     gate.set()

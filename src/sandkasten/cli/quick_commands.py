@@ -47,6 +47,8 @@ _RESULT = {
     "why": None,
     "warnings": list,
     "network": None,
+    "acquire_source": str,
+    "acquire_detail": str,
 }
 # Options of `run` that are fields of the request; the others need the full client.
 _BODY = {

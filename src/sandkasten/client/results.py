@@ -206,6 +206,9 @@ class RunResult:
     """Connections that the network refused while it ran."""
     suggested: tuple[str, ...] = ()
     """With a dry run: a rule for each host and port that was reached."""
+    acquire_source: Literal["pool", "cold"] = field(default="cold", repr=False)
+    acquire_detail: str = field(default="", repr=False)
+    """Why it did not come from the warm pool."""
 
     @property
     def stdout(self) -> str:
@@ -244,6 +247,8 @@ class RunResult:
             "why": None if self.why is None else asdict(self.why),
             "warnings": list(self.warnings),
             "network": _network(self),
+            "acquire_source": self.acquire_source,
+            "acquire_detail": self.acquire_detail,
         }
         if self.error is not None:
             answer["error"] = self.error
@@ -295,6 +300,8 @@ def run_result_of(answer: EngineRunResult) -> RunResult:
         warnings=answer.warnings,
         refused=() if answer.network is None else answer.network.refused,
         suggested=() if answer.network is None else answer.network.suggested,
+        acquire_source=answer.acquire_source,
+        acquire_detail=answer.acquire_detail,
     )
 
 

@@ -1035,6 +1035,10 @@ export interface RunResult {
   warnings: string[];
   /** What the network refused while it ran; null when nothing was. */
   network?: ExecNetwork | null;
+  /** `pool` if its sandbox was ready, else `cold`. */
+  acquireSource: string;
+  /** Why it did not come from the warm pool. */
+  acquireDetail: string;
 }
 
 export interface RunBodyLimits {

@@ -140,6 +140,8 @@ class RunAnswer(Answer):
     network: ExecNetworkAnswer | None = Field(
         None, description="What the network refused while it ran; null when nothing was."
     )
+    acquire_source: str = Field(description="`pool` if its sandbox was ready, else `cold`.")
+    acquire_detail: str = Field(description="Why it did not come from the warm pool.")
 
 
 async def run(call: Call) -> Response:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from sandkasten.engine.commands.exec_spans import output_attributes, trace_result
 from sandkasten.engine.oneshot.artifacts import collect_artifacts
 from sandkasten.engine.oneshot.held_interpreters import HELD_PYTHON, PYTHON, PYTHON_MAIN
-from sandkasten.engine.pool.warm_pool import REFILL_DURING_RUN_S
 from sandkasten.errors import (
     Cancelled,
     CommandNotFound,
@@ -261,7 +260,7 @@ class OneShot:
         span: Span,
     ) -> RunResult:
         try:
-            result = await self._write_and_run(record, job, show)
+            result = await self._write_and_run(record, job, plan, show)
         except CommandNotFound as exc:
             raise CommandNotFound(
                 f"there is no {job.runtime.program[0]} in image {record.image}",
@@ -289,7 +288,7 @@ class OneShot:
         return answer
 
     async def _write_and_run(
-        self, record: Record, job: _Job, show: ChunkReader | None
+        self, record: Record, job: _Job, plan: SandboxPlan, show: ChunkReader | None
     ) -> ExecResult:
         sandbox_id, files = record.id, job.files
         tasks: list[asyncio.Future[None]] = []
@@ -303,7 +302,7 @@ class OneShot:
             # One pass of the loop sends the file and then the command: the runner finishes a write
             # before it handles what follows, and without its file no code can run.
             await asyncio.sleep(0)
-            self._sandboxes.pool.refill(REFILL_DURING_RUN_S)
+            self._sandboxes.pool.refill_during_run(plan)
             for writing in tasks:
                 await writing
             return await running
@@ -451,6 +450,8 @@ def _answer(
         why=result.why,
         warnings=warnings,
         network=result.network,
+        acquire_source="pool" if record.acquired == "pool" else "cold",
+        acquire_detail=record.acquire_detail,
     )
 
 

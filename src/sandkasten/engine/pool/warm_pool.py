@@ -54,7 +54,9 @@ BACKOFF_S = 30.0
 # Let the caller of a new session use it first.
 REFILL_AFTER_S = 0.01
 # A one-shot has ended by then, or takes so long that its caller does not notice.
-REFILL_DURING_RUN_S = 0.2
+_REFILL_DURING_RUN_S = 0.2
+# Requests that follow each other faster than this would wait for what is made between them.
+_CLOSE_S = 0.1
 # A sandbox that took this many times the usual time was made on a busy machine: rest as long.
 SLOW = 3.0
 MAX_KINDS = 8
@@ -193,6 +195,16 @@ class WarmPool:
         elif self._lacking() is not None:
             self._no_delay.clear()
             self._refilling = self._later(self._refill(after_s))
+
+    def refill_during_run(self, plan: SandboxPlan) -> None:
+        """Make what is missing after the run, unless the run takes long or the next request of its
+        kind will follow at once.
+        """
+        kind = None if self._closed else self._find(plan)
+        if kind is None or len(kind.times) < 2:
+            return
+        follows = kind.times[-1] - kind.times[-2] < _CLOSE_S
+        self.refill(0.0 if follows else _REFILL_DURING_RUN_S)
 
     def _not_ready(self, kind: _Kind) -> Miss:
         for other in self._kinds:

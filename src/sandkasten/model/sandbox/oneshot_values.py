@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping  # noqa: TC003  (the codec reads the annotations)
 from dataclasses import field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.access.tenancy import DEFAULT_TENANT
 from sandkasten.model.commands.exec_values import ExecNetwork, Why  # noqa: TC001
-from sandkasten.model.json_codec import BASE64, FileName
+from sandkasten.model.json_codec import BASE64, OPEN, FileName
 from sandkasten.model.sandbox.sandbox_options import Number, SandboxOptions
 
 if TYPE_CHECKING:
@@ -77,3 +77,6 @@ class RunResult:
     why: Why | None = None
     warnings: tuple[str, ...] = ()
     network: ExecNetwork | None = None
+    acquire_source: Annotated[Literal["pool", "cold"], OPEN] = "cold"
+    acquire_detail: str = ""
+    """Why it did not come from the warm pool."""
