@@ -13,6 +13,7 @@ import re
 import select
 import socket
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
@@ -25,7 +26,7 @@ from tests.patience import PATIENCE_S
 from tests.shared_sandbox_cases import few
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from sandkasten.api.route import Route
 
@@ -172,8 +173,9 @@ def test_no_body_that_is_wrong_holds_the_event_loop(daemon: DaemonThread, full_s
             continue
         seen.add(route.body)
         for what, body in some(wrong_bodies(route, full_size=full_size), held, full_size):
-            status = asked(daemon, route, body=body)
-            held.note(f"{route.method} {route.path} {what}: {status}")
+            again = partial(asked, daemon, route, body=body)
+            status = again()
+            held.note(f"{route.method} {route.path} {what}: {status}", again)
             assert 400 <= status < 500 or what == "escapes"
     assert held.count > (120 if full_size else 40)
     held.check()
@@ -187,8 +189,9 @@ def test_no_body_that_is_large_holds_the_event_loop(daemon: DaemonThread, full_s
             continue
         seen.add(route.body)
         for what, body in large_bodies(route, 9 if full_size else 1):
-            status = asked(daemon, route, body=body)
-            held.note(f"{route.method} {route.path} {what}: {status}")
+            again = partial(asked, daemon, route, body=body)
+            status = again()
+            held.note(f"{route.method} {route.path} {what}: {status}", again)
             assert status != 500
     assert held.count > 100
     held.check()
@@ -198,8 +201,9 @@ def test_no_form_holds_the_event_loop(daemon: DaemonThread) -> None:
     held = Holds(daemon)
     for route in ROUTES:
         for what, body in forms() if FORM in route.takes else ():
-            status = asked(daemon, route, body=body, kind=f"{FORM}; boundary=b")
-            held.note(f"{route.method} {route.path} {what}: {status}")
+            again = partial(asked, daemon, route, body=body, kind=f"{FORM}; boundary=b")
+            status = again()
+            held.note(f"{route.method} {route.path} {what}: {status}", again)
     held.check()
 
 
@@ -208,8 +212,9 @@ def test_no_query_holds_the_event_loop(daemon: DaemonThread, full_size: bool) ->
     for route in ROUTES:
         if not route.path.endswith(FOLLOWS):
             for what, query in some(queries(), held, full_size):
-                status = asked(daemon, route, query=query)
-                held.note(f"{route.method} {route.path} {what}: {status}")
+                again = partial(asked, daemon, route, query=query)
+                status = again()
+                held.note(f"{route.method} {route.path} {what}: {status}", again)
                 assert status
     held.check()
 
@@ -225,8 +230,9 @@ def test_no_burst_of_requests_or_chunks_holds_the_event_loop(daemon: DaemonThrea
         ("empty lines", b"\r\n" * (MB // 2) + HEALTH),
         ("garbage", b"\0" * MB),
     ):
-        status = sent(daemon, data, for_s=1.0)
-        held.note(f"{what}: {status}")
+        again = partial(sent, daemon, data, for_s=1.0)
+        status = again()
+        held.note(f"{what}: {status}", again)
     held.check()
 
 
@@ -281,10 +287,20 @@ class Holds:
     def count(self) -> int:
         return len(self._found)
 
-    def note(self, what: str) -> None:
-        assert sent(self._daemon, HEALTH) == 200
-        took, where = loopwatch.longest(self._daemon.ident)
+    def note(self, what: str, again: Callable[[], object] | None = None) -> None:
+        """Note the longest callback of the last input. What took too long is tried `again`: the
+        host of a virtual machine may have stopped it meanwhile.
+        """
+        took, where = self._longest()
+        for _ in range(2):
+            if again is not None and took >= self._most:
+                again()
+                took, where = min((took, where), self._longest())
         self._found.append((took, f"{what} ({where[:300]})"))
+
+    def _longest(self) -> tuple[float, str]:
+        assert sent(self._daemon, HEALTH) == 200
+        return loopwatch.longest(self._daemon.ident)
 
     def check(self) -> None:
         self._found.sort(reverse=True)
