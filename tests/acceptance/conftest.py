@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+POOL_SIZE = "SANDKASTEN_POOL_ONESHOT_SPARES"
 
 
 @pytest.fixture(scope="session")
@@ -41,8 +42,12 @@ def suite_data_dir() -> Iterator[Path]:
 
 @pytest.fixture
 def data_dir(suite_data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Also set in the environment, for the command line and for programs."""
+    """Also set in the environment, for the command line and for programs.
+
+    Without a warm pool, whose sandbox would be there for seconds after each test.
+    """
     monkeypatch.setenv("SANDKASTEN_DATA_DIR", str(suite_data_dir))
+    monkeypatch.setenv(POOL_SIZE, "0")
     yield suite_data_dir
     deadline = time.monotonic() + PATIENCE_S
     while (left := leftovers(suite_data_dir)) and time.monotonic() < deadline:

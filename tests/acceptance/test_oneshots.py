@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.acceptance.conftest import REPOSITORY, leftovers, sandkasten
+from tests.acceptance.conftest import POOL_SIZE, REPOSITORY, leftovers, sandkasten
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -48,6 +48,11 @@ def spare():
     (one,) = rows("spare")
     return one
 """
+
+
+@pytest.fixture(autouse=True)
+def warm_pool(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(POOL_SIZE)
 
 
 def _environment() -> dict[str, str]:
@@ -248,7 +253,7 @@ print(json.dumps([said, first.sandbox_id == one, again.sandbox_id == second]))
 def test_without_the_setting_no_warm_sandbox_is_kept(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv("SANDKASTEN_POOL_ONESHOT_SPARES", "0")
+    monkeypatch.setenv(POOL_SIZE, "0")
     answer = _program("""
 for _ in range(4):
     run("1")
