@@ -155,10 +155,13 @@ _POSTURE = Part(("posture",), ("every_way",))
 _PLACE_POSTURE = Part(("posture",), ("every_way", "shell_is_equally"))
 # What a damaged file does is decided by code that `local` and docker/volume have.
 _DAMAGED = ("damaged",)
+# That programs in an interpreter which was started before behave alike is shown on `local`.
+_HELD = ("cannot_tell", "not_ready", "until_it_is_used", "before_the_hand_over")
 PARTS: dict[tuple[Suite, str], Part] = {
     ("contract", "unisolated"): _COMMANDS,
+    ("contract", "oci"): Part((), _HELD),
     ("security", "oci"): Part((*_CLOSED, "lifecycle"), _DAMAGED),
-    ("contract", "gvisor"): Part((), (*_LARGE, "page_ends")),
+    ("contract", "gvisor"): Part((), (*_LARGE, "page_ends", *_HELD)),
     ("security", "gvisor"): Part(_CLOSED),
     ("contract", "local/debian"): _ENTRY,
     ("security", "local/debian"): _POSTURE,
@@ -169,7 +172,7 @@ PARTS: dict[tuple[Suite, str], Part] = {
     ("security", "local/claimed"): _POSTURE,
     ("contract", "local/busybox"): Part((*_ENTRY.files, "shells"), _LARGE),
     ("security", "local/busybox"): _POSTURE,
-    ("contract", "docker/volume"): Part((), (*_LARGE, "page_ends")),
+    ("contract", "docker/volume"): Part((), (*_LARGE, "page_ends", *_HELD)),
     # Paths, archives, output and shells are the runner's work, which is attacked on `local`.
     ("security", "docker/volume"): Part(
         (*_CLOSED, "lifecycle", "resources"),
