@@ -60,6 +60,19 @@ async def test_a_record_survives_a_round_trip(store):
     assert list(await store.list()) == [one]
 
 
+async def test_a_row_is_decoded_only_if_another_process_wrote_it(tmp_path):
+    mine, other = DirectoryStore(tmp_path / "ledger"), DirectoryStore(tmp_path / "ledger")
+    one = record("key")
+    await mine.put(one)
+    assert await mine.get(one.id) is one
+    assert await other.get(one.id) == one
+    await other.put(replace(one, labels={}))
+    assert await mine.get(one.id) == replace(one, labels={})
+    await other.drop(one.id)
+    assert await mine.get(one.id) is None
+    assert mine._written == {}
+
+
 async def test_the_last_put_wins(store):
     one = record()
     await store.put(one)

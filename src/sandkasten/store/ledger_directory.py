@@ -10,7 +10,7 @@ process are removed then too. A full or read-only disk raises QuotaExceeded or I
 anything is created; a process without free descriptors raises Busy. Files are a few hundred bytes
 in a directory that the kernel caches, so the calls are made on the event loop: a thread would cost
 more than they do. `list` reads only what has changed since it was last called (`ledger_index`); a
-single row is always read from its file.
+single row is always read from its file, and decoded unless this process wrote just that.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ class DirectoryStore:
             for directory in (root, self._rows, self._keys, locks):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._locks = FileLocks(locks)
+        self._written: dict[SandboxId, tuple[bytes, Record]] = {}
+        """The last row of each sandbox that this process wrote, as it was written."""
         self._index = LedgerIndex(self._rows, _id_of, self._read_named, self._is_there)
 
     async def put(self, record: Record) -> None:
@@ -64,8 +66,9 @@ class DirectoryStore:
             # would lead to a second sandbox for that key.
             if record.session_key is not None:
                 _write(self._key_path(record.session_key), record.id.encode())
-            stage = _stage(record)
-            _write(self._row_path(record.id, stage), encode_row(record))
+            stage, data = _stage(record), encode_row(record)
+            _write(self._row_path(record.id, stage), data)
+            self._written[record.id] = (data, record)
             for earlier in _STAGES[: _STAGES.index(stage)]:
                 with suppress(FileNotFoundError):
                     os.unlink(self._row_path(record.id, earlier))
@@ -89,6 +92,7 @@ class DirectoryStore:
     async def drop(self, sandbox_id: SandboxId, record: Record | None = None) -> None:
         if record is None:
             record = self._read(sandbox_id)
+        self._written.pop(sandbox_id, None)
         with translated(f"forget sandbox {sandbox_id}"):
             # The latest one last, so that no reader takes an earlier one for valid meanwhile.
             for stage in _STAGES:
@@ -123,12 +127,19 @@ class DirectoryStore:
     def _read(self, the_id: SandboxId) -> Record | None:
         # In this order, a row that moves on meanwhile is seen under its old name or its new one.
         rows = [self._row(the_id, stage) for stage in _STAGES]
-        return next((row for row in reversed(rows) if row is not None), None)
+        found = next((row for row in reversed(rows) if row is not None), None)
+        if found is None:
+            self._written.pop(the_id, None)
+        return found
 
     def _row(self, the_id: SandboxId, stage: str) -> Record | None:
         try:
             data = read_small_file(self._row_path(the_id, stage), MAX_ROW_BYTES)
-            record = decode_row(data) if data is not None else None
+            if data is None:
+                return None
+            written, record = self._written.get(the_id, (None, None))
+            if written != data:
+                record = decode_row(data)
         except (OSError, ValueError):
             return None
         return record if record is not None and record.id == the_id else None
