@@ -121,7 +121,7 @@ class WarmPool:
         self._kinds: list[_Kind] = []
         self._busy: set[asyncio.Task[Any]] = set()
         self._refilling: asyncio.Task[None] | None = None
-        self._no_delay = asyncio.Event()
+        self._delayed: asyncio.TimerHandle | None = None
         self._upkeep: asyncio.TimerHandle | None = None
         self._upkeep_at = 0.0
         self._usual_s: float | None = None
@@ -185,16 +185,23 @@ class WarmPool:
 
     def refill(self, after_s: float = 0.0) -> None:
         """Start making what is missing after this time, or earlier if another call says so. Return
-        at once.
+        at once; without a delay, the next claim already waits for what is being made.
         """
-        if self._closed:
+        if self._closed or (self._refilling is not None and not self._refilling.done()):
             return
-        if self._refilling is not None and not self._refilling.done():
-            if not after_s:
-                self._no_delay.set()
-        elif self._lacking() is not None:
-            self._no_delay.clear()
-            self._refilling = self._later(self._refill(after_s))
+        loop = asyncio.get_running_loop()
+        if after_s and self._delayed is not None and self._delayed.when() <= loop.time() + after_s:
+            return
+        if self._delayed is not None:
+            self._delayed.cancel()
+            self._delayed = None
+        kind = self._lacking()
+        if kind is None:
+            return
+        if after_s:
+            self._delayed = loop.call_later(after_s, self.refill)
+        else:
+            self._refilling = self._later(self._refill(kind, self._begin(kind)))
 
     def refill_during_run(self, plan: SandboxPlan) -> None:
         """Make what is missing after the run, unless the run takes long or the next request of its
@@ -292,28 +299,36 @@ class WarmPool:
         most = max(lacks, key=lambda one: (one[0], one[1].listed), default=None)
         return most[1] if most is not None and most[0] > 0 else None
 
-    async def _refill(self, after_s: float) -> None:
-        if after_s:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(after_s):
-                    await self._no_delay.wait()
-        while not self._closed and (kind := self._lacking()) is not None:
-            began = now = self._clock.boottime()
-            spare = _Spare(self._later(self._make(kind)), now + self.rules.idle_s, now)
-            kind.spares.append(spare)
-            await asyncio.wait({spare.making})
-            if spare.made() is None:
-                if spare in kind.spares:
-                    kind.spares.remove(spare)
-                continue
-            now = self._clock.boottime()
-            spare.kept_until = now + self.rules.idle_s
-            spare.renew_at = now + self.rules.idle_s / 2
-            self._look_after(self.rules.idle_s / 2)
-            took = now - began
-            usual = self._usual_s = took if self._usual_s is None else min(self._usual_s, took)
-            if took > SLOW * usual:
-                await asyncio.sleep(took)
+    def _begin(self, kind: _Kind) -> _Spare:
+        now = self._clock.boottime()
+        spare = _Spare(self._later(self._make(kind)), now + self.rules.idle_s, now)
+        kind.spares.append(spare)
+        return spare
+
+    async def _refill(self, kind: _Kind, spare: _Spare) -> None:
+        """Wait for the sandbox of this kind, and then make what else is missing."""
+        while True:
+            await self._settled(kind, spare)
+            lacking = None if self._closed else self._lacking()
+            if lacking is None:
+                return
+            kind, spare = lacking, self._begin(lacking)
+
+    async def _settled(self, kind: _Kind, spare: _Spare) -> None:
+        began = self._clock.boottime()
+        await asyncio.wait({spare.making})
+        if spare.made() is None:
+            if spare in kind.spares:
+                kind.spares.remove(spare)
+            return
+        now = self._clock.boottime()
+        spare.kept_until = now + self.rules.idle_s
+        spare.renew_at = now + self.rules.idle_s / 2
+        self._look_after(self.rules.idle_s / 2)
+        took = now - began
+        usual = self._usual_s = took if self._usual_s is None else min(self._usual_s, took)
+        if took > SLOW * usual:
+            await asyncio.sleep(took)
 
     async def _make(self, kind: _Kind) -> Record | None:
         plan = kind.plan
@@ -413,6 +428,8 @@ class WarmPool:
         self._closed = True
         if self._upkeep is not None:
             self._upkeep.cancel()
+        if self._delayed is not None:
+            self._delayed.cancel()
         if self._refilling is not None:
             self._refilling.cancel()
         for kind in self._kinds:
