@@ -21,7 +21,7 @@ from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests.engine.injections import World
-from tests.patience import PATIENCE_S
+from tests.patience import DEADLINES_S, PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -362,9 +362,14 @@ async def test_a_run_waiting_for_a_failed_warm_sandbox_creates_its_own(world):
 
 @pytest.mark.promise("P17")
 async def test_an_unclaimed_warm_sandbox_is_removed():
-    world = World(pool=replace(ONE, idle_s=0.5))
-    await sh(world)
-    await sh(world)
+    # On a busy machine, two runs may be too far apart for a short time.
+    for idle_s in DEADLINES_S:
+        world = World(pool=replace(ONE, idle_s=idle_s))
+        await sh(world)
+        await sh(world)
+        if world.engine._pool._refilling is not None:
+            break
+        await world.engine.aclose()
 
     # It may be gone again before anybody sees it.
     async def gone() -> bool:

@@ -59,12 +59,11 @@ def _timed(self: Any) -> None:
     own = getattr(_thread, "own_s", 0.0)
     _original(self)
     took = time.perf_counter() - began - (getattr(_thread, "own_s", 0.0) - own)
-    if (
-        took > LIMIT_S
-        and took - _waited_s(_thread.queued) - (stolen_s() - _thread.stolen) > LIMIT_S
-        and _faults() == _thread.faults
-    ):
-        _slow.append(f"{took:.2f} s in {_named(self)}")
+    if took > LIMIT_S and _faults() == _thread.faults:
+        waited, stolen = _waited_s(_thread.queued), stolen_s() - _thread.stolen
+        if took - waited - stolen > LIMIT_S:
+            without = f"{waited:.2f} s of waiting, {stolen:.2f} s stolen"
+            _slow.append(f"{took:.2f} s ({without}) in {_named(self)}")
 
 
 def _measured(self: Any) -> None:
