@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 
 import pytest
 
@@ -17,7 +19,8 @@ from sandkasten.errors import (
 )
 from sandkasten.wire.call import CallEvent, Data, OutputChunk
 from sandkasten.wire.channel import Channel
-from sandkasten.wire.frame_codec import MIB, Kind, decode_credit, encode_chunk
+from sandkasten.wire.frame_codec import MIB, Kind, decode_credit, encode, encode_chunk
+from sandkasten.wire.unix_socket import SocketStream
 from tests.patience import PATIENCE_S
 from tests.wire.peer import HELLO, Peer, connected, sockets
 
@@ -479,3 +482,23 @@ async def test_a_channel_closed_on_this_side_was_not_cut_off():
         await channel.aclose()
         await asyncio.sleep(0)
         assert (channel.cut_off, told) == (False, [False])
+
+
+async def test_a_request_after_the_runners_end_does_not_hide_why_it_ended():
+    ours, theirs = socket.socketpair()
+    theirs.sendall(encode(Kind.HELLO, 0, json.dumps(HELLO).encode()))
+    channel = await Channel.open(SocketStream(ours))
+    # Without a turn of the loop in between, as after a pause of the whole machine.
+    theirs.sendall(encode(Kind.EVENT, 0, b'{"event":"ending","reason":"idle"}'))
+    theirs.close()
+    with pytest.raises(SandboxLost):
+        await channel.call("exec.list")
+    assert (channel.ending, channel.cut_off) == ("idle", True)
+    await channel.aclose()
+
+
+async def test_a_runner_that_only_stops_reading_is_lost_soon():
+    async with connected() as (channel, peer), asyncio.timeout(PATIENCE_S):
+        peer.stream._sock.shutdown(socket.SHUT_RD)
+        with pytest.raises(SandboxLost, match="failed"):
+            await channel.call("exec.list")

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 DEFAULT_WINDOW = 4 * MIB
 # Small, because bytes received here are copied once more; large bodies are received in place.
 RECEIVE_BYTES = 64 * 1024
-# The last output of a stopping engine: a line of text, then the end of the stream.
+# The last output of a stopping engine or of a runner that has ended: a few lines, then the end of
+# the stream.
 _LAST_WORDS_S, _LAST_WORDS_PIECES = 1.0, 16
 # A runner that always has data must not block the loop.
 _RECEIVES_PER_TURN = 16
@@ -344,7 +345,15 @@ class Channel:
             self.ending = reason
 
     def _send_failed(self, error: OSError) -> None:
-        self._fail(_lost(f"the connection to the runner failed: {error}"))
+        lost = _lost(f"the connection to the runner failed: {error}")
+        if isinstance(error, BrokenPipeError | ConnectionResetError):
+            # What the runner said before it ended, such as why it ends, may not have been read yet.
+            asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._give_up, lost)
+        else:
+            self._give_up(lost)
+
+    def _give_up(self, lost: SandboxLost) -> None:
+        self._fail(lost)
         self._reading.cancel()
 
     def _fail(self, error: SandkastenError) -> None:
