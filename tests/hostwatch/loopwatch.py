@@ -31,8 +31,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 # Far below a wait anybody would accept from the loop: sleeping, waiting for a process, or copying a
-# large file there.
-LIMIT_S = 1.0
+# large file there. A virtual machine can stand still for more than a second without being told.
+LIMIT_S = 2.0
 
 # Of what the threads have waited for a processor: too dear to be read for every callback.
 _LOOK_EVERY_S = 0.2
