@@ -17,6 +17,7 @@ import pytest
 from sandkasten import QuotaExceeded, Sandbox, SandkastenError, Workspaces
 from sandkasten.linux.state_layout import read_pid
 from sandkasten.linux.storage import workspace_image
+from tests.acceptance.conftest import POOL_SIZE
 from tests.patience import PATIENCE_S
 from tests.shared_sandbox_cases import few
 
@@ -33,8 +34,9 @@ DISK_MB = 220
 
 
 @pytest.fixture
-def small_disk() -> Iterator[Path]:
-    """A data directory on a file system of its own, as large as DISK_MB."""
+def small_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A data directory on a file system of its own, of DISK_MB, and no warm pool."""
+    monkeypatch.setenv(POOL_SIZE, "0")
     place = Path(tempfile.mkdtemp(prefix="pytest-of-disk-", dir="/var/tmp"))
     disk, data_dir = place / "disk.img", place / "data"
     data_dir.mkdir(mode=0o700)
@@ -44,11 +46,7 @@ def small_disk() -> Iterator[Path]:
     subprocess.run(["mount", "-o", "loop", disk, data_dir], check=True)
     try:
         yield data_dir
-        # The warm pool of this process removes its sandbox when no request comes for it.
-        deadline = time.monotonic() + PATIENCE_S
-        while left := list(data_dir.glob("cells/*")):
-            assert time.monotonic() < deadline, left
-            time.sleep(0.1)
+        assert list(data_dir.glob("cells/*")) == []
     finally:
         # Fails if something still uses a file there; an idle process closes the audit log soon.
         deadline = time.monotonic() + PATIENCE_S

@@ -130,6 +130,29 @@ async def test_a_claimed_warm_sandbox_has_the_lease_of_its_run(monkeypatch):
     assert (result.sandbox_id, result.stdout) == (spare, b"lived\n")
 
 
+async def test_a_sandbox_is_made_when_a_run_ended_or_takes_long(world, monkeypatch):
+    await sh(world)
+    world.clock.ahead_s += 1
+    monkeypatch.setattr(warm_pool, "_REFILL_DURING_RUN_S", 3600)
+    running = asyncio.create_task(sh(world, "sleep 600"))
+    await until(lambda: delayed(world))
+    assert world.backend.created == 2
+    running.cancel()
+    await asyncio.wait({running})
+    await spare_of(world)
+    world.clock.ahead_s += 1
+    monkeypatch.setattr(warm_pool, "_REFILL_DURING_RUN_S", 0.01)
+    running = asyncio.create_task(sh(world, "sleep 600"))
+    await until(lambda: rows(world, "pool"))
+    await spare_of(world)
+    running.cancel()
+    await asyncio.wait({running})
+
+
+async def delayed(world: World) -> bool:
+    return world.engine._pool._delayed is not None
+
+
 async def test_two_runs_far_apart_keep_no_warm_sandbox(world):
     await sh(world)
     world.clock.ahead_s += ONE.idle_s + 1
