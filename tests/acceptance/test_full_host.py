@@ -144,6 +144,25 @@ def test_a_full_disk_does_not_affect_other_sandboxes(small_disk, monkeypatch, re
     Workspaces(data_dir=small_disk).delete("b")
 
 
+@pytest.mark.parametrize("name", ["b", None])
+def test_a_reserved_workspace_is_mounted_so_that_no_block_goes_back(small_disk, name):
+    with Sandbox(data_dir=small_disk, workspace=name, limits={"workspace_mb": 32}) as box:
+        mounts = box.exec("grep ' ext4 ' /proc/mounts").stdout
+    assert "noinit_itable" in mounts
+    assert ",discard" not in mounts
+
+
+@pytest.mark.long
+def test_the_kernel_gives_no_block_of_a_reserved_workspace_back(small_disk):
+    """By default it clears the inode tables of a new file system up to five seconds later."""
+    volume = small_disk / "workspaces" / "b" / "volume"
+    with Sandbox(data_dir=small_disk, workspace="b", limits={"workspace_mb": 32}) as box:
+        time.sleep(7)
+        assert box.exec("true").exit_code == 0
+        assert volume.stat().st_blocks * 512 >= 32 * MB
+    Workspaces(data_dir=small_disk).delete("b")
+
+
 def test_space_that_cannot_be_reserved_is_not_promised(small_disk):
     with pytest.raises(QuotaExceeded) as caught:
         Sandbox(data_dir=small_disk, limits={"workspace_mb": 500})

@@ -14,6 +14,10 @@ use std::thread::JoinHandle;
 const STEP: &str = "mount";
 const BYTES_PER_FILE: u64 = 16 * 1024;
 const MIN_FILES: u64 = 16 * 1024;
+/// Within seconds of the first mount the kernel would clear the unused inode tables, and a loop device
+/// does that by giving their blocks back to the host, reserved or not. If its disk is full by then, a
+/// table that is written later is lost.
+const KEEP_TABLES: &str = "noinit_itable";
 /// More than the calls of `begin` need.
 const THREAD_STACK: usize = 128 << 10;
 
@@ -81,13 +85,14 @@ pub fn place(
             reserved,
         } => {
             let device = loopdev::attach_shared(path)?;
+            let options = format!("{},{}", discard(*reserved), KEEP_TABLES);
             let mounted = mount(
                 "workspace",
                 Some(&device.path),
                 target,
                 Some("ext4"),
                 QUIET | libc::MS_NOATIME,
-                Some(discard(*reserved)),
+                Some(&options),
             );
             device.close();
             mounted?;
@@ -133,7 +138,11 @@ pub fn show(
 fn mount_image(path: &str, reserved: bool) -> Outcome<RawFd> {
     let device = loopdev::attach(path)?;
     // No barriers: a flush would wait for the host's journal, for data that is worthless after a crash.
-    let options = [(discard(reserved), None), ("barrier", Some("0"))];
+    let options = [
+        (discard(reserved), None),
+        (KEEP_TABLES, None),
+        ("barrier", Some("0")),
+    ];
     let attributes = tree::NOSUID | tree::NODEV | tree::NOATIME;
     let mounted = tree::of_device("ext4", &device.path, &options, attributes);
     device.close();
