@@ -17,9 +17,12 @@ LARGE = 3_000_000
 
 
 @pytest.fixture(scope="module")
-def box():
-    with Sandbox(url="embedded", backend="local") as made:
-        yield made
+def box(data_dir):
+    """Without a warm pool, whose sandbox would outlive the test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SANDKASTEN_POOL_ONESHOT_SPARES", "0")
+        with Sandbox(url="embedded", backend="local", data_dir=data_dir) as made:
+            yield made
 
 
 @pytest.fixture
