@@ -15,6 +15,7 @@ import socket
 import ssl
 import time
 from contextlib import asynccontextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode, urljoin, urlsplit
 
@@ -257,6 +258,22 @@ def loopback(host: str) -> bool:
 
 
 def _context(ca_file: str) -> ssl.SSLContext:
+    """Return a context that trusts what the machine and the file say now."""
+    machine = ssl.get_default_verify_paths()
+    return _loaded(ca_file, *map(_version, (ca_file, machine.cafile, machine.capath)))
+
+
+def _version(path: str | None) -> tuple[str, int] | None:
+    try:
+        return (path, os.stat(path).st_mtime_ns) if path else None
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=8)
+def _loaded(ca_file: str, *versions: tuple[str, int] | None) -> ssl.SSLContext:
+    """Loaded once: the certificates of a machine take some 30 ms of processor time."""
+    del versions
     context = ssl.create_default_context()
     if ca_file:
         try:
