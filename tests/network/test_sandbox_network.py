@@ -20,6 +20,7 @@ from sandkasten import Images, Sandbox, run
 from sandkasten.daemon.daemon_assembly import open_daemon
 from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.settings.resolver import load
+from sandkasten.engine.network_control import NetworkControl
 from sandkasten.errors import UnsupportedByBackend
 from sandkasten.model.audit_chain import row_of_line
 from sandkasten.model.audit_records import AuditFilter
@@ -540,7 +541,18 @@ async def _network_metrics(session: aiohttp.ClientSession, url: str, key: str) -
     return {line.partition('"')[0]: int(float(line.split()[-1])) for line in lines}
 
 
-async def test_a_changed_setting_reaches_living_sandboxes_after_a_restart(web, tmp_path):
+async def test_a_changed_setting_reaches_living_sandboxes_after_a_restart(
+    web, tmp_path, monkeypatch
+):
+    """Also a command that is started while the setting is being applied."""
+    adopt = NetworkControl.adopt
+
+    async def slow(control, record):
+        await control._handles.get(record.id)
+        await asyncio.sleep(0.5)
+        await adopt(control, record)
+
+    monkeypatch.setattr(NetworkControl, "adopt", slow)
     flags = {"data_dir": str(tmp_path / "data"), "listen": "127.0.0.1:0", "network.hosts": HOSTS}
     box = ""
     for reachable, answer in (("", "may not reach"), ("127.0.0.1/32", "hello"), ("", "may not")):
@@ -550,6 +562,8 @@ async def test_a_changed_setting_reaches_living_sandboxes_after_a_restart(web, t
             if not box:
                 options = SandboxOptions(network={"allow": [f"good.test:{web}"]})
                 box = (await engine.create(CreateRequest(options))).id
+            # By then recovery has opened it.
+            await asyncio.sleep(0.1)
             got = await engine.exec(box, ExecRequest(f"curl -sS http://good.test:{web}/"))
             assert answer.encode() in got.output
     engine = await open_engine(load(flags, {}, tmp_path))

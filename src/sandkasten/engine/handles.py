@@ -187,9 +187,13 @@ class Handles:
 
     async def get(self, text: str) -> Handle:
         """Return the open handle, or attach now."""
-        handle = self._open.get(text)
-        if handle is None:
-            handle = await self._attach(sandbox_id(text))
+        handle = await self.look(text)
+        if self.settle is not None:
+            # Also if it is open: recovery opens a sandbox before it is done with it.
+            await self.settle(handle.record)
+        if text not in self._open:
+            self.keep(handle)
+        handle = self._open[text]
         if handle.record.acquired == "spare":
             # Unclaimed warm-pool sandboxes stay clean: no request may reach one.
             raise _not_found(text)
@@ -431,14 +435,6 @@ class Handles:
             dying = self._clock.boottime() - cut_at <= _DYING_S
             handle.outlived = None if dying else handle.channel
         return True
-
-    async def _attach(self, the_id: SandboxId) -> Handle:
-        handle = await self._found(the_id)
-        if self.settle is not None:
-            await self.settle(handle.record)
-        if the_id not in self._open:
-            self.keep(handle)
-        return self._open[the_id]
 
     async def _found(self, the_id: SandboxId) -> Handle:
         record = await self._store.get(the_id)
