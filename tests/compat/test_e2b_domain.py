@@ -77,7 +77,7 @@ def test_the_python_sdk_needs_only_the_domain():
         "other sandbox": 401,
         "public": [200, "own.example:8000"],
         "closed": 403,
-        "woken": ["paused", 401, "paused", 200, "running"],
+        "woken": ["paused", 401, "paused", 200],
         "kill": [True, False],
     }
 
