@@ -44,6 +44,8 @@ _CLEAR = (
     f" chmod 755 /workspace /home/sandbox; }} 2>/dev/null; {_LOOK}"
 )
 _USES_BEFORE_NEW = 100
+# An idle sandbox of gVisor takes a fiftieth of a processor, to the end of the run.
+_IDLE_S = 5.0
 
 
 class Pool:
@@ -53,6 +55,7 @@ class Pool:
         self, opened: Callable[[], Backend], spec: CellSpec, *, reuse: bool, ahead: int = 2
     ) -> None:
         self._loop = asyncio.new_event_loop()
+        self._closing = asyncio.Event()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._opened = opened
@@ -64,12 +67,17 @@ class Pool:
         self._behind: list[Future[Any]] = []
         self.thrown: list[str] = []
         """Why places were thrown away, of those that were to be used again."""
+        self._taken = 0
         self._ready: deque[Future[SandboxId]] = deque(
             self._soon(self._make()) for _ in range(ahead)
         )
 
     def take(self) -> SandboxId:
-        coming = self._ready.popleft()
+        self._taken += 1
+        try:
+            coming = self._ready.popleft()
+        except IndexError:
+            coming = self._soon(self._make())
         if not self._reuse:
             self._ready.append(self._soon(self._make()))
         return coming.result(_PATIENCE_S)
@@ -90,16 +98,18 @@ class Pool:
     def give_back(
         self, sandbox_id: SandboxId, *, spoilt: bool = False, as_it_was: bool = False
     ) -> None:
+        self._behind = [one for one in self._behind if not one.done() or one.exception()]
+        self._behind.append(self._soon(self._rest(self._taken)))
         if self._reuse and not spoilt:
             self._ready.append(self._soon(self._renew(sandbox_id, as_it_was=as_it_was)))
             return
-        self._behind = [one for one in self._behind if not one.done() or one.exception()]
         self._behind.append(self._soon(self._remove(sandbox_id)))
         if self._reuse:
             self._ready.append(self._soon(self._make()))
 
     def close(self) -> None:
         """Remove all cells; raise what failed in the background."""
+        self._loop.call_soon_threadsafe(self._closing.set)
         try:
             for one in self._behind:
                 one.result(_PATIENCE_S)
@@ -133,6 +143,14 @@ class Pool:
             # What a maker keeps open for the first who dials would be left to nobody.
             await (await cell.dial()).aclose()
         return sandbox_id
+
+    async def _rest(self, taken: int) -> None:
+        """Remove all cells if none is taken for a while."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._closing.wait(), _IDLE_S)
+        with suppress(IndexError):
+            while self._taken == taken and not self._closing.is_set():
+                await self._remove(await asyncio.wrap_future(self._ready.popleft()))
 
     async def _remove(self, sandbox_id: SandboxId) -> None:
         self._looks.pop(sandbox_id, None)

@@ -137,7 +137,11 @@ def data(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def boxed(data: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Sandbox]]:
-    """Return what creates sandboxes; only 127.0.0.1 is open besides public addresses."""
+    """Return what creates sandboxes; only 127.0.0.1 is open besides public addresses.
+
+    Without a warm pool, whose sandbox would outlive the data directory.
+    """
+    monkeypatch.setenv("SANDKASTEN_POOL_ONESHOT_SPARES", "0")
     monkeypatch.setenv("SANDKASTEN_NETWORK_REACHABLE", "127.0.0.1/32")
     monkeypatch.setenv("SANDKASTEN_NETWORK_HOSTS", HOSTS)
     monkeypatch.setenv("SANDKASTEN_NETWORK_SERVERS", "127.0.0.1:1")
