@@ -146,7 +146,8 @@ _LARGE = ("hundred", "thousand", "newest_256")
 # The rest of the contract is done by the runner, which is the same program everywhere.
 _ENTRY = Part(("port",), _LARGE)
 # What is left when a sandbox ends is the same for every place of the workspace.
-_PLACE = Part(("port",), (*_LARGE, "after_destroy", "twice", "two_tasks", "concurrent"))
+_ENDINGS = ("after_destroy", "twice", "two_tasks", "concurrent", "in_progress", "be_destroyed")
+_PLACE = Part(("port",), (*_LARGE, *_ENDINGS))
 # Where commands and shells are started in another way.
 _COMMANDS = Part(("port", "commands"), _LARGE)
 _CLOSED = ("posture", "network", "kernel_surface")

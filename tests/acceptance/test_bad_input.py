@@ -286,6 +286,7 @@ def test_cgroups_without_access_are_reported_as_unenforced(fresh_data_dir):
     assert all(reason and remedy for reason, remedy in losses.values())
 
 
+@pytest.mark.long(reason="`make test` has those without access")
 @needs_root
 def test_missing_cgroups_are_reported_as_unenforced(fresh_data_dir):
     script = "umount -l /sys/fs/cgroup/* 2>/dev/null; umount -l /sys/fs/cgroup 2>/dev/null; true;"
@@ -351,6 +352,7 @@ def test_a_read_only_data_directory_is_a_typed_error(fresh_data_dir):
     )
 
 
+@pytest.mark.long(reason="`make test` fills a disk in test_full_host")
 @needs_root
 def test_a_full_disk_under_the_data_directory_is_a_typed_error(fresh_data_dir):
     """A 300 KB file system has no room for a workspace image; with more room it works."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.patience import FAR_TOO_LATE_S
+from tests.platform_choice import LONG
 
 ROOT = Path(__file__).parents[2]
 
@@ -114,7 +116,15 @@ def client_alone(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Envir
 
 @pytest.fixture(scope="session")
 def with_server(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """The wheel and its locked requirements, as `make install` puts them into a PREFIX."""
+    """The wheel and the requirements of the server: those of this environment, or in full size the
+    locked ones, as `make install` puts them into a PREFIX.
+    """
+    if not LONG:
+        made = make_environment(tmp_path_factory.mktemp("server"))
+        made.install("--no-deps", "--no-index", str(wheel))
+        # Its packages alone: files that lead to this checkout are read in the first place only.
+        (made.site / "requirements.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        return made
     prefix = tmp_path_factory.mktemp("prefix")
     few = {"EXTRAS": "server", "WHEEL": str(wheel), "COMPILE": "no"}
     done = make_install("install", PREFIX=str(prefix), **few)

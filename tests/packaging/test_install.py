@@ -130,7 +130,7 @@ def test_a_foreign_directory_is_not_replaced(tmp_path: Path):
     assert (tmp_path / "lib" / "sandkasten" / "precious").exists()
 
 
-@pytest.mark.long(reason="it installs all requirements; `make test` installs those of the server")
+@pytest.mark.long(reason="it installs all requirements; `make test` installs the wheel")
 def test_destdir_gets_every_part_and_is_in_no_installed_file(tmp_path: Path):
     done = make_install("install", DESTDIR=str(tmp_path), PREFIX="/usr")
     assert done.returncode == 0, done.stderr
