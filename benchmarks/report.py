@@ -202,6 +202,8 @@ def _goals(found: Results) -> list[str]:
     judged = sorted(verdicts(found), key=lambda one: one.operation not in wanted)
     for one in judged:
         kind = f"{_MET[one.ok]}{', a promise' if one.promise else ''}"
+        if one.ok is False and one.why_missed:
+            kind += f": {one.why_missed}"
         lines.append(f"| {one.operation} | {one.goal} | {one.measured} | {kind} |")
     return lines
 
