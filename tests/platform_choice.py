@@ -160,7 +160,7 @@ _DAMAGED = ("damaged",)
 _HELD = ("cannot_tell", "not_ready", "until_it_is_used", "before_the_hand_over")
 PARTS: dict[tuple[Suite, str], Part] = {
     ("contract", "unisolated"): _COMMANDS,
-    ("contract", "oci"): Part((), _HELD),
+    ("contract", "oci"): Part((), (*_LARGE, *_HELD)),
     ("security", "oci"): Part((*_CLOSED, "lifecycle"), _DAMAGED),
     ("contract", "gvisor"): Part((), (*_LARGE, "page_ends", *_HELD)),
     ("security", "gvisor"): Part(_CLOSED),

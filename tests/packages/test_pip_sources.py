@@ -76,6 +76,9 @@ async def said(engine: Engine, code: str, *packages: str) -> str:
 
 
 @pytest.mark.promise("P54")
+@pytest.mark.long(
+    reason="`make test` has sources that are refused, and npm scripts that run inside"
+)
 async def test_a_source_distribution_is_built_inside_with_what_it_requires(
     opened, folder, tmp_path
 ):
