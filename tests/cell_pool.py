@@ -45,7 +45,7 @@ _CLEAR = (
 )
 _USES_BEFORE_NEW = 100
 # An idle sandbox of gVisor takes a fiftieth of a processor, to the end of the run.
-_IDLE_S = 5.0
+_IDLE_S = 20.0
 
 
 class Pool:

@@ -155,7 +155,7 @@ def test_a_reserved_workspace_is_mounted_so_that_no_block_goes_back(small_disk, 
     assert ",discard" not in mounts
 
 
-@pytest.mark.long
+@pytest.mark.long(reason="it waits for seven seconds; `make test` looks at the mount")
 def test_the_kernel_gives_no_block_of_a_reserved_workspace_back(small_disk):
     """By default it clears the inode tables of a new file system up to five seconds later."""
     volume = small_disk / "workspaces" / "b" / "volume"

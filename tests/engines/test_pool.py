@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.errors import SandboxLost
+from tests import cell_pool
 from tests.cell_pool import Pool, taken_away
 from tests.conformance.box import Box
+from tests.patience import PATIENCE_S
 from tests.platform_choice import GROUNDS, open_backend, spec_on
 
 if TYPE_CHECKING:
@@ -57,6 +59,21 @@ async def test_a_reused_cell_is_reset_completely(pool, tmp_path):
     assert shell == b"/workspace\n"
     assert b"sleep" not in running
     made.give_back(again)
+    await asyncio.to_thread(made.close)
+
+
+async def test_idle_cells_are_removed_and_made_again(pool, tmp_path, monkeypatch):
+    monkeypatch.setattr(cell_pool, "_IDLE_S", 0.01)
+    made = await asyncio.to_thread(pool, True)
+    first = await asyncio.to_thread(made.take)
+    made.give_back(first)
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(*map(asyncio.wrap_future, made._behind))
+    assert await open_backend(GROUND, tmp_path).owned() == []
+    other = await asyncio.to_thread(made.take)
+    assert other != first
+    assert await _on(tmp_path, other, "echo new") == [b"new\n"]
+    made.give_back(other)
     await asyncio.to_thread(made.close)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import os
 import socket
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlencode
 
@@ -21,7 +23,7 @@ from sandkasten.errors import (
 )
 from sandkasten.images.registry.manifests import Descriptor
 from sandkasten.images.registry.registry_credentials import Access
-from sandkasten.images.registry.registry_http import loopback
+from sandkasten.images.registry.registry_http import _context, loopback
 from tests.images import registries
 from tests.images.registries import PASSWORD, USER, Running
 from tests.images.registry_access import (
@@ -107,6 +109,15 @@ async def test_an_untrusted_certificate_is_refused_without_falling_back_to_plain
         await reach(running.host, access)
     assert "is not trusted" in refused.value.message
     assert refused.value.hint.endswith(".ca_file")
+
+
+def test_certificates_are_loaded_again_only_when_their_file_changed(tls_registry, tmp_path):
+    ca_file = tmp_path / "ca.pem"
+    ca_file.write_bytes(Path(tls_registry[1]).read_bytes())
+    first = _context(str(ca_file))
+    assert _context(str(ca_file)) is first
+    os.utime(ca_file, (1, 1))
+    assert _context(str(ca_file)) is not first
 
 
 async def test_an_invalid_ca_file_is_a_configuration_error(tls_registry, tmp_path):

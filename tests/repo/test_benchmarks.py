@@ -290,6 +290,12 @@ def test_results_survive_their_file(tmp_path):
     assert results.loaded(tmp_path / "missing.json") == Results()
 
 
+def test_a_missed_goal_says_what_takes_the_time():
+    page = report.page(_results())
+    assert "20.0 ms | **missed**: a launcher, bubblewrap and the runner start" in page
+    assert "| create | sandkasten: ≤ 2 ms | 2.00 ms | met |" in page
+
+
 def test_a_page_has_ratios_goals_reasons_and_the_absent():
     page = report.page(_results())
     assert "| docker SDK | 200 × |" in page

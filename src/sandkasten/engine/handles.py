@@ -189,8 +189,10 @@ class Handles:
         """Return the open handle, or attach now."""
         handle = await self.look(text)
         if self.settle is not None:
-            # Also if it is open: recovery opens a sandbox before it is done with it.
+            # Also if it is open: recovery opens a sandbox before it is done with it, and may find
+            # that it has ended.
             await self.settle(handle.record)
+            handle = await self.look(text)
         if text not in self._open:
             self.keep(handle)
         handle = self._open[text]
