@@ -169,13 +169,17 @@ fn peak_memory_is_that_of_the_command() {
     let peak = |outcome: &Outcome| outcome.exec()["peak_rss_bytes"].as_u64().unwrap();
     // dd holds one block, and waits until it was looked at.
     let heavy = "dd if=/dev/zero bs=64M count=1 2>/dev/null | (sleep 0.3; cat) | wc -c";
-    let outcome = client.shell(heavy);
-    assert_eq!(outcome.stdout(), "67108864\n");
-    assert!(peak(&outcome) > 60 << 20, "{outcome:?}");
+    // On a busy machine it may not hold its block yet.
+    let mut peaks = ["0.3", "4", "20"].iter().map(|seconds| {
+        let outcome = client.shell(&heavy.replace("0.3", seconds));
+        assert_eq!(outcome.stdout(), "67108864\n");
+        peak(&outcome)
+    });
+    assert!(peaks.any(|peak| peak > 60 << 20));
     let outcome = client.shell("sleep 0.1");
     let light = peak(&outcome);
     assert!(light > 500_000 && light < 30 << 20, "{outcome:?}");
-    // On a busy machine dd may not hold its block yet when the first deadline has come.
+    // The same when the first deadline has come.
     let mut peaks = [500, 4_000, 20_000].iter().map(|deadline_ms| {
         let outcome = client.exec(
             json!({"shell": "main", "command": heavy.replace("0.3", "60"),
