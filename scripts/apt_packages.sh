@@ -36,7 +36,7 @@ test=(
     docker.io iptables iproute2   # engines of the docker backend, each on a machine of its own
     openssh-server openssh-client # an engine that is reached by ssh
     docker-compose            # what reads deploy/compose
-    postgresql                # a server that a sandbox reaches by rule
+    postgresql                # the database of several daemons, and a server that a sandbox reaches
     python3-ipykernel         # a kernel in sandboxes of the host image
 )
 # Debian's npm, unless the machine's node brings one: it installs the TypeScript compiler.

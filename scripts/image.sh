@@ -33,7 +33,7 @@ mkdir -p "$context"
 exec 9>"$context/.lock"
 flock 9
 wheels=$context/wheels
-stamp=$(cat requirements/{server,docker,agents,jwt,signatures,mcp,otel,image}.txt <(echo "$inside $machine") | sha256sum)
+stamp=$(cat requirements/{server,docker,agents,jwt,signatures,mcp,otel,postgres,image}.txt <(echo "$inside $machine") | sha256sum)
 if [ "$(cat "$context/.wheels" 2>/dev/null)" != "$stamp" ]; then
     echo "fetching the locked wheels for Python $inside on $machine"
     rm -rf "$wheels" "$context/.wheels"
@@ -47,14 +47,15 @@ if [ "$(cat "$context/.wheels" 2>/dev/null)" != "$stamp" ]; then
         --only-binary :all: --implementation cp --python-version "$inside" "${platforms[@]}" \
         --dest "$wheels" -r requirements/server.txt -r requirements/docker.txt \
         -r requirements/agents.txt -r requirements/jwt.txt -r requirements/signatures.txt \
-        -r requirements/mcp.txt -r requirements/otel.txt -r requirements/image.txt
+        -r requirements/mcp.txt -r requirements/otel.txt \
+        -r requirements/postgres.txt -r requirements/image.txt
     echo "$stamp" >"$context/.wheels"
 fi
 rm -f "$wheels"/sandkasten_runtime-*.whl
 "$python" -m hatchling build -t wheel -d "$wheels" &>/dev/null
 rm -rf "$context/requirements"
 mkdir "$context/requirements"
-cp requirements/{server,docker,agents,jwt,signatures,mcp,otel}.txt "$context/requirements/"
+cp requirements/{server,docker,agents,jwt,signatures,mcp,otel,postgres}.txt "$context/requirements/"
 cp deploy/Dockerfile deploy/healthcheck.py "$context/"
 printf '.lock\n.wheels\n' >"$context/.dockerignore"
 [ "${1:-}" != --context ] || exit 0

@@ -36,13 +36,14 @@ fi
 # One resolution decides every version; the others are cut out of it, so that any two of these
 # files can be installed together.
 compile dev.txt "${@}" pyproject.toml --extra server --extra docker \
-    --extra agents --extra jwt --extra signatures --extra otel --extra mcp --extra genkit --extra dev requirements/build.in
+    --extra agents --extra jwt --extra signatures --extra otel --extra postgres --extra mcp --extra genkit --extra dev requirements/build.in
 compile server.txt pyproject.toml --extra server --constraint requirements/dev.txt
 compile docker.txt pyproject.toml --extra docker --constraint requirements/dev.txt
 compile agents.txt pyproject.toml --extra agents --constraint requirements/dev.txt
 compile jwt.txt pyproject.toml --extra jwt --constraint requirements/dev.txt
 compile signatures.txt pyproject.toml --extra signatures --constraint requirements/dev.txt
 compile otel.txt pyproject.toml --extra otel --constraint requirements/dev.txt
+compile postgres.txt pyproject.toml --extra postgres --constraint requirements/dev.txt
 compile mcp.txt pyproject.toml --extra mcp --constraint requirements/dev.txt
 compile genkit.txt pyproject.toml --extra genkit --constraint requirements/dev.txt
 compile build.txt requirements/build.in --constraint requirements/dev.txt

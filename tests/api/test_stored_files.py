@@ -15,6 +15,7 @@ from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.engine.clock import SystemClock
 from sandkasten.model.files.file_store_rules import FileRules
 from sandkasten.store.content_files import Content
+from sandkasten.store.file_store import DiskFileStore
 from tests.api.daemon_in_process import serving
 from tests.api.daemon_with_database import AS_OPERATOR, booked, new_key
 from tests.patience import PATIENCE_S
@@ -32,6 +33,7 @@ async def daemon(engine, tmp_path):
         open_books(plain, SystemClock()) as books,
         serving(engine, journal=books.journal, keys=books.keys, files=books.files) as one,
     ):
+        assert isinstance(books.files, DiskFileStore)
         books.files.rules = FileRules(max_bytes=1_000_000, max_total_bytes=2_000_000)
         yield one
 

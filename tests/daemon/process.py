@@ -103,15 +103,16 @@ async def running(data_dir: Path, *flags: str, **more: Any) -> AsyncIterator[Dae
         yield daemon
     finally:
         await daemon.stop()
-        await cleared(data_dir)
+        await cleared(data_dir, more.get("environ"))
 
 
-async def cleared(data_dir: Path) -> None:
+async def cleared(data_dir: Path, environ: dict[str, str] | None = None) -> None:
     """Remove every sandbox of a data directory."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "sandkasten.cli", "--data-dir", str(data_dir), "rm", "--all",
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
+        env={**os.environ, **(environ or {})},
     )  # fmt: skip
     await process.wait()
 

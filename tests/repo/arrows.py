@@ -77,6 +77,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "mcp": frozenset({"mcp"}),
     # A dependency of the library mcp, whose errors it raises.
     "anyio": frozenset({"integrations", "mcp"}),
+    "asyncpg": frozenset({"store"}),
     "h11": frozenset({"api"}),
     "websockets": frozenset({"api"}),
     "opentelemetry": frozenset({"telemetry"}),

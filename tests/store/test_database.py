@@ -16,7 +16,7 @@ from sandkasten.model.journal_rows import ExecRow, SessionRow
 from sandkasten.store.sqlite.database import Database
 from sandkasten.store.sqlite.schema import migrate, migrations, version_of
 from sandkasten.store.sqlite.sqlite_journal import SqliteJournal
-from sandkasten.store.sqlite.write_behind import WriteBehind
+from sandkasten.store.write_behind import WriteBehind
 from tests.patience import PATIENCE_S
 
 
@@ -286,12 +286,14 @@ async def test_deferred_rows_that_cannot_be_written_wait_and_are_bounded(databas
     trouble = True
     written: list[int] = []
 
-    def write(_: sqlite3.Connection, rows):
+    def write(rows):
         if trouble:
             raise Conflict("not now")
         written.extend(rows)
 
-    behind: WriteBehind[int, int] = WriteBehind(database, write, most=10)
+    behind: WriteBehind[int, int] = WriteBehind(
+        lambda rows: database.submit(lambda _: write(rows)), most=10
+    )
     for number in range(25):
         behind.put(number, number)
         with pytest.raises(Conflict):

@@ -18,6 +18,7 @@ from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.limits import Limits, Unenforced
 from sandkasten.store.ledger_directory import DirectoryStore
 from sandkasten.store.ledger_rows import decode_row, encode_row
+from sandkasten.store.postgres.postgres_ledger import PostgresLedger
 from tests.store.memory_store import MemoryStore
 
 pytestmark = pytest.mark.anyio
@@ -47,8 +48,10 @@ def record(key: str | None = None, created_at: float = 1_700_000_000.25, **more)
     )
 
 
-@pytest.fixture(params=["directory", "memory"])
-def store(request, tmp_path):
+@pytest.fixture(params=["directory", "memory", "postgres"])
+async def store(request, tmp_path, open_postgres):
+    if request.param == "postgres":
+        return PostgresLedger(await open_postgres(), "node_1")
     return DirectoryStore(tmp_path / "ledger") if request.param == "directory" else MemoryStore()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,7 +17,11 @@ from sandkasten.errors import (
 )
 from sandkasten.model.files.file_store_rules import FileRules, file_key, new_file_key
 from sandkasten.store.file_store import DiskFileStore
+from sandkasten.store.postgres.postgres_files import PostgresFileStore
 from sandkasten.store.sqlite.database import Database
+
+if TYPE_CHECKING:
+    from sandkasten.ports import FileStore
 
 
 class Clock:
@@ -41,9 +46,28 @@ def clock():
     return Clock()
 
 
-@pytest.fixture
-async def store(tmp_path, database, clock):
+@pytest.fixture(params=["disk", "postgres"])
+async def store(request, tmp_path, database, clock, open_postgres):
+    if request.param == "postgres":
+        return PostgresFileStore(await open_postgres(), clock)
     return await DiskFileStore.open(tmp_path / "files", database, clock)
+
+
+@pytest.fixture
+def kept(store, tmp_path):
+    """Return a function that returns the digests of all content in the store, each once."""
+
+    async def digests() -> list[str]:
+        if isinstance(store, DiskFileStore):
+            return on_disk(tmp_path)
+        await store.collect(readers_s=0.0)
+        sql = (
+            "SELECT DISTINCT coalesce(sha256, 'without a file') AS digest"
+            " FROM contents LEFT JOIN files ON content_id = contents.id ORDER BY digest"
+        )
+        return [row["digest"] for row in await store._database.fetch(sql)]
+
+    return digests
 
 
 async def pieces(*parts: bytes):
@@ -51,7 +75,7 @@ async def pieces(*parts: bytes):
         yield part
 
 
-async def whole(store: DiskFileStore, tenant: str, key: str, **how) -> bytes:
+async def whole(store: FileStore, tenant: str, key: str, **how) -> bytes:
     async with store.read(tenant, key, **how) as (_, data):
         return b"".join([piece async for piece in data])
 
@@ -64,37 +88,37 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-async def test_stored_content_is_read_back(store, tmp_path):
+async def test_stored_content_is_read_back(store, kept):
     row = await store.put("t", None, pieces(b"ab", b"cd"), metadata={"ä": "ö"})
     assert row == await store.get("t", row.key)
     assert (row.size_bytes, row.checksum) == (4, "sha256:" + digest(b"abcd"))
     assert await whole(store, "t", row.key) == b"abcd"
     assert await whole(store, "t", row.key, offset=1, limit=2) == b"bc"
     assert await whole(store, "t", row.key, offset=9) == b""
-    assert on_disk(tmp_path) == [digest(b"abcd")]
+    assert await kept() == [digest(b"abcd")]
     assert await store.usage("t") == 4
 
 
-async def test_content_is_shared_and_removed_with_its_last_key(store, tmp_path):
+async def test_content_is_shared_and_removed_with_its_last_key(store, kept):
     for tenant, key in (("t", "a"), ("t", "b"), ("u", "a")):
         await store.put(tenant, key, pieces(b"same"))
-    assert on_disk(tmp_path) == [digest(b"same")]
+    assert await kept() == [digest(b"same")]
     await store.delete("t", "a")
     await store.delete("t", "b")
     assert await whole(store, "u", "a") == b"same"
     await store.delete("u", "a")
-    assert on_disk(tmp_path) == []
+    assert await kept() == []
     with pytest.raises(FileNotFound):
         await store.delete("u", "a")
 
 
-async def test_a_key_is_written_once_unless_overwriting_is_requested(store, tmp_path):
+async def test_a_key_is_written_once_unless_overwriting_is_requested(store, kept):
     await store.put("t", "k", pieces(b"old"))
     with pytest.raises(Conflict):
         await store.put("t", "k", pieces(b"new"))
     assert await whole(store, "t", "k") == b"old"
     await store.put("t", "k", pieces(b"new"), overwrite=True)
-    assert (await whole(store, "t", "k"), on_disk(tmp_path)) == (b"new", [digest(b"new")])
+    assert (await whole(store, "t", "k"), await kept()) == (b"new", [digest(b"new")])
 
 
 async def test_of_many_concurrent_writers_one_gets_the_key(store):
@@ -108,7 +132,7 @@ async def test_of_many_concurrent_writers_one_gets_the_key(store):
     assert sorted(type(one).__name__ for one in results) == ["Conflict"] * 19 + ["StoredFile"]
 
 
-async def test_concurrent_put_and_delete_never_lose_content(store, tmp_path):
+async def test_concurrent_put_and_delete_never_lose_content(store, kept):
     async def come_and_go(number: int) -> None:
         for _ in range(20):
             await store.put("t", f"k{number}", pieces(b"shared"), overwrite=True)
@@ -116,11 +140,11 @@ async def test_concurrent_put_and_delete_never_lose_content(store, tmp_path):
             await store.delete("t", f"k{number}")
 
     await asyncio.gather(*(come_and_go(number) for number in range(8)))
-    assert on_disk(tmp_path) == []
+    assert await kept() == []
 
 
 @pytest.mark.promise("P19")
-async def test_a_write_that_fails_midway_leaves_nothing(store, tmp_path):
+async def test_a_write_that_fails_midway_leaves_nothing(store, kept):
     async def broken():
         yield b"half"
         raise ValueError("gone")
@@ -129,11 +153,11 @@ async def test_a_write_that_fails_midway_leaves_nothing(store, tmp_path):
         await store.put("t", "k", broken())
     with pytest.raises(InvalidRequest, match="sha256"):
         await store.put("t", "k", pieces(b"x"), expect_sha256="0" * 64)
-    assert on_disk(tmp_path) == []
+    assert await kept() == []
     await store.put("t", "k", pieces(b"x"), expect_sha256="SHA256:".lower() + digest(b"x").upper())
 
 
-async def test_bounds_hold_for_concurrent_writers(store, tmp_path):
+async def test_bounds_hold_for_concurrent_writers(store, kept):
     store.rules = FileRules(max_bytes=100, max_total_bytes=250)
     with pytest.raises(PayloadTooLarge):
         await store.put("t", None, pieces(b"x" * 60, b"y" * 60))
@@ -142,7 +166,7 @@ async def test_bounds_hold_for_concurrent_writers(store, tmp_path):
         return_exceptions=True,
     )
     assert sorted(type(one) is QuotaExceeded for one in results) == [False] * 2 + [True] * 4
-    assert len(on_disk(tmp_path)) == 2
+    assert len(await kept()) == 2
     await store.put("u", None, pieces(b"z" * 100))
 
 
@@ -155,7 +179,7 @@ async def test_a_file_that_is_being_read_is_read_to_its_end(store):
     assert first + rest == b"a" * 600_000
 
 
-async def test_an_expired_file_is_removed(store, clock, tmp_path):
+async def test_an_expired_file_is_removed(store, clock, kept):
     await store.put("t", "k", pieces(b"x"), expires_at=1010.0)
     store.rules = FileRules(ttl_s=5.0)
     assert (await store.put("t", "l", pieces(b"y"))).expires_at == 1005.0
@@ -166,12 +190,11 @@ async def test_an_expired_file_is_removed(store, clock, tmp_path):
         with pytest.raises(FileNotFound):
             await attempt
     assert await store.prune(1010.0) == 2
-    assert on_disk(tmp_path) == []
+    assert await kept() == []
 
 
-async def test_leftovers_of_a_crash_are_removed_at_opening(
-    store, tmp_path, database, clock, caplog
-):
+async def test_leftovers_of_a_crash_are_removed_at_opening(tmp_path, database, clock, caplog):
+    store = await DiskFileStore.open(tmp_path / "files", database, clock)
     kept = await store.put("t", "kept", pieces(b"kept"))
     lost = await store.put("t", "lost", pieces(b"lost"))
     orphan = digest(b"orphan")

@@ -9,6 +9,7 @@ import pytest
 
 from sandkasten.model.audit_records import AuditHead
 from sandkasten.model.journal_rows import ExecRow, SessionRow
+from sandkasten.store.postgres.postgres_journal import PostgresJournal
 from sandkasten.store.sqlite.database import Database
 from sandkasten.store.sqlite.sqlite_journal import SqliteJournal
 from tests.store.memory_store import MemoryJournal
@@ -46,9 +47,13 @@ KINDS: dict[str, Callable[[Path], Awaitable[Journal]]] = {
 }
 
 
-@pytest.fixture(params=sorted(KINDS))
-async def journal(request, tmp_path):
-    one = await KINDS[request.param](tmp_path)
+@pytest.fixture(params=[*sorted(KINDS), "postgres"])
+async def journal(request, tmp_path, open_postgres):
+    one: Journal
+    if request.param == "postgres":
+        one = PostgresJournal(await open_postgres(), "node_1")
+    else:
+        one = await KINDS[request.param](tmp_path)
     yield one
     await one.aclose()
 

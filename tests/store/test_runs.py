@@ -1,4 +1,4 @@
-"""Runs in files: torn writes, claims, and lists."""
+"""Runs in files and in PostgreSQL: torn writes, claims, and lists."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from sandkasten.errors import Busy, Conflict, QuotaExceeded, RunNotFound
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.runs.run_values import RunRow, RunUsage
+from sandkasten.store.postgres.postgres_runs import PostgresRuns
 from sandkasten.store.run_directory import RunDirectory
 
 ROW = RunRow(
@@ -35,8 +36,17 @@ def runs(tmp_path):
     return RunDirectory(tmp_path / "runs")
 
 
+@pytest.fixture(params=["files", "postgres"])
+async def each_runs(request, tmp_path, open_postgres):
+    """Return the runs of two processes, in each store."""
+    if request.param == "postgres":
+        return [PostgresRuns(await open_postgres()) for _ in range(2)]
+    return [RunDirectory(tmp_path / "runs") for _ in range(2)]
+
+
 @pytest.mark.promise("P46")
-async def test_a_run_survives_a_round_trip(runs):
+async def test_a_run_survives_a_round_trip(each_runs):
+    runs, _ = each_runs
     await runs.begin(ROW)
     assert await runs.get(ROW.id) == ROW
     ended = replace(ROW, status="failed", ended_at=9.0, error={"code": "X", "message": "m"})
@@ -46,7 +56,8 @@ async def test_a_run_survives_a_round_trip(runs):
         await runs.begin(ROW)
 
 
-async def test_an_unknown_run_is_not_found(runs):
+async def test_an_unknown_run_is_not_found(each_runs):
+    runs, _ = each_runs
     for strange in ("run_1", "../escape", "", "a" * 65, "run/../x", "."):
         assert await runs.get(strange) is None
         assert list(await runs.events(strange)) == []
@@ -100,9 +111,9 @@ async def test_truncating_the_event_file_anywhere_leaves_complete_events(runs, t
     assert (await runs.note(ROW.id, "step", {})).seq == 5
 
 
-async def test_concurrent_writers_use_each_event_number_once(runs, tmp_path):
+async def test_concurrent_writers_use_each_event_number_once(each_runs):
+    runs, other = each_runs
     await runs.begin(ROW)
-    other = RunDirectory(tmp_path / "runs")
     await asyncio.gather(*(one.note(ROW.id, "x", {}) for one in (runs, other) * 10))
     assert [one.seq for one in await runs.events(ROW.id)] == list(range(1, 21))
 
@@ -131,7 +142,8 @@ async def test_a_claim_has_one_holder_and_ends_with_its_process(runs, tmp_path):
         assert not ours
 
 
-async def test_a_list_is_newest_first_by_tenant_kind_and_status_in_pages(runs):
+async def test_a_list_is_newest_first_by_tenant_kind_and_status_in_pages(each_runs):
+    runs, _ = each_runs
     rows = [
         replace(
             ROW,
@@ -157,9 +169,9 @@ async def test_a_list_is_newest_first_by_tenant_kind_and_status_in_pages(runs):
     assert list(await runs.list("acme", before=rows[3].id)) == []
 
 
-async def test_a_waiter_gets_events_of_every_process_and_the_end(runs, tmp_path):
+async def test_a_waiter_gets_events_of_every_process_and_the_end(each_runs):
+    runs, other = each_runs
     await runs.begin(ROW)
-    other = RunDirectory(tmp_path / "runs")
     assert not await runs.changed(ROW.id, 0, 0.01)
     waiting = [asyncio.create_task(one.changed(ROW.id, 0, 30)) for one in (runs, other)]
     await asyncio.sleep(0)
@@ -205,7 +217,7 @@ async def test_a_follower_reads_only_new_events(runs, tmp_path):
 
 
 async def test_a_page_of_large_runs_is_short_and_the_next_one_continues(runs, monkeypatch):
-    monkeypatch.setattr("sandkasten.store.run_directory._PAGE_BYTES", 25_000)
+    monkeypatch.setattr("sandkasten.store.run_directory.PAGE_BYTES", 25_000)
     for number in range(5):
         row = replace(ROW, id=f"run_{number}", created_at=float(number), output="x" * 10_000)
         await runs.begin(row)
@@ -247,7 +259,8 @@ async def test_a_run_that_cannot_be_read_without_descriptors_is_not_treated_as_m
     assert await runs.get(ROW.id) == ROW
 
 
-async def test_a_list_of_large_runs_is_short_and_the_next_page_continues(runs):
+async def test_a_list_of_large_runs_is_short_and_the_next_page_continues(each_runs):
+    runs, _ = each_runs
     names = [f"run_{n:016x}" for n in range(12)]
     for at, one in enumerate(names):
         large = {"task": "x" * (1 << 20)}

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from sandkasten.daemon.backend_registry import prepare_data_dir
 from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.settings.provider_settings import KEY_VARIABLES
+from sandkasten.daemon.shared_store import shared_store
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.storage.stage_publish import StagePublish
 from sandkasten.errors import Busy, SandkastenError, UnsupportedByBackend
@@ -23,19 +24,20 @@ from sandkasten.model.optional_extras import install_command
 from sandkasten.store.run_directory import RunDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
     from sandkasten.agents.agent_service import AgentService
     from sandkasten.daemon.settings.agent_settings import AgentSettings
     from sandkasten.daemon.settings.resolver import Settings
+    from sandkasten.daemon.shared_store import SharedStore
     from sandkasten.daemon.transient_file_store import FilesBeside
     from sandkasten.engine.engine import Engine
     from sandkasten.model.runs.run_values import (
         Definition,
     )
-    from sandkasten.ports import EventSink, FileStore
+    from sandkasten.ports import EventSink, FileStore, Runs
 
 log = logging.getLogger("sandkasten.daemon")
 # Runs of a killed process are settled within a minute: half of it to find them, half to act.
@@ -51,11 +53,12 @@ async def agent_service(
     *,
     recovers: bool,
     events: EventSink | None = None,
+    shared: SharedStore | None = None,
 ) -> AsyncIterator[AgentService]:
     """Open the service; UnsupportedByBackend if the libraries are not installed.
 
     With `recovers` (a daemon), settle the runs of dead processes, and leave workflow runs for the
-    next daemon at shutdown.
+    next daemon at shutdown. `shared` has the runs, where `store.url` is set.
     """
     # In a thread: importing the libraries takes as long as a hundred requests.
     await asyncio.to_thread(_load)
@@ -67,6 +70,11 @@ async def agent_service(
     from sandkasten.agents.workflows.expressions import Expressions
     from sandkasten.agents.workflows.workflow_runner import WorkflowRunner
 
+    runs: Runs = RunDirectory(settings.data_dir.absolute() / "runs")
+    if shared is not None:
+        from sandkasten.store.postgres.postgres_runs import PostgresRuns
+
+        runs = PostgresRuns(shared.database)
     rules = settings.agents
     model = None
     if rules.base_url is not None:
@@ -80,7 +88,7 @@ async def agent_service(
         Expressions() as expressions,
         AgentService(
             engine=engine,
-            runs=RunDirectory(settings.data_dir.absolute() / "runs"),
+            runs=runs,
             toolbox=Toolbox(engine, StagePublish(engine.files, files)),
             library=Library([*rules.agent_dirs, *rules.workflow_dirs]),
             models=Models(
@@ -129,8 +137,10 @@ def _load() -> None:
         ) from exc
 
 
-def any_runs(data_dir: Path) -> bool:
-    """Return whether the data directory has any run; most daemons never have one."""
+async def any_runs(data_dir: Path, shared: SharedStore | None = None) -> bool:
+    """Return whether there is any run; most daemons never have one."""
+    if shared is not None:
+        return await shared.database.fetch_one("SELECT 1 FROM runs LIMIT 1") is not None
     try:
         return bool(os.listdir(data_dir / "runs"))
     except OSError:
@@ -164,9 +174,9 @@ class LazyAgents:
                 self._held = held
             return self._service
 
-    def open_for_runs(self, data_dir: Path) -> None:
+    def open_for_runs(self, any_run: Callable[[], Awaitable[bool]]) -> None:
         """Open as soon as there is a run, which a dead process may have left."""
-        self._soon = asyncio.get_running_loop().create_task(self._wait_for_runs(data_dir))
+        self._soon = asyncio.get_running_loop().create_task(self._wait_for_runs(any_run))
 
     async def drain(self, deadline_s: float) -> None:
         if self._service is not None:
@@ -183,9 +193,12 @@ class LazyAgents:
             if held is not None:
                 await held.__aexit__(None, None, None)
 
-    async def _wait_for_runs(self, data_dir: Path) -> None:
+    async def _wait_for_runs(self, any_run: Callable[[], Awaitable[bool]]) -> None:
         # Runs are created by other processes, so there is no event to wait for.
-        while not any_runs(data_dir):  # noqa: ASYNC110
+        while True:
+            with suppress(SandkastenError):
+                if await any_run():
+                    break
             await asyncio.sleep(_LOOK_EVERY_S)
         try:
             await self.open()
@@ -217,10 +230,13 @@ async def local_agents(
     from sandkasten.daemon.transient_file_store import TransientFileStore
 
     prepare_data_dir(settings.data_dir)
-    engine = await open_engine(settings)
-    try:
-        files = TransientFileStore(settings, beside)
-        async with agent_service(settings, engine, files, recovers=False) as service:
-            yield service
-    finally:
-        await engine.aclose()
+    async with shared_store(settings) as shared:
+        engine = await open_engine(settings, shared=shared)
+        try:
+            files = TransientFileStore(settings, beside)
+            async with agent_service(
+                settings, engine, files, recovers=False, shared=shared
+            ) as service:
+                yield service
+        finally:
+            await engine.aclose()

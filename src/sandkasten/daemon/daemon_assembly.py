@@ -20,7 +20,7 @@ from sandkasten.api.routes.route_table import ALL
 from sandkasten.api.server_context import Server
 from sandkasten.compat.e2b.e2b_assembly import PAUSES_FILE, open_e2b, read_key
 from sandkasten.compat.e2b.e2b_domain import PREFIX, E2bNames
-from sandkasten.daemon.agent_services import LazyAgents, agent_service
+from sandkasten.daemon.agent_services import LazyAgents, agent_service, any_runs
 from sandkasten.daemon.backend_registry import prepare_data_dir
 from sandkasten.daemon.data_dir_lock import only_daemon
 from sandkasten.daemon.engine_assembly import open_engine, open_tracing, otlp_setup
@@ -33,6 +33,7 @@ from sandkasten.daemon.http.listeners import (
 )
 from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.daemon.settings.http_settings import key_required
+from sandkasten.daemon.shared_store import report_shared, shared_store
 from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import InvalidConfiguration, SandkastenError
 from sandkasten.lazy_dataclass import dataclass
@@ -43,7 +44,7 @@ from sandkasten.telemetry.log_events import FanOut, LogEvents
 from sandkasten.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from pathlib import Path
 
     from sandkasten.api.request.token_verifier import TokenVerifier
@@ -63,12 +64,13 @@ AUDIT_SYNC_S: Final = 1.0
 class Daemon:
     """The parts of a daemon that serves."""
 
-    data_dir: Path
     engine: Engine
     agents: LazyAgents
     server: Server
     app: App
     http: Listening
+    any_run: Callable[[], Awaitable[bool]]
+    """Whether there is a run of an agent or a workflow."""
 
 
 @asynccontextmanager
@@ -82,7 +84,12 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
         metrics = Metrics(VERSION)
         events = FanOut(LogEvents(routine=logging.INFO), metrics)
         tracing = await open_tracing(settings)
-        books = await stack.enter_async_context(open_books(settings, clock, rules.db_path))
+        shared = await stack.enter_async_context(shared_store(settings))
+        if shared is not None:
+            report_shared(settings, shared)
+        books = await stack.enter_async_context(
+            open_books(settings, clock, rules.db_path, shared=shared)
+        )
         engine = await open_engine(
             settings,
             events=events,
@@ -90,13 +97,16 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
             stored_files=books.files,
             tracing=tracing,
             audit=books.audit,
+            shared=shared,
         )
         engine.trail.recordings = books.recordings
         stack.push_async_callback(engine.aclose)
         tokens = await _open_tokens(settings, stack)
         _check_exposure(settings, keyed=bool(tokens) or books.keys.any_living(clock.now()))
         agents = LazyAgents(
-            lambda: agent_service(settings, engine, books.files, recovers=True, events=events)
+            lambda: agent_service(
+                settings, engine, books.files, recovers=True, events=events, shared=shared
+            )
         )
         public_ports = await PreviewDirectory.open(settings.previews.directory)
         previews = Previews(
@@ -157,7 +167,7 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
         address = urlsplit(http.url)
         previews.scheme, previews.port = address.scheme, address.port or 80
         await _listen_for_e2b(settings, app, server, stack)
-        yield Daemon(data_dir, engine, agents, server, app, http)
+        yield Daemon(engine, agents, server, app, http, lambda: any_runs(data_dir, shared))
 
 
 @asynccontextmanager

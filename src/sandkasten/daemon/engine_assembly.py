@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from sandkasten.daemon import backend_registry
 from sandkasten.daemon.settings.settings_file import read_tree
+from sandkasten.daemon.shared_store import open_shared
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import Engine
 from sandkasten.errors import BackendUnavailable
@@ -31,7 +32,8 @@ from sandkasten.telemetry.otlp_setup import OtlpSetup
 
 if TYPE_CHECKING:
     from sandkasten.daemon.settings.resolver import Settings
-    from sandkasten.ports import AuditLog, EventSink, FileStore, Journal, Tracing
+    from sandkasten.daemon.shared_store import SharedStore
+    from sandkasten.ports import AuditLog, EventSink, FileStore, Journal, Secrets, Tracing
 
 
 async def open_engine(
@@ -42,10 +44,12 @@ async def open_engine(
     stored_files: FileStore | None = None,
     tracing: Tracing | None = None,
     audit: AuditLog | None = None,
+    shared: SharedStore | None = None,
 ) -> Engine:
     """Open an engine, which sweeps once in the background. Requires Linux.
 
     `audit`: the log of a daemon; without it, the engine opens that of the data directory.
+    `shared`: the database of `store.url`; without it, the engine opens and closes it itself.
     """
     if sys.platform != "linux":
         raise BackendUnavailable(
@@ -55,7 +59,23 @@ async def open_engine(
     events = events if events is not None else LogEvents()
     tracing = tracing if tracing is not None else await open_tracing(settings)
     layers = LayerStore(settings.data_dir.absolute() / "images")
-    backing = backend_registry.open_backing(settings, layers, events)
+    opened = shared if shared is not None else await open_shared(settings)
+    try:
+        backing = backend_registry.open_backing(settings, layers, events)
+    except BaseException:
+        if opened is not None and shared is None:
+            await opened.database.aclose()
+        raise
+    secrets: Secrets = SecretDirectory(
+        settings.data_dir.absolute() / "secrets", settings.secrets_key
+    )
+    if opened is not None:
+        from sandkasten.store.postgres.postgres_ledger import PostgresLedger
+        from sandkasten.store.postgres.postgres_secrets import PostgresSecrets
+
+        ledger = PostgresLedger(opened.database, opened.node, owns_database=shared is None)
+        backing = replace(backing, store=ledger)
+        secrets = PostgresSecrets(opened.database, settings.secrets_key)
     sources = Sources(
         layers,
         registries=settings.registries,
@@ -94,7 +114,7 @@ async def open_engine(
         packages=packages,
         stored_files=stored_files,
         host_disk=settings.data_dir,
-        secrets=SecretDirectory(settings.data_dir.absolute() / "secrets", settings.secrets_key),
+        secrets=secrets,
         tracing=tracing,
         audit=audit if audit is not None else open_audit(settings),
     )

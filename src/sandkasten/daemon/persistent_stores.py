@@ -1,5 +1,5 @@
 """The persistent stores of a data directory: one database with journal, keys and stored files,
-and the audit log.
+and the audit log. With `store.url`, that database is PostgreSQL.
 
 They are opened and closed together. The caller holds the lock of the data directory.
 """
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from sandkasten.daemon.engine_assembly import open_audit
+from sandkasten.daemon.shared_store import shared_store
 from sandkasten.errors import SandkastenError
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.store.file_store import DiskFileStore
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sandkasten.daemon.settings.resolver import Settings
-    from sandkasten.ports import Clock
+    from sandkasten.daemon.shared_store import SharedStore
+    from sandkasten.ports import Clock, FileStore, Journal, Keys
     from sandkasten.store.audit_directory import AuditDirectory
 
 
@@ -34,9 +36,9 @@ log = logging.getLogger("sandkasten.store")
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    journal: SqliteJournal
-    keys: SqliteKeys
-    files: DiskFileStore
+    journal: Journal
+    keys: Keys
+    files: FileStore
     recordings: RecordingDirectory
     audit: AuditDirectory | None = None
 
@@ -103,9 +105,22 @@ class Books:
 
 @asynccontextmanager
 async def open_books(
-    settings: Settings, clock: Clock, db_path: Path | None = None
+    settings: Settings,
+    clock: Clock,
+    db_path: Path | None = None,
+    *,
+    shared: SharedStore | None = None,
 ) -> AsyncIterator[Books]:
-    """`db_path`: the database, if it is outside the data directory."""
+    """`db_path`: the database, if it is outside the data directory. `shared`: the database of
+    `store.url`, if it is open already.
+    """
+    if settings.store.url is not None:
+        async with AsyncExitStack() as stack:
+            if shared is None:
+                shared = await stack.enter_async_context(shared_store(settings))
+            assert shared is not None
+            yield await stack.enter_async_context(_shared_books(settings, clock, shared))
+        return
     data_dir = settings.data_dir.absolute()
     database = await Database.open(db_path if db_path is not None else data_dir / "sandkasten.db")
     try:
@@ -113,10 +128,7 @@ async def open_books(
         keys = await SqliteKeys.open(database)
         files = await DiskFileStore.open(data_dir / "files", database, clock, settings.file_rules)
         audit = open_audit(settings)
-        recordings = RecordingDirectory(
-            data_dir / "recordings", settings.recording, settings.retention.sessions_s
-        )
-        books = Books(journal, keys, files, recordings, audit)
+        books = Books(journal, keys, files, _recordings(settings), audit)
         try:
             if audit is not None:
                 await _take_old_rows(journal, audit)
@@ -129,6 +141,38 @@ async def open_books(
             await journal.aclose()
     finally:
         await database.aclose()
+
+
+@asynccontextmanager
+async def _shared_books(
+    settings: Settings, clock: Clock, shared: SharedStore
+) -> AsyncIterator[Books]:
+    from sandkasten.store.postgres.postgres_files import PostgresFileStore
+    from sandkasten.store.postgres.postgres_journal import PostgresJournal
+    from sandkasten.store.postgres.postgres_keys import PostgresKeys
+
+    database = shared.database
+    journal = PostgresJournal(database, shared.node, settings.retention)
+    keys = await PostgresKeys.open(database)
+    files = PostgresFileStore(database, clock, settings.file_rules)
+    audit = open_audit(settings)
+    books = Books(journal, keys, files, _recordings(settings), audit)
+    try:
+        yield books
+    finally:
+        if audit is not None:
+            await books.sync_audit_quietly()
+            await audit.aclose()
+        await keys.aclose()
+        await journal.aclose()
+
+
+def _recordings(settings: Settings) -> RecordingDirectory:
+    return RecordingDirectory(
+        settings.data_dir.absolute() / "recordings",
+        settings.recording,
+        settings.retention.sessions_s,
+    )
 
 
 async def _take_old_rows(journal: SqliteJournal, audit: AuditDirectory) -> None:

@@ -67,7 +67,7 @@ async def serve(settings: Settings, announce: Callable[[str], None]) -> None:
         ready = {"url": daemon.http.url, "ms": ms, "pid": os.getpid()}
         log.info("daemon.ready", extra={"sandkasten": ready})
         announce(f"sandkasten serves {daemon.http.url} and {rules.socket}")
-        daemon.agents.open_for_runs(daemon.data_dir)
+        daemon.agents.open_for_runs(daemon.any_run)
         # Modules and routes stay: the collector need not visit them while every request waits.
         gc.freeze()
         # The command line, which called this, has set a higher threshold.

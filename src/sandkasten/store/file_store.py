@@ -104,12 +104,12 @@ class DiskFileStore:
             await self._database.read(
                 lambda connection: _must_be_free(connection, tenant, key, now)
             )
-        limits = max_stored_bytes if max_stored_bytes is not None else _no_limit
+        limits = max_stored_bytes if max_stored_bytes is not None else no_limit
         async with limits() as limit:
             pass
         arrived = await self._receive(tenant, key, data, limit, expect_bytes)
         try:
-            _must_be(arrived.digest, expect_sha256)
+            check_digest(arrived.digest, expect_sha256)
             row = StoredFile(
                 key=key,
                 tenant=tenant,
@@ -234,16 +234,9 @@ class DiskFileStore:
         expected: int | None,
     ) -> Arrived:
         used = await self._database.read(lambda connection: _used(connection, tenant, without=key))
-        rules = self.rules
 
         def allowed(size: int) -> None:
-            if size > rules.max_bytes:
-                raise PayloadTooLarge(
-                    f"the file is larger than {rules.max_bytes} bytes",
-                    hint="see the operator's files.max_bytes",
-                    limit=rules.max_bytes,
-                )
-            _check_total(used, size, rules, limit)
+            check_size(used, size, self.rules, limit)
 
         if expected is not None:
             allowed(expected)
@@ -268,7 +261,7 @@ class DiskFileStore:
         replaced = connection.execute(
             "DELETE FROM files WHERE tenant = ? AND key = ? RETURNING sha256", (row.tenant, row.key)
         ).fetchall()
-        _check_total(_used(connection, row.tenant), row.size_bytes, self.rules, limit)
+        check_total(_used(connection, row.tenant), row.size_bytes, self.rules, limit)
         connection.execute(
             f"INSERT INTO files ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
             (
@@ -320,11 +313,22 @@ def _used(connection: sqlite3.Connection, tenant: str, *, without: str | None = 
 
 
 @asynccontextmanager
-async def _no_limit() -> AsyncIterator[int | None]:
+async def no_limit() -> AsyncIterator[int | None]:
     yield None
 
 
-def _check_total(used: int, more: int, rules: FileRules, limit: int | None) -> None:
+def check_size(used: int, size: int, rules: FileRules, limit: int | None) -> None:
+    """Raise if a file of this size may not be added to the `used` bytes of its tenant."""
+    if size > rules.max_bytes:
+        raise PayloadTooLarge(
+            f"the file is larger than {rules.max_bytes} bytes",
+            hint="see the operator's files.max_bytes",
+            limit=rules.max_bytes,
+        )
+    check_total(used, size, rules, limit)
+
+
+def check_total(used: int, more: int, rules: FileRules, limit: int | None) -> None:
     if used + more > rules.max_total_bytes:
         raise _full(rules)
     if limit is not None and used + more > limit:
@@ -344,13 +348,17 @@ def _must_be_free(connection: sqlite3.Connection, tenant: str, key: str, now: fl
         (tenant, key, now),
     ).fetchone()
     if found is not None:
-        raise Conflict(
-            f"stored file {shown(key)} already exists",
-            hint="pass overwrite, or choose another key",
-        )
+        raise key_taken(key)
 
 
-def _must_be(digest: str, expected: str | None) -> None:
+def key_taken(key: str) -> Conflict:
+    return Conflict(
+        f"stored file {shown(key)} already exists",
+        hint="pass overwrite, or choose another key",
+    )
+
+
+def check_digest(digest: str, expected: str | None) -> None:
     if expected is not None and digest != expected.lower().removeprefix("sha256:"):
         raise InvalidRequest(
             "the content does not match the announced sha256",

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from sandkasten.model.runs.run_values import RunKind
 
-_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]{0,63}\Z")
+RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]{0,63}\Z")
 _FIELDS: Final = frozenset(one.name for one in fields(RunRow))
 _USAGE: Final = frozenset(one.name for one in fields(RunUsage))
 # We never write a larger file.
@@ -46,7 +46,7 @@ LOOK_EVERY_S: Final = 0.2
 _MARKS: Final = 16
 _MARKED_RUNS: Final = 1000
 # Limit of one page: inputs and outputs may be large, and a page is in memory.
-_PAGE_BYTES: Final = 8 << 20
+PAGE_BYTES: Final = 8 << 20
 # A younger directory without a row is still being created.
 _MADE_WITHIN_S: Final = 300.0
 
@@ -100,16 +100,16 @@ class RunDirectory:
         """
 
     async def begin(self, row: RunRow) -> None:
-        _checked(row.id)
+        checked_run_id(row.id)
         await asyncio.to_thread(self._begin, row)
 
     async def save(self, row: RunRow) -> None:
-        _checked(row.id)
+        checked_run_id(row.id)
         await asyncio.to_thread(self._save, row)
         self._tell(row.id)
 
     async def get(self, run_id: str) -> RunRow | None:
-        if not _ID.match(run_id):
+        if not RUN_ID.match(run_id):
             return None
         return await asyncio.to_thread(self._read, run_id)
 
@@ -125,7 +125,7 @@ class RunDirectory:
         return await asyncio.to_thread(self._list, tenant, kind, status, limit, before)
 
     async def note(self, run_id: str, type: str, data: Mapping[str, Any]) -> RunEvent:
-        _checked(run_id)
+        checked_run_id(run_id)
         event = await asyncio.to_thread(self._note, run_id, type, data)
         self._tell(run_id)
         return event
@@ -133,12 +133,12 @@ class RunDirectory:
     async def events(
         self, run_id: str, *, since_seq: int = 0, limit: int = 1000
     ) -> Sequence[RunEvent]:
-        if not _ID.match(run_id):
+        if not RUN_ID.match(run_id):
             return ()
         return await asyncio.to_thread(self._events, run_id, since_seq, limit)
 
     async def changed(self, run_id: str, since_seq: int, timeout_s: float) -> bool:
-        if not _ID.match(run_id):
+        if not RUN_ID.match(run_id):
             return False
         deadline = time.monotonic() + timeout_s
         seen: object = None
@@ -158,7 +158,7 @@ class RunDirectory:
                     await told.wait()
 
     def claim(self, run_id: str) -> AbstractAsyncContextManager[bool]:
-        return _Claim(self._root / _checked(run_id) / "claim")
+        return _Claim(self._root / checked_run_id(run_id) / "claim")
 
     async def prune(self, before: float) -> int:
         return await asyncio.to_thread(self._prune, before)
@@ -173,7 +173,7 @@ class RunDirectory:
                 place.mkdir(mode=0o700)
             except FileExistsError as exc:
                 raise Conflict(f"run {row.id} already exists", hint="ask again") from exc
-            write_file(place / "row.json", _encoded(row))
+            write_file(place / "row.json", encode_run(row))
             sync_directory(self._root)
 
     def _save(self, row: RunRow) -> None:
@@ -184,13 +184,13 @@ class RunDirectory:
                 hint="it may have been removed after its retention time",
             )
         with translated(f"record run {row.id}"):
-            write_file(place / "row.json", _encoded(row))
+            write_file(place / "row.json", encode_run(row))
 
     def _read(self, run_id: str) -> RunRow | None:
         try:
             with (self._root / run_id / "row.json").open("rb") as file:
                 found = os.fstat(file.fileno())
-                row = _decoded(file.read(MAX_ROW_BYTES + 1))
+                row = decode_run(file.read(MAX_ROW_BYTES + 1))
         except OSError as exc:
             # A run that cannot be read right now still exists: for a missing run, its sandboxes and
             # files would be removed.
@@ -219,7 +219,7 @@ class RunDirectory:
     def _ids(self) -> Sequence[str]:
         with translated("list the runs"):
             try:
-                return [name for name in os.listdir(self._root) if _ID.match(name)]
+                return [name for name in os.listdir(self._root) if RUN_ID.match(name)]
             except FileNotFoundError:
                 return ()
 
@@ -240,7 +240,7 @@ class RunDirectory:
                 found.append((brief.created_at, run_id))
         found.sort(reverse=True)
         if before is not None:
-            last = self._known(before) if _ID.match(before) else None
+            last = self._known(before) if RUN_ID.match(before) else None
             if last is None or (tenant is not None and last.tenant != tenant):
                 return ()
             found = [one for one in found if one < (last.created_at, before)]
@@ -249,7 +249,7 @@ class RunDirectory:
         for _, run_id in found:
             brief = self._briefs.get(run_id)
             size += 0 if brief is None else brief.stamp.size
-            if len(rows) >= limit or (rows and size > _PAGE_BYTES):
+            if len(rows) >= limit or (rows and size > PAGE_BYTES):
                 break
             row = self._read(run_id)
             if row is not None:
@@ -393,20 +393,20 @@ def _lock(path: Path) -> int | None:
             return None
 
 
-def _checked(run_id: str) -> str:
-    if not _ID.match(run_id):
+def checked_run_id(run_id: str) -> str:
+    if not RUN_ID.match(run_id):
         raise RunNotFound("no such run", hint="an id is run_ and hexadecimal digits")
     return run_id
 
 
-def _encoded(row: RunRow) -> bytes:
+def encode_run(row: RunRow) -> bytes:
     plain = {one.name: getattr(row, one.name) for one in fields(row)}
     plain["usage"] = asdict(row.usage)
     plain["quota"] = None if row.quota is None else asdict(row.quota)
-    return json.dumps(plain, ensure_ascii=False, default=_plain).encode("utf-8", "replace")
+    return json.dumps(plain, ensure_ascii=False, default=plain_json).encode("utf-8", "replace")
 
 
-def _decoded(raw: bytes) -> RunRow:
+def decode_run(raw: bytes) -> RunRow:
     if len(raw) > MAX_ROW_BYTES:
         raise ValueError("too large")
     told = json.loads(raw)
@@ -418,11 +418,11 @@ def _decoded(raw: bytes) -> RunRow:
 
 def _line(event: RunEvent) -> bytes:
     plain = {"seq": event.seq, "at": event.at, "type": event.type, "data": event.data}
-    text = json.dumps(plain, ensure_ascii=False, default=_plain)
+    text = json.dumps(plain, ensure_ascii=False, default=plain_json)
     return text.encode("utf-8", "replace") + b"\n"
 
 
-def _plain(value: object) -> object:
+def plain_json(value: object) -> object:
     """Convert read-only mappings and other values that JSON does not support."""
     if hasattr(value, "items"):
         return dict(value.items())

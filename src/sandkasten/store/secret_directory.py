@@ -69,27 +69,11 @@ class SecretDirectory:
             old = _read(path)
         except OSError as exc:
             raise disk_error("store a secret", exc, BackendUnavailable) from exc
-        now = time.time()
-        if old is None and len(self._list(tenant)) >= MAX_SECRETS:
-            raise QuotaExceeded(
-                f"a tenant may have {MAX_SECRETS} secrets", hint="remove one: sandkasten secret rm"
-            )
-        secret = Secret(
-            name=request.name,
-            hosts=tuple(request.hosts),
-            # Programs may have written it into their settings.
-            placeholder=make_placeholder(request.name) if old is None else old[0].placeholder,
-            created_at=now if old is None else old[0].created_at,
-            updated_at=now,
-            header=request.header,
-            basic=request.basic,
-            query=request.query,
-            body=request.body,
-        )
-        nonce = os.urandom(_NONCE)
-        cipher = self._cipher(make=True)
-        sealed = cipher.encrypt(nonce, request.value.encode(), _bound(tenant, secret))
-        text = {"secret": to_json(secret), "sealed": base64.b64encode(nonce + sealed).decode()}
+        if old is None:
+            check_count(len(self._list(tenant)))
+        secret = secret_of(request, None if old is None else old[0])
+        sealed = seal(self._key_bytes(make=True), tenant, secret, request.value)
+        text = {"secret": to_json(secret), "sealed": base64.b64encode(sealed).decode()}
         try:
             write_file(path, json.dumps(text).encode())
         except OSError as exc:
@@ -120,26 +104,10 @@ class SecretDirectory:
         if found is None:
             raise no_such_secret(name)
         secret, sealed = found
-        cipher = self._cipher(make=False)
-        from cryptography.exceptions import InvalidTag
-
-        try:
-            value = cipher.decrypt(sealed[:_NONCE], sealed[_NONCE:], _bound(tenant, secret))
-        except InvalidTag:
-            raise _damaged(name) from None
-        return OpenSecret(secret, value.decode())
+        return OpenSecret(secret, unseal(self._key_bytes(make=False), tenant, secret, sealed))
 
     def _path(self, tenant: str, name: str) -> Path:
         return self._directory / _TENANTS / checked_tenant(tenant) / f"{name}{_SUFFIX}"
-
-    def _cipher(self, *, make: bool) -> Any:
-        try:
-            from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-        except ModuleNotFoundError as exc:
-            raise BackendUnavailable(
-                "secrets require the library cryptography", hint=install_command("secrets")
-            ) from exc
-        return ChaCha20Poly1305(hashlib.sha256(_PURPOSE + self._key_bytes(make=make)).digest())
 
     def _key_bytes(self, *, make: bool) -> bytes:
         if self._key is not None:
@@ -151,6 +119,59 @@ class SecretDirectory:
             return path.read_bytes().strip()
         except OSError as exc:
             raise disk_error("read the key of the secrets", exc, StoreUnusable) from exc
+
+
+def secret_of(request: SecretRequest, old: Secret | None) -> Secret:
+    """Return the public part of a secret that is stored now, perhaps in place of another."""
+    now = time.time()
+    return Secret(
+        name=request.name,
+        hosts=tuple(request.hosts),
+        # Programs may have written it into their settings.
+        placeholder=make_placeholder(request.name) if old is None else old.placeholder,
+        created_at=now if old is None else old.created_at,
+        updated_at=now,
+        header=request.header,
+        basic=request.basic,
+        query=request.query,
+        body=request.body,
+    )
+
+
+def check_count(count: int) -> None:
+    """Raise QuotaExceeded if a tenant with that many secrets may have no other."""
+    if count >= MAX_SECRETS:
+        raise QuotaExceeded(
+            f"a tenant may have {MAX_SECRETS} secrets", hint="remove one: sandkasten secret rm"
+        )
+
+
+def seal(key: bytes, tenant: str, secret: Secret, value: str) -> bytes:
+    """Encrypt a value for this tenant and secret."""
+    nonce = os.urandom(_NONCE)
+    return nonce + bytes(_cipher(key).encrypt(nonce, value.encode(), _bound(tenant, secret)))
+
+
+def unseal(key: bytes, tenant: str, secret: Secret, sealed: bytes) -> str:
+    """Decrypt a value; StoreUnusable if the key or anything that it is bound to has changed."""
+    cipher = _cipher(key)
+    from cryptography.exceptions import InvalidTag
+
+    try:
+        value = cipher.decrypt(sealed[:_NONCE], sealed[_NONCE:], _bound(tenant, secret))
+    except InvalidTag:
+        raise damaged_secret(secret.name) from None
+    return str(value.decode())
+
+
+def _cipher(key: bytes) -> Any:
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+    except ModuleNotFoundError as exc:
+        raise BackendUnavailable(
+            "secrets require the library cryptography", hint=install_command("secrets")
+        ) from exc
+    return ChaCha20Poly1305(hashlib.sha256(_PURPOSE + key).digest())
 
 
 def _bound(tenant: str, secret: Secret) -> bytes:
@@ -167,10 +188,10 @@ def _read(path: Path) -> tuple[Secret, bytes] | None:
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError, ShapeError):
-        raise _damaged(path.name.removesuffix(_SUFFIX)) from None
+        raise damaged_secret(path.name.removesuffix(_SUFFIX)) from None
 
 
-def _damaged(name: str) -> StoreUnusable:
+def damaged_secret(name: str) -> StoreUnusable:
     return StoreUnusable(
         f"secret {name} cannot be decrypted",
         hint="use the key that it was stored with (secrets.key_file), or set it again",

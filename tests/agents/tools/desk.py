@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sandkasten.engine.engine import Engine
-    from sandkasten.store.file_store import DiskFileStore
+    from sandkasten.ports import FileStore
 
 CODE = AgentSandbox(mode="code")
 
@@ -30,7 +30,7 @@ CODE = AgentSandbox(mode="code")
 @dataclass(frozen=True, slots=True)
 class Desk:
     engine: Engine
-    store: DiskFileStore
+    store: FileStore
     toolbox: Toolbox
     context: RunContext
 
@@ -65,7 +65,7 @@ async def opened(data_dir: Path, backend: str = "local", **settings: str) -> Asy
                 await engine.aclose()
 
 
-def fresh(engine: Engine, store: DiskFileStore) -> Desk:
+def fresh(engine: Engine, store: FileStore) -> Desk:
     """Return a toolbox without state, and a run for it."""
     toolbox = Toolbox(engine, StagePublish(engine.files, store))
     return Desk(engine, store, toolbox, RunContext("run_a", "tester", sandbox=CODE))

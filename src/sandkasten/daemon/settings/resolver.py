@@ -48,6 +48,7 @@ from sandkasten.daemon.settings.setting_fields import (
     settings_of,
 )
 from sandkasten.daemon.settings.settings_file import find_file, read_file
+from sandkasten.daemon.settings.store_settings import StoreSettings
 from sandkasten.daemon.settings.telemetry_settings import TelemetrySettings
 from sandkasten.errors import InvalidConfiguration, InvalidRequest
 from sandkasten.lazy_dataclass import dataclass
@@ -96,6 +97,7 @@ SECTIONS = (
     JwtSettings,
     CompatSettings,
     RecordSettings,
+    StoreSettings,
     TelemetrySettings,
     AgentSettings,
     ProviderSettings,
@@ -136,6 +138,8 @@ class Settings:
     """The protocols of other services."""
     secrets_key: str | None = field(repr=False)
     """The key of stored secrets; None: one in the data directory."""
+    store: StoreSettings
+    """The database of several daemons."""
     telemetry: TelemetrySettings
     docker: DockerSettings
     agents: AgentSettings
@@ -326,6 +330,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
         previews=previews,
         jwt=source.read(JwtSettings).checked(),
         compat=source.read(CompatSettings).completed(previews),
+        store=source.read(StoreSettings),
         telemetry=source.read(TelemetrySettings),
         docker=docker_settings(
             engine, source.origins, environ, default=general.backend == "docker"

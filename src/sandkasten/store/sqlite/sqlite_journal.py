@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from sandkasten.model.audit_records import AuditHead, AuditRow
 from sandkasten.model.journal_rows import ExecRow, Retention, SessionRow
-from sandkasten.store.sqlite.write_behind import WriteBehind
+from sandkasten.store.write_behind import WriteBehind
 
 if TYPE_CHECKING:
     import sqlite3
@@ -65,7 +65,9 @@ class SqliteJournal:
     def __init__(self, database: Database, retention: Retention | None = None) -> None:
         self._database = database
         self._retention = retention if retention is not None else Retention()
-        self._behind: WriteBehind[tuple[str, str], ExecRow] = WriteBehind(database, _note)
+        self._behind: WriteBehind[tuple[str, str], ExecRow] = WriteBehind(
+            lambda rows: database.submit(lambda connection: _note(connection, rows))
+        )
 
     # ---- sessions
 

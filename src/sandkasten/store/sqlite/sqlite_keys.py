@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from sandkasten.errors import Conflict
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.journal_rows import KeyRow
-from sandkasten.store.sqlite.write_behind import WriteBehind
+from sandkasten.store.write_behind import WriteBehind
 
 if TYPE_CHECKING:
     import sqlite3
@@ -38,7 +38,9 @@ class SqliteKeys:
     def __init__(self, database: Database, known: dict[bytes, KeyRow]) -> None:
         self._database = database
         self._by_hash = known
-        self._behind: WriteBehind[str, KeyRow] = WriteBehind(database, _used)
+        self._behind: WriteBehind[str, KeyRow] = WriteBehind(
+            lambda rows: database.submit(lambda connection: _used(connection, rows))
+        )
 
     @classmethod
     async def open(cls, database: Database) -> SqliteKeys:

@@ -1,4 +1,4 @@
-"""Keys in SQLite: acknowledged changes survive a restart."""
+"""Keys in SQLite and PostgreSQL: acknowledged changes survive a restart."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from sandkasten.errors import Conflict
 from sandkasten.model.access.api_keys import DEFAULT_SCOPES, hash_key, make_key
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.journal_rows import KeyRow
+from sandkasten.store.postgres.postgres_keys import PostgresKeys
 from sandkasten.store.sqlite.database import Database
 from sandkasten.store.sqlite.sqlite_keys import SqliteKeys
 
@@ -26,6 +27,24 @@ async def database(tmp_path):
     await one.aclose()
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+async def open_keys(request, database, open_postgres):
+    """Return a function that opens the keys, as another process would."""
+    opened = []
+
+    async def open_again():
+        if request.param == "postgres":
+            one: PostgresKeys | SqliteKeys = await PostgresKeys.open(await open_postgres())
+        else:
+            one = await SqliteKeys.open(database)
+        opened.append(one)
+        return one
+
+    yield open_again
+    for one in opened:
+        await one.aclose()
+
+
 def row(key_id: str, **more) -> KeyRow:
     return KeyRow(
         key_id,
@@ -38,8 +57,8 @@ def row(key_id: str, **more) -> KeyRow:
     )
 
 
-async def test_a_key_works_from_creation_to_revocation(database):
-    keys = await SqliteKeys.open(database)
+async def test_a_key_works_from_creation_to_revocation(open_keys):
+    keys = await open_keys()
     made = make_key()
     assert keys.check(made.hashed, 11.0) is None
     await keys.add(row(made.id, expires_at=100.0), made.hashed)
@@ -51,8 +70,8 @@ async def test_a_key_works_from_creation_to_revocation(database):
         await keys.add(row(made.id), make_key().hashed)
 
 
-async def test_keys_survive_a_restart_and_only_their_hash_is_stored(database, tmp_path):
-    keys = await SqliteKeys.open(database)
+async def test_keys_survive_a_restart_and_only_their_hash_is_stored(open_keys, tmp_path):
+    keys = await open_keys()
     kept, ended = make_key(), make_key()
     await keys.add(row(kept.id), kept.hashed)
     await keys.add(row(ended.id, tenant="u"), ended.hashed)
@@ -63,7 +82,7 @@ async def test_keys_survive_a_restart_and_only_their_hash_is_stored(database, tm
     assert await keys.revoke(ended.id, 40.0) == revoked
     assert await keys.revoke("key_unknown", 40.0) is None
     await keys.aclose()
-    again = await SqliteKeys.open(database)
+    again = await open_keys()
     assert again.check(ended.hashed, 31.0) is None
     assert await again.list("t") == [row(kept.id, last_used_at=20.0)]
     assert await again.list() == [

@@ -10,14 +10,9 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from sandkasten.errors import SandkastenError
-
-if TYPE_CHECKING:
-    import sqlite3
-
-    from sandkasten.store.sqlite.database import Database
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -32,17 +27,15 @@ MOST: Final = 10_000
 
 
 class WriteBehind(Generic[K, V]):
-    """`write` puts the rows into the database; it may run again."""
+    """`write` submits rows to the database; rows that failed are submitted again."""
 
     def __init__(
         self,
-        database: Database,
-        write: Callable[[sqlite3.Connection, Sequence[V]], None],
+        write: Callable[[Sequence[V]], asyncio.Future[None]],
         *,
         delay_s: float = DELAY_S,
         most: int = MOST,
     ) -> None:
-        self._database = database
         self._write = write
         self._delay_s = delay_s
         self._most = most
@@ -65,8 +58,7 @@ class WriteBehind(Generic[K, V]):
         if not self._waiting:
             return
         rows, self._waiting = self._waiting, {}
-        values = list(rows.values())
-        future = self._database.submit(lambda connection: self._write(connection, values))
+        future = self._write(list(rows.values()))
         self._on_the_way.add(future)
         future.add_done_callback(lambda done: self._landed(done, rows))
 

@@ -1,0 +1,1 @@
+"""The daemon's records in PostgreSQL, shared by several daemons."""

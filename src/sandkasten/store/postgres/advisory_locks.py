@@ -1,0 +1,153 @@
+"""Named locks across machines: advisory locks of the database's session.
+
+PostgreSQL releases them when the connection ends, so they end with the process or the machine that
+holds them. If the session is lost, its holders are interrupted with BackendUnavailable before
+another process can have their locks, unless the server itself was restarted: then all of them are
+interrupted as soon as they notice. Waiters of one process queue in order; the first of them polls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import TYPE_CHECKING, Final
+from weakref import WeakValueDictionary
+
+from sandkasten.errors import BackendUnavailable, Busy, SandkastenError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from sandkasten.store.postgres.postgres_database import PostgresDatabase
+
+_FIRST_WAIT_S: Final = 0.002
+_LONGEST_WAIT_S: Final = 0.1
+
+
+class AdvisoryLocks:
+    def __init__(self, database: PostgresDatabase) -> None:
+        self._database = database
+        self._queues: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._holders: set[_AdvisoryHolder] = set()
+        self._releasing: set[asyncio.Task[None]] = set()
+        database.on_session_lost.append(self._lost)
+
+    def hold(self, name: str, wait_s: float) -> AbstractAsyncContextManager[None]:
+        """Hold the name while the block lasts; else raise Busy."""
+        queue = self._queues.get(name)
+        if queue is None:
+            queue = self._queues[name] = asyncio.Lock()
+        return _AdvisoryHolder(self, self._database.lock_key(name), queue, wait_s)
+
+    async def take(self, key: int) -> bool:
+        """Return whether the lock is ours now. A caller that is cancelled does not keep it."""
+        sql = "SELECT pg_try_advisory_lock($1)"
+        asked = asyncio.ensure_future(self._database.in_session(sql, key))
+        try:
+            return bool(await asyncio.shield(asked))
+        except asyncio.CancelledError:
+            with suppress(SandkastenError):
+                if await asked:
+                    await self._release(key)
+            raise
+
+    async def give_back(self, key: int) -> None:
+        """Release a lock, also if the caller is cancelled meanwhile. Never raises otherwise: what
+        cannot be released ended with its session.
+        """
+        task = asyncio.create_task(self._release(key))
+        self._releasing.add(task)
+        task.add_done_callback(self._releasing.discard)
+        await asyncio.shield(task)
+
+    async def _release(self, key: int) -> None:
+        with suppress(SandkastenError):
+            await self._database.in_session("SELECT pg_advisory_unlock($1)", key)
+
+    def add(self, holder: _AdvisoryHolder) -> None:
+        self._holders.add(holder)
+
+    def remove(self, holder: _AdvisoryHolder) -> None:
+        self._holders.discard(holder)
+
+    def _lost(self) -> None:
+        for one in [*self._holders]:
+            one.interrupt()
+
+
+class _AdvisoryHolder(AbstractAsyncContextManager[None]):
+    """Not a generator: those cannot be started while a loop ends, and an engine that closes
+    then still has sandboxes to remove.
+    """
+
+    def __init__(self, locks: AdvisoryLocks, key: int, queue: asyncio.Lock, wait_s: float) -> None:
+        self._locks = locks
+        self._key = key
+        self._queue = queue
+        self._wait_s = wait_s
+        self._task: asyncio.Task[object] | None = None
+        self._cancelled_before = 0
+        self._is_lost = False
+
+    async def __aenter__(self) -> None:
+        deadline = time.monotonic() + self._wait_s
+        if self._wait_s <= 0 and self._queue.locked():
+            raise _busy(self._wait_s)
+        try:
+            async with asyncio.timeout(max(self._wait_s, 1.0)):
+                await self._queue.acquire()
+        except TimeoutError as exc:
+            raise _busy(self._wait_s) from exc
+        try:
+            await self._take(deadline)
+        except BaseException:
+            self._queue.release()
+            raise
+        self._task = asyncio.current_task()
+        self._cancelled_before = 0 if self._task is None else self._task.cancelling()
+        self._locks.add(self)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._locks.remove(self)
+        try:
+            if not self._is_lost:
+                await self._locks.give_back(self._key)
+        finally:
+            self._queue.release()
+        if not self._is_lost or self._task is None:
+            return
+        if self._task.uncancel() <= self._cancelled_before and kind is asyncio.CancelledError:
+            raise BackendUnavailable(
+                "the connection to the database was lost while it held a lock",
+                hint="try again; what was begun is finished or removed",
+                store="postgres",
+            ) from error
+
+    def interrupt(self) -> None:
+        """Cancel the task that holds the lock: another process may have it now."""
+        self._is_lost = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _take(self, deadline: float) -> None:
+        pause = _FIRST_WAIT_S
+        while not await self._locks.take(self._key):
+            if time.monotonic() >= deadline:
+                raise _busy(self._wait_s)
+            # With jitter, or processes that started together stay in step.
+            await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311
+            pause = min(pause * 2, _LONGEST_WAIT_S)
+
+
+def _busy(wait_s: float) -> Busy:
+    return Busy(
+        f"another process is working on this sandbox (waited {wait_s:g} s)",
+        hint="try again in a moment",
+    )

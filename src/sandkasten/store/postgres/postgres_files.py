@@ -1,0 +1,336 @@
+"""Stored files in PostgreSQL, shared by all daemons. Implements `ports.FileStore`.
+
+Content is written in pieces before the row that refers to it is committed, so a row never refers
+to incomplete content. Content that was replaced or deleted is kept for `_READERS_S`, for those who
+read it; content without a row was left by a crash and is removed by `prune`. Meant for small files:
+each is a few rows of the database and part of its backups.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import secrets
+from contextlib import asynccontextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from sandkasten.errors import InternalError, SandkastenError
+from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model.files.file_store_rules import (
+    UNKNOWN_TYPE,
+    FileRules,
+    checked_content_type,
+    checked_metadata,
+    file_key,
+    known_file_key,
+    new_file_key,
+    no_such_file,
+)
+from sandkasten.model.journal_rows import StoredFile
+from sandkasten.store.file_store import (
+    check_digest,
+    check_size,
+    check_total,
+    key_taken,
+    no_limit,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+
+    from sandkasten.ports import Clock, MaxStoredBytes
+    from sandkasten.store.postgres.postgres_database import PostgresDatabase, Row
+
+    Files: TypeAlias = Sequence[StoredFile]
+
+log = logging.getLogger("sandkasten.store")
+_COLUMNS: Final = "key, tenant, size_bytes, content_type, sha256, created_at, expires_at, metadata"
+_LIVE: Final = "(expires_at IS NULL OR expires_at > $3)"
+_PIECE: Final = 256 * 1024
+# Longer than a request may take to read a file, and than one may take to arrive.
+_READERS_S: Final = 3600.0
+_ARRIVAL_S: Final = 86_400.0
+_PRUNE_AT_ONCE: Final = 500
+_NO_LIMIT: Final = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _ArrivedContent:
+    id: str
+    size_bytes: int
+    digest: str
+
+
+class PostgresFileStore:
+    def __init__(
+        self, database: PostgresDatabase, clock: Clock, rules: FileRules | None = None
+    ) -> None:
+        self.rules = rules if rules is not None else FileRules()
+        self._database = database
+        self._clock = clock
+
+    async def put(
+        self,
+        tenant: str,
+        key: str | None,
+        data: AsyncIterable[bytes],
+        *,
+        content_type: str = UNKNOWN_TYPE,
+        expires_at: float | None = None,
+        metadata: Mapping[str, str] | None = None,
+        expect_sha256: str | None = None,
+        expect_bytes: int | None = None,
+        overwrite: bool = False,
+        max_stored_bytes: MaxStoredBytes | None = None,
+    ) -> StoredFile:
+        now = self._clock.now()
+        if expires_at is None and self.rules.ttl_s is not None:
+            expires_at = now + self.rules.ttl_s
+        key = new_file_key() if key is None else file_key(key)
+        content_type = checked_content_type(content_type)
+        metadata = checked_metadata(metadata or {})
+        # Before the bytes arrive, and again afterwards.
+        if not overwrite and await self._find(tenant, key, now) is not None:
+            raise key_taken(key)
+        limits = max_stored_bytes if max_stored_bytes is not None else no_limit
+        async with limits() as limit:
+            pass
+        used = await self._used(tenant, without=key)
+
+        def allowed(size: int) -> None:
+            check_size(used, size, self.rules, limit)
+
+        if expect_bytes is not None:
+            allowed(expect_bytes)
+        content = f"c_{secrets.token_hex(16)}"
+        try:
+            arrived = await self._receive(content, data, allowed)
+            check_digest(arrived.digest, expect_sha256)
+            row = StoredFile(
+                key=key,
+                tenant=tenant,
+                size_bytes=arrived.size_bytes,
+                content_type=content_type,
+                checksum=f"sha256:{arrived.digest}",
+                created_at=now,
+                expires_at=expires_at,
+                metadata=metadata,
+            )
+            # Again: sandboxes and files may have used the space while this one arrived.
+            async with limits() as limit:
+                await self._insert(row, arrived, limit, overwrite=overwrite)
+        except BaseException:
+            await self._drop(content)
+            raise
+        return row
+
+    async def get(self, tenant: str, key: str) -> StoredFile:
+        key = known_file_key(key)
+        found = await self._find(tenant, key, self._clock.now())
+        if found is None:
+            raise no_such_file(key)
+        return _row(found)
+
+    @asynccontextmanager
+    async def read(
+        self, tenant: str, key: str, *, offset: int = 0, limit: int | None = None
+    ) -> AsyncIterator[tuple[StoredFile, AsyncIterator[bytes]]]:
+        """Read the content as it was when opened, even if the file is replaced or deleted
+        meanwhile.
+        """
+        key = known_file_key(key)
+        found = await self._find(tenant, key, self._clock.now())
+        if found is None:
+            raise no_such_file(key)
+        row = _row(found)
+        left = max(0, row.size_bytes - offset)
+        wanted = left if limit is None else min(left, limit)
+        yield row, self._pieces(found["content_id"], offset, wanted)
+
+    async def list(
+        self, tenant: str, *, prefix: str = "", limit: int = 1000, after: str | None = None
+    ) -> Files:
+        """List in key order; `after` is the last key of the previous page."""
+        found = await self._database.fetch(
+            f"SELECT {_COLUMNS} FROM files WHERE tenant = $1 AND key > $2 AND {_LIVE}"  # noqa: S608
+            " AND key >= $4 AND starts_with(key, $4) ORDER BY key LIMIT $5",
+            tenant,
+            after or "",
+            self._clock.now(),
+            prefix,
+            limit if limit >= 0 else _NO_LIMIT,
+        )
+        return [_row(one) for one in found]
+
+    async def delete(self, tenant: str, key: str) -> None:
+        key = known_file_key(key)
+        found = await self._database.write(
+            "WITH gone AS (DELETE FROM files WHERE tenant = $1 AND key = $2"
+            " RETURNING content_id, expires_at), dropped AS (UPDATE contents SET dropped_at = now()"
+            " FROM gone WHERE contents.id = gone.content_id) SELECT expires_at FROM gone",
+            tenant,
+            key,
+        )
+        if not found or (
+            found[0]["expires_at"] is not None and found[0]["expires_at"] <= self._clock.now()
+        ):
+            raise no_such_file(key)
+
+    async def usage(self, tenant: str) -> int:
+        return await self._used(tenant)
+
+    async def prune(self, now: float) -> int:
+        gone = 0
+        while several := await self._database.execute(
+            "WITH gone AS (DELETE FROM files WHERE (tenant, key) IN"
+            " (SELECT tenant, key FROM files WHERE expires_at <= $1 LIMIT $2)"
+            " RETURNING content_id) UPDATE contents SET dropped_at = now()"
+            " FROM gone WHERE contents.id = gone.content_id",
+            now,
+            _PRUNE_AT_ONCE,
+        ):
+            gone += several
+        await self.collect()
+        return gone
+
+    async def collect(self, readers_s: float = _READERS_S) -> int:
+        """Remove content that no file has any more, once its readers are done."""
+        return await self._database.execute(
+            "DELETE FROM contents WHERE id IN (SELECT id FROM contents"
+            " WHERE (dropped_at < now() - make_interval(secs => $1)"
+            " OR created_at < now() - make_interval(secs => $2))"
+            " AND NOT EXISTS (SELECT 1 FROM files WHERE content_id = contents.id) LIMIT $3)",
+            readers_s,
+            _ARRIVAL_S,
+            _PRUNE_AT_ONCE,
+        )
+
+    async def _find(self, tenant: str, key: str, now: float) -> Row | None:
+        return await self._database.fetch_one(
+            f"SELECT {_COLUMNS}, content_id FROM files"  # noqa: S608
+            f" WHERE tenant = $1 AND key = $2 AND {_LIVE}",
+            tenant,
+            key,
+            now,
+        )
+
+    async def _used(self, tenant: str, *, without: str | None = None) -> int:
+        """Return the bytes of the tenant's files, without the file of one key."""
+        found = await self._database.fetch_one(_USED, tenant, without)
+        return 0 if found is None else int(found["total"])
+
+    async def _receive(
+        self, content: str, data: AsyncIterable[bytes], allowed: Callable[[int], None]
+    ) -> _ArrivedContent:
+        hashing = hashlib.sha256()
+        size = stored = 0
+        waiting = bytearray()
+        await self._database.execute("INSERT INTO contents (id) VALUES ($1)", content)
+        async for piece in data:
+            size += len(piece)
+            allowed(size)
+            hashing.update(piece)
+            waiting += piece
+            while len(waiting) >= _PIECE:
+                await self._store(content, stored, bytes(waiting[:_PIECE]))
+                stored += _PIECE
+                del waiting[:_PIECE]
+        if waiting:
+            await self._store(content, stored, bytes(waiting))
+        return _ArrivedContent(content, size, hashing.hexdigest())
+
+    async def _store(self, content: str, starts_at: int, data: bytes) -> None:
+        await self._database.execute(
+            "INSERT INTO content_pieces (content_id, starts_at, data) VALUES ($1, $2, $3)",
+            content,
+            starts_at,
+            data,
+        )
+
+    async def _insert(
+        self, row: StoredFile, arrived: _ArrivedContent, limit: int | None, *, overwrite: bool
+    ) -> None:
+        async with self._database.transaction() as connection:
+            # One writer of a tenant at a time: the sum of its files is checked.
+            turn = self._database.lock_key(f"files:{row.tenant}")
+            await connection.execute("SELECT pg_advisory_xact_lock($1)", turn)
+            if not overwrite and await connection.fetchrow(
+                f"SELECT 1 FROM files WHERE tenant = $1 AND key = $2 AND {_LIVE}",  # noqa: S608
+                row.tenant,
+                row.key,
+                row.created_at,
+            ):
+                raise key_taken(row.key)
+            await connection.execute(
+                "WITH gone AS (DELETE FROM files WHERE tenant = $1 AND key = $2"
+                " RETURNING content_id) UPDATE contents SET dropped_at = now() FROM gone"
+                " WHERE contents.id = gone.content_id",
+                row.tenant,
+                row.key,
+            )
+            used = int(await connection.fetchval(_USED, row.tenant, None))
+            check_total(used, row.size_bytes, self.rules, limit)
+            await connection.execute(
+                f"INSERT INTO files ({_COLUMNS}, content_id)"  # noqa: S608
+                " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+                row.key,
+                row.tenant,
+                row.size_bytes,
+                row.content_type,
+                arrived.digest,
+                row.created_at,
+                row.expires_at,
+                json.dumps(dict(row.metadata)),
+                arrived.id,
+            )
+
+    async def _drop(self, content: str) -> None:
+        """Remove content that got no row."""
+        try:
+            await self._database.execute(
+                "DELETE FROM contents WHERE id = $1"
+                " AND NOT EXISTS (SELECT 1 FROM files WHERE content_id = $1)",
+                content,
+            )
+        except SandkastenError as exc:
+            # No reader can find it; it is removed a day later.
+            log.warning("files.uncollected", extra={"sandkasten": {"trouble": exc.code}})
+
+    async def _pieces(self, content: str, offset: int, left: int) -> AsyncIterator[bytes]:
+        while left > 0:
+            starts_at = offset - offset % _PIECE
+            found = await self._database.fetch_one(
+                "SELECT substring(data FROM $3::int FOR $4::int) AS data FROM content_pieces"
+                " WHERE content_id = $1 AND starts_at = $2",
+                content,
+                starts_at,
+                offset - starts_at + 1,
+                min(left, _PIECE),
+            )
+            if found is None or not found["data"]:
+                raise InternalError("a stored file is shorter than it was", hint="store it again")
+            piece = bytes(found["data"])
+            offset += len(piece)
+            left -= len(piece)
+            yield piece
+
+
+_USED = """
+SELECT coalesce(sum(size_bytes), 0)::bigint AS total FROM files
+WHERE tenant = $1 AND key IS DISTINCT FROM $2
+"""
+
+
+def _row(found: Any) -> StoredFile:
+    return StoredFile(
+        key=found["key"],
+        tenant=found["tenant"],
+        size_bytes=found["size_bytes"],
+        content_type=found["content_type"],
+        checksum=f"sha256:{found['sha256']}",
+        created_at=found["created_at"],
+        expires_at=found["expires_at"],
+        metadata=MappingProxyType(json.loads(found["metadata"])),
+    )

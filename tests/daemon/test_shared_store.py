@@ -1,0 +1,138 @@
+"""Two daemons on one PostgreSQL database: what they share, and what each keeps to itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import aiohttp
+import pytest
+
+from sandkasten.daemon.settings.resolver import load
+from sandkasten.daemon.shared_store import open_shared
+from sandkasten.errors import InvalidConfiguration
+from sandkasten.store.ledger_directory import DirectoryStore
+from tests.daemon.process import ask, running
+from tests.daemon.test_serve import told
+from tests.patience import PATIENCE_S
+from tests.postgres_server import PostgresServer
+from tests.store.test_directory import record
+
+pytestmark = pytest.mark.promise("P98")
+OPERATOR = {"Authorization": "Bearer sk-0123456789abcdef"}
+PASSWORD = "pass-word-of-the-url"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with PostgresServer(durable=True) as one:
+        yield one
+
+
+@pytest.mark.long(reason="starts five daemons; tests/store/test_postgres.py has the parts")
+async def test_two_daemons_share_records_and_keep_their_sandboxes(server, tmp_path):
+    # Peers on the socket are trusted; the password is there to be hidden.
+    url = f"postgresql://tiny:{PASSWORD}@/postgres?host={server.place}"
+    environ = {"SANDKASTEN_API_KEY": "sk-0123456789abcdef", "SANDKASTEN_STORE_URL": url}
+    first, second = tmp_path / "first", tmp_path / "second"
+    async with (
+        running(first, environ=environ) as one,
+        running(second, environ=environ) as other,
+        aiohttp.ClientSession() as http,
+    ):
+        body = {"tenant": "t", "name": "one", "scopes": ["sessions", "files"]}
+        _, made = await ask(http, "POST", one.url + "/v1/keys", body, headers=OPERATOR)
+        mine = {"Authorization": f"Bearer {made['key']}"}
+        await _answers(http, 200, other.url + "/v1/sessions", mine)
+
+        stored = aiohttp.FormData()
+        stored.add_field("key", "a.txt")
+        stored.add_field("file", b"shared", filename="a.txt")
+        async with http.post(one.url + "/v1/files", data=stored, headers=mine) as reply:
+            assert reply.status == 201, await reply.text()
+        async with http.get(other.url + "/v1/files/a.txt", headers=mine) as reply:
+            assert (reply.status, await reply.read()) == (200, b"shared")
+
+        status, box = await ask(http, "POST", one.url + "/v1/sessions", {}, headers=mine)
+        assert status == 201
+        place = f"/v1/sessions/{box['id']}"
+        assert (await ask(http, "GET", other.url + place, headers=mine))[0] == 404
+        # A daemon that starts settles its own sandboxes and no others.
+        await other.kill()
+        await other.start()
+        run = {"command": ["echo", "there"]}
+        status, result = await ask(http, "POST", f"{one.url}{place}/exec", run, headers=mine)
+        assert (status, result["stdout"]) == (200, "there\n")
+
+        # The database is away: commands go on, and what needs it says so.
+        server.kill()
+        status, result = await ask(http, "POST", f"{one.url}{place}/exec", run, headers=mine)
+        assert (status, result["stdout"]) == (200, "there\n")
+        status, problem = await ask(http, "POST", one.url + "/v1/sessions", {}, headers=mine)
+        assert (status, problem["code"]) == (503, "BACKEND_UNAVAILABLE")
+        await asyncio.to_thread(server.start)
+        await _answers(http, 200, one.url + place, mine)
+
+        # The daemon is killed: its sandbox is there, and ends by its request.
+        await one.kill()
+        await one.start()
+        await _answers(http, 200, one.url + place, mine)
+        assert (await ask(http, "DELETE", one.url + place, headers=mine))[0] in (200, 204)
+        await _answers(http, 410, other.url + place, mine)
+
+        assert (await ask(http, "DELETE", f"{other.url}/v1/keys/{made['id']}", headers=OPERATOR))[
+            0
+        ] == 200
+        await _answers(http, 401, one.url + "/v1/sessions", mine)
+
+        # Without the database, an engine would remove the sandboxes of the daemon.
+        status, complaint = await told("--data-dir", str(first), "--embedded", "ls")
+        assert (status, "store.url is not set" in complaint) == (125, True), complaint
+        said = [json.loads(line) for line in one.said.splitlines() if line.startswith(b"{")]
+        assert [line["node"] for line in said if line.get("event") == "store.shared"]
+        assert PASSWORD.encode() not in one.said + other.said
+
+
+async def _answers(http: aiohttp.ClientSession, status: int, url: str, headers) -> None:
+    """Wait until a request is answered with this status."""
+    found: object = None
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while found != status:
+                found, _ = await ask(http, "GET", url, headers=headers)
+    except TimeoutError:
+        raise AssertionError(f"{url} answers {found}, not {status}") from None
+
+
+async def test_a_ledger_of_files_is_not_left_behind(tmp_path):
+    settings = load(
+        {"data_dir": str(tmp_path / "data")},
+        {"SANDKASTEN_STORE_URL": "postgresql://u@127.0.0.1:1/db"},
+        tmp_path,
+    )
+    await DirectoryStore(tmp_path / "data" / "ledger").put(record())
+    with pytest.raises(InvalidConfiguration, match="recorded in files"):
+        await open_shared(settings)
+    assert not (tmp_path / "data" / "node").exists()
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["mysql://h/d", "postgresql://h", "postgresql:///d", "postgresql://u:p w@h/d", "x", 5,
+     f"postgresql://u:{PASSWORD}/@h:nine/d"],
+)  # fmt: skip
+def test_a_url_that_cannot_be_used_is_refused_without_being_repeated(tmp_path, value):
+    with pytest.raises(InvalidConfiguration) as refused:
+        load({"store.url": value}, {}, tmp_path)
+    assert refused.value.details["setting"] == "store.url"
+    assert str(value) not in refused.value.message
+    assert PASSWORD not in str(refused.value)
+
+
+def test_the_password_of_the_url_is_never_shown(tmp_path):
+    url = f"postgresql://user:{PASSWORD}@host:5433/db?password={PASSWORD}"
+    found = load({"store.url": url}, {}, tmp_path)
+    shown = {one.name: one.value for one in found.origins()}
+    assert shown["store.url"] == "postgresql://user@host:5433/db"
+    assert PASSWORD not in repr(found)
+    assert found.store.url == url

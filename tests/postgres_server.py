@@ -1,0 +1,97 @@
+"""A private PostgreSQL server: on a Unix socket, as an ordinary user, gone at the end."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.hostwatch import loopwatch
+from tests.patience import PATIENCE_S
+
+PROGRAMS = next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)), None)
+_USER = 65534
+_numbers = itertools.count(1)
+
+
+def new_schema() -> str:
+    """Return the name of a schema that no other test uses."""
+    return f"test_{os.getpid()}_{next(_numbers)}"
+
+
+class PostgresServer:
+    """`with PostgresServer() as server:`. With `durable`, a killed server loses nothing."""
+
+    def __init__(self, *, durable: bool = False) -> None:
+        # Not below a directory of root's alone: PostgreSQL refuses to run as root.
+        self.place = Path(tempfile.mkdtemp(prefix="skpg-", dir="/var/tmp"))
+        self._durable = durable
+        self._process: subprocess.Popen[bytes] | None = None
+        environ = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
+        self._who: dict[str, Any] = {"cwd": self.place, "env": environ}
+        if os.geteuid() == 0:
+            os.chown(self.place, _USER, _USER)
+            self._who |= {"user": _USER, "group": _USER, "extra_groups": []}
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://tiny@/postgres?host={self.place}"
+
+    def __enter__(self) -> PostgresServer:
+        try:
+            self._make()
+            self.start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.stop()
+        finally:
+            shutil.rmtree(self.place, ignore_errors=True)
+
+    @loopwatch.of_the_test
+    def _make(self) -> None:
+        assert PROGRAMS is not None, "postgresql is not installed"
+        options = ("--no-sync", "--auth=trust", "--username=tiny", "--no-instructions")
+        words = [str(PROGRAMS / "initdb"), *options, "-E", "UTF8", "-D", str(self.place / "data")]
+        subprocess.run(words, check=True, capture_output=True, timeout=PATIENCE_S, **self._who)
+
+    @loopwatch.of_the_test
+    def start(self) -> None:
+        """Start the server and wait until it answers."""
+        assert PROGRAMS is not None
+        words = [str(PROGRAMS / "postgres"), "-D", str(self.place / "data"), "-k", str(self.place)]
+        words += ["-h", "", "-c", "dynamic_shared_memory_type=mmap", "-c", "shared_buffers=16MB"]
+        words += [] if self._durable else ["-F"]
+        with (self.place / "log").open("ab") as log:
+            self._process = subprocess.Popen(words, stdout=log, stderr=log, **self._who)
+        ready = [str(PROGRAMS / "pg_isready"), "-q", "-h", str(self.place)]
+        deadline = time.monotonic() + PATIENCE_S
+        while subprocess.run(ready, check=False).returncode != 0:
+            told = (self.place / "log").read_text()[-2000:]
+            assert self._process.poll() is None, told
+            assert time.monotonic() < deadline, told
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """Kill every process of the server with SIGKILL."""
+        assert self._process is not None
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+        for pid in [self._process.pid, *map(int, children.read_text().split())]:
+            os.kill(pid, signal.SIGKILL)
+        self._process.wait(PATIENCE_S)
+
+    def stop(self) -> None:
+        """End the server; connections are cut. Twice is fine."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGQUIT)
+            self._process.wait(PATIENCE_S)

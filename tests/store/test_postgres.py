@@ -1,0 +1,384 @@
+"""Records in PostgreSQL: several daemons, locks that end with their holder, a server that dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from dataclasses import replace
+
+import pytest
+
+from sandkasten.daemon.engine_assembly import open_engine
+from sandkasten.daemon.persistent_stores import open_books
+from sandkasten.daemon.settings.resolver import load
+from sandkasten.daemon.shared_store import shared_store
+from sandkasten.engine.clock import SystemClock
+from sandkasten.errors import (
+    BackendUnavailable,
+    Busy,
+    InvalidConfiguration,
+    NotFound,
+    StoreUnusable,
+)
+from sandkasten.model.access.api_keys import DEFAULT_SCOPES, make_key
+from sandkasten.model.access.stored_secrets import SecretRequest
+from sandkasten.model.access.tenancy import TenantQuota
+from sandkasten.model.audit_records import AuditHead
+from sandkasten.model.journal_rows import KeyRow, SessionRow
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from sandkasten.store.postgres.postgres_database import PostgresDatabase
+from sandkasten.store.postgres.postgres_journal import PostgresJournal
+from sandkasten.store.postgres.postgres_keys import PostgresKeys
+from sandkasten.store.postgres.postgres_ledger import PostgresLedger
+from sandkasten.store.postgres.postgres_runs import PostgresRuns
+from sandkasten.store.postgres.postgres_secrets import PostgresSecrets
+from tests.patience import PATIENCE_S
+from tests.postgres_server import PostgresServer, new_schema
+from tests.store.test_directory import record
+from tests.store.test_runs import ROW
+
+pytestmark = pytest.mark.promise("P98")
+
+HOLDER = """
+import asyncio, sys
+from sandkasten.store.postgres.postgres_database import PostgresDatabase
+
+async def main():
+    database = await PostgresDatabase.open(sys.argv[1], schema=sys.argv[2])
+    async with database.locks.hold("x", 0):
+        print("held", flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110  (other processes change it)
+            await asyncio.sleep(0.01)
+
+
+def session(number: int) -> SessionRow:
+    return SessionRow(f"sbx_{number:016x}", "default", "host", "local", 1000.0 + number)
+
+
+# ---- locks
+
+
+async def test_a_lock_is_held_by_one_process_of_all_machines(open_postgres):
+    one, other = await open_postgres(), await open_postgres()
+    async with one.locks.hold("x", 0):
+        with pytest.raises(Busy):
+            async with other.locks.hold("x", 0.05):
+                pass
+        async with other.locks.hold("y", 0):
+            pass
+    async with other.locks.hold("x", 0):
+        pass
+
+
+async def test_a_waiter_gets_the_lock_when_its_holder_is_done(open_postgres):
+    one, other = await open_postgres(), await open_postgres()
+    inside = most = 0
+
+    async def work(database: PostgresDatabase) -> None:
+        nonlocal inside, most
+        async with database.locks.hold("x", PATIENCE_S):
+            inside += 1
+            most = max(most, inside)
+            await asyncio.sleep(0)
+            inside -= 1
+
+    await asyncio.gather(*(work(database) for database in (one, other) * 10))
+    assert most == 1
+
+
+async def test_the_lock_of_a_killed_process_is_released(open_postgres, postgres_server):
+    ours = await open_postgres()
+    holder = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", HOLDER, postgres_server.url, ours.schema),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert holder.stdout is not None
+        assert await holder.stdout.readline() == b"held\n"
+        with pytest.raises(Busy):
+            async with ours.locks.hold("x", 0):
+                pass
+    finally:
+        os.kill(holder.pid, signal.SIGKILL)
+        await holder.communicate()
+    async with ours.locks.hold("x", PATIENCE_S):
+        pass
+
+
+async def test_a_holder_is_interrupted_when_its_lock_is_lost(open_postgres):
+    one, other = await open_postgres(), await open_postgres()
+    held = asyncio.Event()
+
+    async def hold() -> None:
+        async with one.locks.hold("x", 0):
+            held.set()
+            await asyncio.Event().wait()
+
+    holding = asyncio.create_task(hold())
+    await held.wait()
+    pid = await one.in_session("SELECT pg_backend_pid()")
+    await other.execute("SELECT pg_terminate_backend($1)", pid)
+    with pytest.raises(BackendUnavailable, match="held a lock"):
+        await holding
+    # Both can have it: the session was opened again, and nothing of the lost one is left.
+    for database in (other, one):
+        async with database.locks.hold("x", PATIENCE_S):
+            pass
+
+
+async def test_cancelled_waiter_does_not_keep_the_lock(open_postgres):
+    one, other = await open_postgres(), await open_postgres()
+    for _ in range(20):
+        waiting = asyncio.create_task(one.locks.hold("x", 0).__aenter__())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        waiting.cancel()
+        done = (await asyncio.gather(waiting, return_exceptions=True))[0]
+        assert isinstance(done, asyncio.CancelledError)
+        async with other.locks.hold("x", 0):
+            pass
+
+
+# ---- schema
+
+
+async def test_daemons_that_start_at_once_migrate_once(open_new_schema):
+    opened = await asyncio.gather(*(open_new_schema() for _ in range(4)))
+    found = await opened[0].fetch("SELECT version FROM schema_version")
+    assert [row["version"] for row in found] == [1]
+
+
+async def test_a_schema_of_a_newer_version_is_refused(open_new_schema):
+    one = await open_new_schema()
+    await one.execute("INSERT INTO schema_version VALUES (99, 'later')")
+    with pytest.raises(StoreUnusable, match="version 99"):
+        await open_new_schema()
+
+
+# ---- several daemons
+
+
+async def test_each_node_has_its_own_sandboxes(open_postgres):
+    one = PostgresLedger(await open_postgres(), "node_1")
+    other = PostgresLedger(await open_postgres(), "node_2")
+    mine = record("key")
+    await one.put(mine)
+    assert (await other.get(mine.id), await other.find_key("key"), list(await other.list())) == (
+        None,
+        None,
+        [],
+    )
+    await other.drop(mine.id)
+    assert list(await one.list()) == [mine]
+    assert await one.list() is await one.list()
+
+
+async def test_changes_of_another_process_of_the_node_are_listed_at_once(open_postgres):
+    one, other = [PostgresLedger(await open_postgres(), "node_1") for _ in range(2)]
+    first, second = record(created_at=1.0), record(created_at=2.0)
+    await one.put(second)
+    assert list(await other.list()) == [second]
+    await one.put(first)
+    changed = replace(second, labels={})
+    await one.put(changed)
+    assert list(await other.list()) == [first, changed]
+    await one.drop(first.id)
+    assert list(await other.list()) == [changed]
+
+
+async def test_a_damaged_row_is_reported_and_treated_as_missing(open_postgres):
+    database = await open_postgres()
+    store = PostgresLedger(database, "node_1")
+    good, bad = record(), record("key")
+    await store.put(good)
+    for damage in ("", "{", "[]", "null", '{"id": "sbx_00"}', "[" * 100_000):
+        await store.put(bad)
+        await database.execute("UPDATE ledger SET row = $2 WHERE id = $1", bad.id, damage)
+        assert await store.get(bad.id) is None
+        assert await store.find_key("key") is None
+        assert list(await store.list()) == [good]
+        assert list(await store.corrupt()) == [bad.id]
+    await store.drop(bad.id)
+    assert list(await store.corrupt()) == []
+
+
+async def test_a_daemon_settles_its_own_sessions_and_reads_all(open_postgres):
+    one = PostgresJournal(await open_postgres(), "node_1")
+    other = PostgresJournal(await open_postgres(), "node_2")
+    await one.begin_session(session(1))
+    await other.begin_session(session(2))
+    assert [row.id for row in await one.open_sessions()] == [session(1).id]
+    assert [row.id for row in await other.sessions(None)] == [session(2).id, session(1).id]
+    # A label that another daemon changes does not make the session its own.
+    await other.begin_session(replace(session(1), labels={"a": "1"}))
+    assert [row.labels for row in await one.open_sessions()] == [{"a": "1"}]
+    await one.keep_audit_head(AuditHead(1, "a" * 64))
+    assert await other.audit_head() is None
+
+
+async def test_a_revoked_key_stops_working_at_every_daemon(open_postgres):
+    one, other = [await PostgresKeys.open(await open_postgres(), reload_s=60) for _ in range(2)]
+    made = make_key()
+    await one.add(KeyRow(made.id, "t", "n", DEFAULT_SCOPES, 1.0, TenantQuota()), made.hashed)
+    await until(lambda: other.check(made.hashed, 2.0) is not None)
+    await other.revoke(made.id, 3.0)
+    assert other.check(made.hashed, 4.0) is None
+    await until(lambda: one.check(made.hashed, 4.0) is None)
+    for keys in (one, other):
+        await keys.aclose()
+
+
+async def test_keys_are_read_again_if_a_notice_was_lost(open_postgres):
+    one, database = await open_postgres(), await open_postgres()
+    keys = await PostgresKeys.open(one, reload_s=60)
+    made = make_key()
+    pid = await one.in_session("SELECT pg_backend_pid()")
+    writer = await PostgresKeys.open(database)
+    await database.execute("SELECT pg_terminate_backend($1)", pid)
+    await writer.add(KeyRow(made.id, "t", "n", DEFAULT_SCOPES, 1.0, TenantQuota()), made.hashed)
+    await until(lambda: keys.check(made.hashed, 2.0) is not None)
+    for some in (keys, writer):
+        await some.aclose()
+
+
+async def test_a_claimed_run_is_neither_claimed_nor_removed_by_another_daemon(open_postgres):
+    one, other = [PostgresRuns(await open_postgres()) for _ in range(2)]
+    await one.begin(replace(ROW, status="completed", ended_at=10.0))
+    async with one.claim(ROW.id) as ours, other.claim(ROW.id) as theirs, one.claim(ROW.id) as again:
+        assert (ours, theirs, again) == (True, False, False)
+        assert await other.prune(20.0) == 0
+    async with other.claim("run_00000000000000ff") as ours:
+        assert not ours
+    assert await other.prune(5.0) == 0
+    await one.note(ROW.id, "x", {"text": "a\0b\ud800"})
+    assert await other.prune(20.0) == 1
+    assert await one.get(ROW.id) is None
+    assert list(await one.events(ROW.id)) == []
+
+
+# ---- secrets
+
+REQUEST = SecretRequest("TOKEN", "s3cret-value", ("api.example.com",), header="X: {value}")
+
+
+async def test_secrets_are_shared_with_one_key_and_encrypted(open_postgres):
+    database = await open_postgres()
+    one, other = (PostgresSecrets(each, "k" * 32) for each in (database, await open_postgres()))
+    stored = await one.put("acme", REQUEST)
+    assert list(await other.list("acme")) == [stored]
+    (opened,) = await other.open("acme", ["TOKEN"])
+    assert opened.value == "s3cret-value"
+    again = await other.put("acme", replace(REQUEST, value="new"))
+    assert (again.placeholder, again.created_at) == (stored.placeholder, stored.created_at)
+    with pytest.raises(StoreUnusable, match="cannot be decrypted"):
+        await PostgresSecrets(database, "x" * 32).open("acme", ["TOKEN"])
+    with pytest.raises(NotFound):
+        await one.open("default", ["TOKEN"])
+    # A value is bound to its place, whatever the database says.
+    await database.execute("UPDATE secrets SET tenant = 'other'")
+    with pytest.raises(StoreUnusable):
+        await one.open("other", ["TOKEN"])
+    await one.remove("other", "TOKEN")
+    with pytest.raises(NotFound):
+        await one.remove("other", "TOKEN")
+    with pytest.raises(InvalidConfiguration, match="key that all daemons have"):
+        await PostgresSecrets(database, None).put("acme", REQUEST)
+
+
+# ---- a server that is away
+
+PASSWORD = "pass-word-of-the-url"
+
+
+@pytest.mark.promise("P99")
+async def test_a_server_that_is_away_is_a_named_error_without_the_password(tmp_path, caplog):
+    url = f"postgresql://u:{PASSWORD}@/db?host={tmp_path}"
+    with pytest.raises(BackendUnavailable, match="does not answer") as refused:
+        await PostgresDatabase.open(url, timeout_s=2.0)
+    assert "store.url" in refused.value.hint
+    told = f"{refused.value!r} {refused.value} {refused.value.__cause__!r} {caplog.text}"
+    assert PASSWORD not in told
+
+
+@pytest.mark.promise("P99")
+async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(slow_server):
+    """Killed while four writers work, and started again: every answered write is there."""
+    schema, acknowledged = new_schema(), set()
+    database = await PostgresDatabase.open(slow_server.url, schema=schema, timeout_s=5.0)
+    ledger = PostgresLedger(database, "node_1")
+    journal = PostgresJournal(database, "node_1")
+    stop, refused = asyncio.Event(), 0
+
+    async def write() -> None:
+        nonlocal refused
+        while not stop.is_set():
+            one = record()
+            try:
+                await journal.begin_session(replace(session(1), id=one.id))
+                await ledger.put(one)
+            except BackendUnavailable:
+                refused += 1
+                await asyncio.sleep(0.01)
+            else:
+                acknowledged.add(one.id)
+
+    writers = [asyncio.create_task(write()) for _ in range(4)]
+    try:
+        await until(lambda: len(acknowledged) > 20)
+        slow_server.kill()
+        await until(lambda: refused > 0)
+        await asyncio.to_thread(slow_server.start)
+        seen = len(acknowledged)
+        await until(lambda: len(acknowledged) > seen + 20)
+        stop.set()
+        await asyncio.gather(*writers)
+        assert acknowledged <= {one.id for one in await ledger.list()}
+        assert acknowledged <= {row.id for row in await journal.open_sessions()}
+        async with ledger.lock("x", wait_s=PATIENCE_S):
+            pass
+    finally:
+        stop.set()
+        await asyncio.gather(*writers, return_exceptions=True)
+        await database.aclose()
+
+
+async def test_an_engine_keeps_its_sandboxes_in_the_database(postgres_server, tmp_path):
+    environ = {"SANDKASTEN_STORE_URL": postgres_server.url, "SANDKASTEN_SECRETS_KEY": "k" * 32}
+    flags = {"data_dir": str(tmp_path / "data"), "backend": "unisolated"}
+    settings = load(flags, environ, tmp_path)
+    async with shared_store(settings) as shared, open_books(settings, SystemClock()) as books:
+        assert shared is not None
+        engine = await open_engine(settings, journal=books.journal, shared=shared)
+        try:
+            made = await engine.create(CreateRequest(session_key="k"))
+            find = "SELECT node FROM ledger WHERE id = $1"
+            assert (await shared.database.fetch(find, made.id))[0]["node"] == shared.node
+            await engine.destroy(made.id)
+            assert await shared.database.fetch(find, made.id) == []
+            ended = await books.journal.session(made.id)
+            assert ended is not None
+            assert ended.status == "destroyed"
+        finally:
+            await engine.aclose()
+    # The node is the data directory's, and an engine that does not know the database is refused.
+    async with shared_store(settings) as again:
+        assert again is not None
+        assert again.node == shared.node
+    with pytest.raises(InvalidConfiguration, match="recorded in a database"):
+        await open_engine(load(flags, {}, tmp_path))
+
+
+@pytest.fixture
+def slow_server():
+    with PostgresServer(durable=True) as server:
+        yield server
