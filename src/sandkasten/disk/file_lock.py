@@ -1,6 +1,6 @@
-"""flock over processes: the kernel releases a lock when its holder closes it or dies.
+"""Locks over processes: the kernel releases a lock when its holder closes it or dies.
 
-A lock is held through an open descriptor. Raises OSError.
+A lock is held through an open descriptor, on a whole file or on one of its bytes. Raises OSError.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import struct
 import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
@@ -47,6 +48,27 @@ def try_lock_path(path: Path) -> int | None:
         raise
     os.close(fd)
     return None
+
+
+def try_lock_byte(path: Path, at: int) -> int | None:
+    """Return a descriptor that holds the lock of one byte, or None if another descriptor has it.
+
+    The file need not have that byte. One file serves for any number of locks, and none is created
+    or removed for each, which may take longer than what the lock is for.
+    """
+    fd = open_lock(path)
+    try:
+        # struct flock: type, from where, start, length, and a pid that must be 0.
+        wanted = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
+        # Not F_SETLK, which a process loses when it closes any descriptor of the file.
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, wanted)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def wait_for_lock(

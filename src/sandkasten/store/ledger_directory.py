@@ -55,7 +55,7 @@ class DirectoryStore:
         with translated("prepare the ledger"):
             for directory in (root, self._rows, self._keys, locks):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._locks = FileLocks(locks)
+        self._locks = FileLocks(locks / "names")
         self._written: dict[SandboxId, tuple[bytes, Record]] = {}
         """The last row of each sandbox that this process wrote, as it was written."""
         self._index = LedgerIndex(self._rows, _id_of, self._read_named, self._is_there)

@@ -1,7 +1,7 @@
-"""Named locks across processes: flock on a file, which the kernel releases when its holder dies.
+"""Named locks across processes: one byte of a file each, which the kernel releases with its holder.
 
-A waiter polls instead of blocking the event loop. Lock files are removed on release; a holder of a
-removed file notices by its inode and retries.
+A waiter polls instead of blocking the event loop. Two names with one byte are as unlikely as two
+equal digests of 62 bits; they would wait for each other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from sandkasten.disk.file_lock import try_lock_path
+from sandkasten.disk.file_lock import try_lock_byte
 from sandkasten.errors import BackendUnavailable, Busy
 
 if TYPE_CHECKING:
@@ -26,19 +26,20 @@ _LONGEST_WAIT_S = 0.05
 
 
 class FileLocks:
-    """One directory of locks. Waiters of one process queue in order and share one descriptor."""
+    """One file of locks. Waiters of one process queue in order and share one descriptor."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._queues: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def hold(self, name: str, wait_s: float) -> AbstractAsyncContextManager[None]:
-        # Names come from callers (session keys); a digest is neither a path nor too long.
-        path = self._root / hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
+        # The end of a lock must be a valid offset as well.
+        at = int.from_bytes(digest[:8], "big") >> 2
         queue = self._queues.get(name)
         if queue is None:
             queue = self._queues[name] = asyncio.Lock()
-        return _LockHolder(path, queue, wait_s)
+        return _LockHolder(self._path, at, queue, wait_s)
 
 
 class _LockHolder(AbstractAsyncContextManager[None]):
@@ -46,8 +47,9 @@ class _LockHolder(AbstractAsyncContextManager[None]):
     then still has sandboxes to remove.
     """
 
-    def __init__(self, path: Path, queue: asyncio.Lock, wait_s: float) -> None:
+    def __init__(self, path: Path, at: int, queue: asyncio.Lock, wait_s: float) -> None:
         self._path = path
+        self._at = at
         self._queue = queue
         self._wait_s = wait_s
         self._fd = -1
@@ -62,40 +64,35 @@ class _LockHolder(AbstractAsyncContextManager[None]):
         except TimeoutError as exc:
             raise _busy(self._wait_s) from exc
         try:
-            self._fd = await _take(self._path, deadline, self._wait_s)
+            self._fd = await self._take(deadline)
         except BaseException:
             self._queue.release()
             raise
 
     async def __aexit__(self, *_: object) -> None:
         try:
-            # Unlinked while locked: a waiter that opened this file earlier sees that it is gone and
-            # opens the new one.
-            self._path.unlink(missing_ok=True)
             os.close(self._fd)
         finally:
             self._queue.release()
 
+    async def _take(self, deadline: float) -> int:
+        pause = _FIRST_WAIT_S
+        while (fd := self._try()) is None:
+            if time.monotonic() >= deadline:
+                raise _busy(self._wait_s)
+            # With jitter, or processes that started together stay in step.
+            await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311
+            pause = min(pause * 2, _LONGEST_WAIT_S)
+        return fd
 
-async def _take(path: Path, deadline: float, wait_s: float) -> int:
-    pause = _FIRST_WAIT_S
-    while (fd := _try(path)) is None:
-        if time.monotonic() >= deadline:
-            raise _busy(wait_s)
-        # With jitter, or processes that started together stay in step.
-        await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311
-        pause = min(pause * 2, _LONGEST_WAIT_S)
-    return fd
-
-
-def _try(path: Path) -> int | None:
-    try:
-        return try_lock_path(path)
-    except OSError as exc:
-        raise BackendUnavailable(
-            f"the ledger cannot be locked: {exc}",
-            hint="check that the data directory is there, writable and not full",
-        ) from exc
+    def _try(self) -> int | None:
+        try:
+            return try_lock_byte(self._path, self._at)
+        except OSError as exc:
+            raise BackendUnavailable(
+                f"the ledger cannot be locked: {exc}",
+                hint="check that the data directory is there, writable and not full",
+            ) from exc
 
 
 def _busy(wait_s: float) -> Busy:
