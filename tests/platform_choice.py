@@ -162,7 +162,7 @@ PARTS: dict[tuple[Suite, str], Part] = {
     ("contract", "unisolated"): _COMMANDS,
     ("contract", "oci"): Part((), (*_LARGE, *_HELD)),
     ("security", "oci"): Part((*_CLOSED, "lifecycle"), _DAMAGED),
-    # Another runtime of the same backend: what its kernel may do differently.
+    # gVisor is another runtime of the backend oci: only what its kernel may do differently.
     ("contract", "gvisor"): Part(
         ("port", "commands", "shells", "deadlines_and_signals", "files"), (*_LARGE, "page_ends")
     ),

@@ -169,7 +169,7 @@ fn peak_memory_is_that_of_the_command() {
     let peak = |outcome: &Outcome| outcome.exec()["peak_rss_bytes"].as_u64().unwrap();
     // dd holds one block, and waits until it was looked at.
     let heavy = "dd if=/dev/zero bs=64M count=1 2>/dev/null | (sleep 0.3; cat) | wc -c";
-    // On a busy machine it may not hold its block yet.
+    // On a busy machine dd may not hold its block yet: then try again with a longer wait.
     let mut peaks = ["0.3", "4", "20"].iter().map(|seconds| {
         let outcome = client.shell(&heavy.replace("0.3", seconds));
         assert_eq!(outcome.stdout(), "67108864\n");
@@ -179,7 +179,7 @@ fn peak_memory_is_that_of_the_command() {
     let outcome = client.shell("sleep 0.1");
     let light = peak(&outcome);
     assert!(light > 500_000 && light < 30 << 20, "{outcome:?}");
-    // The same when the first deadline has come.
+    // The same for a command that its deadline ends.
     let mut peaks = [500, 4_000, 20_000].iter().map(|deadline_ms| {
         let outcome = client.exec(
             json!({"shell": "main", "command": heavy.replace("0.3", "60"),

@@ -91,7 +91,7 @@ async def test_a_name_excludes_itself_and_no_other_name(tmp_path):
         pass
 
 
-async def test_any_name_is_one_byte_of_the_same_file(tmp_path):
+async def test_every_name_locks_a_byte_of_the_same_empty_file(tmp_path):
     store = DirectoryStore(tmp_path / "ledger")
     for name in ("../../x", "/etc/passwd", "a\0b", "k" * 10_000, "\ud800"):
         async with store.lock(name):

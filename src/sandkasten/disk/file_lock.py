@@ -1,4 +1,4 @@
-"""Locks over processes: the kernel releases a lock when its holder closes it or dies.
+"""Locks across processes: the kernel releases a lock when its holder closes it or dies.
 
 A lock is held through an open descriptor, on a whole file or on one of its bytes. Raises OSError.
 """
@@ -53,14 +53,14 @@ def try_lock_path(path: Path) -> int | None:
 def try_lock_byte(path: Path, at: int) -> int | None:
     """Return a descriptor that holds the lock of one byte, or None if another descriptor has it.
 
-    The file need not have that byte. One file serves for any number of locks, and none is created
-    or removed for each, which may take longer than what the lock is for.
+    The file need not have that byte. One file has any number of locks, so no file is created or
+    removed for each of them: that may take longer than the work under the lock.
     """
     fd = open_lock(path)
     try:
-        # struct flock: type, from where, start, length, and a pid that must be 0.
+        # struct flock: type, origin of the offset, offset, length, and a pid that must be 0.
         wanted = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
-        # Not F_SETLK, which a process loses when it closes any descriptor of the file.
+        # Not F_SETLK: a process loses such a lock when it closes any descriptor of the file.
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, wanted)
     except BlockingIOError:
         os.close(fd)

@@ -1,7 +1,8 @@
-"""Named locks across processes: one byte of a file each, which the kernel releases with its holder.
+"""Named locks across processes. Each name locks one byte of a file.
 
-A waiter polls instead of blocking the event loop. Two names with one byte are as unlikely as two
-equal digests of 62 bits; they would wait for each other.
+The kernel releases a lock when its holder dies. A waiter polls instead of blocking the event loop.
+Two names share a byte only if 62 bits of their digests are equal; they would then exclude each
+other.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class FileLocks:
 
     def hold(self, name: str, wait_s: float) -> AbstractAsyncContextManager[None]:
         digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
-        # The end of a lock must be a valid offset as well.
+        # 62 bits: the byte after the locked one must be a valid offset as well.
         at = int.from_bytes(digest[:8], "big") >> 2
         queue = self._queues.get(name)
         if queue is None:
