@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sandkasten.daemon.shared_store import SharedStore
     from sandkasten.ports import Clock, FileStore, Journal, Keys
     from sandkasten.store.audit_directory import AuditDirectory
+    from sandkasten.store.postgres.postgres_keys import PostgresKeys
 
 
 log = logging.getLogger("sandkasten.store")
@@ -111,7 +112,9 @@ async def open_books(
     *,
     shared: SharedStore | None = None,
 ) -> AsyncIterator[Books]:
-    """`db_path`: the database, if it is outside the data directory. `shared`: the database of
+    """Open the stores, and close them after the block.
+
+    `db_path`: the SQLite database, if it is outside the data directory. `shared`: the database of
     `store.url`, if it is open already.
     """
     if settings.store.url is not None:
@@ -127,18 +130,10 @@ async def open_books(
         journal = SqliteJournal(database, settings.retention)
         keys = await SqliteKeys.open(database)
         files = await DiskFileStore.open(data_dir / "files", database, clock, settings.file_rules)
-        audit = open_audit(settings)
-        books = Books(journal, keys, files, _recordings(settings), audit)
-        try:
-            if audit is not None:
-                await _take_old_rows(journal, audit)
+        async with _books(settings, journal, keys, files) as books:
+            if books.audit is not None:
+                await _take_old_rows(journal, books.audit)
             yield books
-        finally:
-            if audit is not None:
-                await books.sync_audit_quietly()
-                await audit.aclose()
-            await keys.aclose()
-            await journal.aclose()
     finally:
         await database.aclose()
 
@@ -155,6 +150,15 @@ async def _shared_books(
     journal = PostgresJournal(database, shared.node, settings.retention)
     keys = await PostgresKeys.open(database)
     files = PostgresFileStore(database, clock, settings.file_rules)
+    async with _books(settings, journal, keys, files) as books:
+        yield books
+
+
+@asynccontextmanager
+async def _books(
+    settings: Settings, journal: Journal, keys: SqliteKeys | PostgresKeys, files: FileStore
+) -> AsyncIterator[Books]:
+    """Add the audit log and recordings; close everything but the database after the block."""
     audit = open_audit(settings)
     books = Books(journal, keys, files, _recordings(settings), audit)
     try:

@@ -1,9 +1,9 @@
-"""The database of `store.url`, and the place of this data directory in it.
+"""The database of `store.url`, and the node of this data directory in it.
 
-Each data directory is a node of the database: sandboxes run on the machine that made them, and only
-the daemon there can reach them. The file `node` has its id. It also says that the ledger is in the
-database: an engine with another ledger would take the sandboxes for leftovers and remove them, so
-it is refused.
+A node is one data directory. Sandboxes belong to a node, because only the daemon on their machine
+can reach them. The file `node` contains the id of the node. Its presence also means that the ledger
+is in the database: an engine with another ledger would remove the sandboxes as leftovers, so it is
+refused.
 """
 
 from __future__ import annotations
@@ -31,18 +31,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sandkasten.store")
 _NODE_FILE: Final = "node"
-SHARED: Final = ("journal", "API keys", "stored files", "secrets", "runs", "ledger")
-OF_ONE_NODE: Final = (
+# For the log; docs/guides/several-daemons.md has the same list.
+_SHARED: Final = (
+    "API keys",
+    "history",
+    "stored files",
+    "secrets",
+    "runs",
+    "network bytes of tenants",
+)
+_OF_ONE_NODE: Final = (
     "sandboxes",
     "workspaces",
     "images",
     "packages",
     "previews",
     "recordings",
-    "the audit log",
-    "quotas of sandboxes",
+    "audit log",
+    "quotas of sessions, memory and disk",
 )
-"""What only the daemon of its data directory has, whatever the database."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +60,7 @@ class SharedStore:
 
 @asynccontextmanager
 async def shared_store(settings: Settings) -> AsyncIterator[SharedStore | None]:
-    """Yield the database while the block lasts; None without `store.url`."""
+    """Open the database, and close it after the block; yield None without `store.url`."""
     found = await open_shared(settings)
     try:
         yield found
@@ -63,19 +70,19 @@ async def shared_store(settings: Settings) -> AsyncIterator[SharedStore | None]:
 
 
 async def open_shared(settings: Settings) -> SharedStore | None:
-    """Open the database; None without `store.url`. InvalidConfiguration if the ledger of the data
-    directory is elsewhere.
+    """Open the database; return None without `store.url`. Raise InvalidConfiguration if the ledger
+    of the data directory is not where the settings say.
     """
     rules = settings.store
     if rules.url is None:
-        check_ledger_of_files(settings.data_dir)
+        _check_not_in_database(settings.data_dir)
         return None
-    # Most processes have no such database.
+    # Imported here: most processes use no such database.
     from sandkasten.store.postgres.postgres_database import PostgresDatabase
 
     data_dir = prepare_data_dir(settings.data_dir)
-    # Before the node is made: a database that cannot be reached changes nothing here.
-    await asyncio.to_thread(_check_no_rows, data_dir)
+    # The file `node` is created last: if the database cannot be reached, nothing changes here.
+    await asyncio.to_thread(_check_not_in_files, data_dir)
     database = await PostgresDatabase.open(
         rules.url, max_connections=rules.max_connections, timeout_s=rules.timeout_s
     )
@@ -88,16 +95,16 @@ async def open_shared(settings: Settings) -> SharedStore | None:
 
 def report_shared(settings: Settings, shared: SharedStore) -> None:
     """Log what is shared with other daemons and what is not."""
-    told = {
+    event = {
         "database": without_password(settings.store.url or ""),
         "node": shared.node,
-        "shared": ", ".join(SHARED),
-        "of_this_daemon": ", ".join(OF_ONE_NODE),
+        "shared": ", ".join(_SHARED),
+        "of_this_daemon": ", ".join(_OF_ONE_NODE),
     }
-    log.warning("store.shared", extra={"sandkasten": told})
+    log.warning("store.shared", extra={"sandkasten": event})
 
 
-def check_ledger_of_files(data_dir: Path) -> None:
+def _check_not_in_database(data_dir: Path) -> None:
     """Raise InvalidConfiguration if the ledger of a data directory is in a database."""
     if os.path.lexists(data_dir / _NODE_FILE):
         raise InvalidConfiguration(
@@ -108,19 +115,21 @@ def check_ledger_of_files(data_dir: Path) -> None:
         )
 
 
-def _check_no_rows(data_dir: Path) -> None:
+def _check_not_in_files(data_dir: Path) -> None:
+    """Raise InvalidConfiguration if a data directory has sandboxes in a ledger of files."""
     rows = data_dir / "ledger" / "rows"
     with translated("read the ledger"):
         if (data_dir / _NODE_FILE).exists() or not rows.exists() or not os.listdir(rows):
             return
     raise InvalidConfiguration(
-        f"{data_dir} has sandboxes that are recorded in files, and store.url is set",
+        f"the sandboxes of {data_dir} are recorded in files, and store.url is set",
         hint="remove them without store.url (sandkasten rm --all), or use another data_dir",
         setting="store.url",
     )
 
 
 def _node(data_dir: Path) -> str:
+    """Return the id of the node, created if missing."""
     path = data_dir / _NODE_FILE
     with translated("read the id of the node"):
         if not path.exists():
