@@ -1,4 +1,4 @@
-"""A private PostgreSQL server: on a Unix socket, as an ordinary user, gone at the end."""
+"""A private PostgreSQL server on a Unix socket, run as an ordinary user and removed at the end."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class PostgresServer:
     """`with PostgresServer() as server:`. With `durable`, a killed server loses nothing."""
 
     def __init__(self, *, durable: bool = False) -> None:
-        # Not below a directory of root's alone: PostgreSQL refuses to run as root.
+        # PostgreSQL refuses to run as root, and its user must be able to enter this directory.
         self.place = Path(tempfile.mkdtemp(prefix="skpg-", dir="/var/tmp"))
         self._durable = durable
         self._process: subprocess.Popen[bytes] | None = None
         environ = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
-        self._who: dict[str, Any] = {"cwd": self.place, "env": environ}
+        self._run_as: dict[str, Any] = {"cwd": self.place, "env": environ}
         if os.geteuid() == 0:
             os.chown(self.place, _USER, _USER)
-            self._who |= {"user": _USER, "group": _USER, "extra_groups": []}
+            self._run_as |= {"user": _USER, "group": _USER, "extra_groups": []}
 
     @property
     def url(self) -> str:
-        return f"postgresql://tiny@/postgres?host={self.place}"
+        return f"postgresql://tester@/postgres?host={self.place}"
 
     def __enter__(self) -> PostgresServer:
         try:
@@ -61,9 +61,9 @@ class PostgresServer:
     @loopwatch.of_the_test
     def _make(self) -> None:
         assert PROGRAMS is not None, "postgresql is not installed"
-        options = ("--no-sync", "--auth=trust", "--username=tiny", "--no-instructions")
+        options = ("--no-sync", "--auth=trust", "--username=tester", "--no-instructions")
         words = [str(PROGRAMS / "initdb"), *options, "-E", "UTF8", "-D", str(self.place / "data")]
-        subprocess.run(words, check=True, capture_output=True, timeout=PATIENCE_S, **self._who)
+        subprocess.run(words, check=True, capture_output=True, timeout=PATIENCE_S, **self._run_as)
 
     @loopwatch.of_the_test
     def start(self) -> None:
@@ -73,7 +73,7 @@ class PostgresServer:
         words += ["-h", "", "-c", "dynamic_shared_memory_type=mmap", "-c", "shared_buffers=16MB"]
         words += [] if self._durable else ["-F"]
         with (self.place / "log").open("ab") as log:
-            self._process = subprocess.Popen(words, stdout=log, stderr=log, **self._who)
+            self._process = subprocess.Popen(words, stdout=log, stderr=log, **self._run_as)
         ready = [str(PROGRAMS / "pg_isready"), "-q", "-h", str(self.place)]
         deadline = time.monotonic() + PATIENCE_S
         while subprocess.run(ready, check=False).returncode != 0:

@@ -7,7 +7,7 @@ import pytest
 from sandkasten.store.postgres.postgres_database import PostgresDatabase
 from tests.postgres_server import PostgresServer, new_schema
 
-# Much faster than a new schema for each test.
+# Emptying the tables is much faster than a new schema for each test.
 _EMPTY = "; ".join(
     f"DELETE FROM {table}"
     for table in (

@@ -68,7 +68,7 @@ def session(number: int) -> SessionRow:
 # ---- locks
 
 
-async def test_a_lock_is_held_by_one_process_of_all_machines(open_postgres):
+async def test_a_lock_has_one_holder_among_all_processes(open_postgres):
     one, other = await open_postgres(), await open_postgres()
     async with one.locks.hold("x", 0):
         with pytest.raises(Busy):
@@ -130,7 +130,7 @@ async def test_a_holder_is_interrupted_when_its_lock_is_lost(open_postgres):
     await other.execute("SELECT pg_terminate_backend($1)", pid)
     with pytest.raises(BackendUnavailable, match="held a lock"):
         await holding
-    # Both can have it: the session was opened again, and nothing of the lost one is left.
+    # Both can hold it now: the session was opened again, and the lost one released its lock.
     for database in (other, one):
         async with database.locks.hold("x", PATIENCE_S):
             pass
@@ -284,7 +284,7 @@ async def test_secrets_are_shared_with_one_key_and_encrypted(open_postgres):
         await PostgresSecrets(database, "x" * 32).open("acme", ["TOKEN"])
     with pytest.raises(NotFound):
         await one.open("default", ["TOKEN"])
-    # A value is bound to its place, whatever the database says.
+    # A value is bound to its tenant: a row that was moved in the database cannot be decrypted.
     await database.execute("UPDATE secrets SET tenant = 'other'")
     with pytest.raises(StoreUnusable):
         await one.open("other", ["TOKEN"])
@@ -295,13 +295,13 @@ async def test_secrets_are_shared_with_one_key_and_encrypted(open_postgres):
         await PostgresSecrets(database, None).put("acme", REQUEST)
 
 
-# ---- a server that is away
+# ---- a server that is unavailable
 
 PASSWORD = "pass-word-of-the-url"
 
 
 @pytest.mark.promise("P99")
-async def test_a_server_that_is_away_is_a_named_error_without_the_password(tmp_path, caplog):
+async def test_an_unavailable_server_is_a_named_error_without_the_password(tmp_path, caplog):
     url = f"postgresql://u:{PASSWORD}@/db?host={tmp_path}"
     with pytest.raises(BackendUnavailable, match="does not answer") as refused:
         await PostgresDatabase.open(url, timeout_s=2.0)
@@ -311,10 +311,10 @@ async def test_a_server_that_is_away_is_a_named_error_without_the_password(tmp_p
 
 
 @pytest.mark.promise("P99")
-async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(slow_server):
-    """Killed while four writers work, and started again: every answered write is there."""
+async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(durable_server):
+    """The server is killed while four writers work, and started again."""
     schema, acknowledged = new_schema(), set()
-    database = await PostgresDatabase.open(slow_server.url, schema=schema, timeout_s=5.0)
+    database = await PostgresDatabase.open(durable_server.url, schema=schema, timeout_s=5.0)
     ledger = PostgresLedger(database, "node_1")
     journal = PostgresJournal(database, "node_1")
     stop, refused = asyncio.Event(), 0
@@ -335,9 +335,9 @@ async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(slow_serve
     writers = [asyncio.create_task(write()) for _ in range(4)]
     try:
         await until(lambda: len(acknowledged) > 20)
-        slow_server.kill()
+        durable_server.kill()
         await until(lambda: refused > 0)
-        await asyncio.to_thread(slow_server.start)
+        await asyncio.to_thread(durable_server.start)
         seen = len(acknowledged)
         await until(lambda: len(acknowledged) > seen + 20)
         stop.set()
@@ -370,7 +370,7 @@ async def test_an_engine_keeps_its_sandboxes_in_the_database(postgres_server, tm
             assert ended.status == "destroyed"
         finally:
             await engine.aclose()
-    # The node is the data directory's, and an engine that does not know the database is refused.
+    # The data directory keeps its node, and an engine without the database is refused.
     async with shared_store(settings) as again:
         assert again is not None
         assert again.node == shared.node
@@ -379,6 +379,6 @@ async def test_an_engine_keeps_its_sandboxes_in_the_database(postgres_server, tm
 
 
 @pytest.fixture
-def slow_server():
+def durable_server():
     with PostgresServer(durable=True) as server:
         yield server

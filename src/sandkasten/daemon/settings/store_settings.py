@@ -12,7 +12,7 @@ from sandkasten.lazy_dataclass import dataclass
 
 
 def postgres_url(name: str, value: object) -> str:
-    """Accept the URL of a database. It may hold a password, so no message repeats it."""
+    """Accept the URL of a database. It may contain a password, so no error repeats it."""
     if isinstance(value, str) and value.isprintable() and " " not in value and len(value) <= 4096:
         with suppress(ValueError):
             parts = urlsplit(value)
@@ -28,13 +28,13 @@ def postgres_url(name: str, value: object) -> str:
     raise InvalidConfiguration(
         f"{name} must be the URL of a PostgreSQL database",
         hint="write postgresql://user@host/database; special characters of a password are"
-        " percent-encoded, or put it into PGPASSWORD",
+        " must be percent-encoded, or the password can be in PGPASSWORD",
         setting=name,
     )
 
 
 def without_password(url: str) -> str:
-    """Return scheme, user, host and database."""
+    """Return scheme, user, host and database of a URL; the query may contain a password too."""
     parts = urlsplit(url)
     login, _, place = parts.netloc.rpartition("@")
     user = login.partition(":")[0]
@@ -47,18 +47,18 @@ class StoreSettings:
         "store.url",
         postgres_url,
         None,
-        "PostgreSQL database of the daemon's records, shared by daemons; default: local files.",
+        "PostgreSQL database for records that several daemons share; default: local files.",
         show=without_password,
     )
     max_connections: int = setting(
         "store.max_connections",
         positive_integer,
         10,
-        "Most connections of one daemon to store.url, and one more for locks and notices.",
+        "Most connections of one daemon to store.url; one more is for locks and notifications.",
     )
     timeout_s: float = setting(
         "store.timeout_seconds",
         seconds,
         10.0,
-        "How long a statement or a new connection of store.url may take.",
+        "How long a statement or a new connection to store.url may take.",
     )
