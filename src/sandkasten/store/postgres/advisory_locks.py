@@ -1,9 +1,10 @@
-"""Named locks across machines: advisory locks of the database's session.
+"""Named locks across machines: advisory locks of one connection to the database, its session.
 
 PostgreSQL releases them when the connection ends, so they end with the process or the machine that
-holds them. If the session is lost, its holders are interrupted with BackendUnavailable before
-another process can have their locks, unless the server itself was restarted: then all of them are
-interrupted as soon as they notice. Waiters of one process queue in order; the first of them polls.
+holds them. If the session is lost, the tasks that hold its locks are interrupted with
+BackendUnavailable before another process can take these locks. The exception is a restart of the
+server, which releases all locks at once: every holder is then interrupted as soon as it notices.
+Waiters of one process queue in order, and the first of them polls.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class AdvisoryLocks:
         return _AdvisoryHolder(self, self._database.lock_key(name), queue, wait_s)
 
     async def take(self, key: int) -> bool:
-        """Return whether the lock is ours now. A caller that is cancelled does not keep it."""
+        """Return whether the lock was taken now. A caller that is cancelled does not keep it."""
         sql = "SELECT pg_try_advisory_lock($1)"
         asked = asyncio.ensure_future(self._database.in_session(sql, key))
         try:
@@ -54,8 +55,8 @@ class AdvisoryLocks:
             raise
 
     async def give_back(self, key: int) -> None:
-        """Release a lock, also if the caller is cancelled meanwhile. Never raises otherwise: what
-        cannot be released ended with its session.
+        """Release a lock, also if the caller is cancelled meanwhile. Never raise another error: a
+        lock that cannot be released has ended with its session.
         """
         task = asyncio.create_task(self._release(key))
         self._releasing.add(task)

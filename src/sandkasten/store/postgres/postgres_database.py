@@ -1,13 +1,13 @@
 """A PostgreSQL database: a bounded pool for statements, and one session for locks and notices.
 
-A result means committed. Every wait is bounded. A database that is away raises BackendUnavailable;
-nothing was written then, or an answer was lost: the caller may try again. A full disk raises
-QuotaExceeded, an unsuitable schema StoreUnusable. The URL, which may contain a password, is in no
-message.
+A statement that returns is committed. Every wait is bounded. A database that is unavailable raises
+BackendUnavailable: either nothing was written, or the answer was lost, so the caller may try again.
+A full disk raises QuotaExceeded, a schema of a newer version StoreUnusable. The URL, which may
+contain a password, is in no message.
 
-The session is a connection of its own, because locks and subscriptions belong to a connection: it
-is opened again when it is lost, and the locks that it held are then reported as lost. A connection
-pooler between daemon and database must therefore pool sessions and not transactions.
+The session is a separate connection, because locks and subscriptions (`LISTEN`) belong to a
+connection. It is opened again when it is lost, and the locks that it held are reported as lost. A
+connection pooler between daemon and database must therefore pool sessions and not transactions.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ Row = Any
 """A row of asyncpg: values by number and by name."""
 
 SCHEMA: Final = "sandkasten"
-# The session is asked this often whether it is there. Together with the timeout of the question it
-# is shorter than the time after which the server gives up a client that is silent (25 s): a holder
-# knows of the loss of its lock before another process can have it.
+# How often the session is checked, and how long a check may take. Together they are shorter than
+# the time after which the server drops a silent client (25 s, by the keepalives below): a holder
+# learns that its lock is lost before another process can take it.
 _PULSE_S: Final = 5.0
 _PULSE_TIMEOUT_S: Final = 5.0
 _KEEPALIVE: Final = {
@@ -47,7 +47,7 @@ _KEEPALIVE: Final = {
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "3",
 }
-# A server that was restarted is back by then; a request does not wait longer for the session.
+# How long a request waits for a lost session. A server that restarts is usually ready by then.
 _RETURN_S: Final = 3.0
 _FIRST_RETRY_S: Final = 0.05
 _LONGEST_RETRY_S: Final = 2.0
@@ -111,7 +111,7 @@ class PostgresDatabase:
                 min_size=0,
                 max_size=self._most,
                 max_inactive_connection_lifetime=60.0,
-                # No statement of ours changes the state of a connection.
+                # No statement of ours changes the state of a connection, so none is reset.
                 reset=_unchanged,
                 **self._options,
             )
@@ -158,7 +158,7 @@ class PostgresDatabase:
             return rows
 
     async def execute(self, sql: str, *values: object) -> int:
-        """Run one statement; return the number of rows it concerned, committed."""
+        """Run one statement; return the number of changed rows, committed."""
         async with self._connection() as connection:
             return count_of(await connection.execute(sql, *values))
 
@@ -187,7 +187,7 @@ class PostgresDatabase:
         return int.from_bytes(hashlib.sha256(text).digest()[:8], "big", signed=True)
 
     async def in_session(self, sql: str, *values: object) -> Any:
-        """Return the value of a statement that is run in the session."""
+        """Run a statement in the session; return its first value."""
         if self._watching is None:
             raise closed()
         with self.translated():
@@ -200,8 +200,8 @@ class PostgresDatabase:
                 return await session.fetchval(sql, *values)
 
     def subscribe(self, topic: str, heard: Callable[[str], None]) -> None:
-        """Call `heard` with what is sent to the topic, and with an empty string after a loss of
-        the session, in which something may have been missed.
+        """Call `heard` with each notice of the topic. After a loss of the session, in which notices
+        may have been missed, call it with an empty string.
         """
         self._heard.setdefault(topic, []).append(heard)
 
@@ -210,7 +210,7 @@ class PostgresDatabase:
             self._heard[topic].remove(heard)
 
     def notice(self, topic: str, text: str = "") -> tuple[str, str]:
-        """Return the values for `pg_notify`, by which a transaction wakes subscribers."""
+        """Return the arguments of `pg_notify` that wake the subscribers of a topic."""
         return self.schema, f"{topic}:{text}"
 
     async def _join(self, session: Any) -> None:
@@ -277,7 +277,7 @@ class PostgresDatabase:
         return (
             ConnectionError,
             self._library.InterfaceError,
-            # Of a statement that was begun while its connection broke.
+            # Raised for a statement that starts while its connection breaks.
             self._library.InternalClientError,
             self._library.PostgresConnectionError,
             self._library.AdminShutdownError,
@@ -286,7 +286,7 @@ class PostgresDatabase:
 
     @contextmanager
     def translated(self) -> Iterator[None]:
-        """Raise errors of the library and of the connection as ours."""
+        """Translate errors of the library and of the connection into SandkastenError."""
         try:
             yield
         except SandkastenError:
@@ -338,8 +338,8 @@ class PostgresDatabase:
 
 
 class Refresher:
-    """Read something again after each notice of a topic, after a loss of the session, and every
-    few seconds. Failures are logged; the copy stays as it is.
+    """Call `load` after each notice of a topic, after a loss of the session, and every `every_s`
+    seconds. A failure is logged, and the next call follows as usual.
     """
 
     def __init__(
@@ -369,7 +369,7 @@ class Refresher:
                 log.warning("store.stale", extra={"sandkasten": told})
 
     async def aclose(self) -> None:
-        """Stop reading. Twice is fine."""
+        """Stop calling `load`. Twice is fine."""
         self._database.unsubscribe(self._topic, self._wake)
         self._task.cancel()
         await asyncio.wait([self._task])

@@ -1,9 +1,10 @@
 """Stored files in PostgreSQL, shared by all daemons. Implements `ports.FileStore`.
 
 Content is written in pieces before the row that refers to it is committed, so a row never refers
-to incomplete content. Content that was replaced or deleted is kept for `_READERS_S`, for those who
-read it; content without a row was left by a crash and is removed by `prune`. Meant for small files:
-each is a few rows of the database and part of its backups.
+to incomplete content. Content that was replaced or deleted is kept for `_READERS_S`, so that
+requests that read it can finish. Content without a row after `_ARRIVAL_S` was left by a crash.
+`prune` removes both. Meant for small files: each is a few rows of the database and part of its
+backups.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ log = logging.getLogger("sandkasten.store")
 _COLUMNS: Final = "key, tenant, size_bytes, content_type, sha256, created_at, expires_at, metadata"
 _LIVE: Final = "(expires_at IS NULL OR expires_at > $3)"
 _PIECE: Final = 256 * 1024
-# Longer than a request may take to read a file, and than one may take to arrive.
+# Longer than reading a file may take, and longer than an upload may take.
 _READERS_S: Final = 3600.0
 _ARRIVAL_S: Final = 86_400.0
 _PRUNE_AT_ONCE: Final = 500
@@ -91,7 +92,7 @@ class PostgresFileStore:
         key = new_file_key() if key is None else file_key(key)
         content_type = checked_content_type(content_type)
         metadata = checked_metadata(metadata or {})
-        # Before the bytes arrive, and again afterwards.
+        # Checked before the bytes arrive, and again when the row is inserted.
         if not overwrite and await self._find(tenant, key, now) is not None:
             raise key_taken(key)
         limits = max_stored_bytes if max_stored_bytes is not None else no_limit
@@ -196,7 +197,7 @@ class PostgresFileStore:
         return gone
 
     async def collect(self, readers_s: float = _READERS_S) -> int:
-        """Remove content that no file has any more, once its readers are done."""
+        """Remove content without a file, `readers_s` after it was dropped; return how many."""
         return await self._database.execute(
             "DELETE FROM contents WHERE id IN (SELECT id FROM contents"
             " WHERE (dropped_at < now() - make_interval(secs => $1)"
@@ -287,7 +288,7 @@ class PostgresFileStore:
             )
 
     async def _drop(self, content: str) -> None:
-        """Remove content that got no row."""
+        """Remove content of an upload that failed."""
         try:
             await self._database.execute(
                 "DELETE FROM contents WHERE id = $1"

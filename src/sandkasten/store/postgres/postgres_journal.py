@@ -46,8 +46,8 @@ _BEGIN = f"""
 INSERT INTO sessions ({_SESSION}, node) VALUES ({_marks(len(_SESSION_FIELDS) + 1)})
 ON CONFLICT (id) DO UPDATE SET {_newer(_SESSION_FIELDS)} WHERE sessions.ended_at IS NULL
 """  # noqa: S608  (names of fields)
-# A late row knows less: `running` never replaces an end, and nothing runs in a session that has
-# ended.
+# A row may be written late: `running` never replaces an end, and in a session that has ended a
+# running command becomes `lost` (_LOSE).
 _NOTE = f"""
 INSERT INTO execs ({_EXEC}) VALUES ({_marks(len(_EXEC_FIELDS))})
 ON CONFLICT (session_id, id) DO UPDATE SET {_newer(_EXEC_FIELDS)}
@@ -57,7 +57,7 @@ _LOSE = """
 UPDATE execs SET status = 'lost' WHERE session_id = ANY($1) AND status = 'running' AND EXISTS
 (SELECT 1 FROM sessions WHERE sessions.id = session_id AND ended_at IS NOT NULL)
 """
-# Until commands are written, no other daemon ends their sessions.
+# Locks the sessions, so that none of them ends before its commands are written.
 _HOLD = "SELECT 1 FROM sessions WHERE id = ANY($1) ORDER BY id FOR SHARE"
 _TRAFFIC = """
 INSERT INTO traffic (session_id, day, tenant, bytes) VALUES ($1, $2, $3, greatest(0, $4 -

@@ -1,8 +1,10 @@
-"""API keys in PostgreSQL, with a copy in memory: a check asks nobody. Implements `ports.Keys`.
+"""API keys in PostgreSQL, with a copy in memory, so that a check needs no query. Implements
+`ports.Keys`.
 
-A change is committed before it is acknowledged, and works here from then on. Other daemons are
-told by a notice; if that is lost, they read the keys again within `RELOAD_S`. While the database is
-away, the copy is used as it is. The last use of a key is written later, to the minute.
+A change is committed before it is acknowledged, and works here from then on. The database notifies
+other daemons; if a notification is lost, they read the keys again within `RELOAD_S`. While the
+database is unavailable, the copy is used as it is. The last use of a key is written later, with the
+precision of a minute.
 """
 
 from __future__ import annotations
@@ -127,7 +129,7 @@ class PostgresKeys:
         return sorted(rows, key=lambda row: (row.created_at, row.id))
 
     async def aclose(self) -> None:
-        """Write when the keys were last used."""
+        """Stop refreshing, and write when the keys were last used."""
         await self._refresher.aclose()
         await self._behind.aclose()
 
@@ -137,7 +139,7 @@ class PostgresKeys:
             found = await self._database.fetch(f"SELECT {_COLUMNS} FROM keys")  # noqa: S608
             if changes == self._changes:
                 break
-            # Read before a change that was acknowledged here.
+            # Otherwise a key was changed here meanwhile, and `found` may be older: read again.
         before = self._by_hash
         rows = {bytes(one["hashed"]): _row(one) for one in found}
         self._by_hash = {hashed: _newest(row, before.get(hashed)) for hashed, row in rows.items()}
@@ -151,7 +153,7 @@ class PostgresKeys:
 
 
 def _newest(row: KeyRow, known: KeyRow | None) -> KeyRow:
-    """Return the row with the last use that is not written yet."""
+    """Return the row with the later one of two last uses: the known one may not be written yet."""
     used = None if known is None else known.last_used_at
     if used is None or (row.last_used_at is not None and row.last_used_at >= used):
         return row

@@ -101,7 +101,7 @@ class PostgresLedger:
         if wanted:
             found = await self._database.fetch(_SOME, self._node, [*wanted])
             read = {row["id"]: (row["version"], _decoded(row["id"], row["row"])) for row in found}
-        # One that is gone since its version was read is left out.
+        # A row that was dropped after its version was read is left out.
         now = {**before, **dict.fromkeys(wanted), **read}
         pairs = ((row["id"], now.get(row["id"])) for row in versions)
         self._known = known = {the_id: one for the_id, one in pairs if one is not None}

@@ -1,8 +1,8 @@
 """Runs of agents and workflows in PostgreSQL, shared by all daemons. Implements `ports.Runs`.
 
 A call that returns is committed. A claim is a lock of the database's session, and ends with the
-process that holds it. Followers are woken by notices; they also look every second, because a
-notice may be lost.
+process that holds it. `changed` is woken by notices, and also checks every second, because a notice
+may be lost.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class PostgresRuns:
             return False
         deadline = time.monotonic() + timeout_s
         while True:
-            # Before the check, so that no change in between is missed.
+            # Created before the check, so that no change after it is missed.
             told = self._changes.setdefault(run_id, asyncio.Event())
             if await self._has_news(run_id, since_seq):
                 return True
@@ -169,7 +169,7 @@ class PostgresRuns:
         return found is None or bool(found["news"])
 
     def _heard(self, run_id: str) -> None:
-        """Wake the waiters; each wait starts with a new event."""
+        """Wake the waiters of a run, or all with an empty id; each wait has a new event."""
         names = [run_id] if run_id else [*self._changes]
         for name in names:
             waiting = self._changes.pop(name, None)

@@ -15,7 +15,7 @@ from sandkasten.lazy_dataclass import dataclass
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Longer than any migration takes on an ordinary machine.
+# For a migration, and for the wait until another daemon has migrated.
 _WAIT_S: Final = 60.0
 
 

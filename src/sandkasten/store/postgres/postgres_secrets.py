@@ -1,7 +1,7 @@
 """Secrets in PostgreSQL, encrypted by the daemon. Implements `ports.Secrets`.
 
 Values are bound to tenant, name and hosts as in files (`store.secret_directory`). All daemons need
-the same key, so one must be configured: a key of one data directory would lock out the others.
+the same key, so it must be configured: the key of one data directory is unknown to the others.
 """
 
 from __future__ import annotations

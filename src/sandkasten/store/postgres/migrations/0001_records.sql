@@ -1,6 +1,6 @@
 -- The records of one or several daemons. Text is compared by bytes, as SQLite does.
 
--- What exists. `node` is the daemon that made it.
+-- Sandboxes that exist. `node` is the data directory that has them.
 CREATE TABLE ledger (
     id text COLLATE "C" PRIMARY KEY,
     node text NOT NULL,
@@ -72,7 +72,7 @@ CREATE TABLE traffic (
 
 CREATE INDEX traffic_of_tenant ON traffic (tenant, day);
 
--- A key itself is never written down.
+-- Only the hash of a key is stored.
 CREATE TABLE keys (
     id text COLLATE "C" PRIMARY KEY,
     hashed bytea NOT NULL UNIQUE,
@@ -115,8 +115,8 @@ CREATE TABLE run_events (
     PRIMARY KEY (run_id, seq)
 );
 
--- The content of a stored file, in pieces. A replaced or deleted one is kept for its readers for a
--- while; one that no file has after a day was left by a crash.
+-- The content of a stored file, in pieces. Content that was replaced or deleted is kept for a while
+-- for its readers. Content without a file after a day was left by a crash.
 CREATE TABLE contents (
     id text COLLATE "C" PRIMARY KEY,
     created_at timestamptz NOT NULL DEFAULT now(),
@@ -132,7 +132,7 @@ CREATE TABLE content_pieces (
     PRIMARY KEY (content_id, starts_at)
 );
 
--- Already compressed, mostly.
+-- Not compressed: most files that are large are compressed already.
 ALTER TABLE content_pieces ALTER COLUMN data SET STORAGE EXTERNAL;
 
 CREATE TABLE files (
