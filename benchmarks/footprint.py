@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 # Freed pages and finished helpers come back to the count within this time.
 _SETTLE_S = 1.5
-_BY_CGROUP = "idle session (cgroup)"
 MIB = 1 << 20
 
 
@@ -65,7 +64,7 @@ def _idle(
         for session in sessions if counted else ():
             assert counted is not None
             if (memory := counted(session)) is not None:
-                samples.add(_BY_CGROUP, peer, memory / MIB)
+                samples.add(rows.IDLE_CGROUP, peer, memory / MIB)
     finally:
         for session in sessions:
             destroy(session)

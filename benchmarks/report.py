@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from benchmarks import plot, results, rows
 from benchmarks.peers.contestants import NAMES, OPEN, OURS
-from benchmarks.rows import COMPARISON, Row, Verdict, amount, behind, by_operation, times
+from benchmarks.rows import COMPARISON, Row, Verdict, amount, by_operation, peers_ahead, times
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,16 +26,16 @@ PAGE: Final = "README.md"
 NO_REASON: Final = "**no reason is known**"
 _MET: Final = {True: "met", False: "**missed**", None: "not measured"}
 _NOTE: Final = "<!-- made from results.json by benchmarks/report.py; do not edit -->"
-# More than this, for each processor, and absolute values mean little.
+# Load average per processor above which absolute values mean little.
 _BUSY: Final = 0.5
 # A share of the processors' time.
 _MUCH_STOLEN: Final = 0.05
 _HEAD: Final = """\
 # Benchmark results
 
-Sandkasten beside its peers, in one run of `make bench` on one machine.
-Each contestant has a process and an environment of its own.
-They take turns, so that other work of the machine meets all of them: read the ratios first.
+These are results of Sandkasten and its peers, from one run of `make bench` on one machine.
+Each contestant has its own process and its own environment.
+They take turns, so that other work of the machine affects all of them: ratios mean more than times.
 [What the rows mean](../reference/benchmarks.md), [the same as JSON](results.json),
 and [a daemon with up to 1,000 sandboxes](density/README.md).
 """
@@ -107,7 +107,7 @@ def _aligned(lines: Sequence[tuple[str, ...]], left: int) -> str:
 def page(found: Results) -> str:
     present = [row for row in COMPARISON if row.operation in found.measured]
     parts = [_NOTE, "", _HEAD, *_conditions(found), "", *_matrix(found, present), ""]
-    parts += [*_goals(found), "", *_behind(found, present), "", *_entrants(found), ""]
+    parts += [*_goals(found), "", *_ahead(found, present), "", *_entrants(found), ""]
     parts += ["## Rows", ""]
     for row in present:
         parts += [*_section(row, found), ""]
@@ -116,7 +116,7 @@ def page(found: Results) -> str:
         parts += [
             "## Ours alone",
             "",
-            "Each against the same work with nothing of ours in between.",
+            "Sandkasten against the same work without it, or without the part in question.",
             "",
         ]
         parts += ["| operation | peer | of ours | p50 | p95 | n |", "|---|---|---|---|---|---|"]
@@ -148,12 +148,12 @@ def _conditions(found: Results) -> list[str]:
     if stolen > _MUCH_STOLEN:
         lines.append(
             f"- **The host gave up to {stolen:.0%} of the processors' time to other guests** in a "
-            "section. That delays what needs several processes more than what needs one."
+            "section. Operations of several processes are delayed more than those of one."
         )
     if parts[0].load_before > _BUSY * int(machine["processors"]):
         lines.append(
             "- **The machine had other work** when the run began: absolute values are too high, "
-            "and ratios are less sure than on a quiet one."
+            "and ratios are less certain than on a quiet machine."
         )
     if any(part.quick for part in parts):
         lines.append("- **Small sizes** (`--quick`): fewer turns than a full run.")
@@ -170,7 +170,7 @@ def _matrix(found: Results, present: list[Row]) -> list[str]:
     ]
     lines = ["## How many times as long as Sandkasten", ""]
     lines.append("For commands per second: how many times fewer. Above 1, Sandkasten is ahead.")
-    lines.append("Those in italics have no isolation.")
+    lines.append("Peers in italics have no isolation.")
     lines.append("")
     lines.append("| | " + " | ".join(row.operation for row in present) + " |")
     lines.append("|---|" + "---|" * len(present))
@@ -208,14 +208,14 @@ def _goals(found: Results) -> list[str]:
     return lines
 
 
-def _behind(found: Results, present: list[Row]) -> list[str]:
-    lines = ["## Where a peer is ahead", "", "The reasons are with each row.", ""]
+def _ahead(found: Results, present: list[Row]) -> list[str]:
+    lines = ["## Where a peer is ahead", "", "Each row below has the reasons.", ""]
     lines += ["| row | with isolation | without |", "|---|---|---|"]
     for row in present:
         peers = found.measured[row.operation]
         ahead = [
             (peer, f"{peer} ({_advantage(row, peers, peer)})")
-            for peer in behind(row, found.measured, OURS)
+            for peer in peers_ahead(row, found.measured, OURS)
         ]
         closed = ", ".join(shown for peer, shown in ahead if peer not in OPEN)
         opened = ", ".join(shown for peer, shown in ahead if peer in OPEN)
@@ -226,7 +226,7 @@ def _behind(found: Results, present: list[Row]) -> list[str]:
 def _reasons(row: Row, found: Results) -> list[str]:
     """Return why peers are ahead in a row, one line for each reason."""
     by_reason: dict[str, list[str]] = {}
-    for peer, reason in behind(row, found.measured, OURS).items():
+    for peer, reason in peers_ahead(row, found.measured, OURS).items():
         by_reason.setdefault(reason or NO_REASON, []).append(peer)
     return [f"- Ahead: {', '.join(peers)}: {reason}." for reason, peers in by_reason.items()]
 

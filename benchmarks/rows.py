@@ -1,7 +1,7 @@
 """Every row of the benchmark: its unit, its goals, and why a peer may be ahead in it. Pure.
 
-A goal holds a value of ours against a peer of the same run, or against a number. A goal that is
-a promise fails `--check` when it is missed; the others are shown with what was measured.
+A goal compares a value of ours with that of a peer in the same run, or with a number. `--check`
+fails if a goal that is a promise is missed; other goals are only shown with their result.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ OURS: Final = WARM
 @dataclass(frozen=True, slots=True)
 class Goal:
     bound: float
-    """Times the peer's value; with `plus`, more than it; without a peer, the value itself."""
+    """A ratio to the peer's value; with `plus`, a difference from it; without a peer, a value. Our
+    value may be at most this; in rows of the unit `/s`, at least this.
+    """
     against: str = ""
     of: str = OURS
     plus: bool = False
     at: Literal["p50", "p95"] = "p50"
     promise: bool = False
     why_missed: str = ""
-    """What takes the time, for a goal that is not reached yet."""
+    """What takes the time, shown if the goal is missed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +49,9 @@ class Row:
     goals: tuple[Goal, ...] = ()
     unit: Unit = "ms"
     lead: str = OURS
-    """The one of ours that the others are compared with."""
+    """Our contestant that the others are compared with."""
     plot: str = ""
-    """The name of its plot; empty: it has none, and its peers are not contestants."""
+    """The name of its plot; empty for a row outside the comparison, which has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Verdict:
     goal: str
     measured: str
     ok: bool | None
-    """None: the run did not measure it."""
+    """None if the run did not measure it."""
     promise: bool
     why_missed: str = ""
 
@@ -81,27 +83,35 @@ def _promise(bound: float, against: str, **options: str) -> Goal:
 
 
 # What takes the time, as measured part by part.
-_CLAIM: Final = "the claim takes a lock, two rows on disk and a new lease at the runner"
+_CLAIM: Final = (
+    "claiming a warm sandbox takes a lock, writes two rows to disk and sets a new lease at the "
+    "runner"
+)
 _MAKE: Final = "a launcher, bubblewrap and the runner start one after another"
 _SPAWN: Final = (
-    "the engine and the runner wake up between the caller and the program, and the engine takes "
-    "0.4 ms of Python for each command"
+    "each command has to wake up the engine and the runner before its program starts, and takes "
+    "0.4 ms of Python in the engine"
 )
 _CALL: Final = (
-    "a call takes 0.2 ms of Python, two thread switches and an answer of the runner, which opens "
-    "the file inside"
+    "a call takes 0.2 ms of Python, two thread switches and a request to the runner, which opens "
+    "the file inside the sandbox"
 )
-_AS_BARE: Final = "the machine does not start more processes without a sandbox either"
-_POOL: Final = "four of a kind are kept ready at most; the others are made then, two at a time"
+_AS_BARE: Final = "this machine starts no more processes per second without a sandbox either"
+_POOL: Final = (
+    "the warm pool keeps at most four sandboxes of a kind ready; the others are created on demand, "
+    "two at a time"
+)
 _IMPORT: Final = "importing the engine takes 0.2 s of processor time"
-_END: Final = "its processes must be dead, six control groups removed and two rows written"
+_END: Final = (
+    "its processes must have ended, six control groups are removed and two rows are written"
+)
 
 
 COMPARISON: Final = (
     Row(
         *(ONESHOT, "oneshots"),
         (
-            Goal(0.5, BARE, why_missed=f"{_CLAIM}; running takes 6 ms and removing it 3 ms"),
+            Goal(0.5, BARE, why_missed=f"{_CLAIM}; Python takes 6 ms, and the removal 3 ms"),
             Goal(1.5, BARE, of=COLD, why_missed=f"{_MAKE}, and then Python"),
             *(_promise(2.5, BARE), _promise(1 / 10, DOCKER)),
         ),
@@ -162,9 +172,9 @@ _HOST_FILE: Final = (
     "it uses a file of the host; ours is opened inside the sandbox, as its user, so that no path "
     "of the sandbox is followed outside"
 )
-_DIRECTORY: Final = "it makes a directory and starts nothing until the first command"
-_NOTHING_ENDS: Final = "it removes a directory; nothing runs that would have to end"
-_SHARED_FILE: Final = "its files lie in a directory of the host that it works in without a check"
+_DIRECTORY: Final = "it creates a directory and starts nothing before the first command"
+_NOTHING_ENDS: Final = "it removes a directory; there is no process to end"
+_SHARED_FILE: Final = "it uses a directory of the host directly and checks no path"
 _LOCAL: Final = ("AutoGen (local)", "SWE-ReX (local)", "inspect_ai (local)")
 _SHARERS: Final = (BWRAP, "AutoGen (local)", "AutoGen (docker)", "llm-sandbox (bwrap)")
 FILES: Final = tuple(f"{verb} {size}" for verb in ("read", "write") for size in ("1 MB", "50 MB"))
@@ -181,39 +191,33 @@ _LIGHTER: Final = {
 REASONS: Final[dict[tuple[str, str], str]] = {
     **{(row.operation, BARE): _ONE_PROCESS for row in COMPARISON},
     **{(row.operation, peer): _NO_SANDBOX for row in COMPARISON for peer in _LOCAL},
-    **{
-        (f"{verb} {size}", BARE): _HOST_FILE
-        for verb in ("read", "write")
-        for size in ("1 MB", "50 MB")
-    },
-    **{
-        (f"{verb} {size}", peer): _SHARED_FILE
-        for verb in ("read", "write")
-        for size in ("1 MB", "50 MB")
-        for peer in (BWRAP, "AutoGen (local)", "AutoGen (docker)", "llm-sandbox (bwrap)")
-    },
-    **{(CREATE, peer): _DIRECTORY for peer in (BWRAP, "llm-sandbox (bwrap)")},
-    **{(DESTROY, peer): _NOTHING_ENDS for peer in (BWRAP, "llm-sandbox (bwrap)")},
+    **{(operation, BARE): _HOST_FILE for operation in FILES},
+    **{(operation, peer): _SHARED_FILE for operation in FILES for peer in _SHARERS},
+    **{(CREATE, peer): _DIRECTORY for peer in _LIGHTER},
+    **{(DESTROY, peer): _NOTHING_ENDS for peer in _LIGHTER},
     **{
         (operation, peer): reason
         for operation in (ONESHOT, FIRST, STAGGERED, BURST)
         for peer, reason in _LIGHTER.items()
     },
 }
-"""Why a peer may be ahead in a row. A peer that is ahead without one fails a test."""
+"""Why a peer may be ahead in a row. A test fails if a peer is ahead without a reason."""
 
-# ---- ours alone, each against the same work with nothing of ours in between
+# ---- ours alone, each against the same work without Sandkasten, or without the part in question
 
 
-def _held(section: str, operation: str, peer: str, bound: float, *better: Goal) -> Row:
-    return Row(operation, section, (*better, _promise(bound, peer)))
+def _promised(section: str, operation: str, peer: str, bound: float, *goals: Goal) -> Row:
+    """Return a row with a promise against one peer, and stricter goals."""
+    return Row(operation, section, (*goals, _promise(bound, peer)))
 
 
 def _on_docker(mode: str) -> tuple[Row, ...]:
-    """A sandbox that is a container, against the SDK on the same engine; neither has a network.
+    """Return the rows of a sandbox in a container, against the SDK on the same Docker Engine.
+    Neither has a network.
 
-    In the mode `volume` each byte of a file goes through the engine, its supervisor's pipes and
-    our relay; an archive goes from the engine to its disk. Large files show that.
+    In the mode `volume` each byte of a file goes through the engine, the pipes of its supervisor
+    and our relay, while the SDK's archive goes from the engine to its disk. So the bound for large
+    files is wider.
     """
     large = 1.0 if mode == "bind" else 2.0
     rules = (
@@ -226,36 +230,45 @@ def _on_docker(mode: str) -> tuple[Row, ...]:
         (f"write 50 MB on docker ({mode})", large),
         (f"read 50 MB on docker ({mode})", large),
     )
-    return tuple(_held("docker", operation, "docker", *rule) for operation, *rule in rules)
+    return tuple(_promised("docker", operation, "docker", *rule) for operation, *rule in rules)
 
 
 _UNMOUNT: Final = (
-    "the engine takes most of it, for a container with more mounts; then its file system is "
-    "unmounted, or its two volumes are removed"
+    "the Docker Engine takes most of the time, because our container has more mounts; after that, "
+    "the file system of the workspace is unmounted (bind), or two volumes are removed (volume)"
 )
-_GVISOR: Final = "gVisor takes 6 to 12 ms to start a process; in a shell, true starts none"
-_AIOHTTP: Final = "aiohttp and our values take 0.5 ms of Python for each request"
+_GVISOR: Final = "gVisor takes 6 to 12 ms to start a process; `true` in a shell needs none"
+_AIOHTTP: Final = "aiohttp and the conversion of values take 0.5 ms of Python for each request"
+_HANDSHAKE: Final = (
+    "a second handshake, two more sends and two more wake-ups take 60 to 80 microseconds on "
+    "loopback, and a direct connection takes 40"
+)
 _CONTAINED: Final = "daemon in a container"
 _CONTAINED_BOUND_MS: Final = 500.0
 _HTTP: Final = "exec true, one session (argv)"
 IDLE: Final = "idle session (machine)"
+IDLE_CGROUP: Final = "idle session (cgroup)"
 NETWORKED: Final = "a sandbox with a network (cgroup)"
 GROWTH: Final = "growth of the caller under output"
 DOWNLOAD: Final = "download of 1 GB through a network"
 CONNECT: Final = "connect through a network"
 
 ALONE: Final = (
-    _held("images", "import of an image", "tar", 1.5),
-    _held("images", "create on an image", "host image", 1.5),
-    _held(
+    _promised("images", "import of an image", "tar", 1.5),
+    _promised("images", "create on an image", "host image", 1.5),
+    _promised(
         *("gvisor", "exec true on gVisor (argv)", "runsc", 1.0),
         Goal(1 / 3, "runsc", why_missed=_GVISOR),
     ),
-    _held("gvisor", "exec true on gVisor (shell)", "runsc", 1 / 3),
+    _promised("gvisor", "exec true on gVisor (shell)", "runsc", 1 / 3),
     *(row for mode in ("bind", "volume") for row in _on_docker(mode)),
-    # The goal is 2. A second handshake, two more sends and two more wake-ups take 60 to 80
-    # microseconds on loopback, most of it in the kernel; a direct connection takes 40.
-    Row(CONNECT, "network", (_promise(4.0, "direct"), _promise(1.5, "pasta"))),
+    Row(
+        *(CONNECT, "network"),
+        (
+            Goal(2.0, "direct", why_missed=_HANDSHAKE),
+            *(_promise(4.0, "direct"), _promise(1.5, "pasta")),
+        ),
+    ),
     Row(
         *(DOWNLOAD, "network"),
         (
@@ -263,23 +276,25 @@ ALONE: Final = (
             *(_promise(3.0, "direct"), _promise(1.0, "pasta"), _promise(1.0, "slirp4netns")),
         ),
     ),
-    _held("network", "create with a network", "no network", 1.3),
+    _promised("network", "create with a network", "no network", 1.3),
     Row(NETWORKED, "network", (Goal(4, promise=True),), unit="MiB"),
-    # Chosen with room to spare on a machine that does ten things at once. A call costs about a
-    # third of a millisecond of processor over the engine's: a row of the ledger is read, and the
-    # arguments are held against their schema.
-    _held("agents", "sandbox_exec true", "engine", 4.0),
-    _held("agents", "sandbox_exec true over MCP", "engine", 10.0),
-    _held("agents", "sandbox_exec true over HTTP", "HTTP exec", 3.0),
+    # Wide bounds, for a machine with much other work. A call takes about a third of a millisecond
+    # of processor time more than the engine's: it reads a row of the ledger and checks the
+    # arguments against their schema.
+    _promised("agents", "sandbox_exec true", "engine", 4.0),
+    _promised("agents", "sandbox_exec true over MCP", "engine", 10.0),
+    _promised("agents", "sandbox_exec true over HTTP", "HTTP exec", 3.0),
     Row("sandbox_run python", "agents", (_promise(3.0, "engine"), _promise(1 / 4, "docker"))),
-    _held("agents", "a tool call in an agent's loop", "tool call", 5.0),
-    _held("packages", "create with packages, fetched before", "no packages", 2.5),
+    _promised("agents", "a tool call in an agent's loop", "tool call", 5.0),
+    _promised("packages", "create with packages, fetched before", "no packages", 2.5),
     *(
-        _held("expressions", f"expression that looks at {kilobytes} kB", "cel in process", bound)
+        _promised(
+            "expressions", f"expression that looks at {kilobytes} kB", "cel in process", bound
+        )
         for kilobytes, bound in ((1, 15.0), (100, 20.0), (1000, 6.0))
     ),
-    _held("code", "run_code 1+1 over HTTP, warm", "ipykernel", 1.5),
-    _held("code", "first run_code in a sandbox", "ipykernel", 2.0),
+    _promised("code", "run_code 1+1 over HTTP, warm", "ipykernel", 1.5),
+    _promised("code", "first run_code in a sandbox", "ipykernel", 2.0),
     *(
         Row(
             *(operation, "interpreters"),
@@ -291,7 +306,7 @@ ALONE: Final = (
             ("one-shot import pandas, imported before", 0.1),
         )
     ),
-    _held("traces", "exec true over HTTP, traced", "without spans", 1.1),
+    _promised("traces", "exec true over HTTP, traced", "without spans", 1.1),
     Row(
         *(_HTTP, "http"),
         (
@@ -310,7 +325,8 @@ ALONE: Final = (
         for verb in ("write 4 KB", "read 4 KB", "list a directory", "delete a file")
     ),
     Row(IDLE, "idle", (Goal(2, promise=True),), unit="MiB"),
-    # Output may cost the caller some buffers, and no more with more output.
+    Row(IDLE_CGROUP, "idle", unit="MiB"),
+    # Buffers for output may take some memory of the caller, but no more for more output.
     Row(
         *(GROWTH, "output"),
         tuple(Goal(24, of=f"sandkasten {how}", promise=True) for how in ("exec", "stream")),
@@ -321,15 +337,15 @@ ROWS: Final = (*COMPARISON, *ALONE)
 
 
 def by_operation(operation: str) -> Row:
-    """Return the row of an operation; one without goals is shown and not judged."""
+    """Return the row of an operation; without one, a row in milliseconds that has no goals."""
     return next((row for row in ROWS if row.operation == operation), Row(operation, ""))
 
 
 # ---- verdicts
 
 
-def said(goal: Goal, unit: Unit) -> str:
-    """Return a goal as a reader sees it."""
+def goal_text(goal: Goal, unit: Unit) -> str:
+    """Return a goal as the report shows it."""
     sign = "≥" if unit == "/s" else "≤"
     shown = goal.bound if goal.bound >= 1 or not goal.against or goal.plus else 1 / goal.bound
     number = f"{shown:g}"
@@ -345,7 +361,7 @@ def said(goal: Goal, unit: Unit) -> str:
 
 
 def times(ratio: float) -> str:
-    """Return a ratio to two digits that count, a small one as a fraction."""
+    """Return a ratio with two significant digits, a small one as a fraction."""
     if ratio >= 1:
         return f"{ratio:.0f} ×" if ratio >= 10 else f"{ratio:.2f} ×"
     return f"1/{1 / ratio:.0f}" if ratio < 0.1 else f"{ratio:.2f} ×"
@@ -353,7 +369,7 @@ def times(ratio: float) -> str:
 
 def judge(row: Row, goal: Goal, measured: Measured) -> Verdict:
     peers = measured.get(row.operation, {})
-    words = f"{goal.of}: {said(goal, row.unit)}"
+    words = f"{goal.of}: {goal_text(goal, row.unit)}"
     mine = getattr(peers.get(goal.of), goal.at, None)
     theirs = getattr(peers.get(goal.against), goal.at, None) if goal.against else 0.0
     if mine is None or theirs is None:
@@ -382,7 +398,7 @@ def verdicts(measured: Measured, sections: set[str]) -> list[Verdict]:
     ]
 
 
-def behind(row: Row, measured: Measured, ours: frozenset[str]) -> dict[str, str]:
+def peers_ahead(row: Row, measured: Measured, ours: frozenset[str]) -> dict[str, str]:
     """Return the peers that are ahead of our lead in a row, each with the reason."""
     peers = measured.get(row.operation, {})
     lead = peers.get(row.lead)

@@ -37,94 +37,95 @@ also 408, 413 and 415. Only what a route can answer beyond that stands with it. 
 answer is an [ErrorBody](#errorbody).
 """
 _BENCHMARKS_HEAD = """\
-[The results](../benchmarks/README.md) have plots, ratios and what each goal came to. `make bench`
-makes them: it measures Sandkasten and its peers in turns, in one run of ten minutes on one machine,
-and writes `docs/benchmarks/` (a page, a plot for each row, and `results.json`). It makes an
-environment for each framework below `build/`, starts a dockerd of its own, and removes all it
-started. A peer that cannot be installed or started is listed with the reason.
+[The results](../benchmarks/README.md) have plots, ratios and the result for each goal. `make bench`
+produces them: it measures Sandkasten and its peers in turns, in one run of about ten minutes on one
+machine, and writes `docs/benchmarks/` (a page, a plot for each row, and `results.json`). It creates
+an environment for each framework below `build/`, starts its own dockerd, and stops everything that
+it started. A peer that cannot be installed or started is listed with the reason.
 
 - `make bench ARGS="--quick --check"` is the short run: it writes `build/bench/` instead, and fails
   on a missed promise.
-- `--only sessions first` measures these sections again and keeps the others; `--resume` goes on
-  after an interruption, with sections that this revision has not measured.
-- `--without "AutoGen (docker)"` leaves out a contestant, `--without docker` all that need it.
-- `python -m benchmarks.report` makes the page and the plots of `results.json` again.
+- `--only sessions first` measures these sections again and keeps the others; `--resume`
+  continues after an interruption, with the sections that this revision has not measured.
+- `--without "AutoGen (docker)"` leaves out a contestant, `--without docker` all that need Docker.
+- `.venv/bin/python -m benchmarks.report` writes the page and the plots again from `results.json`.
 - `.venv/bin/python -m benchmarks.compare REV` measures this checkout against another revision, in
   turns, and prints ratios with their 95 % intervals.
 
-No time is promised by itself: a promise is a ratio to a peer of the same run, or a bound that a
-slow machine keeps as well. Other goals are shown with what was measured. `results.json` has the
-load average before and after each section, and the page says when the machine had other work.
+A promise is a ratio to a peer of the same run, or a bound that a slow machine meets as well. Other
+goals are shown with the measured value, and a missed one with what takes the time. `results.json`
+has the load average before and after each section, and the page says when the machine had other
+work.
 
 ## What the rows of the comparison mean
 
-Each contestant is a process of its own and times itself; one works at a time. A slow one takes
+Each contestant is a separate process that times itself; one works at a time. A slow one takes
 fewer turns. `of ours` is its p50 divided by that of the first contestant, `sandkasten`.
 
 - **one-shot**: a sandbox for `print(1+1)`, its output, and its removal. `sandkasten` has its warm
-  pool, which prepares the next sandbox after a request of its kind: one is made before each turn.
-  `sandkasten, cold` has nothing prepared; peers have no such difference.
+  pool, which prepares the next sandbox after a request of its kind: one is ready before each turn.
+  `sandkasten, cold` has nothing prepared. Peers have no warm pool.
 - **one-shot by command line**: a process of `sandkasten run`, without a daemon and with one;
   against `docker run --rm` and `python3 -c`.
-- **create, exec true (list), destroy**: in the life of one sandbox. A peer without a sandbox has
-  only commands. AutoGen has code blocks in place of commands, llm-sandbox has strings.
+- **create, exec true (list), destroy**: measured with one sandbox after another. A peer without a
+  sandbox has only commands. AutoGen runs code blocks, and llm-sandbox strings, instead of commands.
 - **read, write**: a file of 1 MB and of 50 MB, all of it in the caller's memory. `bare subprocess`
-  is a file of the host; AutoGen and bubblewrap share a directory with the host; raw runc has no
+  uses a file of the host; AutoGen and bubblewrap share a directory with the host; raw runc has no
   file operations.
 - **commands per second**: eight sandboxes, each driven by a thread.
-- **create to first command**: the definition of ComputeSDK, from the call that creates a sandbox to
+- **create to first command**: as ComputeSDK defines it, from the call that creates a sandbox to
   the result of the first command in it; `one after another`, `staggered` (every 200 ms) and `burst`
   (all at once), with the share that succeeded.
 
 ## What the rows on docker mean
 
-Our sandboxes are containers of the same dockerd as the SDK's, of the same image and limits, and
-both are without a network. Ours are closed as everywhere (read-only root, no capabilities,
-seccomp filter), and their first process is the runner.
+Our sandboxes and the containers of the Docker SDK run on the same dockerd, with the same image and
+limits and without a network. Ours are as closed as on every backend (read-only root, no
+capabilities, seccomp filter), and their first process is the runner.
 
-- **create, destroy**: `Sandbox(backend="docker")` until the runner has spoken, and `close()`;
+- **create, destroy**: `Sandbox(backend="docker")` until the runner answers, and `close()`;
   against `containers.run(detach=True)` and `remove(force=True)`.
 - **exec true**: a command in a live session, in its shell (`shell`) and as a list (`argv`);
-  against `exec_run`, which has one way.
+  against `exec_run`, which has no persistent shell.
 - **write, read**: `box.write` and `box.read`; against `put_archive` and `get_archive`.
-- **(bind)**: we see the directory in which the runner listens, and dial its socket. **(volume)**:
-  we do not, and reach it through a stream of the engine, as on a remote engine.
-- **first use of a store image**: a create that has to give the image to the engine; told only.
-- **daemon in a container**: the daemon runs in a container with the engine's socket, and is asked
-  over HTTP by the SDK. `sandkasten` has the volume of all sessions mounted, `sandkasten, volumes`
-  reaches each session's own volume through the engine. The bound is on the slowest p95 of both.
+- **(bind)**: Sandkasten sees the directory of the runner's socket and connects to it. **(volume)**:
+  it does not, and reaches the runner through a stream of the Docker Engine, as on a remote one.
+- **first use of a store image**: a create that first loads the image into the Docker Engine. It has
+  no goal.
+- **daemon in a container**: the daemon runs in a container with the socket of the Docker Engine,
+  and the SDK calls it over HTTP. `sandkasten` has the volume of all sessions mounted; `sandkasten,
+  volumes` reaches each session's own volume through the Docker Engine. The bound is on p95.
 
 ## What the rows of networks mean
 
 `--only network` runs them. One client measures itself in turns: on the host (`direct`), in a
 sandbox, and in namespaces that `pasta` and `slirp4netns` connect; the server is on loopback, where
-a direct connection is fastest. These peers decide nothing by name and keep no log.
+a direct connection is fastest. These peers have no rules for names and keep no log.
 
-- **connect**: until the first byte of the server's answer; the name was looked up before. The goal
-  is twice a direct connection, and it is not met: a second handshake and two more wake-ups take
-  longer than a whole direct connection on loopback. `pasta` takes as long, so the bound is 4.
-- **download**: one stream; told as if it were 1 GB.
+- **connect**: until the first byte of the server's answer; the name was looked up before.
+- **download**: one stream; the time is scaled to 1 GB.
 - **create with a network**: with one rule; against a sandbox without a network.
 - **a sandbox with a network**: its memory, the egress process included.
 
 ## What the rows of agents mean
 
 `--only agents packages expressions` runs them. Peers work in the same sandbox, or on the same data
-directory, in shuffled turns. Thresholds are generous, because a busy machine makes each switch
-between processes dear.
+directory, in shuffled turns. Bounds are wide, because switches between processes take long on
+a busy machine.
 
-- **sandbox_exec true**: a tool's call in this process, in the shell of a live sandbox; against
+- **sandbox_exec true**: a call of the tool in this process, in the shell of a live sandbox; against
   `engine.exec`. **over MCP**: the official client and `sandkasten mcp` on stdio; against the
   engine of this process. **over HTTP**: `POST /v1/tools/sandbox_exec`; against
   `POST /v1/sessions/{id}/exec`, both by a raw client.
 - **sandbox_run python**: the tool; against `engine.run`, and against `containers.run(remove=True)`.
-- **a tool call in an agent's loop**: a run of one tool call on a model that follows a script,
-  without the round trips to the model, which are made again by a plain client and taken off;
-  against the tool's call alone. Where a transcript is kept is not in it.
-- **create with packages, fetched before**: a sandbox with a set of packages that is on the shelf;
-  against one without packages. The first of the set, which installs them, is told only.
-- **expression that looks at … kB**: an expression of a workflow, in its process; against the
-  library of CEL in ours, which nothing bounds. The first, which starts the process, is told only.
+- **a tool call in an agent's loop**: a run of one tool call with a scripted model; against the
+  tool's call alone. The time of the round trips to the model, which a plain client measures, is
+  subtracted. Storing a transcript is not included.
+- **create with packages, fetched before**: a sandbox with a set of packages that is already
+  installed; against one without packages. The first create, which installs them, has no goal.
+- **expression that looks at … kB**: an expression of a workflow, in a process with limits; against
+  the library of CEL in the calling process, without limits. The first, which starts the process,
+  has no goal.
 """
 _PROMISES_HEAD = """\
 Each promise of [SPECIFICATION.md](../../SPECIFICATION.md), and the tests that are marked with its
@@ -161,12 +162,12 @@ def commands() -> str:
 
 def benchmarks() -> str:
     sys.path.insert(0, str(ROOT))
-    from benchmarks.rows import ROWS, said
+    from benchmarks.rows import ROWS, goal_text
 
     lines = [NOTE, "# Benchmarks\n", _BENCHMARKS_HEAD]
     lines += ["## Goals and promises\n", "| row | section | goal | |", "|---|---|---|---|"]
     lines += [
-        f"| {row.operation} | `{row.section}` | {goal.of}: {said(goal, row.unit)} "
+        f"| {row.operation} | `{row.section}` | {goal.of}: {goal_text(goal, row.unit)} "
         f"| {'promise' if goal.promise else 'goal'} |"
         for row in ROWS
         for goal in row.goals

@@ -32,7 +32,7 @@ from benchmarks.peers import worker
 from benchmarks.peers.contestants import BARE, CLI, COLD, CONTESTANTS, DOCKER, OURS, WARM
 from benchmarks.plan import QUICK
 from benchmarks.results import Entrant, Part, Results
-from benchmarks.rows import Goal, Row, behind, judge, said, verdicts
+from benchmarks.rows import Goal, Row, goal_text, judge, peers_ahead, verdicts
 from benchmarks.samples import Samples, Summary, percentile
 from benchmarks.turns import in_turns
 from tests.repo import tree
@@ -115,7 +115,7 @@ def test_more_commands_per_second_are_better(ours, ok):
     goal = Goal(50, "docker")
     row = Row("rate", "x", (goal,), unit="/s")
     assert judge(row, goal, _measured("rate", sandkasten=ours, docker=1.0)).ok is ok
-    assert said(goal, "/s") == "≥ 50 × docker"
+    assert goal_text(goal, "/s") == "≥ 50 × docker"
 
 
 def test_an_unmeasured_goal_does_not_pass():
@@ -304,7 +304,7 @@ def test_a_page_has_ratios_goals_reasons_and_the_absent():
     )
     assert "| AutoGen (docker) |  | – | – | – | 0 | 0% (a \\| b) |" in page
     assert "| create | bwrap (0.50 ×) | – |" in page
-    assert "- Ahead: bwrap: it makes a directory" in page
+    assert "- Ahead: bwrap: it creates a directory" in page
     assert "| runc | raw | did not take part: runc is not installed |" in page
     assert "The machine had other work" in page
     assert "Small sizes" in page
@@ -314,7 +314,7 @@ def test_a_page_has_ratios_goals_reasons_and_the_absent():
 def test_a_peer_that_is_ahead_without_a_reason_is_shown():
     row = next(row for row in rows.COMPARISON if row.operation == rows.CREATE)
     measured = _measured("create", sandkasten=2.0, docker_SDK=1.0, bwrap=3.0)
-    assert behind(row, measured, OURS) == {DOCKER: ""}
+    assert peers_ahead(row, measured, OURS) == {DOCKER: ""}
     faster = _results()
     faster.parts["sessions"].measured[rows.CREATE][DOCKER] = Summary(1, 1.0, 1.0, 1.0)
     assert f"- Ahead: docker SDK: {report.NO_REASON}" in report.page(faster)
