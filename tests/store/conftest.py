@@ -12,7 +12,7 @@ _EMPTY = "; ".join(
     f"DELETE FROM {table}"
     for table in (
         *("ledger", "state", "sessions", "execs", "traffic", "keys"),
-        *("runs", "files", "contents", "secrets"),
+        *("runs", "files", "contents", "secrets", "nodes"),
     )
 )
 

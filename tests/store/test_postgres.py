@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,9 @@ from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.daemon.shared_store import shared_store
+from sandkasten.disk.process_identity import ProcessIdentity, boot_id
 from sandkasten.engine.clock import SystemClock
+from sandkasten.engine.owner import owner_gone
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
@@ -27,7 +30,9 @@ from sandkasten.model.access.stored_secrets import SecretRequest
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.audit_records import AuditHead
 from sandkasten.model.journal_rows import KeyRow, SessionRow
+from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from sandkasten.store.postgres import postgres_journal
 from sandkasten.store.postgres.postgres_database import PostgresDatabase
 from sandkasten.store.postgres.postgres_journal import PostgresJournal
 from sandkasten.store.postgres.postgres_keys import PostgresKeys
@@ -155,7 +160,7 @@ async def test_cancelled_waiter_does_not_keep_the_lock(open_postgres):
 async def test_daemons_that_start_at_once_migrate_once(open_new_schema):
     opened = await asyncio.gather(*(open_new_schema() for _ in range(4)))
     found = await opened[0].fetch("SELECT version FROM schema_version")
-    assert [row["version"] for row in found] == [1]
+    assert [row["version"] for row in found] == [1, 2]
 
 
 async def test_a_schema_of_a_newer_version_is_refused(open_new_schema):
@@ -181,6 +186,60 @@ async def test_each_node_has_its_own_sandboxes(open_postgres):
     await other.drop(mine.id)
     assert list(await one.list()) == [mine]
     assert await one.list() is await one.list()
+
+
+async def test_a_shared_sandbox_is_that_of_every_daemon(open_postgres):
+    """Its row is converted: the reader has another boot, and cannot look up its creator."""
+    databases = [await open_postgres() for _ in range(2)]
+    one, other = (
+        PostgresLedger(database, f"node_{number}", shared=frozenset({"local"}))
+        for number, database in enumerate(databases)
+    )
+    alone = PostgresLedger(databases[1], "node_3")
+    await databases[0].live_as("node_0")
+    elsewhere = ProcessIdentity(7, 8, "another boot")
+    made = replace(
+        record("key", time.time() - 100.0),
+        state=State.CREATING,
+        boot_id=elsewhere.boot_id,
+        owner_pid=elsewhere.pid,
+        owner_start=elsewhere.start,
+    )
+    await one.put(made)
+    assert (await alone.get(made.id), await alone.find_key("key")) == (None, None)
+    (found,) = await other.list()
+    assert (found, await other.find_key("key")) == (await other.get(made.id), found)
+    assert found.boot_id == boot_id()
+    assert time.clock_gettime(time.CLOCK_BOOTTIME) - found.created_boottime >= 100.0
+    assert not owner_gone(found)
+    assert owner_gone(other.converted(made, "node_0", alive=False))
+    assert owner_gone(one.converted(made, "node_0", alive=True))
+    # Another daemon changes it, and removes it.
+    await other.put(replace(found, state=State.RUNNING))
+    (running,) = await one.list()
+    assert running.state is State.RUNNING
+    await one.drop(made.id)
+    assert list(await other.list()) == []
+
+
+async def test_a_daemon_settles_shared_sessions_of_a_dead_one(open_postgres, monkeypatch):
+    monkeypatch.setattr(postgres_journal, "ALIVE", _SEEN_LATELY)
+    database = await open_postgres()
+    one = PostgresJournal(database, "node_1", shared=frozenset({"local"}))
+    other = PostgresJournal(database, "node_2", shared=frozenset({"local"}))
+    await database.live_as("node_1")
+    await one.begin_session(session(1))
+    await one.begin_session(replace(session(2), backend="oci"))
+    assert await other.open_sessions() == []
+    await database.execute(_DEAD, "node_1")
+    assert [row.id for row in await other.open_sessions()] == [session(1).id]
+
+
+_DEAD = "UPDATE nodes SET seen_at = now() - interval '1 hour' WHERE id = $1"
+# Without the grace after a start of the server.
+_SEEN_LATELY = (
+    "EXISTS (SELECT 1 FROM nodes WHERE nodes.id = {node} AND seen_at > now() - interval '30 s')"
+)
 
 
 async def test_changes_of_another_process_of_the_node_are_listed_at_once(open_postgres):

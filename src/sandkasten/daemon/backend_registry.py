@@ -164,6 +164,13 @@ class Backing:
     workspaces: Workspaces
 
 
+def shared_backends(settings: Settings) -> frozenset[str]:
+    """Return the backends whose sandboxes every daemon of `store.url` can reach. Their rows in the
+    ledger belong to all of these daemons, and not to the one that made them.
+    """
+    return frozenset()
+
+
 def open_backing(settings: Settings, layers: LayerStore, events: EventSink) -> Backing:
     """Open the default backend; import the others when a request names them."""
     from sandkasten.backends.local import LocalBackend

@@ -73,7 +73,12 @@ async def open_engine(
         from sandkasten.store.postgres.postgres_ledger import PostgresLedger
         from sandkasten.store.postgres.postgres_secrets import PostgresSecrets
 
-        ledger = PostgresLedger(opened.database, opened.node, owns_database=shared is None)
+        ledger = PostgresLedger(
+            opened.database,
+            opened.node,
+            shared=opened.backends,
+            owns_database=shared is None,
+        )
         backing = replace(backing, store=ledger)
         secrets = PostgresSecrets(opened.database, settings.secrets_key)
     sources = Sources(

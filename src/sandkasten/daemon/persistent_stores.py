@@ -147,7 +147,7 @@ async def _shared_books(
     from sandkasten.store.postgres.postgres_keys import PostgresKeys
 
     database = shared.database
-    journal = PostgresJournal(database, shared.node, settings.retention)
+    journal = PostgresJournal(database, shared.node, settings.retention, shared=shared.backends)
     keys = await PostgresKeys.open(database)
     files = PostgresFileStore(database, clock, settings.file_rules)
     async with _books(settings, journal, keys, files) as books:

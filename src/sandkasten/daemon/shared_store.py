@@ -15,6 +15,7 @@ import secrets
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
+from sandkasten.daemon import backend_registry
 from sandkasten.daemon.backend_registry import prepare_data_dir
 from sandkasten.daemon.settings.store_settings import without_password
 from sandkasten.disk.atomic_file import create_file
@@ -56,6 +57,8 @@ _OF_ONE_NODE: Final = (
 class SharedStore:
     database: PostgresDatabase
     node: str
+    backends: frozenset[str] = frozenset()
+    """Backends whose sandboxes every daemon of the database can reach."""
 
 
 @asynccontextmanager
@@ -87,7 +90,9 @@ async def open_shared(settings: Settings) -> SharedStore | None:
         rules.url, max_connections=rules.max_connections, timeout_s=rules.timeout_s
     )
     try:
-        return SharedStore(database, await asyncio.to_thread(_node, data_dir))
+        node = await asyncio.to_thread(_node, data_dir)
+        await database.live_as(node)
+        return SharedStore(database, node, backend_registry.shared_backends(settings))
     except BaseException:
         await database.aclose()
         raise

@@ -51,6 +51,19 @@ _KEEPALIVE: Final = {
 _RETURN_S: Final = 3.0
 _FIRST_RETRY_S: Final = 0.05
 _LONGEST_RETRY_S: Final = 2.0
+# A node that was not seen for this long is dead; it says that it lives with every pulse. After a
+# restart of the server, all of them get the time to say so.
+_NODE_S: Final = 30
+ALIVE: Final = (
+    "(EXISTS (SELECT 1 FROM nodes WHERE nodes.id = {node}"  # noqa: S608  (two numbers)
+    f" AND seen_at > now() - interval '{_NODE_S} s')"
+    f" OR pg_postmaster_start_time() > now() - interval '{_NODE_S} s')"
+)
+"""Condition: whether a node lives."""
+_SEEN = """
+INSERT INTO nodes (id, seen_at) VALUES ($1, now())
+ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at
+"""
 # Copies of rows in memory are read again at least this often.
 RELOAD_S: Final = 10.0
 
@@ -79,6 +92,7 @@ class PostgresDatabase:
         self._session: Any = None
         self._session_turn = asyncio.Lock()
         self._there = asyncio.Event()
+        self._node: str | None = None
         self._watching: asyncio.Task[None] | None = None
         self._heard: dict[str, list[Callable[[str], None]]] = {}
         self.on_session_lost: list[Callable[[], None]] = []
@@ -133,6 +147,11 @@ class PostgresDatabase:
                     await one.close()
             except Exception:  # noqa: BLE001  (a database that is away is closed by ending it)
                 one.terminate()
+
+    async def live_as(self, node: str) -> None:
+        """Tell the other daemons that this node lives, from now on."""
+        await self.execute(_SEEN, node)
+        self._node = node
 
     # ---- statements
 
@@ -251,7 +270,10 @@ class PostgresDatabase:
         while not session.is_closed():
             try:
                 async with self._session_turn:
-                    await session.fetchval("SELECT 1", timeout=_PULSE_TIMEOUT_S)
+                    if self._node is None:
+                        await session.execute("SELECT 1", timeout=_PULSE_TIMEOUT_S)
+                    else:
+                        await session.execute(_SEEN, self._node, timeout=_PULSE_TIMEOUT_S)
             except self._foreign_errors:
                 return
             with suppress(TimeoutError):

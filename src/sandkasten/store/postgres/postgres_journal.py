@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.model.audit_records import AuditHead
 from sandkasten.model.journal_rows import ExecRow, Retention, SessionRow
-from sandkasten.store.postgres.postgres_database import text_of
+from sandkasten.store.postgres.postgres_database import ALIVE, text_of
 from sandkasten.store.write_behind import WriteBehind
 
 if TYPE_CHECKING:
@@ -74,9 +74,16 @@ WHERE day < $1::double precision AND NOT EXISTS
 
 class PostgresJournal:
     def __init__(
-        self, database: PostgresDatabase, node: str, retention: Retention | None = None
+        self,
+        database: PostgresDatabase,
+        node: str,
+        retention: Retention | None = None,
+        *,
+        shared: frozenset[str] = frozenset(),
     ) -> None:
+        """`shared`: backends whose sandboxes every daemon can reach."""
         self._database = database
+        self._shared = shared
         self._node = node
         self._retention = retention if retention is not None else Retention()
         self._behind: WriteBehind[tuple[str, str], ExecRow] = WriteBehind(
@@ -138,11 +145,15 @@ class PostgresJournal:
         return [_session(row) for row in found]
 
     async def open_sessions(self) -> Sequence[SessionRow]:
-        """Return the sessions without an end that this node began."""
+        """Return the sessions without an end that this node began, and those of shared backends
+        that a dead one began.
+        """
         found = await self._database.fetch(
-            f"SELECT {_SESSION} FROM sessions"  # noqa: S608
-            " WHERE node = $1 AND ended_at IS NULL ORDER BY created_at, id",
+            f"SELECT {_SESSION} FROM sessions WHERE ended_at IS NULL"  # noqa: S608
+            f" AND (node = $1 OR backend = ANY($2) AND NOT {ALIVE.format(node='sessions.node')})"
+            " ORDER BY created_at, id",
             self._node,
+            [*self._shared],
         )
         return [_session(row) for row in found]
 

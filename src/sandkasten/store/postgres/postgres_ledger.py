@@ -1,47 +1,68 @@
 """The ledger in PostgreSQL. Implements `ports.Store`.
 
-Sandboxes belong to the machine that runs them, so a daemon sees the rows of its own node; names
-are locked across all of them. `list` asks for the versions of the rows and reads only those that
-have changed. A row that cannot be decoded is reported by `corrupt` and otherwise treated as
-missing.
+Most sandboxes belong to the machine that runs them, so a daemon sees the rows of its own node;
+names are locked across all of them. Rows of the backends in `shared` are seen by every daemon that
+shares them too. Such a row is converted for its reader: ages count on the reader's clock since its
+boot, and the process that creates a sandbox lives as long as its node is seen.
+
+`list` asks for the versions of the rows and reads only those that have changed. A row that cannot
+be decoded is reported by `corrupt` and otherwise treated as missing.
 """
 
 from __future__ import annotations
 
 import hashlib
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from sandkasten.disk.process_identity import boot_id, this_process
 from sandkasten.model.ids import SandboxId
 from sandkasten.store.ledger_rows import decode_row, encode_row
+from sandkasten.store.postgres.postgres_database import ALIVE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractAsyncContextManager
 
     from sandkasten.model.sandbox.ledger_record import Record
-    from sandkasten.store.postgres.postgres_database import PostgresDatabase
+    from sandkasten.store.postgres.postgres_database import PostgresDatabase, Row
 
 Ids: TypeAlias = "Sequence[SandboxId]"
 _PUT = """
-INSERT INTO ledger (id, node, key_hash, created_at, row) VALUES ($1, $2, $3, $4, $5)
-ON CONFLICT (id) DO UPDATE SET key_hash = excluded.key_hash, row = excluded.row
-WHERE ledger.node = excluded.node
+INSERT INTO ledger (id, node, key_hash, created_at, row, shared) VALUES ($1, $2, $3, $4, $5, $6)
+ON CONFLICT (id) DO UPDATE
+SET node = excluded.node, key_hash = excluded.key_hash, row = excluded.row
+WHERE ledger.node = excluded.node OR ledger.shared AND excluded.shared
 """
-# The transaction that wrote a row last is its version.
-_VERSIONS = "SELECT id, xmin::text AS version FROM ledger WHERE node = $1 ORDER BY created_at, id"
-_SOME = "SELECT id, xmin::text AS version, row FROM ledger WHERE node = $1 AND id = ANY($2)"
-_BY_KEY = """
-SELECT id, row FROM ledger WHERE node = $1 AND key_hash = $2 ORDER BY created_at DESC, id DESC
-"""
+_VISIBLE = "(ledger.node = $1 OR ledger.shared AND $2)"
+# The transaction that wrote a row last is its version, together with what decides about its owner.
+_VERSION = f"ledger.xmin::text || {ALIVE.format(node='ledger.node')}::text AS version"
+_VERSIONS = f"SELECT id, {_VERSION} FROM ledger WHERE {_VISIBLE} ORDER BY created_at, id"  # noqa: S608
+_ROWS = f"""
+SELECT id, node, row, {_VERSION}, {ALIVE.format(node="ledger.node")} AS alive
+FROM ledger WHERE {_VISIBLE}
+"""  # noqa: S608
 
 
 class PostgresLedger:
     def __init__(
-        self, database: PostgresDatabase, node: str, *, owns_database: bool = False
+        self,
+        database: PostgresDatabase,
+        node: str,
+        *,
+        shared: frozenset[str] = frozenset(),
+        owns_database: bool = False,
     ) -> None:
-        """`owns_database`: whether closing the ledger closes the database."""
+        """`shared`: backends whose sandboxes every daemon can reach. `owns_database`: whether
+        closing the ledger closes the database.
+        """
         self._database = database
         self._node = node
+        self._shared = shared
+        self._mine = (node, bool(shared))
+        # Read once, or the same row would have another age each time.
+        self._booted_at = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
         self._owns_database = owns_database
         self._known: dict[str, tuple[str, Record | None]] = {}
         self._listed: Sequence[Record] = ()
@@ -54,17 +75,17 @@ class PostgresLedger:
             None if record.session_key is None else _hash(record.session_key),
             record.created_at,
             encode_row(record).decode(),
+            record.backend in self._shared,
         )
 
     async def get(self, sandbox_id: SandboxId) -> Record | None:
-        found = await self._database.fetch_one(
-            "SELECT id, row FROM ledger WHERE node = $1 AND id = $2", self._node, sandbox_id
-        )
-        return None if found is None else _decoded(found["id"], found["row"])
+        found = await self._database.fetch_one(_ROWS + "AND id = $3", *self._mine, sandbox_id)
+        return None if found is None else self._decoded(found)
 
     async def find_key(self, session_key: str) -> Record | None:
-        for found in await self._database.fetch(_BY_KEY, self._node, _hash(session_key)):
-            record = _decoded(found["id"], found["row"])
+        sql = _ROWS + "AND key_hash = $3 ORDER BY created_at DESC, id DESC"
+        for found in await self._database.fetch(sql, *self._mine, _hash(session_key)):
+            record = self._decoded(found)
             if record is not None and record.session_key == session_key:
                 return record
         return None
@@ -75,7 +96,9 @@ class PostgresLedger:
 
     async def drop(self, sandbox_id: SandboxId, record: Record | None = None) -> None:
         await self._database.execute(
-            "DELETE FROM ledger WHERE node = $1 AND id = $2", self._node, sandbox_id
+            f"DELETE FROM ledger WHERE {_VISIBLE} AND id = $3",  # noqa: S608
+            *self._mine,
+            sandbox_id,
         )
 
     async def corrupt(self) -> Ids:
@@ -90,7 +113,7 @@ class PostgresLedger:
             await self._database.aclose()
 
     async def _refresh(self) -> None:
-        versions = await self._database.fetch(_VERSIONS, self._node)
+        versions = await self._database.fetch(_VERSIONS, *self._mine)
         before = self._known
         wanted = {
             row["id"] for row in versions if before.get(row["id"], ("",))[0] != row["version"]
@@ -99,21 +122,39 @@ class PostgresLedger:
             return
         read = {}
         if wanted:
-            found = await self._database.fetch(_SOME, self._node, [*wanted])
-            read = {row["id"]: (row["version"], _decoded(row["id"], row["row"])) for row in found}
+            found = await self._database.fetch(_ROWS + "AND id = ANY($3)", *self._mine, [*wanted])
+            read = {row["id"]: (row["version"], self._decoded(row)) for row in found}
         # A row that was dropped after its version was read is left out.
         now = {**before, **dict.fromkeys(wanted), **read}
         pairs = ((row["id"], now.get(row["id"])) for row in versions)
         self._known = known = {the_id: one for the_id, one in pairs if one is not None}
         self._listed = tuple(record for _, record in known.values() if record is not None)
 
+    def _decoded(self, found: Row) -> Record | None:
+        try:
+            record = decode_row(found["row"].encode())
+        except ValueError:
+            return None
+        if record.id != found["id"]:
+            return None
+        if record.backend not in self._shared:
+            return record
+        return self.converted(record, found["node"], alive=found["alive"])
 
-def _decoded(the_id: str, text: str) -> Record | None:
-    try:
-        record = decode_row(text.encode())
-    except ValueError:
-        return None
-    return record if record.id == the_id else None
+    def converted(self, record: Record, node: str, *, alive: bool) -> Record:
+        """Return a row of a node as if this machine had written it."""
+        rebooted = record.boot_id != boot_id()
+        if node != self._node:
+            # Its processes cannot be looked up here. A live node stands for them.
+            owner = this_process()
+            pid, start = (owner.pid, owner.start) if alive else (0, 0)
+            record = replace(record, owner_pid=pid, owner_start=start)
+        elif rebooted:
+            record = replace(record, owner_pid=0, owner_start=0)
+        if not rebooted:
+            return record
+        since_boot_s = record.created_at - self._booted_at
+        return replace(record, boot_id=boot_id(), created_boottime=since_boot_s)
 
 
 def _hash(session_key: str) -> bytes:
