@@ -8,9 +8,11 @@ import signal
 import sys
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
+from sandkasten.agents.run_lifecycle import ClaimedRun, Outcome, RunLifecycle
 from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.daemon.settings.resolver import load
@@ -43,6 +45,9 @@ from tests.patience import PATIENCE_S
 from tests.postgres_server import PostgresServer, new_schema
 from tests.store.test_directory import record
 from tests.store.test_runs import ROW
+
+if TYPE_CHECKING:
+    from sandkasten.model.runs.run_values import RunRow
 
 pytestmark = pytest.mark.promise("P98")
 
@@ -152,6 +157,47 @@ async def test_cancelled_waiter_does_not_keep_the_lock(open_postgres):
         assert isinstance(done, asyncio.CancelledError)
         async with other.locks.hold("x", 0):
             pass
+
+
+async def test_a_lock_whose_answer_came_too_late_is_not_kept(open_postgres, postgres_server):
+    """The server may give the lock after the question was given up."""
+    other = await open_postgres()
+    one = await PostgresDatabase.open(postgres_server.url, schema=other.schema, timeout_s=0.5)
+    try:
+        async with one.locks.hold("x", 0):  # The statements are prepared now.
+            pass
+        pid = await one.in_session("SELECT pg_backend_pid()")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(BackendUnavailable):
+                async with one.locks.hold("x", 0):
+                    pass
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        async with other.locks.hold("x", PATIENCE_S):
+            pass
+    finally:
+        await one.aclose()
+
+
+async def test_a_lock_that_was_lost_before_its_holder_knew_of_it_is_taken_again(open_postgres):
+    one, other = await open_postgres(), await open_postgres()
+    take, pids = one.locks.take, []
+
+    async def take_and_lose(key: int) -> bool:
+        taken = await take(key)
+        pids.append(await one.in_session("SELECT pg_backend_pid()"))
+        if len(pids) == 1:
+            await other.execute("SELECT pg_terminate_backend($1)", pids[0])
+            await until(lambda: one.locks.losses == 1)
+        return taken
+
+    one.locks.take = take_and_lose
+    async with one.locks.hold("x", PATIENCE_S):
+        assert len(set(pids)) == 2
+        with pytest.raises(Busy):
+            async with other.locks.hold("x", 0):
+                pass
 
 
 # ---- schema
@@ -323,6 +369,35 @@ async def test_a_claimed_run_is_neither_claimed_nor_removed_by_another_daemon(op
     assert await other.prune(20.0) == 1
     assert await one.get(ROW.id) is None
     assert list(await one.events(ROW.id)) == []
+
+
+async def test_a_run_whose_claim_is_lost_is_neither_ended_nor_cleaned_up(open_postgres):
+    """Another daemon may continue it already."""
+    one, other = await open_postgres(), await open_postgres()
+    runs, working, cleaned = PostgresRuns(one), asyncio.Event(), []
+
+    async def clean(row: RunRow) -> dict[str, str]:
+        cleaned.append(row.id)
+        return {}
+
+    async def work(_: ClaimedRun) -> Outcome:
+        working.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    await runs.begin(ROW)
+    lifecycle = RunLifecycle(runs, clean, SystemClock())
+    executing = asyncio.create_task(lifecycle.execute(ROW, work))
+    await working.wait()
+    pid = await one.in_session("SELECT pg_backend_pid()")
+    await other.execute("SELECT pg_terminate_backend($1)", pid)
+    with pytest.raises(BackendUnavailable):
+        await executing
+    assert cleaned == []
+    left = await PostgresRuns(other).get(ROW.id)
+    assert left is not None
+    assert left.status == "running"
+    assert [event.type for event in await runs.events(ROW.id)] == []
 
 
 # ---- secrets

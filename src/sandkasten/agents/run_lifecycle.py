@@ -3,7 +3,8 @@
 However the work ends (success, failure, cancellation, timeout), the sandboxes of the run are
 destroyed or retained first, then the end event is recorded, then the row is updated. This part is
 shielded and has its own deadline: what cannot be destroyed in time is left to the periodic sweep.
-When `execute` is cancelled from outside, it lets the cancellation through after that.
+When `execute` is cancelled from outside, it lets the cancellation through after that. A run whose
+claim was lost is left as it is: another process may have it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sandkasten.agents.transcript_bounds import bounded, error_fields
 from sandkasten.errors import (
+    BackendUnavailable,
     Cancelled,
     Conflict,
     InternalError,
@@ -110,11 +112,12 @@ class RunLifecycle:
         work: Callable[[ClaimedRun], Awaitable[Outcome]],
         timeout_s: float | None,
     ) -> RunRow:
-        async with self._runs.claim(row.id) as ours:
+        claim = self._runs.claim(row.id)
+        async with claim as ours:
             try:
                 fresh = await self._runs.get(row.id) if ours else None
             except asyncio.CancelledError:
-                if ours and not self._stays_open(row):
+                if ours and not claim.is_lost and not self._stays_open(row):
                     await finish_shielded(self._settle_unstarted(row))
                 raise
             if fresh is None or fresh.ended:
@@ -131,10 +134,17 @@ class RunLifecycle:
             try:
                 ended = await self._outcome(claimed, work, timeout_s)
             except asyncio.CancelledError as exc:
-                if self._stays_open(row):
+                # A lost run is open, and is recovered by the process that claims it next.
+                if claim.is_lost or self._stays_open(row):
                     raise
                 cancelled = exc
                 ended = self._ended(claimed, "cancelled", error=self._why_cancelled())
+            if claim.is_lost:
+                raise BackendUnavailable(
+                    f"the claim of run {row.id} was lost",
+                    hint="another process continues the run, or marks it as lost",
+                    run_id=row.id,
+                )
             ended = await finish_shielded(self._settle(ended))
             if cancelled is not None:
                 raise cancelled

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
-    from contextlib import AbstractAsyncContextManager
+    from types import TracebackType
 
     from sandkasten.model.access.tenancy import TenantQuota
     from sandkasten.model.runs.run_values import (
@@ -17,6 +17,23 @@ if TYPE_CHECKING:
         RunRow,
         WorkflowRunRequest,
     )
+
+
+class RunClaim(Protocol):
+    """Hold a run for a block, which is told whether it does. A holder that loses the run is
+    cancelled; it then writes nothing, because another process may have the run.
+    """
+
+    @property
+    def is_lost(self) -> bool: ...
+    async def __aenter__(self) -> bool: ...
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> bool | None: ...
 
 
 class Runs(Protocol):
@@ -58,7 +75,7 @@ class Runs(Protocol):
         """Wait for an event after `since_seq`, from any process, or for the end of the run."""
         ...
 
-    def claim(self, run_id: str) -> AbstractAsyncContextManager[bool]:
+    def claim(self, run_id: str) -> RunClaim:
         """Yield whether the caller now holds the run: one holder across all processes, until it
         exits.
         """

@@ -157,7 +157,7 @@ class RunDirectory:
                 async with asyncio.timeout(min(left_s, LOOK_EVERY_S)):
                     await told.wait()
 
-    def claim(self, run_id: str) -> AbstractAsyncContextManager[bool]:
+    def claim(self, run_id: str) -> _Claim:
         return _Claim(self._root / checked_run_id(run_id) / "claim")
 
     async def prune(self, before: float) -> int:
@@ -370,6 +370,10 @@ class RunDirectory:
 
 
 class _Claim(AbstractAsyncContextManager[bool]):
+    """Implements `ports.RunClaim`. The kernel takes no lock away from a living process."""
+
+    is_lost = False
+
     def __init__(self, path: Path) -> None:
         self._path = path
         self._fd: int | None = None

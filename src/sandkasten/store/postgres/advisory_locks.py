@@ -31,16 +31,18 @@ class AdvisoryLocks:
     def __init__(self, database: PostgresDatabase) -> None:
         self._database = database
         self._queues: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._holders: set[_AdvisoryHolder] = set()
+        self._holders: set[AdvisoryHolder] = set()
         self._releasing: set[asyncio.Task[None]] = set()
+        self.losses = 0
+        """How many sessions were lost."""
         database.on_session_lost.append(self._lost)
 
-    def hold(self, name: str, wait_s: float) -> AbstractAsyncContextManager[None]:
+    def hold(self, name: str, wait_s: float) -> AdvisoryHolder:
         """Hold the name while the block lasts; else raise Busy."""
         queue = self._queues.get(name)
         if queue is None:
             queue = self._queues[name] = asyncio.Lock()
-        return _AdvisoryHolder(self, self._database.lock_key(name), queue, wait_s)
+        return AdvisoryHolder(self, self._database.lock_key(name), queue, wait_s)
 
     async def take(self, key: int) -> bool:
         """Return whether the lock was taken now. A caller that is cancelled does not keep it."""
@@ -67,18 +69,19 @@ class AdvisoryLocks:
         with suppress(SandkastenError):
             await self._database.in_session("SELECT pg_advisory_unlock($1)", key)
 
-    def add(self, holder: _AdvisoryHolder) -> None:
+    def add(self, holder: AdvisoryHolder) -> None:
         self._holders.add(holder)
 
-    def remove(self, holder: _AdvisoryHolder) -> None:
+    def remove(self, holder: AdvisoryHolder) -> None:
         self._holders.discard(holder)
 
     def _lost(self) -> None:
+        self.losses += 1
         for one in [*self._holders]:
             one.interrupt()
 
 
-class _AdvisoryHolder(AbstractAsyncContextManager[None]):
+class AdvisoryHolder(AbstractAsyncContextManager[None]):
     """Not a generator: those cannot be started while a loop ends, and an engine that closes
     then still has sandboxes to remove.
     """
@@ -90,7 +93,7 @@ class _AdvisoryHolder(AbstractAsyncContextManager[None]):
         self._wait_s = wait_s
         self._task: asyncio.Task[object] | None = None
         self._cancelled_before = 0
-        self._is_lost = False
+        self.is_lost = False
 
     async def __aenter__(self) -> None:
         deadline = time.monotonic() + self._wait_s
@@ -118,11 +121,11 @@ class _AdvisoryHolder(AbstractAsyncContextManager[None]):
     ) -> None:
         self._locks.remove(self)
         try:
-            if not self._is_lost:
+            if not self.is_lost:
                 await self._locks.give_back(self._key)
         finally:
             self._queue.release()
-        if not self._is_lost or self._task is None:
+        if not self.is_lost or self._task is None:
             return
         if self._task.uncancel() <= self._cancelled_before and kind is asyncio.CancelledError:
             raise BackendUnavailable(
@@ -133,18 +136,28 @@ class _AdvisoryHolder(AbstractAsyncContextManager[None]):
 
     def interrupt(self) -> None:
         """Cancel the task that holds the lock: another process may have it now."""
-        self._is_lost = True
+        self.is_lost = True
         if self._task is not None:
             self._task.cancel()
 
     async def _take(self, deadline: float) -> None:
         pause = _FIRST_WAIT_S
-        while not await self._locks.take(self._key):
+        while not await self._taken():
             if time.monotonic() >= deadline:
                 raise _busy(self._wait_s)
             # With jitter, or processes that started together stay in step.
             await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311
             pause = min(pause * 2, _LONGEST_WAIT_S)
+
+    async def _taken(self) -> bool:
+        losses = self._locks.losses
+        if not await self._locks.take(self._key):
+            return False
+        if losses == self._locks.losses:
+            return True
+        # It may have been a lock of the session that was lost before we knew that we had it.
+        await self._locks.give_back(self._key)
+        return False
 
 
 def _busy(wait_s: float) -> Busy:

@@ -46,6 +46,8 @@ _KEEPALIVE: Final = {
     "tcp_keepalives_idle": "10",
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "3",
+    # Keepalives are not sent while data is on the way, and notices may be.
+    "tcp_user_timeout": "25000",
 }
 # How long a request waits for a lost session. A server that restarts is usually ready by then.
 _RETURN_S: Final = 3.0
@@ -216,7 +218,14 @@ class PostgresDatabase:
                 session = self._session
                 if session is None:
                     raise ConnectionResetError("the connection was lost")
-                return await session.fetchval(sql, *values)
+                within_s = min(self._timeout_s, _PULSE_TIMEOUT_S)
+                try:
+                    return await session.fetchval(sql, *values, timeout=within_s)
+                except (TimeoutError, asyncio.CancelledError, self._library.QueryCanceledError):
+                    # The lock that was asked for may be ours now, and only the end of the session
+                    # surely releases it.
+                    session.terminate()
+                    raise
 
     def subscribe(self, topic: str, heard: Callable[[str], None]) -> None:
         """Call `heard` with each notice of the topic. After a loss of the session, in which notices

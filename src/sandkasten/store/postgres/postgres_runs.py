@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from sandkasten.model.runs.run_values import RunKind
+    from sandkasten.store.postgres.advisory_locks import AdvisoryHolder
     from sandkasten.store.postgres.postgres_database import PostgresDatabase
 
 Rows: TypeAlias = "Sequence[RunRow]"
@@ -146,7 +147,7 @@ class PostgresRuns:
                 async with asyncio.timeout(min(left_s, _LOOK_EVERY_S)):
                     await told.wait()
 
-    def claim(self, run_id: str) -> AbstractAsyncContextManager[bool]:
+    def claim(self, run_id: str) -> _RunClaim:
         return _RunClaim(self._database, checked_run_id(run_id))
 
     async def prune(self, before: float) -> int:
@@ -178,10 +179,16 @@ class PostgresRuns:
 
 
 class _RunClaim(AbstractAsyncContextManager[bool]):
+    """Implements `ports.RunClaim`."""
+
     def __init__(self, database: PostgresDatabase, run_id: str) -> None:
         self._database = database
         self._run_id = run_id
-        self._held: AbstractAsyncContextManager[None] | None = None
+        self._held: AdvisoryHolder | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        return self._held is not None and self._held.is_lost
 
     async def __aenter__(self) -> bool:
         held = self._database.locks.hold(f"run:{self._run_id}", 0)
