@@ -58,7 +58,7 @@ async def agent_service(
     """Open the service; UnsupportedByBackend if the libraries are not installed.
 
     With `recovers` (a daemon), settle the runs of dead processes, and leave workflow runs for the
-    next daemon at shutdown. `shared` has the runs, where `store.url` is set.
+    next daemon at shutdown. `shared`: the database with the runs, if `store.url` is set.
     """
     # In a thread: importing the libraries takes as long as a hundred requests.
     await asyncio.to_thread(_load)
@@ -70,8 +70,9 @@ async def agent_service(
     from sandkasten.agents.workflows.expressions import Expressions
     from sandkasten.agents.workflows.workflow_runner import WorkflowRunner
 
-    runs: Runs = RunDirectory(settings.data_dir.absolute() / "runs")
-    if shared is not None:
+    if shared is None:
+        runs: Runs = RunDirectory(settings.data_dir.absolute() / "runs")
+    else:
         from sandkasten.store.postgres.postgres_runs import PostgresRuns
 
         runs = PostgresRuns(shared.database)

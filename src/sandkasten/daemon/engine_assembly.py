@@ -66,10 +66,11 @@ async def open_engine(
         if opened is not None and shared is None:
             await opened.database.aclose()
         raise
-    secrets: Secrets = SecretDirectory(
-        settings.data_dir.absolute() / "secrets", settings.secrets_key
-    )
-    if opened is not None:
+    if opened is None:
+        secrets: Secrets = SecretDirectory(
+            settings.data_dir.absolute() / "secrets", settings.secrets_key
+        )
+    else:
         from sandkasten.store.postgres.postgres_ledger import PostgresLedger
         from sandkasten.store.postgres.postgres_secrets import PostgresSecrets
 

@@ -122,7 +122,7 @@ class SecretDirectory:
 
 
 def secret_of(request: SecretRequest, old: Secret | None) -> Secret:
-    """Return the public part of a secret that is stored now, perhaps in place of another."""
+    """Return the public part of a new secret, which may replace an old one."""
     now = time.time()
     return Secret(
         name=request.name,
@@ -139,7 +139,7 @@ def secret_of(request: SecretRequest, old: Secret | None) -> Secret:
 
 
 def check_count(count: int) -> None:
-    """Raise QuotaExceeded if a tenant with that many secrets may have no other."""
+    """Raise QuotaExceeded if a tenant with `count` secrets may not add another one."""
     if count >= MAX_SECRETS:
         raise QuotaExceeded(
             f"a tenant may have {MAX_SECRETS} secrets", hint="remove one: sandkasten secret rm"

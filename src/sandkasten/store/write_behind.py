@@ -1,7 +1,8 @@
-"""Rows that are written later: the newest row of each key, together with the others.
+"""Rows that are written a moment later, all pending ones together: the newest row of each key.
 
-Bounded: if the disk stays full and too many rows are pending, the oldest are dropped and counted in
-the log. The death of the process loses only the last moments. `put` never raises.
+Bounded: if the disk stays full or the database unavailable, and too many rows are pending, the
+oldest are dropped and counted in the log. If the process dies, only the rows of the last moment are
+lost. `put` never raises.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ log = logging.getLogger("sandkasten.store")
 # Long enough that a burst of short commands becomes one transaction, and short enough that a person
 # who looks right afterwards sees it.
 DELAY_S: Final = 0.05
-# Retry slowly while the disk is full.
+# Retry slowly while the disk is full or the database unavailable.
 _RETRY_S: Final = 1.0
 MOST: Final = 10_000
 
