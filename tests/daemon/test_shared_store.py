@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 
 import aiohttp
 import pytest
@@ -12,7 +13,7 @@ from sandkasten.daemon.settings.resolver import load
 from sandkasten.daemon.shared_store import open_shared
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.store.ledger_directory import DirectoryStore
-from tests.daemon.process import ask, running
+from tests.daemon.process import DaemonProcess, ask, running
 from tests.daemon.test_serve import told
 from tests.patience import PATIENCE_S
 from tests.postgres_server import PostgresServer
@@ -91,6 +92,76 @@ async def test_two_daemons_share_records_but_not_sandboxes(server, tmp_path):
         said = [json.loads(line) for line in one.said.splitlines() if line.startswith(b"{")]
         assert [line["node"] for line in said if line.get("event") == "store.shared"]
         assert PASSWORD.encode() not in one.said + other.said
+
+
+@pytest.mark.long(reason="kills daemons and the database many times")
+@pytest.mark.promise("P99")
+async def test_a_storm_of_kills_loses_no_acknowledged_write(server, tmp_path):
+    """One of two daemons or the server is killed under load and started again, twelve times."""
+    environ = {"SANDKASTEN_API_KEY": "sk-0123456789abcdef", "SANDKASTEN_STORE_URL": server.url}
+    stop, files, sessions = asyncio.Event(), set[str](), {}
+
+    async def load_files(http: aiohttp.ClientSession, daemon: DaemonProcess, name: str) -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            key = f"{name}/{number}"
+            stored = aiohttp.FormData()
+            stored.add_field("key", key)
+            stored.add_field("file", key.encode(), filename="f")
+            with suppress(aiohttp.ClientError, OSError):
+                async with http.post(daemon.url + "/v1/files", data=stored) as reply:
+                    if reply.status == 201:
+                        files.add(key)
+            await asyncio.sleep(0.02)
+
+    async def load_sessions(http: aiohttp.ClientSession, daemon: DaemonProcess) -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            with suppress(aiohttp.ClientError, OSError, ValueError):
+                status, made = await ask(http, "POST", daemon.url + "/v1/sessions", {})
+                if status == 201 and number % 3:
+                    # If the answer is lost with the daemon, it may or may not be there.
+                    await ask(http, "DELETE", f"{daemon.url}/v1/sessions/{made['id']}")
+                elif status == 201:
+                    sessions[made["id"]] = daemon
+            await asyncio.sleep(0.1)
+
+    async with (
+        running(tmp_path / "first", environ=environ) as one,
+        running(tmp_path / "second", environ=environ) as other,
+        aiohttp.ClientSession(headers=OPERATOR) as http,
+    ):
+        loads = [
+            asyncio.create_task(load_files(http, daemon, name))
+            for name, daemon in (("one", one), ("other", other))
+        ]
+        loads += [asyncio.create_task(load_sessions(http, daemon)) for daemon in (one, other)]
+        order = [one, server, other, server] * 3
+        for victim in order:
+            before = len(files)
+            async with asyncio.timeout(PATIENCE_S):
+                while len(files) < before + 10:  # noqa: ASYNC110  (the load fills it)
+                    await asyncio.sleep(0.01)
+            if isinstance(victim, PostgresServer):
+                victim.kill()
+                await asyncio.to_thread(victim.start)
+            else:
+                await victim.kill()
+                await victim.start()
+        stop.set()
+        await asyncio.gather(*loads)
+        for daemon in (one, other):
+            await _answers(http, 200, daemon.url + "/v1/sessions", {})
+            for key in files:
+                async with http.get(f"{daemon.url}/v1/files/{key}") as reply:
+                    assert (reply.status, await reply.read()) == (200, key.encode())
+        assert len(sessions) > 3
+        for the_id, daemon in sessions.items():
+            place = f"{daemon.url}/v1/sessions/{the_id}/exec"
+            status, result = await ask(http, "POST", place, {"command": ["echo", "there"]})
+            assert (status, result.get("stdout")) == (200, "there\n"), result
 
 
 async def _answers(http: aiohttp.ClientSession, status: int, url: str, headers) -> None:
