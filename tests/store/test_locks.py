@@ -49,6 +49,29 @@ asyncio.run(main())
 """
 
 
+FORKER = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from sandkasten.errors import Busy
+from sandkasten.store.ledger_directory import DirectoryStore
+
+async def main():
+    store = DirectoryStore(Path(sys.argv[1]))
+    async with store.lock("x"):
+        child = os.fork()
+        if not child:
+            signal.pause()
+    try:
+        async with store.lock("x", wait_s=0):
+            print("released")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+asyncio.run(main())
+"""
+
+
 async def _python(code: str, root: Path) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable, "-c", code, str(root), stdout=asyncio.subprocess.PIPE
@@ -69,6 +92,12 @@ async def test_the_lock_of_a_killed_process_is_released(tmp_path):
         await holder.communicate()
     async with store.lock("x", wait_s=5):
         pass
+
+
+async def test_a_released_lock_does_not_stay_with_a_forked_child(tmp_path):
+    forker = await _python(FORKER, tmp_path)
+    told, _ = await forker.communicate()
+    assert told == b"released\n"
 
 
 async def test_processes_do_not_overwrite_each_others_updates(tmp_path):

@@ -10,7 +10,7 @@ import fcntl
 import os
 import struct
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -69,6 +69,23 @@ def try_lock_byte(path: Path, at: int) -> int | None:
         os.close(fd)
         raise
     return fd
+
+
+def release_byte(fd: int, at: int) -> None:
+    """Release the lock of `try_lock_byte` and close its descriptor.
+
+    Closing alone does not release it while a child process that was forked meanwhile has a copy.
+    """
+    with suppress(OSError):
+        _set_byte(fd, fcntl.F_UNLCK, at)
+    os.close(fd)
+
+
+def _set_byte(fd: int, kind: int, at: int) -> None:
+    # struct flock: type, from where, start, length, and a pid that must be 0.
+    wanted = struct.pack("hhqqi", kind, os.SEEK_SET, at, 1, 0)
+    # Not F_SETLK, which a process loses when it closes any descriptor of the file.
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, wanted)
 
 
 def wait_for_lock(

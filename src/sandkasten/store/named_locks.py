@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import random
 import time
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from sandkasten.disk.file_lock import try_lock_byte
+from sandkasten.disk.file_lock import release_byte, try_lock_byte
 from sandkasten.errors import BackendUnavailable, Busy
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ class _LockHolder(AbstractAsyncContextManager[None]):
 
     async def __aexit__(self, *_: object) -> None:
         try:
-            os.close(self._fd)
+            release_byte(self._fd, self._at)
         finally:
             self._queue.release()
 
