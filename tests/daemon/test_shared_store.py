@@ -190,7 +190,7 @@ async def test_data_directory_with_sandboxes_recorded_in_files_is_refused(tmp_pa
 @pytest.mark.parametrize(
     "value",
     ["mysql://h/d", "postgresql://h", "postgresql:///d", "postgresql://u:p w@h/d", "x", 5,
-     f"postgresql://u:{PASSWORD}/@h:nine/d"],
+     f"postgresql://u:{PASSWORD}/@h:nine/d", f"postgresql://u:12/{PASSWORD}@h/d"],
 )  # fmt: skip
 def test_a_url_that_cannot_be_used_is_refused_without_being_repeated(tmp_path, value):
     with pytest.raises(InvalidConfiguration) as refused:

@@ -24,6 +24,7 @@ from sandkasten.errors import (
     BackendUnavailable,
     Busy,
     InvalidConfiguration,
+    InvalidRequest,
     NotFound,
     StoreUnusable,
 )
@@ -31,11 +32,12 @@ from sandkasten.model.access.api_keys import DEFAULT_SCOPES, make_key
 from sandkasten.model.access.stored_secrets import SecretRequest
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.audit_records import AuditHead
-from sandkasten.model.journal_rows import KeyRow, SessionRow
+from sandkasten.model.journal_rows import ExecRow, KeyRow, SessionRow
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.store.postgres import postgres_journal
-from sandkasten.store.postgres.postgres_database import PostgresDatabase
+from sandkasten.store.postgres.postgres_database import PostgresDatabase, Refresher
+from sandkasten.store.postgres.postgres_files import PostgresFileStore
 from sandkasten.store.postgres.postgres_journal import PostgresJournal
 from sandkasten.store.postgres.postgres_keys import PostgresKeys
 from sandkasten.store.postgres.postgres_ledger import PostgresLedger
@@ -354,6 +356,96 @@ async def test_keys_are_read_again_if_a_notice_was_lost(open_postgres):
     await until(lambda: keys.check(made.hashed, 2.0) is not None)
     for some in (keys, writer):
         await some.aclose()
+
+
+async def test_a_late_answer_does_not_make_a_revoked_key_valid_again(open_postgres):
+    database, other = await open_postgres(), await open_postgres()
+    keys = await PostgresKeys.open(database, reload_s=60)
+    made = make_key()
+    await keys.add(KeyRow(made.id, "t", "n", DEFAULT_SCOPES, 1.0, TenantQuota()), made.hashed)
+    fetch, late, arrived = database.fetch, asyncio.Event(), []
+
+    async def fetch_late(sql: str, *values: object):
+        found = await fetch(sql, *values)
+        arrived.append(sql)
+        if len(arrived) == 1:
+            await late.wait()
+        return found
+
+    database.fetch = fetch_late
+    first = asyncio.create_task(keys.list())
+    await until(lambda: arrived)
+    await other.execute("UPDATE keys SET revoked_at = 2.0")
+    second = asyncio.create_task(keys.list())
+    # The second answer has time to overtake the first one.
+    await asyncio.wait([second], timeout=0.2)
+    late.set()
+    await asyncio.gather(first, second)
+    assert keys.check(made.hashed, 3.0) is None
+    await keys.aclose()
+
+
+async def test_an_unexpected_error_ends_neither_session_nor_copies(open_postgres):
+    one, other = await open_postgres(), await open_postgres()
+    connect = one._connect
+    failed: list[bool] = []
+    loaded: list[bool] = []
+
+    async def fail_once():
+        if not failed:
+            failed.append(True)
+            raise BufferError
+        return await connect()
+
+    async def load() -> None:
+        loaded.append(True)
+        if len(loaded) == 1:
+            raise ValueError
+
+    one._connect = fail_once
+    refresher = Refresher(one, "x", load, every_s=60)
+    notify = ("SELECT pg_notify($1, $2)", *one.notice("x"))
+    await other.execute(*notify)
+    await until(lambda: len(loaded) == 1)
+    await other.execute(*notify)
+    await until(lambda: len(loaded) == 2)
+    pid = await one.in_session("SELECT pg_backend_pid()")
+    await other.execute("SELECT pg_terminate_backend($1)", pid)
+    await until(lambda: one.locks.losses == 1)
+    async with one.locks.hold("x", PATIENCE_S):
+        assert failed
+    await refresher.aclose()
+
+
+async def test_commands_that_are_written_twice_at_once_do_not_wait_for_each_other(open_postgres):
+    journals = [PostgresJournal(await open_postgres(), "node_1") for _ in range(2)]
+    await journals[0].begin_session(session(1))
+    rows = [ExecRow(f"ex_{n:03}", session(1).id, "t", "x", "running", 1.0) for n in range(200)]
+    await asyncio.gather(
+        *(
+            one._note(each)
+            for _ in range(5)
+            for one, each in zip(journals, (rows, rows[::-1]), strict=True)
+        )
+    )
+    assert len(await journals[0].execs(session(1).id, limit=500)) == 200
+
+
+@pytest.mark.parametrize("text", ["a\0", "\ud800"])
+async def test_a_text_that_cannot_be_stored_is_an_error_of_the_request(open_postgres, text):
+    database = await open_postgres()
+    journal = PostgresJournal(database, "node_1")
+    files = PostgresFileStore(database, SystemClock())
+    for call in (files.list("t", prefix=text), journal.exec("sbx_1", text), journal.session(text)):
+        with pytest.raises(InvalidRequest, match="cannot be stored"):
+            await call
+
+
+async def test_a_run_that_was_waited_for_leaves_nothing_in_memory(open_postgres):
+    runs = PostgresRuns(await open_postgres())
+    await runs.begin(ROW)
+    assert not await runs.changed(ROW.id, 0, 0.01)
+    assert len(runs._changes) == 0
 
 
 async def test_a_claimed_run_is_neither_claimed_nor_removed_by_another_daemon(open_postgres):

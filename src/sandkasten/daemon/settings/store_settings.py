@@ -22,6 +22,8 @@ def postgres_url(name: str, value: object) -> str:
                 and (parts.hostname or in_query)
                 and parts.port != 0
                 and len(parts.path) > 1
+                # Else a password with a slash, which would be shown as host and path.
+                and "@" not in parts.path
                 and not parts.fragment
             ):
                 return value

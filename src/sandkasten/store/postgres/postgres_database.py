@@ -22,6 +22,7 @@ from sandkasten.errors import (
     BackendUnavailable,
     InternalError,
     InvalidConfiguration,
+    InvalidRequest,
     QuotaExceeded,
     SandkastenError,
 )
@@ -257,7 +258,9 @@ class PostgresDatabase:
                 try:
                     with self.translated():
                         await self._join(await self._connect())
-                except SandkastenError:
+                except Exception as exc:  # noqa: BLE001  (without a session no lock can be had)
+                    if not isinstance(exc, SandkastenError):
+                        self._log_unexpected(exc)
                     await asyncio.sleep(pause_s)
                     pause_s = min(pause_s * 2, _LONGEST_RETRY_S)
                     continue
@@ -283,11 +286,17 @@ class PostgresDatabase:
                         await session.execute("SELECT 1", timeout=_PULSE_TIMEOUT_S)
                     else:
                         await session.execute(_SEEN, self._node, timeout=_PULSE_TIMEOUT_S)
-            except self._foreign_errors:
+            except Exception as exc:  # noqa: BLE001  (it is opened again)
+                if not isinstance(exc, self._foreign_errors):
+                    self._log_unexpected(exc)
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(_PULSE_S):
                     await gone.wait()
+
+    def _log_unexpected(self, exc: Exception) -> None:
+        # Its message is not ours: it may repeat a part of the URL.
+        log.error("store.failed", extra={"sandkasten": {"trouble": type(exc).__name__}})
 
     def _on_notice(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
         topic, _, text = str(payload).partition(":")
@@ -334,6 +343,12 @@ class PostgresDatabase:
                 hint="free space on the disk of the PostgreSQL server and retry",
                 quota="disk",
             )
+        if isinstance(exc, library.DataError):
+            # Numbers of ours fit; texts and numbers of a request may not.
+            return InvalidRequest(
+                "the request contains a text or number that cannot be stored",
+                hint="leave out NUL characters and lone surrogates, and keep numbers below 2**63",
+            )
         refused = (
             library.InvalidAuthorizationSpecificationError,
             library.InvalidCatalogNameError,
@@ -362,7 +377,7 @@ class PostgresDatabase:
                 " sandboxes go on, and no restart is needed",
                 store="postgres",
             )
-        log.error("store.failed", extra={"sandkasten": {"trouble": kind}})
+        self._log_unexpected(exc)
         return InternalError(
             f"the database failed ({kind})", hint="see the log of the PostgreSQL server"
         )
@@ -395,8 +410,8 @@ class Refresher:
             self._due.clear()
             try:
                 await self._load()
-            except SandkastenError as exc:
-                told = {"what": self._topic, "error": exc.code}
+            except Exception as exc:  # noqa: BLE001  (a copy that is never read again is stale)
+                told = {"what": self._topic, "error": getattr(exc, "code", type(exc).__name__)}
                 log.warning("store.stale", extra={"sandkasten": told})
 
     async def aclose(self) -> None:

@@ -190,7 +190,9 @@ class PostgresJournal:
         sessions = sorted({row.session_id for row in rows})
         async with self._database.transaction() as connection:
             await connection.execute(_HOLD, sessions)
-            await connection.executemany(_NOTE, [_exec_values(row) for row in rows])
+            # In one order, or two such transactions with the same rows wait for each other.
+            ordered = sorted(rows, key=lambda row: (row.session_id, row.id))
+            await connection.executemany(_NOTE, [_exec_values(row) for row in ordered])
             await connection.execute(_LOSE, sessions)
 
     # ---- traffic

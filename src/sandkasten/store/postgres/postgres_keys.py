@@ -43,6 +43,7 @@ class PostgresKeys:
         self._database = database
         self._by_hash: dict[bytes, KeyRow] = {}
         self._changes = 0
+        self._loading = asyncio.Lock()
         self._behind: WriteBehind[str, KeyRow] = WriteBehind(
             lambda rows: asyncio.ensure_future(self._used(rows))
         )
@@ -134,15 +135,19 @@ class PostgresKeys:
         await self._behind.aclose()
 
     async def _load(self) -> None:
-        while True:
-            changes = self._changes
-            found = await self._database.fetch(f"SELECT {_COLUMNS} FROM keys")  # noqa: S608
-            if changes == self._changes:
-                break
-            # Otherwise a key was changed here meanwhile, and `found` may be older: read again.
-        before = self._by_hash
-        rows = {bytes(one["hashed"]): _row(one) for one in found}
-        self._by_hash = {hashed: _newest(row, before.get(hashed)) for hashed, row in rows.items()}
+        # One after the other, or an older answer that is late makes a revoked key valid again.
+        async with self._loading:
+            while True:
+                changes = self._changes
+                found = await self._database.fetch(f"SELECT {_COLUMNS} FROM keys")  # noqa: S608
+                if changes == self._changes:
+                    break
+                # Otherwise a key was changed here meanwhile, and `found` may be older: read again.
+            before = self._by_hash
+            rows = {bytes(one["hashed"]): _row(one) for one in found}
+            self._by_hash = {
+                hashed: _newest(row, before.get(hashed)) for hashed, row in rows.items()
+            }
 
     async def _used(self, rows: Sequence[KeyRow]) -> None:
         async with self._database.transaction() as connection:

@@ -12,6 +12,7 @@ import json
 import time
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from weakref import WeakValueDictionary
 
 from sandkasten.errors import Busy, Conflict, RunNotFound
 from sandkasten.model.runs.run_values import RunEvent, RunRow
@@ -63,7 +64,8 @@ RETURNING seq, pg_notify($5, $6)
 class PostgresRuns:
     def __init__(self, database: PostgresDatabase) -> None:
         self._database = database
-        self._changes: dict[str, asyncio.Event] = {}
+        # Only those that a call waits for.
+        self._changes: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
         database.subscribe(_TOPIC, self._heard)
 
     async def begin(self, row: RunRow) -> None:
