@@ -18,10 +18,10 @@ unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV
 # The tests start hundreds of programs; without bytecode each would compile all its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup dev demo demo-agents dashboard check test test-long bench lint fmt docs wheel install uninstall image images lock clean packages packages-check packages-test packages-long packages-bench lint-python lint-rust ready debians
+.PHONY: help setup dev demo demo-agents dashboard check test test-long test-cluster bench lint fmt docs wheel install uninstall image images lock clean packages packages-check packages-test packages-long packages-bench lint-python lint-rust ready debians
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # ---- set-up ------------------------------------------------------------------------------------
 
@@ -100,6 +100,10 @@ test:  ## everything, on every backend; long tests in small sizes: 12 minutes
 test-long:  ## everything, on every backend, in full size
 	@$(MAKE) --no-print-directory --jobs=4 ready packages-long
 	@SANDKASTEN_LONG=1 scripts/test.sh all
+
+test-cluster: dev packages-test  ## a real Kubernetes of two nodes; 1 minute (10 when its programs are compiled)
+	@scripts/cluster_build.sh
+	@SANDKASTEN_LONG=1 $(VENV)/bin/python -m pytest --hostwatch --durations=10 tests/cluster
 
 # Pip waits for the network, cargo for its last crate, a bootstrap for dpkg: run all of them at once.
 ready: dev $(VENV)/.docs packages-test debians

@@ -60,4 +60,5 @@ for wanted in requirements/frameworks/*.in; do
     framework "$(basename "$wanted" .in)" "${@}"
 done
 compile previews.txt requirements/previews.in
+compile go.txt requirements/go.in
 compile streamlit.txt requirements/streamlit.in --constraint requirements/dev.txt

