@@ -83,7 +83,8 @@ async def test_a_half_done_operation_of_a_dead_process_is_finished(
 async def test_a_sandbox_being_created_by_a_live_process_is_not_touched(journaled, next_engine):
     info = await journaled.engine.create(CreateRequest())
     await journaled.store.put(replace(await row(journaled, info.id), state=State.CREATING))
-    assert await next_engine.recover() == Recovered()
+    async with journaled.store.lock(info.id):
+        assert await next_engine.recover() == Recovered()
     assert await journaled.left() == ([info.id], [info.id])
 
 

@@ -50,6 +50,7 @@ from tests.store.test_runs import ROW
 
 if TYPE_CHECKING:
     from sandkasten.model.runs.run_values import RunRow
+    from sandkasten.model.sandbox.ledger_record import Record
 
 pytestmark = pytest.mark.promise("P98")
 
@@ -608,3 +609,43 @@ async def test_an_engine_keeps_its_sandboxes_in_the_database(postgres_server, tm
 def durable_server():
     with PostgresServer(durable=True) as server:
         yield server
+
+
+async def test_a_create_that_lost_the_database_is_removed_without_a_restart(
+    postgres_server, tmp_path, monkeypatch
+):
+    environ = {"SANDKASTEN_STORE_URL": postgres_server.url, "SANDKASTEN_SECRETS_KEY": "k" * 32}
+    flags = {"data_dir": str(tmp_path / "data"), "backend": "unisolated"}
+    settings = load(flags, environ, tmp_path)
+    async with shared_store(settings) as shared, open_books(settings, SystemClock()) as books:
+        assert shared is not None
+        engine = await open_engine(settings, journal=books.journal, shared=shared)
+        put = PostgresLedger.put
+
+        async def put_new(self: PostgresLedger, row: Record) -> None:
+            if row.state is not State.CREATING:
+                raise BackendUnavailable("away")
+            await put(self, row)
+
+        async def away(*_: object) -> None:
+            raise BackendUnavailable("away")
+
+        try:
+            with monkeypatch.context() as patched:
+                patched.setattr(PostgresLedger, "put", put_new)
+                patched.setattr(PostgresLedger, "drop", away)
+                patched.setattr(PostgresJournal, "end_session", away)
+                with pytest.raises(BackendUnavailable):
+                    await engine.create(CreateRequest())
+            find = "SELECT id FROM ledger WHERE node = $1"
+            (left,) = await shared.database.fetch(find, shared.node)
+            # The sandbox itself is gone already.
+            for backend in engine._backends.values():
+                assert left["id"] not in await backend.owned()
+            await engine.sweep()
+            assert await shared.database.fetch(find, shared.node) == []
+            ended = await books.journal.session(left["id"])
+            assert ended is not None
+            assert ended.status == "destroyed"
+        finally:
+            await engine.aclose()

@@ -166,8 +166,8 @@ class Reaper:
         record = await self._store.get(the_id)
         if record is None:
             return
-        if record.state is State.CREATING and not owner_gone(record):
-            return
+        # One that is being created is locked. If it is not, its create has failed, and so has the
+        # clean-up, for example because the ledger could not be reached.
         over = self._over(record)
         if is_there(record.state) and not over:
             return

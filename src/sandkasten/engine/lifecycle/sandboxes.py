@@ -23,6 +23,7 @@ from sandkasten.engine.lifecycle.planner import (
     session_key_of,
 )
 from sandkasten.engine.lifecycle.sandbox_info import described
+from sandkasten.engine.owner import owner_gone
 from sandkasten.engine.pool.spare_claims import SpareClaims, send_lease
 from sandkasten.engine.pool.warm_pool import REFILL_AFTER_S
 from sandkasten.errors import (
@@ -347,6 +348,8 @@ class Sandboxes:
         """Remove a dead sandbox and record how it ended. The caller holds the lock of the id."""
         if record.state is State.DESTROYING:
             await self.finish_destroy(record)
+        elif record.state is State.CREATING and not owner_gone(record):
+            await self.finish_destroy(record, reason="it could not be made")
         elif record.state is State.CREATING:
             end: SessionEnd = "lost" if rebooted(record) else "crashed"
             await self.finish_destroy(record, end, "the process that was creating it died")
@@ -360,9 +363,9 @@ class Sandboxes:
         """Mark, remove, record the end, delete the row. The caller holds the lock of the id."""
         backend = self._handles.backend(record.backend)
         if record.state is not State.DESTROYING:
-            # A full disk must not keep a sandbox alive: without the mark, a crash from here on
-            # leaves a row whose cell is dead, which the reaper also handles.
-            with suppress(QuotaExceeded, InternalError):
+            # A full disk or a ledger that is away must not keep a sandbox alive: without the mark,
+            # a crash from here on leaves a row whose cell is dead, which the reaper also handles.
+            with suppress(QuotaExceeded, InternalError, BackendUnavailable):
                 await self._store.put(replace(record, state=State.DESTROYING))
         if self._handles.peek(record.id) is None:
             await self._handles.network_totals.ended_unattended(backend, record)
