@@ -5,6 +5,8 @@
 //! dials, counts and records. It depends on no daemon and ends with its sandbox. It runs without
 //! privileges, and reads nothing but the descriptors it was given.
 //!
+//! With `--gate` it is instead the way into a sandbox on another machine; see `gate`.
+//!
 //! Descriptors: 3 TCP over IPv4, 4 the same over IPv6 (or /dev/null), 5 DNS, 6 control, 7 the life of the
 //! sandbox, 8 and 9 records, 10 the configuration.
 
@@ -16,6 +18,7 @@ mod base64;
 mod config;
 mod dns;
 mod filter;
+mod gate;
 mod head;
 mod hello;
 mod http;
@@ -37,7 +40,8 @@ use std::os::unix::io::{AsRawFd, FromRawFd, OwnedFd};
 const MAX_CONFIG: u64 = 4 << 20;
 
 fn main() {
-    let code = match serve() {
+    let arguments: Vec<_> = std::env::args_os().skip(1).collect();
+    let code = match gate::wanted(&arguments).map_or_else(serve, |gate| gate?.serve()) {
         Ok(()) => 0,
         Err(message) => {
             eprintln!("sandkasten-egress: {}", message);

@@ -37,25 +37,30 @@ use shell::files;
 use std::borrow::Cow;
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use supervisor::program;
 use wire::{handler, protocol};
 
-const USAGE: &str = "sandkasten-runner (--listen-fd N | --listen PATH | --stdio) [--ready-fd N] \
-[--run-as UID:GID] [--user UID:GID] [--user-capabilities HEX] [--own DIR]... [--guard PATH]... \
-[--state-dir DIR] [--workspace DIR] [--home DIR] [--shell PROGRAM] [--no-set-id]
+const USAGE: &str = "sandkasten-runner (--listen-fd N | --listen PATH | --receive PATH | --stdio) \
+[--ready-fd N] [--run-as UID:GID] [--user UID:GID] [--user-capabilities HEX] [--own DIR]... [--guard PATH]... \
+[--state-dir DIR] [--workspace DIR] [--home DIR] [--shell PROGRAM] [--no-set-id] [--open-files N]
        sandkasten-runner --as UID:GID[,GID]... PROGRAM [ARGUMENT]...
-       sandkasten-runner --relay PATH | --erase PATH | --posture | --describe | --version";
+       sandkasten-runner --relay PATH | --erase PATH | --install PATH | --posture | --describe | --version";
 
 #[derive(Default)]
 struct Options {
     listen_fd: Option<RawFd>,
     listen: Option<Vec<u8>>,
+    /// Where a process outside waits to give us a listener.
+    receive: Option<Vec<u8>>,
     stdio: bool,
     /// Whether no file may get a set-user-id or set-group-id bit.
     no_set_id: bool,
     ready_fd: Option<RawFd>,
+    /// How many descriptors a process may have open.
+    open_files: Option<u64>,
     run_as: Option<Ids>,
     user: Option<Ids>,
     user_capabilities: u64,
@@ -95,6 +100,9 @@ fn main() {
     if let [mode, path] = arguments.as_slice() {
         if mode == "--relay" {
             return relay(path.as_bytes());
+        }
+        if mode == "--install" {
+            return install(path).unwrap_or_else(|error| fail(1, &error.to_string()));
         }
         if mode == "--erase" {
             return fs::erase(path.as_bytes()).unwrap_or_else(|error| fail(1, &error.message));
@@ -139,6 +147,15 @@ fn run_as(ids: &str, program: &OsString, arguments: &[OsString]) -> (i32, String
     )
 }
 
+/// Copy this program, for a Pod whose image does not have it. The copy appears whole.
+fn install(path: &OsString) -> std::io::Result<()> {
+    let mut partial = path.clone();
+    partial.push(".new");
+    std::fs::copy("/proc/self/exe", &partial)?;
+    std::fs::set_permissions(&partial, std::fs::Permissions::from_mode(0o755))?;
+    std::fs::rename(&partial, path)
+}
+
 /// Run the relay. It runs beside user code, which must not be able to use its descriptors or memory.
 fn relay(path: &[u8]) {
     forbid_dumps();
@@ -180,6 +197,8 @@ fn parse(arguments: Vec<OsString>) -> Result<Options, String> {
             "--listen-fd" => options.listen_fd = Some(number(&text)?),
             "--ready-fd" => options.ready_fd = Some(number(&text)?),
             "--listen" => options.listen = Some(value),
+            "--receive" => options.receive = Some(value),
+            "--open-files" => options.open_files = Some(number(&text)? as u64),
             "--state-dir" => options.state_dir = Some(value),
             "--workspace" => options.workspace = Some(value),
             "--own" => options.own.push(value),
@@ -197,6 +216,7 @@ fn parse(arguments: Vec<OsString>) -> Result<Options, String> {
     }
     let ways = usize::from(options.listen_fd.is_some())
         + usize::from(options.listen.is_some())
+        + usize::from(options.receive.is_some())
         + usize::from(options.stdio);
     if options.user_capabilities != 0 && options.user.is_none() {
         return Err("--user-capabilities requires --user".to_owned());
@@ -205,7 +225,7 @@ fn parse(arguments: Vec<OsString>) -> Result<Options, String> {
         return Err("--own requires --user".to_owned());
     }
     if ways != 1 {
-        return Err("give exactly one of --listen-fd, --listen and --stdio".to_owned());
+        return Err("give exactly one of --listen-fd, --listen, --receive and --stdio".to_owned());
     }
     Ok(options)
 }
@@ -230,6 +250,10 @@ fn failed_to(what: &'static str) -> impl Fn(sys::Errno) -> StartError {
 fn run(options: Options) -> Result<i32, StartError> {
     let (listen, ready) = take_descriptors(&options)?;
     prepare_process()?;
+    if let Some(most) = options.open_files {
+        sys::lower_limit(libc::RLIMIT_NOFILE, most)
+            .map_err(failed_to("cannot limit open files"))?;
+    }
     let signals = block_signals().map_err(failed_to("cannot take signals"))?;
     if let Some(user) = options.user {
         for path in &options.own {
@@ -262,6 +286,8 @@ fn run(options: Options) -> Result<i32, StartError> {
         .map(|(name, value)| (name.into_vec(), value.into_vec()))
         // The directory in which we were started means nothing to a command.
         .filter(|(name, _)| name != b"PWD" && name != b"OLDPWD")
+        // Kubernetes gives the address of its API server to every container.
+        .filter(|(name, _)| options.receive.is_none() || !name.starts_with(b"KUBERNETES_"))
         .collect();
     let unclaimed = Some(env.clone());
     python_alias::offer(&mut env, &state_dir, &identity);
@@ -315,13 +341,16 @@ fn take_descriptors(options: &Options) -> Result<(Listen, Option<OwnedFd>), Star
     let listen = match (options.listen_fd, &options.listen) {
         (Some(fd), _) => Listen::Inherited(keep(fd).map_err(failed_to("--listen-fd is not open"))?),
         (None, Some(path)) => Listen::Path(path.clone()),
+        (None, None) if options.receive.is_some() => {
+            Listen::Received(options.receive.clone().unwrap_or_default())
+        }
         (None, None) => Listen::Stdio(keep(0).map_err(&failed)?, keep(1).map_err(&failed)?),
     };
     let mut kept: Vec<RawFd> = ready.iter().map(|fd| fd.as_raw_fd()).collect();
     match &listen {
         Listen::Inherited(fd) => kept.push(fd.as_raw_fd()),
         Listen::Stdio(input, output) => kept.extend([input.as_raw_fd(), output.as_raw_fd()]),
-        Listen::Path(_) => {}
+        Listen::Path(_) | Listen::Received(_) => {}
     }
     kept.sort_unstable();
     let mut next: RawFd = 3;

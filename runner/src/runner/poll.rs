@@ -8,6 +8,7 @@ use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
 pub enum Source {
     Signals,
     Listener,
+    Giver,
     Connection(u64),
     ConnectionWrite(u64),
     Handler(u64, u32),

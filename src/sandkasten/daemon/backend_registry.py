@@ -43,8 +43,9 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount
     from sandkasten.ports import Backend, Cell, EventSink, Store, Workspaces
 
-# A specification of devices nests deeper than settings.
+# A specification of devices nests deeper than settings, and so does a kubeconfig.
 _DEVICE_DEPTH = 12
+read_kubeconfig = partial(read_tree, max_depth=_DEVICE_DEPTH)
 
 
 class LazyBackend:
@@ -198,11 +199,19 @@ def open_backing(settings: Settings, layers: LayerStore, events: EventSink) -> B
     def docker() -> Backend:
         return _docker(settings, data_dir, layers, events)
 
+    def kubernetes() -> Backend:
+        from sandkasten.backends.kubernetes.backend import KubernetesBackend
+
+        return KubernetesBackend(data_dir, settings.kubernetes, read_kubeconfig)
+
+    # With a name of its own, an installation may own Pods that another data directory made.
+    shared = data_dir if settings.kubernetes.installation else data_dir / "kubernetes"
     backends: dict[str, Backend] = {
         "local": LocalBackend(data_dir),
         "oci": LazyBackend("oci", data_dir / "oci", oci),
         "gvisor": LazyBackend("gvisor", data_dir / "gvisor", gvisor),
         "docker": LazyImageBackend("docker", data_dir / "docker", docker),
+        "kubernetes": LazyImageBackend("kubernetes", shared, kubernetes),
     }
     return Backing(
         backends,

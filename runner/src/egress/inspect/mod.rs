@@ -14,12 +14,12 @@ mod side;
 
 pub use policy::Inspector;
 pub use secrets::wipe_value;
+pub use side::Side;
 
 use crate::head::{self, Framing, Head};
 use crate::rules::Rules;
 use body::{Body, Part};
 use secrets::Mask;
-use side::Side;
 use std::os::unix::io::RawFd;
 
 const PIECE: usize = 32 << 10;

@@ -128,6 +128,16 @@ impl Side {
         self.tls.as_ref().map_or(false, |tls| tls.is_handshaking())
     }
 
+    /// Whether something waits to be written.
+    pub fn pending(&self) -> bool {
+        !self.output.is_empty() || self.tls.as_ref().map_or(false, |tls| tls.wants_write())
+    }
+
+    /// Whether more may be read now.
+    pub fn reads(&self) -> bool {
+        !self.ended && self.input.len() < FULL
+    }
+
     pub fn has_room(&self) -> bool {
         self.output.len() < FULL
     }

@@ -14,6 +14,25 @@ use serde_json::json;
 use std::os::unix::io::{AsRawFd, OwnedFd};
 
 const READ_BLOCK: usize = 256 << 10;
+/// How long to wait for the process that gives us a listener: its container may start after ours.
+const GIVER_NS: u64 = 300_000_000_000;
+const RETRY: std::time::Duration = std::time::Duration::from_millis(2);
+
+/// Return a listener and the connection over which it came. Nothing but us runs in the sandbox yet, and
+/// the socket at `path` serves one connection.
+fn receive_listener(path: &[u8]) -> Result<(OwnedFd, OwnedFd), Errno> {
+    let until = sys::boot_ns() + GIVER_NS;
+    let giver = loop {
+        match sys::connect_unix(path, 10_000) {
+            Ok(giver) => break giver,
+            Err(errno) if sys::boot_ns() > until => return Err(errno),
+            Err(libc::ENOENT | libc::ECONNREFUSED | libc::EAGAIN) => std::thread::sleep(RETRY),
+            Err(errno) => return Err(errno),
+        }
+    };
+    let mut given = sys::receive_descriptors(giver.as_raw_fd(), 1)?;
+    Ok((given.pop().ok_or(libc::EPROTO)?, giver))
+}
 
 impl Server {
     pub fn listen(&mut self, listen: Listen) -> Result<(), Errno> {
@@ -27,6 +46,12 @@ impl Server {
                 let fd = identity.as_runner(|| sys::listen_unix(&path))?;
                 self.listener = Some(self.cx.poll.watch(fd, Source::Listener, poll::READ)?);
                 self.path = Some(path);
+            }
+            Listen::Received(path) => {
+                let (fd, giver) = receive_listener(&path)?;
+                sys::set_nonblocking(fd.as_raw_fd())?;
+                self.listener = Some(self.cx.poll.watch(fd, Source::Listener, poll::READ)?);
+                self.giver = Some(self.cx.poll.watch(giver, Source::Giver, poll::READ)?);
             }
             Listen::Stdio(input, output) => {
                 self.stdio = true;

@@ -25,6 +25,8 @@ const PARTING_NS: u64 = 200_000_000;
 pub enum Listen {
     Inherited(OwnedFd),
     Path(Vec<u8>),
+    /// A process outside of the sandbox gives it over the socket at this path.
+    Received(Vec<u8>),
     Stdio(OwnedFd, OwnedFd),
 }
 
@@ -36,6 +38,8 @@ pub struct Server {
     listener: Option<Watched>,
     /// The path of the listener, if we made it.
     path: Option<Vec<u8>>,
+    /// The connection to the process that gave us the listener: we end with it.
+    giver: Option<Watched>,
     /// There is one client, on standard input and output.
     stdio: bool,
     signals: OwnedFd,
@@ -60,6 +64,7 @@ impl Server {
             fs,
             listener: None,
             path: None,
+            giver: None,
             stdio: false,
             signals,
             lease_timer: None,
@@ -104,6 +109,7 @@ impl Server {
         match event.source {
             Source::Signals => self.handle_signals(),
             Source::Listener => self.accept(),
+            Source::Giver => self.exit = Some(0),
             Source::Connection(id) => self.read_connection(id),
             // Flushed at the end of the turn.
             Source::ConnectionWrite(_) => {}

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from sandkasten.images.signatures.trust_rules import TrustRule
     from sandkasten.model.images.pull_rules import PullMode
 
-BACKENDS: tuple[str, ...] = ("local", "oci", "gvisor", "docker")
+BACKENDS: tuple[str, ...] = ("local", "oci", "gvisor", "docker", "kubernetes")
 # Longer than a large wheel takes on a slow line.
 _MAX_INSTALL_S = 86_400.0
 

@@ -29,6 +29,7 @@ from sandkasten.daemon.settings.docker_settings import (
 )
 from sandkasten.daemon.settings.http_settings import HttpSettings
 from sandkasten.daemon.settings.jwt_settings import JwtSettings
+from sandkasten.daemon.settings.kubernetes_settings import KubernetesSettings
 from sandkasten.daemon.settings.limit_settings import (
     DiskSettings,
     FixedDefaults,
@@ -63,6 +64,7 @@ from sandkasten.model.spelling import did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
     from sandkasten.images.packages.package_rules import PackageRules
     from sandkasten.images.registry.registry_credentials import Access
     from sandkasten.images.signatures.trust_rules import TrustRule
@@ -91,6 +93,7 @@ SECTIONS = (
     ImageSettings,
     PoolSettings,
     EngineSettings,
+    KubernetesSettings,
     PackageSettings,
     HttpSettings,
     PreviewSettings,
@@ -142,6 +145,7 @@ class Settings:
     """The database of several daemons."""
     telemetry: TelemetrySettings
     docker: DockerSettings
+    kubernetes: KubernetesOptions
     agents: AgentSettings
     providers: tuple[ProviderEndpoint, ...]
     """Model providers by the prefix of a model's name."""
@@ -246,6 +250,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
     if source.origins["backend"].origin == "default" and chosen.endswith(f"({STATION_HOST})"):
         general = replace(general, backend="docker")
         source.origins["backend"] = Origin("backend", "docker", chosen)
+    cluster = source.read(KubernetesSettings)
     packages = source.read(PackageSettings)
     pool = source.read(PoolSettings)
     http = source.read(HttpSettings)
@@ -335,6 +340,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
         docker=docker_settings(
             engine, source.origins, environ, default=general.backend == "docker"
         ),
+        kubernetes=cluster.options(general.lifetime_s + pool.rules().idle_s),
         agents=agents.completed(),
         providers=providers.endpoints(agents.base_url, source.origins),
         packages=packages.rules(),

@@ -11,8 +11,8 @@ MINIMA: Final = ("standard", "gvisor")
 
 # One kernel shared with the host, or a second one in between. A backend that is not named here
 # isolates nothing that was examined.
-_STRENGTH: Final = {"local": 1, "oci": 1, "docker": 1, "gvisor": 2}
-_ENGINES: Final = frozenset({"docker"})
+_STRENGTH: Final = {"local": 1, "oci": 1, "docker": 1, "kubernetes": 1, "gvisor": 2}
+_ENGINES: Final = frozenset({"docker", "kubernetes"})
 # A Docker Engine may still refuse it: `ports.RefusesNetworks`.
 _NETWORKS: Final = frozenset({"local", "oci", "gvisor", "docker"})
 # A Docker Engine over TCP without TLS refuses it when a sandbox is created.

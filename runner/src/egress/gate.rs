@@ -1,0 +1,304 @@
+//! `--gate`: the way into a sandbox that is a Pod, in a container beside the sandbox's own.
+//!
+//! It terminates TLS for the runner. Both containers share a network and one directory, and nothing
+//! else: code in the sandbox can neither read the key and the token nor signal this process. At the start
+//! the gate gives the runner a listener, over a socket in the shared directory that serves one
+//! connection; the listener's own path is visible to the gate alone. So no other process in the Pod can
+//! reach the runner except over TLS, with the token.
+//!
+//! Each of the two programs ends when the other one does: they hold a connection to each other.
+//! Whatever connects is untrusted until it has sent the token, and costs bounded memory and time.
+
+use crate::inspect::Side;
+use crate::sockets::pass_at_once;
+use crate::sys::{self, check, Errno};
+use ring::constant_time::verify_slices_are_equal;
+use rustls::{Certificate, PrivateKey, ServerConfig, ServerConnection};
+use std::ffi::OsString;
+use std::net::TcpListener;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::io::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const TOKEN_BYTES: usize = 32;
+const MOST_FILE: usize = 16 << 10;
+/// As many as the runner serves, and some that have not sent a token yet.
+const MOST_CONNECTIONS: usize = 96;
+/// For the handshake and the token.
+const GREETING: Duration = Duration::from_secs(10);
+const RUNNER_MS: i32 = 10_000;
+const STACK: usize = 256 << 10;
+
+pub struct Gate {
+    port: u16,
+    /// The directory with `cert.der`, `key.der` and `token`.
+    secrets: PathBuf,
+    /// Where the runner fetches its listener.
+    hand_over: PathBuf,
+    /// The path of that listener, which the sandbox does not see.
+    listener: PathBuf,
+}
+
+struct Entry {
+    config: Arc<ServerConfig>,
+    token: Vec<u8>,
+    listener: PathBuf,
+    open: AtomicUsize,
+}
+
+/// Return the gate that a command line asks for; None if it asks for none.
+pub fn wanted(arguments: &[OsString]) -> Option<Result<Gate, String>> {
+    match arguments {
+        [mode, port, secrets, hand_over, listener] if mode == "--gate" => {
+            Some(match port.to_str().and_then(|port| port.parse().ok()) {
+                None => Err("the port must be a number".to_owned()),
+                Some(port) => Ok(Gate {
+                    port,
+                    secrets: secrets.into(),
+                    hand_over: hand_over.into(),
+                    listener: listener.into(),
+                }),
+            })
+        }
+        [mode, ..] if mode == "--gate" => Some(Err(
+            "usage: sandkasten-egress --gate PORT SECRETS HAND-OVER LISTENER".to_owned(),
+        )),
+        _ => None,
+    }
+}
+
+extern "C" fn leave(_: libc::c_int) {
+    // SAFETY: allowed in a signal handler.
+    unsafe { libc::_exit(0) }
+}
+
+impl Gate {
+    /// Serve until the runner ends, or until we are asked to.
+    pub fn serve(self) -> Result<(), String> {
+        let handler = leave as extern "C" fn(libc::c_int);
+        // SAFETY: plain system calls. The first process of a container gets no signal without a handler.
+        unsafe {
+            libc::signal(libc::SIGPIPE, libc::SIG_IGN);
+            libc::signal(libc::SIGTERM, handler as libc::sighandler_t);
+            libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
+        }
+        sys::no_new_privileges().map_err(|errno| message("cannot start", errno))?;
+        let entry = Arc::new(self.entry()?);
+        let outside = TcpListener::bind(("::", self.port))
+            .or_else(|_| TcpListener::bind(("0.0.0.0", self.port)))
+            .map_err(|error| format!("cannot listen on port {}: {}", self.port, error))?;
+        let runner = self
+            .give_listener()
+            .map_err(|errno| message("cannot give the runner its listener", errno))?;
+        std::thread::spawn(move || {
+            // The runner sends nothing on this connection.
+            let _end = sys::read(runner.as_raw_fd(), &mut [0u8; 1]);
+            std::process::exit(0);
+        });
+        loop {
+            match outside.accept() {
+                Ok((client, _)) => admit(sys::own(client.into_raw_fd()), entry.clone()),
+                // Out of descriptors or memory: those who are here may leave.
+                Err(_) => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
+    }
+
+    fn entry(&self) -> Result<Entry, String> {
+        let read = |name: &str| {
+            sys::read_file(self.secrets.join(name).as_os_str().as_bytes(), MOST_FILE)
+                .map_err(|errno| message(&format!("cannot read {}", name), errno))
+        };
+        let token = read("token")?;
+        if token.len() != TOKEN_BYTES {
+            return Err(format!("the token must have {} bytes", TOKEN_BYTES));
+        }
+        let chain = vec![Certificate(read("cert.der")?)];
+        let config = ServerConfig::builder()
+            .with_safe_defaults()
+            .with_no_client_auth()
+            .with_single_cert(chain, PrivateKey(read("key.der")?))
+            .map_err(|error| format!("the certificate cannot be used: {}", error))?;
+        Ok(Entry {
+            config: Arc::new(config),
+            token,
+            listener: self.listener.clone(),
+            open: AtomicUsize::new(0),
+        })
+    }
+
+    /// Return the connection to the runner. Our own copy of the listener is closed, so that connecting
+    /// fails as soon as the runner has ended.
+    fn give_listener(&self) -> Result<OwnedFd, Errno> {
+        let listener = sys::listen_unix(self.listener.as_os_str().as_bytes())?;
+        let path = self.hand_over.as_os_str().as_bytes();
+        let once = sys::listen_unix(path)?;
+        let flags = libc::SOCK_CLOEXEC;
+        wait_for(once.as_raw_fd(), libc::POLLIN)?;
+        // SAFETY: no address is asked for.
+        let runner = check(unsafe {
+            libc::accept4(
+                once.as_raw_fd(),
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+                flags,
+            )
+        })
+        .map(sys::own)?;
+        sys::unlink(path);
+        sys::send_descriptors(runner.as_raw_fd(), &[listener.as_raw_fd()])?;
+        Ok(runner)
+    }
+}
+
+fn message(what: &str, errno: Errno) -> String {
+    format!("{}: {}", what, std::io::Error::from_raw_os_error(errno))
+}
+
+fn wait_for(fd: RawFd, events: libc::c_short) -> Result<(), Errno> {
+    let mut polled = [libc::pollfd {
+        fd,
+        events,
+        revents: 0,
+    }];
+    loop {
+        // SAFETY: one valid entry.
+        match check(unsafe { libc::poll(polled.as_mut_ptr(), 1, -1) }) {
+            Ok(_) => return Ok(()),
+            Err(libc::EINTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+/// Serve a client in a thread of its own, unless there are too many.
+fn admit(client: OwnedFd, entry: Arc<Entry>) {
+    if entry.open.fetch_add(1, Ordering::SeqCst) >= MOST_CONNECTIONS {
+        entry.open.fetch_sub(1, Ordering::SeqCst);
+        return;
+    }
+    let served = entry.clone();
+    let thread = std::thread::Builder::new().stack_size(STACK);
+    let begun = thread.spawn(move || {
+        // A client that breaks off is not reported: it may be anything in the cluster.
+        let _reason = serve_client(&client, &served);
+        served.open.fetch_sub(1, Ordering::SeqCst);
+    });
+    if begun.is_err() {
+        entry.open.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn serve_client(client: &OwnedFd, entry: &Entry) -> Result<(), String> {
+    let failed = |errno: Errno| message("client", errno);
+    let fd = client.as_raw_fd();
+    sys::set_nonblocking(fd).map_err(failed)?;
+    pass_at_once(fd);
+    keep_alive(fd);
+    let tls = ServerConnection::new(entry.config.clone()).map_err(|error| error.to_string())?;
+    let mut outer = Side::new(Some(rustls::Connection::Server(tls)));
+    let until = Instant::now() + GREETING;
+    while outer.input.len() < TOKEN_BYTES {
+        outer.receive(fd)?;
+        outer.send(fd)?;
+        if outer.ended || Instant::now() > until {
+            return Err("no token".to_owned());
+        }
+        if outer.input.len() < TOKEN_BYTES {
+            let left = until.saturating_duration_since(Instant::now()).as_millis();
+            poll_both(&[(fd, events(&outer))], left as libc::c_int + 1).map_err(failed)?;
+        }
+    }
+    verify_slices_are_equal(&outer.input[..TOKEN_BYTES], &entry.token)
+        .map_err(|_| "a wrong token")?;
+    outer.input.drain(..TOKEN_BYTES);
+    let runner = connect(&entry.listener).map_err(|errno| message("runner", errno))?;
+    relay(outer, fd, runner.as_raw_fd())
+}
+
+fn connect(listener: &Path) -> Result<OwnedFd, Errno> {
+    let runner = sys::connect_unix(listener.as_os_str().as_bytes(), RUNNER_MS)?;
+    sys::widen_socket(runner.as_raw_fd());
+    sys::set_nonblocking(runner.as_raw_fd())?;
+    Ok(runner)
+}
+
+/// Copy in both directions until both have ended. A side that does not read slows the other one down.
+fn relay(mut outer: Side, client: RawFd, runner: RawFd) -> Result<(), String> {
+    let mut inner = Side::new(None);
+    loop {
+        let mut any = outer.receive(client)? | inner.receive(runner)?;
+        any |= pass(&mut outer, &mut inner) | pass(&mut inner, &mut outer);
+        any |= inner.send(runner)? | outer.send(client)?;
+        if outer.finished() && (outer.ended || inner.ended) {
+            return Ok(());
+        }
+        if !any {
+            let sides = [(client, events(&outer)), (runner, events(&inner))];
+            poll_both(&sides, -1).map_err(|errno| message("poll", errno))?;
+        }
+    }
+}
+
+fn pass(from: &mut Side, to: &mut Side) -> bool {
+    if from.input.is_empty() {
+        let ends = from.ended && !to.closing;
+        to.closing |= ends;
+        return ends;
+    }
+    let room = to.has_room();
+    if room {
+        to.output.append(&mut from.input);
+    }
+    room
+}
+
+fn events(side: &Side) -> libc::c_short {
+    let reads = if side.reads() { libc::POLLIN } else { 0 };
+    reads | if side.pending() { libc::POLLOUT } else { 0 }
+}
+
+/// Wait until one of them is ready. One that waits for nothing is left out: its end would be reported
+/// again and again.
+fn poll_both(sides: &[(RawFd, libc::c_short)], ms: libc::c_int) -> Result<(), Errno> {
+    let mut polled: Vec<libc::pollfd> = sides
+        .iter()
+        .map(|&(fd, events)| libc::pollfd {
+            fd: if events == 0 { -1 } else { fd },
+            events,
+            revents: 0,
+        })
+        .collect();
+    // SAFETY: as many valid entries as we say.
+    let done = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, ms) };
+    match check(done) {
+        Err(libc::EINTR) | Ok(_) => Ok(()),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Notice a daemon whose machine is gone.
+fn keep_alive(fd: RawFd) {
+    let options = [
+        (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 30),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 10),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3),
+    ];
+    for (level, option, value) in options {
+        let value: libc::c_int = value;
+        // SAFETY: the option value is one int.
+        unsafe {
+            libc::setsockopt(
+                fd,
+                level,
+                option,
+                (&value as *const libc::c_int).cast(),
+                std::mem::size_of::<libc::c_int>() as libc::socklen_t,
+            );
+        }
+    }
+}

@@ -1,0 +1,1 @@
+"""Sandboxes as Pods of a Kubernetes cluster. Imported on first use."""

@@ -1,0 +1,336 @@
+"""The few calls that we make of a Kubernetes API server, over aiohttp.
+
+A refusal of the server is `ApiRefused`; a server that cannot be reached, or that fails itself,
+raises BackendUnavailable. What the server sends is bounded. Decision 26 says why there is no
+library.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+import aiohttp
+
+from sandkasten.backends.kubernetes.api.pod_stream import PodStream
+from sandkasten.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+
+    from sandkasten.backends.kubernetes.api.cluster_access import ClusterAccess
+
+# A Pod of ours is 10 KB with its status; a list of a thousand is 10 MB.
+_MOST_BYTES: Final = 64 << 20
+_MOST_LINE: Final = 4 << 20
+_PAGE: Final = 500
+_SAID_CHARS: Final = 300
+_SERVER_FAILS: Final = 500
+_UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _CONFLICT, _GONE, _MANY = 401, 403, 404, 409, 410, 429
+_PROTOCOLS: Final = ("v5.channel.k8s.io", "v4.channel.k8s.io")
+_WATCH_S: Final = 60
+_CONNECTIONS: Final = 100
+
+
+class ApiRefused(Exception):
+    """The API server answered, and refused. Stays within the backend."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+        self.message = message
+
+    @property
+    def not_there(self) -> bool:
+        return self.status == _NOT_FOUND
+
+    @property
+    def exists(self) -> bool:
+        return self.status == _CONFLICT and self.reason == "AlreadyExists"
+
+    @property
+    def over_quota(self) -> bool:
+        return self.status == _FORBIDDEN and "exceeded quota" in self.message
+
+    @property
+    def too_old(self) -> bool:
+        """Whether a watch must start again from a fresh state."""
+        return self.status == _GONE
+
+
+class ClusterClient:
+    """One namespace of one cluster. `open_access` may read files; it is called once, in a
+    thread.
+    """
+
+    def __init__(
+        self, open_access: Callable[[], ClusterAccess], namespace: str, timeout_s: float
+    ) -> None:
+        self._open_access = open_access
+        self._namespace = namespace
+        self._timeout_s = timeout_s
+        self._access: ClusterAccess | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._opening = asyncio.Lock()
+
+    async def namespace(self) -> str:
+        return self._namespace or (await self._opened())[0].namespace
+
+    async def server(self) -> str:
+        return (await self._opened())[0].server
+
+    async def version(self) -> Mapping[str, Any]:
+        return await self._call("GET", "/version")
+
+    async def may(self, verb: str, resource: str, subresource: str = "") -> bool:
+        """Ask whether our credentials allow this in the namespace."""
+        attributes = {
+            "namespace": await self.namespace(),
+            "verb": verb,
+            "resource": resource,
+            "subresource": subresource,
+        }
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+        found = await self._call("POST", path, body=body)
+        return (found.get("status") or {}).get("allowed") is True
+
+    async def create(self, kind: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        return await self._call("POST", await self._path(kind), body=body)
+
+    async def get(self, kind: str, name: str) -> Mapping[str, Any]:
+        return await self._call("GET", await self._path(kind, name))
+
+    async def delete(self, kind: str, name: str, *, grace_s: int | None = None) -> bool:
+        """Ask for the removal. Return False if it is not there."""
+        body: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        if grace_s is not None:
+            body["gracePeriodSeconds"] = grace_s
+        try:
+            await self._call("DELETE", await self._path(kind, name), body=body)
+        except ApiRefused as exc:
+            if exc.not_there:
+                return False
+            raise
+        return True
+
+    async def list(self, kind: str, selector: str) -> Sequence[Mapping[str, Any]]:
+        """Return all objects, read in pages."""
+        found: list[Mapping[str, Any]] = []
+        query = {"labelSelector": selector, "limit": str(_PAGE)}
+        while True:
+            page = await self._call("GET", await self._path(kind), query=query)
+            found.extend(page.get("items") or ())
+            more = str((page.get("metadata") or {}).get("continue") or "")
+            if not more:
+                return found
+            query["continue"] = more
+
+    async def watch(
+        self, kind: str, name: str, version: str
+    ) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
+        """Yield (`ADDED` | `MODIFIED` | `DELETED`, object) after a version, for a while."""
+        access, session = await self._opened()
+        query = {
+            "watch": "true",
+            "fieldSelector": f"metadata.name={name}",
+            "resourceVersion": version,
+            "timeoutSeconds": str(_WATCH_S),
+        }
+        url = access.server + await self._path(kind)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                answer = await session.get(url, params=query, headers=await access.headers())
+            async with answer:
+                if answer.status >= 400:
+                    raise _refused(answer.status, await _bounded(answer), access.server)
+                async for line in _lines(answer.content):
+                    event = json.loads(line)
+                    told = event.get("object") or {}
+                    if event.get("type") == "ERROR":
+                        raise _told(int(told.get("code") or 0), told)
+                    yield str(event.get("type")), told
+        except (aiohttp.ClientError, OSError, ValueError) as exc:
+            raise _away(access.server, exc) from exc
+
+    async def stream(self, pod: str, container: str, command: Sequence[str]) -> PodStream:
+        """Start a command in a container; its standard input and output are the stream."""
+        access, session = await self._opened()
+        query = [
+            ("container", container),
+            *(("command", one) for one in command),
+            ("stdin", "true"),
+            ("stdout", "true"),
+            ("stderr", "true"),
+        ]
+        url = access.server + await self._path("pods", pod) + "/exec"
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                socket = await session.ws_connect(
+                    url,
+                    params=query,
+                    headers=await access.headers(),
+                    protocols=_PROTOCOLS,
+                    max_msg_size=_MOST_LINE,
+                )
+        except aiohttp.WSServerHandshakeError as exc:
+            if exc.status < _SERVER_FAILS:
+                raise ApiRefused(exc.status, "", f"exec was refused: {exc.message}") from exc
+            raise _away(access.server, exc) from exc
+        except (aiohttp.ClientError, OSError) as exc:
+            raise _away(access.server, exc) from exc
+        return PodStream(socket)
+
+    async def logs(self, pod: str, container: str) -> str:
+        """Return the last lines that a container wrote."""
+        access, session = await self._opened()
+        query = {"container": container, "tailLines": "5", "limitBytes": "4096"}
+        url = access.server + await self._path("pods", pod) + "/log"
+        return await self._asked(
+            access, self._text(session, url, query, await access.headers(), access.server)
+        )
+
+    async def aclose(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def _text(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        query: Mapping[str, str],
+        headers: Mapping[str, str],
+        server: str,
+    ) -> str:
+        async with session.get(url, params=query, headers=headers) as answer:
+            body = await _bounded(answer)
+            if answer.status >= 400:
+                raise _refused(answer.status, body, server)
+            return body.decode(errors="replace")
+
+    async def _path(self, kind: str, name: str = "") -> str:
+        path = f"/api/v1/namespaces/{quote(await self.namespace(), safe='')}/{kind}"
+        return f"{path}/{quote(name, safe='')}" if name else path
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, str] | None = None,
+    ) -> Mapping[str, Any]:
+        access, session = await self._opened()
+
+        async def ask() -> Mapping[str, Any]:
+            headers = await access.headers()
+            async with session.request(
+                method,
+                access.server + path,
+                json=body,
+                params=query,
+                headers=headers,
+                allow_redirects=False,
+            ) as answer:
+                text = await _bounded(answer)
+                if answer.status >= 300:
+                    raise _refused(answer.status, text, access.server)
+                found: Mapping[str, Any] = json.loads(text)
+                return found
+
+        return await self._asked(access, ask())
+
+    async def _asked(self, access: ClusterAccess, question: Awaitable[Any]) -> Any:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await question
+        except (aiohttp.ClientError, OSError, ValueError) as exc:
+            raise _away(access.server, exc) from exc
+
+    async def _opened(self) -> tuple[ClusterAccess, aiohttp.ClientSession]:
+        if self._access is not None and self._session is not None:
+            return self._access, self._session
+        async with self._opening:
+            if self._access is None:
+                self._access = await asyncio.to_thread(self._open_access)
+            if self._session is None:
+                access = self._access
+                context = await asyncio.to_thread(access.context)
+                connector = aiohttp.TCPConnector(
+                    ssl=True if context is None else context, limit=_CONNECTIONS
+                )
+                self._session = aiohttp.ClientSession(
+                    connector=connector, timeout=aiohttp.ClientTimeout(total=None)
+                )
+        return self._access, self._session
+
+
+async def _bounded(answer: aiohttp.ClientResponse) -> bytes:
+    found = bytearray()
+    while part := await answer.content.readany():
+        found += part
+        if len(found) > _MOST_BYTES:
+            raise aiohttp.ClientPayloadError(f"its answer is longer than {_MOST_BYTES >> 20} MB")
+    return bytes(found)
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
+    rest = bytearray()
+    while part := await content.readany():
+        rest += part
+        *whole, last = rest.split(b"\n")
+        for line in whole:
+            if line:
+                yield bytes(line)
+        rest = bytearray(last)
+        if len(rest) > _MOST_LINE:
+            raise aiohttp.ClientPayloadError("an event of it is too long")
+
+
+def _refused(status: int, text: bytes, server: str) -> Exception:
+    try:
+        told = json.loads(text)
+    except ValueError:
+        told = {}
+    return _told(status, told if isinstance(told, dict) else {}, server)
+
+
+def _told(status: int, told: Mapping[str, Any], server: str = "") -> Exception:
+    message = _printable(str(told.get("message") or f"status {status}"))
+    if status == _UNAUTHORIZED:
+        return BackendUnavailable(
+            "the API server of the cluster does not accept our credentials",
+            hint="renew the token or the certificate in the kubeconfig",
+            backend="kubernetes",
+        )
+    if status >= _SERVER_FAILS or status == _MANY:
+        return BackendUnavailable(
+            f"the API server {server} fails: {message}",
+            hint="try again; running sandboxes go on without it",
+            backend="kubernetes",
+        )
+    return ApiRefused(status, str(told.get("reason") or ""), message)
+
+
+def _away(server: str, exc: BaseException) -> BackendUnavailable:
+    why = "it did not answer in time" if isinstance(exc, TimeoutError) else _printable(str(exc))
+    return BackendUnavailable(
+        f"the API server {server} does not answer: {why or type(exc).__name__}",
+        hint="check backends.kubernetes.kubeconfig and the cluster; running sandboxes go on "
+        "without it",
+        backend="kubernetes",
+    )
+
+
+def _printable(text: str) -> str:
+    return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())[
+        :_SAID_CHARS
+    ]

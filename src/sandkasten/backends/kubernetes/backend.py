@@ -1,0 +1,423 @@
+"""The kubernetes backend: a Pod of a cluster for each sandbox.
+
+Knows isolation and nothing else: where a Pod runs, and what becomes of it when its node is lost, is
+decided by Kubernetes. The Pod and the Secret with its key have the name of the sandbox, so a create
+that is repeated after a crash finds what the first one made. Nothing about a sandbox is kept on our
+disk; every daemon with the same installation name can use it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet
+
+from sandkasten.backends.kubernetes import entry_keys, pod_manifest, pod_names, pod_status, refusals
+from sandkasten.backends.kubernetes.api import cluster_access
+from sandkasten.backends.kubernetes.api.cluster_client import ApiRefused, ClusterClient
+from sandkasten.backends.kubernetes.cell import UNENFORCED, KubernetesCell, Ways
+from sandkasten.disk.atomic_file import create_file
+from sandkasten.errors import (
+    BackendUnavailable,
+    Conflict,
+    SandboxLost,
+    SandkastenError,
+    UnsupportedByBackend,
+)
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.network_policy import unsupported_network
+from sandkasten.model.sandbox.readiness import Readiness, Requirement
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
+    from sandkasten.model.ids import SandboxId
+    from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount
+
+_UNDO_S: Final = 15.0
+# How long a removal is watched. A node that does not answer removes its Pods when it is back.
+_REMOVED_S: Final = 20.0
+_GRACE_S: Final = 1
+_OWNER_BYTES: Final = 8
+_ATTEMPT_BYTES: Final = 8
+_NEEDED: Final = (
+    ("create", "pods", ""),
+    ("get", "pods", ""),
+    ("list", "pods", ""),
+    ("watch", "pods", ""),
+    ("delete", "pods", ""),
+    ("create", "secrets", ""),
+    ("get", "secrets", ""),
+    ("list", "secrets", ""),
+    ("delete", "secrets", ""),
+)
+
+
+class KubernetesBackend:
+    """Implements Backend, Discards, KeepsImages, Remote and RefusesNetworks.
+
+    `read` returns the content of a YAML file.
+    """
+
+    def __init__(
+        self, data_dir: Path, options: KubernetesOptions, read: Callable[[Path], object]
+    ) -> None:
+        self._home = data_dir / self.name
+        self._options = options
+        self._read = read
+        self._client = ClusterClient(self._access, options.namespace, options.timeout_s)
+        self._ways = Ways(options)
+        self._owner = options.installation
+        self._cells: WeakSet[KubernetesCell] = WeakSet()
+
+    @property
+    def name(self) -> str:
+        return "kubernetes"
+
+    def _access(self) -> cluster_access.ClusterAccess:
+        options = self._options
+        if options.kubeconfig:
+            path = Path(options.kubeconfig)
+            return cluster_access.from_kubeconfig(path, options.context, self._read, os.environ)
+        return cluster_access.in_cluster(os.environ)
+
+    # ---- the verbs
+
+    async def probe(self) -> Readiness:
+        try:
+            lines = await self._looked()
+        except SandkastenError as exc:
+            lines = [Requirement("API server", False, exc.message, exc.hint)]
+        bad = next((one for one in lines if one.required and not one.ok), None)
+        return Readiness(
+            bad is None,
+            "" if bad is None else f"{bad.name}: {bad.state}",
+            "" if bad is None else bad.remedy,
+            tuple(lines),
+            UNENFORCED,
+        )
+
+    async def _looked(self) -> list[Requirement]:
+        options = self._options
+        version = await self._client.version()
+        namespace = await self._client.namespace()
+        at = f"Kubernetes {version.get('gitVersion')} at {await self._client.server()}"
+        lines = [
+            Requirement("API server", True, f"{at}, namespace {namespace}"),
+            Requirement(
+                "runner image",
+                bool(options.runner_image),
+                options.runner_image or "not set",
+                "set backends.kubernetes.runner_image to the image of the daemon",
+            ),
+        ]
+        try:
+            missing = [
+                f"{verb} {kind}"
+                for verb, kind, part in _NEEDED
+                if not await self._client.may(verb, kind, part)
+            ]
+            streams = await self._client.may("create", "pods", "exec")
+        except ApiRefused as exc:
+            raise refusals.translated(exc, "our permissions cannot be looked at") from exc
+        lines.append(
+            Requirement(
+                "permissions",
+                not missing,
+                "as needed" if not missing else f"missing: {', '.join(missing)}",
+                "give the daemon's service account the Role in docs/guides/kubernetes.md",
+            )
+        )
+        if options.reach != "direct":
+            lines.append(
+                Requirement(
+                    "exec",
+                    streams,
+                    "as needed" if streams else "missing: create pods/exec",
+                    "needed only where Pods cannot be reached at their addresses",
+                    required=options.reach == "exec",
+                )
+            )
+        return lines
+
+    async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> KubernetesCell:
+        refusals.check(spec, self._options)
+        making = asyncio.ensure_future(self._create(sandbox_id, spec))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.cancel()
+            with contextlib.suppress(SandkastenError, TimeoutError, asyncio.CancelledError):
+                async with asyncio.timeout(_UNDO_S):
+                    await making
+                    # It was quicker than the cancellation.
+                    await asyncio.shield(self._remove(sandbox_id))
+            raise
+
+    async def attach(self, sandbox_id: SandboxId) -> KubernetesCell:
+        name = pod_names.pod_name(sandbox_id)
+        try:
+            pod = await self._client.get("pods", name)
+            if not await self._is_mine(pod):
+                raise pod_status.lost(sandbox_id, "another installation has a Pod of its name")
+            why = pod_status.end(pod)
+            if why:
+                raise pod_status.lost(sandbox_id, why)
+            keys = await self._keys(name)
+        except ApiRefused as exc:
+            if exc.not_there:
+                raise SandboxLost(
+                    f"sandbox {sandbox_id} is not running", hint="create a new one"
+                ) from exc
+            raise refusals.translated(exc, f"sandbox {sandbox_id} cannot be looked at") from exc
+        if keys is None:
+            raise pod_status.lost(sandbox_id, "the Secret with its key is damaged")
+        return self._cell(sandbox_id, pod, keys)
+
+    async def owned(self) -> Sequence[SandboxId]:
+        selector = pod_names.selector(await self._whose())
+        try:
+            # Secrets too: one is made before its Pod.
+            found = [
+                *await self._client.list("pods", selector),
+                *await self._client.list("secrets", selector),
+            ]
+        except ApiRefused as exc:
+            raise refusals.translated(exc, "our objects cannot be listed") from exc
+        ids = {
+            pod_names.id_in(
+                ((one.get("metadata") or {}).get("labels") or {}).get(pod_names.LABEL_ID)
+            )
+            for one in found
+            # Kubernetes is removing it already, and finishes that without us.
+            if not pod_status.is_ending(one)
+        }
+        return sorted(one for one in ids if one is not None)
+
+    async def discard(self, sandbox_id: SandboxId) -> None:
+        """Remove what is left of a sandbox that is no longer alive."""
+        await self._remove(sandbox_id)
+
+    async def sees_files(self) -> bool:
+        """Implement `ports.Remote`."""
+        return False
+
+    async def network_refusal(self) -> UnsupportedByBackend | None:
+        """Implement `ports.RefusesNetworks`."""
+        return unsupported_network(self.name)
+
+    def may_fetch(self, *, in_full: bool) -> bool:
+        """Implement `ports.KeepsImages`: the nodes pull images, by `pull_policy`."""
+        return self._options.pull_policy != "Never"
+
+    async def find_image(self, names: Sequence[str], *, fetch: bool = False) -> Image | None:
+        """Return the last name: whether an image exists is found out when a Pod is started."""
+        return Image(names[-1], kind="engine") if names else None
+
+    async def bring_image(self, image: Image) -> None:
+        raise refusals.store_image(image)
+
+    async def bring_contents(self, mounts: Sequence[HostMount]) -> None:
+        if mounts:
+            raise refusals.mounts()
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+    # ---- one sandbox
+
+    async def _create(self, sandbox_id: SandboxId, spec: CellSpec) -> KubernetesCell:
+        owner = await self._whose()
+        keys = await asyncio.to_thread(entry_keys.make_keys, sandbox_id)
+        attempt = secrets.token_hex(_ATTEMPT_BYTES)
+        secret = pod_manifest.secret(sandbox_id, owner, attempt, keys.to_data())
+        try:
+            await self._made("secrets", secret)
+        except ApiRefused as exc:
+            if exc.exists:
+                raise Conflict(
+                    f"the cluster has a sandbox {sandbox_id} already", hint="use another id"
+                ) from exc
+            raise refusals.unmade(sandbox_id, exc) from exc
+        try:
+            manifest = pod_manifest.pod(sandbox_id, spec, self._options, owner, attempt)
+            try:
+                pod = await self._made("pods", manifest)
+            except ApiRefused as exc:
+                raise refusals.unmade(sandbox_id, exc) from exc
+            pod = await self._started(sandbox_id, spec, pod)
+            cell = self._cell(sandbox_id, pod, keys)
+            try:
+                await cell.greet()
+            except BaseException:
+                await asyncio.shield(cell.let_go())
+                raise
+        except BaseException as exc:
+            # An API server that just failed to answer gets no further requests: the reaper finds
+            # what is left by its labels.
+            if not (isinstance(exc, BackendUnavailable) and exc.details.get("backend")):
+                with contextlib.suppress(SandkastenError, TimeoutError):
+                    async with asyncio.timeout(_UNDO_S):
+                        await asyncio.shield(self._remove(sandbox_id))
+            raise
+        return cell
+
+    async def _made(self, kind: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Create an object. If the answer is lost, ask once more: one that exists by then and has
+        the mark of this attempt is ours.
+        """
+        asking = asyncio.ensure_future(self._asked_twice(kind, body))
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            # What the API server works on cannot be stopped: wait, so that it can be removed.
+            await asyncio.wait([asking], timeout=_UNDO_S)
+            if asking.done() and not asking.cancelled():
+                asking.exception()
+            raise
+
+    async def _asked_twice(self, kind: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        with contextlib.suppress(BackendUnavailable):
+            return await self._client.create(kind, body)
+        try:
+            return await self._client.create(kind, body)
+        except ApiRefused as exc:
+            if not exc.exists:
+                raise
+            found = await self._client.get(kind, body["metadata"]["name"])
+            if _attempt(found) != _attempt(body):
+                raise
+            return found
+
+    async def _started(
+        self, sandbox_id: SandboxId, spec: CellSpec, pod: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """Return the Pod when its containers run. Raise why they do not."""
+        name = pod_names.pod_name(sandbox_id)
+        image = spec.image.name
+        try:
+            async with asyncio.timeout(self._options.start_s):
+                while True:
+                    async for what, seen in self._watched(name, pod):
+                        pod = seen
+                        if what == "DELETED":
+                            raise pod_status.lost(sandbox_id, "its Pod was removed")
+                        if pod_status.is_running(pod) and pod_status.address(pod):
+                            return pod
+                        error = pod_status.start_error(sandbox_id, image, pod)
+                        if error is not None:
+                            raise await self._with_words(error, name, pod)
+        except TimeoutError as exc:
+            raise pod_status.overdue(sandbox_id, pod, self._options.start_s) from exc
+
+    async def _with_words(
+        self, error: SandkastenError, name: str, pod: Mapping[str, Any]
+    ) -> SandkastenError:
+        """Add what the runner wrote before it ended."""
+        if not pod_status.end(pod):
+            return error
+        with contextlib.suppress(ApiRefused, SandkastenError):
+            told = " ".join((await self._client.logs(name, pod_names.SANDBOX_CONTAINER)).split())
+            if told:
+                error.message = f"{error.message}: {told[:300]}"
+                error.args = (error.message,)
+        return error
+
+    async def _watched(self, name: str, pod: Mapping[str, Any]) -> Any:
+        """Yield what becomes of the Pod; once more from a fresh state if the watch breaks off."""
+        version = str((pod.get("metadata") or {}).get("resourceVersion") or "")
+        try:
+            async with contextlib.aclosing(self._client.watch("pods", name, version)) as events:
+                async for event in events:
+                    yield event
+        except ApiRefused as exc:
+            if not exc.too_old:
+                raise refusals.translated(exc, "a Pod cannot be watched") from exc
+        try:
+            yield "MODIFIED", await self._client.get("pods", name)
+        except ApiRefused as exc:
+            if not exc.not_there:
+                raise refusals.translated(exc, "a Pod cannot be looked at") from exc
+            yield "DELETED", pod
+
+    def _cell(
+        self, sandbox_id: SandboxId, pod: Mapping[str, Any], keys: entry_keys.EntryKeys
+    ) -> KubernetesCell:
+        cell = KubernetesCell(
+            sandbox_id, self._client, self._options, self._ways, pod, keys, self._remove
+        )
+        self._cells.add(cell)
+        return cell
+
+    async def _keys(self, name: str) -> entry_keys.EntryKeys | None:
+        secret = await self._client.get("secrets", name)
+        return entry_keys.from_data(secret.get("data") or {})
+
+    async def _remove(self, sandbox_id: SandboxId) -> None:
+        """Remove the Pod and its Secret, and wait until the Pod is gone. Twice is fine."""
+        cells = [one for one in self._cells if one.id == sandbox_id]
+        for one in cells:
+            one.forget()
+            await one.let_go()
+        name = pod_names.pod_name(sandbox_id)
+        try:
+            pod = await self._found(name)
+            if pod is not None and await self._is_mine(pod):
+                await self._client.delete("pods", name, grace_s=_GRACE_S)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_REMOVED_S):
+                        await self._gone(name, pod)
+            # Last, so that what is left of a removal is found by it.
+            secret = await self._found(name, "secrets")
+            if secret is not None and await self._is_mine(secret):
+                await self._client.delete("secrets", name)
+        except ApiRefused as exc:
+            raise refusals.translated(exc, f"sandbox {sandbox_id} could not be removed") from exc
+
+    async def _gone(self, name: str, pod: Mapping[str, Any]) -> None:
+        while True:
+            async for what, _ in self._watched(name, pod):
+                if what == "DELETED":
+                    return
+
+    async def _found(self, name: str, kind: str = "pods") -> Mapping[str, Any] | None:
+        try:
+            return await self._client.get(kind, name)
+        except ApiRefused as exc:
+            if exc.not_there:
+                return None
+            raise
+
+    async def _is_mine(self, one: Mapping[str, Any]) -> bool:
+        told = (one.get("metadata") or {}).get("labels") or {}
+        return told.get(pod_names.LABEL_OWNER) == await self._whose()
+
+    async def _whose(self) -> str:
+        """Return the owner label of this installation's objects."""
+        if not self._owner:
+            self._owner = await asyncio.to_thread(_owner_in, self._home)
+        return self._owner
+
+
+def _attempt(one: Mapping[str, Any]) -> object:
+    return ((one.get("metadata") or {}).get("annotations") or {}).get(pod_names.ATTEMPT)
+
+
+def _owner_in(home: Path) -> str:
+    """Return the name that this data directory has; make one up the first time."""
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = home / "owner"
+        # If two processes start at once, both use what the first one wrote.
+        create_file(path, secrets.token_hex(_OWNER_BYTES).encode())
+        return path.read_text().strip()
+    except OSError as exc:
+        raise BackendUnavailable(
+            f"the data directory cannot be used: {exc}",
+            hint="check free space and permissions, or set SANDKASTEN_DATA_DIR",
+        ) from exc

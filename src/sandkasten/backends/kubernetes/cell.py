@@ -1,0 +1,239 @@
+"""One Pod: connecting to its runner, its usage and its removal. Implements `ports.Cell` and
+`Candid`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.backends.kubernetes import gate_stream, pod_names, pod_status
+from sandkasten.backends.kubernetes.api.cluster_client import ApiRefused
+from sandkasten.errors import BackendUnavailable, Busy, SandkastenError
+from sandkasten.model.sandbox.limits import Unenforced
+from sandkasten.model.sandbox.usage import Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from sandkasten.backends.kubernetes.api.cluster_client import ClusterClient
+    from sandkasten.backends.kubernetes.entry_keys import EntryKeys
+    from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
+    from sandkasten.model.ids import SandboxId
+    from sandkasten.ports import ByteStream
+
+_CONNECT_S: Final = 5.0
+_HELLO_S: Final = 20.0
+_FIRST_BYTES: Final = 64 * 1024
+_RETRY_S: Final = 0.02
+# A cluster in which Pods can be reached lets us in at once; the gate may still be starting.
+_DIRECT_S: Final = 3.0
+_NOTICED_S: Final = 0.3
+UNENFORCED: Final = (
+    Unenforced(
+        "pids",
+        "Kubernetes has no limit of processes for one Pod",
+        "set podPidsLimit of the kubelets",
+    ),
+)
+
+
+class Ways:
+    """Whether this daemon reaches Pods at their addresses; None: not tried yet."""
+
+    def __init__(self, options: KubernetesOptions) -> None:
+        self.direct: bool | None = {"direct": True, "exec": False}.get(options.reach)
+        self.fixed = self.direct is not None
+
+
+class KubernetesCell:
+    """A Pod that is a sandbox. `end` removes everything of it."""
+
+    def __init__(
+        self,
+        sandbox_id: SandboxId,
+        client: ClusterClient,
+        options: KubernetesOptions,
+        ways: Ways,
+        pod: Mapping[str, Any],
+        keys: EntryKeys,
+        end: Callable[[SandboxId], Awaitable[None]],
+    ) -> None:
+        self.id = sandbox_id
+        self._client = client
+        self._options = options
+        self._ways = ways
+        self._keys = keys
+        self._end = end
+        self._first: ByteStream | None = None
+        self._gone = False
+        self._uid = str((pod.get("metadata") or {}).get("uid") or "")
+        self._address = pod_status.address(pod)
+        self._limits = _limits(pod)
+
+    @property
+    def unenforced(self) -> tuple[Unenforced, ...]:
+        return UNENFORCED
+
+    async def greet(self) -> None:
+        """Wait until the runner has answered; that connection serves the next `dial`."""
+        deadline = asyncio.get_running_loop().time() + _HELLO_S
+        if self._ways.direct is None:
+            await self._find_way()
+        while self._first is None:
+            try:
+                self._first = await self._spoken()
+            except OSError as exc:
+                await self.check_alive()
+                if asyncio.get_running_loop().time() > deadline:
+                    raise self._silent(str(exc)) from exc
+                await asyncio.sleep(_RETRY_S)
+
+    async def _find_way(self) -> None:
+        """Try the Pod's address first; if that fails for long, use streams of the API server."""
+        until = asyncio.get_running_loop().time() + _DIRECT_S
+        while True:
+            try:
+                self._first = await _greeted(await self._direct(_DIRECT_S))
+            except OSError:
+                await self.check_alive()
+                if asyncio.get_running_loop().time() > until:
+                    break
+                await asyncio.sleep(_RETRY_S)
+            else:
+                self._ways.direct = True
+                return
+        self._first = await _greeted(await self._streamed())
+        self._ways.direct = False
+
+    async def dial(self) -> ByteStream:
+        if self._gone:
+            raise pod_status.lost(self.id, "it was removed")
+        first, self._first = self._first, None
+        if first is not None:
+            return first
+        try:
+            if self._ways.direct is not False:
+                # Any process may answer at the address of a Pod that is gone; only the gate of this
+                # one has its key.
+                return await self._direct(_CONNECT_S)
+            return await self._spoken()
+        except OSError as exc:
+            raise await self._no_way_in(str(exc)) from exc
+
+    async def _spoken(self) -> ByteStream:
+        if self._ways.direct is not False:
+            return await _greeted(await self._direct(_CONNECT_S))
+        return await _greeted(await self._streamed())
+
+    async def _direct(self, timeout_s: float) -> ByteStream:
+        return await gate_stream.connect(self._address, self._options.port, self._keys, timeout_s)
+
+    async def _streamed(self) -> ByteStream:
+        """Connect through the API server: a relay in the gate's container, where no code of the
+        sandbox runs.
+        """
+        command = (f"{self._options.programs}/sandkasten-runner", "--relay", pod_names.LISTENER)
+        name = pod_names.pod_name(self.id)
+        try:
+            return await self._client.stream(name, pod_names.GATE_CONTAINER, command)
+        except ApiRefused as exc:
+            raise ConnectionRefusedError(exc.message) from exc
+
+    async def _no_way_in(self, why: str) -> SandkastenError:
+        """Return the error for a Pod that cannot be reached: lost, or alive and silent."""
+        try:
+            await self.check_alive()
+            # The API server learns of an end later than the connection.
+            await asyncio.sleep(_NOTICED_S)
+            await self.check_alive()
+        except SandkastenError as exc:
+            return exc
+        return self._silent(why)
+
+    def _silent(self, why: str) -> SandkastenError:
+        return Busy(
+            f"sandbox {self.id} does not answer: {why[:300]}",
+            hint="try again; if Pods cannot be reached from here, set backends.kubernetes.reach: "
+            "exec",
+        )
+
+    async def check_alive(self) -> None:
+        """Raise SandboxLost if the Pod has ended; BackendUnavailable if the API server is away."""
+        try:
+            pod = await self._client.get("pods", pod_names.pod_name(self.id))
+        except ApiRefused as exc:
+            if exc.not_there:
+                raise pod_status.lost(self.id, "its Pod is gone") from exc
+            raise BackendUnavailable(
+                f"sandbox {self.id} cannot be looked at: {exc.message}",
+                hint="check the Role of the daemon",
+                backend="kubernetes",
+            ) from exc
+        if self._uid and str((pod.get("metadata") or {}).get("uid") or "") != self._uid:
+            raise pod_status.lost(self.id, "its Pod was replaced by another one")
+        why = pod_status.end(pod)
+        if why:
+            raise pod_status.lost(self.id, why)
+        self._address = pod_status.address(pod) or self._address
+
+    async def usage(self) -> Usage:
+        """Return the limits: what a Pod uses is counted on its node, where we are not."""
+        if self._gone:
+            raise pod_status.lost(self.id, "it was removed")
+        return Usage(memory_limit_bytes=self._limits)
+
+    def forget(self) -> None:
+        """Note that the sandbox was removed."""
+        self._gone = True
+
+    async def let_go(self) -> None:
+        """Close the connection kept for the next `dial`."""
+        first, self._first = self._first, None
+        if first is not None:
+            await first.aclose()
+
+    async def destroy(self) -> None:
+        await self.let_go()
+        await self._end(self.id)
+
+
+class _Prefixed:
+    """A stream whose first bytes have already been read."""
+
+    def __init__(self, first: bytes, stream: ByteStream) -> None:
+        self._first = first
+        self._stream = stream
+
+    async def receive(self, max_bytes: int) -> bytes:
+        if not self._first:
+            return await self._stream.receive(max_bytes)
+        found, self._first = self._first[:max_bytes], self._first[max_bytes:]
+        return found
+
+    async def send(self, *parts: bytes | bytearray | memoryview) -> None:
+        await self._stream.send(*parts)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+async def _greeted(stream: ByteStream) -> ByteStream:
+    """Return the stream when the runner's first bytes are there; else close it, raise OSError."""
+    try:
+        async with asyncio.timeout(_HELLO_S):
+            first = await stream.receive(_FIRST_BYTES)
+        if not first:
+            raise ConnectionResetError(getattr(stream, "told", "") or "the runner says nothing")
+    except (OSError, asyncio.CancelledError):
+        await stream.aclose()
+        raise
+    return _Prefixed(first, stream)
+
+
+def _limits(pod: Mapping[str, Any]) -> int | None:
+    for one in (pod.get("spec") or {}).get("containers") or ():
+        if one.get("name") == pod_names.SANDBOX_CONTAINER:
+            text = str(((one.get("resources") or {}).get("limits") or {}).get("memory") or "")
+            return int(text) if text.isdigit() else None
+    return None

@@ -1,0 +1,60 @@
+"""Operator options for the cluster: data only, checked where settings are read."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from sandkasten.lazy_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Reach = Literal["auto", "direct", "exec"]
+RunnerSource = Literal["init", "image"]
+PullPolicy = Literal["IfNotPresent", "Always", "Never"]
+
+REACHES: Final = ("auto", "direct", "exec")
+RUNNER_SOURCES: Final = ("init", "image")
+PULL_POLICIES: Final = ("IfNotPresent", "Always", "Never")
+PROGRAMS: Final = "/opt/sandkasten/programs"
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesOptions:
+    kubeconfig: str = ""
+    """Path; empty: the service account of this Pod."""
+    context: str = ""
+    """A context of that file; empty: its current one."""
+    namespace: str = ""
+    """Empty: the one of the context or of this Pod."""
+    installation: str = ""
+    """The owner of our objects; empty: one is made up for this data directory. Daemons that share a
+    database share it."""
+    runner_image: str = ""
+    """An image with our programs, such as the daemon's own."""
+    programs: str = PROGRAMS
+    """The directory of that image with the programs."""
+    runner_source: RunnerSource = "init"
+    """How the runner gets into a Pod: an init container copies it, or the image is mounted."""
+    reach: Reach = "auto"
+    """How runners are reached: at the Pod's address, or by a stream of the API server."""
+    port: int = 8484
+    runtime_class: str = ""
+    node_selector: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    pull_secrets: tuple[str, ...] = ()
+    pull_policy: PullPolicy = "IfNotPresent"
+    seccomp_profile: str = ""
+    """A profile on the nodes (`Localhost`); empty: `RuntimeDefault`."""
+    user_namespaces: bool = False
+    """Whether a Pod has ids of its own on its node (`hostUsers: false`)."""
+    overcommit: float = 1.0
+    """Requests are the limits divided by this."""
+    lifetime_s: float = 86_400.0
+    """The hard end of a Pod, which its node enforces without any daemon."""
+    start_s: float = 120.0
+    """How long a Pod may take to start, pulling its image included."""
+    timeout_s: float = 30.0
+    """Deadline of one request to the API server."""

@@ -1,0 +1,281 @@
+"""The Pod of one sandbox: a pure function of the spec and the operator's options.
+
+Two containers. `sandbox` has the image of the request, and its first process is our runner. `gate`
+has our programs, the key and the token of this sandbox, and is the way in. They share the network
+and one directory, in which the runner fetches its listener at the start; see
+`runner/src/egress/gate.rs`.
+
+Neither is root or has a capability, so runner and user code have the same id. The runner is the
+first process, which no process of its container can signal, and is not dumpable, so none can read
+its memory.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.backends.kubernetes import pod_names
+from sandkasten.model.sandbox.cell_spec import (
+    HOME,
+    TMP,
+    USER_ID,
+    WORKSPACE,
+    CellSpec,
+    base_environment,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
+    from sandkasten.model.ids import SandboxId
+
+# A command is at most 1 MiB and is stored here while it is read; several shells may do so at once.
+_STATE_BYTES: Final = 8 << 20
+_SOCKET_BYTES: Final = 1 << 20
+_PROGRAM_BYTES: Final = 32 << 20
+# A relay of bytes: it buffers at most 256 KiB per connection in each direction.
+_GATE_REQUESTS: Final = {"cpu": "10m", "memory": "16Mi"}
+_GATE_LIMITS: Final = {"cpu": "500m", "memory": "96Mi"}
+_GRACE_S: Final = 5
+# A node that does not answer may be restarting; after this its Pods are given up.
+_NODE_AWAY_S: Final = 60
+_NODE_TAINTS: Final = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+# Without a network there is no resolver, and Kubernetes wants the address of one.
+_NO_RESOLVER: Final = "127.0.0.1"
+_MILLI: Final = 1000
+
+
+def pod(
+    sandbox_id: SandboxId, spec: CellSpec, options: KubernetesOptions, owner: str, attempt: str
+) -> dict[str, Any]:
+    copied = options.runner_source == "init"
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": pod_names.pod_name(sandbox_id),
+            "labels": {
+                **pod_names.labels(owner, sandbox_id),
+                pod_names.LABEL_NETWORK: "closed",
+            },
+            "annotations": {
+                "kubectl.kubernetes.io/default-container": pod_names.SANDBOX_CONTAINER,
+                # Evicting a sandbox to save a node would lose its state.
+                "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+                pod_names.ATTEMPT: attempt,
+            },
+        },
+        "spec": {
+            **_placement(options),
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "shareProcessNamespace": False,
+            "hostname": spec.hostname,
+            "dnsPolicy": "None",
+            "dnsConfig": {"nameservers": [_NO_RESOLVER]},
+            "terminationGracePeriodSeconds": _GRACE_S,
+            "activeDeadlineSeconds": math.ceil(options.lifetime_s),
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": USER_ID,
+                "runAsGroup": USER_ID,
+                "seccompProfile": _seccomp(options),
+            },
+            **({"initContainers": [_installer(options)]} if copied else {}),
+            "containers": [_gate(options), _sandbox(spec, options)],
+            "volumes": _volumes(sandbox_id, spec, options),
+        },
+    }
+
+
+def secret(
+    sandbox_id: SandboxId, owner: str, attempt: str, content: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the Secret with the keys of one sandbox; `content` is in base64."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": pod_names.pod_name(sandbox_id),
+            "labels": pod_names.labels(owner, sandbox_id),
+            "annotations": {pod_names.ATTEMPT: attempt},
+        },
+        "type": "Opaque",
+        "immutable": True,
+        "data": dict(content),
+    }
+
+
+def _placement(options: KubernetesOptions) -> dict[str, Any]:
+    away = [
+        {
+            "key": taint,
+            "operator": "Exists",
+            "effect": "NoExecute",
+            "tolerationSeconds": _NODE_AWAY_S,
+        }
+        for taint in _NODE_TAINTS
+    ]
+    made: dict[str, Any] = {"tolerations": [*away, *(dict(one) for one in options.tolerations)]}
+    if options.node_selector:
+        made["nodeSelector"] = dict(options.node_selector)
+    if options.pull_secrets:
+        made["imagePullSecrets"] = [{"name": one} for one in options.pull_secrets]
+    if options.runtime_class:
+        made["runtimeClassName"] = options.runtime_class
+    if options.user_namespaces:
+        made["hostUsers"] = False
+    return made
+
+
+def _seccomp(options: KubernetesOptions) -> dict[str, str]:
+    if options.seccomp_profile:
+        return {"type": "Localhost", "localhostProfile": options.seccomp_profile}
+    return {"type": "RuntimeDefault"}
+
+
+def _closed() -> dict[str, Any]:
+    return {
+        "allowPrivilegeEscalation": False,
+        "privileged": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def _installer(options: KubernetesOptions) -> dict[str, Any]:
+    return {
+        "name": pod_names.INSTALLER_CONTAINER,
+        "image": options.runner_image,
+        "imagePullPolicy": options.pull_policy,
+        "command": [
+            f"{options.programs}/sandkasten-runner",
+            "--install",
+            pod_names.RUNNER_PATH,
+        ],
+        "securityContext": _closed(),
+        "resources": {"requests": dict(_GATE_REQUESTS), "limits": dict(_GATE_LIMITS)},
+        "volumeMounts": [{"name": "programs", "mountPath": pod_names.BIN_DIR}],
+    }
+
+
+def _gate(options: KubernetesOptions) -> dict[str, Any]:
+    return {
+        "name": pod_names.GATE_CONTAINER,
+        "image": options.runner_image,
+        "imagePullPolicy": options.pull_policy,
+        "command": [
+            f"{options.programs}/sandkasten-egress",
+            "--gate",
+            str(options.port),
+            pod_names.KEYS_DIR,
+            pod_names.HAND_OVER,
+            pod_names.LISTENER,
+        ],
+        "ports": [{"name": "gate", "containerPort": options.port, "protocol": "TCP"}],
+        "securityContext": _closed(),
+        "resources": {"requests": dict(_GATE_REQUESTS), "limits": dict(_GATE_LIMITS)},
+        "volumeMounts": [
+            {"name": "keys", "mountPath": pod_names.KEYS_DIR, "readOnly": True},
+            {"name": "entry", "mountPath": pod_names.ENTRY_DIR},
+            {"name": "gate", "mountPath": pod_names.GATE_DIR},
+        ],
+    }
+
+
+def _sandbox(spec: CellSpec, options: KubernetesOptions) -> dict[str, Any]:
+    return {
+        "name": pod_names.SANDBOX_CONTAINER,
+        "image": spec.image.id or spec.image.name,
+        "imagePullPolicy": options.pull_policy,
+        "command": runner_command(spec, options),
+        "workingDir": "/",
+        "env": environment(spec),
+        "securityContext": _closed(),
+        "resources": resources(spec, options),
+        "volumeMounts": [
+            {"name": "programs", "mountPath": pod_names.BIN_DIR, "readOnly": True},
+            {"name": "entry", "mountPath": pod_names.ENTRY_DIR},
+            {"name": "state", "mountPath": pod_names.STATE_DIR},
+            {"name": "workspace", "mountPath": WORKSPACE},
+            {"name": "home", "mountPath": HOME},
+            {"name": "tmp", "mountPath": TMP},
+            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  (a path inside the sandbox)
+        ],
+    }
+
+
+def runner_command(spec: CellSpec, options: KubernetesOptions) -> list[str]:
+    copied = options.runner_source == "init"
+    mounted = f"{pod_names.BIN_DIR}{options.programs}/sandkasten-runner"
+    return [
+        pod_names.RUNNER_PATH if copied else mounted,
+        "--receive", pod_names.HAND_OVER,
+        # Below the mounted directory, which is root's and writable by all.
+        "--state-dir", f"{pod_names.STATE_DIR}/runner",
+        "--workspace", WORKSPACE,
+        "--home", HOME,
+        "--open-files", str(spec.limits.open_files),
+    ]  # fmt: skip
+
+
+def environment(spec: CellSpec) -> list[dict[str, str]]:
+    """Return the variables that are ours to set. Those of the image are set by the runtime, and
+    with them its PATH, which we do not know.
+    """
+    made = base_environment(spec)
+    if "PATH" not in spec.image.env and "PATH" not in spec.env:
+        del made["PATH"]
+    # `$(NAME)` in a value would be replaced by the kubelet; `$$` stands for one `$`.
+    return [{"name": name, "value": value.replace("$", "$$")} for name, value in made.items()]
+
+
+def resources(spec: CellSpec, options: KubernetesOptions) -> dict[str, dict[str, str]]:
+    limits = spec.limits
+    milli = max(1, math.ceil(limits.cpus * _MILLI))
+    return {
+        "limits": {"cpu": f"{milli}m", "memory": str(limits.memory_bytes)},
+        "requests": {
+            "cpu": f"{max(1, math.floor(milli / options.overcommit))}m",
+            "memory": str(max(1, math.floor(limits.memory_bytes / options.overcommit))),
+        },
+    }
+
+
+def _volumes(
+    sandbox_id: SandboxId, spec: CellSpec, options: KubernetesOptions
+) -> list[dict[str, Any]]:
+    limits = spec.limits
+    programs = (
+        {"name": "programs", "emptyDir": {"sizeLimit": str(_PROGRAM_BYTES)}}
+        if options.runner_source == "init"
+        else {
+            "name": "programs",
+            "image": {"reference": options.runner_image, "pullPolicy": options.pull_policy},
+        }
+    )
+    return [
+        programs,
+        {
+            "name": "keys",
+            "secret": {
+                "secretName": pod_names.pod_name(sandbox_id),
+                # Read by the gate, which is not root; no other container mounts it.
+                "defaultMode": 0o444,
+            },
+        },
+        _memory("entry", _SOCKET_BYTES),
+        _memory("gate", _SOCKET_BYTES),
+        _memory("state", _STATE_BYTES),
+        {"name": "workspace", "emptyDir": {"sizeLimit": str(limits.workspace_bytes)}},
+        {"name": "home", "emptyDir": {"sizeLimit": str(limits.workspace_bytes)}},
+        _memory("tmp", limits.tmp_bytes),
+        _memory("shm", limits.tmp_bytes),
+    ]
+
+
+def _memory(name: str, size: int) -> dict[str, Any]:
+    return {"name": name, "emptyDir": {"medium": "Memory", "sizeLimit": str(size)}}

@@ -1,0 +1,62 @@
+"""Names, labels and inner paths of our objects in a cluster. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from sandkasten.model.ids import SandboxId, host_label
+from sandkasten.model.sandbox.cell_spec import RUNNER_DIR
+
+LABEL: Final = "sandkasten"
+"""On every object of ours; its value is the kind."""
+CELL: Final = "cell"
+LABEL_ID: Final = "sandkasten.id"
+LABEL_OWNER: Final = "sandkasten.owner"
+"""The installation that owns the object: no other installation removes it."""
+LABEL_NETWORK: Final = "sandkasten.network"
+"""What a NetworkPolicy selects Pods by."""
+ATTEMPT: Final = "sandkasten.attempt"
+"""An annotation: which create made the object. One whose answer was lost finds it by that."""
+LABEL_MANAGER: Final = "app.kubernetes.io/managed-by"
+
+SANDBOX_CONTAINER: Final = "sandbox"
+GATE_CONTAINER: Final = "gate"
+INSTALLER_CONTAINER: Final = "install-runner"
+
+BIN_DIR: Final = f"{RUNNER_DIR}/bin"
+RUNNER_PATH: Final = f"{BIN_DIR}/runner"
+STATE_DIR: Final = f"{RUNNER_DIR}/state"
+ENTRY_DIR: Final = f"{RUNNER_DIR}/entry"
+HAND_OVER: Final = f"{ENTRY_DIR}/socket"
+"""Where the runner fetches its listener from the gate."""
+GATE_DIR: Final = f"{RUNNER_DIR}/gate"
+LISTENER: Final = f"{GATE_DIR}/listener"
+"""The path of that listener, in the gate's container only."""
+KEYS_DIR: Final = f"{RUNNER_DIR}/keys"
+
+_ID = re.compile(r"[a-z]+_[0-9a-f]{16,64}\Z")
+
+
+def pod_name(sandbox_id: SandboxId) -> str:
+    """Return the name of the Pod, and of the Secret with its key."""
+    return host_label(sandbox_id)
+
+
+def id_in(text: object) -> SandboxId | None:
+    """Return the id in a label; None if it is not a valid one."""
+    return SandboxId(text) if isinstance(text, str) and _ID.match(text) else None
+
+
+def labels(owner: str, sandbox_id: SandboxId) -> dict[str, str]:
+    return {
+        LABEL: CELL,
+        LABEL_ID: sandbox_id,
+        LABEL_OWNER: owner,
+        LABEL_MANAGER: "sandkasten",
+    }
+
+
+def selector(owner: str) -> str:
+    """Return the label selector of everything that an installation owns."""
+    return f"{LABEL}={CELL},{LABEL_OWNER}={owner}"

@@ -1,0 +1,227 @@
+"""What the status of a Pod means for its sandbox: starting, running, or ended and why. Pure.
+
+A status comes from the cluster and may lack any field.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.backends.kubernetes import pod_names
+from sandkasten.errors import (
+    BackendUnavailable,
+    Busy,
+    ImageNotFound,
+    InvalidImage,
+    RegistryUnavailable,
+    SandboxLost,
+    SandkastenError,
+    Unauthorized,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from sandkasten.model.ids import SandboxId
+
+_SAID_CHARS: Final = 300
+_PULLING: Final = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
+_NOT_PULLED: Final = "ErrImageNeverPull"
+_INVALID: Final = ("InvalidImageName", "ImageInspectError")
+_UNSTARTED: Final = (
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "RunContainerError",
+    "StartError",
+    "ContainerCannotRun",
+    "CreatePodSandboxError",
+)
+_DENIED: Final = ("denied", "unauthorized", "authentication required", "403", "401")
+_UNKNOWN: Final = ("not found", "manifest unknown", "does not exist", "not exist")
+_ENDED: Final = ("Succeeded", "Failed")
+_LOST: Final = {
+    "Evicted": "its node evicted it",
+    "DeadlineExceeded": "it reached the hard end of its life",
+    "NodeLost": "its node is lost",
+    "NodeShutdown": "its node was shut down",
+    "Terminated": "its node was shut down",
+    "Preempting": "a Pod of a higher priority took its place",
+    "UnexpectedAdmissionError": "its node refused it",
+    "OutOfcpu": "its node has no processor left for it",
+    "OutOfmemory": "its node has no memory left for it",
+    "OutOfpods": "its node has too many Pods",
+}
+
+
+def address(pod: Mapping[str, Any]) -> str:
+    """Return the Pod's address; empty if it has none yet."""
+    return str(_status(pod).get("podIP") or "")
+
+
+def is_running(pod: Mapping[str, Any]) -> bool:
+    """Return whether both containers run and nothing ends the Pod."""
+    if is_ending(pod) or _status(pod).get("phase") != "Running":
+        return False
+    running = {str(one.get("name")) for one in _containers(pod) if "running" in _state(one)}
+    return {pod_names.SANDBOX_CONTAINER, pod_names.GATE_CONTAINER} <= running
+
+
+def is_ending(pod: Mapping[str, Any]) -> bool:
+    """Return whether the Pod was asked to end. One whose node does not answer stays so."""
+    return bool((pod.get("metadata") or {}).get("deletionTimestamp"))
+
+
+def end(pod: Mapping[str, Any]) -> str:
+    """Return why the Pod has ended; empty if it has not."""
+    status = _status(pod)
+    reason = str(status.get("reason") or "")
+    known = _LOST.get(reason, "")
+    for one in _containers(pod):
+        ended = _state(one).get("terminated")
+        if ended is None or one.get("name") not in (
+            pod_names.SANDBOX_CONTAINER,
+            pod_names.INSTALLER_CONTAINER,
+        ):
+            continue
+        told = str(ended.get("reason") or "")
+        if told == "OOMKilled":
+            return "it used more memory than its limit and was ended"
+        if one.get("name") == pod_names.SANDBOX_CONTAINER or ended.get("exitCode"):
+            known = known or _ended(str(one["name"]), ended)
+    if status.get("phase") in _ENDED or reason in _LOST:
+        return _joined(known or f"its Pod has ended ({reason or status.get('phase')})", status)
+    if is_ending(pod):
+        disrupted = condition(pod, "DisruptionTarget")
+        return _joined("its Pod is being removed", disrupted or {})
+    return known
+
+
+def lost(sandbox_id: SandboxId, why: str) -> SandboxLost:
+    return SandboxLost(f"sandbox {sandbox_id} is gone: {why}", hint="create a new one")
+
+
+def start_error(
+    sandbox_id: SandboxId, image: str, pod: Mapping[str, Any]
+) -> SandkastenError | None:
+    """Return why the Pod cannot start; None while it still may."""
+    for one in _containers(pod):
+        waiting = _state(one).get("waiting") or {}
+        reason, told = str(waiting.get("reason") or ""), _said(waiting)
+        whose = str(one.get("image") or "") or image
+        if one.get("name") != pod_names.SANDBOX_CONTAINER and reason in (
+            *_PULLING,
+            _NOT_PULLED,
+            *_INVALID,
+        ):
+            return BackendUnavailable(
+                f"the cluster cannot pull {whose}, which has the runner: {told or reason}",
+                hint="check backends.kubernetes.runner_image and backends.kubernetes.pull_secrets",
+            )
+        if reason in _PULLING:
+            return _unpulled(image, told or reason)
+        if reason == _NOT_PULLED:
+            return ImageNotFound(
+                f"the node does not have image {image}, and may not pull it",
+                hint="load it on every node, or set backends.kubernetes.pull_policy: IfNotPresent",
+                image=image,
+            )
+        if reason in _INVALID:
+            return InvalidImage(
+                f"the cluster cannot use image {image}: {told or reason}",
+                hint="check its name",
+                image=image,
+            )
+        if reason in _UNSTARTED:
+            return BackendUnavailable(
+                f"sandbox {sandbox_id} could not be started: {told or reason}",
+                hint=f"kubectl describe pod {pod_names.pod_name(sandbox_id)}",
+            )
+    why = end(pod)
+    if why:
+        return BackendUnavailable(
+            f"sandbox {sandbox_id} ended right after its start: {why}",
+            hint=f"kubectl describe pod {pod_names.pod_name(sandbox_id)}",
+        )
+    return None
+
+
+def overdue(sandbox_id: SandboxId, pod: Mapping[str, Any], seconds: float) -> SandkastenError:
+    """Return the error for a Pod that has not started in time."""
+    scheduled = condition(pod, "PodScheduled") or {}
+    if scheduled.get("status") == "False":
+        return Busy(
+            f"no node of the cluster can take sandbox {sandbox_id}: "
+            f"{_said(scheduled) or scheduled.get('reason')}",
+            hint="try again later, add nodes, or request less; see also "
+            "backends.kubernetes.node_selector and backends.kubernetes.overcommit",
+        )
+    waiting = [
+        f"{one.get('name')}: {waits.get('reason')} {_said(waits)}".strip()
+        for one in _containers(pod)
+        if (waits := _state(one).get("waiting"))
+    ]
+    return BackendUnavailable(
+        f"sandbox {sandbox_id} did not start within {seconds:g} s"
+        + (f" ({'; '.join(waiting)[:_SAID_CHARS]})" if waiting else ""),
+        hint="raise backends.kubernetes.start_timeout_seconds if its image is large; see "
+        f"kubectl describe pod {pod_names.pod_name(sandbox_id)}",
+    )
+
+
+def condition(pod: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
+    found: Mapping[str, Any]
+    for found in _status(pod).get("conditions") or ():
+        if found.get("type") == kind:
+            return found
+    return None
+
+
+def _unpulled(image: str, told: str) -> SandkastenError:
+    lower = told.lower()
+    if any(words in lower for words in _UNKNOWN):
+        return ImageNotFound(
+            f"the cluster has no image {image}: {told}", hint="check its name", image=image
+        )
+    if any(words in lower for words in _DENIED):
+        return Unauthorized(
+            f"the cluster may not pull {image}: {told}",
+            hint="set backends.kubernetes.pull_secrets to a Secret with the registry's "
+            "credentials, or check the name",
+        )
+    return RegistryUnavailable(
+        f"the cluster could not pull {image}: {told}",
+        hint="check that its nodes reach the registry",
+        image=image,
+    )
+
+
+def _status(pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = pod.get("status") or {}
+    return found
+
+
+def _containers(pod: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    status = _status(pod)
+    yield from status.get("initContainerStatuses") or ()
+    yield from status.get("containerStatuses") or ()
+
+
+def _state(container: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = container.get("state") or {}
+    return found
+
+
+def _ended(name: str, ended: Mapping[str, Any]) -> str:
+    told = _said(ended)
+    about = f" ({told})" if told else ""
+    return f"its container {name} has ended, status {ended.get('exitCode')}{about}"
+
+
+def _joined(why: str, source: Mapping[str, Any]) -> str:
+    told = _said(source)
+    return f"{why}: {told}" if told else why
+
+
+def _said(source: Mapping[str, Any]) -> str:
+    text = " ".join(str(source.get("message") or "").split())
+    return "".join(letter for letter in text if letter.isprintable())[:_SAID_CHARS]
