@@ -15,7 +15,7 @@ use crate::sys::{self, check, Errno};
 use ring::constant_time::verify_slices_are_equal;
 use rustls::{Certificate, PrivateKey, ServerConfig, ServerConnection};
 use std::ffi::OsString;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::io::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
@@ -29,6 +29,7 @@ const MOST_FILE: usize = 16 << 10;
 const MOST_CONNECTIONS: usize = 96;
 /// For the handshake and the token.
 const GREETING: Duration = Duration::from_secs(10);
+const REACH: Duration = Duration::from_secs(2);
 const RUNNER_MS: i32 = 10_000;
 const STACK: usize = 256 << 10;
 
@@ -68,6 +69,26 @@ pub fn wanted(arguments: &[OsString]) -> Option<Result<Gate, String>> {
         )),
         _ => None,
     }
+}
+
+/// Print which of the given addresses can be reached from here, and whether the API server of the
+/// cluster can: the self-test of a network that must be closed.
+pub fn reach(addresses: &[OsString]) -> Result<(), String> {
+    let variable = |name: &str| std::env::var(name).ok();
+    let server = variable("KUBERNETES_SERVICE_HOST").zip(variable("KUBERNETES_SERVICE_PORT"));
+    let server = server.map(|(host, port)| match host.contains(':') {
+        true => format!("[{}]:{}", host, port),
+        false => format!("{}:{}", host, port),
+    });
+    let given = addresses.iter().filter_map(|one| one.to_str());
+    for address in given.map(str::to_owned).chain(server) {
+        let parsed: SocketAddr = address
+            .parse()
+            .map_err(|_| format!("{} is not an address", address))?;
+        let open = TcpStream::connect_timeout(&parsed, REACH).is_ok();
+        println!("{} {}", if open { "open" } else { "closed" }, address);
+    }
+    Ok(())
 }
 
 extern "C" fn leave(_: libc::c_int) {

@@ -41,7 +41,11 @@ const MAX_CONFIG: u64 = 4 << 20;
 
 fn main() {
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
-    let code = match gate::wanted(&arguments).map_or_else(serve, |gate| gate?.serve()) {
+    let done = match arguments.split_first() {
+        Some((mode, addresses)) if mode == "--reach" => gate::reach(addresses),
+        _ => gate::wanted(&arguments).map_or_else(serve, |gate| gate?.serve()),
+    };
+    let code = match done {
         Ok(()) => 0,
         Err(message) => {
             eprintln!("sandkasten-egress: {}", message);

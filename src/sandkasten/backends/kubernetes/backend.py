@@ -10,13 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import os
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
-from sandkasten.backends.kubernetes import entry_keys, pod_manifest, pod_names, pod_status, refusals
+from sandkasten.backends.kubernetes import (
+    entry_keys,
+    pod_manifest,
+    pod_names,
+    pod_status,
+    refusals,
+    selftest,
+)
 from sandkasten.backends.kubernetes.api import cluster_access
 from sandkasten.backends.kubernetes.api.cluster_client import ApiRefused, ClusterClient
 from sandkasten.backends.kubernetes.cell import UNENFORCED, KubernetesCell, Ways
@@ -28,7 +36,9 @@ from sandkasten.errors import (
     SandkastenError,
     UnsupportedByBackend,
 )
+from sandkasten.model.ids import SandboxId
 from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.network_policy import unsupported_network
 from sandkasten.model.sandbox.readiness import Readiness, Requirement
 
@@ -36,8 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
-    from sandkasten.model.ids import SandboxId
-    from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount
+    from sandkasten.model.sandbox.cell_spec import HostMount
 
 _UNDO_S: Final = 15.0
 # How long a removal is watched. A node that does not answer removes its Pods when it is back.
@@ -45,6 +54,7 @@ _REMOVED_S: Final = 20.0
 _GRACE_S: Final = 1
 _OWNER_BYTES: Final = 8
 _ATTEMPT_BYTES: Final = 8
+_TRIAL_LIFE: Final = datetime.timedelta(minutes=10)
 _NEEDED: Final = (
     ("create", "pods", ""),
     ("get", "pods", ""),
@@ -74,6 +84,8 @@ class KubernetesBackend:
         self._ways = Ways(options)
         self._owner = options.installation
         self._cells: WeakSet[KubernetesCell] = WeakSet()
+        self._trying = asyncio.Lock()
+        self._tried = False
 
     @property
     def name(self) -> str:
@@ -147,6 +159,11 @@ class KubernetesBackend:
 
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> KubernetesCell:
         refusals.check(spec, self._options)
+        if not self._tried:
+            async with self._trying:
+                if not self._tried:
+                    await self._try(spec)
+                    self._tried = True
         making = asyncio.ensure_future(self._create(sandbox_id, spec))
         try:
             return await asyncio.shield(making)
@@ -189,14 +206,8 @@ class KubernetesBackend:
             ]
         except ApiRefused as exc:
             raise refusals.translated(exc, "our objects cannot be listed") from exc
-        ids = {
-            pod_names.id_in(
-                ((one.get("metadata") or {}).get("labels") or {}).get(pod_names.LABEL_ID)
-            )
-            for one in found
-            # Kubernetes is removing it already, and finishes that without us.
-            if not pod_status.is_ending(one)
-        }
+        # What Kubernetes is removing already, it finishes without us.
+        ids = {_id(one) for one in found if not pod_status.is_ending(one) and not _is_trial(one)}
         return sorted(one for one in ids if one is not None)
 
     async def discard(self, sandbox_id: SandboxId) -> None:
@@ -228,6 +239,23 @@ class KubernetesBackend:
 
     async def aclose(self) -> None:
         await self._client.aclose()
+
+    async def _try(self, spec: CellSpec) -> None:
+        """Verify with a throw-away Pod that sandboxes are as closed as required."""
+        sandbox_id = SandboxId(selftest.TRIAL + secrets.token_hex(_ATTEMPT_BYTES))
+        # Nothing of the caller's but the image, which a node has then.
+        plain = CellSpec(image=spec.image)
+        cell = await self._create(sandbox_id, plain)
+        try:
+            await selftest.examine(cell, pod_manifest.runner_command(plain, self._options)[0])
+            if self._options.network_policy == "checked":
+                program = f"{self._options.programs}/sandkasten-egress"
+                addresses = await self._client.addresses()
+                await selftest.examine_network(self._client, cell, program, addresses)
+        except ApiRefused as exc:
+            raise refusals.translated(exc, "the network cannot be tested") from exc
+        finally:
+            await asyncio.shield(cell.destroy())
 
     # ---- one sandbox
 
@@ -402,6 +430,20 @@ class KubernetesBackend:
         if not self._owner:
             self._owner = await asyncio.to_thread(_owner_in, self._home)
         return self._owner
+
+
+def _id(one: Mapping[str, Any]) -> SandboxId | None:
+    told = (one.get("metadata") or {}).get("labels") or {}
+    return pod_names.id_in(told.get(pod_names.LABEL_ID))
+
+
+def _is_trial(one: Mapping[str, Any]) -> bool:
+    """Return whether a self-test of some daemon uses it; an old one was left by a killed daemon."""
+    made = str((one.get("metadata") or {}).get("creationTimestamp") or "")
+    if not (_id(one) or "").startswith(selftest.TRIAL) or not made:
+        return False
+    when = datetime.datetime.fromisoformat(made.replace("Z", "+00:00"))
+    return datetime.datetime.now(datetime.UTC) - when < _TRIAL_LIFE
 
 
 def _attempt(one: Mapping[str, Any]) -> object:

@@ -12,10 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Reach = Literal["auto", "direct", "exec"]
+NetworkCheck = Literal["checked", "assumed"]
 RunnerSource = Literal["init", "image"]
 PullPolicy = Literal["IfNotPresent", "Always", "Never"]
 
 REACHES: Final = ("auto", "direct", "exec")
+NETWORK_CHECKS: Final = ("checked", "assumed")
 RUNNER_SOURCES: Final = ("init", "image")
 PULL_POLICIES: Final = ("IfNotPresent", "Always", "Never")
 PROGRAMS: Final = "/opt/sandkasten/programs"
@@ -41,6 +43,8 @@ class KubernetesOptions:
     reach: Reach = "auto"
     """How runners are reached: at the Pod's address, or by a stream of the API server."""
     port: int = 8484
+    network_policy: NetworkCheck = "checked"
+    """Whether a trial Pod must show that the network of sandboxes is closed."""
     runtime_class: str = ""
     node_selector: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     tolerations: tuple[Mapping[str, Any], ...] = ()

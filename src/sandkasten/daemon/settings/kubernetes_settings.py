@@ -8,11 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.backends.kubernetes.kubernetes_options import (
+    NETWORK_CHECKS,
     PROGRAMS,
     PULL_POLICIES,
     REACHES,
     RUNNER_SOURCES,
     KubernetesOptions,
+    NetworkCheck,
     PullPolicy,
     Reach,
     RunnerSource,
@@ -175,6 +177,13 @@ class KubernetesSettings:
         _DEFAULT.port,
         "The port of a Pod at which the daemon reaches it.",
     )
+    network_policy: NetworkCheck = setting(
+        "backends.kubernetes.network_policy",
+        choice(*NETWORK_CHECKS),
+        _DEFAULT.network_policy,
+        "Whether sandboxes are created only after a trial Pod could reach nothing (checked), or "
+        "without that (assumed).",
+    )
     runtime_class: str | None = setting(
         "backends.kubernetes.runtime_class",
         label,
@@ -252,6 +261,7 @@ class KubernetesSettings:
             runner_source=self.runner_source,
             reach=self.reach,
             port=self.port,
+            network_policy=self.network_policy,
             runtime_class=self.runtime_class or "",
             node_selector=dict(_pair(one) for one in self.node_selector),
             tolerations=tuple(map(_toleration, self.tolerations)),

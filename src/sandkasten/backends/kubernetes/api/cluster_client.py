@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import aiohttp
 
@@ -81,6 +82,19 @@ class ClusterClient:
 
     async def server(self) -> str:
         return (await self._opened())[0].server
+
+    async def addresses(self) -> list[str]:
+        """Return the addresses of the API server, each with its port."""
+        parts = urlsplit(await self.server())
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(
+                parts.hostname or "", port, type=socket.SOCK_STREAM
+            )
+        except OSError as exc:
+            raise _away(parts.netloc, exc) from exc
+        hosts = sorted({str(one[4][0]) for one in found})
+        return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts]
 
     async def version(self) -> Mapping[str, Any]:
         return await self._call("GET", "/version")
@@ -173,7 +187,7 @@ class ClusterClient:
         url = access.server + await self._path("pods", pod) + "/exec"
         try:
             async with asyncio.timeout(self._timeout_s):
-                socket = await session.ws_connect(
+                opened = await session.ws_connect(
                     url,
                     params=query,
                     headers=await access.headers(),
@@ -186,7 +200,7 @@ class ClusterClient:
             raise _away(access.server, exc) from exc
         except (aiohttp.ClientError, OSError) as exc:
             raise _away(access.server, exc) from exc
-        return PodStream(socket)
+        return PodStream(opened)
 
     async def logs(self, pod: str, container: str) -> str:
         """Return the last lines that a container wrote."""

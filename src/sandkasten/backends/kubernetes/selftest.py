@@ -1,0 +1,130 @@
+"""Self-test before the first sandbox of a daemon: make a throw-away Pod and look at it from inside.
+
+A user's command reports what it sees of itself, by the runner's own program, and the gate, which
+has the same network, tries to reach the API server: where no controller enforces a NetworkPolicy,
+it succeeds. `deviations` and `open_addresses` are pure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.backends.kubernetes import pod_names
+from sandkasten.errors import BackendUnavailable, IsolationRefused
+from sandkasten.wire.call import OutputChunk
+from sandkasten.wire.channel import Channel
+from sandkasten.wire.messages import decode_exec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sandkasten.backends.kubernetes.api.cluster_client import ClusterClient
+    from sandkasten.backends.kubernetes.cell import KubernetesCell
+
+TRIAL: Final = "trial_"
+_DEADLINE_S: Final = 30.0
+_STDOUT: Final = 1
+_MOST_BYTES: Final = 256 * 1024
+_CAPABILITY_SETS: Final = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+# Rules for a new Pod reach its node a moment after its start.
+_TRIES, _AGAIN_S = 5, 1.0
+
+
+async def examine(cell: KubernetesCell, program: str) -> None:
+    """Raise IsolationRefused if the sandbox is less closed than required."""
+    try:
+        async with asyncio.timeout(_DEADLINE_S):
+            found = deviations(await _posture(cell, program))
+    except TimeoutError as exc:
+        raise BackendUnavailable("a new sandbox does not answer in time") from exc
+    if found:
+        raise IsolationRefused(
+            f"a new sandbox is less isolated than required: {'; '.join(found)}",
+            hint="check backends.kubernetes.seccomp_profile and the RuntimeClass; no sandbox is "
+            "created until this is fixed",
+            deviations=found,
+        )
+
+
+async def examine_network(
+    client: ClusterClient, cell: KubernetesCell, program: str, addresses: Sequence[str]
+) -> None:
+    """Raise IsolationRefused if the Pod can reach one of the addresses."""
+    command = (program, "--reach", *addresses)
+    found: list[str] = []
+    for _ in range(_TRIES):
+        async with asyncio.timeout(_DEADLINE_S):
+            stream = await client.stream(
+                pod_names.pod_name(cell.id), pod_names.GATE_CONTAINER, command
+            )
+            text = b""
+            try:
+                while (part := await stream.receive(_MOST_BYTES)) and len(text) < _MOST_BYTES:
+                    text += part
+            finally:
+                await stream.aclose()
+        found = open_addresses(text.decode(errors="replace"))
+        if not found:
+            return
+        await asyncio.sleep(_AGAIN_S)
+    raise IsolationRefused(
+        f"the network of a new sandbox is open: it reaches {', '.join(found)}",
+        hint="apply the NetworkPolicy in docs/guides/kubernetes.md, on a cluster whose network "
+        "plugin enforces it; backends.kubernetes.network_policy: assumed skips this check",
+        deviations=found,
+    )
+
+
+def open_addresses(text: str) -> list[str]:
+    lines = [line.split() for line in text.splitlines()]
+    return [line[1] for line in lines if len(line) == 2 and line[0] == "open"]
+
+
+def deviations(seen: Mapping[str, Any]) -> list[str]:
+    """Return everything that is less closed than required; empty is good."""
+    status: Mapping[str, str] = seen.get("status") or {}
+    found = [
+        f"{name} is not empty: {status.get(name)}"
+        for name in _CAPABILITY_SETS
+        if int(status.get(name) or "1", 16)
+    ]
+    found += [
+        f"{field} is 0" for field in ("Uid", "Gid") if "0" in (status.get(field) or "0").split()
+    ]
+    if status.get("NoNewPrivs") != "1":
+        found.append("no_new_privs is not set")
+    if status.get("Seccomp") != "2":
+        found.append("no seccomp filter is in force")
+    groups = set((status.get("Groups") or "").split()) - set((status.get("Gid") or "").split())
+    if groups:
+        found.append(f"supplementary groups were inherited: {' '.join(sorted(groups))}")
+    if any(int(fd) > 2 for fd in seen.get("descriptors") or ()):
+        found.append(f"descriptors were inherited: {seen['descriptors']}")
+    return found
+
+
+async def _posture(cell: KubernetesCell, program: str) -> Mapping[str, Any]:
+    channel = await Channel.open(await cell.dial())
+    try:
+        fields: dict[str, Any] = {
+            "exec_id": "trial", "argv": [program, "--posture"], "follow": False,
+        }  # fmt: skip
+        await channel.call("exec.start", fields)
+        wait = {"exec_id": "trial", "timeout_ms": int(_DEADLINE_S * 1000)}
+        ended = decode_exec(await channel.call("exec.wait", wait))
+        text = bytearray()
+        async with channel.stream("exec.output", {"exec_id": "trial"}) as call:
+            async for item in call:
+                if isinstance(item, OutputChunk) and item.source == _STDOUT:
+                    text += item.data
+    finally:
+        await channel.aclose()
+    if ended.exit_code != 0:
+        raise BackendUnavailable(
+            f"the runner's own program fails inside with status {ended.exit_code}",
+            hint="the node may have another architecture than backends.kubernetes.runner_image",
+        )
+    found: Mapping[str, Any] = json.loads(text)
+    return found

@@ -1,0 +1,235 @@
+"""A small API server that runs Pods of ours as processes of this machine.
+
+Keeps Pods and Secrets of any namespace, lists by label, watches one object, and starts the gate
+and the runner of a Pod as the kubelet would. `script` changes what becomes of the next Pods: a
+status to show in place of running, or a refusal. The answers have the form of
+those of Kubernetes 1.36.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import subprocess
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from sandkasten.linux.programs import Programs
+from tests.patience import PATIENCE_S
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TOKEN = "let-me-in"
+
+
+@dataclass(slots=True)
+class Script:
+    status: dict[str, Any] | None = None
+    """Shown in place of a Pod that runs."""
+    refusal: tuple[int, str, str] | None = None
+    """Status, reason and message of the answer to a POST of a Pod."""
+    lost_answers: int = 0
+    """How many POSTs are done, and answered with a closed connection."""
+    away: bool = False
+
+
+@dataclass(slots=True)
+class FakeCluster:
+    place: Path
+    script: Script = field(default_factory=Script)
+    objects: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    _programs: dict[str, list[subprocess.Popen[bytes]]] = field(default_factory=dict)
+    _watchers: dict[tuple[str, str], list[asyncio.Queue[Any]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    _version: int = 0
+    _runner: web.AppRunner | None = None
+    url: str = ""
+
+    async def __aenter__(self) -> FakeCluster:
+        app = web.Application(middlewares=[self._guarded])
+        app.router.add_get("/version", self._told_version)
+        app.router.add_post("/apis/authorization.k8s.io/v1/{kind}", self._may)
+        at = "/api/v1/namespaces/{namespace}/{kind}"
+        app.router.add_post(at, self._create)
+        app.router.add_get(at, self._list)
+        app.router.add_get(at + "/{name}", self._get)
+        app.router.add_delete(at + "/{name}", self._delete)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        assert site._server is not None
+        self.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for name in list(self._programs):
+            await self._stop(name)
+        assert self._runner is not None
+        await self._runner.cleanup()
+
+    def kubeconfig(self) -> Path:
+        path = self.place / "kubeconfig"
+        path.write_text(
+            json.dumps(
+                {
+                    "current-context": "here",
+                    "contexts": [
+                        {
+                            "name": "here",
+                            "context": {"cluster": "c", "user": "u", "namespace": "boxes"},
+                        }
+                    ],
+                    "clusters": [{"name": "c", "cluster": {"server": self.url}}],
+                    "users": [{"name": "u", "user": {"token": TOKEN}}],
+                }
+            )
+        )
+        return path
+
+    def kill(self, name: str) -> None:
+        """End the processes of a Pod, as a node that dies does, without a word."""
+        for one in self._programs.get(name, ()):
+            one.kill()
+
+    def show(self, name: str, **status: Any) -> None:
+        """Change the status of a Pod."""
+        pod = self.objects["pods", name]
+        pod["status"] = {**pod["status"], **status}
+        self._changed("MODIFIED", "pods", name, pod)
+
+    # ---- requests
+
+    @web.middleware
+    async def _guarded(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        self.calls.append((request.method, request.path))
+        if self.script.away:
+            assert request.transport is not None
+            request.transport.abort()
+        if request.headers.get("Authorization") != f"Bearer {TOKEN}":
+            return _status(401, "Unauthorized", "Unauthorized")
+        answer: web.StreamResponse = await handler(request)
+        return answer
+
+    async def _told_version(self, request: web.Request) -> web.Response:
+        return web.json_response({"gitVersion": "v1.36.3"})
+
+    async def _may(self, request: web.Request) -> web.Response:
+        return web.json_response({**await request.json(), "status": {"allowed": True}}, status=201)
+
+    async def _create(self, request: web.Request) -> web.Response:
+        kind, body = request.match_info["kind"], await request.json()
+        name = body["metadata"]["name"]
+        if kind == "pods" and self.script.refusal is not None:
+            return _status(*self.script.refusal)
+        if (kind, name) in self.objects:
+            return _status(409, "AlreadyExists", f'{kind} "{name}" already exists')
+        self.objects[kind, name] = body
+        body["metadata"]["uid"] = f"uid-{self._version}"
+        self._changed("ADDED", kind, name, body)
+        if kind == "pods":
+            body["status"] = {"phase": "Pending"}
+            await self._start(name, body)
+        if self.script.lost_answers:
+            self.script.lost_answers -= 1
+            assert request.transport is not None
+            request.transport.abort()
+        return web.json_response(body, status=201)
+
+    async def _get(self, request: web.Request) -> web.Response:
+        kind, name = request.match_info["kind"], request.match_info["name"]
+        found = self.objects.get((kind, name))
+        if found is None:
+            return _status(404, "NotFound", f'{kind} "{name}" not found')
+        return web.json_response(found)
+
+    async def _list(self, request: web.Request) -> web.StreamResponse:
+        kind = request.match_info["kind"]
+        if request.query.get("watch"):
+            return await self._watch(request, kind)
+        wanted = dict(one.split("=") for one in request.query["labelSelector"].split(","))
+        found = [
+            one
+            for (its, _), one in self.objects.items()
+            if its == kind and wanted.items() <= one["metadata"]["labels"].items()
+        ]
+        return web.json_response({"items": found, "metadata": {}})
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        kind, name = request.match_info["kind"], request.match_info["name"]
+        found = self.objects.get((kind, name))
+        if found is None:
+            return _status(404, "NotFound", f'{kind} "{name}" not found')
+        found["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+        self._changed("MODIFIED", kind, name, found)
+        await self._stop(name) if kind == "pods" else None
+        del self.objects[kind, name]
+        self._changed("DELETED", kind, name, found)
+        return web.json_response(found)
+
+    async def _watch(self, request: web.Request, kind: str) -> web.StreamResponse:
+        name = request.query["fieldSelector"].removeprefix("metadata.name=")
+        since = int(request.query["resourceVersion"] or 0)
+        events: asyncio.Queue[Any] = asyncio.Queue()
+        found = self.objects.get((kind, name))
+        if found is None:
+            gone = {"metadata": {"name": name, "resourceVersion": str(self._version)}}
+            events.put_nowait({"type": "DELETED", "object": gone})
+        elif int(found["metadata"]["resourceVersion"]) > since:
+            events.put_nowait({"type": "MODIFIED", "object": found})
+        self._watchers[kind, name].append(events)
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        while True:
+            await answer.write(json.dumps(await events.get()).encode() + b"\n")
+
+    def _changed(self, what: str, kind: str, name: str, found: dict[str, Any]) -> None:
+        self._version += 1
+        found["metadata"]["resourceVersion"] = str(self._version)
+        for one in self._watchers[kind, name]:
+            one.put_nowait(json.loads(json.dumps({"type": what, "object": found})))
+
+    # ---- the node
+
+    async def _start(self, name: str, pod: dict[str, Any]) -> None:
+        if self.script.status is not None:
+            pod["status"] = self.script.status
+            self._changed("MODIFIED", "pods", name, pod)
+            return
+        place = self.place / name
+        (place / "keys").mkdir(parents=True)
+        for file, content in self.objects["secrets", name]["data"].items():
+            (place / "keys" / file).write_bytes(base64.b64decode(content))
+        gate = next(one for one in pod["spec"]["containers"] if one["name"] == "gate")
+        programs = Programs.found(None, None)
+        hand_over = place / "hand-over"
+        commands = (
+            [programs.egress, "--gate", gate["command"][2], place / "keys", hand_over, place / "l"],
+            [programs.runner, "--receive", hand_over, "--state-dir", place / "state"],
+        )
+        self._programs[name] = [
+            await asyncio.to_thread(subprocess.Popen, [str(word) for word in one])
+            for one in commands
+        ]
+        running = [{"name": one, "state": {"running": {}}} for one in ("gate", "sandbox")]
+        pod["status"] = {
+            "phase": "Running", "podIP": "127.0.0.1", "containerStatuses": running,
+        }  # fmt: skip
+        self._changed("MODIFIED", "pods", name, pod)
+
+    async def _stop(self, name: str) -> None:
+        for one in self._programs.pop(name, ()):
+            one.kill()
+            await asyncio.to_thread(one.wait, PATIENCE_S)
+
+
+def _status(code: int, reason: str, message: str) -> web.Response:
+    body = {"kind": "Status", "code": code, "reason": reason, "message": message}
+    return web.json_response(body, status=code)

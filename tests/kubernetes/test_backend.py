@@ -1,0 +1,203 @@
+"""The verbs of the backend on an API server that is scripted, with real gates and runners."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sandkasten.backends.kubernetes import pod_names
+from sandkasten.backends.kubernetes.backend import KubernetesBackend
+from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
+from sandkasten.daemon.backend_registry import read_kubeconfig
+from sandkasten.errors import (
+    BackendUnavailable,
+    Busy,
+    Conflict,
+    ImageNotFound,
+    QuotaExceeded,
+    SandboxLost,
+)
+from sandkasten.model.ids import new_sandbox_id
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.cell_spec import CellSpec
+from sandkasten.wire.channel import Channel
+from tests.kubernetes.fake_cluster import FakeCluster
+from tests.loopback_port import free_port
+from tests.patience import PATIENCE_S
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+SPEC = CellSpec(image=Image("example.org/python:3.11", "engine"))
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[FakeCluster]:
+    async with FakeCluster(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+async def opened(
+    cluster: FakeCluster, tmp_path: Path
+) -> AsyncIterator[Callable[..., KubernetesBackend]]:
+    made: list[KubernetesBackend] = []
+    options = KubernetesOptions(
+        kubeconfig=str(cluster.kubeconfig()), runner_image="r", port=free_port(), reach="direct"
+    )
+
+    def open_backend(**changes: Any) -> KubernetesBackend:
+        made.append(KubernetesBackend(tmp_path, replace(options, **changes), read_kubeconfig))
+        # These Pods are processes of this machine, which no self-test lets pass.
+        made[-1]._tried = True
+        return made[-1]
+
+    yield open_backend
+    for one in made:
+        await one.aclose()
+
+
+@pytest.fixture
+def backend(opened: Callable[..., KubernetesBackend]) -> KubernetesBackend:
+    return opened()
+
+
+async def test_probe_names_what_it_needs(opened: Callable[..., KubernetesBackend]):
+    assert (await opened().probe()).ready
+    without = await opened(runner_image="").probe()
+    assert not without.ready
+    assert "runner_image" in without.remedy
+
+
+@pytest.mark.promise("P100")
+async def test_a_sandbox_from_create_to_destroy(backend: KubernetesBackend, cluster: FakeCluster):
+    sandbox_id = new_sandbox_id()
+    cell = await backend.create(sandbox_id, SPEC)
+    channel = await Channel.open(await cell.dial())
+    assert await channel.call("ping", timeout_s=PATIENCE_S) == {}
+    await channel.aclose()
+    assert list(await backend.owned()) == [sandbox_id]
+    await cell.destroy()
+    assert cluster.objects == {}
+    assert list(await backend.owned()) == []
+    await cell.destroy()
+    with pytest.raises(SandboxLost):
+        await cell.dial()
+
+
+@pytest.mark.promise("P100")
+async def test_another_process_attaches_with_the_secret_alone(
+    backend: KubernetesBackend, opened: Callable[..., KubernetesBackend]
+):
+    cell = await backend.create(new_sandbox_id(), SPEC)
+    await (await cell.dial()).aclose()
+    found = await opened().attach(cell.id)
+    await (await Channel.open(await found.dial())).aclose()
+    # Another installation has no part in it.
+    stranger = opened(installation="others")
+    assert list(await stranger.owned()) == []
+    with pytest.raises(SandboxLost):
+        await stranger.attach(cell.id)
+    await stranger.discard(cell.id)
+    await (await Channel.open(await found.dial())).aclose()
+
+
+@pytest.mark.promise("P100")
+@pytest.mark.parametrize("lost", [1, 2])
+async def test_a_create_whose_answer_is_lost_finds_what_it_made(
+    backend: KubernetesBackend, cluster: FakeCluster, lost: int
+):
+    cluster.script.lost_answers = lost
+    cell = await backend.create(new_sandbox_id(), SPEC)
+    await (await Channel.open(await cell.dial())).aclose()
+    assert len(cluster.objects) == 2
+
+
+async def test_an_id_that_exists_is_a_conflict(backend: KubernetesBackend):
+    cell = await backend.create(new_sandbox_id(), SPEC)
+    with pytest.raises(Conflict):
+        await backend.create(cell.id, SPEC)
+    await (await Channel.open(await cell.dial())).aclose()
+
+
+@pytest.mark.promise("P100")
+async def test_a_full_quota_is_named_and_leaves_nothing(
+    backend: KubernetesBackend, cluster: FakeCluster
+):
+    cluster.script.refusal = (403, "Forbidden", 'pods "x" is forbidden: exceeded quota: boxes')
+    with pytest.raises(QuotaExceeded):
+        await backend.create(new_sandbox_id(), SPEC)
+    assert cluster.objects == {}
+
+
+@pytest.mark.promise("P100")
+async def test_an_image_that_cannot_be_pulled_is_named_and_leaves_nothing(
+    backend: KubernetesBackend, cluster: FakeCluster
+):
+    waiting = {"reason": "ErrImagePull", "message": "manifest unknown"}
+    cluster.script.status = {
+        "phase": "Pending",
+        "containerStatuses": [{"name": "sandbox", "state": {"waiting": waiting}}],
+    }
+    with pytest.raises(ImageNotFound, match=r"example\.org/python"):
+        await backend.create(new_sandbox_id(), SPEC)
+    assert cluster.objects == {}
+
+
+async def test_a_pod_that_no_node_takes_is_busy(
+    opened: Callable[..., KubernetesBackend], cluster: FakeCluster
+):
+    unschedulable = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes"}
+    cluster.script.status = {"phase": "Pending", "conditions": [unschedulable]}
+    with pytest.raises(Busy, match="0/2 nodes"):
+        await opened(start_s=0.2).create(new_sandbox_id(), SPEC)
+    assert cluster.objects == {}
+
+
+@pytest.mark.promise("P100")
+async def test_a_pod_that_was_evicted_is_lost(backend: KubernetesBackend, cluster: FakeCluster):
+    cell = await backend.create(new_sandbox_id(), SPEC)
+    await (await cell.dial()).aclose()
+    name = pod_names.pod_name(cell.id)
+    cluster.kill(name)
+    cluster.show(name, phase="Failed", reason="Evicted", message="low on memory")
+    with pytest.raises(SandboxLost, match="evicted it: low on memory"):
+        await cell.dial()
+    with pytest.raises(SandboxLost, match="evicted"):
+        await backend.attach(cell.id)
+    # It is never replaced, and still ours to remove.
+    assert list(await backend.owned()) == [cell.id]
+    await backend.discard(cell.id)
+    assert cluster.objects == {}
+
+
+@pytest.mark.promise("P100")
+async def test_sandboxes_live_on_while_the_api_server_is_away(
+    backend: KubernetesBackend, cluster: FakeCluster
+):
+    cell = await backend.create(new_sandbox_id(), SPEC)
+    await (await cell.dial()).aclose()
+    cluster.script.away = True
+    channel = await Channel.open(await cell.dial())
+    assert await channel.call("ping", timeout_s=PATIENCE_S) == {}
+    await channel.aclose()
+    for asked in (backend.create(new_sandbox_id(), SPEC), backend.attach(cell.id), backend.owned()):
+        with pytest.raises(BackendUnavailable) as raised:
+            await asked
+        assert raised.value.hint
+        assert raised.value.details["backend"] == "kubernetes"
+    assert not (await backend.probe()).ready
+    cluster.script.away = False
+    assert list(await backend.owned()) == [cell.id]
+
+
+async def test_a_refused_token_is_an_error_of_the_credentials(
+    backend: KubernetesBackend, cluster: FakeCluster
+):
+    kubeconfig = cluster.place / "kubeconfig"
+    kubeconfig.write_text(kubeconfig.read_text().replace("let-me-in", "wrong"))
+    with pytest.raises(BackendUnavailable, match="credentials"):
+        await backend.owned()

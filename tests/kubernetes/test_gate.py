@@ -1,0 +1,165 @@
+"""The gate and the runner of a Pod, as programs of this machine: who gets in, and how both end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import ssl
+import subprocess
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sandkasten.backends.kubernetes import entry_keys, gate_stream
+from sandkasten.linux.programs import Programs
+from sandkasten.model.ids import SandboxId
+from sandkasten.wire.call import OutputChunk
+from sandkasten.wire.channel import Channel
+from tests.loopback_port import free_port
+from tests.patience import PATIENCE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from sandkasten.backends.kubernetes.entry_keys import EntryKeys
+
+ID = SandboxId("sbx_0123456789abcdef")
+
+
+@dataclass(slots=True)
+class Entry:
+    port: int
+    keys: EntryKeys
+    place: Path
+    gate: subprocess.Popen[bytes]
+    runner: subprocess.Popen[bytes]
+
+    async def connect(self, keys: EntryKeys | None = None) -> gate_stream.GateStream:
+        """Connect as soon as the gate listens."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                try:
+                    return await gate_stream.connect(
+                        "127.0.0.1", self.port, keys or self.keys, PATIENCE_S
+                    )
+                except ConnectionRefusedError:
+                    await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def entry(tmp_path: Path) -> Iterator[Entry]:
+    keys = entry_keys.make_keys(ID)
+    for name in ("keys", "private"):
+        (tmp_path / name).mkdir()
+    for name, content in (
+        ("cert.der", keys.certificate), ("key.der", keys.key), ("token", keys.token),
+    ):  # fmt: skip
+        (tmp_path / "keys" / name).write_bytes(content)
+    programs, port = Programs.found(None, None), free_port()
+    # The runner first: it waits for the gate.
+    runner = subprocess.Popen(
+        [
+            programs.runner, "--receive", tmp_path / "hand-over",
+            "--state-dir", tmp_path / "state", "--workspace", tmp_path,
+        ],
+        env={"PATH": os.environ["PATH"], "KUBERNETES_SERVICE_HOST": "10.96.0.1"},
+    )  # fmt: skip
+    gate = subprocess.Popen(
+        [
+            programs.egress, "--gate", str(port), tmp_path / "keys", tmp_path / "hand-over",
+            tmp_path / "private" / "listener",
+        ]
+    )  # fmt: skip
+    yield Entry(port, keys, tmp_path, gate, runner)
+    for one in (gate, runner):
+        one.kill()
+        one.wait()
+
+
+async def _output(channel: Channel, argv: list[str]) -> bytes:
+    found = b""
+    fields: dict[str, Any] = {"exec_id": "one", "argv": argv, "follow": True}
+    async with channel.stream("exec.start", fields) as call:
+        async for item in call:
+            if isinstance(item, OutputChunk) and item.source == 1:
+                found += item.data
+    return found
+
+
+@pytest.mark.promise("P101")
+async def test_the_daemon_reaches_the_runner_with_key_and_token(entry: Entry):
+    channel = await Channel.open(await entry.connect())
+    assert await channel.call("ping", timeout_s=PATIENCE_S) == {}
+    variables = await _output(channel, ["env"])
+    assert b"PATH=" in variables
+    assert b"KUBERNETES" not in variables
+    await channel.aclose()
+    # The socket of the hand-over serves one connection.
+    assert not (entry.place / "hand-over").exists()
+
+
+async def test_a_large_body_passes_both_ways(entry: Entry):
+    channel = await Channel.open(await entry.connect())
+    size = 8 << 20
+    written = await _output(channel, ["head", "-c", str(size), "/dev/zero"])
+    assert len(written) > 0
+    assert not written.strip(b"\0")
+    await channel.aclose()
+
+
+@pytest.mark.promise("P101")
+async def test_a_wrong_token_gets_nothing(entry: Entry):
+    other = replace(entry.keys, token=bytes(entry_keys.TOKEN_BYTES))
+    stream = await entry.connect(other)
+    try:
+        received = await asyncio.wait_for(stream.receive(1), PATIENCE_S)
+    except OSError:
+        received = b""
+    assert received == b""
+    await stream.aclose()
+    # The gate goes on for others.
+    await (await Channel.open(await entry.connect())).aclose()
+
+
+@pytest.mark.promise("P101")
+async def test_another_gate_is_not_accepted(entry: Entry):
+    with pytest.raises(ssl.SSLError):
+        await entry.connect(entry_keys.make_keys(ID))
+
+
+async def test_a_client_that_says_nothing_keeps_no_other_out(entry: Entry):
+    await (await entry.connect()).aclose()
+    silent = [socket.create_connection(("127.0.0.1", entry.port)) for _ in range(20)]
+    try:
+        await (await Channel.open(await entry.connect())).aclose()
+    finally:
+        for one in silent:
+            one.close()
+
+
+@pytest.mark.promise("P101")
+async def test_each_ends_with_the_other(entry: Entry):
+    await (await Channel.open(await entry.connect())).aclose()
+    # As the kubelet does when the Pod is removed.
+    entry.gate.send_signal(signal.SIGTERM)
+    assert await asyncio.to_thread(entry.runner.wait, PATIENCE_S) == 0
+    assert await asyncio.to_thread(entry.gate.wait, PATIENCE_S) == 0
+
+
+async def test_the_gate_ends_with_the_runner(entry: Entry):
+    channel = await Channel.open(await entry.connect())
+    entry.runner.kill()
+    assert await asyncio.to_thread(entry.gate.wait, PATIENCE_S) == 0
+    await channel.aclose()
+
+
+def test_the_runner_copies_itself_whole(tmp_path: Path):
+    program = Programs.found(None, None).runner
+    subprocess.run([program, "--install", tmp_path / "runner"], check=True)
+    assert (tmp_path / "runner").read_bytes() == program.read_bytes()
+    assert os.access(tmp_path / "runner", os.X_OK)
+    assert [one.name for one in tmp_path.iterdir()] == ["runner"]

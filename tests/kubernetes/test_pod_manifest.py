@@ -1,0 +1,193 @@
+"""The Pod of a sandbox, and the rules that each must keep."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sandkasten.backends.kubernetes import pod_manifest, pod_names, refusals
+from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
+from sandkasten.errors import BackendUnavailable, UnsupportedByBackend
+from sandkasten.model.ids import SandboxId
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount, Volume
+from sandkasten.model.sandbox.gpus import GpuRequest
+from sandkasten.model.sandbox.limits import MIB, Limits
+from sandkasten.model.sandbox.network_policy import NetworkPolicy
+
+ID = SandboxId("sbx_0123456789abcdef")
+SPEC = CellSpec(image=Image("example.org/python:3.11", "engine"), env={"A": "b"}, hostname="box")
+OPTIONS = KubernetesOptions(runner_image="example.org/sandkasten:1", lifetime_s=7200.4)
+
+
+def made(spec: CellSpec = SPEC, **changes: Any) -> dict[str, Any]:
+    return pod_manifest.pod(ID, spec, replace(OPTIONS, **changes), "mine", "attempt")
+
+
+def containers(pod: dict[str, Any]) -> dict[str, Any]:
+    spec = pod["spec"]
+    return {one["name"]: one for one in (*spec.get("initContainers", ()), *spec["containers"])}
+
+
+def mounts(container: dict[str, Any]) -> dict[str, str]:
+    return {one["mountPath"]: one["name"] for one in container["volumeMounts"]}
+
+
+def volumes(pod: dict[str, Any]) -> dict[str, Any]:
+    return {one["name"]: one for one in pod["spec"]["volumes"]}
+
+
+@pytest.mark.promise("P100")
+@pytest.mark.parametrize("source", ["init", "image"])
+def test_every_container_is_closed(source):
+    pod = made(runner_source=source)
+    together = pod["spec"]["securityContext"]
+    assert together["runAsNonRoot"] is True
+    assert together["runAsUser"] == together["runAsGroup"] == 1000
+    assert together["seccompProfile"] == {"type": "RuntimeDefault"}
+    for one in containers(pod).values():
+        closed = one["securityContext"]
+        assert closed["capabilities"] == {"drop": ["ALL"]}
+        assert closed["allowPrivilegeEscalation"] is False
+        assert closed["readOnlyRootFilesystem"] is True
+        assert closed["privileged"] is False
+        assert "runAsUser" not in closed
+        assert set(one["resources"]["limits"]) == {"cpu", "memory"}
+
+
+@pytest.mark.promise("P100")
+def test_a_pod_has_nothing_of_the_cluster_and_an_end():
+    spec = made()["spec"]
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["enableServiceLinks"] is False
+    assert spec["shareProcessNamespace"] is False
+    assert spec["restartPolicy"] == "Never"
+    assert spec["activeDeadlineSeconds"] == 7201
+    assert not {"hostNetwork", "hostPID", "hostIPC", "serviceAccountName"} & set(spec)
+    assert all("hostPath" not in one for one in spec["volumes"])
+
+
+@pytest.mark.promise("P101")
+def test_only_the_gate_has_the_keys_and_the_listener():
+    pod = made()
+    found = containers(pod)
+    with_keys = [name for name, one in found.items() if "keys" in mounts(one).values()]
+    with_listener = [name for name, one in found.items() if "gate" in mounts(one).values()]
+    assert with_keys == with_listener == [pod_names.GATE_CONTAINER]
+    assert volumes(pod)["keys"]["secret"]["secretName"] == pod_names.pod_name(ID)
+    shared = set(mounts(found["gate"]).values()) & set(mounts(found["sandbox"]).values())
+    assert shared == {"entry"}
+    assert all("valueFrom" not in one for one in found["sandbox"]["env"])
+
+
+def test_names_and_labels_lead_back_to_the_sandbox():
+    told = made()["metadata"]
+    assert told["name"] == "sbx-0123456789abcdef"
+    assert pod_names.id_in(told["labels"][pod_names.LABEL_ID]) == ID
+    assert told["labels"][pod_names.LABEL_OWNER] == "mine"
+    assert told["annotations"][pod_names.ATTEMPT] == "attempt"
+    secret = pod_manifest.secret(ID, "mine", "attempt", {"token": "dA=="})["metadata"]
+    assert secret["name"] == told["name"]
+    assert secret["labels"].items() <= told["labels"].items()
+
+
+def test_limits_become_limits_requests_and_sizes():
+    spec = replace(
+        SPEC,
+        limits=Limits(
+            cpus=0.5, memory_bytes=256 * MIB, workspace_bytes=10 * MIB, tmp_bytes=5 * MIB,
+            open_files=99,
+        ),
+    )  # fmt: skip
+    pod = made(spec, overcommit=4.0)
+    box = containers(pod)["sandbox"]
+    assert box["resources"] == {
+        "limits": {"cpu": "500m", "memory": str(256 * MIB)},
+        "requests": {"cpu": "125m", "memory": str(64 * MIB)},
+    }
+    assert volumes(pod)["workspace"]["emptyDir"] == {"sizeLimit": str(10 * MIB)}
+    assert volumes(pod)["tmp"]["emptyDir"] == {"medium": "Memory", "sizeLimit": str(5 * MIB)}
+    assert box["command"][-2:] == ["--open-files", "99"]
+    assert box["image"] == "example.org/python:3.11"
+
+
+def test_everything_that_is_written_is_a_sized_volume():
+    pod = made()
+    sized = volumes(pod)
+    for path in ("/workspace", "/home/sandbox", "/tmp", "/dev/shm"):
+        assert int(sized[mounts(containers(pod)["sandbox"])[path]]["emptyDir"]["sizeLimit"]) > 0
+
+
+def test_values_of_variables_reach_the_command_as_they_are():
+    spec = replace(SPEC, env={"PRICE": "$(HOME) $5"})
+    told = {one["name"]: one["value"] for one in pod_manifest.environment(spec)}
+    # The kubelet replaces $(NAME), and reads $$ as $.
+    assert told["PRICE"] == "$$(HOME) $$5"
+
+
+def test_the_path_of_the_image_stays_unless_it_is_known():
+    names = {one["name"] for one in pod_manifest.environment(SPEC)}
+    assert "PATH" not in names
+    known = replace(SPEC, image=replace(SPEC.image, env={"PATH": "/opt/bin"}))
+    assert {"name": "PATH", "value": "/opt/bin"} in pod_manifest.environment(known)
+
+
+def test_options_of_the_operator_place_the_pod():
+    spec = made(
+        runtime_class="gvisor",
+        node_selector={"pool": "boxes"},
+        tolerations=({"key": "boxes", "operator": "Exists"},),
+        pull_secrets=("registry",),
+        pull_policy="Always",
+        seccomp_profile="profiles/box.json",
+        user_namespaces=True,
+    )["spec"]
+    assert spec["runtimeClassName"] == "gvisor"
+    assert spec["nodeSelector"] == {"pool": "boxes"}
+    assert {"key": "boxes", "operator": "Exists"} in spec["tolerations"]
+    assert spec["imagePullSecrets"] == [{"name": "registry"}]
+    assert {one["imagePullPolicy"] for one in spec["containers"]} == {"Always"}
+    assert spec["securityContext"]["seccompProfile"] == {
+        "type": "Localhost",
+        "localhostProfile": "profiles/box.json",
+    }
+    assert spec["hostUsers"] is False
+
+
+def test_a_pod_without_options_leaves_them_to_the_cluster():
+    spec = made()["spec"]
+    assert not {"runtimeClassName", "nodeSelector", "imagePullSecrets", "hostUsers"} & set(spec)
+
+
+def test_a_mounted_image_needs_no_init_container():
+    pod = made(runner_source="image", programs="/opt/programs")
+    assert "initContainers" not in pod["spec"]
+    assert volumes(pod)["programs"]["image"]["reference"] == OPTIONS.runner_image
+    program = containers(pod)["sandbox"]["command"][0]
+    assert program == f"{pod_names.BIN_DIR}/opt/programs/sandkasten-runner"
+
+
+@pytest.mark.parametrize(
+    ("change", "about"),
+    [
+        ({"profile": "dev"}, "dev profile"),
+        ({"writable_root": True}, "writable root"),
+        ({"workspace": Volume("notes", "volume")}, "named workspaces"),
+        ({"mounts": (HostMount("/srv", "/mnt"),)}, "mounts"),
+        ({"gpus": GpuRequest(1)}, "gpus"),
+        ({"image": Image("debian", "layers", id="sha256:00")}, "store"),
+        ({"image": Image("host")}, "store"),
+        ({"network": NetworkPolicy(default="allow")}, "network"),
+    ],
+)
+def test_what_a_pod_cannot_have_is_refused_by_name(change, about):
+    with pytest.raises(UnsupportedByBackend, match=about):
+        refusals.check(replace(SPEC, **change), OPTIONS)
+
+
+def test_without_an_image_that_has_the_runner_nothing_is_made():
+    with pytest.raises(BackendUnavailable, match="runner") as raised:
+        refusals.check(SPEC, KubernetesOptions())
+    assert "backends.kubernetes.runner_image" in raised.value.hint

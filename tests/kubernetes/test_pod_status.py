@@ -1,0 +1,164 @@
+"""What the status of a Pod says about its sandbox. The statuses are those of a real cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sandkasten.backends.kubernetes import pod_status, refusals
+from sandkasten.backends.kubernetes.api.cluster_client import ApiRefused
+from sandkasten.errors import (
+    BackendUnavailable,
+    Busy,
+    Conflict,
+    ImageNotFound,
+    InvalidImage,
+    InvalidRequest,
+    PolicyDenied,
+    QuotaExceeded,
+    RegistryUnavailable,
+    SandkastenError,
+    Unauthorized,
+)
+from sandkasten.model.ids import SandboxId
+
+ID = SandboxId("sbx_0123456789abcdef")
+IMAGE = "example.org/python:3.11"
+RUNNING: dict[str, Any] = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+
+
+def pod(
+    phase: str = "Running",
+    sandbox: dict[str, Any] | None = None,
+    gate: dict[str, Any] | None = None,
+    **status: Any,
+) -> dict[str, Any]:
+    containers = [
+        {"name": "gate", "state": RUNNING if gate is None else gate},
+        {"name": "sandbox", "state": RUNNING if sandbox is None else sandbox},
+    ]
+    return {
+        "metadata": {},
+        "status": {"phase": phase, "podIP": "10.0.0.7", "containerStatuses": containers, **status},
+    }
+
+
+def waiting(reason: str, message: str = "") -> dict[str, Any]:
+    return {"waiting": {"reason": reason, "message": message}}
+
+
+def test_a_pod_runs_when_both_containers_do():
+    assert pod_status.is_running(pod())
+    assert pod_status.end(pod()) == ""
+    assert pod_status.start_error(ID, IMAGE, pod()) is None
+    assert pod_status.address(pod()) == "10.0.0.7"
+    assert not pod_status.is_running(pod(gate=waiting("ContainerCreating")))
+    assert not pod_status.is_running(pod("Pending", waiting("PodInitializing")))
+
+
+@pytest.mark.parametrize("empty", [{}, {"status": {}}, {"status": None}, {"metadata": None}])
+def test_a_pod_without_a_status_is_starting(empty):
+    assert not pod_status.is_running(empty)
+    assert pod_status.end(empty) == ""
+    assert pod_status.start_error(ID, IMAGE, empty) is None
+    assert pod_status.address(empty) == ""
+
+
+@pytest.mark.promise("P100")
+@pytest.mark.parametrize(
+    ("reason", "message", "error"),
+    [
+        ("ErrImagePull", "rpc error: … example.org/python:3.11: not found", ImageNotFound),
+        ("ImagePullBackOff", "manifest unknown", ImageNotFound),
+        ("ErrImagePull", "pull access denied, repository … authorization failed", Unauthorized),
+        ("ErrImagePull", "dial tcp: lookup example.org: no such host", RegistryUnavailable),
+        ("ErrImageNeverPull", "", ImageNotFound),
+        ("InvalidImageName", "couldn't parse image name", InvalidImage),
+        ("CreateContainerError", "context deadline exceeded", BackendUnavailable),
+        ("RunContainerError", "exec format error", BackendUnavailable),
+    ],
+)
+def test_why_a_pod_does_not_start_is_named(reason, message, error):
+    found = pod_status.start_error(ID, IMAGE, pod("Pending", waiting(reason, message)))
+    assert type(found) is error
+    assert found.hint
+    assert message in found.message
+
+
+@pytest.mark.parametrize("reason", ["ContainerCreating", "PodInitializing", "", "Unheard"])
+def test_a_container_that_is_being_made_is_no_failure(reason):
+    assert pod_status.start_error(ID, IMAGE, pod("Pending", waiting(reason))) is None
+
+
+def test_an_image_with_the_runner_that_cannot_be_pulled_is_the_operators_matter():
+    found = pod_status.start_error(
+        ID, IMAGE, pod("Pending", gate=waiting("ErrImagePull", "not found"))
+    )
+    assert type(found) is BackendUnavailable
+    assert "runner_image" in found.hint
+
+
+@pytest.mark.promise("P100")
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (pod(sandbox={"terminated": {"exitCode": 137, "reason": "OOMKilled"}}), "memory"),
+        (pod("Failed", reason="Evicted", message="The node was low on resource: memory."), "evict"),
+        (pod("Failed", reason="DeadlineExceeded"), "end of its life"),
+        (pod("Failed", reason="NodeShutdown"), "shut down"),
+        (pod("Succeeded", sandbox={"terminated": {"exitCode": 0}}), "status 0"),
+        (pod("Failed"), "has ended"),
+        (pod(reason="NodeLost"), "node is lost"),
+        ({**pod(), "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}, "being removed"),
+    ],
+)
+def test_an_end_has_a_reason(found, why):
+    assert why in pod_status.end(found)
+    assert not pod_status.is_running(found) or "node" in why
+
+
+def test_the_end_of_the_gate_alone_is_no_end():
+    # The runner ends with it, and says so itself.
+    assert pod_status.end(pod(gate={"terminated": {"exitCode": 0}})) == ""
+
+
+def test_no_room_in_the_cluster_is_busy():
+    condition = {
+        "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+        "message": "0/2 nodes are available: 2 Insufficient memory.",
+    }  # fmt: skip
+    found = pod_status.overdue(ID, pod("Pending", {}, {}, conditions=[condition]), 120)
+    assert type(found) is Busy
+    assert "Insufficient memory" in found.message
+
+
+def test_a_slow_start_says_what_it_waits_for():
+    found = pod_status.overdue(ID, pod("Pending", waiting("ContainerCreating")), 120)
+    assert type(found) is BackendUnavailable
+    assert "ContainerCreating" in found.message
+
+
+def test_messages_of_a_cluster_are_bounded_and_printable():
+    told = pod("Failed", reason="Evicted", message="\x1b[2J" + "x" * 10_000)
+    assert pod_status.end(told).isprintable()
+    assert len(pod_status.end(told)) < 400
+
+
+@pytest.mark.promise("P100")
+@pytest.mark.parametrize(
+    ("refusal", "error"),
+    [
+        (ApiRefused(403, "Forbidden", 'pods "x" is forbidden: exceeded quota: q'), QuotaExceeded),
+        (ApiRefused(403, "Forbidden", 'violates PodSecurity "restricted"'), PolicyDenied),
+        (ApiRefused(403, "Forbidden", "User cannot create resource"), BackendUnavailable),
+        (ApiRefused(409, "AlreadyExists", "exists"), Conflict),
+        (ApiRefused(422, "Invalid", "spec.containers[1].image"), InvalidRequest),
+        (ApiRefused(404, "NotFound", 'namespaces "x" not found'), BackendUnavailable),
+    ],
+)
+def test_a_refusal_of_the_cluster_is_named(refusal, error):
+    found: SandkastenError = refusals.unmade(ID, refusal)
+    assert type(found) is error
+    assert refusal.message in found.message
+    assert found.hint

@@ -1,0 +1,55 @@
+"""What the self-test accepts: the posture of a command inside, and a network that is closed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sandkasten.backends.kubernetes import selftest
+
+GOOD: dict[str, Any] = {
+    "status": {
+        **{f"Cap{name}": "0000000000000000" for name in ("Inh", "Prm", "Eff", "Bnd", "Amb")},
+        "Uid": "1000\t1000\t1000\t1000",
+        "Gid": "1000\t1000\t1000\t1000",
+        # containerd adds the group of the process itself.
+        "Groups": "1000",
+        "NoNewPrivs": "1",
+        "Seccomp": "2",
+    },
+    "descriptors": [0, 1, 2],
+}
+
+
+def test_a_closed_pod_passes():
+    assert selftest.deviations(GOOD) == []
+
+
+@pytest.mark.promise("P100")
+@pytest.mark.parametrize(
+    ("change", "about"),
+    [
+        ({"CapBnd": "00000000a80425fb"}, "CapBnd"),
+        ({"Uid": "1000\t0\t1000\t1000"}, "Uid"),
+        ({"NoNewPrivs": "0"}, "no_new_privs"),
+        ({"Seccomp": "0"}, "seccomp"),
+        ({"Groups": "1000 27"}, "groups"),
+    ],
+)
+def test_anything_more_open_is_named(change, about):
+    found = selftest.deviations({**GOOD, "status": {**GOOD["status"], **change}})
+    assert len(found) == 1
+    assert about in found[0]
+
+
+def test_a_posture_that_says_nothing_does_not_pass():
+    assert len(selftest.deviations({})) >= 8
+    assert selftest.deviations({**GOOD, "descriptors": [0, 1, 2, 7]})
+
+
+@pytest.mark.promise("P100")
+def test_an_address_that_can_be_reached_is_named():
+    text = "closed 10.96.0.1:443\nopen 10.0.0.1:6443\nopen\nopen a b\n"
+    assert selftest.open_addresses(text) == ["10.0.0.1:6443"]
+    assert selftest.open_addresses("closed 10.0.0.1:6443\n") == []
