@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from sandkasten.backends.kubernetes import selftest
+from sandkasten.errors import BackendUnavailable
 
 GOOD: dict[str, Any] = {
     "status": {
@@ -53,3 +54,9 @@ def test_an_address_that_can_be_reached_is_named():
     text = "closed 10.96.0.1:443\nopen 10.0.0.1:6443\nopen\nopen a b\n"
     assert selftest.open_addresses(text) == ["10.0.0.1:6443"]
     assert selftest.open_addresses("closed 10.0.0.1:6443\n") == []
+
+
+@pytest.mark.parametrize("text", ["", "no such program\n"])
+def test_a_test_that_did_not_happen_is_not_passed(text):
+    with pytest.raises(BackendUnavailable):
+        selftest.open_addresses(text)

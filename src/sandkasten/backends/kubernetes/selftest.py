@@ -78,8 +78,15 @@ async def examine_network(
 
 
 def open_addresses(text: str) -> list[str]:
+    """Return the addresses that the gate reached. Raise BackendUnavailable if it tried none."""
     lines = [line.split() for line in text.splitlines()]
-    return [line[1] for line in lines if len(line) == 2 and line[0] == "open"]
+    tried = [line for line in lines if len(line) == 2 and line[0] in ("open", "closed")]
+    if not tried:
+        raise BackendUnavailable(
+            f"the network of a new sandbox cannot be tested: {text[:300]!r}",
+            hint="check backends.kubernetes.programs_dir",
+        )
+    return [address for verdict, address in tried if verdict == "open"]
 
 
 def deviations(seen: Mapping[str, Any]) -> list[str]:
