@@ -61,7 +61,7 @@ class Ground:
     def traits(self) -> frozenset[str]:
         """What a test can be asked only of, or not of."""
         kind = "host" if self.image == "host" else "image"
-        where = {f"docker/{self.where}"} if self.where else set()
+        where = {f"{self.backend}/{self.where}"} if self.where else set()
         whose = {"engine's image"} if self.kept == "engine" else set()
         return frozenset({self.backend, kind, self.image, self.profile, *where, *whose})
 
@@ -97,6 +97,9 @@ GROUNDS = {
     "docker/inside": Ground("docker", "debian", where="inside", cells=_OTHERS, kept="engine"),
     "docker/remote": Ground("docker", "debian", where="remote", cells=_OTHERS, kept="engine"),
     "docker/busybox": Ground("docker", "busybox", where="volume", cells="ahead", kept="engine"),
+    # On the cluster of SANDKASTEN_TEST_KUBECONFIG, which has the images of cluster_images.
+    "kubernetes": Ground("kubernetes", "debian", cells="reused", kept="engine"),
+    "kubernetes/exec": Ground("kubernetes", "debian", cells="reused", kept="engine", where="exec"),
 }
 # The rows of docs/reference/grounds.md. Those of a user are tested by an ordinary one.
 TITLES = {
@@ -231,6 +234,10 @@ def open_backend(ground: Ground, data_dir: Path) -> Backend:
         return (ClaimedLocalBackend if ground.claimed else LocalBackend)(data_dir=data_dir)
     if ground.backend == "docker":
         return _open_docker(ground, data_dir)
+    if ground.backend == "kubernetes":
+        from tests.kubernetes.cluster_images import open_on_cluster
+
+        return open_on_cluster(data_dir, ground.where)
     from sandkasten.backends.oci import OciBackend
 
     return OciBackend(data_dir=data_dir, runtime="runc" if ground.backend == "oci" else "runsc")
@@ -283,7 +290,11 @@ def _open_docker(ground: Ground, data_dir: Path) -> Backend:
 
 
 def spec_on(ground: Ground, limits: Limits | None = None) -> CellSpec:
-    if ground.kept == "engine":
+    if ground.backend == "kubernetes":
+        from tests.kubernetes.cluster_images import reference
+
+        image = Image(name=reference(ground.image), kind="engine")
+    elif ground.kept == "engine":
         image = Image(name=stock.reference(ground.image), kind="engine")
     else:
         image = image_named(ground.image)

@@ -43,7 +43,7 @@ from sandkasten.model.sandbox.network_policy import unsupported_network
 from sandkasten.model.sandbox.readiness import Readiness, Requirement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
     from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
     from sandkasten.model.sandbox.cell_spec import HostMount
@@ -331,15 +331,15 @@ class KubernetesBackend:
         try:
             async with asyncio.timeout(self._options.start_s):
                 while True:
-                    async for what, seen in self._watched(name, pod):
-                        pod = seen
-                        if what == "DELETED":
-                            raise pod_status.lost(sandbox_id, "its Pod was removed")
-                        if pod_status.is_running(pod) and pod_status.address(pod):
-                            return pod
-                        error = pod_status.start_error(sandbox_id, image, pod)
-                        if error is not None:
-                            raise await self._with_words(error, name, pod)
+                    async with contextlib.aclosing(self._watched(name, pod)) as events:
+                        async for what, pod in events:
+                            if what == "DELETED":
+                                raise pod_status.lost(sandbox_id, "its Pod was removed")
+                            if pod_status.is_running(pod) and pod_status.address(pod):
+                                return pod
+                            error = pod_status.start_error(sandbox_id, image, pod)
+                            if error is not None:
+                                raise await self._with_words(error, name, pod)
         except TimeoutError as exc:
             raise pod_status.overdue(sandbox_id, pod, self._options.start_s) from exc
 
@@ -356,7 +356,9 @@ class KubernetesBackend:
                 error.args = (error.message,)
         return error
 
-    async def _watched(self, name: str, pod: Mapping[str, Any]) -> Any:
+    async def _watched(
+        self, name: str, pod: Mapping[str, Any]
+    ) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
         """Yield what becomes of the Pod; once more from a fresh state if the watch breaks off."""
         version = str((pod.get("metadata") or {}).get("resourceVersion") or "")
         try:
@@ -409,9 +411,10 @@ class KubernetesBackend:
 
     async def _gone(self, name: str, pod: Mapping[str, Any]) -> None:
         while True:
-            async for what, _ in self._watched(name, pod):
-                if what == "DELETED":
-                    return
+            async with contextlib.aclosing(self._watched(name, pod)) as events:
+                async for what, _ in events:
+                    if what == "DELETED":
+                        return
 
     async def _found(self, name: str, kind: str = "pods") -> Mapping[str, Any] | None:
         try:
