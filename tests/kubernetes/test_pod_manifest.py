@@ -179,7 +179,7 @@ def test_a_mounted_image_needs_no_init_container():
         ({"gpus": GpuRequest(1)}, "gpus"),
         ({"image": Image("debian", "layers", id="sha256:00")}, "store"),
         ({"image": Image("host")}, "store"),
-        ({"network": NetworkPolicy(default="allow")}, "network"),
+        ({"network": NetworkPolicy(full=True)}, "network"),
     ],
 )
 def test_what_a_pod_cannot_have_is_refused_by_name(change, about):

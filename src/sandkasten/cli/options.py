@@ -56,7 +56,7 @@ Backend = Annotated[
     typer.Option(
         "--backend",
         metavar="B",
-        help="local, oci, gvisor or docker.",
+        help="local, oci, gvisor, docker or kubernetes.",
         autocompletion=completions.backends,
     ),
 ]

@@ -359,7 +359,9 @@ class KubernetesBackend:
     async def _watched(
         self, name: str, pod: Mapping[str, Any]
     ) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
-        """Yield what becomes of the Pod; once more from a fresh state if the watch breaks off."""
+        """Yield the Pod, what becomes of it, and its fresh state if the watch breaks off."""
+        # One that was found and not made may be running already.
+        yield "FOUND", pod
         version = str((pod.get("metadata") or {}).get("resourceVersion") or "")
         try:
             async with contextlib.aclosing(self._client.watch("pods", name, version)) as events:

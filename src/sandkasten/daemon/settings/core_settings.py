@@ -71,7 +71,7 @@ class GeneralSettings:
         "backend",
         backend_name,
         "local",
-        "The backend of a request that names none: local, oci, gvisor or docker.",
+        "The backend of a request that names none: local, oci, gvisor, docker or kubernetes.",
     )
     default_image: str = setting(
         "default_image", image, "host", "The image of a request that names none."
