@@ -65,8 +65,7 @@ class FakeCluster:
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
-        assert site._server is not None
-        self.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -113,6 +112,7 @@ class FakeCluster:
         if self.script.away:
             assert request.transport is not None
             request.transport.abort()
+            raise web.HTTPServiceUnavailable
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
             return _status(401, "Unauthorized", "Unauthorized")
         answer: web.StreamResponse = await handler(request)
@@ -218,7 +218,9 @@ class FakeCluster:
             await asyncio.to_thread(subprocess.Popen, [str(word) for word in one])
             for one in commands
         ]
-        running = [{"name": one, "state": {"running": {}}} for one in ("gate", "sandbox")]
+        running: list[dict[str, Any]] = [
+            {"name": one, "state": {"running": {}}} for one in ("gate", "sandbox")
+        ]
         pod["status"] = {
             "phase": "Running", "podIP": "127.0.0.1", "containerStatuses": running,
         }  # fmt: skip

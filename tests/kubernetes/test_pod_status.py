@@ -81,6 +81,7 @@ def test_a_pod_without_a_status_is_starting(empty):
 )
 def test_why_a_pod_does_not_start_is_named(reason, message, error):
     found = pod_status.start_error(ID, IMAGE, pod("Pending", waiting(reason, message)))
+    assert found is not None
     assert type(found) is error
     assert found.hint
     assert message in found.message

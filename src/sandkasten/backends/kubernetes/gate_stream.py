@@ -46,8 +46,8 @@ class GateStream:
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
                 await self._writer.wait_closed()
-        # TLS waits for the other side's end, which a node that is gone never sends. A transport whose
-        # peer has closed has no protocol any more.
+        # TLS waits for the other side's end, which a node that is gone never sends. A transport
+        # whose peer has closed has no protocol any more.
         with contextlib.suppress(AttributeError):
             self._writer.transport.abort()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote, urlsplit
 
 import aiohttp
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
     from sandkasten.backends.kubernetes.api.cluster_access import ClusterAccess
+
+T = TypeVar("T")
 
 # A Pod of ours is 10 KB with its status; a list of a thousand is 10 MB.
 _MOST_BYTES: Final = 64 << 20
@@ -262,7 +264,7 @@ class ClusterClient:
 
         return await self._asked(access, ask())
 
-    async def _asked(self, access: ClusterAccess, question: Awaitable[Any]) -> Any:
+    async def _asked(self, access: ClusterAccess, question: Awaitable[T]) -> T:
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await question
