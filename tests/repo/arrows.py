@@ -73,7 +73,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "jsonschema": frozenset({"agents"}),
     "referencing": frozenset({"agents"}),
     "jwt": frozenset({"api", "daemon"}),
-    "cryptography": frozenset({"daemon", "images", "linux", "store"}),
+    "cryptography": frozenset({"backends", "daemon", "images", "linux", "store"}),
     "mcp": frozenset({"mcp"}),
     # A dependency of the library mcp, whose errors it raises.
     "anyio": frozenset({"integrations", "mcp"}),

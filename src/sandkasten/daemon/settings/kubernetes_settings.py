@@ -143,8 +143,7 @@ class KubernetesSettings:
         "backends.kubernetes.installation",
         owner,
         None,
-        "The owner label of the Pods, the same for daemons that share them; default: one for this "
-        "data directory.",
+        "The owner label of the Pods, for daemons that share them; default: one per data directory.",
     )
     runner_image: str | None = setting(
         "backends.kubernetes.runner_image",
@@ -162,8 +161,7 @@ class KubernetesSettings:
         "backends.kubernetes.runner_source",
         choice(*RUNNER_SOURCES),
         _DEFAULT.runner_source,
-        "How a Pod gets the runner: init (an init container copies it) or image (the image is "
-        "mounted, which starts faster and needs Kubernetes 1.35).",
+        "How a Pod gets the runner: init (a container copies it) or image (the image is mounted).",
     )
     reach: Reach = setting(
         "backends.kubernetes.reach",
@@ -181,8 +179,7 @@ class KubernetesSettings:
         "backends.kubernetes.network_policy",
         choice(*NETWORK_CHECKS),
         _DEFAULT.network_policy,
-        "Whether sandboxes are created only after a trial Pod could reach nothing (checked), or "
-        "without that (assumed).",
+        "Whether a trial Pod must show that the network is closed (checked), or not (assumed).",
     )
     runtime_class: str | None = setting(
         "backends.kubernetes.runtime_class",
