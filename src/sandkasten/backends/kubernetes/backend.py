@@ -241,21 +241,28 @@ class KubernetesBackend:
         await self._client.aclose()
 
     async def _try(self, spec: CellSpec) -> None:
-        """Verify with a throw-away Pod that sandboxes are as closed as required."""
-        sandbox_id = SandboxId(selftest.TRIAL + secrets.token_hex(_ATTEMPT_BYTES))
+        """Verify with throw-away Pods that sandboxes are as closed as required."""
         # Nothing of the caller's but the image, which a node has then.
         plain = CellSpec(image=spec.image)
-        cell = await self._create(sandbox_id, plain)
+        cell = await self._create(_trial_id(), plain)
         try:
             await selftest.examine(cell, pod_manifest.runner_command(plain, self._options)[0])
             if self._options.network_policy == "checked":
-                program = f"{self._options.programs}/sandkasten-egress"
-                addresses = await self._client.addresses()
-                await selftest.examine_network(self._client, cell, program, addresses)
+                await self._try_network(cell, plain)
+        finally:
+            await asyncio.shield(cell.destroy())
+
+    async def _try_network(self, cell: KubernetesCell, spec: CellSpec) -> None:
+        """Verify that a Pod reaches neither another Pod nor the API server."""
+        program = f"{self._options.programs}/sandkasten-egress"
+        other = await self._create(_trial_id(), spec)
+        try:
+            addresses = [*await self._client.addresses(), other.address]
+            await selftest.examine_network(self._client, cell, program, addresses)
         except ApiRefused as exc:
             raise refusals.translated(exc, "the network cannot be tested") from exc
         finally:
-            await asyncio.shield(cell.destroy())
+            await asyncio.shield(other.destroy())
 
     # ---- one sandbox
 
@@ -449,6 +456,10 @@ def _is_trial(one: Mapping[str, Any]) -> bool:
         return False
     when = datetime.datetime.fromisoformat(made.replace("Z", "+00:00"))
     return datetime.datetime.now(datetime.UTC) - when < _TRIAL_LIFE
+
+
+def _trial_id() -> SandboxId:
+    return SandboxId(selftest.TRIAL + secrets.token_hex(_ATTEMPT_BYTES))
 
 
 def _attempt(one: Mapping[str, Any]) -> object:

@@ -75,6 +75,12 @@ class KubernetesCell:
     def unenforced(self) -> tuple[Unenforced, ...]:
         return UNENFORCED
 
+    @property
+    def address(self) -> str:
+        """Return the address of its gate, with the port."""
+        host = f"[{self._address}]" if ":" in self._address else self._address
+        return f"{host}:{self._options.port}"
+
     async def greet(self) -> None:
         """Wait until the runner has answered; that connection serves the next `dial`."""
         deadline = asyncio.get_running_loop().time() + _HELLO_S

@@ -1,8 +1,8 @@
 """Self-test before the first sandbox of a daemon: make a throw-away Pod and look at it from inside.
 
 A user's command reports what it sees of itself, by the runner's own program, and the gate, which
-has the same network, tries to reach the API server: where no controller enforces a NetworkPolicy,
-it succeeds. `deviations` and `open_addresses` are pure.
+has the same network, tries to reach another Pod and the API server: where no controller enforces a
+NetworkPolicy, it succeeds. `deviations` and `open_addresses` are pure.
 """
 
 from __future__ import annotations

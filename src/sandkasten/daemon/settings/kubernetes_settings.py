@@ -143,7 +143,7 @@ class KubernetesSettings:
         "backends.kubernetes.installation",
         owner,
         None,
-        "The owner label of the Pods, for daemons that share them; default: one per data directory.",
+        "The owner label of the Pods, for daemons that share them; default: by data directory.",
     )
     runner_image: str | None = setting(
         "backends.kubernetes.runner_image",
