@@ -1,7 +1,7 @@
 """The few calls that we make of a Kubernetes API server, over aiohttp.
 
 A refusal of the server is `ApiRefused`; a server that cannot be reached, or that fails itself,
-raises BackendUnavailable. What the server sends is bounded. Decision 26 says why there is no
+raises BackendUnavailable. What the server sends is bounded. Decision 27 says why there is no
 library.
 """
 
