@@ -169,7 +169,8 @@ def shared_backends(settings: Settings) -> frozenset[str]:
     """Return the backends whose sandboxes every daemon of `store.url` can reach. Their rows in the
     ledger belong to all of these daemons, and not to the one that made them.
     """
-    return frozenset()
+    # Without a name of its own, an installation is one data directory.
+    return frozenset({"kubernetes"} if settings.kubernetes.installation else ())
 
 
 def open_backing(settings: Settings, layers: LayerStore, events: EventSink) -> Backing:
