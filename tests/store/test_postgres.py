@@ -432,6 +432,16 @@ async def test_commands_that_are_written_twice_at_once_do_not_wait_for_each_othe
     assert len(await journals[0].execs(session(1).id, limit=500)) == 200
 
 
+async def test_a_command_with_odd_values_does_not_keep_sessions_from_ending(open_postgres):
+    journal = PostgresJournal(await open_postgres(), "node_1")
+    await journal.begin_session(session(1))
+    odd = ExecRow("ex_1", session(1).id, "t", "a\0b\ud800", "running", 1.0, exit_code=1 << 70)
+    journal.note_exec(odd)
+    await journal.end_session(session(1).id, "destroyed", 2.0)
+    (kept,) = await journal.execs(session(1).id)
+    assert (kept.status, kept.exit_code) == ("lost", (1 << 63) - 1)
+
+
 @pytest.mark.parametrize("text", ["a\0", "\ud800"])
 async def test_a_text_that_cannot_be_stored_is_an_error_of_the_request(open_postgres, text):
     database = await open_postgres()
@@ -535,6 +545,18 @@ async def test_an_unavailable_server_is_a_named_error_without_the_password(tmp_p
     assert "store.url" in refused.value.hint
     told = f"{refused.value!r} {refused.value} {refused.value.__cause__!r} {caplog.text}"
     assert PASSWORD not in told
+
+
+@pytest.mark.promise("P99")
+@pytest.mark.parametrize("query", ["sslmode=verify-full", "sslmode=x", "target_session_attrs=x"])
+async def test_a_url_that_the_driver_refuses_is_not_a_server_that_is_away(
+    tmp_path, monkeypatch, query
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    url = f"postgresql://u:{PASSWORD}@127.0.0.1:1/db?{query}"
+    with pytest.raises(InvalidConfiguration, match="store.url") as refused:
+        await PostgresDatabase.open(url, timeout_s=2.0)
+    assert PASSWORD not in f"{refused.value!r} {refused.value.__cause__!r}"
 
 
 @pytest.mark.promise("P99")

@@ -349,6 +349,13 @@ class PostgresDatabase:
                 "the request contains a text or number that cannot be stored",
                 hint="leave out NUL characters and lone surrogates, and keep numbers below 2**63",
             )
+        if isinstance(exc, library.ClientConfigurationError):
+            return InvalidConfiguration(
+                "store.url, or a PG… variable that completes it, cannot be used",
+                hint="check sslmode and target_session_attrs; verify-ca and verify-full need the"
+                " file of sslrootcert, of PGSSLROOTCERT or ~/.postgresql/root.crt",
+                setting="store.url",
+            )
         refused = (
             library.InvalidAuthorizationSpecificationError,
             library.InvalidCatalogNameError,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _PRUNE_AT_ONCE: Final = 5000
 _COMMAND_BYTES: Final = 4096
 _DAY_S: Final = 86_400
+_MOST_INTEGER: Final = (1 << 63) - 1
 
 _SESSION_FIELDS: Final = tuple(field.name for field in fields(SessionRow))
 _EXEC_FIELDS: Final = tuple(field.name for field in fields(ExecRow))
@@ -277,7 +278,14 @@ def _exec_values(row: ExecRow) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    return text_of(value) if isinstance(value, str) else value
+    """Return a value that PostgreSQL can store: one row that it refuses would keep all others that
+    are written with it from being written.
+    """
+    if isinstance(value, str):
+        return text_of(value)
+    if isinstance(value, int):
+        return min(max(value, -_MOST_INTEGER - 1), _MOST_INTEGER)
+    return value
 
 
 def _session(found: Row) -> SessionRow:
