@@ -42,7 +42,7 @@ _SHARED: Final = (
     "network bytes of tenants",
 )
 _OF_ONE_NODE: Final = (
-    "sandboxes",
+    "other sandboxes",
     "workspaces",
     "images",
     "packages",
@@ -103,7 +103,7 @@ def report_shared(settings: Settings, shared: SharedStore) -> None:
     event = {
         "database": without_password(settings.store.url or ""),
         "node": shared.node,
-        "shared": ", ".join(_SHARED),
+        "shared": ", ".join((*_SHARED, *(f"sandboxes of {one}" for one in shared.backends))),
         "of_this_daemon": ", ".join(_OF_ONE_NODE),
     }
     log.warning("store.shared", extra={"sandkasten": event})
