@@ -212,6 +212,18 @@ async def test_daemons_that_start_at_once_migrate_once(open_new_schema):
     assert [row["version"] for row in found] == [1, 2]
 
 
+async def test_a_user_that_may_create_no_schema_uses_the_one_it_was_given(
+    open_postgres, postgres_server
+):
+    admin, name = await open_postgres(), new_schema()
+    await admin.execute(f"CREATE ROLE {name} LOGIN")
+    await admin.execute(f"CREATE SCHEMA {name} AUTHORIZATION {name}")
+    url = postgres_server.url.replace("//tester@", f"//{name}@")
+    guest = await PostgresDatabase.open(url, schema=name)
+    assert await guest.fetch("SELECT 1 FROM schema_version")
+    await guest.aclose()
+
+
 async def test_a_schema_of_a_newer_version_is_refused(open_new_schema):
     one = await open_new_schema()
     await one.execute("INSERT INTO schema_version VALUES (99, 'later')")

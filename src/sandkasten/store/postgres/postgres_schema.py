@@ -48,7 +48,10 @@ async def migrate(connection: Any, schema: str, lock_key: int) -> None:
         for one in wanted:
             if one.version > present:
                 async with connection.transaction():
-                    await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
+                    # Asked first, because IF NOT EXISTS needs the right to create one all the same.
+                    sql = "SELECT to_regnamespace($1) IS NULL"
+                    if await connection.fetchval(sql, schema):
+                        await connection.execute(f"CREATE SCHEMA {schema}")
                     await connection.execute(
                         f"CREATE TABLE IF NOT EXISTS {schema}.schema_version (version bigint"
                         " PRIMARY KEY, name text NOT NULL,"
