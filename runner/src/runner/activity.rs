@@ -39,15 +39,16 @@ impl Signs {
     }
 }
 
-/// Look at processes and connections. `at_rest` are the pids that do not count as activity.
-pub fn look(at_rest: HashSet<i32>) -> Signs {
+/// Look at processes and connections. `at_rest` are the pids that do not count as activity, and `gate` is
+/// the port of a process beside us through which our own clients come.
+pub fn look(at_rest: HashSet<i32>, gate: Option<u16>) -> Signs {
     let me = std::process::id() as i32;
     let (children, ticks) = below(me, &processes::all().unwrap_or_default(), &at_rest);
     let tables: [&[u8]; 2] = [b"/proc/self/net/tcp", b"/proc/self/net/tcp6"];
     let connections = tables
         .iter()
         .filter_map(|path| sys::read_file(path, MAX_TABLE).ok())
-        .map(|table| established(&table))
+        .map(|table| established(&table, gate))
         .sum();
     // SAFETY: sysconf only reads constants.
     let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1) as u64;
@@ -91,13 +92,16 @@ fn below(root: i32, processes_found: &[Process], at_rest: &HashSet<i32>) -> (usi
     (count, ticks)
 }
 
-fn established(table: &[u8]) -> usize {
+fn established(table: &[u8], gate: Option<u16>) -> usize {
     let text = String::from_utf8_lossy(table);
-    let states = text
-        .lines()
-        .skip(1)
-        .filter_map(|line| line.split_ascii_whitespace().nth(3));
-    states.filter(|state| *state == ESTABLISHED).count()
+    let gate = gate.map(|port| format!(":{:04X}", port));
+    let counts = |line: &&str| {
+        let mut words = line.split_ascii_whitespace().skip(1);
+        let local = words.next().unwrap_or("");
+        let ours = gate.as_deref().map_or(false, |gate| local.ends_with(gate));
+        !ours && words.nth(1) == Some(ESTABLISHED)
+    };
+    text.lines().skip(1).filter(counts).count()
 }
 
 #[cfg(test)]
@@ -149,7 +153,8 @@ mod tests {
    1: 0100007F:1F90 0100007F:A2C4 01 00000000:00000000 00:00000000\n\
    2: 0100007F:A2C4 0100007F:1F90 01 00000000:00000000 00:00000000\n\
    3: 0100007F:A2C6 0100007F:1F90 06 00000000:00000000 03:00001770\n";
-        assert_eq!(established(table), 2);
-        assert_eq!(established(b""), 0);
+        assert_eq!(established(table, None), 2);
+        assert_eq!(established(table, Some(0x1F90)), 1);
+        assert_eq!(established(b"", None), 0);
     }
 }

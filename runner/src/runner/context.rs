@@ -26,6 +26,8 @@ pub struct Config {
     pub fixed_shell: bool,
     /// The shell program, if the image has one.
     pub shell: Option<Vec<u8>>,
+    /// The port of the gate beside us, whose connections are our own clients'.
+    pub gate_port: Option<u16>,
 }
 
 pub struct Context {

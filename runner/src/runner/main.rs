@@ -45,7 +45,8 @@ use wire::{handler, protocol};
 
 const USAGE: &str = "sandkasten-runner (--listen-fd N | --listen PATH | --receive PATH | --stdio) \
 [--ready-fd N] [--run-as UID:GID] [--user UID:GID] [--user-capabilities HEX] [--own DIR]... [--guard PATH]... \
-[--state-dir DIR] [--workspace DIR] [--home DIR] [--shell PROGRAM] [--no-set-id] [--open-files N]
+[--state-dir DIR] [--workspace DIR] [--home DIR] [--shell PROGRAM] [--no-set-id] [--open-files N] \
+[--gate-port N]
        sandkasten-runner --as UID:GID[,GID]... PROGRAM [ARGUMENT]...
        sandkasten-runner --relay PATH | --erase PATH | --install PATH | --posture | --describe | --version";
 
@@ -55,6 +56,7 @@ struct Options {
     listen: Option<Vec<u8>>,
     /// Where a process outside waits to give us a listener.
     receive: Option<Vec<u8>>,
+    gate_port: Option<u16>,
     stdio: bool,
     /// Whether no file may get a set-user-id or set-group-id bit.
     no_set_id: bool,
@@ -198,6 +200,7 @@ fn parse(arguments: Vec<OsString>) -> Result<Options, String> {
             "--ready-fd" => options.ready_fd = Some(number(&text)?),
             "--listen" => options.listen = Some(value),
             "--receive" => options.receive = Some(value),
+            "--gate-port" => options.gate_port = Some(number(&text)? as u16),
             "--open-files" => options.open_files = Some(number(&text)? as u64),
             "--state-dir" => options.state_dir = Some(value),
             "--workspace" => options.workspace = Some(value),
@@ -306,6 +309,7 @@ fn run(options: Options) -> Result<i32, StartError> {
         workspace: options.workspace.unwrap_or_else(|| b"/".to_vec()),
         home,
         shell,
+        gate_port: options.gate_port,
         env,
     };
     let mut server = Server::new(config, state_dir, signals).map_err(failed_to("cannot poll"))?;

@@ -158,7 +158,10 @@ impl Server {
         }
         let supervisors = self.cx.supervisors.owners().map(|(pid, _)| pid);
         let at_rest = self.shells.idle_pids().chain(self.execs.held_pids());
-        activity::look(supervisors.chain(at_rest).collect())
+        activity::look(
+            supervisors.chain(at_rest).collect(),
+            self.cx.config.gate_port,
+        )
     }
 
     fn arm_lease(&mut self) {

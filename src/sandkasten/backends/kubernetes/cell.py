@@ -28,12 +28,17 @@ _FIRST_BYTES: Final = 64 * 1024
 _RETRY_S: Final = 0.02
 # A cluster in which Pods can be reached lets us in at once; the gate may still be starting.
 _DIRECT_S: Final = 3.0
-_NOTICED_S: Final = 0.3
+_NOTICED_S, _NOTICE_TRIES = 0.3, 10
 UNENFORCED: Final = (
     Unenforced(
         "pids",
         "Kubernetes has no limit of processes for one Pod",
         "set podPidsLimit of the kubelets",
+    ),
+    Unenforced(
+        "workspace",
+        "the kubelet ends a Pod whose workspace is too large, some time after it became so",
+        "use nodes with enough disk",
     ),
 )
 
@@ -149,9 +154,10 @@ class KubernetesCell:
     async def _no_way_in(self, why: str) -> SandkastenError:
         """Return the error for a Pod that cannot be reached: lost, or alive and silent."""
         try:
-            await self.check_alive()
-            # The API server learns of an end later than the connection.
-            await asyncio.sleep(_NOTICED_S)
+            # The kubelet looks at its containers once a second, and tells the API server then.
+            for _ in range(_NOTICE_TRIES):
+                await self.check_alive()
+                await asyncio.sleep(_NOTICED_S)
             await self.check_alive()
         except SandkastenError as exc:
             return exc

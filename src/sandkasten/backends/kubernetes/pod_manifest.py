@@ -214,6 +214,8 @@ def runner_command(spec: CellSpec, options: KubernetesOptions) -> list[str]:
     return [
         pod_names.RUNNER_PATH if copied else mounted,
         "--receive", pod_names.HAND_OVER,
+        # Our own connections do not keep a sandbox from being idle.
+        "--gate-port", str(options.port),
         # Below the mounted directory, which is root's and writable by all.
         "--state-dir", f"{pod_names.STATE_DIR}/runner",
         "--workspace", WORKSPACE,
