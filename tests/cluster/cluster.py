@@ -286,6 +286,8 @@ class Cluster:
                 "--use-service-account-credentials",
                 *("--root-ca-file", str(self.certificates / "ca.pem")),
                 *("--service-account-private-key-file", str(self.certificates / "server-key.pem")),
+                # It would create the default one, which is in /usr.
+                *("--flex-volume-plugin-dir", str(self.folder / "plugins")),
                 # A busy machine is not a lost node; a lost one is noticed within half a minute.
                 *("--node-monitor-period", "2s", "--node-monitor-grace-period", "16s"),
             ]

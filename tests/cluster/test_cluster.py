@@ -189,6 +189,7 @@ def test_a_user_without_rights_is_refused(cluster, tmp_path):
 def test_a_cluster_leaves_nothing():
     if why := programs.missing():
         pytest.skip(why)
+    before = _found(_DEFAULTS)
     with Cluster() as made:
         name = _name()
         made.api.create_pod(_pod(name))
@@ -198,12 +199,21 @@ def test_a_cluster_leaves_nothing():
         folder, link, cgroup = made.folder, made.machine.link, made.machine.cgroup
         assert link in _said("ip", "route")
     assert not folder.exists()
+    assert _found(_DEFAULTS) == before
     assert link not in _said("ip", "route")
     assert link not in _said("ip", "link")
     assert list(keeper._groups(cgroup)) == []
     assert str(folder) not in Path("/proc/self/mountinfo").read_text()
     marked = [*keeper._marked(folder), *(pid for pid in inside if _lives(pid))]
     assert marked == []
+
+
+# Where its programs write by default, and hostwatch does not look.
+_DEFAULTS = ("/usr/libexec/kubernetes", "/var/log/pods", "/var/log/containers")
+
+
+def _found(paths: tuple[str, ...]) -> list[str]:
+    return [path for path in paths if Path(path).exists()]
 
 
 def _said(*words: str) -> str:
