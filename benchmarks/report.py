@@ -49,7 +49,8 @@ def write(found: Results, place: Path) -> None:
     """Write the results and everything that is made of them."""
     place.mkdir(parents=True, exist_ok=True)
     (place / RESULTS).write_text(results.dumped(found, [asdict(one) for one in verdicts(found)]))
-    for name, content in rendered(found).items():
+    # What is written is rounded, and the pages are made from that: made again, they are the same.
+    for name, content in rendered(results.loaded(place / RESULTS)).items():
         (place / name).write_text(content)
 
 
