@@ -173,7 +173,7 @@ _HOST_FILE: Final = (
     "of the sandbox is followed outside"
 )
 _DIRECTORY: Final = "it creates a directory and starts nothing before the first command"
-_NOTHING_ENDS: Final = "it removes a directory; there is no process to end"
+_NOTHING_ENDS: Final = "it removes a directory and has no process to end"
 _SHARED_FILE: Final = "it uses a directory of the host directly and checks no path"
 _LOCAL: Final = ("AutoGen (local)", "SWE-ReX (local)", "inspect_ai (local)")
 _SHARERS: Final = (BWRAP, "AutoGen (local)", "AutoGen (docker)", "llm-sandbox (bwrap)")

@@ -94,3 +94,23 @@ def drop_descriptors(descriptors: Iterable[int]) -> None:
             ranges.append([descriptor, descriptor + 1])
     for one in ranges:
         threading.Thread(target=os.closerange, args=one, name="drop", daemon=True).start()
+
+
+class PrefixedStream:
+    """A stream whose first bytes have already been read."""
+
+    def __init__(self, first: bytes, stream: ByteStream) -> None:
+        self._first = first
+        self._stream = stream
+
+    async def receive(self, max_bytes: int) -> bytes:
+        if not self._first:
+            return await self._stream.receive(max_bytes)
+        found, self._first = self._first[:max_bytes], self._first[max_bytes:]
+        return found
+
+    async def send(self, *parts: bytes | bytearray | memoryview) -> None:
+        await self._stream.send(*parts)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()

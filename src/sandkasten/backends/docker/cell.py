@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sandkasten.backends.docker import container_usage, probe, resource_names
 from sandkasten.backends.docker.engine import response_checks
 from sandkasten.backends.docker.engine.engine_client import Refused, translated
-from sandkasten.backends.docker.engine.exec_stream import ExecStream, PrefixedStream
+from sandkasten.backends.docker.engine.exec_stream import ExecStream
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
@@ -26,6 +26,7 @@ from sandkasten.errors import (
 from sandkasten.model.sandbox.cell_spec import RUNNER_ID
 from sandkasten.model.sandbox.inspection import created_without_inspection
 from sandkasten.model.sandbox.limits import Unenforced
+from sandkasten.wire.byte_streams import PrefixedStream
 from sandkasten.wire.frame_codec import FROM_RUNNER, Decoder
 from sandkasten.wire.unix_socket import connect_unix
 

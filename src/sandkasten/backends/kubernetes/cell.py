@@ -12,6 +12,7 @@ from sandkasten.backends.kubernetes.api.cluster_client import ApiRefused
 from sandkasten.errors import BackendUnavailable, Busy, SandkastenError
 from sandkasten.model.sandbox.limits import Unenforced
 from sandkasten.model.sandbox.usage import Usage
+from sandkasten.wire.byte_streams import PrefixedStream
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -210,26 +211,6 @@ class KubernetesCell:
         await self._end(self.id)
 
 
-class _Prefixed:
-    """A stream whose first bytes have already been read."""
-
-    def __init__(self, first: bytes, stream: ByteStream) -> None:
-        self._first = first
-        self._stream = stream
-
-    async def receive(self, max_bytes: int) -> bytes:
-        if not self._first:
-            return await self._stream.receive(max_bytes)
-        found, self._first = self._first[:max_bytes], self._first[max_bytes:]
-        return found
-
-    async def send(self, *parts: bytes | bytearray | memoryview) -> None:
-        await self._stream.send(*parts)
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-
 async def _greeted(stream: ByteStream) -> ByteStream:
     """Return the stream when the runner's first bytes are there; else close it, raise OSError."""
     try:
@@ -240,7 +221,7 @@ async def _greeted(stream: ByteStream) -> ByteStream:
     except (OSError, asyncio.CancelledError):
         await stream.aclose()
         raise
-    return _Prefixed(first, stream)
+    return PrefixedStream(first, stream)
 
 
 def _limits(pod: Mapping[str, Any]) -> int | None:

@@ -10,13 +10,13 @@ precision of a minute.
 from __future__ import annotations
 
 import asyncio
-import hmac
 from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Final, cast
 
 from sandkasten.errors import Conflict
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.journal_rows import KeyRow
+from sandkasten.store.key_copies import KeyCopies
 from sandkasten.store.postgres.postgres_database import RELOAD_S, Refresher, text_of
 from sandkasten.store.write_behind import WriteBehind
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from sandkasten.model.access.tenancy import Scope
     from sandkasten.store.postgres.postgres_database import PostgresDatabase, Row
 
-_USED_EVERY_S: Final = 60.0
 _TOPIC: Final = "keys"
 _COLUMNS: Final = (
     "hashed, id, tenant, name, scopes, created_at, expires_at, revoked_at, last_used_at,"
@@ -36,17 +35,14 @@ _COLUMNS: Final = (
 _MARKS: Final = ", ".join(f"${number}" for number in range(1, _COLUMNS.count(",") + 2))
 
 
-class PostgresKeys:
+class PostgresKeys(KeyCopies):
     """API keys. Create with `open`."""
 
     def __init__(self, database: PostgresDatabase, reload_s: float) -> None:
         self._database = database
-        self._by_hash: dict[bytes, KeyRow] = {}
+        super().__init__({}, WriteBehind(lambda rows: asyncio.ensure_future(self._used(rows))))
         self._changes = 0
         self._loading = asyncio.Lock()
-        self._behind: WriteBehind[str, KeyRow] = WriteBehind(
-            lambda rows: asyncio.ensure_future(self._used(rows))
-        )
         self._refresher = Refresher(database, _TOPIC, self._load, reload_s)
 
     @classmethod
@@ -58,29 +54,6 @@ class PostgresKeys:
             await one._refresher.aclose()
             raise
         return one
-
-    def check(self, hashed: bytes, now: float) -> KeyRow | None:
-        # A lookup by hash leaks nothing useful: a caller who can choose a hash that shares bytes
-        # with another has no key that produces it.
-        row = self._by_hash.get(hashed)
-        known = hashed if row is not None else bytes(len(hashed))
-        if not hmac.compare_digest(known, hashed) or row is None:
-            return None
-        if row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= now):
-            return None
-        if row.last_used_at is None or now - row.last_used_at >= _USED_EVERY_S:
-            row = self._by_hash[hashed] = replace(row, last_used_at=now)
-            self._behind.put(row.id, row)
-        return row
-
-    def any_living(self, now: float) -> bool:
-        return any(
-            row.revoked_at is None and (row.expires_at is None or row.expires_at > now)
-            for row in self._by_hash.values()
-        )
-
-    def any_made(self) -> bool:
-        return bool(self._by_hash)
 
     async def add(self, row: KeyRow, hashed: bytes) -> None:
         async with self._database.transaction() as connection:

@@ -8,13 +8,13 @@ is written later, to the minute.
 
 from __future__ import annotations
 
-import hmac
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from sandkasten.errors import Conflict
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.journal_rows import KeyRow
+from sandkasten.store.key_copies import KeyCopies
 from sandkasten.store.write_behind import WriteBehind
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from sandkasten.model.access.tenancy import Scope
     from sandkasten.store.sqlite.database import Database
 
-_USED_EVERY_S: Final = 60.0
 _COLUMNS: Final = (
     "hashed, id, tenant, name, scopes, created_at, expires_at, revoked_at, last_used_at,"
     " max_sessions, max_memory_bytes, max_disk_bytes, requests_per_second,"
@@ -32,15 +31,15 @@ _COLUMNS: Final = (
 )
 
 
-class SqliteKeys:
+class SqliteKeys(KeyCopies):
     """API keys. Create with `open`."""
 
     def __init__(self, database: Database, known: dict[bytes, KeyRow]) -> None:
         self._database = database
-        self._by_hash = known
-        self._behind: WriteBehind[str, KeyRow] = WriteBehind(
+        behind: WriteBehind[str, KeyRow] = WriteBehind(
             lambda rows: database.submit(lambda connection: _used(connection, rows))
         )
+        super().__init__(known, behind)
 
     @classmethod
     async def open(cls, database: Database) -> SqliteKeys:
@@ -49,29 +48,6 @@ class SqliteKeys:
             return {bytes(row[0]): _row(row) for row in found}
 
         return cls(database, await database.read(load))
-
-    def check(self, hashed: bytes, now: float) -> KeyRow | None:
-        # A lookup by hash leaks nothing useful: a caller who can choose a hash that shares bytes
-        # with another has no key that produces it.
-        row = self._by_hash.get(hashed)
-        known = hashed if row is not None else bytes(len(hashed))
-        if not hmac.compare_digest(known, hashed) or row is None:
-            return None
-        if row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= now):
-            return None
-        if row.last_used_at is None or now - row.last_used_at >= _USED_EVERY_S:
-            row = self._by_hash[hashed] = replace(row, last_used_at=now)
-            self._behind.put(row.id, row)
-        return row
-
-    def any_living(self, now: float) -> bool:
-        return any(
-            row.revoked_at is None and (row.expires_at is None or row.expires_at > now)
-            for row in self._by_hash.values()
-        )
-
-    def any_made(self) -> bool:
-        return bool(self._by_hash)
 
     async def add(self, row: KeyRow, hashed: bytes) -> None:
         quota = row.quota

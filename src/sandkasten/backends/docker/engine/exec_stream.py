@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from aiodocker.stream import Stream
 
-    from sandkasten.ports import ByteStream
-
 _STDOUT = 1
 _TOLD_BYTES = 400
 # Pieces of a call are small next to this; joined, they are one packet.
@@ -108,23 +106,3 @@ def _unsent(transport: asyncio.WriteTransport) -> bool:
     except AttributeError:
         # A TLS transport whose peer has already closed has lost its protocol, and does not say so.
         return False
-
-
-class PrefixedStream:
-    """A stream whose first bytes have already been read."""
-
-    def __init__(self, first: bytes, stream: ByteStream) -> None:
-        self._first = first
-        self._stream = stream
-
-    async def receive(self, max_bytes: int) -> bytes:
-        if not self._first:
-            return await self._stream.receive(max_bytes)
-        found, self._first = self._first[:max_bytes], self._first[max_bytes:]
-        return found
-
-    async def send(self, *parts: bytes | bytearray | memoryview) -> None:
-        await self._stream.send(*parts)
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
