@@ -109,6 +109,22 @@ async def _usage(backend: DockerBackend) -> None:
     await cell.dial()
 
 
+@pytest.mark.root
+async def test_no_directory_is_made_where_an_engine_says_that_its_volumes_are(
+    fake_engine: FakeEngine, tmp_path: Path
+):
+    there = tmp_path / "var" / "volumes"
+    fake_engine.says(r"POST /volumes/create", {"Name": "v", "Mountpoint": str(there)})
+    options = DockerOptions(host=fake_engine.host, workspace="shared", timeout_s=PATIENCE_S)
+    backend = DockerBackend(tmp_path / "data", options)
+    try:
+        with pytest.raises(BackendUnavailable, match="does not see"):
+            await backend.create(SandboxId("sbx_" + "1" * 16), SPEC)
+    finally:
+        await backend.aclose()
+    assert not (tmp_path / "var").exists()
+
+
 @pytest.mark.parametrize("seed", range(100 if LONG else 25))
 async def test_a_nonsensical_engine_answer_is_a_typed_error(
     seed: int, fake_engine: FakeEngine, backend: DockerBackend

@@ -219,7 +219,9 @@ class WorkspaceModes:
         """Check that the engine sees our directory: it refuses a bind of a path it does not see."""
         nonce = f"{PROBE_PREFIX}{secrets.token_hex(16)}"
         try:
-            await asyncio.to_thread(_make, ours, nonce)
+            await asyncio.to_thread(self._cells.mkdir, mode=0o700, parents=True, exist_ok=True)
+            # Without parents: the engine may name a directory that only its own machine has.
+            await asyncio.to_thread((ours / nonce).mkdir, mode=0o700)
         except OSError as exc:
             raise _unshared(str(ours), exc.strerror or str(exc)) from exc
         try:
@@ -301,11 +303,6 @@ def _own_ids() -> list[str]:
         if found:
             return [found[1]]
     return [socket.gethostname()] if os.path.exists("/.dockerenv") else []
-
-
-def _make(directory: Path, name: str) -> None:
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (directory / name).mkdir(mode=0o700)
 
 
 def _unshared(path: str, why: str) -> BackendUnavailable:
