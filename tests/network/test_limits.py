@@ -174,9 +174,9 @@ def test_bytes_and_connections_are_limited_and_can_be_raised(boxed, large, echo)
 def test_bytes_that_are_sent_are_limited(boxed, echo):
     limits = {"bytes_out": 1000}
     box = boxed(network={"allow": [f"good.test:{echo}"], "limits": limits})
-    done = box.exec(
-        ["bash", "-c", f"head -c 100000 /dev/zero >/dev/tcp/good.test/{echo}; sleep .3"]
-    )
+    # The connection is closed at the limit, which ends `cat`.
+    send = f"exec 3<>/dev/tcp/good.test/{echo}; head -c 100000 /dev/zero >&3; cat <&3"
+    done = box.exec(["bash", "-c", send])
     assert [one.rule for one in done.refused] == ["limit:bytes_out"]
     assert box.network().bytes_out == 1000
 
