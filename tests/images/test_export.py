@@ -16,7 +16,7 @@ from sandkasten.images.archives.archive_export import export_file
 from sandkasten.images.archives.archive_import import Import, import_file
 from sandkasten.images.layers.image_store import LayerStore
 from tests import imagekit
-from tests.imagekit import docker_members, layer, sketch, tree_of, write_tar
+from tests.imagekit import docker_members, layer, sketch, skopeo, tree_of, write_tar
 
 FORMATS = ["docker", "oci"]
 RICH = {"User": "7", "Entrypoint": ["/e"], "WorkingDir": "/w", "Labels": {"k": "v"}, "Env": ["Z=1"]}
@@ -68,19 +68,11 @@ def test_an_export_of_an_export_is_the_same_file(filled_store, tmp_path, format)
 def test_skopeo_reads_and_copies_an_exported_image(filled_store, tmp_path, format, kind):
     filled_store.remove("b:2", in_use=set())
     export(filled_store, "a:1", tmp_path / "out.tar", format)
-    told = json.loads(
-        subprocess.run(
-            ["skopeo", "inspect", "--config", f"{kind}:{tmp_path}/out.tar"],
-            capture_output=True,
-            check=True,
-        ).stdout
-    )
+    told = json.loads(skopeo("inspect", "--config", f"{kind}:{tmp_path}/out.tar"))
     assert told["config"]["Env"] == ["Z=1"]
     assert told["config"]["Entrypoint"] == ["/e"]
     assert len(told["rootfs"]["diff_ids"]) == 3
-    subprocess.run(
-        ["skopeo", "copy", "-q", f"{kind}:{tmp_path}/out.tar", f"dir:{tmp_path}/copy"], check=True
-    )
+    skopeo("copy", "-q", f"{kind}:{tmp_path}/out.tar", f"dir:{tmp_path}/copy")
 
 
 def test_whiteouts_and_opaque_directories_are_exported_as_the_formats_require(

@@ -6,7 +6,6 @@ import gzip
 import io
 import json
 import os
-import subprocess
 import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,9 +72,7 @@ def test_skopeos_conversion_of_a_docker_archive_gives_the_same_tree(tmp_path):
     """Another tool in between: gzipped layers, and its own configuration."""
     archive = write_tar(tmp_path / "docker.tar", docker_members(sketch()))
     layout = tmp_path / "layout"
-    subprocess.run(
-        ["skopeo", "copy", "-q", f"docker-archive:{archive}", f"oci:{layout}:sketch:2"], check=True
-    )
+    imagekit.skopeo("copy", "-q", f"docker-archive:{archive}", f"oci:{layout}:sketch:2")
     one, other = LayerStore(tmp_path / "one"), LayerStore(tmp_path / "other")
     [first], [second] = bring(one, archive), bring(other, layout)
     assert second.names == ("sketch:2",)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.backends.local import LocalBackend, backend, bwrap_arguments
+from sandkasten.backends.local.cell import LocalCell
 from sandkasten.errors import IsolationRefused
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
@@ -67,6 +68,25 @@ async def test_a_cancelled_examination_leaves_nothing(tmp_path: Path, after_s: f
         await (await making).destroy()
     cells = tmp_path / "cells"
     assert not cells.exists() or list(cells.iterdir()) == []
+
+
+async def test_an_examination_cancelled_during_its_clean_up_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = asyncio.Event()
+    destroy = LocalCell.destroy
+
+    async def observed(cell: LocalCell) -> None:
+        begun.set()
+        await destroy(cell)
+
+    monkeypatch.setattr(LocalCell, "destroy", observed)
+    making = asyncio.create_task(LocalBackend(tmp_path).create(new_sandbox_id(), SPEC))
+    await begun.wait()
+    making.cancel()
+    with suppress(asyncio.CancelledError):
+        await (await making).destroy()
+    assert list((tmp_path / "cells").iterdir()) == []
 
 
 async def test_leftovers_of_a_killed_examination_are_removed(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Files, locks and processes of this machine: the primitives that every room shares."""
+"""Files, locks, processes and clean-up on this machine: the primitives that every room shares."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sandkasten.agents.tools import tool_answers
 from sandkasten.agents.tools.tool_requests import timeout_for
 from sandkasten.agents.tools.tool_schemas import READ_CHUNKS, WAIT_S
-from sandkasten.engine.cleanup import finish
+from sandkasten.disk.cleanup import finish
 from sandkasten.errors import SandkastenError
 from sandkasten.model.commands.exec_values import Chunk, ExecRequest
 from sandkasten.model.request_spellings import exec_request, without_doubles

@@ -34,6 +34,7 @@ from sandkasten.backends.docker.engine.workspace_mode import (
     WorkspaceModes,
 )
 from sandkasten.backends.docker.session_volumes import SessionVolumes
+from sandkasten.disk.cleanup import finish
 from sandkasten.disk.file_lock import locked, try_lock_path
 from sandkasten.disk.process_identity import boot_id
 from sandkasten.errors import SandkastenError, UnsupportedByBackend
@@ -220,7 +221,7 @@ class EngineSetup:
                 cell, writable_root=self.place.mode == "archive", dev=spec.profile == "dev"
             )
         finally:
-            await asyncio.shield(cell.destroy())
+            await finish(cell.destroy())
 
     def _key(self, info: Mapping[str, Any]) -> str:
         """Return the key of a verdict: everything it depends on. Another engine has another id."""

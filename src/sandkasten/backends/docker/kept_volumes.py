@@ -7,13 +7,13 @@ program of any image: files are copied by archive calls on containers that are n
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.backends.docker import resource_names, session_volumes
 from sandkasten.backends.docker.container_config import ContainerMount
 from sandkasten.backends.docker.engine.engine_client import EngineClient, Refused, translated
+from sandkasten.disk.cleanup import finish
 from sandkasten.errors import SandkastenError
 from sandkasten.model.sandbox.workspace import plain_name
 
@@ -40,10 +40,10 @@ class KeptVolumes:
             for one, other in zip(sources, targets, strict=True):
                 await self._copy(one, other)
         except Refused as exc:
-            await asyncio.shield(self._removed_quietly(target))
+            await finish(self._removed_quietly(target))
             raise translated(exc, f"workspace {plain_name(source)} could not be copied") from exc
         except BaseException:
-            await asyncio.shield(self._removed_quietly(target))
+            await finish(self._removed_quietly(target))
             raise
 
     async def remove(self, name: str) -> None:

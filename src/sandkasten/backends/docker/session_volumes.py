@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 from sandkasten.backends.docker import resource_names
 from sandkasten.backends.docker.container_config import ContainerMount, labels
 from sandkasten.backends.docker.engine.engine_client import EngineClient, Refused, translated
+from sandkasten.disk.cleanup import finish
 from sandkasten.disk.os_errors import disk_error, is_exhausted, is_full
 from sandkasten.errors import (
     BackendUnavailable,
@@ -259,7 +260,7 @@ async def erase(
                     hint="it is removed later; see the Docker Engine's own log",
                 )
         finally:
-            await asyncio.shield(engine.remove(container))
+            await finish(engine.remove(container))
     except Refused as exc:
         raise translated(exc, f"{place.engine}/{sandbox_id} could not be removed") from exc
 

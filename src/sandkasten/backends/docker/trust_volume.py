@@ -14,6 +14,7 @@ from sandkasten.backends.docker import resource_names, session_volumes
 from sandkasten.backends.docker.container_config import ContainerMount, labels
 from sandkasten.backends.docker.engine.engine_client import EngineClient, Refused, translated
 from sandkasten.backends.docker.engine.workspace_mode import PROBE_IMAGE
+from sandkasten.disk.cleanup import finish
 from sandkasten.linux.trust_files import make_authority, trusted_roots
 from sandkasten.model.sandbox.inspection import TRUST_DIR
 
@@ -65,7 +66,7 @@ async def make(
             packed = await asyncio.to_thread(lambda: _packed(authority.files()))
             await engine.put(container, _POINT, packed)
         finally:
-            await asyncio.shield(engine.remove(container))
+            await finish(engine.remove(container))
     except Refused as exc:
         raise translated(exc, f"the certificates of {sandbox_id} could not be copied") from exc
     return authority

@@ -29,6 +29,7 @@ from sandkasten.backends.kubernetes.api import cluster_access
 from sandkasten.backends.kubernetes.api.cluster_client import ApiRefused, ClusterClient
 from sandkasten.backends.kubernetes.cell import UNENFORCED, KubernetesCell, Ways
 from sandkasten.disk.atomic_file import create_file
+from sandkasten.disk.cleanup import finish
 from sandkasten.errors import (
     BackendUnavailable,
     Conflict,
@@ -250,7 +251,7 @@ class KubernetesBackend:
             if self._options.network_policy == "checked":
                 await self._try_network(cell, plain)
         finally:
-            await asyncio.shield(cell.destroy())
+            await finish(cell.destroy())
 
     async def _try_network(self, cell: KubernetesCell, spec: CellSpec) -> None:
         """Verify that a Pod reaches neither another Pod nor the API server."""
@@ -262,7 +263,7 @@ class KubernetesBackend:
         except ApiRefused as exc:
             raise refusals.translated(exc, "the network cannot be tested") from exc
         finally:
-            await asyncio.shield(other.destroy())
+            await finish(other.destroy())
 
     # ---- one sandbox
 

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from sandkasten.backends.local.cell import LocalCell
+from sandkasten.disk.cleanup import finish
 from sandkasten.disk.file_lock import locked
 from sandkasten.disk.process_identity import boot_id
 from sandkasten.errors import IsolationRefused
@@ -98,7 +99,7 @@ async def run(layout: Layout, create: Create, spec: CellSpec) -> list[str]:
         async with asyncio.timeout(_DEADLINE_S):
             return await _examine(layout, cell, spec)
     finally:
-        await asyncio.shield(cell.destroy())
+        await finish(cell.destroy())
 
 
 async def _examine(layout: Layout, cell: LocalCell, spec: CellSpec) -> list[str]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from sandkasten.backends.oci import oci_config, runtimes
 from sandkasten.backends.oci.runtimes import PLATFORMS
+from sandkasten.disk.cleanup import finish
 from sandkasten.disk.file_lock import locked
 from sandkasten.disk.process_identity import boot_id
 from sandkasten.errors import BackendUnavailable, IsolationRefused, SandkastenError
@@ -126,7 +127,7 @@ async def _judge(layout: Layout, create: Create, platform: Platform | None, spec
     except TimeoutError as exc:
         raise BackendUnavailable("a new sandbox does not answer in time") from exc
     finally:
-        await asyncio.shield(cell.destroy())
+        await finish(cell.destroy())
     if found:
         raise IsolationRefused(
             f"a new sandbox is less isolated than required: {'; '.join(found)}",

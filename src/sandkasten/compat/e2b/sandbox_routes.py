@@ -28,7 +28,7 @@ from sandkasten.compat.e2b.e2b_messages import (
 from sandkasten.compat.e2b.pause_schedule import PauseTime
 from sandkasten.compat.e2b.sandbox_page import page_of, started_after
 from sandkasten.compat.e2b.snapshot_store import fill, find
-from sandkasten.engine.cleanup import finish
+from sandkasten.disk.cleanup import finish
 from sandkasten.errors import (
     Conflict,
     ImageNotFound,

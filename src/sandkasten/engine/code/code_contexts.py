@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
-from sandkasten.engine.cleanup import finish
+from sandkasten.disk.cleanup import finish
 from sandkasten.engine.code.bridge_lines import (
     MAX_RESULT_BYTES,
     SLOW_BYTES,

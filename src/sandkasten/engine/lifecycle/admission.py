@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sandkasten.disk.cleanup import finish
 from sandkasten.disk.process_identity import this_process
-from sandkasten.engine.cleanup import finish
 from sandkasten.engine.lifecycle.tenant_quotas import Need, reserved
 from sandkasten.errors import InternalError, QuotaExceeded, SandkastenError
 from sandkasten.model.access.tenancy import DEFAULT_TENANT

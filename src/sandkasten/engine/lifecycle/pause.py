@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sandkasten.engine.cleanup import finish
+from sandkasten.disk.cleanup import finish
 from sandkasten.errors import Busy, SandboxLost, SandkastenError, UnsupportedByBackend
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.ids import SandboxId, sandbox_id

@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sandkasten.disk.cleanup import finish
 from sandkasten.disk.process_identity import boot_id
-from sandkasten.engine.cleanup import finish
 from sandkasten.engine.handles import Handle, Handles
 from sandkasten.engine.lifecycle.admission import new_record, not_made
 from sandkasten.engine.lifecycle.planner import (

@@ -11,7 +11,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from sandkasten.engine.cleanup import finish
+from sandkasten.disk.cleanup import finish
 from sandkasten.engine.owner import owner_gone
 from sandkasten.errors import (
     BackendUnavailable,

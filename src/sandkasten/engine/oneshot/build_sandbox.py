@@ -14,7 +14,7 @@ from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.engine.cleanup import finish
+from sandkasten.disk.cleanup import finish
 from sandkasten.errors import BuildFailed, SandkastenError, UnsupportedByBackend
 from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult
 from sandkasten.model.sandbox.network_policy import rule_for

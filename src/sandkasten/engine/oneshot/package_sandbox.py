@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sandkasten.disk.cleanup import finish
 from sandkasten.disk.os_errors import translated
 from sandkasten.disk.tree_tar import packed
-from sandkasten.engine.cleanup import finish
 from sandkasten.errors import SandkastenError
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.cell_spec import WORKSPACE

@@ -10,7 +10,7 @@ import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, TypeAlias
 
-from sandkasten.engine.cleanup import finish as to_the_end
+from sandkasten.disk.cleanup import finish as to_the_end
 from sandkasten.engine.lifecycle.tenant_quotas import Need
 from sandkasten.engine.lifecycle.workspace_claims import keeper_name
 from sandkasten.errors import (
