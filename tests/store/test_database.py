@@ -303,3 +303,16 @@ async def test_deferred_rows_that_cannot_be_written_wait_and_are_bounded(databas
     trouble = False
     await behind.flush()
     assert written == [*range(15, 24), 240]
+
+
+async def test_a_cancelled_flush_leaves_the_write_to_its_other_callers():
+    writing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    behind: WriteBehind[int, int] = WriteBehind(lambda _: writing)
+    behind.put(1, 1)
+    first, second = (asyncio.create_task(behind.flush()) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.wait([first])
+    writing.set_result(None)
+    await second
+    assert first.cancelled()

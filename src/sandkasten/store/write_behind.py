@@ -67,7 +67,8 @@ class WriteBehind(Generic[K, V]):
         """Wait until all rows put so far are written, or raise the error that prevented it."""
         self.push()
         if self._on_the_way:
-            await asyncio.gather(*self._on_the_way)
+            # Other callers wait for the same writes: one that is cancelled leaves them alone.
+            await asyncio.gather(*map(asyncio.shield, self._on_the_way))
 
     async def aclose(self) -> None:
         with contextlib.suppress(SandkastenError):
