@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
 
-from sandkasten.daemon import backend_registry
+from sandkasten.daemon import backend_registry, engine_assembly
 from sandkasten.daemon.backend_registry import Backing
 from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.daemon.shared_store import shared_store
 from sandkasten.engine.clock import SystemClock
-from sandkasten.errors import SessionExpired
+from sandkasten.errors import InvalidConfiguration, SessionExpired
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests.store.memory_store import MemoryStore
@@ -60,3 +61,18 @@ async def test_every_engine_serves_the_sandboxes_of_a_shared_backend(engines):
     with pytest.raises(SessionExpired, match="was destroyed"):
         await one.exec(made.id, ExecRequest("echo $greeting"))
     assert list(await one.list()) == []
+
+
+async def test_an_engine_that_cannot_be_opened_closes_its_database(
+    postgres_server, tmp_path, monkeypatch
+):
+    def fail(*_):
+        raise InvalidConfiguration("no")
+
+    monkeypatch.setattr(engine_assembly, "Provisioner", fail)
+    environ = {"SANDKASTEN_STORE_URL": postgres_server.url}
+    settings = load({"data_dir": str(tmp_path / "data")}, environ, tmp_path)
+    with pytest.raises(InvalidConfiguration):
+        await open_engine(settings)
+    watching = [task for task in asyncio.all_tasks() if "_watch" in repr(task.get_coro())]
+    assert watching == []

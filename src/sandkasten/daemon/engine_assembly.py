@@ -61,12 +61,39 @@ async def open_engine(
     layers = LayerStore(settings.data_dir.absolute() / "images")
     opened = shared if shared is not None else await open_shared(settings)
     try:
-        backing = backend_registry.open_backing(settings, layers, events)
+        engine = _assembled(
+            settings,
+            layers,
+            opened,
+            owns_database=shared is None,
+            events=events,
+            journal=journal,
+            stored_files=stored_files,
+            tracing=tracing,
+            audit=audit if audit is not None else open_audit(settings),
+        )
     except BaseException:
         if opened is not None and shared is None:
             await opened.database.aclose()
         raise
-    if opened is None:
+    engine.sweep_soon()
+    return engine
+
+
+def _assembled(
+    settings: Settings,
+    layers: LayerStore,
+    shared: SharedStore | None,
+    *,
+    owns_database: bool,
+    events: EventSink,
+    journal: Journal | None,
+    stored_files: FileStore | None,
+    tracing: Tracing,
+    audit: AuditLog | None,
+) -> Engine:
+    backing = backend_registry.open_backing(settings, layers, events)
+    if shared is None:
         secrets: Secrets = SecretDirectory(
             settings.data_dir.absolute() / "secrets", settings.secrets_key
         )
@@ -75,13 +102,10 @@ async def open_engine(
         from sandkasten.store.postgres.postgres_secrets import PostgresSecrets
 
         ledger = PostgresLedger(
-            opened.database,
-            opened.node,
-            shared=opened.backends,
-            owns_database=shared is None,
+            shared.database, shared.node, shared=shared.backends, owns_database=owns_database
         )
         backing = replace(backing, store=ledger)
-        secrets = PostgresSecrets(opened.database, settings.secrets_key)
+        secrets = PostgresSecrets(shared.database, settings.secrets_key)
     sources = Sources(
         layers,
         registries=settings.registries,
@@ -102,7 +126,7 @@ async def open_engine(
         settings.data_dir.absolute() / "packages", settings.packages, os.environ, events
     )
     pool = settings.pool
-    engine = Engine(
+    return Engine(
         backends=backing.backends,
         default_backend=settings.backend,
         store=backing.store,
@@ -122,10 +146,8 @@ async def open_engine(
         host_disk=settings.data_dir,
         secrets=secrets,
         tracing=tracing,
-        audit=audit if audit is not None else open_audit(settings),
+        audit=audit,
     )
-    engine.sweep_soon()
-    return engine
 
 
 def embedded_pool(rules: PoolRules) -> PoolRules:
