@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.backends.kubernetes import pod_names
+from sandkasten.backends.kubernetes import pod_names, selftest
 from sandkasten.backends.kubernetes.backend import KubernetesBackend
 from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
 from sandkasten.daemon.backend_registry import read_kubeconfig
@@ -201,3 +202,31 @@ async def test_a_refused_token_is_an_error_of_the_credentials(
     kubeconfig.write_text(kubeconfig.read_text().replace("let-me-in", "wrong"))
     with pytest.raises(BackendUnavailable, match="credentials"):
         await backend.owned()
+
+
+@pytest.mark.promise("P100")
+async def test_what_a_killed_process_tried_out_is_removed_with_the_sandbox_it_was_for(
+    opened: Callable[..., KubernetesBackend],
+    cluster: FakeCluster,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    backend, other = opened(), opened()
+    backend._tried = False
+    trying = asyncio.Event()
+
+    async def examine(*_: object) -> None:
+        trying.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(selftest, "examine", examine)
+    sandbox_id = new_sandbox_id()
+    making = asyncio.create_task(backend.create(sandbox_id, SPEC))
+    await trying.wait()
+    # From now on, `backend` is as a process that is dead: `other` has to find all of it.
+    assert list(await other.owned()) == [sandbox_id]
+    with pytest.raises(SandboxLost):
+        await other.attach(sandbox_id)
+    await other.discard(sandbox_id)
+    assert cluster.objects == {}
+    making.cancel()
+    await asyncio.wait([making])

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
 import os
 import secrets
 from pathlib import Path
@@ -55,7 +54,6 @@ _REMOVED_S: Final = 20.0
 _GRACE_S: Final = 1
 _OWNER_BYTES: Final = 8
 _ATTEMPT_BYTES: Final = 8
-_TRIAL_LIFE: Final = datetime.timedelta(minutes=10)
 _NEEDED: Final = (
     ("create", "pods", ""),
     ("get", "pods", ""),
@@ -163,7 +161,7 @@ class KubernetesBackend:
         if not self._tried:
             async with self._trying:
                 if not self._tried:
-                    await self._try(spec)
+                    await self._try(sandbox_id, spec)
                     self._tried = True
         making = asyncio.ensure_future(self._create(sandbox_id, spec))
         try:
@@ -208,12 +206,19 @@ class KubernetesBackend:
         except ApiRefused as exc:
             raise refusals.translated(exc, "our objects cannot be listed") from exc
         # What Kubernetes is removing already, it finishes without us.
-        ids = {_id(one) for one in found if not pod_status.is_ending(one) and not _is_trial(one)}
+        ids = {_id(one) for one in found if not pod_status.is_ending(one)}
         return sorted(one for one in ids if one is not None)
 
     async def discard(self, sandbox_id: SandboxId) -> None:
-        """Remove what is left of a sandbox that is no longer alive."""
+        """Remove what is left of a sandbox that is no longer alive, and of trials for it."""
         await self._remove(sandbox_id)
+        selector = pod_names.selector(await self._whose(), sandbox_id)
+        try:
+            for kind in ("pods", "secrets"):
+                for one in await self._client.list(kind, selector):
+                    await self._remove_objects(one["metadata"]["name"])
+        except ApiRefused as exc:
+            raise refusals.translated(exc, f"sandbox {sandbox_id} could not be removed") from exc
 
     async def sees_files(self) -> bool:
         """Implement `ports.Remote`."""
@@ -241,22 +246,26 @@ class KubernetesBackend:
     async def aclose(self) -> None:
         await self._client.aclose()
 
-    async def _try(self, spec: CellSpec) -> None:
-        """Verify with throw-away Pods that sandboxes are as closed as required."""
+    async def _try(self, sandbox_id: SandboxId, spec: CellSpec) -> None:
+        """Verify with throw-away Pods that sandboxes are as closed as required. If this process is
+        killed, they are found and removed as a part of the sandbox that is being created.
+        """
         # Nothing of the caller's but the image, which a node has then.
         plain = CellSpec(image=spec.image)
-        cell = await self._create(_trial_id(), plain)
+        cell = await self._create(_trial_id(), plain, part_of=sandbox_id)
         try:
             await selftest.examine(cell, pod_manifest.runner_command(plain, self._options)[0])
             if self._options.network_policy == "checked":
-                await self._try_network(cell, plain)
+                await self._try_network(sandbox_id, cell, plain)
         finally:
             await finish(cell.destroy())
 
-    async def _try_network(self, cell: KubernetesCell, spec: CellSpec) -> None:
+    async def _try_network(
+        self, sandbox_id: SandboxId, cell: KubernetesCell, spec: CellSpec
+    ) -> None:
         """Verify that a Pod reaches neither another Pod nor the API server."""
         program = f"{self._options.programs}/sandkasten-egress"
-        other = await self._create(_trial_id(), spec)
+        other = await self._create(_trial_id(), spec, part_of=sandbox_id)
         try:
             addresses = [*await self._client.addresses(), other.address]
             await selftest.examine_network(self._client, cell, program, addresses)
@@ -267,11 +276,16 @@ class KubernetesBackend:
 
     # ---- one sandbox
 
-    async def _create(self, sandbox_id: SandboxId, spec: CellSpec) -> KubernetesCell:
+    async def _create(
+        self, sandbox_id: SandboxId, spec: CellSpec, *, part_of: SandboxId | None = None
+    ) -> KubernetesCell:
+        """`part_of`: the sandbox by whose id the objects are found, if it is another one."""
         owner = await self._whose()
         keys = await asyncio.to_thread(entry_keys.make_keys, sandbox_id)
         attempt = secrets.token_hex(_ATTEMPT_BYTES)
+        found_by = {pod_names.LABEL_ID: part_of or sandbox_id}
         secret = pod_manifest.secret(sandbox_id, owner, attempt, keys.to_data())
+        secret["metadata"]["labels"].update(found_by)
         try:
             await self._made("secrets", secret)
         except ApiRefused as exc:
@@ -282,6 +296,7 @@ class KubernetesBackend:
             raise refusals.unmade(sandbox_id, exc) from exc
         try:
             manifest = pod_manifest.pod(sandbox_id, spec, self._options, owner, attempt)
+            manifest["metadata"]["labels"].update(found_by)
             try:
                 pod = await self._made("pods", manifest)
             except ApiRefused as exc:
@@ -404,20 +419,22 @@ class KubernetesBackend:
         for one in cells:
             one.forget()
             await one.let_go()
-        name = pod_names.pod_name(sandbox_id)
         try:
-            pod = await self._found(name)
-            if pod is not None and await self._is_mine(pod):
-                await self._client.delete("pods", name, grace_s=_GRACE_S)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_REMOVED_S):
-                        await self._gone(name, pod)
-            # Last, so that what is left of a removal is found by it.
-            secret = await self._found(name, "secrets")
-            if secret is not None and await self._is_mine(secret):
-                await self._client.delete("secrets", name)
+            await self._remove_objects(pod_names.pod_name(sandbox_id))
         except ApiRefused as exc:
             raise refusals.translated(exc, f"sandbox {sandbox_id} could not be removed") from exc
+
+    async def _remove_objects(self, name: str) -> None:
+        pod = await self._found(name)
+        if pod is not None and await self._is_mine(pod):
+            await self._client.delete("pods", name, grace_s=_GRACE_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_REMOVED_S):
+                    await self._gone(name, pod)
+        # Last, so that what is left of a removal is found by it.
+        secret = await self._found(name, "secrets")
+        if secret is not None and await self._is_mine(secret):
+            await self._client.delete("secrets", name)
 
     async def _gone(self, name: str, pod: Mapping[str, Any]) -> None:
         while True:
@@ -448,15 +465,6 @@ class KubernetesBackend:
 def _id(one: Mapping[str, Any]) -> SandboxId | None:
     told = (one.get("metadata") or {}).get("labels") or {}
     return pod_names.id_in(told.get(pod_names.LABEL_ID))
-
-
-def _is_trial(one: Mapping[str, Any]) -> bool:
-    """Return whether a self-test of some daemon uses it; an old one was left by a killed daemon."""
-    made = str((one.get("metadata") or {}).get("creationTimestamp") or "")
-    if not (_id(one) or "").startswith(selftest.TRIAL) or not made:
-        return False
-    when = datetime.datetime.fromisoformat(made.replace("Z", "+00:00"))
-    return datetime.datetime.now(datetime.UTC) - when < _TRIAL_LIFE
 
 
 def _trial_id() -> SandboxId:

@@ -57,6 +57,7 @@ def labels(owner: str, sandbox_id: SandboxId) -> dict[str, str]:
     }
 
 
-def selector(owner: str) -> str:
-    """Return the label selector of everything that an installation owns."""
-    return f"{LABEL}={CELL},{LABEL_OWNER}={owner}"
+def selector(owner: str, sandbox_id: SandboxId | None = None) -> str:
+    """Return the label selector of what an installation owns, or of a sandbox of it."""
+    everything = f"{LABEL}={CELL},{LABEL_OWNER}={owner}"
+    return everything if sandbox_id is None else f"{everything},{LABEL_ID}={sandbox_id}"
