@@ -17,11 +17,16 @@ LARGE = 3_000_000
 
 
 @pytest.fixture(scope="module")
-def box(data_dir):
-    """Without a warm pool, whose sandbox would outlive the test."""
+def box(tmp_path_factory):
+    """Without a warm pool, whose sandbox would outlive the test.
+
+    In a directory of its own: the engine stays open, and removes sandboxes without a record, such
+    as those that other tests make in `data_dir` without an engine.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SANDKASTEN_POOL_ONESHOT_SPARES", "0")
-        with Sandbox(url="embedded", backend="local", data_dir=data_dir) as made:
+        own = tmp_path_factory.mktemp("data")
+        with Sandbox(url="embedded", backend="local", data_dir=own) as made:
             yield made
 
 
