@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.hostwatch import loopwatch
+from tests.loopback_port import free_port
 from tests.patience import PATIENCE_S
 
 PROGRAMS = next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)), None)
 _USER = 65534
+_OPENSSL = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+_OPENSSL += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
 _numbers = itertools.count(1)
 
 
@@ -26,12 +29,17 @@ def new_schema() -> str:
 
 
 class PostgresServer:
-    """`with PostgresServer() as server:`. With `durable`, a killed server loses nothing."""
+    """`with PostgresServer() as server:`. With `durable`, a killed server loses nothing. With
+    `tls`, it also listens on `port` of the loopback, with a certificate for `localhost` that
+    `authority` signed.
+    """
 
-    def __init__(self, *, durable: bool = False) -> None:
+    def __init__(self, *, durable: bool = False, tls: bool = False) -> None:
         # PostgreSQL refuses to run as root, and its user must be able to enter this directory.
         self.place = Path(tempfile.mkdtemp(prefix="skpg-", dir="/var/tmp"))
         self._durable = durable
+        self.port = free_port() if tls else None
+        self.authority = self.place / "ca.pem"
         self._process: subprocess.Popen[bytes] | None = None
         environ = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
         self._run_as: dict[str, Any] = {"cwd": self.place, "env": environ}
@@ -63,6 +71,11 @@ class PostgresServer:
         assert PROGRAMS is not None, "postgresql is not installed"
         options = ("--no-sync", "--auth=trust", "--username=tester", "--no-instructions")
         words = [str(PROGRAMS / "initdb"), *options, "-E", "UTF8", "-D", str(self.place / "data")]
+        self._run(words)
+        if self.port is not None:
+            self._run([*_OPENSSL, "-keyout", "key.pem", "-out", str(self.authority)])
+
+    def _run(self, words: list[str]) -> None:
         subprocess.run(words, check=True, capture_output=True, timeout=PATIENCE_S, **self._run_as)
 
     @loopwatch.of_the_test
@@ -72,9 +85,14 @@ class PostgresServer:
         words = [str(PROGRAMS / "postgres"), "-D", str(self.place / "data"), "-k", str(self.place)]
         words += ["-h", "", "-c", "dynamic_shared_memory_type=mmap", "-c", "shared_buffers=16MB"]
         words += [] if self._durable else ["-F"]
+        if self.port is not None:
+            files = [f"ssl_cert_file={self.authority}", f"ssl_key_file={self.place / 'key.pem'}"]
+            for one in ("listen_addresses=127.0.0.1", f"port={self.port}", "ssl=on", *files):
+                words += ["-c", one]
         with (self.place / "log").open("ab") as log:
             self._process = subprocess.Popen(words, stdout=log, stderr=log, **self._run_as)
         ready = [str(PROGRAMS / "pg_isready"), "-q", "-h", str(self.place)]
+        ready += [] if self.port is None else ["-p", str(self.port)]
         deadline = time.monotonic() + PATIENCE_S
         while subprocess.run(ready, check=False).returncode != 0:
             told = (self.place / "log").read_text()[-2000:]

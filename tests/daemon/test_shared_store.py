@@ -201,9 +201,34 @@ def test_a_url_that_cannot_be_used_is_refused_without_being_repeated(tmp_path, v
 
 
 def test_the_password_of_the_url_is_never_shown(tmp_path):
-    url = f"postgresql://user:{PASSWORD}@host:5433/db?password={PASSWORD}"
+    url = f"postgresql://user:{PASSWORD}@host:5433/db?sslmode=require&password={PASSWORD}"
     found = load({"store.url": url}, {}, tmp_path)
     shown = {one.name: one.value for one in found.origins()}
     assert shown["store.url"] == "postgresql://user@host:5433/db"
     assert PASSWORD not in repr(found)
     assert found.store.url == url
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["u@db.example.com/d", "u@10.0.0.5:5433/d", "u@[2001:db8::1]/d", "u@localhost,db/d",
+     "u@/d?host=db", "u@/d?host=/run/postgresql,10.0.0.5", "u@localhost.example.com/d"],
+)  # fmt: skip
+def test_a_server_on_another_machine_needs_a_written_sslmode(tmp_path, place):
+    url = f"postgresql://{place}"
+    with pytest.raises(InvalidConfiguration, match="does not say how to check it") as refused:
+        load({"store.url": url}, {}, tmp_path)
+    assert "sslmode=verify-full" in refused.value.hint
+    for mode in ("verify-full", "require", "disable"):
+        written = f"{url}{'&' if '?' in url else '?'}sslmode={mode}"
+        assert load({"store.url": written}, {}, tmp_path).store.url == written
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["u@localhost/d", "u@127.0.0.1:5433/d", "u@127.3.2.1/d", "u@[::1]:5433/d",
+     "u@/d?host=/run/postgresql", "u@%2Frun%2Fpostgresql/d", "u@localhost,127.0.0.1/d"],
+)  # fmt: skip
+def test_a_server_on_this_machine_needs_no_sslmode(tmp_path, place):
+    url = f"postgresql://{place}"
+    assert load({"store.url": url}, {}, tmp_path).store.url == url

@@ -106,7 +106,7 @@ def report_shared(settings: Settings, shared: SharedStore) -> None:
         "shared": ", ".join((*_SHARED, *(f"sandboxes of {one}" for one in shared.backends))),
         "of_this_daemon": ", ".join(_OF_ONE_NODE),
     }
-    log.warning("store.shared", extra={"sandkasten": event})
+    log.info("store.shared", extra={"sandkasten": event})
 
 
 def _check_not_in_database(data_dir: Path) -> None:

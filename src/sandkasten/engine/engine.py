@@ -20,7 +20,7 @@ from sandkasten.engine.drain import Drain
 from sandkasten.engine.handles import Handles
 from sandkasten.engine.lifecycle.admission import Admission
 from sandkasten.engine.lifecycle.end_watch import EndWatch
-from sandkasten.engine.lifecycle.isolation_tiers import IsolationTiers, TierSurvey
+from sandkasten.engine.lifecycle.isolation_tiers import IsolationTiers, TierSurvey, with_ledger
 from sandkasten.engine.lifecycle.pause import PauseControl
 from sandkasten.engine.lifecycle.planner import Planner
 from sandkasten.engine.lifecycle.reaper import Reaper
@@ -50,7 +50,7 @@ from sandkasten.engine.tenant_traffic import TenantTraffic
 from sandkasten.errors import BackendUnavailable, SandkastenError
 from sandkasten.model.commands.exec_values import Chunk, ChunkReader, ExecRequest, ExecResult
 from sandkasten.model.pool.pool_kinds import PoolRules
-from sandkasten.model.sandbox.readiness import Tier
+from sandkasten.model.sandbox.readiness import Readiness, Tier
 from sandkasten.model.sandbox.sandbox_values import (
     CreateRequest,
     Info,
@@ -73,7 +73,6 @@ if TYPE_CHECKING:
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.sandbox.oneshot_values import RunRequest, RunResult
     from sandkasten.model.sandbox.policy import Policy
-    from sandkasten.model.sandbox.readiness import Readiness
     from sandkasten.model.sandbox.usage import Usage
     from sandkasten.ports import (
         AuditLog,
@@ -102,8 +101,7 @@ NO_POOL = PoolRules(enabled=False)
 SWEEP_AFTER_S = 1.0
 # A process that ends before its sweep began does a quick one on its way out, bounded by this.
 SWEEP_AT_CLOSE_S = 2.0
-# For a backend's own connections, which end with the process in any case.
-CLOSE_S = 2.0
+CLOSE_S = 2.0  # For a backend's own connections, which end with the process in any case.
 # A long-lived process sweeps at this interval: a paused sandbox cannot end itself.
 SWEEP_EVERY_S = 60.0
 # Cut connections that the watch has not looked at yet; what finds no room waits for its next round.
@@ -367,6 +365,9 @@ class Engine:
         return [process_of(one) for one in told.processes]
 
     async def probe(self, backend: str | None = None) -> Readiness:
+        return await with_ledger(await self.probe_backend(backend), self._store)
+
+    async def probe_backend(self, backend: str | None = None) -> Readiness:
         return await self._handles.backend(backend or self.backend_name).probe()
 
     def degraded(self) -> Silences:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from sandkasten.model.sandbox.cell_spec import Volume
     from sandkasten.model.sandbox.ledger_record import Record
+    from sandkasten.model.sandbox.readiness import Requirement
     from sandkasten.model.sandbox.workspace import Measure, StoredWorkspace
 
 
@@ -56,6 +57,15 @@ class Store(Protocol):
 
         The lock ends with the process that holds it, however that ends.
         """
+        ...
+
+
+@runtime_checkable
+class HasRequirements(Protocol):
+    """A ledger that needs something outside of this process, for example a database."""
+
+    async def requirements(self) -> Sequence[Requirement]:
+        """Return the lines of `doctor`. What is unavailable is a line and not an error."""
         ...
 
 

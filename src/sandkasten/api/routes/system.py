@@ -18,6 +18,8 @@ from sandkasten.errors import BackendUnavailable, Busy, NotFound, SandkastenErro
 from sandkasten.model.sandbox.readiness import Readiness
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from sandkasten.api.request.http_call import Call
     from sandkasten.api.server_context import Server
 
@@ -144,7 +146,7 @@ async def doctor(call: Call) -> Response:
     # One examination at a time: it probes every backend.
     async with server.examining:
         if server.examined is None or now - server.examined[0] > PROBE_FOR_S:
-            machine = await _readiness(server)
+            machine = await _readiness(server.engine.probe)
             tiers = await server.engine.tiers(measure=False)
             found = {**asdict(machine), "tiers": [asdict(one) for one in tiers]}
             server.examined = (server.clock.boottime(), found)
@@ -223,15 +225,16 @@ async def _not_ready(server: Server) -> str | None:
 
 
 async def _probed(server: Server) -> str | None:
-    found = await _readiness(server)
+    # Not its database: while that is away, live sandboxes are still served.
+    found = await _readiness(server.engine.probe_backend)
     return None if found.ready else found.reason
 
 
-async def _readiness(server: Server) -> Readiness:
-    """Return what the default backend says of itself; an error is a finding too."""
+async def _readiness(probe: Callable[[], Awaitable[Readiness]]) -> Readiness:
+    """Return the answer of a probe; an error is a finding too."""
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
-            return await server.engine.probe()
+            return await probe()
     except TimeoutError:
         return Readiness(ready=False, reason="it does not answer")
     except SandkastenError as exc:

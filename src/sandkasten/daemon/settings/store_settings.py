@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ipaddress
 from contextlib import suppress
-from urllib.parse import parse_qs, urlsplit
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from sandkasten.daemon.settings.setting_fields import setting
 from sandkasten.daemon.settings.setting_parsers import positive_integer, seconds
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.lazy_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from urllib.parse import SplitResult
 
 
 def postgres_url(name: str, value: object) -> str:
@@ -16,23 +22,48 @@ def postgres_url(name: str, value: object) -> str:
     if isinstance(value, str) and value.isprintable() and " " not in value and len(value) <= 4096:
         with suppress(ValueError):
             parts = urlsplit(value)
-            in_query = "host" in parse_qs(parts.query)
+            query = parse_qs(parts.query)
             if (
                 parts.scheme in ("postgresql", "postgres")
-                and (parts.hostname or in_query)
+                and (parts.hostname or "host" in query)
                 and parts.port != 0
                 and len(parts.path) > 1
                 # Else a password with a slash, which would be shown as host and path.
                 and "@" not in parts.path
                 and not parts.fragment
             ):
+                _check_tls(name, parts, query)
                 return value
     raise InvalidConfiguration(
         f"{name} must be the URL of a PostgreSQL database",
-        hint="write postgresql://user@host/database; special characters of a password are"
+        hint="write postgresql://user@host/database; special characters of a password"
         " must be percent-encoded, or the password can be in PGPASSWORD",
         setting=name,
     )
+
+
+def _check_tls(name: str, parts: SplitResult, query: Mapping[str, Sequence[str]]) -> None:
+    """Raise InvalidConfiguration if a server on another machine is named without `sslmode`: the
+    driver would accept any server, and a connection without encryption.
+    """
+    hosts = unquote(parts.hostname or query["host"][-1]).split(",")
+    if "sslmode" in query or all(map(_is_local, hosts)):
+        return
+    raise InvalidConfiguration(
+        f"{name} names a server on another machine and does not say how to check it",
+        hint="add ?sslmode=verify-full&sslrootcert=FILE to it; sslmode=require encrypts and does"
+        " not check the server, sslmode=disable does neither",
+        setting=name,
+    )
+
+
+def _is_local(host: str) -> bool:
+    """Return whether a host is a socket in the file system or the loopback."""
+    if host.startswith("/") or host == "localhost":
+        return True
+    with suppress(ValueError):
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    return False
 
 
 def without_password(url: str) -> str:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.sandbox.limits import Unenforced  # noqa: TC001  (json_codec reads it)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +30,16 @@ class Readiness:
     remedy: str = ""
     requirements: tuple[Requirement, ...] = ()
     unenforced: tuple[Unenforced, ...] = ()
+
+
+def with_requirements(found: Readiness, more: Sequence[Requirement]) -> Readiness:
+    """Return the readiness with further requirements; the first missing one is the reason."""
+    found = replace(found, requirements=(*found.requirements, *more))
+    missing = next((one for one in more if one.required and not one.ok), None)
+    if missing is None or not found.ready:
+        return found
+    reason = f"{missing.name}: {missing.state}"
+    return replace(found, ready=False, reason=reason, remedy=missing.remedy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import hashlib
 import logging
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qs, urlsplit
 
 from sandkasten.errors import (
     BackendUnavailable,
@@ -76,6 +77,7 @@ class PostgresDatabase:
 
     def __init__(self, library: Any, url: str, schema: str, most: int, timeout_s: float) -> None:
         self.schema = schema
+        self.sslmode = parse_qs(urlsplit(url).query).get("sslmode", [""])[-1]
         self._library = library
         self._timeout_s = timeout_s
         self._options: dict[str, Any] = {

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from sandkasten.disk.process_identity import boot_id, this_process
 from sandkasten.model.ids import SandboxId
 from sandkasten.store.ledger_rows import decode_row, encode_row
+from sandkasten.store.postgres.database_requirements import database_requirements
 from sandkasten.store.postgres.postgres_database import ALIVE
 
 if TYPE_CHECKING:
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from sandkasten.model.sandbox.ledger_record import Record
+    from sandkasten.model.sandbox.readiness import Requirement
     from sandkasten.store.postgres.postgres_database import PostgresDatabase, Row
 
 Ids: TypeAlias = "Sequence[SandboxId]"
+Requirements: TypeAlias = "Sequence[Requirement]"
 _PUT = """
 INSERT INTO ledger (id, node, key_hash, created_at, row, shared) VALUES ($1, $2, $3, $4, $5, $6)
 ON CONFLICT (id) DO UPDATE
@@ -107,6 +110,9 @@ class PostgresLedger:
 
     def lock(self, name: str, *, wait_s: float = 30.0) -> AbstractAsyncContextManager[None]:
         return self._database.locks.hold(name, wait_s)
+
+    async def requirements(self) -> Requirements:
+        return await database_requirements(self._database)
 
     async def aclose(self) -> None:
         if self._owns_database:
