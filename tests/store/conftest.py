@@ -15,6 +15,7 @@ _EMPTY = "; ".join(
         *("runs", "files", "contents", "secrets", "nodes"),
     )
 )
+_EMPTY += "; UPDATE shards SET node = '', fence = 0, until = '-infinity'"
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,24 +14,50 @@ from sandkasten.daemon.backend_registry import Backing
 from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.daemon.settings.resolver import load
-from sandkasten.daemon.shared_store import shared_store
+from sandkasten.daemon.shared_store import SharedStore, shared_store
 from sandkasten.engine.clock import SystemClock
+from sandkasten.engine.engine import Engine
 from sandkasten.errors import InvalidConfiguration, SessionExpired
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from sandkasten.store.postgres import postgres_database
+from tests.patience import PATIENCE_S
 from tests.store.memory_store import MemoryStore
 from tests.unisolated.backend import UnisolatedBackend
+
+if TYPE_CHECKING:
+    from sandkasten.store.postgres.shard_leases import ShardLeases
 
 pytestmark = pytest.mark.promise("P98")
 
 
+@dataclass(frozen=True)
+class Replica:
+    engine: Engine
+    shared: SharedStore
+    backend: UnisolatedBackend
+
+    @property
+    def leases(self) -> ShardLeases:
+        assert self.shared.leases is not None
+        return self.shared.leases
+
+    async def renew(self) -> None:
+        async with self.shared.database.transaction() as connection:
+            await self.leases.renew(connection, PATIENCE_S)
+
+
 @pytest.fixture
-async def engines(postgres_server, tmp_path, monkeypatch):
-    """Return two engines as two daemons have them, with a data directory each."""
+async def replicas(postgres_server, tmp_path, monkeypatch):
+    """Return two engines as two daemons have them, with a data directory each. Leases are renewed
+    and sandboxes are swept only by the test.
+    """
     backend = UnisolatedBackend(tmp_path / "cluster")
     backing = Backing({backend.name: backend}, MemoryStore(), backend.workspaces)
     monkeypatch.setattr(backend_registry, "open_backing", lambda *_: backing)
     monkeypatch.setattr(backend_registry, "shared_backends", lambda _: frozenset({backend.name}))
+    monkeypatch.setattr(postgres_database, "_PULSE_S", 10 * PATIENCE_S)
+    monkeypatch.setattr(Engine, "sweep_soon", lambda _: None)
     environ = {"SANDKASTEN_STORE_URL": postgres_server.url, "SANDKASTEN_POOL_ONESHOT_SPARES": "0"}
     opened = []
     async with AsyncExitStack() as stack:
@@ -37,13 +65,56 @@ async def engines(postgres_server, tmp_path, monkeypatch):
             flags = {"data_dir": str(tmp_path / name), "backend": backend.name}
             settings = load(flags, environ, tmp_path)
             shared = await stack.enter_async_context(shared_store(settings))
+            assert shared is not None
             books = await stack.enter_async_context(
                 open_books(settings, SystemClock(), shared=shared)
             )
             engine = await open_engine(settings, journal=books.journal, shared=shared)
             stack.push_async_callback(engine.aclose)
-            opened.append(engine)
+            opened.append(Replica(engine, shared, backend))
+        await opened[0].shared.database.execute("UPDATE shards SET until = '-infinity'")
         yield opened
+
+
+@pytest.fixture
+def engines(replicas):
+    return [one.engine for one in replicas]
+
+
+@pytest.mark.promise("P106")
+async def test_each_engine_reaps_its_part_and_inherits_that_of_a_dead_one(replicas):
+    first, second = replicas
+    database = second.shared.database
+    made = [(await first.engine.create(CreateRequest())).id for _ in range(12)]
+    for one in replicas:
+        await one.renew()
+    parts = [{the_id for the_id in made if one.leases.lease(the_id)} for one in replicas]
+    assert parts[0] | parts[1] == set(made)
+    assert not parts[0] & parts[1]
+    for the_id in made:
+        await (await first.backend.attach(the_id)).crash()
+    assert {*(await second.engine.sweep()).dead} == parts[1]
+    assert {*(await second.engine.sweep()).dead} == set()
+    # The first one dies: the second takes over its leases when they end.
+    die = "UPDATE nodes SET seen_at = now() - interval '1 hour' WHERE id = $1"
+    await database.execute(die, first.shared.node)
+    expire = "UPDATE shards SET until = now() - interval '1 s' WHERE node = $1"
+    await database.execute(expire, first.shared.node)
+    await second.renew()
+    assert {*(await second.engine.sweep()).dead} == parts[0]
+
+
+@pytest.mark.promise("P106")
+async def test_an_engine_that_starts_recovers_only_its_part(replicas):
+    first, second = replicas
+    made = [(await first.engine.create(CreateRequest())).id for _ in range(8)]
+    for one in replicas:
+        await one.renew()
+    part = [the_id for the_id in made if second.leases.lease(the_id)]
+    found = await second.engine.recover()
+    assert (found.kept, found.adopted) == (len(part), 0)
+    for the_id in made:
+        await second.engine.destroy(the_id)
 
 
 async def test_every_engine_serves_the_sandboxes_of_a_shared_backend(engines):

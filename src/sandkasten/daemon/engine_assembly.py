@@ -102,7 +102,11 @@ def _assembled(
         from sandkasten.store.postgres.postgres_secrets import PostgresSecrets
 
         ledger = PostgresLedger(
-            shared.database, shared.node, shared=shared.backends, owns_database=owns_database
+            shared.database,
+            shared.node,
+            shared=shared.backends,
+            leases=shared.leases,
+            owns_database=owns_database,
         )
         backing = replace(backing, store=ledger)
         secrets = PostgresSecrets(shared.database, settings.secrets_key)

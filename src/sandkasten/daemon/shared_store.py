@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from sandkasten.daemon.settings.resolver import Settings
     from sandkasten.store.postgres.postgres_database import PostgresDatabase
+    from sandkasten.store.postgres.shard_leases import ShardLeases
 
 log = logging.getLogger("sandkasten.store")
 _NODE_FILE: Final = "node"
@@ -59,6 +60,8 @@ class SharedStore:
     node: str
     backends: frozenset[str] = frozenset()
     """Backends whose sandboxes every daemon of the database can reach."""
+    leases: ShardLeases | None = None
+    """Which of these sandboxes this daemon looks after."""
 
 
 @asynccontextmanager
@@ -82,6 +85,7 @@ async def open_shared(settings: Settings) -> SharedStore | None:
         return None
     # Imported here: most processes use no such database.
     from sandkasten.store.postgres.postgres_database import PostgresDatabase
+    from sandkasten.store.postgres.shard_leases import ShardLeases
 
     data_dir = prepare_data_dir(settings.data_dir)
     # The file `node` is created last: if the database cannot be reached, nothing changes here.
@@ -91,8 +95,10 @@ async def open_shared(settings: Settings) -> SharedStore | None:
     )
     try:
         node = await asyncio.to_thread(_node, data_dir)
-        await database.live_as(node)
-        return SharedStore(database, node, backend_registry.shared_backends(settings))
+        backends = backend_registry.shared_backends(settings)
+        leases = ShardLeases(node) if backends else None
+        await database.live_as(node, leases)
+        return SharedStore(database, node, backends, leases)
     except BaseException:
         await database.aclose()
         raise

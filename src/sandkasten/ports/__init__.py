@@ -43,6 +43,7 @@ from sandkasten.ports.package_ports import Provisioner, Site, Sites
 from sandkasten.ports.persistence import (
     AuditLog,
     AuditNote,
+    DividesUpkeep,
     FileStore,
     HasRequirements,
     Journal,
@@ -73,6 +74,7 @@ __all__ = [
     "Clock",
     "Closes",
     "Discards",
+    "DividesUpkeep",
     "EventSink",
     "FileStore",
     "HasRequirements",

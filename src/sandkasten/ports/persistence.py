@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
-    from contextlib import AbstractAsyncContextManager
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from sandkasten.model.access.stored_secrets import OpenSecret, Secret, SecretRequest
     from sandkasten.model.audit_records import AuditFilter, AuditHead, AuditReport, AuditRow
@@ -66,6 +66,25 @@ class HasRequirements(Protocol):
 
     async def requirements(self) -> Sequence[Requirement]:
         """Return the lines of `doctor`. What is unavailable is a line and not an error."""
+        ...
+
+
+@runtime_checkable
+class DividesUpkeep(Protocol):
+    """A ledger of several daemons that can reach the same sandboxes; each looks after a part."""
+
+    def shares(self, backend: str) -> bool:
+        """Return whether every daemon can reach the sandboxes of the backend."""
+        ...
+
+    def tends(self, sandbox_id: str) -> bool:
+        """Return whether this process looks after a sandbox of such a backend now."""
+        ...
+
+    def fenced(self, sandbox_id: str) -> AbstractContextManager[None]:
+        """Refuse writes of the block with Busy if the sandbox was this process's to look after
+        when the block began and is no longer.
+        """
         ...
 
 

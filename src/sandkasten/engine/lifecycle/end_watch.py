@@ -15,6 +15,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sandkasten.engine.lifecycle.upkeep import Upkeep
+from sandkasten.engine.owner import owner_gone
 from sandkasten.errors import SandkastenError
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.sandbox.isolation_levels import has_engine
@@ -60,6 +62,7 @@ class EndWatch:
         """`disconnects` holds ids of sandboxes whose connection was cut."""
         self._backends = backends
         self._store = store
+        self._upkeep = Upkeep(store)
         self._handles = handles
         self._reaper = reaper
         self._session_journal = session_journal
@@ -75,6 +78,8 @@ class EndWatch:
         """Settles one of those as recovery would have done."""
         self.unrecovered: Container[str] = ()
         """Sandboxes that recovery has not settled yet, which are left to it."""
+        self.inherited: set[SandboxId] = set()
+        """Sandboxes of shared backends whose daemon died, and which were settled here."""
         self._next: dict[str, int] = {}
         self._reconciled: Sequence[Record] | None = None
         self._reconciled_ids: AbstractSet[str] = frozenset()
@@ -109,8 +114,10 @@ class EndWatch:
         # recorded before it leaves the ledger.
         begun = frozenset(await self._session_journal.open_ids())
         records = await self._store.list()
+        ours = [one for one in records if self._upkeep.is_ours(one.backend, one.id)]
+        self._inherit(ours)
         groups: dict[str, list[Record]] = {}
-        for record in records:
+        for record in ours:
             if self._must_look(record):
                 groups.setdefault(record.backend, []).append(record)
         for name in self._handles.health.names():
@@ -129,11 +136,24 @@ class EndWatch:
         if self._groups:
             await asyncio.wait(self._groups.values(), timeout=_PATIENCE_S)
         if self.unsettled:
-            self.unsettled &= {record.id for record in records}
+            self.unsettled &= {record.id for record in ours}
         await self._reconcile(begun, records)
+        # All of them: what is left of a tenant's quota depends on each.
         networked = [record for record in records if record.network != "none"]
         await self._traffic.round(networked, _PATIENCE_S)
-        await self._handles.network_audit.round(records, _PATIENCE_S)
+        await self._handles.network_audit.round(ours, _PATIENCE_S)
+
+    def _inherit(self, ours: Sequence[Record]) -> None:
+        """Settle, once, the sandboxes of a daemon that died while this one runs."""
+        left = {
+            record.id
+            for record in ours
+            if self._upkeep.is_shared(record.backend)
+            and self._is_adoptable(record)
+            and owner_gone(record)
+        }
+        self.unsettled |= left - self.inherited
+        self.inherited = left
 
     def _must_look(self, record: Record) -> bool:
         if not self._is_ours(record) or record.id in self.unrecovered:
@@ -200,7 +220,8 @@ class EndWatch:
 
     def _is_adoptable(self, record: Record) -> bool:
         there = is_there(record.state) and not record.hidden
-        return there and record.id not in self.unrecovered
+        ours = self._upkeep.is_ours(record.backend, record.id)
+        return there and ours and record.id not in self.unrecovered
 
     def _is_ours(self, record: Record) -> bool:
         return record.backend in self._backends and not record.hidden

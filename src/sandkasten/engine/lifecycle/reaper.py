@@ -2,7 +2,8 @@
 
 Other processes use the same ledger at the same time, so the reaper touches an id only while it
 holds that id's lock and after reading its row again. A locked id is in use and is skipped. What
-cannot be removed stays marked and is reported; the next pass tries again. A backend that does not
+cannot be removed stays marked and is reported; the next pass tries again. Of sandboxes that several
+daemons can reach, it touches those that this one looks after. A backend that does not
 answer delays only its own sandboxes. Idle time is not enforced here but by the runner
 (`runner/src/runner/lease.rs`), which ends a sandbox that was idle for too long.
 """
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from sandkasten.engine.backend_health import no_answer_error
 from sandkasten.engine.lifecycle.sandboxes import Sandboxes, rebooted
+from sandkasten.engine.lifecycle.upkeep import Upkeep
 from sandkasten.engine.owner import owner_gone
 from sandkasten.errors import Busy, SandkastenError
 from sandkasten.lazy_dataclass import dataclass
@@ -66,6 +68,7 @@ class Reaper:
     ) -> None:
         self._backends = backends
         self._store = store
+        self._upkeep = Upkeep(store)
         self._sandboxes = sandboxes
         self._handles = handles
         self._pausing = pausing
@@ -97,10 +100,10 @@ class Reaper:
             await self._corrupt(the_id, tally)
         async with asyncio.TaskGroup() as group:
             for record in records:
-                if record.backend in self._backends and not self._is_settled(record, quick=quick):
+                if self._is_ours(record) and not self._is_settled(record, quick=quick):
                     group.create_task(row(record))
             for backend, the_id in owned:
-                if the_id not in known:
+                if the_id not in known and self._upkeep.is_ours(backend.name, the_id):
                     group.create_task(litter(backend, the_id))
         self._pausing.forget(known)
         swept = Swept(
@@ -142,6 +145,9 @@ class Reaper:
                 return await backend.owned()
         except TimeoutError as exc:
             raise no_answer_error(backend.name, OWNED_TIMEOUT_S) from exc
+
+    def _is_ours(self, record: Record) -> bool:
+        return record.backend in self._backends and self._upkeep.is_ours(record.backend, record.id)
 
     def _is_settled(self, record: Record, *, quick: bool) -> bool:
         """Return whether nothing is to be done for a sandbox, as far as this process can tell
@@ -212,7 +218,8 @@ class Reaper:
     async def _locked(self, the_id: SandboxId, tally: _Tally, work: _Work) -> None:
         try:
             async with self._store.lock(the_id, wait_s=0):
-                await work(the_id, tally)
+                with self._upkeep.fenced(the_id):
+                    await work(the_id, tally)
         except Busy:
             return
         except SandkastenError as exc:

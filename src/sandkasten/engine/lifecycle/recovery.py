@@ -15,6 +15,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from sandkasten.engine.lifecycle.sandboxes import rebooted
+from sandkasten.engine.lifecycle.upkeep import Upkeep
 from sandkasten.engine.owner import owner_gone
 from sandkasten.errors import SandkastenError
 from sandkasten.model.sandbox.lifecycle import State, is_there
@@ -53,6 +54,7 @@ class Recovery:
         events: EventSink | None,
     ) -> None:
         self._store = store
+        self._upkeep = Upkeep(store)
         self._handles = handles
         self._reaper = reaper
         self._session_journal = session_journal
@@ -78,11 +80,13 @@ class Recovery:
                 await self._settle(record)
 
         open_rows = await self._session_journal.open_rows()
-        records = [row for row in await self._store.list() if not row.hidden]
+        rows = [row for row in await self._store.list() if not row.hidden]
+        records = [row for row in rows if self._upkeep.is_ours(row.backend, row.id)]
         self._left.update((row.id, row) for row in records if is_there(row.state))
+        self._watch.inherited.update(row.id for row in records)
         self._handles.settle = self._before_use
         await asyncio.gather(*(one(row) for row in records if not is_there(row.state)))
-        known = {record.id for record in records}
+        known = {row.id for row in rows}
         self._known_running.update(row.id for row in open_rows if row.status == "running")
         for row in open_rows:
             if row.id not in known:

@@ -30,9 +30,12 @@ from sandkasten.errors import (
 from sandkasten.model.optional_extras import install_command
 from sandkasten.store.postgres.advisory_locks import AdvisoryLocks
 from sandkasten.store.postgres.postgres_schema import migrate
+from sandkasten.store.postgres.shard_leases import NODE_S
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+
+    from sandkasten.store.postgres.shard_leases import ShardLeases
 
 log = logging.getLogger("sandkasten.store")
 Row = Any
@@ -55,13 +58,11 @@ _KEEPALIVE: Final = {
 _RETURN_S: Final = 3.0
 _FIRST_RETRY_S: Final = 0.05
 _LONGEST_RETRY_S: Final = 2.0
-# A node that was not seen for this long is dead; it says that it lives with every pulse. After a
-# restart of the server, all of them get the time to say so.
-_NODE_S: Final = 30
+# After a restart of the server, all nodes get the time to say that they live.
 ALIVE: Final = (
     "(EXISTS (SELECT 1 FROM nodes WHERE nodes.id = {node}"  # noqa: S608  (two numbers)
-    f" AND seen_at > now() - interval '{_NODE_S} s')"
-    f" OR pg_postmaster_start_time() > now() - interval '{_NODE_S} s')"
+    f" AND seen_at > now() - interval '{NODE_S} s')"
+    f" OR pg_postmaster_start_time() > now() - interval '{NODE_S} s')"
 )
 """Condition: whether a node lives."""
 _SEEN = """
@@ -97,7 +98,7 @@ class PostgresDatabase:
         self._session: Any = None
         self._session_turn = asyncio.Lock()
         self._there = asyncio.Event()
-        self._node: str | None = None
+        self._pulse: Callable[[Any, float], Awaitable[object]] = _check
         self._watching: asyncio.Task[None] | None = None
         self._heard: dict[str, list[Callable[[str], None]]] = {}
         self.on_session_lost: list[Callable[[], None]] = []
@@ -153,10 +154,16 @@ class PostgresDatabase:
             except Exception:  # noqa: BLE001  (a database that is away is closed by ending it)
                 one.terminate()
 
-    async def live_as(self, node: str) -> None:
-        """Tell the other daemons that this node lives, from now on."""
-        await self.execute(_SEEN, node)
-        self._node = node
+    async def live_as(self, node: str, leases: ShardLeases | None = None) -> None:
+        """Tell the other daemons that this node lives, from now on, and hold leases for it."""
+
+        async def seen(connection: Any, timeout_s: float) -> None:
+            await connection.execute(_SEEN, node, timeout=timeout_s)
+
+        pulse = seen if leases is None else leases.renew
+        async with self._connection() as connection:
+            await pulse(connection, self._timeout_s)
+        self._pulse = pulse
 
     # ---- statements
 
@@ -284,10 +291,7 @@ class PostgresDatabase:
         while not session.is_closed():
             try:
                 async with self._session_turn:
-                    if self._node is None:
-                        await session.execute("SELECT 1", timeout=_PULSE_TIMEOUT_S)
-                    else:
-                        await session.execute(_SEEN, self._node, timeout=_PULSE_TIMEOUT_S)
+                    await self._pulse(session, _PULSE_TIMEOUT_S)
             except Exception as exc:  # noqa: BLE001  (it is opened again)
                 if not isinstance(exc, self._foreign_errors):
                     self._log_unexpected(exc)
@@ -443,6 +447,10 @@ def text_of(value: str) -> str:
 
 def closed() -> InternalError:
     return InternalError("the database is closed", hint="the daemon is stopping; try again")
+
+
+async def _check(connection: Any, timeout_s: float) -> None:
+    await connection.execute("SELECT 1", timeout=timeout_s)
 
 
 async def _unchanged(_connection: object) -> None:

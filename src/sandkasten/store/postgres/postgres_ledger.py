@@ -3,7 +3,8 @@
 Most sandboxes belong to the machine that runs them, so a daemon sees the rows of its own node;
 names are locked across all of them. Rows of the backends in `shared` are seen by every daemon that
 shares them too. Such a row is converted for its reader: ages count on the reader's clock since its
-boot, and the process that creates a sandbox lives as long as its node is seen.
+boot, and the process that creates a sandbox lives as long as its node is seen. The daemons divide
+the upkeep of these sandboxes by leases (`shard_leases`).
 
 `list` asks for the versions of the rows and reads only those that have changed. A row that cannot
 be decoded is reported by `corrupt` and otherwise treated as missing.
@@ -13,27 +14,33 @@ from __future__ import annotations
 
 import hashlib
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from sandkasten.disk.process_identity import boot_id, this_process
+from sandkasten.errors import Busy
 from sandkasten.model.ids import SandboxId
 from sandkasten.store.ledger_rows import decode_row, encode_row
 from sandkasten.store.postgres.database_requirements import database_requirements
 from sandkasten.store.postgres.postgres_database import ALIVE
+from sandkasten.store.postgres.shard_leases import current_fence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from contextlib import AbstractAsyncContextManager
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.readiness import Requirement
     from sandkasten.store.postgres.postgres_database import PostgresDatabase, Row
+    from sandkasten.store.postgres.shard_leases import ShardLeases
 
 Ids: TypeAlias = "Sequence[SandboxId]"
 Requirements: TypeAlias = "Sequence[Requirement]"
 _PUT = """
-INSERT INTO ledger (id, node, key_hash, created_at, row, shared) VALUES ($1, $2, $3, $4, $5, $6)
+INSERT INTO ledger (id, node, key_hash, created_at, row, shared) SELECT $1, $2, $3::bytea,
+    $4::double precision, $5, $6::boolean
+WHERE {held}
 ON CONFLICT (id) DO UPDATE
 SET node = excluded.node, key_hash = excluded.key_hash, row = excluded.row
 WHERE ledger.node = excluded.node OR ledger.shared AND excluded.shared
@@ -46,6 +53,9 @@ _ROWS = f"""
 SELECT id, node, row, {_VERSION}, {ALIVE.format(node="ledger.node")} AS alive
 FROM ledger WHERE {_VISIBLE}
 """  # noqa: S608
+_DROP = f"DELETE FROM ledger WHERE {_VISIBLE} AND id = $3 AND {{held}}"  # noqa: S608
+# Locks the lease, so that no other daemon takes it before the write is committed.
+_LEASE = "(SELECT 1 FROM shards WHERE id = {} AND fence = {} AND until > now() FOR SHARE)"
 
 
 class PostgresLedger:
@@ -55,14 +65,17 @@ class PostgresLedger:
         node: str,
         *,
         shared: frozenset[str] = frozenset(),
+        leases: ShardLeases | None = None,
         owns_database: bool = False,
     ) -> None:
-        """`shared`: backends whose sandboxes every daemon can reach. `owns_database`: whether
-        closing the ledger closes the database.
+        """`shared`: backends whose sandboxes every daemon can reach. `leases`: which of those this
+        process looks after, none without it. `owns_database`: whether closing the ledger closes
+        the database.
         """
         self._database = database
         self._node = node
         self._shared = shared
+        self._leases = leases
         self._mine = (node, bool(shared))
         # Read once, or the same row would have another age each time.
         self._booted_at = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -71,7 +84,7 @@ class PostgresLedger:
         self._listed: Sequence[Record] = ()
 
     async def put(self, record: Record) -> None:
-        await self._database.execute(
+        await self._write(
             _PUT,
             record.id,
             self._node,
@@ -98,11 +111,23 @@ class PostgresLedger:
         return self._listed
 
     async def drop(self, sandbox_id: SandboxId, record: Record | None = None) -> None:
-        await self._database.execute(
-            f"DELETE FROM ledger WHERE {_VISIBLE} AND id = $3",  # noqa: S608
-            *self._mine,
-            sandbox_id,
-        )
+        await self._write(_DROP, *self._mine, sandbox_id)
+
+    async def _write(self, sql: str, *values: object) -> None:
+        """Run a statement. Raise Busy if it is for a lease that this process has lost."""
+        lease = current_fence()
+        if lease is None:
+            await self._database.execute(sql.format(held="true"), *values)
+            return
+        count = len(values)
+        held = "EXISTS " + _LEASE.format(f"${count + 1}", f"${count + 2}")
+        fence = (lease.shard, lease.fence)
+        if await self._database.execute(sql.format(held=held), *values, *fence):
+            return
+        if not await self._database.fetch(_LEASE.format("$1", "$2"), *fence):
+            raise Busy(
+                "another daemon looks after this sandbox now", hint="it finishes what was begun"
+            )
 
     async def corrupt(self) -> Ids:
         await self._refresh()
@@ -110,6 +135,15 @@ class PostgresLedger:
 
     def lock(self, name: str, *, wait_s: float = 30.0) -> AbstractAsyncContextManager[None]:
         return self._database.locks.hold(name, wait_s)
+
+    def shares(self, backend: str) -> bool:
+        return backend in self._shared
+
+    def tends(self, sandbox_id: str) -> bool:
+        return self._leases is not None and self._leases.lease(sandbox_id) is not None
+
+    def fenced(self, sandbox_id: str) -> AbstractContextManager[None]:
+        return nullcontext() if self._leases is None else self._leases.fenced(sandbox_id)
 
     async def requirements(self) -> Requirements:
         return await database_requirements(self._database)
