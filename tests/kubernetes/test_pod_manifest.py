@@ -27,8 +27,7 @@ def made(spec: CellSpec = SPEC, **changes: Any) -> dict[str, Any]:
 
 
 def containers(pod: dict[str, Any]) -> dict[str, Any]:
-    spec = pod["spec"]
-    return {one["name"]: one for one in (*spec.get("initContainers", ()), *spec["containers"])}
+    return {one["name"]: one for one in pod["spec"]["containers"]}
 
 
 def mounts(container: dict[str, Any]) -> dict[str, str]:
@@ -40,9 +39,8 @@ def volumes(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.promise("P100")
-@pytest.mark.parametrize("source", ["init", "image"])
-def test_every_container_is_closed(source):
-    pod = made(runner_source=source)
+def test_every_container_is_closed():
+    pod = made()
     together = pod["spec"]["securityContext"]
     assert together["runAsNonRoot"] is True
     assert together["runAsUser"] == together["runAsGroup"] == 1000
@@ -79,6 +77,9 @@ def test_only_the_gate_has_the_keys_and_the_listener():
     assert volumes(pod)["keys"]["secret"]["secretName"] == pod_names.pod_name(ID)
     shared = set(mounts(found["gate"]).values()) & set(mounts(found["sandbox"]).values())
     assert shared == {"entry"}
+    entry = {"name": "entry", "mountPath": pod_names.ENTRY_DIR}
+    assert entry in found["gate"]["volumeMounts"]
+    assert {**entry, "readOnly": True} in found["sandbox"]["volumeMounts"]
     assert all("valueFrom" not in one for one in found["sandbox"]["env"])
 
 
@@ -161,12 +162,16 @@ def test_a_pod_without_options_leaves_them_to_the_cluster():
     assert not {"runtimeClassName", "nodeSelector", "imagePullSecrets", "hostUsers"} & set(spec)
 
 
-def test_a_mounted_image_needs_no_init_container():
-    pod = made(runner_source="image", programs="/opt/programs")
-    assert "initContainers" not in pod["spec"]
-    assert volumes(pod)["programs"]["image"]["reference"] == OPTIONS.runner_image
-    program = containers(pod)["sandbox"]["command"][0]
-    assert program == f"{pod_names.BIN_DIR}/opt/programs/sandkasten-runner"
+def test_the_gate_copies_the_runner_before_the_sandbox_is_started():
+    spec = made(programs="/opt/programs")["spec"]
+    # The kubelet notices the end of an init container a second later.
+    assert "initContainers" not in spec
+    gate, sandbox = spec["containers"]
+    # It starts the second container when the hook of the first one has succeeded.
+    hook = gate["lifecycle"]["postStart"]["exec"]["command"]
+    assert hook == ["/opt/programs/sandkasten-runner", "--install", pod_names.RUNNER_PATH]
+    assert sandbox["command"][0] == pod_names.RUNNER_PATH
+    assert pod_names.RUNNER_PATH.startswith(f"{pod_names.ENTRY_DIR}/")
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,21 @@ def test_the_end_of_the_gate_alone_is_no_end():
     assert pod_status.end(pod(gate={"terminated": {"exitCode": 0}})) == ""
 
 
+def test_a_gate_that_cannot_run_is_named_and_not_the_runner_that_it_did_not_copy():
+    told = 'exec: "/nowhere/sandkasten-egress": no such file or directory'
+    ended = {"terminated": {"exitCode": 128, "reason": "StartError", "message": told}}
+    without = {"terminated": {"exitCode": 128, "reason": "StartError", "message": "no runner"}}
+    error = pod_status.start_error(ID, IMAGE, pod("Failed", without, ended))
+    assert isinstance(error, BackendUnavailable)
+    assert "container gate" in error.message
+    assert told in error.message
+    assert "backends.kubernetes.programs_dir" in error.hint
+    # One that has ended well has ended with its runner, which says more.
+    error = pod_status.start_error(ID, IMAGE, pod("Failed", without, {"terminated": {}}))
+    assert error is not None
+    assert "container sandbox" in error.message
+
+
 def test_no_room_in_the_cluster_is_busy():
     condition = {
         "type": "PodScheduled", "status": "False", "reason": "Unschedulable",

@@ -254,7 +254,7 @@ class KubernetesBackend:
         plain = CellSpec(image=spec.image)
         cell = await self._create(_trial_id(), plain, part_of=sandbox_id)
         try:
-            await selftest.examine(cell, pod_manifest.runner_command(plain, self._options)[0])
+            await selftest.examine(cell, pod_names.RUNNER_PATH)
             if self._options.network_policy == "checked":
                 await self._try_network(sandbox_id, cell, plain)
         finally:

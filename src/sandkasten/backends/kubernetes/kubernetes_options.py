@@ -13,12 +13,10 @@ if TYPE_CHECKING:
 
 Reach = Literal["auto", "direct", "exec"]
 NetworkCheck = Literal["checked", "assumed"]
-RunnerSource = Literal["init", "image"]
 PullPolicy = Literal["IfNotPresent", "Always", "Never"]
 
 REACHES: Final = ("auto", "direct", "exec")
 NETWORK_CHECKS: Final = ("checked", "assumed")
-RUNNER_SOURCES: Final = ("init", "image")
 PULL_POLICIES: Final = ("IfNotPresent", "Always", "Never")
 PROGRAMS: Final = "/opt/sandkasten/programs"
 
@@ -38,8 +36,6 @@ class KubernetesOptions:
     """An image with our programs, such as the daemon's own."""
     programs: str = PROGRAMS
     """The directory of that image with the programs."""
-    runner_source: RunnerSource = "init"
-    """How the runner gets into a Pod: an init container copies it, or the image is mounted."""
     reach: Reach = "auto"
     """How runners are reached: at the Pod's address, or by a stream of the API server."""
     port: int = 8484

@@ -2,7 +2,7 @@
 
 Two containers. `sandbox` has the image of the request, and its first process is our runner. `gate`
 has our programs, the key and the token of this sandbox, and is the way in. They share the network
-and one directory, in which the runner fetches its listener at the start; see
+and one directory, from which the runner is started and in which it fetches its listener; see
 `runner/src/egress/gate.rs`.
 
 Neither is root or has a capability, so runner and user code have the same id. The runner is the
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # A command is at most 1 MiB and is stored here while it is read; several shells may do so at once.
 _STATE_BYTES: Final = 8 << 20
 _SOCKET_BYTES: Final = 1 << 20
-_PROGRAM_BYTES: Final = 32 << 20
+_ENTRY_BYTES: Final = 32 << 20
 # A relay of bytes: it buffers at most 256 KiB per connection in each direction.
 _GATE_REQUESTS: Final = {"cpu": "10m", "memory": "16Mi"}
 _GATE_LIMITS: Final = {"cpu": "500m", "memory": "96Mi"}
@@ -50,7 +50,6 @@ _MILLI: Final = 1000
 def pod(
     sandbox_id: SandboxId, spec: CellSpec, options: KubernetesOptions, owner: str, attempt: str
 ) -> dict[str, Any]:
-    copied = options.runner_source == "init"
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -84,9 +83,9 @@ def pod(
                 "runAsGroup": USER_ID,
                 "seccompProfile": _seccomp(options),
             },
-            **({"initContainers": [_installer(options)]} if copied else {}),
+            # In this order: the runner is there when its container is started.
             "containers": [_gate(options), _sandbox(spec, options)],
-            "volumes": _volumes(sandbox_id, spec, options),
+            "volumes": _volumes(sandbox_id, spec),
         },
     }
 
@@ -146,22 +145,6 @@ def _closed() -> dict[str, Any]:
     }
 
 
-def _installer(options: KubernetesOptions) -> dict[str, Any]:
-    return {
-        "name": pod_names.INSTALLER_CONTAINER,
-        "image": options.runner_image,
-        "imagePullPolicy": options.pull_policy,
-        "command": [
-            f"{options.programs}/sandkasten-runner",
-            "--install",
-            pod_names.RUNNER_PATH,
-        ],
-        "securityContext": _closed(),
-        "resources": {"requests": dict(_GATE_REQUESTS), "limits": dict(_GATE_LIMITS)},
-        "volumeMounts": [{"name": "programs", "mountPath": pod_names.BIN_DIR}],
-    }
-
-
 def _gate(options: KubernetesOptions) -> dict[str, Any]:
     return {
         "name": pod_names.GATE_CONTAINER,
@@ -175,6 +158,7 @@ def _gate(options: KubernetesOptions) -> dict[str, Any]:
             pod_names.HAND_OVER,
             pod_names.LISTENER,
         ],
+        "lifecycle": {"postStart": {"exec": {"command": _install(options)}}},
         "ports": [{"name": "gate", "containerPort": options.port, "protocol": "TCP"}],
         "securityContext": _closed(),
         "resources": {"requests": dict(_GATE_REQUESTS), "limits": dict(_GATE_LIMITS)},
@@ -186,19 +170,28 @@ def _gate(options: KubernetesOptions) -> dict[str, Any]:
     }
 
 
+def _install(options: KubernetesOptions) -> list[str]:
+    """Return the command that copies the runner for the container `sandbox`.
+
+    The kubelet starts containers in the order of the spec, and the next one after this hook has
+    succeeded. An init container would do the same later: the kubelet notices its end when it looks
+    at its containers, once a second.
+    """
+    return [f"{options.programs}/sandkasten-runner", "--install", pod_names.RUNNER_PATH]
+
+
 def _sandbox(spec: CellSpec, options: KubernetesOptions) -> dict[str, Any]:
     return {
         "name": pod_names.SANDBOX_CONTAINER,
         "image": spec.image.id or spec.image.name,
         "imagePullPolicy": options.pull_policy,
-        "command": runner_command(spec, options),
+        "command": _runner_command(spec, options),
         "workingDir": "/",
         "env": environment(spec),
         "securityContext": _closed(),
         "resources": resources(spec, options),
         "volumeMounts": [
-            {"name": "programs", "mountPath": pod_names.BIN_DIR, "readOnly": True},
-            {"name": "entry", "mountPath": pod_names.ENTRY_DIR},
+            {"name": "entry", "mountPath": pod_names.ENTRY_DIR, "readOnly": True},
             {"name": "state", "mountPath": pod_names.STATE_DIR},
             {"name": "workspace", "mountPath": WORKSPACE},
             {"name": "home", "mountPath": HOME},
@@ -208,11 +201,9 @@ def _sandbox(spec: CellSpec, options: KubernetesOptions) -> dict[str, Any]:
     }
 
 
-def runner_command(spec: CellSpec, options: KubernetesOptions) -> list[str]:
-    copied = options.runner_source == "init"
-    mounted = f"{pod_names.BIN_DIR}{options.programs}/sandkasten-runner"
+def _runner_command(spec: CellSpec, options: KubernetesOptions) -> list[str]:
     return [
-        pod_names.RUNNER_PATH if copied else mounted,
+        pod_names.RUNNER_PATH,
         "--receive", pod_names.HAND_OVER,
         # Our own connections do not keep a sandbox from being idle.
         "--gate-port", str(options.port),
@@ -247,20 +238,10 @@ def resources(spec: CellSpec, options: KubernetesOptions) -> dict[str, dict[str,
     }
 
 
-def _volumes(
-    sandbox_id: SandboxId, spec: CellSpec, options: KubernetesOptions
-) -> list[dict[str, Any]]:
+def _volumes(sandbox_id: SandboxId, spec: CellSpec) -> list[dict[str, Any]]:
     limits = spec.limits
-    programs = (
-        {"name": "programs", "emptyDir": {"sizeLimit": str(_PROGRAM_BYTES)}}
-        if options.runner_source == "init"
-        else {
-            "name": "programs",
-            "image": {"reference": options.runner_image, "pullPolicy": options.pull_policy},
-        }
-    )
     return [
-        programs,
+        {"name": "entry", "emptyDir": {"sizeLimit": str(_ENTRY_BYTES)}},
         {
             "name": "keys",
             "secret": {
@@ -269,7 +250,6 @@ def _volumes(
                 "defaultMode": 0o444,
             },
         },
-        _memory("entry", _SOCKET_BYTES),
         _memory("gate", _SOCKET_BYTES),
         _memory("state", _STATE_BYTES),
         {"name": "workspace", "emptyDir": {"sizeLimit": str(limits.workspace_bytes)}},

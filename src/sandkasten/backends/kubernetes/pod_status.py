@@ -78,16 +78,12 @@ def end(pod: Mapping[str, Any]) -> str:
     known = _LOST.get(reason, "")
     for one in _containers(pod):
         ended = _state(one).get("terminated")
-        if ended is None or one.get("name") not in (
-            pod_names.SANDBOX_CONTAINER,
-            pod_names.INSTALLER_CONTAINER,
-        ):
+        if ended is None or one.get("name") != pod_names.SANDBOX_CONTAINER:
             continue
         told = str(ended.get("reason") or "")
         if told == "OOMKilled":
             return "it used more memory than its limit and was ended"
-        if one.get("name") == pod_names.SANDBOX_CONTAINER or ended.get("exitCode"):
-            known = known or _ended(str(one["name"]), ended)
+        known = known or _ended(str(one["name"]), ended)
     if status.get("phase") in _ENDED or reason in _LOST:
         return _joined(known or f"its Pod has ended ({reason or status.get('phase')})", status)
     if is_ending(pod):
@@ -135,6 +131,12 @@ def start_error(
             return BackendUnavailable(
                 f"sandbox {sandbox_id} could not be started: {told or reason}",
                 hint=f"kubectl describe pod {pod_names.pod_name(sandbox_id)}",
+            )
+        ended = _state(one).get("terminated") or {}
+        if one.get("name") == pod_names.GATE_CONTAINER and ended.get("exitCode"):
+            return BackendUnavailable(
+                f"sandbox {sandbox_id} could not be started: {_ended(str(one['name']), ended)}",
+                hint="check backends.kubernetes.runner_image and backends.kubernetes.programs_dir",
             )
     why = end(pod)
     if why:
@@ -201,9 +203,7 @@ def _status(pod: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _containers(pod: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    status = _status(pod)
-    yield from status.get("initContainerStatuses") or ()
-    yield from status.get("containerStatuses") or ()
+    yield from _status(pod).get("containerStatuses") or ()
 
 
 def _state(container: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -12,12 +12,10 @@ from sandkasten.backends.kubernetes.kubernetes_options import (
     PROGRAMS,
     PULL_POLICIES,
     REACHES,
-    RUNNER_SOURCES,
     KubernetesOptions,
     NetworkCheck,
     PullPolicy,
     Reach,
-    RunnerSource,
 )
 from sandkasten.daemon.settings.setting_fields import setting
 from sandkasten.daemon.settings.setting_parsers import (
@@ -157,12 +155,6 @@ class KubernetesSettings:
         _DEFAULT.programs,
         "The directory of runner_image that has the programs.",
     )
-    runner_source: RunnerSource = setting(
-        "backends.kubernetes.runner_source",
-        choice(*RUNNER_SOURCES),
-        _DEFAULT.runner_source,
-        "How a Pod gets the runner: init (a container copies it) or image (the image is mounted).",
-    )
     reach: Reach = setting(
         "backends.kubernetes.reach",
         choice(*REACHES),
@@ -255,7 +247,6 @@ class KubernetesSettings:
             installation=self.installation or "",
             runner_image=self.runner_image or "",
             programs=self.programs_dir,
-            runner_source=self.runner_source,
             reach=self.reach,
             port=self.port,
             network_policy=self.network_policy,
