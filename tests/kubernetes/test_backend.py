@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
+# More than requests have connections.
+MANY = 130
 SPEC = CellSpec(image=Image("example.org/python:3.11", "engine"))
 
 
@@ -193,6 +195,24 @@ async def test_sandboxes_live_on_while_the_api_server_is_away(
     assert not (await backend.probe()).ready
     cluster.script.away = False
     assert list(await backend.owned()) == [cell.id]
+
+
+async def test_pods_that_are_being_started_keep_no_request_waiting(
+    opened: Callable[..., KubernetesBackend], cluster: FakeCluster
+):
+    backend = opened(timeout_s=PATIENCE_S / 4)
+    cluster.script.status = {"phase": "Pending"}
+    # Each is watched over a connection of its own.
+    starting = [asyncio.ensure_future(backend.create(new_sandbox_id(), SPEC)) for _ in range(MANY)]
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while len(await backend.owned()) < MANY:
+                pass
+    finally:
+        for one in starting:
+            one.cancel()
+        await asyncio.gather(*starting, return_exceptions=True)
+    assert cluster.objects == {}
 
 
 async def test_a_refused_token_is_an_error_of_the_credentials(

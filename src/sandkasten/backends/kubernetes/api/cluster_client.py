@@ -17,8 +17,10 @@ import aiohttp
 
 from sandkasten.backends.kubernetes.api.pod_stream import PodStream
 from sandkasten.errors import BackendUnavailable
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
     from sandkasten.backends.kubernetes.api.cluster_access import ClusterAccess
@@ -64,9 +66,17 @@ class ApiRefused(Exception):
         return self.status == _GONE
 
 
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    access: ClusterAccess
+    requests: aiohttp.ClientSession
+    lasting: aiohttp.ClientSession
+    """For watches and streams: they stay open, and must not take the connections of requests."""
+
+
 class ClusterClient:
-    """One namespace of one cluster. `open_access` may read files; it is called once, in a
-    thread.
+    """One namespace of one cluster. `open_access` may read files; it is called in a thread, at the
+    first request.
     """
 
     def __init__(
@@ -75,15 +85,14 @@ class ClusterClient:
         self._open_access = open_access
         self._namespace = namespace
         self._timeout_s = timeout_s
-        self._access: ClusterAccess | None = None
-        self._session: aiohttp.ClientSession | None = None
+        self._open: _Opened | None = None
         self._opening = asyncio.Lock()
 
     async def namespace(self) -> str:
-        return self._namespace or (await self._opened())[0].namespace
+        return self._namespace or (await self._opened()).access.namespace
 
     async def server(self) -> str:
-        return (await self._opened())[0].server
+        return (await self._opened()).access.server
 
     async def addresses(self) -> list[str]:
         """Return the addresses of the API server, each with its port."""
@@ -153,7 +162,8 @@ class ClusterClient:
         self, kind: str, name: str, version: str
     ) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
         """Yield (`ADDED` | `MODIFIED` | `DELETED`, object) after a version, for a while."""
-        access, session = await self._opened()
+        opened = await self._opened()
+        access = opened.access
         query = {
             "watch": "true",
             "fieldSelector": f"metadata.name={name}",
@@ -163,7 +173,7 @@ class ClusterClient:
         url = access.server + await self._path(kind)
         try:
             async with asyncio.timeout(self._timeout_s):
-                answer = await session.get(url, params=query, headers=await access.headers())
+                answer = await opened.lasting.get(url, params=query, headers=await access.headers())
             async with answer:
                 if answer.status >= 400:
                     raise _refused(answer.status, await _bounded(answer), access.server)
@@ -178,7 +188,8 @@ class ClusterClient:
 
     async def stream(self, pod: str, container: str, command: Sequence[str]) -> PodStream:
         """Start a command in a container; its standard input and output are the stream."""
-        access, session = await self._opened()
+        opened = await self._opened()
+        access = opened.access
         query = [
             ("container", container),
             *(("command", one) for one in command),
@@ -189,7 +200,7 @@ class ClusterClient:
         url = access.server + await self._path("pods", pod) + "/exec"
         try:
             async with asyncio.timeout(self._timeout_s):
-                opened = await session.ws_connect(
+                web_socket = await opened.lasting.ws_connect(
                     url,
                     params=query,
                     headers=await access.headers(),
@@ -202,11 +213,12 @@ class ClusterClient:
             raise _away(access.server, exc) from exc
         except (aiohttp.ClientError, OSError) as exc:
             raise _away(access.server, exc) from exc
-        return PodStream(opened)
+        return PodStream(web_socket)
 
     async def logs(self, pod: str, container: str) -> str:
         """Return the last lines that a container wrote."""
-        access, session = await self._opened()
+        opened = await self._opened()
+        access, session = opened.access, opened.requests
         query = {"container": container, "tailLines": "5", "limitBytes": "4096"}
         url = access.server + await self._path("pods", pod) + "/log"
         return await self._asked(
@@ -214,9 +226,10 @@ class ClusterClient:
         )
 
     async def aclose(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        opened, self._open = self._open, None
+        if opened is not None:
+            await opened.requests.close()
+            await opened.lasting.close()
 
     async def _text(
         self,
@@ -244,7 +257,8 @@ class ClusterClient:
         body: Mapping[str, Any] | None = None,
         query: Mapping[str, str] | None = None,
     ) -> Mapping[str, Any]:
-        access, session = await self._opened()
+        opened = await self._opened()
+        access, session = opened.access, opened.requests
 
         async def ask() -> Mapping[str, Any]:
             headers = await access.headers()
@@ -271,22 +285,21 @@ class ClusterClient:
         except (aiohttp.ClientError, OSError, ValueError) as exc:
             raise _away(access.server, exc) from exc
 
-    async def _opened(self) -> tuple[ClusterAccess, aiohttp.ClientSession]:
-        if self._access is not None and self._session is not None:
-            return self._access, self._session
+    async def _opened(self) -> _Opened:
+        if self._open is not None:
+            return self._open
         async with self._opening:
-            if self._access is None:
-                self._access = await asyncio.to_thread(self._open_access)
-            if self._session is None:
-                access = self._access
+            if self._open is None:
+                access = await asyncio.to_thread(self._open_access)
                 context = await asyncio.to_thread(access.context)
-                connector = aiohttp.TCPConnector(
-                    ssl=True if context is None else context, limit=_CONNECTIONS
-                )
-                self._session = aiohttp.ClientSession(
-                    connector=connector, timeout=aiohttp.ClientTimeout(total=None)
-                )
-        return self._access, self._session
+                self._open = _Opened(access, _session(context, _CONNECTIONS), _session(context, 0))
+            return self._open
+
+
+def _session(context: ssl.SSLContext | None, most: int) -> aiohttp.ClientSession:
+    """Return a session with at most so many connections; 0: any number."""
+    connector = aiohttp.TCPConnector(ssl=True if context is None else context, limit=most)
+    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
 
 
 async def _bounded(answer: aiohttp.ClientResponse) -> bytes:
