@@ -46,6 +46,15 @@ async def test_two_daemons_share_records_but_not_sandboxes(server, tmp_path):
         mine = {"Authorization": f"Bearer {made['key']}"}
         await _answers(http, 200, other.url + "/v1/sessions", mine)
 
+        place = other.url + "/v1/audit?action=key.create"
+        async with asyncio.timeout(PATIENCE_S):
+            found = {"entries": []}
+            while not found["entries"]:
+                _, found = await ask(http, "GET", place, headers=OPERATOR)
+        assert [row["target"] for row in found["entries"]] == [made["id"]]
+        _, report = await ask(http, "GET", other.url + "/v1/audit/verify", headers=OPERATOR)
+        assert report["ok"], report
+
         stored = aiohttp.FormData()
         stored.add_field("key", "a.txt")
         stored.add_field("file", b"shared", filename="a.txt")

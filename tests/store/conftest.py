@@ -12,10 +12,11 @@ _EMPTY = "; ".join(
     f"DELETE FROM {table}"
     for table in (
         *("ledger", "state", "sessions", "execs", "traffic", "keys"),
-        *("runs", "files", "contents", "secrets", "nodes"),
+        *("runs", "files", "contents", "secrets", "nodes", "audit"),
     )
 )
 _EMPTY += "; UPDATE shards SET node = '', fence = 0, until = '-infinity'"
+_EMPTY += "; UPDATE audit_head SET seq = 0, hash = repeat('0', 64), size_bytes = 0"
 
 
 @pytest.fixture(scope="session")

@@ -347,6 +347,42 @@ async def test_a_daemon_settles_its_own_sessions_and_reads_all(open_postgres):
     assert await other.audit_head() is None
 
 
+async def test_a_daemon_that_never_comes_back_is_forgotten(open_postgres):
+    database = await open_postgres()
+    journal = PostgresJournal(database, "node_gone")
+    shared = frozenset({"shared"})
+    ledger = PostgresLedger(database, "node_gone", shared=shared)
+    own, common = record(), replace(record(), backend="shared")
+    for one in (own, common):
+        await ledger.put(one)
+        await journal.begin_session(replace(session(1), id=one.id, backend=one.backend))
+    journal.note_exec(ExecRow("ex_1", own.id, "t", "x", "running", time.time()))
+    await journal.flush()
+    await journal.keep_audit_head(AuditHead(1, "a" * 64))
+    for node in ("node_gone", "node_here"):
+        await database.live_as(node)
+    here = PostgresJournal(database, "node_here")
+    await here.prune(time.time())
+    assert {row["id"] for row in await database.fetch("SELECT id FROM nodes")} == {
+        "node_gone",
+        "node_here",
+    }
+    sql = "UPDATE nodes SET seen_at = now() - interval '1000 days' WHERE id = 'node_gone'"
+    await database.execute(sql)
+    await here.prune(time.time())
+    assert [row["id"] for row in await database.fetch("SELECT id FROM nodes")] == ["node_here"]
+    assert await database.fetch("SELECT 1 FROM state") == []
+    # Every daemon can reach a shared sandbox, so it stays.
+    left = PostgresLedger(database, "node_here", shared=shared)
+    assert [one.id for one in await left.list()] == [common.id]
+    ended, open_one = await here.session(own.id), await here.session(common.id)
+    assert ended is not None
+    assert (ended.status, ended.reason) == ("lost", "its daemon did not come back")
+    assert [row.status for row in await here.execs(own.id)] == ["lost"]
+    assert open_one is not None
+    assert open_one.ended_at is None
+
+
 async def test_a_revoked_key_stops_working_at_every_daemon(open_postgres):
     one, other = [await PostgresKeys.open(await open_postgres(), reload_s=60) for _ in range(2)]
     made = make_key()

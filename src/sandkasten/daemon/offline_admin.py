@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from sandkasten.model.access.tenancy import QuotaUsage
     from sandkasten.model.audit_records import AuditFilter, AuditHead, AuditReport
     from sandkasten.model.journal_rows import KeyRow, StagedFile, StoredFile
-    from sandkasten.ports import Clock
-    from sandkasten.store.audit_directory import AuditDirectory
+    from sandkasten.ports import AuditLog, Clock
 
 KeyRows: TypeAlias = "Sequence[KeyRow]"
 Files: TypeAlias = "Sequence[StoredFile]"
@@ -66,7 +65,7 @@ class OfflineBooks:
         yield self._audit.lines()
 
     @property
-    def _audit(self) -> AuditDirectory:
+    def _audit(self) -> AuditLog:
         if self._books.audit is None:
             raise UnsupportedByBackend(
                 "this data directory has no audit log", hint="set audit.enabled"

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sandkasten.daemon.shared_store import SharedStore
     from sandkasten.ports import Clock, FileStore, Journal, Keys
     from sandkasten.store.audit_directory import AuditDirectory
+    from sandkasten.store.postgres.postgres_audit import PostgresAudit
     from sandkasten.store.postgres.postgres_keys import PostgresKeys
 
 
@@ -41,7 +42,7 @@ class Books:
     keys: Keys
     files: FileStore
     recordings: RecordingDirectory
-    audit: AuditDirectory | None = None
+    audit: AuditDirectory | PostgresAudit | None = None
 
     async def prune(self, now: float) -> int:
         """Delete rows past their retention; return how many."""
@@ -130,9 +131,10 @@ async def open_books(
         journal = SqliteJournal(database, settings.retention)
         keys = await SqliteKeys.open(database)
         files = await DiskFileStore.open(data_dir / "files", database, clock, settings.file_rules)
-        async with _books(settings, journal, keys, files) as books:
-            if books.audit is not None:
-                await _take_old_rows(journal, books.audit)
+        audit = open_audit(settings)
+        async with _books(settings, journal, keys, files, audit) as books:
+            if audit is not None:
+                await _take_old_rows(journal, audit)
             yield books
     finally:
         await database.aclose()
@@ -142,6 +144,7 @@ async def open_books(
 async def _shared_books(
     settings: Settings, clock: Clock, shared: SharedStore
 ) -> AsyncIterator[Books]:
+    from sandkasten.store.postgres.postgres_audit import PostgresAudit
     from sandkasten.store.postgres.postgres_files import PostgresFileStore
     from sandkasten.store.postgres.postgres_journal import PostgresJournal
     from sandkasten.store.postgres.postgres_keys import PostgresKeys
@@ -150,16 +153,26 @@ async def _shared_books(
     journal = PostgresJournal(database, shared.node, settings.retention, shared=shared.backends)
     keys = await PostgresKeys.open(database)
     files = PostgresFileStore(database, clock, settings.file_rules)
-    async with _books(settings, journal, keys, files) as books:
+    own = open_audit(settings)
+    audit = None
+    if own is not None:
+        keep = settings.retention
+        audit = PostgresAudit(
+            database, shared.node, own, max_bytes=keep.audit_bytes, keep_s=keep.audit_s
+        )
+    async with _books(settings, journal, keys, files, audit) as books:
         yield books
 
 
 @asynccontextmanager
 async def _books(
-    settings: Settings, journal: Journal, keys: SqliteKeys | PostgresKeys, files: FileStore
+    settings: Settings,
+    journal: Journal,
+    keys: SqliteKeys | PostgresKeys,
+    files: FileStore,
+    audit: AuditDirectory | PostgresAudit | None,
 ) -> AsyncIterator[Books]:
-    """Add the audit log and recordings; close everything but the database after the block."""
-    audit = open_audit(settings)
+    """Add recordings; close everything but the database after the block."""
     books = Books(journal, keys, files, _recordings(settings), audit)
     try:
         yield books

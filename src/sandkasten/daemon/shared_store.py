@@ -40,6 +40,7 @@ _SHARED: Final = (
     "stored files",
     "secrets",
     "runs",
+    "audit log",
     "network bytes of tenants",
 )
 _OF_ONE_NODE: Final = (
@@ -49,7 +50,6 @@ _OF_ONE_NODE: Final = (
     "packages",
     "previews",
     "recordings",
-    "audit log",
     "quotas of sessions, memory and disk",
 )
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from sandkasten.model.audit_records import AuditFilter, AuditHead, AuditReport, AuditRow
     from sandkasten.ports import AuditNote
+    from sandkasten.store.audit_segments import AuditPlace
 
 log = logging.getLogger("sandkasten.audit")
 MAX_BYTES: Final = 1 << 30
@@ -256,6 +257,16 @@ class AuditDirectory:
         """Check every record. `heads` are records that were seen before."""
         await self.flush()
         return await asyncio.to_thread(self._files.verify, heads)
+
+    def place_of(self, seq: int) -> AuditPlace:
+        """Return a place before the record with this number. Blocking."""
+        return self._files.place_of(seq)
+
+    def rows_after(self, place: AuditPlace) -> tuple[Sequence[AuditRow], AuditPlace]:
+        """Return some records after a place, and the place after them; the same place at the end.
+        Blocking.
+        """
+        return self._files.rows_after(place)
 
     async def prune(self, now: float) -> int:
         """Remove segments whose newest record is past its retention; return how many."""

@@ -54,6 +54,14 @@ class LockHeldError(Exception):
     """Another process has the lock."""
 
 
+@dataclass(frozen=True, slots=True)
+class AuditPlace:
+    """A place between two records: a segment, and an offset in it."""
+
+    segment: int
+    offset: int
+
+
 @dataclass(slots=True)
 class _Writer:
     """The open files, and the state that they had when this process last wrote."""
@@ -346,6 +354,38 @@ class AuditSegments:
                 return file.read(_READ_BYTES)
         except FileNotFoundError:
             return b""
+
+    def place_of(self, seq: int) -> AuditPlace:
+        """Return a place before the record with this number, not far from it."""
+        number = 0
+        for number in reversed(self.numbers()):
+            first = _first_row(self._segment(number))
+            if first is not None and first.seq <= seq:
+                break
+        return AuditPlace(number, 0)
+
+    def rows_after(self, place: AuditPlace) -> tuple[list[AuditRow], AuditPlace]:
+        """Return some records after a place, and the place after them; the same place at the end.
+        Lines that are not records are left out.
+        """
+        found = _HEAD.match(self._head_text())
+        if found is None:
+            return [], place
+        # Only up to the head: what follows is being written, or is removed again.
+        last, size = int(found[3]), int(found[4])
+        data = self.piece(place.segment, place.offset)
+        if place.segment == last:
+            data = data[: max(0, size - place.offset)]
+        if not data:
+            later = [number for number in self.numbers() if place.segment < number <= last]
+            return [], AuditPlace(later[0], 0) if later else place
+        # A piece ends anywhere; a line that is longer than a piece is not a record.
+        end = data.rfind(b"\n") + 1 or len(data)
+        rows = []
+        for line in data[:end].splitlines(keepends=True):
+            with contextlib.suppress(ValueError):
+                rows.append(row_of_line(line))
+        return rows, AuditPlace(place.segment, place.offset + end)
 
     def numbers(self) -> list[int]:
         """Return the numbers of the segments, oldest first."""

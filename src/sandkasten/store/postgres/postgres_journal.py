@@ -65,6 +65,17 @@ INSERT INTO traffic (session_id, day, tenant, bytes) VALUES ($1, $2, $3, greates
 (SELECT coalesce(sum(bytes), 0)::bigint FROM traffic WHERE session_id = $1 AND day <> $2)))
 ON CONFLICT (session_id, day) DO UPDATE SET bytes = greatest(traffic.bytes, excluded.bytes)
 """
+# A daemon that was away for so long finds what is left of its sandboxes without a row, and removes
+# it. Its position in the audit log stays, or its records would be copied twice.
+_OLD_NODES = """
+WITH gone AS (DELETE FROM nodes WHERE seen_at < to_timestamp($1) RETURNING id),
+rows AS (DELETE FROM ledger USING gone WHERE ledger.node = gone.id AND NOT ledger.shared),
+kept AS (DELETE FROM state USING gone WHERE state.node = gone.id AND state.name <> 'audit_copied')
+UPDATE sessions SET status = 'lost', ended_at = $2, reason = 'its daemon did not come back'
+FROM gone WHERE sessions.node = gone.id AND ended_at IS NULL AND NOT EXISTS
+(SELECT 1 FROM ledger WHERE ledger.id = sessions.id AND ledger.shared)
+RETURNING sessions.id
+"""
 # Rows of earlier days are needed while the session lives: they add up to what it has counted.
 _OLD_TRAFFIC = """
 DELETE FROM traffic WHERE (session_id, day) IN (SELECT session_id, day FROM traffic
@@ -86,6 +97,8 @@ class PostgresJournal:
         self._database = database
         self._shared = shared
         self._node = node
+        # Only this process writes that of its node.
+        self._audit_head: AuditHead | None = None
         self._retention = retention if retention is not None else Retention()
         self._behind: WriteBehind[tuple[str, str], ExecRow] = WriteBehind(
             lambda rows: asyncio.ensure_future(self._note(rows))
@@ -106,16 +119,9 @@ class PostgresJournal:
     ) -> None:
         # Pending rows first: the running commands of the session are lost with it.
         await self._behind.flush()
-        async with self._database.transaction() as connection:
-            await connection.execute(
-                "UPDATE sessions SET status = $2, ended_at = $3, reason = $4"
-                " WHERE id = $1 AND ended_at IS NULL",
-                session_id,
-                status,
-                at,
-                text_of(reason),
-            )
-            await connection.execute(_LOSE, [session_id])
+        await self._database.execute(
+            "SELECT end_session($1, $2, $3, $4)", session_id, status, at, text_of(reason)
+        )
 
     async def session(self, session_id: str) -> SessionRow | None:
         found = await self._database.fetch_one(
@@ -210,7 +216,7 @@ class PostgresJournal:
         )
         return 0 if found is None else int(found["total"])
 
-    # ---- the audit log, which is in files of each node
+    # ---- the audit log
 
     async def keep_audit_head(self, head: AuditHead) -> None:
         await self._database.execute(
@@ -219,15 +225,19 @@ class PostgresJournal:
             self._node,
             f"{head.seq} {head.hash}",
         )
+        self._audit_head = head
 
     async def audit_head(self) -> AuditHead | None:
+        if self._audit_head is not None:
+            return self._audit_head
         found = await self._database.fetch_one(
             "SELECT value FROM state WHERE node = $1 AND name = 'audit_head'", self._node
         )
         if found is None:
             return None
         seq, _, hashed = found["value"].partition(" ")
-        return AuditHead(int(seq), hashed)
+        self._audit_head = AuditHead(int(seq), hashed)
+        return self._audit_head
 
     # ---- upkeep
 
@@ -236,6 +246,9 @@ class PostgresJournal:
 
     async def prune(self, now: float) -> int:
         keep = self._retention
+        lost = await self._database.write(_OLD_NODES, now - max(keep.sessions_s, _DAY_S), now)
+        if lost:
+            await self._database.execute(_LOSE, [row["id"] for row in lost])
         gone = await self._delete(
             "DELETE FROM sessions WHERE id IN"
             " (SELECT id FROM sessions WHERE ended_at < $1 LIMIT $2)",
