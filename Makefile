@@ -101,7 +101,7 @@ test-long:  ## everything, on every backend, in full size
 	@$(MAKE) --no-print-directory --jobs=4 ready packages-long
 	@SANDKASTEN_LONG=1 scripts/test.sh all
 
-test-cluster: dev packages-test  ## a real Kubernetes of two nodes; 1 minute (10 when its programs are compiled)
+test-cluster: dev packages-test  ## a real Kubernetes of two nodes; some minutes (20 when its programs are compiled)
 	@scripts/cluster_build.sh
 	@SANDKASTEN_LONG=1 $(VENV)/bin/python -m pytest --hostwatch --durations=10 tests/cluster
 

@@ -1,6 +1,7 @@
 #!/bin/bash
 # Build or fetch the programs of the test cluster (tests/cluster) into build/cluster, once.
 #   kubernetes-VERSION/  compiled from the Go module proxy; tests/cluster/kubernetes pins and hashes
+#   helm-VERSION/        for the tests of the chart; compiled likewise, see tests/cluster/helm
 #   debian/              etcd, containerd, runc and network plugins: packages, unpacked
 # Nothing outside of build/cluster changes. A module that the proxy refuses is named, and fails.
 # KEEP_GO_CACHE=1 keeps the sources and compiled packages (several GB), for work on this script.
@@ -11,6 +12,8 @@ modules=tests/cluster/kubernetes
 version=$(sed -n 's|^require k8s.io/kubernetes ||p' $modules/go.mod)
 place=$PWD/build/cluster
 out=$place/kubernetes-$version
+helm_version=$(sed -n 's|^require helm.sh/helm/v3 ||p' tests/cluster/helm/go.mod)
+helm=$place/helm-$helm_version/helm
 # In the order in which a cluster can make use of them.
 servers=(kubelet kube-apiserver kube-scheduler kube-controller-manager)
 packages=(etcd-server containerd runc containernetworking-plugins)
@@ -61,7 +64,7 @@ find_go() {
     PATH=$tools/bin:$PATH
 }
 
-compile_servers() {
+prepare_go() {
     find_go
     export GOTOOLCHAIN=local GOFLAGS='-mod=readonly -modcacherw -trimpath -buildvcs=false' GOWORK=off
     export GOMODCACHE=$place/go/modules GOCACHE=$place/go/packages GOTMPDIR=$place/go/tmp
@@ -69,7 +72,11 @@ compile_servers() {
     # Go counts its uses in the user's configuration, from which it also reads its settings.
     GOENV=$(go env GOENV)
     export GOENV XDG_CONFIG_HOME=$place/go/config
-    mkdir -p "$GOTMPDIR" "$out"
+    mkdir -p "$GOTMPDIR"
+}
+
+compile_servers() {
+    mkdir -p "$out"
     local names=("${servers[@]/#/k8s.io/kubernetes/cmd/}") refused
     echo "fetching the sources of Kubernetes $version"
     # Lists every module that is refused, before anything is compiled. (Else the first would end a
@@ -96,13 +103,26 @@ compile_servers() {
         mv "$out/$name.new" "$out/$name"
         echo "compiled $name in $((SECONDS - start)) s"
     done
-    [ "${KEEP_GO_CACHE:-}" = 1 ] || rm -rf "$place/go"
+}
+
+compile_helm() {
+    echo "compiling helm $helm_version"
+    mkdir -p "${helm%/*}"
+    (cd tests/cluster/helm && nice -n 19 go build -p "$(nproc)" -ldflags '-s -w' -o "$helm.new" helm.sh/helm/v3/cmd/helm) ||
+        fail "helm does not compile"
+    mv "$helm.new" "$helm"
 }
 
 [ -e "$place/debian/versions" ] || unpack_packages
 for name in "${servers[@]}"; do
     if [ ! -x "$out/$name" ]; then
+        prepare_go
         compile_servers
         break
     fi
 done
+if [ ! -x "$helm" ]; then
+    prepare_go
+    compile_helm
+fi
+[ "${KEEP_GO_CACHE:-}" = 1 ] || rm -rf "$place/go"

@@ -106,6 +106,16 @@ def archives() -> Path:
     return CACHE
 
 
+def daemon_archive() -> Path:
+    """Return the archive of the daemon's image, built if it is missing."""
+    from tests.deploy.engine import started
+
+    if not _DAEMON.archive.exists():
+        with started() as engine:
+            _DAEMON.ensure(engine)
+    return _DAEMON.archive
+
+
 def _base(engine: Docker) -> None:
     if engine.docker("image", "inspect", BASE, check=False).returncode != 0:
         engine.docker("import", str(imagekit.debian_tar()), BASE)
@@ -142,7 +152,7 @@ _DAEMON = Recipe(
         "pyproject.toml", "src", "requirements/server.txt",
         "requirements/docker.txt", "requirements/agents.txt", "requirements/mcp.txt",
         "requirements/jwt.txt", "requirements/signatures.txt", "requirements/otel.txt",
-        "requirements/image.txt",
+        "requirements/postgres.txt", "requirements/image.txt",
     ),
     (DAEMON, "sandkasten:latest"),
     _build_daemon,

@@ -1,9 +1,13 @@
-"""A private PostgreSQL server on a Unix socket, run as an ordinary user and removed at the end."""
+"""A private PostgreSQL server, run as an ordinary user and removed at the end.
+
+It is on a Unix socket, and on one address if other machines of a test must reach it.
+"""
 
 from __future__ import annotations
 
 import itertools
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -31,15 +35,21 @@ def new_schema() -> str:
 class PostgresServer:
     """`with PostgresServer() as server:`. With `durable`, a killed server loses nothing. With
     `tls`, it also listens on `port` of the loopback, with a certificate for `localhost` that
-    `authority` signed.
+    `authority` signed. With `address`, it also listens there, for clients of the network `clients`
+    who have `password`.
     """
 
-    def __init__(self, *, durable: bool = False, tls: bool = False) -> None:
+    def __init__(
+        self, *, durable: bool = False, tls: bool = False, address: str = "", clients: str = ""
+    ) -> None:
         # PostgreSQL refuses to run as root, and its user must be able to enter this directory.
         self.place = Path(tempfile.mkdtemp(prefix="skpg-", dir="/var/tmp"))
+        self.password = secrets.token_hex(8)
         self._durable = durable
         self.port = free_port() if tls else None
         self.authority = self.place / "ca.pem"
+        self._address = address
+        self._clients = clients
         self._process: subprocess.Popen[bytes] | None = None
         environ = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
         self._run_as: dict[str, Any] = {"cwd": self.place, "env": environ}
@@ -50,6 +60,10 @@ class PostgresServer:
     @property
     def url(self) -> str:
         return f"postgresql://tester@/postgres?host={self.place}"
+
+    @property
+    def remote_url(self) -> str:
+        return f"postgresql://tester:{self.password}@{self._address}/postgres?sslmode=disable"
 
     def __enter__(self) -> PostgresServer:
         try:
@@ -71,9 +85,15 @@ class PostgresServer:
         assert PROGRAMS is not None, "postgresql is not installed"
         options = ("--no-sync", "--auth=trust", "--username=tester", "--no-instructions")
         words = [str(PROGRAMS / "initdb"), *options, "-E", "UTF8", "-D", str(self.place / "data")]
+        if self._address:
+            (self.place / "password").write_text(self.password)
+            words += ["--pwfile", str(self.place / "password")]
         self._run(words)
         if self.port is not None:
             self._run([*_OPENSSL, "-keyout", "key.pem", "-out", str(self.authority)])
+        if self._address:
+            with (self.place / "data" / "pg_hba.conf").open("a") as rules:
+                rules.write(f"host all all {self._clients} scram-sha-256\n")
 
     def _run(self, words: list[str]) -> None:
         subprocess.run(words, check=True, capture_output=True, timeout=PATIENCE_S, **self._run_as)
@@ -83,7 +103,8 @@ class PostgresServer:
         """Start the server and wait until it answers."""
         assert PROGRAMS is not None
         words = [str(PROGRAMS / "postgres"), "-D", str(self.place / "data"), "-k", str(self.place)]
-        words += ["-h", "", "-c", "dynamic_shared_memory_type=mmap", "-c", "shared_buffers=16MB"]
+        words += ["-h", self._address, "-c", "shared_buffers=16MB"]
+        words += ["-c", "dynamic_shared_memory_type=mmap"]
         words += [] if self._durable else ["-F"]
         if self.port is not None:
             files = [f"ssl_cert_file={self.authority}", f"ssl_key_file={self.place / 'key.pem'}"]

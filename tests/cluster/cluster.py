@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 BUSYBOX = "localhost/sandkasten/busybox:1"
 PORT = 6443
 # The half of the addresses for measurements of networks that machines do not use.
-_POD_NETWORK = "198.19"
+POD_NETWORK = "198.19"
 # The kubelet sets these on the host, unless it finds them set.
 _SYSCTLS = {
     "vm/overcommit_memory": "1",
@@ -116,7 +116,7 @@ class Cluster:
     def _route_to_pods(self) -> str:
         """Give the host a route to a free network of Pods; return its first three numbers."""
         for _ in range(50):
-            net = f"{_POD_NETWORK}.{secrets.randbelow(256)}"
+            net = f"{POD_NETWORK}.{secrets.randbelow(256)}"
             with contextlib.suppress(subprocess.CalledProcessError):
                 subprocess.run(
                     [
@@ -127,7 +127,7 @@ class Cluster:
                     capture_output=True,
                 )
                 return net
-        raise RuntimeError(f"this host has a route to every network of {_POD_NETWORK}.0.0/16")
+        raise RuntimeError(f"this host has a route to every network of {POD_NETWORK}.0.0/16")
 
     def _write_credentials(self) -> None:
         users = {

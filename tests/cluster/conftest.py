@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import built_images
 from tests.cluster import programs
-from tests.cluster.cluster import Cluster
+from tests.cluster.cluster import POD_NETWORK, Cluster
+from tests.postgres_server import PostgresServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +23,21 @@ def cluster() -> Iterator[Cluster]:
         pytest.skip(why)
     with Cluster() as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def cluster_with_daemon(cluster: Cluster) -> Cluster:
+    """The cluster, whose nodes have the daemon's image."""
+    cluster.load(built_images.daemon_archive())
+    return cluster
+
+
+@pytest.fixture(scope="session")
+def store_url(cluster: Cluster) -> Iterator[str]:
+    """The URL of a database that Pods reach."""
+    clients = f"{POD_NETWORK}.0.0/16"
+    with PostgresServer(address=cluster.machine.our_address, clients=clients) as server:
+        yield server.remote_url
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _STDIN, _STDOUT, _STDERR, _STATUS, _CLOSE = 0, 1, 2, 3, 255
 Found = TypeVar("Found")
+_APPLY = "application/apply-patch+yaml"
 _EXEC_PROTOCOL = Subprotocol("v5.channel.k8s.io")
 
 
@@ -47,6 +48,7 @@ class KubeApi:
     def __init__(self, server: str, ca: str, token: str) -> None:
         self._where = urlsplit(server)
         self._token = token
+        self._ca = ca
         self._trust = ssl.create_default_context(cadata=ca)
 
     @classmethod
@@ -83,6 +85,18 @@ class KubeApi:
         if answer.status >= http.HTTPStatus.BAD_REQUEST:
             raise ApiError(answer.status, f"{method} {path}: {content.decode(errors='replace')}")
         return content if raw else json.loads(content or b"null")
+
+    # ---- objects of any kind
+
+    def apply(self, thing: Mapping[str, Any], *, dry_run: bool = False) -> Any:
+        """Create or change an object as `kubectl apply --server-side` does."""
+        query = "fieldManager=tests&force=true&fieldValidation=Strict"
+        query += "&dryRun=All" if dry_run else ""
+        return self.ask("PATCH", f"{path_of(thing)}?{query}", thing, kind=_APPLY)
+
+    def acting_as(self, token: str) -> KubeApi:
+        """Return a client with the rights of another account."""
+        return KubeApi(self._where.geturl(), self._ca, token)
 
     # ---- Pods
 
@@ -156,6 +170,15 @@ def _exit_code(status: Any) -> int:
         if cause.get("reason") == "ExitCode":
             return int(cause["message"])
     raise ApiError(0, json.dumps(status))
+
+
+def path_of(thing: Mapping[str, Any]) -> str:
+    """Return the path of an object in the API."""
+    version, kind, about = thing["apiVersion"], str(thing["kind"]).lower(), thing["metadata"]
+    top = "/api/v1" if version == "v1" else f"/apis/{version}"
+    inside = f"/namespaces/{about['namespace']}" if "namespace" in about else ""
+    many = f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
+    return f"{top}{inside}/{many}/{about['name']}"
 
 
 def is_ready(found: Mapping[str, Any]) -> bool:

@@ -275,18 +275,21 @@ SystemdCgroup = false
 
 def import_archive(socket: Path, archive: Path) -> None:
     """Import the images of an archive into the containerd of a node."""
-    done = _ctr(socket, "images", "import", str(archive))
+    # An image of a real program is ten thousand files.
+    done = _ctr(socket, "images", "import", str(archive), timeout_s=10 * FAR_TOO_LATE_S)
     if done.returncode != 0:
         raise RuntimeError(f"{socket} does not import {archive}: {done.stderr[-2000:]}")
 
 
-def _ctr(socket: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def _ctr(
+    socket: Path, *words: str, timeout_s: float = FAR_TOO_LATE_S
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(programs.ctr()), "--address", str(socket), "--namespace", "k8s.io", *words],
         capture_output=True,
         text=True,
         check=False,
-        timeout=FAR_TOO_LATE_S,
+        timeout=timeout_s,
     )
 
 

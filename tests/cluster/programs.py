@@ -11,6 +11,8 @@ PLACE = REPOSITORY / "build" / "cluster"
 _MODULES = Path(__file__).parent / "kubernetes" / "go.mod"
 _VERSION = _MODULES.read_text().partition("k8s.io/kubernetes ")[2].split()[0]
 KUBERNETES = PLACE / f"kubernetes-{_VERSION}"
+_HELM_MODULES = Path(__file__).parent / "helm" / "go.mod"
+HELM = PLACE / f"helm-{_HELM_MODULES.read_text().partition('helm.sh/helm/v3 ')[2].split()[0]}"
 DEBIAN = PLACE / "debian"
 CNI = DEBIAN / "usr" / "lib" / "cni"
 _SERVERS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
@@ -44,6 +46,11 @@ def containerd() -> Path:
 
 def ctr() -> Path:
     return DEBIAN / "usr" / "bin" / "ctr"
+
+
+def helm() -> Path:
+    """Return Helm, without which only the tests of the chart are skipped."""
+    return HELM / "helm"
 
 
 def runc() -> Path:

@@ -74,6 +74,8 @@ class Machine:
         self.inside = Path("/run/machine") if apart else self.folder
         self.cgroup = f"sandkasten-{self.token}"
         self.address = ""
+        self.our_address = ""
+        """Of this host, as the machine sees it."""
         self._apart = apart
         self._network = network
         self.shares = self.folder / "shares" if shares is True else shares
@@ -139,7 +141,7 @@ class Machine:
         _run(*there, "addr", "add", f"{net}.{last + 2}/30", "dev", "eth0")
         _run(*there, "link", "set", "eth0", "up")
         _run(*there, "route", "add", "default", "via", f"{net}.{last + 1}")
-        self.address = f"{net}.{last + 2}"
+        self.address, self.our_address = f"{net}.{last + 2}", f"{net}.{last + 1}"
 
     @property
     def link(self) -> str:

@@ -1,0 +1,168 @@
+"""The files that install the daemon on a cluster fit the daemon that they install."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from sandkasten import __version__
+from sandkasten.api.routes.route_table import ALL
+from sandkasten.backends.kubernetes.backend import _NEEDED
+from sandkasten.daemon.settings.resolver import Settings, load
+
+ROOT = Path(__file__).resolve().parents[2]
+PLAIN = ROOT / "deploy" / "kubernetes"
+CHART = ROOT / "deploy" / "helm" / "sandkasten"
+GUIDE = ROOT / "docs" / "guides" / "kubernetes.md"
+pytestmark = pytest.mark.promise("P105")
+
+
+def objects(*kinds: str) -> list[dict[str, Any]]:
+    files = sorted(PLAIN.rglob("*.yaml"))
+    found = [one for file in files for one in yaml.safe_load_all(file.read_text())]
+    return [one for one in found if not kinds or one["kind"] in kinds]
+
+
+def only(kind: str, name: str = "sandkasten") -> dict[str, Any]:
+    (found,) = [one for one in objects(kind) if one["metadata"]["name"] == name]
+    return found
+
+
+def daemon_pod() -> dict[str, Any]:
+    found: dict[str, Any] = only("Deployment")["spec"]["template"]["spec"]
+    return found
+
+
+def container() -> dict[str, Any]:
+    (found,) = daemon_pod()["containers"]
+    return dict(found)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """What a daemon with these manifests reads: its file, and its variables over the image's."""
+    file = tmp_path / "sandkasten.yaml"
+    file.write_text(only("ConfigMap")["data"]["sandkasten.yaml"])
+    environment = re.findall(
+        r"(SANDKASTEN_\w+)=(\S+)", (ROOT / "deploy" / "Dockerfile").read_text()
+    )
+    given = {one["name"]: one.get("value", "") for one in container()["env"]}
+    given |= {
+        "SANDKASTEN_API_KEY": "sk-0123456789abcdef",
+        "SANDKASTEN_STORE_URL": "postgresql://sandkasten@db/sandkasten?sslmode=require",
+    }
+    return load({"config": str(file)}, {**dict(environment), **given}, tmp_path)
+
+
+def test_the_settings_choose_the_cluster(settings: Settings) -> None:
+    assert settings.backend == "kubernetes"
+    assert settings.policy.default_image == "python:3.11-slim"
+    assert settings.kubernetes.installation == "sandkasten.sandkasten"
+    assert settings.warnings == ()
+
+
+def test_every_object_is_in_a_namespace_that_the_manifests_create(settings: Settings) -> None:
+    namespaces = {one["metadata"]["name"] for one in objects("Namespace")}
+    others = [one for one in objects() if one["kind"] not in ("Namespace", "Kustomization")]
+    assert {one["metadata"]["namespace"] for one in others} == namespaces
+    assert settings.kubernetes.namespace == only("Role")["metadata"]["namespace"]
+    assert only("Deployment")["metadata"]["namespace"] != settings.kubernetes.namespace
+
+
+def test_image_runner_and_chart_are_of_this_version(settings: Settings) -> None:
+    image = f"sandkasten:{__version__}"
+    assert (container()["image"], settings.kubernetes.runner_image) == (image, image)
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
+
+
+def test_the_role_has_what_the_backend_needs_and_nothing_else() -> None:
+    granted = {
+        (verb, resource)
+        for rule in only("Role")["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert granted == {
+        *((verb, "/".join(filter(None, (kind, part)))) for verb, kind, part in _NEEDED),
+        ("create", "pods/exec"),
+        ("get", "pods/exec"),
+        ("get", "pods/log"),
+    }
+    assert [one["kind"] for one in objects("ClusterRole", "ClusterRoleBinding")] == []
+
+
+def test_the_guide_shows_the_role_of_the_manifests() -> None:
+    shown = [
+        one
+        for text in re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+        for one in yaml.safe_load_all(text)
+        if one.get("kind") == "Role"
+    ]
+    assert [one["rules"] for one in shown] == [only("Role")["rules"]]
+
+
+def test_probes_ask_routes_that_need_no_key() -> None:
+    public = {one.path for one in ALL if one.method == "GET" and one.scope is None}
+    asked = {
+        container()[probe]["httpGet"]["path"]
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe")
+    }
+    assert asked == {"/readyz", "/healthz"}
+    assert asked <= public
+
+
+def test_a_daemon_that_stops_has_time_to_drain(settings: Settings) -> None:
+    before = container()["lifecycle"]["preStop"]["sleep"]["seconds"]
+    grace = daemon_pod()["terminationGracePeriodSeconds"]
+    # Responses in progress, then work in sandboxes: `serve` waits for each of them.
+    assert grace > before + 2 * settings.http.drain_s
+
+
+def test_a_client_in_the_cluster_may_use_the_name_of_the_service(settings: Settings) -> None:
+    about = only("Service")["metadata"]
+    name = f"{about['name']}.{about['namespace']}"
+    assert {about["name"], name, f"{name}.svc", f"{name}.svc.cluster.local"} == {
+        *settings.http.allowed_hosts
+    }
+
+
+def test_only_the_daemon_reaches_sandboxes_and_they_reach_nothing(settings: Settings) -> None:
+    closed = only("NetworkPolicy", "sandkasten-closed")
+    assert closed["metadata"]["namespace"] == settings.kubernetes.namespace
+    assert closed["spec"]["podSelector"] == {}
+    assert closed["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    assert closed["spec"]["egress"] == []
+    (rule,) = closed["spec"]["ingress"]
+    assert [one["port"] for one in rule["ports"]] == [settings.kubernetes.port]
+    (client,) = rule["from"]
+    labels = only("Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert client["podSelector"]["matchLabels"] == labels
+    own = {"kubernetes.io/metadata.name": only("Deployment")["metadata"]["namespace"]}
+    assert client["namespaceSelector"]["matchLabels"] == own
+
+
+def test_no_secret_is_in_the_files() -> None:
+    assert objects("Secret") == []
+    named = [one["valueFrom"]["secretKeyRef"] for one in container()["env"] if "valueFrom" in one]
+    assert {one["key"] for one in named} == {"api-key", "store-url", "secrets-key"}
+
+
+def test_the_values_of_the_chart_fit_their_schema_which_refuses_others() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    jsonschema.validate(values, schema)
+    assert set(values) == set(schema["properties"]) - {"global"}
+    for wrong in (
+        {"replica": 3},
+        {"settings": {"api_key": "sk-0123456789abcdef"}},
+        {"settings": {"store": {"url": "postgresql://u:p@h/d"}}},
+    ):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**values, **wrong}, schema)
