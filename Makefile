@@ -101,9 +101,9 @@ test-long:  ## everything, on every backend, in full size
 	@$(MAKE) --no-print-directory --jobs=4 ready packages-long
 	@SANDKASTEN_LONG=1 scripts/test.sh all
 
-test-cluster: dev packages-test  ## a real Kubernetes of two nodes; some minutes (20 when its programs are compiled)
+test-cluster: dev packages-test  ## both suites and tests/cluster on a real Kubernetes of two nodes (20 minutes more when its programs are compiled)
 	@scripts/cluster_build.sh
-	@SANDKASTEN_LONG=1 $(VENV)/bin/python -m pytest --hostwatch --durations=10 tests/cluster
+	@scripts/test.sh cluster
 
 # Pip waits for the network, cargo for its last crate, a bootstrap for dpkg: run all of them at once.
 ready: dev $(VENV)/.docs packages-test debians

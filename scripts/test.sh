@@ -3,6 +3,7 @@
 # how much of them the processors worked or were kept by other guests of a virtual machine's host.
 #   test.sh check    what needs no container engine, in a few minutes
 #   test.sh all      everything, every backend included (SANDKASTEN_LONG=1: every size in full)
+#   test.sh cluster  tests/cluster and both suites on a real Kubernetes of two nodes
 # Every phase runs, and any failure fails the whole. Nothing is run a second time.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -171,8 +172,16 @@ case ${1:-all} in
         drop_scratch
         phase platforms .venv/bin/python -m tests.matrix.page
         ;;
+    cluster)
+        rm -f build/cluster-platforms.json
+        phase cluster env SANDKASTEN_LONG=1 .venv/bin/python -m pytest --durations=15 \
+            --durations-min=1 --hostwatch tests/cluster
+        phase suites python -n "${WORKERS:-4}" --hostwatch --platform=cluster \
+            --outcome=build/cluster-platforms.json tests/conformance tests/security
+        phase platforms .venv/bin/python -m tests.matrix.page --cluster
+        ;;
     *)
-        echo "usage: $0 [check|all]" >&2
+        echo "usage: $0 [check|all|cluster]" >&2
         exit 2
         ;;
 esac

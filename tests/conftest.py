@@ -21,6 +21,7 @@ import hypothesis
 import pytest
 
 from tests import forked_programs, platform_markers, worker_groups
+from tests.cluster import lent_cluster
 from tests.engines import lent
 from tests.hostwatch import canary as canary_tree
 from tests.hostwatch import loopwatch, snapshot
@@ -86,6 +87,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     config.stash[_left] = []
     if config.getoption("numprocesses", None) and platform_markers.needs_engines(config):
         lent.start_all()
+    if platform_markers.needs_cluster(config) and (why := lent_cluster.start()):
+        pytest.exit(f"no cluster can be started: {why}", pytest.ExitCode.USAGE_ERROR)
     if _is_worker(config) and platform_markers.needs_engines(config) and forked_programs.SUPPORTED:
         forked_programs.start()
 
@@ -146,6 +149,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     lent.close()
+    lent_cluster.close()
     forked_programs.stop()
     if _before not in session.config.stash:
         return

@@ -97,7 +97,7 @@ GROUNDS = {
     "docker/inside": Ground("docker", "debian", where="inside", cells=_OTHERS, kept="engine"),
     "docker/remote": Ground("docker", "debian", where="remote", cells=_OTHERS, kept="engine"),
     "docker/busybox": Ground("docker", "busybox", where="volume", cells="ahead", kept="engine"),
-    # On the cluster of SANDKASTEN_TEST_KUBECONFIG, which has the images of cluster_images.
+    # On a real cluster: see tests/cluster/lent_cluster.py.
     "kubernetes": Ground("kubernetes", "debian", cells="reused", kept="engine"),
     "kubernetes/exec": Ground("kubernetes", "debian", cells="reused", kept="engine", where="exec"),
 }
@@ -118,6 +118,11 @@ TITLES = {
     "docker/inside": "Docker, from inside a container that has the socket and nothing else",
     "docker/remote": "Docker on another machine, over TCP with certificates of both sides",
     "docker/busybox": "Docker on a busybox image: no bash, no Python",
+}
+# The rows of `make test-cluster`, which the other targets do not run.
+CLUSTER_TITLES = {
+    "kubernetes": "a Pod on Kubernetes, reached at its address",
+    "kubernetes/exec": "a Pod on Kubernetes, reached through the API server",
 }
 
 
@@ -195,6 +200,9 @@ PARTS: dict[tuple[Suite, str], Part] = {
     ("security", "docker/remote"): _PLACE_POSTURE,
     ("contract", "docker/busybox"): _PLACE,
     ("security", "docker/busybox"): _PLACE_POSTURE,
+    # The other way in carries the same bytes.
+    ("contract", "kubernetes/exec"): Part(("port", "commands", "output"), _LARGE),
+    ("security", "kubernetes/exec"): _POSTURE,
     ("contract", "user local"): _COMMANDS,
     ("security", "user local"): _POSTURE,
     ("contract", "user local/debian"): _PLACE,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import pytest
 
-from tests.platform_choice import GROUNDS, every_platform, part
+from tests.platform_choice import CLUSTER_TITLES, GROUNDS, every_platform, part
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +42,8 @@ class Found(TypedDict):
 
 
 ALL = "all"
+CLUSTER = "cluster"
+_SETS = {ALL: every_platform(), CLUSTER: [*CLUSTER_TITLES]}
 _SELECTED = "selected"
 _where = pytest.StashKey[dict[str, tuple[str, str]]]()
 _left_out = pytest.StashKey[dict[str, str]]()
@@ -55,7 +57,8 @@ def add_option(parser: pytest.Parser) -> None:
         metavar="NAME",
         help="where tests/conformance and tests/security run (repeatable): a name of "
         "tests/platform_choice.py, package.module:factory for the contract alone, or `all` for "
-        "every platform with the part of the suites that `make test` runs there",
+        "every platform with the part of the suites that `make test` runs there, or `cluster` for "
+        "those on Kubernetes",
     )
     parser.addoption(
         "--part",
@@ -68,12 +71,23 @@ def add_option(parser: pytest.Parser) -> None:
 def platforms(config: pytest.Config, *default: str) -> list[str]:
     """Return the platforms of a run; `default` is for one that names none."""
     named = config.getoption("platform", None) or list(default)
-    return every_platform() if named == [ALL] else named
+    return _SETS[named[0]] if _is_set(named) else named
+
+
+def _is_set(named: list[str] | None) -> bool:
+    """Return whether a run is on several platforms, with a part of the suites on some."""
+    return named is not None and len(named) == 1 and named[0] in _SETS
 
 
 def needs_engines(config: pytest.Config) -> bool:
     """Return whether tests on Docker will run, whose engines all workers share."""
     return config.getoption("platform", None) == [ALL]
+
+
+def needs_cluster(config: pytest.Config) -> bool:
+    """Return whether tests on Kubernetes will run."""
+    named = [GROUNDS[name] for name in platforms(config) if name in GROUNDS]
+    return not config.option.collectonly and any(one.backend == "kubernetes" for one in named)
 
 
 def on_platforms(
@@ -82,10 +96,12 @@ def on_platforms(
     """Parametrize a test with the platforms of the run; `all` means a part of the suite on some."""
     module, test = metafunc.module.__name__.rpartition(".")[2], metafunc.function.__name__
     names = platforms(metafunc.config, *default)
-    if metafunc.config.getoption("platform", None) == [ALL]:
+    named = metafunc.config.getoption("platform", None)
+    if _is_set(named):
         names = [name for name in names if part(suite, name).has(module, test)]
         # The backend of other tests must keep the contract as well; it isolates nothing.
-        if suite == "contract" and part(suite, "unisolated").has(module, test):
+        contract = named == [ALL] and suite == "contract"
+        if contract and part(suite, "unisolated").has(module, test):
             names.append("unisolated")
     metafunc.parametrize(argument, names, scope=scope)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sandkasten.linux.confinement import seccomp_bpf, seccomp_oci
 from tests.cluster import programs
 from tests.hostwatch import loopwatch
 from tests.patience import FAR_TOO_LATE_S
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from tests.engines.machine import Machine
 
 PAUSE = "localhost/sandkasten/pause:1"
+# Our system-call filter, as an operator puts it on the nodes.
+SECCOMP_PROFILE = "sandkasten.json"
 _CGROUPS = Path("/sys/fs/cgroup")
 _BRIDGE = "pods"
 _NETWORK = """
@@ -67,6 +70,8 @@ _KUBELET = {
     "nodeLeaseDurationSeconds": 12,
     "shutdownGracePeriod": "0s",
     "maxPods": 120,
+    # The default of a sandbox, and what is beside it in its Pod.
+    "podPidsLimit": 288,
 }
 
 
@@ -110,6 +115,10 @@ class Node:
         """Write the configuration, and create the network and the cgroups."""
         self.kubelet_folder.mkdir(parents=True)
         (self.folder / "net.d").mkdir()
+        profiles = self.kubelet_folder / "seccomp"
+        profiles.mkdir()
+        profile = seccomp_oci.profile(seccomp_bpf.machine())
+        (profiles / SECCOMP_PROFILE).write_text(json.dumps(profile))
         (self.folder / "containerd.toml").write_text(self._containerd_config())
         (self.folder / "net.d" / "pods.conflist").write_text(json.dumps(self._cni_config()))
         (self.folder / "kubelet.json").write_text(json.dumps(self._kubelet_config()))

@@ -1,7 +1,7 @@
 """The images of a test cluster, and the backend on it.
 
-`python -m tests.kubernetes.cluster_images DIRECTORY` writes the archives, which the cluster must
-have before the suites run on `--platform kubernetes`. SANDKASTEN_TEST_KUBECONFIG names it.
+`python -m tests.kubernetes.cluster_images DIRECTORY` writes the archives, which a cluster that was
+started by hand must have before the suites run on it. SANDKASTEN_TEST_KUBECONFIG names it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,54 +19,65 @@ from sandkasten.daemon.backend_registry import read_kubeconfig
 from sandkasten.linux.programs import Programs
 from sandkasten.model.sandbox.cell_spec import DEFAULT_PATH
 from tests import imagekit
+from tests.cluster.lent_cluster import KUBECONFIG
+from tests.cluster.node import SECCOMP_PROFILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-KUBECONFIG = "SANDKASTEN_TEST_KUBECONFIG"
+    from tests.cluster.cluster import Cluster
+
 _TARS: dict[str, Callable[[], Path]] = {
     "debian": imagekit.debian_tar,
     "busybox": imagekit.busybox_tar,
 }
-_PROGRAMS = "programs"
+PROGRAM_IMAGE = "programs"
 
 
 def reference(name: str) -> str:
     return f"localhost/sandkasten/{name}:test"
 
 
-def options(reach: str = "") -> KubernetesOptions:
+def options(kubeconfig: str, reach: str = "") -> KubernetesOptions:
     return KubernetesOptions(
-        kubeconfig=os.environ[KUBECONFIG],
-        runner_image=reference(_PROGRAMS),
+        kubeconfig=kubeconfig,
+        runner_image=reference(PROGRAM_IMAGE),
         pull_policy="Never",
         reach="exec" if reach == "exec" else "direct",
         # Two processors have to run a hundred sandboxes.
         overcommit=100.0,
         # No controller of the test cluster enforces a NetworkPolicy.
         network_policy="assumed",
+        seccomp_profile=SECCOMP_PROFILE,
     )
 
 
 def open_on_cluster(data_dir: Path, reach: str) -> KubernetesBackend:
-    return KubernetesBackend(data_dir, options(reach), read_kubeconfig)
+    return KubernetesBackend(data_dir, options(os.environ[KUBECONFIG], reach), read_kubeconfig)
 
 
-def write(directory: Path) -> None:
-    """Write the archives of all images."""
+def stock(cluster: Cluster, *names: str) -> None:
+    """Load images on both nodes: those of these names and the one with our programs."""
+    with tempfile.TemporaryDirectory(dir=cluster.folder) as place:
+        write(Path(place), *names)
+        for archive in sorted(Path(place).iterdir()):
+            cluster.load(archive)
+
+
+def write(directory: Path, *names: str) -> None:
+    """Write the archives of images of these names, and of the one with our programs."""
     directory.mkdir(parents=True, exist_ok=True)
     programs = directory / "programs.rootfs"
     with tarfile.open(programs, "w") as tar:
         for one in (Programs.found(None, None).runner, Programs.found(None, None).egress):
             tar.add(one, f"{PROGRAMS.lstrip('/')}/{one.name}")
-    for name, made in ((_PROGRAMS, programs), *((name, tar()) for name, tar in _TARS.items())):
+    for name, made in ((PROGRAM_IMAGE, programs), *((name, _TARS[name]()) for name in names)):
         image = imagekit.rootfs_sketch(
             made, names=(reference(name),), config={"Env": [f"PATH={DEFAULT_PATH}"]}
         )
-        archive = imagekit.members_tar(imagekit.docker_members(image))
-        (directory / f"{name}.tar").write_bytes(archive)
+        imagekit.write_tar(directory / f"{name}.tar", imagekit.docker_members(image))
     programs.unlink()
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    write(Path(sys.argv[1]), *_TARS)

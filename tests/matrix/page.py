@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, get_args
 
 from tests.matrix.runs import OUTCOMES
 from tests.ordinary_user import REPOSITORY
-from tests.platform_choice import PARTS, TITLES, Suite
+from tests.platform_choice import CLUSTER_TITLES, PARTS, TITLES, Suite
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from tests.platform_markers import Found
 
 PAGE = REPOSITORY / "docs" / "reference" / "grounds.md"
+# Of the last `make test-cluster`; the others do not remove it.
+CLUSTER_OUTCOME = REPOSITORY / "build" / "cluster-platforms.json"
 SUITES: tuple[Suite, ...] = get_args(Suite)
 HEAD = """\
 <!-- made from a run of the tests by tests/matrix/page.py; do not edit -->
@@ -38,33 +40,64 @@ DAILY = """
 `make test` runs them in full on some, and these files of them on the others:
 
 """
+ON_A_CLUSTER = """
+## `make test-cluster`
+
+`make test-cluster` runs both suites on a real cluster of two nodes.
+With the second way to reach a Pod, it runs these files of them:
+
+"""
 
 
 def read() -> dict[str, Found]:
     """Return what the last run found, by suite and platform."""
     found: dict[str, Found] = {}
-    for file in sorted(OUTCOMES.glob("*.json")):
-        found.update(json.loads(file.read_text()))
+    for file in (*sorted(OUTCOMES.glob("*.json")), CLUSTER_OUTCOME):
+        if file.exists():
+            found.update(json.loads(file.read_text()))
     return found
+
+
+def kept(page: str) -> dict[str, Found]:
+    """Return what a page says, for the platforms that a run did not include."""
+    listed = re.findall(r"^\d+\. (.*) \((`.*`)\)$", page, re.MULTILINE)
+    files = {why: [f"test_{name}.py" for name in re.findall("`(.*?)`", told)]
+             for why, told in listed}  # fmt: skip
+    return {
+        name: {
+            "passed": 1,
+            "failed": [],
+            "skipped": [],
+            "not_asked": {why: files[why] for why in reasons},
+            "files": [],
+            "seconds": 0.0,
+        }
+        for name, (mark, reasons) in parse(page).items()
+        if mark == "passes"
+    }
 
 
 def render(found: Mapping[str, Found]) -> str:
     reasons: list[str] = []
     rows = []
-    for platform, title in TITLES.items():
+    for platform, title in (*TITLES.items(), *CLUSTER_TITLES.items()):
         marks = [_mark(found.get(f"{suite} {platform}"), reasons) for suite in SUITES]
         rows.append(f"| `{platform}` | {title} | {' | '.join(marks)} |\n")
     table = f"| platform | what it is | {' | '.join(SUITES)} |\n|---|---|---|---|\n{''.join(rows)}"
     listed = "".join(
         f"{number}. {why} ({_files(why, found)})\n" for number, why in enumerate(reasons, 1)
     )
-    parts = "".join(
+    parts = f"{DAILY}{_parts(TITLES)}{ON_A_CLUSTER}{_parts(CLUSTER_TITLES)}"
+    return f"{HEAD}{table}\n## Left out\n\n{listed}{parts}"
+
+
+def _parts(platforms: Iterable[str]) -> str:
+    return "".join(
         f"- {suite} on `{platform}`: {PARTS[suite, platform]}\n"
-        for platform in TITLES
+        for platform in platforms
         for suite in SUITES
         if (suite, platform) in PARTS
     )
-    return f"{HEAD}{table}\n## Left out\n\n{listed}{DAILY}{parts}"
 
 
 def _mark(found: Found | None, reasons: list[str]) -> str:
@@ -97,10 +130,12 @@ def parse(page: str) -> dict[str, tuple[str, set[str]]]:
     return cells
 
 
-def problems(page: str, found: Mapping[str, Found]) -> Iterator[str]:
+def problems(
+    page: str, found: Mapping[str, Found], platforms: Iterable[str] = TITLES
+) -> Iterator[str]:
     """Yield a line for every platform that did not run or pass, and where the page differs."""
     cells = parse(page)
-    for platform in TITLES:
+    for platform in platforms:
         for suite in SUITES:
             name = f"{suite} {platform}"
             mark = _mark(found.get(name), [])
@@ -114,14 +149,17 @@ def problems(page: str, found: Mapping[str, Found]) -> Iterator[str]:
 def main(*arguments: str) -> int:
     found = read()
     if arguments == ("--write",):
-        PAGE.write_text(render(found))
+        PAGE.write_text(render({**kept(PAGE.read_text()), **found}))
         return 0
-    if lines := list(problems(PAGE.read_text(), found)):
+    platforms = CLUSTER_TITLES if arguments == ("--cluster",) else TITLES
+    if lines := list(problems(PAGE.read_text(), found, platforms)):
         sys.stdout.write("".join(f"{line}\n" for line in lines))
         sys.stdout.write("to update the page: .venv/bin/python -m tests.matrix.page --write\n")
         return 1
-    tests = sum(cell["passed"] for cell in found.values())
-    sys.stdout.write(f"both suites ran on {len(TITLES)} platforms: {tests} tests passed\n")
+    tests = sum(
+        found[f"{suite} {platform}"]["passed"] for platform in platforms for suite in SUITES
+    )
+    sys.stdout.write(f"both suites ran on {len(platforms)} platforms: {tests} tests passed\n")
     return 0
 
 

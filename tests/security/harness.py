@@ -34,6 +34,7 @@ from sandkasten.wire.messages import (
     to_bytes_json,
 )
 from tests.engines import seen as engines
+from tests.kubernetes import pods_seen
 from tests.patience import PATIENCE_S
 from tests.platform_choice import GROUNDS, Ground, engine_of, spec_on
 
@@ -65,9 +66,17 @@ NAMED = "a command that is named by its test would be found again by the next on
 NO_SIZES = "an engine limits the size of no volume; probe says so"
 ONE_USER = "an engine that maps no ids runs all sandboxes as one user, whose counts they share"
 ITS_TERMINALS = "an engine mounts terminals itself, and limits their number for all together"
+CLUSTER_SAYS = "the API server says what is alive, and no file of ours"
+ITS_VOLUMES = "mountinfo shows where the node keeps the volumes of a Pod"
+EVICTED = "the node ends a Pod whose workspace is too large"
+POD_PIDS = "the limit of processes is the kubelet's, and the same for every Pod"
+POD_MEMORY = "a Pod that uses too much memory may be lost as a whole"
+POD_SOCKETS = "with version 1 of cgroups, a kubelet does not limit the buffers of sockets"
+POD_NETWORK = "a Pod has a network, which a NetworkPolicy closes"
+ITS_MASKS = "the container runtime of the node decides which entries of /proc are hidden"
+ITS_MOUNTS = "the container runtime of the node shows /sys and cgroups, read-only"
+ITS_CGROUPS = "with version 1 of cgroups, a container sees the path of its own"
 UNSIZED = ("docker/volume", "docker/shared", "docker/inside", "docker/remote")
-# An engine that maps no ids gives none of its own; probe says so.
-NO_USER_NAMESPACE = "the user namespace is the host's"
 WHOLE_SANDBOX = "at a limit of the host gVisor ends as a whole, with all that runs in it"
 # What one answer may hold on our side; the count of bytes goes on beyond it.
 KEPT_BYTES = 16 * 1024 * 1024
@@ -168,6 +177,10 @@ class Box:
             self.host_pid = engines.first_process(engine_of(ground), self.id)
             self.host_start = int(_stat(str(self.host_pid))[19])
             self.state = {"slot": None, "cgroups": engines.cgroups(self.host_pid)}
+        elif self.kubernetes:
+            self.host_pid = pods_seen.first_process(self.id)
+            self.host_start = int(_stat(str(self.host_pid))[19])
+            self.state = {"slot": None, "cgroups": engines.cgroups(self.host_pid)}
         else:
             self.host_pid, self.host_start = map(int, (self.directory / "pid").read_text().split())
             self.state = json.loads((self.directory / "state").read_text())
@@ -194,6 +207,19 @@ class Box:
         return self.ground.backend == "docker"
 
     @property
+    def kubernetes(self) -> bool:
+        return self.ground.backend == "kubernetes"
+
+    @property
+    def container(self) -> bool:
+        """Return whether a container runtime made it, which says how some things are mounted."""
+        return self.docker or self.kubernetes
+
+    @property
+    def runner_is_another_user(self) -> bool:
+        return ROOT and not self.kubernetes
+
+    @property
     def uid(self) -> int:
         """Return the uid of the user's code inside."""
         return 0 if self.dev else 1000
@@ -210,6 +236,16 @@ class Box:
         base = id_ranges.base_of(slot)
         return range(base, base + id_ranges.COUNT)
 
+    @property
+    def common_namespaces(self) -> tuple[str, ...]:
+        """Return the namespaces that it shares with others, or with the host."""
+        if self.gvisor:
+            # Its own processes are the host's.
+            return ("pid", "cgroup")
+        # An engine or a node that maps no ids has the host's user namespace. A node makes one for
+        # cgroups with their version 2 only.
+        return ("user",) if self.docker else ("user", "cgroup") if self.kubernetes else ()
+
     def host_processes(self) -> list[int]:
         """Return host pids of everything inside, also the first process, or of gVisor."""
         return self._living() if self.gvisor else posture.processes_in(self.host_pid)
@@ -221,10 +257,11 @@ class Box:
             assert self.host_ids is not None
             return posture.kernel_deviations(seen, host, ids=self.host_ids)
         mine = capabilities.bits(capabilities.DEV_USER) if self.dev else 0
-        if self.docker:
+        if self.container:
             bare = replace(seen, mountinfo="")
             found = posture.deviations(bare, host, ids=self.host_ids, capabilities=mine)
-            found.remove(NO_USER_NAMESPACE)
+            known = [f"the {name} namespace is the host's" for name in self.common_namespaces]
+            found = [one for one in found if one not in known]
             return found + self.mount_deviations(seen.mountinfo)
         return posture.deviations(
             seen, host, ids=self.host_ids, capabilities=mine, writable=self.writable
@@ -233,18 +270,22 @@ class Box:
     def mount_deviations(self, mountinfo: str) -> list[str]:
         if self.docker:
             return engines.mount_deviations(mountinfo)
+        if self.kubernetes:
+            return pods_seen.mount_deviations(mountinfo)
         return posture.mount_deviations(mountinfo, self.writable)
 
     @property
     def runner(self) -> str:
         """Return the path of the runner inside."""
-        return "/run/sandkasten/bin/runner" if self.docker else "/run/sandkasten/runner"
+        return "/run/sandkasten/bin/runner" if self.container else "/run/sandkasten/runner"
 
     @property
     def identities(self) -> set[int] | None:
         """Return the allowed host ids of its processes; None where they are our own."""
         if self.docker:
             return {1000, 999}
+        if self.kubernetes:
+            return {1000}
         return None if self.host_ids is None else set(self.host_ids)
 
     @property
@@ -255,6 +296,9 @@ class Box:
         return ("/run",) if self.ground.backend == "oci" else ()
 
     def usage(self) -> Any:
+        if self.kubernetes:
+            # What a Pod uses is counted on its node, which is this machine.
+            return pods_seen.usage(self.state["cgroups"])
         return self.loop.run(self.cell.usage())
 
     # ---- commands
@@ -442,6 +486,8 @@ class Box:
             found.append(f"files in {self.directory}")
         if self.docker:
             found += engines.things(engine_of(self.ground), self.id)
+        if self.kubernetes:
+            found += pods_seen.things(self.id)
         if ROOT and id_ranges.slot_of(id_ranges.HOST_DIRECTORY, self.id) is not None:
             found.append("a lease of an id range")
         backing = os.fspath(self.directory)

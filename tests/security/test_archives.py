@@ -16,7 +16,7 @@ from sandkasten.errors import (
     QuotaExceeded,
     SandkastenError,
 )
-from tests.security.harness import NO_SIZES, UNSIZED
+from tests.security.harness import EVICTED, NO_SIZES, UNSIZED
 from tests.shared_sandbox_cases import each
 
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ def test_owners_in_an_archive_are_ignored(box):
 
 
 @pytest.mark.not_on(*UNSIZED, reason=NO_SIZES)
+@pytest.mark.not_on("kubernetes", reason=EVICTED)
 def test_an_archive_bomb_of_bytes_hits_the_quota(box, neighbour):
     with pytest.raises(QuotaExceeded):
         box.tar_in("/workspace/in", _huge(box.limits.workspace_bytes + 10_000_000))

@@ -645,7 +645,7 @@ for path in sys.argv[1:]:
 
 
 def _shared_files(box: Box) -> tuple[str, ...]:
-    return FILES if box.docker else (*FILES, RUNNER)
+    return FILES if box.container else (*FILES, RUNNER)
 
 
 def _ready(box: Box) -> bool:

@@ -285,7 +285,7 @@ print(json.dumps([kept, said, [bool(f & os.ST_NOSUID) for f in flags]]))
     assert said == str(shared_box.uid)
     # gVisor does not tell how something is mounted, and docker lets nobody say it: there only what
     # we mount ourselves, where sizes are exact, is as everywhere else.
-    usual = not (shared_box.gvisor or shared_box.docker)
+    usual = not (shared_box.gvisor or shared_box.container)
     assert nosuid == [usual, usual or shared_box.ground.where == "bind"]
     for words in (["su", "-c", "id"], ["sudo", "-n", "id"], ["pkexec", "id"]):
         if not shared_box.dev and shared_box.exec(["which", words[0]]).code == 0:

@@ -20,7 +20,7 @@ from sandkasten.linux.confinement import id_ranges
 from sandkasten.wire.channel import Channel
 from tests.patience import PATIENCE_S
 from tests.platform_choice import open_backend
-from tests.security.harness import ENGINE_SAYS, ROOT, Box, poll
+from tests.security.harness import CLUSTER_SAYS, ENGINE_SAYS, ROOT, Box, poll
 
 pytestmark = pytest.mark.promise("P29")
 
@@ -168,6 +168,7 @@ def _rewrite(box: Box, **changes: object) -> None:
 
 
 @pytest.mark.not_on("docker", reason=ENGINE_SAYS)
+@pytest.mark.not_on("kubernetes", reason=CLUSTER_SAYS)
 def test_after_a_restart_of_the_machine_a_sandbox_counts_as_lost(box):
     """Simulated by another boot id in its state; the test ends the real process."""
     boot_id = json.loads((box.directory / "state").read_text())["boot_id"]
@@ -180,6 +181,7 @@ def test_after_a_restart_of_the_machine_a_sandbox_counts_as_lost(box):
 
 
 @pytest.mark.not_on("docker", reason=ENGINE_SAYS)
+@pytest.mark.not_on("kubernetes", reason=CLUSTER_SAYS)
 def test_leftovers_of_an_earlier_boot_are_removed_without_signalling_a_pid(box):
     """The pid in the file may be reused: here it is an unrelated process of ours."""
     real = (box.directory / "pid").read_text()
@@ -201,6 +203,7 @@ def test_leftovers_of_an_earlier_boot_are_removed_without_signalling_a_pid(box):
 
 
 @pytest.mark.not_on("docker", reason=ENGINE_SAYS)
+@pytest.mark.not_on("kubernetes", reason=CLUSTER_SAYS)
 def test_a_reused_pid_is_not_signalled(box):
     with subprocess.Popen(["sleep", "600"]) as innocent:
         try:
@@ -221,6 +224,7 @@ def test_a_reused_pid_is_not_signalled(box):
 
 
 @pytest.mark.not_on("docker", reason=ENGINE_SAYS)
+@pytest.mark.not_on("kubernetes", reason=CLUSTER_SAYS)
 @pytest.mark.parametrize("damage", ["empty", "garbage", "missing"])
 def test_a_damaged_state_file_does_not_let_a_sandbox_outlive_its_record(damage, box):
     state = box.directory / "state"
@@ -275,7 +279,7 @@ def test_a_dead_sandbox_is_reported_as_lost(box):
         _until_it_fails(box)
     # Its connections are closed a moment before it is dead.
     poll("the sandbox", lambda: box.host_pid in box._living())
-    if box.docker:
+    if box.container:
         # And an engine hears of it a moment later.
         poll("the engine's word for it", lambda: _is_found(box))
     with pytest.raises(SandboxLost):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.patience import PATIENCE_S
-from tests.security.harness import Box, poll
+from tests.security.harness import POD_NETWORK, Box, poll
 from tests.shared_sandbox_cases import each
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def _nobody_came(server: socket.socket) -> None:
 
 
 @pytest.mark.needs_program("python3")
+@pytest.mark.not_on("kubernetes", reason=POD_NETWORK)
 def test_there_is_only_the_loopback_interface(shared_box):
     code = "import json, socket; print(json.dumps(socket.if_nameindex()))"
     assert shared_box.python(code) == [[1, "lo"]]
@@ -75,6 +76,7 @@ print(json.dumps(socket.create_connection(server.getsockname()).recv(5).decode()
 
 @pytest.mark.needs_program("python3")
 @pytest.mark.parametrize("bind", ["127.0.0.1", "0.0.0.0"])
+@pytest.mark.not_on("kubernetes", reason=POD_NETWORK)
 def test_a_server_on_the_host_is_not_reachable(bind, shared_box):
     with _listening(socket.AF_INET, (bind, 0)) as server:
         port = server.getsockname()[1]
@@ -129,6 +131,7 @@ def test_a_server_on_the_hosts_ipv6_loopback_is_not_reachable(shared_box):
         ("AF_INET6", "fe80::1%lo"),
     ],
 )
+@pytest.mark.not_on("kubernetes", reason=POD_NETWORK)
 def test_no_address_beyond_loopback_answers(family, address, shared_box):
     assert _reach(shared_box, family, [address, 80]) == "refused"
 
@@ -146,7 +149,9 @@ for name in ("example.com", "metadata.google.internal", "host.docker.internal"):
 print(json.dumps(seen))
 """
     assert shared_box.python(code) == [None, None, None]
-    assert shared_box.exec(["cat", "/etc/resolv.conf"]).text == ""
+    # Kubernetes wants the address of a name server; nothing listens there.
+    none = "nameserver 127.0.0.1\n" if shared_box.kubernetes else ""
+    assert shared_box.exec(["cat", "/etc/resolv.conf"]).text == none
 
 
 @pytest.mark.needs_program("python3")
@@ -254,6 +259,7 @@ print(json.dumps(seen))
         assert seen == [errno.EPERM] * 5
 
 
+@pytest.mark.not_on("kubernetes", reason=POD_NETWORK)
 def test_a_port_connects_inside_the_sandbox_and_not_on_the_host(box):
     """The only way to a port is through the runner, which is inside as well."""
     from sandkasten.errors import ConnectionRefused, SandkastenError

@@ -12,10 +12,15 @@ import pytest
 
 from sandkasten.linux.confinement import capabilities, posture
 from tests.engines import seen as engines
+from tests.kubernetes import pods_seen
 from tests.security.conftest import PLANTED
 from tests.security.harness import (
     AS_IT_IS,
     HOST_IMAGE,
+    ITS_CGROUPS,
+    ITS_MASKS,
+    ITS_MOUNTS,
+    ITS_VOLUMES,
     OWN_PROC,
     OWN_PROCESSES,
     PYTHON,
@@ -134,16 +139,14 @@ def test_the_first_process_holds_no_descriptor_of_the_host_but_its_listener(box)
 
 def test_two_sandboxes_share_no_namespace_and_no_id(box, neighbour):
     found = []
-    # gVisor's processes are the host's; an engine that maps no ids has the host's user namespace.
-    common = ("pid", "cgroup") if box.gvisor else ("user",) if box.docker else ()
-    names = [name for name in posture.NAMESPACES if name not in common]
+    names = [name for name in posture.NAMESPACES if name not in box.common_namespaces]
     for one in (box, neighbour):
         started = one.start(["sleep", "77"])
         pid = one.host_pid if box.gvisor else _until_named(one, "sleep")
         found.append({n: os.readlink(f"/proc/{pid}/ns/{n}") for n in names})
         one.call("exec.signal", exec_id=started, signal=9)
     assert [name for name in names if found[0][name] == found[1][name]] == []
-    if ROOT and not box.docker:
+    if ROOT and not box.container:
         assert not set(box.host_ids) & set(neighbour.host_ids)
 
 
@@ -238,15 +241,20 @@ def test_writable_paths_are_the_documented_ones(shared_box, full_size):
     if shared_box.gvisor:
         # Made by gVisor and good for nothing without a capability.
         found -= {"/dev/fuse", "/dev/net/tun"}
-    if shared_box.docker:
+    if shared_box.container:
         # Of its own ipc namespace.
         found -= {"/dev/mqueue"}
+    if shared_box.kubernetes:
+        found -= {pods_seen.TERMINATION_LOG}
     devices = {f"/dev/{n}" for n in ("null", "zero", "full", "random", "urandom", "tty", "ptmx")}
-    runner = set() if ROOT else {"/run/sandkasten", "/run/sandkasten/state"}
+    runner = (
+        set() if shared_box.runner_is_another_user else {"/run/sandkasten", "/run/sandkasten/state"}
+    )
     assert {path for path in found - devices if not path.startswith(tuple(runner) or "\0")} == set()
 
 
 @pytest.mark.needs_program("python3")
+@pytest.mark.not_on("kubernetes", reason=ITS_MASKS)
 def test_only_own_processes_are_writable_in_proc(shared_box):
     found = shared_box.python(WALK, "/proc", "/proc/self", "/proc/thread-self", timeout_s=100)
     assert [path for path in found if not re.match(r"/proc/\d+(/|$)", path)] == []
@@ -273,7 +281,9 @@ def test_dev_is_minimal(shared_box):
     ]
     found = shared_box.python(code)
     # Links of bubblewrap's: to /proc/kcore, which is masked, and to nothing.
-    known = ("core", "console", *(["mqueue"] if shared_box.docker else []))
+    known = {"core", "console"}
+    known |= {"mqueue"} if shared_box.container else set()
+    known |= {"termination-log"} if shared_box.kubernetes else set()
     assert [name for name in found if name not in known] == wanted
 
 
@@ -347,6 +357,7 @@ def _mounts(box: Box, *, reachable: bool = False) -> list[dict[str, Any]]:
 
 
 @pytest.mark.not_on("gvisor", reason=OWN_PROC)
+@pytest.mark.not_on("kubernetes", reason=ITS_MOUNTS)
 def test_no_control_or_debug_file_system_is_mounted(shared_box):
     kinds = {mount["kind"] for mount in _mounts(shared_box, reachable=True)}
     forbidden = {"cgroup", "cgroup2", "sysfs", "debugfs", "tracefs", "securityfs", "bpf", "fusectl"}
@@ -360,6 +371,7 @@ def test_mounts_are_private_nosuid_and_nodev(shared_box):
 
 
 @pytest.mark.not_on("docker", reason=VOLUME_NAMES)
+@pytest.mark.not_on("kubernetes", reason=ITS_VOLUMES)
 def test_mountinfo_shows_only_the_documented_host_paths(shared_box, data_dir):
     """Visible: /usr, public files of /etc, the names of two files below the data directory by
     opaque names, and which loop device it is. Never the sandbox's id nor anybody's home."""
@@ -389,6 +401,7 @@ def _mount_prefix(path: Path) -> str:
     return "" if str(at) == "/" else str(at)
 
 
+@pytest.mark.not_on("kubernetes", reason=ITS_CGROUPS)
 def test_the_cgroup_path_inside_is_the_root(shared_box):
     lines = shared_box.exec(["cat", "/proc/self/cgroup"]).text.splitlines()
     assert [line for line in lines if "sandkasten" in line or "sbx_" in line] == []
@@ -403,6 +416,7 @@ MASKED = """
 
 @pytest.mark.needs_program("python3")
 @pytest.mark.not_on("gvisor", reason=OWN_PROC)
+@pytest.mark.not_on("kubernetes", reason=ITS_MASKS)
 @each("name", [n for n in MASKED if os.path.exists(f"/proc/{n}")])
 def test_a_proc_entry_that_reveals_the_host_is_masked(name, shared_box):
     code = f"""
@@ -421,6 +435,7 @@ print(json.dumps([said, os.access("/proc/{name}", os.W_OK) and not null]))
 
 
 @pytest.mark.needs_program("python3")
+@pytest.mark.not_on("kubernetes", reason=ITS_MASKS)
 @pytest.mark.not_on("gvisor", reason=OWN_PROC)
 @each(
     "name", [n for n in ("acpi", "asound", "fs", "scsi")
@@ -435,7 +450,10 @@ def test_a_proc_directory_that_affects_the_host_is_empty(name, shared_box):
 def test_the_environment_is_the_documented_one(shared_box, planted_secret):
     lines = shared_box.exec(["env"]).text.splitlines()
     names = sorted(line.partition("=")[0] for line in lines)
-    assert names == sorted(["PATH", "HOME", "USER", "LOGNAME", "LANG", "TERM", "TMPDIR"])
+    wanted = ["PATH", "HOME", "USER", "LOGNAME", "LANG", "TERM", "TMPDIR"]
+    if shared_box.kubernetes:
+        wanted.append("HOSTNAME")  # the container runtime of the node sets it
+    assert names == sorted(wanted)
     shell = {line.partition("=")[0] for line in shared_box.exec("env").text.splitlines()}
     assert shell - set(names) <= {"PWD", "OLDPWD", "SHLVL", "_"}
 
@@ -502,7 +520,7 @@ def test_the_runner_cannot_be_replaced_or_removed(shared_box):
 def test_the_runners_state_directory_is_not_accessible_to_the_user(shared_box):
     shared_box.exec("true")
     answer = shared_box.exec(["sh", "-c", "touch /run/sandkasten/state/x"])
-    if ROOT:
+    if shared_box.runner_is_another_user:
         assert answer.code != 0
     listing = shared_box.exec(["ls", "-A", "/run/sandkasten/state"])
     assert listing.code is not None

@@ -9,7 +9,7 @@ import pytest
 
 from sandkasten.model.sandbox.limits import MIB, Limits
 from tests.patience import FAR_TOO_LATE_S
-from tests.security.harness import PYTHON, Box, paced, poll, sized
+from tests.security.harness import POD_PIDS, PYTHON, Box, paced, poll, sized
 
 if TYPE_CHECKING:
     from tests.security.harness import Answer
@@ -125,6 +125,7 @@ def test_a_fork_chain_does_not_survive_destroy(box):
 
 
 @pytest.mark.root
+@pytest.mark.not_on("kubernetes", reason=POD_PIDS)
 def test_a_tree_of_500_is_dead_at_its_deadline(make_box, neighbour):
     with make_box(Limits(memory_bytes=1024 * MIB, pids=800, workspace_bytes=16 * MIB)) as box:
         script = (

@@ -14,10 +14,14 @@ from sandkasten.errors import SandboxLost
 from sandkasten.model.sandbox.limits import MIB, Limits
 from tests.patience import FAR_TOO_LATE_S, PATIENCE_S
 from tests.security.harness import (
+    EVICTED,
     ITS_TERMINALS,
     NAMED,
     NO_SIZES,
     ONE_USER,
+    POD_MEMORY,
+    POD_PIDS,
+    POD_SOCKETS,
     PYTHON,
     ROOT,
     UNSIZED,
@@ -73,7 +77,7 @@ def test_a_fork_bomb_is_stopped_by_the_process_limit_and_dead_at_its_deadline(wa
             break
     if ROOT:
         # An engine does not count them, and in a container its files cannot be seen.
-        assert box.docker if refused is None else refused > 0
+        assert box.container if refused is None else refused > 0
         poll("the bomb", lambda: box.usage().pids > 5)
     box.answers()
     assert box.exec("echo shell").text == "shell\n"
@@ -136,6 +140,7 @@ print(held)
 
 @pytest.mark.needs_program("python3")
 @pytest.mark.not_on("gvisor", reason="its own network stack holds the buffers in its own memory")
+@pytest.mark.not_on("kubernetes", reason=POD_SOCKETS)
 @pytest.mark.root
 @pytest.mark.parametrize("kind", ["tcp", "udp"])
 def test_the_buffers_of_sockets_are_limited(kind, make_box, neighbour):
@@ -174,6 +179,7 @@ def _several(box: Box) -> None:
 
 @pytest.mark.own_cell(NAMED)
 @pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
+@pytest.mark.not_on("kubernetes", reason=POD_PIDS)
 @pytest.mark.root
 def test_a_full_process_table_is_a_typed_error_and_not_a_result(box):
     many = "for i in $(seq 600); do sleep 100 & done; wait"
@@ -188,6 +194,7 @@ def test_a_full_process_table_is_a_typed_error_and_not_a_result(box):
 
 @pytest.mark.needs_program("python3")
 @pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
+@pytest.mark.not_on("kubernetes", reason=POD_MEMORY)
 @pytest.mark.root
 @pytest.mark.parametrize("way", ["argv", "shell"])
 def test_a_memory_bomb_dies_and_the_session_lives(way, box, neighbour):
@@ -213,6 +220,7 @@ def test_a_memory_bomb_dies_and_the_session_lives(way, box, neighbour):
 
 @pytest.mark.needs_program("python3")
 @pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
+@pytest.mark.not_on("kubernetes", reason=POD_MEMORY)
 @pytest.mark.root
 def test_a_memory_bomb_of_many_processes_does_not_kill_the_runner(box, neighbour):
     """None of them is much larger than the runner's shell; the runner must not be the victim."""
@@ -236,6 +244,7 @@ for n in range(20): os.wait()
 
 @pytest.mark.own_cell(NAMED)
 @pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
+@pytest.mark.not_on("kubernetes", reason=POD_MEMORY)
 @pytest.mark.root
 def test_small_processes_that_fill_the_memory_do_not_kill_the_runner(box, neighbour):
     """Each is as small as can be (a sleeping dash with a full environment)."""
@@ -278,6 +287,7 @@ def test_a_full_tmp_leaves_shell_and_files_usable(box):
 
 @pytest.mark.promise("P26")
 @pytest.mark.not_on(*UNSIZED, reason=NO_SIZES)
+@pytest.mark.not_on("kubernetes", reason=EVICTED)
 def test_a_full_workspace_is_a_typed_error_and_leaves_the_old_file(box, neighbour):
     box.write("/workspace/kept", b"old")
     with pytest.raises(QuotaExceeded):
@@ -295,6 +305,7 @@ def test_a_full_workspace_is_a_typed_error_and_leaves_the_old_file(box, neighbou
 
 
 @pytest.mark.not_on(*UNSIZED, reason=NO_SIZES)
+@pytest.mark.not_on("kubernetes", reason=EVICTED)
 def test_the_home_directory_counts_in_the_workspace_quota(box):
     answer = box.exec("head -c 1073741824 /dev/zero >~/full; stat -c %s ~/full", timeout_s=60)
     assert int(answer.text) <= box.limits.workspace_bytes
@@ -302,6 +313,7 @@ def test_the_home_directory_counts_in_the_workspace_quota(box):
 
 @pytest.mark.needs_program("python3")
 @pytest.mark.not_on(*UNSIZED, reason=NO_SIZES)
+@pytest.mark.not_on("kubernetes", reason=EVICTED)
 def test_a_session_survives_using_up_the_inodes(box, neighbour):
     code = """
 import json, os
@@ -426,7 +438,7 @@ __import__("time").sleep(float(__import__("sys").argv[2]))
 
 @pytest.mark.needs_program("python3")
 @pytest.mark.root
-@pytest.mark.not_on("docker", reason=ONE_USER)
+@pytest.mark.not_on("docker", "kubernetes", reason=ONE_USER)
 def test_one_sandbox_cannot_use_up_the_hosts_inotify_instances(box, neighbour):
     started = box.start([PYTHON, "-I", "-c", INOTIFY, "100000", "90"], timeout_s=100)
     poll("the hoarder", lambda: not box.kept(started).stdout)
@@ -479,7 +491,7 @@ time.sleep(float(__import__("sys").argv[2]))
 
 
 @pytest.mark.needs_program("python3")
-@pytest.mark.not_on("docker", reason=ITS_TERMINALS)
+@pytest.mark.not_on("docker", "kubernetes", reason=ITS_TERMINALS)
 def test_one_sandbox_cannot_use_up_the_hosts_terminals(box, neighbour):
     started = box.start([PYTHON, "-I", "-c", PTYS, "4000", "90"], timeout_s=100)
     poll("the hoarder", lambda: not box.kept(started).stdout)
