@@ -22,7 +22,7 @@ from tests.loopback_port import free_port
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from sandkasten.backends.kubernetes.entry_keys import EntryKeys
@@ -51,7 +51,27 @@ class Entry:
 
 
 @pytest.fixture
-def entry(tmp_path: Path) -> Iterator[Entry]:
+def opened(tmp_path: Path) -> Iterator[Callable[..., Entry]]:
+    """Return a function that starts a gate and a runner; addresses must be closed before."""
+    made: list[Entry] = []
+
+    def open_entry(*closed_to: str) -> Entry:
+        made.append(_entry(tmp_path, closed_to))
+        return made[-1]
+
+    yield open_entry
+    for entry in made:
+        for one in (entry.gate, entry.runner):
+            one.kill()
+            one.wait()
+
+
+@pytest.fixture
+def entry(opened: Callable[..., Entry]) -> Entry:
+    return opened()
+
+
+def _entry(tmp_path: Path, closed_to: tuple[str, ...]) -> Entry:
     keys = entry_keys.make_keys(ID)
     for name in ("keys", "private"):
         (tmp_path / name).mkdir()
@@ -71,13 +91,10 @@ def entry(tmp_path: Path) -> Iterator[Entry]:
     gate = subprocess.Popen(
         [
             programs.egress, "--gate", str(port), tmp_path / "keys", tmp_path / "hand-over",
-            tmp_path / "private" / "listener",
+            tmp_path / "private" / "listener", *closed_to,
         ]
     )  # fmt: skip
-    yield Entry(port, keys, tmp_path, gate, runner)
-    for one in (gate, runner):
-        one.kill()
-        one.wait()
+    return Entry(port, keys, tmp_path, gate, runner)
 
 
 async def _output(channel: Channel, argv: list[str]) -> bytes:
@@ -139,6 +156,22 @@ async def test_a_client_that_says_nothing_keeps_no_other_out(entry: Entry):
     finally:
         for one in silent:
             one.close()
+
+
+@pytest.mark.promise("P107")
+async def test_nothing_runs_before_the_network_is_closed(opened: Callable[..., Entry]):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        entry = opened(f"127.0.0.1:{server.getsockname()[1]}")
+        stream = await entry.connect()
+        hello = asyncio.ensure_future(stream.receive(1))
+        # The gate tries again and again, and reaches it.
+        for _ in range(3):
+            (await asyncio.to_thread(server.accept))[0].close()
+        assert not hello.done()
+        assert not (entry.place / "hand-over").exists()
+        assert not (entry.place / "private" / "listener").exists()
+    assert await asyncio.wait_for(hello, PATIENCE_S)
+    await stream.aclose()
 
 
 @pytest.mark.promise("P101")

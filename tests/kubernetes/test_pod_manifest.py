@@ -83,6 +83,14 @@ def test_only_the_gate_has_the_keys_and_the_listener():
     assert all("valueFrom" not in one for one in found["sandbox"]["env"])
 
 
+@pytest.mark.promise("P107")
+def test_the_gate_knows_what_must_be_out_of_reach():
+    pod = pod_manifest.pod(ID, SPEC, OPTIONS, "mine", "attempt", ["10.0.0.1:443"])
+    assert containers(pod)["gate"]["command"][-1] == "10.0.0.1:443"
+    assert containers(made())["gate"]["command"][-1] == pod_names.LISTENER
+    assert "10.0.0.1:443" not in containers(pod)["sandbox"]["command"]
+
+
 def test_names_and_labels_lead_back_to_the_sandbox():
     told = made()["metadata"]
     assert told["name"] == "sbx-0123456789abcdef"

@@ -15,6 +15,7 @@ from sandkasten.errors import (
     ImageNotFound,
     InvalidImage,
     InvalidRequest,
+    IsolationRefused,
     PolicyDenied,
     QuotaExceeded,
     RegistryUnavailable,
@@ -153,6 +154,20 @@ def test_a_slow_start_says_what_it_waits_for():
     found = pod_status.overdue(ID, pod("Pending", waiting("ContainerCreating")), 120)
     assert type(found) is BackendUnavailable
     assert "ContainerCreating" in found.message
+
+
+@pytest.mark.promise("P107")
+def test_a_pod_whose_network_stays_open_is_refused():
+    told = "sandkasten-egress: the network of this Pod stays open: it reaches 10.0.0.1:443"
+    refused = pod(gate={"terminated": {"exitCode": 77, "message": told}})
+    for found in (pod_status.stayed_open(ID, refused), pod_status.start_error(ID, IMAGE, refused)):
+        assert type(found) is IsolationRefused
+        assert "10.0.0.1:443" in found.message
+        assert "NetworkPolicy" in found.hint
+    # Only the gate can say so: the code of the sandbox may end with any status.
+    ended = {"terminated": {"exitCode": 77}}
+    assert pod_status.stayed_open(ID, pod(sandbox=ended)) is None
+    assert pod_status.stayed_open(ID, pod(gate={"terminated": {"exitCode": 0}})) is None
 
 
 def test_messages_of_a_cluster_are_bounded_and_printable():

@@ -4,23 +4,25 @@
 //! else: code in the sandbox can neither read the key and the token nor signal this process. At the start
 //! the gate gives the runner a listener, over a socket in the shared directory that serves one
 //! connection; the listener's own path is visible to the gate alone. So no other process in the Pod can
-//! reach the runner except over TLS, with the token.
+//! reach the runner except over TLS, with the token. Until the network of the Pod is closed, nothing can:
+//! the runner gets its listener then.
 //!
 //! Each of the two programs ends when the other one does: they hold a connection to each other.
 //! Whatever connects is untrusted until it has sent the token, and costs bounded memory and time.
 
 use crate::inspect::Side;
+use crate::reachability;
 use crate::sockets::pass_at_once;
 use crate::sys::{self, check, Errno};
 use ring::constant_time::verify_slices_are_equal;
 use rustls::{Certificate, PrivateKey, ServerConfig, ServerConnection};
 use std::ffi::OsString;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::io::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 const TOKEN_BYTES: usize = 32;
@@ -29,8 +31,11 @@ const MOST_FILE: usize = 16 << 10;
 const MOST_CONNECTIONS: usize = 96;
 /// For the handshake and the token.
 const GREETING: Duration = Duration::from_secs(10);
-const REACH: Duration = Duration::from_secs(2);
 const RUNNER_MS: i32 = 10_000;
+/// For the network to close.
+const CLOSING: Duration = Duration::from_secs(20);
+/// For that and for the runner to fetch its listener.
+const START: Duration = Duration::from_secs(60);
 const STACK: usize = 256 << 10;
 
 pub struct Gate {
@@ -41,6 +46,8 @@ pub struct Gate {
     hand_over: PathBuf,
     /// The path of that listener, which the sandbox does not see.
     listener: PathBuf,
+    /// What must be out of reach before the runner gets it.
+    closed_to: Vec<SocketAddr>,
 }
 
 struct Entry {
@@ -48,47 +55,35 @@ struct Entry {
     token: Vec<u8>,
     listener: PathBuf,
     open: AtomicUsize,
+    /// Whether the runner has its listener.
+    given: Mutex<bool>,
+    is_given: Condvar,
 }
 
 /// Return the gate that a command line asks for; None if it asks for none.
 pub fn wanted(arguments: &[OsString]) -> Option<Result<Gate, String>> {
     match arguments {
-        [mode, port, secrets, hand_over, listener] if mode == "--gate" => {
-            Some(match port.to_str().and_then(|port| port.parse().ok()) {
-                None => Err("the port must be a number".to_owned()),
-                Some(port) => Ok(Gate {
-                    port,
-                    secrets: secrets.into(),
-                    hand_over: hand_over.into(),
-                    listener: listener.into(),
-                }),
-            })
+        [mode, port, secrets, hand_over, listener, closed_to @ ..] if mode == "--gate" => {
+            let port = port.to_str().and_then(|port| port.parse().ok());
+            Some(
+                port.ok_or_else(|| "the port must be a number".to_owned())
+                    .and_then(|port| {
+                        Ok(Gate {
+                            port,
+                            secrets: secrets.into(),
+                            hand_over: hand_over.into(),
+                            listener: listener.into(),
+                            closed_to: reachability::parse(closed_to)?,
+                        })
+                    }),
+            )
         }
         [mode, ..] if mode == "--gate" => Some(Err(
-            "usage: sandkasten-egress --gate PORT SECRETS HAND-OVER LISTENER".to_owned(),
+            "usage: sandkasten-egress --gate PORT SECRETS HAND-OVER LISTENER [ADDRESS...]"
+                .to_owned(),
         )),
         _ => None,
     }
-}
-
-/// Print which of the given addresses can be reached from here, and whether the API server of the
-/// cluster can: the self-test of a network that must be closed.
-pub fn reach(addresses: &[OsString]) -> Result<(), String> {
-    let variable = |name: &str| std::env::var(name).ok();
-    let server = variable("KUBERNETES_SERVICE_HOST").zip(variable("KUBERNETES_SERVICE_PORT"));
-    let server = server.map(|(host, port)| match host.contains(':') {
-        true => format!("[{}]:{}", host, port),
-        false => format!("{}:{}", host, port),
-    });
-    let given = addresses.iter().filter_map(|one| one.to_str());
-    for address in given.map(str::to_owned).chain(server) {
-        let parsed: SocketAddr = address
-            .parse()
-            .map_err(|_| format!("{} is not an address", address))?;
-        let open = TcpStream::connect_timeout(&parsed, REACH).is_ok();
-        println!("{} {}", if open { "open" } else { "closed" }, address);
-    }
-    Ok(())
 }
 
 extern "C" fn leave(_: libc::c_int) {
@@ -111,17 +106,17 @@ impl Gate {
         let outside = TcpListener::bind(("::", self.port))
             .or_else(|_| TcpListener::bind(("0.0.0.0", self.port)))
             .map_err(|error| format!("cannot listen on port {}: {}", self.port, error))?;
-        let runner = self
-            .give_listener()
-            .map_err(|errno| message("cannot give the runner its listener", errno))?;
+        let admits = entry.clone();
         std::thread::spawn(move || {
-            // The runner sends nothing on this connection.
-            let _end = sys::read(runner.as_raw_fd(), &mut [0u8; 1]);
+            if let Err((code, message)) = self.hold_runner(&entry) {
+                eprintln!("sandkasten-egress: {}", message);
+                std::process::exit(code);
+            }
             std::process::exit(0);
         });
         loop {
             match outside.accept() {
-                Ok((client, _)) => admit(sys::own(client.into_raw_fd()), entry.clone()),
+                Ok((client, _)) => admit(sys::own(client.into_raw_fd()), admits.clone()),
                 // Out of descriptors or memory: those who are here may leave.
                 Err(_) => std::thread::sleep(Duration::from_millis(10)),
             }
@@ -148,7 +143,25 @@ impl Gate {
             token,
             listener: self.listener.clone(),
             open: AtomicUsize::new(0),
+            given: Mutex::new(false),
+            is_given: Condvar::new(),
         })
+    }
+
+    /// Give the runner its listener as soon as the network is closed; return when the runner has ended.
+    fn hold_runner(&self, entry: &Entry) -> Result<(), (i32, String)> {
+        reachability::wait_until_closed(&self.closed_to, CLOSING).map_err(|what| {
+            let why = format!("the network of this Pod stays open: {}", what);
+            (reachability::STAYED_OPEN, why)
+        })?;
+        let runner = self
+            .give_listener()
+            .map_err(|errno| (1, message("cannot give the runner its listener", errno)))?;
+        *entry.given.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        entry.is_given.notify_all();
+        // The runner sends nothing on this connection.
+        let _end = sys::read(runner.as_raw_fd(), &mut [0u8; 1]);
+        Ok(())
     }
 
     /// Return the connection to the runner. Our own copy of the listener is closed, so that connecting
@@ -236,8 +249,22 @@ fn serve_client(client: &OwnedFd, entry: &Entry) -> Result<(), String> {
     verify_slices_are_equal(&outer.input[..TOKEN_BYTES], &entry.token)
         .map_err(|_| "a wrong token")?;
     outer.input.drain(..TOKEN_BYTES);
+    wait_for_runner(entry)?;
     let runner = connect(&entry.listener).map_err(|errno| message("runner", errno))?;
     relay(outer, fd, runner.as_raw_fd())
+}
+
+/// Wait until the runner has its listener.
+fn wait_for_runner(entry: &Entry) -> Result<(), String> {
+    let given = entry.given.lock().unwrap_or_else(PoisonError::into_inner);
+    let waited = entry
+        .is_given
+        .wait_timeout_while(given, START, |given| !*given)
+        .unwrap_or_else(PoisonError::into_inner);
+    match *waited.0 {
+        true => Ok(()),
+        false => Err("the runner has no listener yet".to_owned()),
+    }
 }
 
 fn connect(listener: &Path) -> Result<OwnedFd, Errno> {

@@ -25,6 +25,7 @@ mod http;
 mod inspect;
 mod limits;
 mod names;
+mod reachability;
 mod record;
 mod relay;
 mod resolver;
@@ -42,7 +43,7 @@ const MAX_CONFIG: u64 = 4 << 20;
 fn main() {
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
     let done = match arguments.split_first() {
-        Some((mode, addresses)) if mode == "--reach" => gate::reach(addresses),
+        Some((mode, addresses)) if mode == "--reach" => reachability::report(addresses),
         _ => gate::wanted(&arguments).map_or_else(serve, |gate| gate?.serve()),
     };
     let code = match done {

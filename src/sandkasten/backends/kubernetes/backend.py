@@ -295,7 +295,9 @@ class KubernetesBackend:
                 ) from exc
             raise refusals.unmade(sandbox_id, exc) from exc
         try:
-            manifest = pod_manifest.pod(sandbox_id, spec, self._options, owner, attempt)
+            manifest = pod_manifest.pod(
+                sandbox_id, spec, self._options, owner, attempt, await self._closed_to()
+            )
             manifest["metadata"]["labels"].update(found_by)
             try:
                 pod = await self._made("pods", manifest)
@@ -317,6 +319,12 @@ class KubernetesBackend:
                         await asyncio.shield(self._remove(sandbox_id))
             raise
         return cell
+
+    async def _closed_to(self) -> Sequence[str]:
+        """Return what a sandbox must not reach before its runner starts."""
+        if self._options.network_policy == "assumed":
+            return ()
+        return await self._client.addresses()
 
     async def _made(self, kind: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Create an object. If the answer is lost, ask once more: one that exists by then and has

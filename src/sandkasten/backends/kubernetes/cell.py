@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _CONNECT_S: Final = 5.0
 _HELLO_S: Final = 20.0
+# The gate gives up after 20 s if the network stays open; the kubelet tells of it a moment later.
+_START_S: Final = 30.0
 _FIRST_BYTES: Final = 64 * 1024
 _RETRY_S: Final = 0.02
 # A cluster in which Pods can be reached lets us in at once; the gate may still be starting.
@@ -89,12 +91,12 @@ class KubernetesCell:
 
     async def greet(self) -> None:
         """Wait until the runner has answered; that connection serves the next `dial`."""
-        deadline = asyncio.get_running_loop().time() + _HELLO_S
+        deadline = asyncio.get_running_loop().time() + _START_S
         if self._ways.direct is None:
             await self._find_way()
         while self._first is None:
             try:
-                self._first = await self._spoken()
+                self._first = await self._spoken(_START_S)
             except OSError as exc:
                 await self.check_alive()
                 if asyncio.get_running_loop().time() > deadline:
@@ -106,16 +108,18 @@ class KubernetesCell:
         until = asyncio.get_running_loop().time() + _DIRECT_S
         while True:
             try:
-                self._first = await _greeted(await self._direct(_DIRECT_S))
+                opened = await self._direct(_DIRECT_S)
             except OSError:
                 await self.check_alive()
                 if asyncio.get_running_loop().time() > until:
                     break
                 await asyncio.sleep(_RETRY_S)
             else:
+                # The gate was there. The runner follows when the network is closed.
                 self._ways.direct = True
+                await opened.aclose()
                 return
-        self._first = await _greeted(await self._streamed())
+        self._first = await _greeted(await self._streamed(), _START_S)
         self._ways.direct = False
 
     async def dial(self) -> ByteStream:
@@ -129,14 +133,14 @@ class KubernetesCell:
                 # Any process may answer at the address of a Pod that is gone; only the gate of this
                 # one has its key.
                 return await self._direct(_CONNECT_S)
-            return await self._spoken()
+            return await self._spoken(_HELLO_S)
         except OSError as exc:
             raise await self._no_way_in(str(exc)) from exc
 
-    async def _spoken(self) -> ByteStream:
+    async def _spoken(self, hello_s: float) -> ByteStream:
         if self._ways.direct is not False:
-            return await _greeted(await self._direct(_CONNECT_S))
-        return await _greeted(await self._streamed())
+            return await _greeted(await self._direct(_CONNECT_S), hello_s)
+        return await _greeted(await self._streamed(), hello_s)
 
     async def _direct(self, timeout_s: float) -> ByteStream:
         return await gate_stream.connect(self._address, self._options.port, self._keys, timeout_s)
@@ -172,7 +176,9 @@ class KubernetesCell:
         )
 
     async def check_alive(self) -> None:
-        """Raise SandboxLost if the Pod has ended; BackendUnavailable if the API server is away."""
+        """Raise SandboxLost if the Pod has ended; IsolationRefused if it was not started because
+        its network is open; BackendUnavailable if the API server is away.
+        """
         try:
             pod = await self._client.get("pods", pod_names.pod_name(self.id))
         except ApiRefused as exc:
@@ -185,6 +191,9 @@ class KubernetesCell:
             ) from exc
         if self._uid and str((pod.get("metadata") or {}).get("uid") or "") != self._uid:
             raise pod_status.lost(self.id, "its Pod was replaced by another one")
+        stayed_open = pod_status.stayed_open(self.id, pod)
+        if stayed_open is not None:
+            raise stayed_open
         why = pod_status.end(pod)
         if why:
             raise pod_status.lost(self.id, why)
@@ -211,10 +220,10 @@ class KubernetesCell:
         await self._end(self.id)
 
 
-async def _greeted(stream: ByteStream) -> ByteStream:
+async def _greeted(stream: ByteStream, hello_s: float) -> ByteStream:
     """Return the stream when the runner's first bytes are there; else close it, raise OSError."""
     try:
-        async with asyncio.timeout(_HELLO_S):
+        async with asyncio.timeout(hello_s):
             first = await stream.receive(_FIRST_BYTES)
         if not first:
             raise ConnectionResetError(getattr(stream, "told", "") or "the runner says nothing")

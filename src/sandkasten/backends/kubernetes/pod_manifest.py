@@ -26,7 +26,7 @@ from sandkasten.model.sandbox.cell_spec import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
     from sandkasten.model.ids import SandboxId
@@ -48,8 +48,14 @@ _MILLI: Final = 1000
 
 
 def pod(
-    sandbox_id: SandboxId, spec: CellSpec, options: KubernetesOptions, owner: str, attempt: str
+    sandbox_id: SandboxId,
+    spec: CellSpec,
+    options: KubernetesOptions,
+    owner: str,
+    attempt: str,
+    closed_to: Sequence[str] = (),
 ) -> dict[str, Any]:
+    """Return the Pod. Its runner starts when the addresses `closed_to` are out of its reach."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -84,7 +90,7 @@ def pod(
                 "seccompProfile": _seccomp(options),
             },
             # In this order: the runner is there when its container is started.
-            "containers": [_gate(options), _sandbox(spec, options)],
+            "containers": [_gate(options, closed_to), _sandbox(spec, options)],
             "volumes": _volumes(sandbox_id, spec),
         },
     }
@@ -145,7 +151,7 @@ def _closed() -> dict[str, Any]:
     }
 
 
-def _gate(options: KubernetesOptions) -> dict[str, Any]:
+def _gate(options: KubernetesOptions, closed_to: Sequence[str]) -> dict[str, Any]:
     return {
         "name": pod_names.GATE_CONTAINER,
         "image": options.runner_image,
@@ -157,8 +163,11 @@ def _gate(options: KubernetesOptions) -> dict[str, Any]:
             pod_names.KEYS_DIR,
             pod_names.HAND_OVER,
             pod_names.LISTENER,
+            *closed_to,
         ],
         "lifecycle": {"postStart": {"exec": {"command": _install(options)}}},
+        # Why it could not start is then part of the Pod's status.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "ports": [{"name": "gate", "containerPort": options.port, "protocol": "TCP"}],
         "securityContext": _closed(),
         "resources": {"requests": dict(_GATE_REQUESTS), "limits": dict(_GATE_LIMITS)},

@@ -13,6 +13,7 @@ from sandkasten.errors import (
     Busy,
     ImageNotFound,
     InvalidImage,
+    IsolationRefused,
     RegistryUnavailable,
     SandboxLost,
     SandkastenError,
@@ -39,6 +40,8 @@ _UNSTARTED: Final = (
 _DENIED: Final = ("denied", "unauthorized", "authentication required", "403", "401")
 _UNKNOWN: Final = ("not found", "manifest unknown", "does not exist", "not exist")
 _ENDED: Final = ("Succeeded", "Failed")
+# The exit status of such a gate (runner/src/egress/reachability.rs).
+_STAYED_OPEN: Final = 77
 _LOST: Final = {
     "Evicted": "its node evicted it",
     "DeadlineExceeded": "it reached the hard end of its life",
@@ -92,6 +95,20 @@ def end(pod: Mapping[str, Any]) -> str:
     return known
 
 
+def stayed_open(sandbox_id: SandboxId, pod: Mapping[str, Any]) -> IsolationRefused | None:
+    """Return the error for a Pod whose gate gave up, because the network was not closed."""
+    for one in _containers(pod):
+        ended = _state(one).get("terminated") or {}
+        if one.get("name") == pod_names.GATE_CONTAINER and ended.get("exitCode") == _STAYED_OPEN:
+            return IsolationRefused(
+                f"sandbox {sandbox_id} was not started: {_said(ended) or 'its network is open'}",
+                hint="apply the NetworkPolicy in docs/guides/kubernetes.md, on a cluster whose "
+                "network plugin enforces it; backends.kubernetes.network_policy: assumed skips "
+                "this check",
+            )
+    return None
+
+
 def lost(sandbox_id: SandboxId, why: str) -> SandboxLost:
     return SandboxLost(f"sandbox {sandbox_id} is gone: {why}", hint="create a new one")
 
@@ -100,6 +117,9 @@ def start_error(
     sandbox_id: SandboxId, image: str, pod: Mapping[str, Any]
 ) -> SandkastenError | None:
     """Return why the Pod cannot start; None while it still may."""
+    open_network = stayed_open(sandbox_id, pod)
+    if open_network is not None:
+        return open_network
     for one in _containers(pod):
         waiting = _state(one).get("waiting") or {}
         reason, told = str(waiting.get("reason") or ""), _said(waiting)

@@ -28,8 +28,6 @@ _DEADLINE_S: Final = 30.0
 _STDOUT: Final = 1
 _MOST_BYTES: Final = 256 * 1024
 _CAPABILITY_SETS: Final = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
-# Rules for a new Pod reach its node a moment after its start.
-_TRIES, _AGAIN_S = 5, 1.0
 
 
 async def examine(cell: KubernetesCell, program: str) -> None:
@@ -53,22 +51,18 @@ async def examine_network(
 ) -> None:
     """Raise IsolationRefused if the Pod can reach one of the addresses."""
     command = (program, "--reach", *addresses)
-    found: list[str] = []
-    for _ in range(_TRIES):
-        async with asyncio.timeout(_DEADLINE_S):
-            stream = await client.stream(
-                pod_names.pod_name(cell.id), pod_names.GATE_CONTAINER, command
-            )
-            text = b""
-            try:
-                while (part := await stream.receive(_MOST_BYTES)) and len(text) < _MOST_BYTES:
-                    text += part
-            finally:
-                await stream.aclose()
-        found = open_addresses(text.decode(errors="replace"))
-        if not found:
-            return
-        await asyncio.sleep(_AGAIN_S)
+    async with asyncio.timeout(_DEADLINE_S):
+        name = pod_names.pod_name(cell.id)
+        stream = await client.stream(name, pod_names.GATE_CONTAINER, command)
+        text = b""
+        try:
+            while (part := await stream.receive(_MOST_BYTES)) and len(text) < _MOST_BYTES:
+                text += part
+        finally:
+            await stream.aclose()
+    found = open_addresses(text.decode(errors="replace"))
+    if not found:
+        return
     raise IsolationRefused(
         f"the network of a new sandbox is open: it reaches {', '.join(found)}",
         hint="apply the NetworkPolicy in docs/guides/kubernetes.md, on a cluster whose network "
