@@ -4,6 +4,8 @@ Keeps Pods and Secrets of any namespace, lists by label, watches one object, and
 and the runner of a Pod as the kubelet would. `script` changes what becomes of the next Pods: a
 status to show in place of running, or a refusal. The answers have the form of
 those of Kubernetes 1.36.
+
+With `node`, Pods are started by that instead; with `pace`, answers take the time of a real server.
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ import asyncio
 import base64
 import json
 import subprocess
-from collections import defaultdict
+import time
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import web
 
@@ -25,6 +28,23 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TOKEN = "let-me-in"
+_METADATA_ONLY = "as=PartialObjectMetadataList"
+
+
+class Node(Protocol):
+    """Runs Pods in place of the processes of this machine."""
+
+    async def start(self, name: str, pod: dict[str, Any], secret: dict[str, Any]) -> dict[str, Any]:
+        """Return the status of the Pod that runs."""
+        ...
+
+    async def stop(self, name: str) -> None: ...
+
+
+class Pace(Protocol):
+    """Waits as long as a real API server takes for an answer."""
+
+    async def wait(self, verb: str, kind: str, items: int) -> None: ...
 
 
 @dataclass(slots=True)
@@ -43,11 +63,13 @@ class FakeCluster:
     place: Path
     script: Script = field(default_factory=Script)
     objects: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
-    calls: list[tuple[str, str]] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    """Answered requests by verb and kind, and the bytes of their answers by verb and kind."""
+    node: Node | None = None
+    pace: Pace | None = None
     _programs: dict[str, list[subprocess.Popen[bytes]]] = field(default_factory=dict)
-    _watchers: dict[tuple[str, str], list[asyncio.Queue[Any]]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
+    _watchers: dict[tuple[str, str], list[asyncio.Queue[Any]]] = field(default_factory=dict)
+    _starting: set[asyncio.Task[None]] = field(default_factory=set)
     _version: int = 0
     _runner: web.AppRunner | None = None
     url: str = ""
@@ -61,7 +83,7 @@ class FakeCluster:
         app.router.add_get(at, self._list)
         app.router.add_get(at + "/{name}", self._get)
         app.router.add_delete(at + "/{name}", self._delete)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
@@ -69,6 +91,8 @@ class FakeCluster:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        for task in self._starting:
+            task.cancel()
         for name in list(self._programs):
             await self._stop(name)
         assert self._runner is not None
@@ -108,7 +132,6 @@ class FakeCluster:
 
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        self.calls.append((request.method, request.path))
         if self.script.away:
             assert request.transport is not None
             request.transport.abort()
@@ -116,6 +139,17 @@ class FakeCluster:
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
             return _status(401, "Unauthorized", "Unauthorized")
         answer: web.StreamResponse = await handler(request)
+        return answer
+
+    async def _answer(
+        self, verb: str, kind: str, body: dict[str, Any], status: int = 200, items: int = 1
+    ) -> web.Response:
+        if self.pace is not None:
+            await self.pace.wait(verb, kind, items)
+        answer = web.json_response(body, status=status)
+        assert isinstance(answer.body, bytes)
+        self.counts[f"{verb} {kind}"] += 1
+        self.counts[f"{verb} {kind} bytes"] += len(answer.body)
         return answer
 
     async def _told_version(self, request: web.Request) -> web.Response:
@@ -133,22 +167,28 @@ class FakeCluster:
             return _status(409, "AlreadyExists", f'{kind} "{name}" already exists')
         self.objects[kind, name] = body
         body["metadata"]["uid"] = f"uid-{self._version}"
+        body["metadata"]["creationTimestamp"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._changed("ADDED", kind, name, body)
         if kind == "pods":
             body["status"] = {"phase": "Pending"}
-            await self._start(name, body)
+            if self.node is None:
+                await self._start(name, body)
+            else:
+                task = asyncio.create_task(self._start_on(self.node, name, body))
+                self._starting.add(task)
+                task.add_done_callback(self._starting.discard)
         if self.script.lost_answers:
             self.script.lost_answers -= 1
             assert request.transport is not None
             request.transport.abort()
-        return web.json_response(body, status=201)
+        return await self._answer("create", kind, body, 201)
 
     async def _get(self, request: web.Request) -> web.Response:
         kind, name = request.match_info["kind"], request.match_info["name"]
         found = self.objects.get((kind, name))
         if found is None:
             return _status(404, "NotFound", f'{kind} "{name}" not found')
-        return web.json_response(found)
+        return await self._answer("get", kind, found)
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
         kind = request.match_info["kind"]
@@ -160,7 +200,13 @@ class FakeCluster:
             for (its, _), one in self.objects.items()
             if its == kind and wanted.items() <= one["metadata"]["labels"].items()
         ]
-        return web.json_response({"items": found, "metadata": {}})
+        first = int(request.query.get("continue") or 0)
+        after = first + int(request.query.get("limit") or len(found) or 1)
+        page = found[first:after]
+        if _METADATA_ONLY in request.headers.get("Accept", ""):
+            page = [{"metadata": one["metadata"]} for one in page]
+        more = {"continue": str(after)} if after < len(found) else {}
+        return await self._answer("list", kind, {"items": page, "metadata": more}, items=len(page))
 
     async def _delete(self, request: web.Request) -> web.Response:
         kind, name = request.match_info["kind"], request.match_info["name"]
@@ -169,10 +215,13 @@ class FakeCluster:
             return _status(404, "NotFound", f'{kind} "{name}" not found')
         found["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
         self._changed("MODIFIED", kind, name, found)
-        await self._stop(name) if kind == "pods" else None
-        del self.objects[kind, name]
+        if kind == "pods" and self.node is not None:
+            await self.node.stop(name)
+        elif kind == "pods":
+            await self._stop(name)
+        self.objects.pop((kind, name), None)
         self._changed("DELETED", kind, name, found)
-        return web.json_response(found)
+        return await self._answer("delete", kind, found)
 
     async def _watch(self, request: web.Request, kind: str) -> web.StreamResponse:
         name = request.query["fieldSelector"].removeprefix("metadata.name=")
@@ -184,19 +233,32 @@ class FakeCluster:
             events.put_nowait({"type": "DELETED", "object": gone})
         elif int(found["metadata"]["resourceVersion"]) > since:
             events.put_nowait({"type": "MODIFIED", "object": found})
-        self._watchers[kind, name].append(events)
-        answer = web.StreamResponse()
-        await answer.prepare(request)
-        while True:
-            await answer.write(json.dumps(await events.get()).encode() + b"\n")
+        self._watchers.setdefault((kind, name), []).append(events)
+        self.counts[f"watch {kind}"] += 1
+        try:
+            answer = web.StreamResponse()
+            await answer.prepare(request)
+            while True:
+                line = json.dumps(await events.get()).encode() + b"\n"
+                self.counts[f"watch {kind} bytes"] += len(line)
+                await answer.write(line)
+        finally:
+            self._watchers[kind, name].remove(events)
+            if not self._watchers[kind, name]:
+                del self._watchers[kind, name]
 
     def _changed(self, what: str, kind: str, name: str, found: dict[str, Any]) -> None:
         self._version += 1
         found["metadata"]["resourceVersion"] = str(self._version)
-        for one in self._watchers[kind, name]:
+        for one in self._watchers.get((kind, name), ()):
             one.put_nowait(json.loads(json.dumps({"type": what, "object": found})))
 
     # ---- the node
+
+    async def _start_on(self, node: Node, name: str, pod: dict[str, Any]) -> None:
+        pod["status"] = await node.start(name, pod, self.objects["secrets", name])
+        if ("pods", name) in self.objects:
+            self._changed("MODIFIED", "pods", name, pod)
 
     async def _start(self, name: str, pod: dict[str, Any]) -> None:
         if self.script.status is not None:

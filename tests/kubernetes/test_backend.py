@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.backends.kubernetes import pod_names, selftest
+from sandkasten.backends.kubernetes import pod_manifest, pod_names, selftest
+from sandkasten.backends.kubernetes.api import cluster_client
 from sandkasten.backends.kubernetes.backend import KubernetesBackend
 from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
 from sandkasten.daemon.backend_registry import read_kubeconfig
@@ -117,6 +118,21 @@ async def test_a_create_whose_answer_is_lost_finds_what_it_made(
     cell = await backend.create(new_sandbox_id(), SPEC)
     await (await Channel.open(await cell.dial())).aclose()
     assert len(cluster.objects) == 2
+
+
+async def test_the_list_of_our_objects_is_metadata_only_and_read_in_pages(
+    backend: KubernetesBackend, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(cluster_client, "_PAGE", 2)
+    cluster.script.status = {"phase": "Failed", "message": "long " * 1000}
+    ids = [new_sandbox_id() for _ in range(5)]
+    for one in ids:
+        body = pod_manifest.pod(one, SPEC, KubernetesOptions(), await backend._whose(), "a")
+        await backend._client.create("pods", body)
+    assert list(await backend.owned()) == sorted(ids)
+    assert cluster.counts["list pods"] == 3
+    # Spec and status are most of a Pod, and nothing of them is needed.
+    assert cluster.counts["list pods bytes"] < 5 * 1000
 
 
 async def test_an_id_that_exists_is_a_conflict(backend: KubernetesBackend):
