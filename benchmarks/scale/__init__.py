@@ -1,0 +1,1 @@
+"""Many sessions and replicas against a simulated cluster."""
