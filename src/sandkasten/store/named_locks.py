@@ -7,22 +7,20 @@ other.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import random
-import time
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
+from typing import TYPE_CHECKING, Final
 
 from sandkasten.disk.file_lock import release_byte, try_lock_byte
-from sandkasten.errors import BackendUnavailable, Busy
+from sandkasten.errors import BackendUnavailable
+from sandkasten.store.lock_queue import LockQueues
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_FIRST_WAIT_S = 0.001
-_LONGEST_WAIT_S = 0.05
+    from sandkasten.store.lock_queue import LockQueue
+
+_WAITS_S: Final = (0.001, 0.05)
 
 
 class FileLocks:
@@ -30,16 +28,13 @@ class FileLocks:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._queues: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._queues = LockQueues(*_WAITS_S)
 
     def hold(self, name: str, wait_s: float) -> AbstractAsyncContextManager[None]:
         digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
         # 62 bits: the byte after the locked one must be a valid offset as well.
         at = int.from_bytes(digest[:8], "big") >> 2
-        queue = self._queues.get(name)
-        if queue is None:
-            queue = self._queues[name] = asyncio.Lock()
-        return _LockHolder(self._path, at, queue, wait_s)
+        return _LockHolder(self._path, at, self._queues.of(name), wait_s)
 
 
 class _LockHolder(AbstractAsyncContextManager[None]):
@@ -47,7 +42,7 @@ class _LockHolder(AbstractAsyncContextManager[None]):
     then still has sandboxes to remove.
     """
 
-    def __init__(self, path: Path, at: int, queue: asyncio.Lock, wait_s: float) -> None:
+    def __init__(self, path: Path, at: int, queue: LockQueue, wait_s: float) -> None:
         self._path = path
         self._at = at
         self._queue = queue
@@ -55,48 +50,23 @@ class _LockHolder(AbstractAsyncContextManager[None]):
         self._fd = -1
 
     async def __aenter__(self) -> None:
-        deadline = time.monotonic() + self._wait_s
-        if self._wait_s <= 0 and self._queue.locked():
-            raise _busy(self._wait_s)
-        try:
-            async with asyncio.timeout(max(self._wait_s, 1.0)):
-                await self._queue.acquire()
-        except TimeoutError as exc:
-            raise _busy(self._wait_s) from exc
-        try:
-            self._fd = await self._take(deadline)
-        except BaseException:
-            self._queue.release()
-            raise
+        await self._queue.enter(self._wait_s, self._take)
 
     async def __aexit__(self, *_: object) -> None:
         try:
             release_byte(self._fd, self._at)
         finally:
-            self._queue.release()
+            self._queue.leave()
 
-    async def _take(self, deadline: float) -> int:
-        pause = _FIRST_WAIT_S
-        while (fd := self._try()) is None:
-            if time.monotonic() >= deadline:
-                raise _busy(self._wait_s)
-            # With jitter, or processes that started together stay in step.
-            await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311
-            pause = min(pause * 2, _LONGEST_WAIT_S)
-        return fd
-
-    def _try(self) -> int | None:
+    async def _take(self) -> bool:
         try:
-            return try_lock_byte(self._path, self._at)
+            fd = try_lock_byte(self._path, self._at)
         except OSError as exc:
             raise BackendUnavailable(
                 f"the ledger cannot be locked: {exc}",
                 hint="check that the data directory is there, writable and not full",
             ) from exc
-
-
-def _busy(wait_s: float) -> Busy:
-    return Busy(
-        f"another process is working on this sandbox (waited {wait_s:g} s)",
-        hint="try again in a moment",
-    )
+        if fd is None:
+            return False
+        self._fd = fd
+        return True

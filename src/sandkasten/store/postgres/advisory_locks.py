@@ -10,27 +10,25 @@ Waiters of one process queue in order, and the first of them polls.
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING, Final
-from weakref import WeakValueDictionary
 
-from sandkasten.errors import BackendUnavailable, Busy, SandkastenError
+from sandkasten.errors import BackendUnavailable, SandkastenError
+from sandkasten.store.lock_queue import LockQueues
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from sandkasten.store.lock_queue import LockQueue
     from sandkasten.store.postgres.postgres_database import PostgresDatabase
 
-_FIRST_WAIT_S: Final = 0.002
-_LONGEST_WAIT_S: Final = 0.1
+_WAITS_S: Final = (0.002, 0.1)
 
 
 class AdvisoryLocks:
     def __init__(self, database: PostgresDatabase) -> None:
         self._database = database
-        self._queues: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._queues = LockQueues(*_WAITS_S)
         self._holders: set[AdvisoryHolder] = set()
         self._releasing: set[asyncio.Task[None]] = set()
         self.losses = 0
@@ -39,10 +37,7 @@ class AdvisoryLocks:
 
     def hold(self, name: str, wait_s: float) -> AdvisoryHolder:
         """Hold the name while the block lasts; else raise Busy."""
-        queue = self._queues.get(name)
-        if queue is None:
-            queue = self._queues[name] = asyncio.Lock()
-        return AdvisoryHolder(self, self._database.lock_key(name), queue, wait_s)
+        return AdvisoryHolder(self, self._database.lock_key(name), self._queues.of(name), wait_s)
 
     async def take(self, key: int) -> bool:
         """Return whether the lock was taken now. A caller that is cancelled does not keep it."""
@@ -86,7 +81,7 @@ class AdvisoryHolder(AbstractAsyncContextManager[None]):
     then still has sandboxes to remove.
     """
 
-    def __init__(self, locks: AdvisoryLocks, key: int, queue: asyncio.Lock, wait_s: float) -> None:
+    def __init__(self, locks: AdvisoryLocks, key: int, queue: LockQueue, wait_s: float) -> None:
         self._locks = locks
         self._key = key
         self._queue = queue
@@ -96,19 +91,7 @@ class AdvisoryHolder(AbstractAsyncContextManager[None]):
         self.is_lost = False
 
     async def __aenter__(self) -> None:
-        deadline = time.monotonic() + self._wait_s
-        if self._wait_s <= 0 and self._queue.locked():
-            raise _busy(self._wait_s)
-        try:
-            async with asyncio.timeout(max(self._wait_s, 1.0)):
-                await self._queue.acquire()
-        except TimeoutError as exc:
-            raise _busy(self._wait_s) from exc
-        try:
-            await self._take(deadline)
-        except BaseException:
-            self._queue.release()
-            raise
+        await self._queue.enter(self._wait_s, self._taken)
         self._task = asyncio.current_task()
         self._cancelled_before = 0 if self._task is None else self._task.cancelling()
         self._locks.add(self)
@@ -124,7 +107,7 @@ class AdvisoryHolder(AbstractAsyncContextManager[None]):
             if not self.is_lost:
                 await self._locks.give_back(self._key)
         finally:
-            self._queue.release()
+            self._queue.leave()
         if not self.is_lost or self._task is None:
             return
         if self._task.uncancel() <= self._cancelled_before and kind is asyncio.CancelledError:
@@ -140,15 +123,6 @@ class AdvisoryHolder(AbstractAsyncContextManager[None]):
         if self._task is not None:
             self._task.cancel()
 
-    async def _take(self, deadline: float) -> None:
-        pause = _FIRST_WAIT_S
-        while not await self._taken():
-            if time.monotonic() >= deadline:
-                raise _busy(self._wait_s)
-            # With jitter, or processes that started together stay in step.
-            await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311
-            pause = min(pause * 2, _LONGEST_WAIT_S)
-
     async def _taken(self) -> bool:
         losses = self._locks.losses
         if not await self._locks.take(self._key):
@@ -158,10 +132,3 @@ class AdvisoryHolder(AbstractAsyncContextManager[None]):
         # It may have been a lock of the session that was lost before we knew that we had it.
         await self._locks.give_back(self._key)
         return False
-
-
-def _busy(wait_s: float) -> Busy:
-    return Busy(
-        f"another process is working on this sandbox (waited {wait_s:g} s)",
-        hint="try again in a moment",
-    )
