@@ -11,10 +11,13 @@ from dataclasses import replace
 import pytest
 
 from sandkasten.agents.agent_service import PLAIN_IDLE_S, TOUCH_EVERY_S
+from sandkasten.agents.run_lifecycle import RunLifecycle
 from sandkasten.daemon.agent_services import agent_service
 from sandkasten.daemon.transient_file_store import TransientFileStore
+from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import (
     AgentNotFound,
+    BackendUnavailable,
     Busy,
     Conflict,
     InvalidAgent,
@@ -23,6 +26,7 @@ from sandkasten.errors import (
     InvalidWorkflow,
     PolicyDenied,
     QuotaExceeded,
+    RunFailed,
     RunNotFound,
     SandkastenError,
     WorkflowNotFound,
@@ -31,6 +35,7 @@ from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.runs.run_values import AgentRunRequest, RunRow, WorkflowRunRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from sandkasten.store.run_directory import RunDirectory
 from tests.agents.agency import (
     DEFAULT_TENANT,
     FLOW,
@@ -541,3 +546,38 @@ async def test_a_run_cancelled_before_its_start_ends_as_cancelled(tmp_path):
             row = await home.service.start_agent(AgentRunRequest("writer", "x"))
             home.service._tasks._tasks[row.id].cancel()
             assert (await home.service.cancel(row.id, DEFAULT_TENANT)).status == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "status"),
+    [
+        ("workflow", BackendUnavailable("away", store="postgres"), "running"),
+        (
+            "workflow",
+            RunFailed("the step", cause="BACKEND_UNAVAILABLE", cause_store="postgres"),
+            "running",
+        ),
+        ("workflow", BackendUnavailable("away", backend="docker"), "failed"),
+        ("agent", BackendUnavailable("away", store="postgres"), "failed"),
+    ],
+)
+async def test_a_workflow_stays_open_when_its_database_was_away(tmp_path, kind, error, status):
+    runs = RunDirectory(tmp_path / "runs")
+    row = RunRow("run_" + "a" * 16, kind, "flow", 1.0, input={})
+    await runs.begin(row)
+
+    async def clean(_):
+        return {}
+
+    async def work(_):
+        raise error
+
+    lifecycle = RunLifecycle(runs, clean, SystemClock())
+    with suppress(SandkastenError):
+        await lifecycle.execute(row, work)
+    kept = await runs.get(row.id)
+    assert kept is not None
+    assert kept.status == status
+    # Its claim is free.
+    async with runs.claim(row.id) as ours:
+        assert ours

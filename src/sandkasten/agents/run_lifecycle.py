@@ -4,7 +4,8 @@ However the work ends (success, failure, cancellation, timeout), the sandboxes o
 destroyed or retained first, then the end event is recorded, then the row is updated. This part is
 shielded and has its own deadline: what cannot be destroyed in time is left to the periodic sweep.
 When `execute` is cancelled from outside, it lets the cancellation through after that. A run whose
-claim was lost is left as it is: another process may have it.
+claim was lost is left as it is: another process may have it. So is a workflow whose records could
+not be reached: the next recovery continues it from its last step.
 """
 
 from __future__ import annotations
@@ -180,6 +181,8 @@ class RunLifecycle:
                     limit="timeout",
                 ) from exc
         except SandkastenError as exc:
+            if _continues_later(row, exc):
+                raise
             return self._ended(claimed, "failed", error=error_fields(exc))
         except Exception as exc:
             # The message of the exception may contain user data, so it goes to the log only.
@@ -262,6 +265,14 @@ class RunLifecycle:
         if row.ended_at is not None:
             fields |= {"status": row.status, "seconds": round(row.ended_at - row.created_at, 3)}
         self._events.emit(event, fields)
+
+
+def _continues_later(row: RunRow, error: SandkastenError) -> bool:
+    """Return whether a run stays open after this error: its database was away."""
+    about = error.details
+    away = error.code == BackendUnavailable.code or about.get("cause") == BackendUnavailable.code
+    stored = "store" in about or "cause_store" in about
+    return row.kind == "workflow" and row.parent_id is None and away and stored
 
 
 def _trace_end(span: Span, ended: RunRow) -> None:
