@@ -9,6 +9,7 @@ import pytest
 from tests import built_images
 from tests.cluster import programs
 from tests.cluster.cluster import POD_NETWORK, Cluster
+from tests.kubernetes import cluster_images
 from tests.postgres_server import PostgresServer
 
 if TYPE_CHECKING:
@@ -43,3 +44,17 @@ def store_url(cluster: Cluster) -> Iterator[str]:
 @pytest.fixture
 def api(cluster: Cluster) -> KubeApi:
     return cluster.api
+
+
+@pytest.fixture(scope="session")
+def cluster_with_images(cluster: Cluster) -> Cluster:
+    """The cluster, whose nodes have the images of sandboxes and the runner."""
+    cluster_images.stock(cluster, "debian")
+    return cluster
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A server that loses nothing when it is killed."""
+    with PostgresServer(durable=True) as server:
+        yield server

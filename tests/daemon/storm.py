@@ -66,11 +66,16 @@ class Storm:
         self._random = random.Random(seed)
         self._over = False
 
+    @property
+    def url(self) -> str:
+        """Return where clients send their requests."""
+        return self.daemon.url
+
     async def ask(self, method: str, path: str, body: object = None, **more: Any) -> Any:
         """Return the answer, or None when the daemon died before it."""
         more.setdefault("timeout", aiohttp.ClientTimeout(total=FAR_TOO_LATE_S))
         try:
-            status, answer = await ask(self.http, method, self.daemon.url + path, body, **more)
+            status, answer = await ask(self.http, method, self.url + path, body, **more)
         except _LOST:
             self.report.broken += 1
             # It takes that long to be back; asking faster only takes its processor.
