@@ -2,6 +2,7 @@
 # Build or fetch the programs of the test cluster (tests/cluster) into build/cluster, once.
 #   kubernetes-VERSION/  compiled from the Go module proxy; tests/cluster/kubernetes pins and hashes
 #   helm-VERSION/        for the tests of the chart; compiled likewise, see tests/cluster/helm
+#   agent-sandbox-VERSION/  its controller and manifests, likewise (tests/cluster/agent-sandbox)
 #   debian/              etcd, containerd, runc and network plugins: packages, unpacked
 # Nothing outside of build/cluster changes. A module that the proxy refuses is named, and fails.
 # KEEP_GO_CACHE=1 keeps the sources and compiled packages (several GB), for work on this script.
@@ -14,6 +15,9 @@ place=$PWD/build/cluster
 out=$place/kubernetes-$version
 helm_version=$(sed -n 's|^require helm.sh/helm/v3 ||p' tests/cluster/helm/go.mod)
 helm=$place/helm-$helm_version/helm
+agent_modules=tests/cluster/agent-sandbox
+agent_version=$(sed -n 's|^require sigs.k8s.io/agent-sandbox ||p' $agent_modules/go.mod)
+agent_out=$place/agent-sandbox-$agent_version
 # In the order in which a cluster can make use of them.
 servers=(kubelet kube-apiserver kube-scheduler kube-controller-manager)
 packages=(etcd-server containerd runc containernetworking-plugins)
@@ -113,6 +117,20 @@ compile_helm() {
     mv "$helm.new" "$helm"
 }
 
+compile_agent_sandbox() {
+    local made=$agent_out.new name=agent-sandbox-controller sources start=$SECONDS
+    rm -rf "$made"
+    mkdir -p "$made"
+    echo "compiling the controller of agent-sandbox $agent_version"
+    (cd $agent_modules && nice -n 19 go build -p "$(nproc)" -ldflags '-s -w' -o "$made/$name" "sigs.k8s.io/agent-sandbox/cmd/$name") ||
+        fail "$name does not compile"
+    sources=$(cd $agent_modules && go list -m -f '{{.Dir}}' sigs.k8s.io/agent-sandbox)
+    cp -r "$sources/k8s/crds" "$sources/k8s/rbac.generated.yaml" "$made"
+    rm -rf "$agent_out"
+    mv "$made" "$agent_out"
+    echo "compiled $name in $((SECONDS - start)) s"
+}
+
 [ -e "$place/debian/versions" ] || unpack_packages
 for name in "${servers[@]}"; do
     if [ ! -x "$out/$name" ]; then
@@ -124,5 +142,9 @@ done
 if [ ! -x "$helm" ]; then
     prepare_go
     compile_helm
+fi
+if [ ! -x "$agent_out/agent-sandbox-controller" ]; then
+    prepare_go
+    compile_agent_sandbox
 fi
 [ "${KEEP_GO_CACHE:-}" = 1 ] || rm -rf "$place/go"

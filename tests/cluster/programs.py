@@ -15,6 +15,7 @@ _HELM_MODULES = Path(__file__).parent / "helm" / "go.mod"
 HELM = PLACE / f"helm-{_HELM_MODULES.read_text().partition('helm.sh/helm/v3 ')[2].split()[0]}"
 DEBIAN = PLACE / "debian"
 CNI = DEBIAN / "usr" / "lib" / "cni"
+_AGENT_SANDBOX = (Path(__file__).parent / "agent-sandbox" / "go.mod").read_text()
 _SERVERS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
 
 
@@ -34,6 +35,12 @@ def missing() -> str:
 
 def server(name: str) -> str:
     return str(KUBERNETES / name)
+
+
+def agent_sandbox() -> Path:
+    """Return the directory with the controller of agent-sandbox and its manifests."""
+    version = _AGENT_SANDBOX.partition("sigs.k8s.io/agent-sandbox ")[2].split()[0]
+    return PLACE / f"agent-sandbox-{version}"
 
 
 def etcd() -> Path:

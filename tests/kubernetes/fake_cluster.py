@@ -2,8 +2,9 @@
 
 Keeps Pods and Secrets of any namespace, lists by label, watches one object, and starts the gate
 and the runner of a Pod as the kubelet would. `script` changes what becomes of the next Pods: a
-status to show in place of running, or a refusal. The answers have the form of
-those of Kubernetes 1.36.
+status to show in place of running, or a refusal. With `agent_sandbox` it also keeps Sandbox
+objects, and makes and replaces their Pods as the controller of agent-sandbox 0.5 does. The answers
+have the form of those of Kubernetes 1.36.
 
 With `node`, Pods are started by that instead; with `pace`, answers take the time of a real server.
 """
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TOKEN = "let-me-in"
+_AGENT_SANDBOX = "/apis/agents.x-k8s.io/v1beta1"
 _METADATA_ONLY = "as=PartialObjectMetadataList"
 
 
@@ -56,11 +58,14 @@ class Script:
     lost_answers: int = 0
     """How many POSTs are done, and answered with a closed connection."""
     away: bool = False
+    controller: bool = True
+    """Whether the controller of agent-sandbox runs."""
 
 
 @dataclass(slots=True)
 class FakeCluster:
     place: Path
+    agent_sandbox: bool = False
     script: Script = field(default_factory=Script)
     objects: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
@@ -78,11 +83,17 @@ class FakeCluster:
         app = web.Application(middlewares=[self._guarded])
         app.router.add_get("/version", self._told_version)
         app.router.add_post("/apis/authorization.k8s.io/v1/{kind}", self._may)
-        at = "/api/v1/namespaces/{namespace}/{kind}"
-        app.router.add_post(at, self._create)
-        app.router.add_get(at, self._list)
-        app.router.add_get(at + "/{name}", self._get)
-        app.router.add_delete(at + "/{name}", self._delete)
+        roots = ["/api/v1"]
+        if self.agent_sandbox:
+            roots.append(_AGENT_SANDBOX)
+            app.router.add_get(_AGENT_SANDBOX, self._kinds)
+        for root in roots:
+            at = root + "/namespaces/{namespace}/{kind}"
+            app.router.add_post(at, self._create)
+            app.router.add_get(at, self._list)
+            app.router.add_get(at + "/{name}", self._get)
+            app.router.add_patch(at + "/{name}", self._patch)
+            app.router.add_delete(at + "/{name}", self._delete)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -163,6 +174,7 @@ class FakeCluster:
         name = body["metadata"]["name"]
         if kind == "pods" and self.script.refusal is not None:
             return _status(*self.script.refusal)
+        assert request.query["fieldValidation"] == "Strict"
         if (kind, name) in self.objects:
             return _status(409, "AlreadyExists", f'{kind} "{name}" already exists')
         self.objects[kind, name] = body
@@ -177,6 +189,8 @@ class FakeCluster:
                 task = asyncio.create_task(self._start_on(self.node, name, body))
                 self._starting.add(task)
                 task.add_done_callback(self._starting.discard)
+        if kind == "sandboxes":
+            await self._reconcile(name)
         if self.script.lost_answers:
             self.script.lost_answers -= 1
             assert request.transport is not None
@@ -221,7 +235,24 @@ class FakeCluster:
             await self._stop(name)
         self.objects.pop((kind, name), None)
         self._changed("DELETED", kind, name, found)
+        await self._reconcile(name)
         return await self._answer("delete", kind, found)
+
+    async def _patch(self, request: web.Request) -> web.Response:
+        """Change a Pod: only its gates are ever changed."""
+        assert request.content_type == "application/merge-patch+json"
+        name = request.match_info["name"]
+        assert await request.json() == {"spec": {"schedulingGates": None}}
+        pod = self.objects["pods", name]
+        del pod["spec"]["schedulingGates"]
+        self._changed("MODIFIED", "pods", name, pod)
+        await self._start(name, pod)
+        return web.json_response(pod)
+
+    async def _kinds(self, request: web.Request) -> web.Response:
+        return web.json_response(
+            {"resources": [{"name": "sandboxes"}, {"name": "sandboxes/status"}]}
+        )
 
     async def _watch(self, request: web.Request, kind: str) -> web.StreamResponse:
         name = request.query["fieldSelector"].removeprefix("metadata.name=")
@@ -252,6 +283,34 @@ class FakeCluster:
         found["metadata"]["resourceVersion"] = str(self._version)
         for one in self._watchers.get((kind, name), ()):
             one.put_nowait(json.loads(json.dumps({"type": what, "object": found})))
+
+    # ---- the controller of agent-sandbox
+
+    async def _reconcile(self, name: str) -> None:
+        """Make the Pod of a Sandbox, also after the first one is gone."""
+        sandbox = self.objects.get(("sandboxes", name))
+        if sandbox is None or ("pods", name) in self.objects or not self.script.controller:
+            return
+        if self.script.refusal is not None:
+            told = {"type": "Ready", "status": "False", "reason": "ReconcilerError",
+                    "message": f"Error seen: {self.script.refusal[2]}"}  # fmt: skip
+            sandbox["status"] = {"conditions": [told]}
+            self._changed("MODIFIED", "sandboxes", name, sandbox)
+            return
+        template = json.loads(json.dumps(sandbox["spec"]["podTemplate"]))
+        owner = {"kind": "Sandbox", "name": name, "uid": sandbox["metadata"]["uid"]}
+        pod = {
+            "metadata": {
+                **template["metadata"], "name": name, "uid": f"uid-{self._version}",
+                "ownerReferences": [owner],
+            },
+            "spec": template["spec"],
+            "status": {"phase": "Pending"},
+        }  # fmt: skip
+        self.objects["pods", name] = pod
+        self._changed("ADDED", "pods", name, pod)
+        sandbox["metadata"]["annotations"]["agents.x-k8s.io/pod-name"] = name
+        self._changed("MODIFIED", "sandboxes", name, sandbox)
 
     # ---- the node
 

@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
 from sandkasten.backends.kubernetes import (
+    agent_sandboxes,
     entry_keys,
+    object_creation,
+    object_watch,
     pod_manifest,
     pod_names,
     pod_status,
@@ -43,7 +46,7 @@ from sandkasten.model.sandbox.network_policy import unsupported_network
 from sandkasten.model.sandbox.readiness import Readiness, Requirement
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
     from sandkasten.model.sandbox.cell_spec import HostMount
@@ -81,6 +84,7 @@ class KubernetesBackend:
         self._read = read
         self._client = ClusterClient(self._access, options.namespace, options.timeout_s)
         self._ways = Ways(options)
+        self._sandboxes = agent_sandboxes.AgentSandboxes(self._client, options)
         self._owner = options.installation
         self._cells: WeakSet[KubernetesCell] = WeakSet()
         self._trying = asyncio.Lock()
@@ -134,6 +138,7 @@ class KubernetesBackend:
                 if not await self._client.may(verb, kind, part)
             ]
             streams = await self._client.may("create", "pods", "exec")
+            agent_sandbox = await self._sandboxes.requirement()
         except ApiRefused as exc:
             raise refusals.translated(exc, "our permissions cannot be looked at") from exc
         lines.append(
@@ -154,7 +159,7 @@ class KubernetesBackend:
                     required=options.reach == "exec",
                 )
             )
-        return lines
+        return [*lines, agent_sandbox]
 
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> KubernetesCell:
         refusals.check(spec, self._options)
@@ -196,13 +201,8 @@ class KubernetesBackend:
         return self._cell(sandbox_id, pod, keys)
 
     async def owned(self) -> Sequence[SandboxId]:
-        selector = pod_names.selector(await self._whose())
         try:
-            # Secrets too: one is made before its Pod.
-            found = [
-                *await self._client.list("pods", selector),
-                *await self._client.list("secrets", selector),
-            ]
+            found = await self._objects(pod_names.selector(await self._whose()))
         except ApiRefused as exc:
             raise refusals.translated(exc, "our objects cannot be listed") from exc
         # What Kubernetes is removing already, it finishes without us.
@@ -214,11 +214,18 @@ class KubernetesBackend:
         await self._remove(sandbox_id)
         selector = pod_names.selector(await self._whose(), sandbox_id)
         try:
-            for kind in ("pods", "secrets"):
-                for one in await self._client.list(kind, selector):
-                    await self._remove_objects(one["metadata"]["name"])
+            for name in {one["metadata"]["name"] for one in await self._objects(selector)}:
+                await self._remove_objects(name)
         except ApiRefused as exc:
             raise refusals.translated(exc, f"sandbox {sandbox_id} could not be removed") from exc
+
+    async def _objects(self, selector: str) -> list[Mapping[str, Any]]:
+        """Return those of all kinds: a create may have been interrupted after any of them."""
+        return [
+            *await self._client.list("pods", selector),
+            *await self._client.list("secrets", selector),
+            *await self._sandboxes.list(selector),
+        ]
 
     async def sees_files(self) -> bool:
         """Implement `ports.Remote`."""
@@ -286,21 +293,23 @@ class KubernetesBackend:
         found_by = {pod_names.LABEL_ID: part_of or sandbox_id}
         secret = pod_manifest.secret(sandbox_id, owner, attempt, keys.to_data())
         secret["metadata"]["labels"].update(found_by)
+        manifest = pod_manifest.pod(
+            sandbox_id, spec, self._options, owner, attempt, await self._closed_to()
+        )
+        manifest["metadata"]["labels"].update(found_by)
+        with_sandbox = await self._uses_sandboxes()
+        kind, body = "secrets", secret
+        if with_sandbox:
+            kind, body = agent_sandboxes.KIND, agent_sandboxes.sandbox(manifest, self._options)
+        first = await object_creation.first(self._client, sandbox_id, kind, body)
         try:
-            await self._made("secrets", secret)
-        except ApiRefused as exc:
-            if exc.exists:
-                raise Conflict(
-                    f"the cluster has a sandbox {sandbox_id} already", hint="use another id"
-                ) from exc
-            raise refusals.unmade(sandbox_id, exc) from exc
-        try:
-            manifest = pod_manifest.pod(
-                sandbox_id, spec, self._options, owner, attempt, await self._closed_to()
-            )
-            manifest["metadata"]["labels"].update(found_by)
             try:
-                pod = await self._made("pods", manifest)
+                if with_sandbox:
+                    owned = agent_sandboxes.owned_by(first, secret)
+                    await object_creation.make(self._client, "secrets", owned)
+                    pod = await self._sandboxes.released_pod(sandbox_id, first)
+                else:
+                    pod = await object_creation.make(self._client, "pods", manifest)
             except ApiRefused as exc:
                 raise refusals.unmade(sandbox_id, exc) from exc
             pod = await self._started(sandbox_id, spec, pod)
@@ -314,9 +323,16 @@ class KubernetesBackend:
             # An API server that just failed to answer gets no further requests: the reaper finds
             # what is left by its labels.
             if not (isinstance(exc, BackendUnavailable) and exc.details.get("backend")):
-                with contextlib.suppress(SandkastenError, TimeoutError):
+                # A Secret that exists is of a sandbox without a Sandbox object, which stays.
+                only_sandbox = with_sandbox and isinstance(exc, Conflict)
+                name = pod_names.pod_name(sandbox_id)
+                with contextlib.suppress(ApiRefused, SandkastenError, TimeoutError):
                     async with asyncio.timeout(_UNDO_S):
-                        await asyncio.shield(self._remove(sandbox_id))
+                        await asyncio.shield(
+                            self._delete_mine(agent_sandboxes.KIND, name)
+                            if only_sandbox
+                            else self._remove(sandbox_id)
+                        )
             raise
         return cell
 
@@ -326,32 +342,11 @@ class KubernetesBackend:
             return ()
         return await self._client.addresses()
 
-    async def _made(self, kind: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Create an object. If the answer is lost, ask once more: one that exists by then and has
-        the mark of this attempt is ours.
-        """
-        asking = asyncio.ensure_future(self._asked_twice(kind, body))
+    async def _uses_sandboxes(self) -> bool:
         try:
-            return await asyncio.shield(asking)
-        except asyncio.CancelledError:
-            # What the API server works on cannot be stopped: wait, so that it can be removed.
-            await asyncio.wait([asking], timeout=_UNDO_S)
-            if asking.done() and not asking.cancelled():
-                asking.exception()
-            raise
-
-    async def _asked_twice(self, kind: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        with contextlib.suppress(BackendUnavailable):
-            return await self._client.create(kind, body)
-        try:
-            return await self._client.create(kind, body)
+            return await self._sandboxes.chosen()
         except ApiRefused as exc:
-            if not exc.exists:
-                raise
-            found = await self._client.get(kind, body["metadata"]["name"])
-            if _attempt(found) != _attempt(body):
-                raise
-            return found
+            raise refusals.translated(exc, "the cluster does not tell what it has") from exc
 
     async def _started(
         self, sandbox_id: SandboxId, spec: CellSpec, pod: Mapping[str, Any]
@@ -359,20 +354,20 @@ class KubernetesBackend:
         """Return the Pod when its containers run. Raise why they do not."""
         name = pod_names.pod_name(sandbox_id)
         image = spec.image.name
+        following = object_watch.follow(self._client, "pods", pod)
         try:
-            async with asyncio.timeout(self._options.start_s):
-                while True:
-                    async with contextlib.aclosing(self._watched(name, pod)) as events:
-                        async for what, pod in events:
-                            if what == "DELETED":
-                                raise pod_status.lost(sandbox_id, "its Pod was removed")
-                            if pod_status.is_running(pod) and pod_status.address(pod):
-                                return pod
-                            error = pod_status.start_error(sandbox_id, image, pod)
-                            if error is not None:
-                                raise await self._with_words(error, name, pod)
+            async with asyncio.timeout(self._options.start_s), contextlib.aclosing(following):
+                async for what, pod in following:
+                    if what == "DELETED":
+                        raise pod_status.lost(sandbox_id, "its Pod was removed")
+                    if pod_status.is_running(pod) and pod_status.address(pod):
+                        break
+                    error = pod_status.start_error(sandbox_id, image, pod)
+                    if error is not None:
+                        raise await self._with_words(error, name, pod)
         except TimeoutError as exc:
             raise pod_status.overdue(sandbox_id, pod, self._options.start_s) from exc
+        return pod
 
     async def _with_words(
         self, error: SandkastenError, name: str, pod: Mapping[str, Any]
@@ -386,27 +381,6 @@ class KubernetesBackend:
                 error.message = f"{error.message}: {told[:300]}"
                 error.args = (error.message,)
         return error
-
-    async def _watched(
-        self, name: str, pod: Mapping[str, Any]
-    ) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
-        """Yield the Pod, what becomes of it, and its fresh state if the watch breaks off."""
-        # One that was found and not made may be running already.
-        yield "FOUND", pod
-        version = str((pod.get("metadata") or {}).get("resourceVersion") or "")
-        try:
-            async with contextlib.aclosing(self._client.watch("pods", name, version)) as events:
-                async for event in events:
-                    yield event
-        except ApiRefused as exc:
-            if not exc.too_old:
-                raise refusals.translated(exc, "a Pod cannot be watched") from exc
-        try:
-            yield "MODIFIED", await self._client.get("pods", name)
-        except ApiRefused as exc:
-            if not exc.not_there:
-                raise refusals.translated(exc, "a Pod cannot be looked at") from exc
-            yield "DELETED", pod
 
     def _cell(
         self, sandbox_id: SandboxId, pod: Mapping[str, Any], keys: entry_keys.EntryKeys
@@ -434,22 +408,28 @@ class KubernetesBackend:
 
     async def _remove_objects(self, name: str) -> None:
         pod = await self._found(name)
+        # First, because its controller replaces a Pod that is gone.
+        if await self._sandboxes.used() or (pod and agent_sandboxes.has_sandbox(pod)):
+            await self._delete_mine(agent_sandboxes.KIND, name)
         if pod is not None and await self._is_mine(pod):
             await self._client.delete("pods", name, grace_s=_GRACE_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_REMOVED_S):
-                    await self._gone(name, pod)
+                    await self._gone(pod)
         # Last, so that what is left of a removal is found by it.
-        secret = await self._found(name, "secrets")
-        if secret is not None and await self._is_mine(secret):
-            await self._client.delete("secrets", name)
+        await self._delete_mine("secrets", name)
 
-    async def _gone(self, name: str, pod: Mapping[str, Any]) -> None:
-        while True:
-            async with contextlib.aclosing(self._watched(name, pod)) as events:
-                async for what, _ in events:
-                    if what == "DELETED":
-                        return
+    async def _gone(self, pod: Mapping[str, Any]) -> None:
+        following = object_watch.follow(self._client, "pods", pod)
+        async with contextlib.aclosing(following):
+            async for what, _ in following:
+                if what == "DELETED":
+                    return
+
+    async def _delete_mine(self, kind: str, name: str) -> None:
+        found = await self._found(name, kind)
+        if found is not None and await self._is_mine(found):
+            await self._client.delete(kind, name)
 
     async def _found(self, name: str, kind: str = "pods") -> Mapping[str, Any] | None:
         try:
@@ -477,10 +457,6 @@ def _id(one: Mapping[str, Any]) -> SandboxId | None:
 
 def _trial_id() -> SandboxId:
     return SandboxId(selftest.TRIAL + secrets.token_hex(_ATTEMPT_BYTES))
-
-
-def _attempt(one: Mapping[str, Any]) -> object:
-    return ((one.get("metadata") or {}).get("annotations") or {}).get(pod_names.ATTEMPT)
 
 
 def _owner_in(home: Path) -> str:

@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 Reach = Literal["auto", "direct", "exec"]
 NetworkCheck = Literal["checked", "assumed"]
 PullPolicy = Literal["IfNotPresent", "Always", "Never"]
+AgentSandbox = Literal["auto", "never", "require"]
 
 REACHES: Final = ("auto", "direct", "exec")
 NETWORK_CHECKS: Final = ("checked", "assumed")
 PULL_POLICIES: Final = ("IfNotPresent", "Always", "Never")
+AGENT_SANDBOX_USES: Final = ("auto", "never", "require")
 PROGRAMS: Final = "/opt/sandkasten/programs"
 
 
@@ -41,6 +43,8 @@ class KubernetesOptions:
     port: int = 8484
     network_policy: NetworkCheck = "checked"
     """Whether a trial Pod must show that the network of sandboxes is closed."""
+    agent_sandbox: AgentSandbox = "auto"
+    """Whether Pods are made by Sandbox objects of agent-sandbox; auto: where the cluster has it."""
     runtime_class: str = ""
     node_selector: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     tolerations: tuple[Mapping[str, Any], ...] = ()

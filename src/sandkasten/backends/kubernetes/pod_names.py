@@ -18,6 +18,8 @@ LABEL_NETWORK: Final = "sandkasten.network"
 """What a NetworkPolicy selects Pods by."""
 ATTEMPT: Final = "sandkasten.attempt"
 """An annotation: which create made the object. One whose answer was lost finds it by that."""
+START_GATE: Final = "sandkasten.start"
+"""A scheduling gate: the create removes that of one Pod. See `agent_sandboxes.py`."""
 LABEL_MANAGER: Final = "app.kubernetes.io/managed-by"
 
 SANDBOX_CONTAINER: Final = "sandbox"

@@ -77,6 +77,9 @@ def is_ending(pod: Mapping[str, Any]) -> bool:
 def end(pod: Mapping[str, Any]) -> str:
     """Return why the Pod has ended; empty if it has not."""
     status = _status(pod)
+    gates = (pod.get("spec") or {}).get("schedulingGates") or ()
+    if any(one.get("name") == pod_names.START_GATE for one in gates):
+        return "its Pod is gone, and agent-sandbox made another one, which is not started"
     reason = str(status.get("reason") or "")
     known = _LOST.get(reason, "")
     for one in _containers(pod):

@@ -8,10 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.backends.kubernetes.kubernetes_options import (
+    AGENT_SANDBOX_USES,
     NETWORK_CHECKS,
     PROGRAMS,
     PULL_POLICIES,
     REACHES,
+    AgentSandbox,
     KubernetesOptions,
     NetworkCheck,
     PullPolicy,
@@ -173,6 +175,12 @@ class KubernetesSettings:
         _DEFAULT.network_policy,
         "Whether a trial Pod must show that the network is closed (checked), or not (assumed).",
     )
+    agent_sandbox: AgentSandbox = setting(
+        "backends.kubernetes.agent_sandbox",
+        choice(*AGENT_SANDBOX_USES),
+        _DEFAULT.agent_sandbox,
+        "Whether Pods are made by agent-sandbox: auto (where the cluster has it), never, require.",
+    )
     runtime_class: str | None = setting(
         "backends.kubernetes.runtime_class",
         label,
@@ -250,6 +258,7 @@ class KubernetesSettings:
             reach=self.reach,
             port=self.port,
             network_policy=self.network_policy,
+            agent_sandbox=self.agent_sandbox,
             runtime_class=self.runtime_class or "",
             node_selector=dict(_pair(one) for one in self.node_selector),
             tolerations=tuple(map(_toleration, self.tolerations)),

@@ -41,6 +41,9 @@ _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _CONFLICT, _GONE, _MANY = 401, 403, 404, 
 _PROTOCOLS: Final = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 _WATCH_S: Final = 60
 _CONNECTIONS: Final = 100
+_MERGE_PATCH: Final = "application/merge-patch+json"
+# Kinds that are not of the core group: group and version.
+_GROUPS: Final = {"sandboxes": ("agents.x-k8s.io", "v1beta1")}
 
 
 class ApiRefused(Exception):
@@ -114,11 +117,22 @@ class ClusterClient:
     async def version(self) -> Mapping[str, Any]:
         return await self._call("GET", "/version")
 
+    async def serves(self, kind: str) -> bool:
+        """Ask whether the cluster has objects of a kind that is not of the core group."""
+        try:
+            found = await self._call("GET", f"/apis/{'/'.join(_GROUPS[kind])}")
+        except ApiRefused as exc:
+            if exc.not_there:
+                return False
+            raise
+        return any(one.get("name") == kind for one in found.get("resources") or ())
+
     async def may(self, verb: str, resource: str, subresource: str = "") -> bool:
         """Ask whether our credentials allow this in the namespace."""
         attributes = {
             "namespace": await self.namespace(),
             "verb": verb,
+            "group": _GROUPS.get(resource, ("",))[0],
             "resource": resource,
             "subresource": subresource,
         }
@@ -132,7 +146,14 @@ class ClusterClient:
         return (found.get("status") or {}).get("allowed") is True
 
     async def create(self, kind: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        return await self._call("POST", await self._path(kind), body=body)
+        """Create an object. A field that the cluster does not know is refused, not left out."""
+        strict = {"fieldValidation": "Strict"}
+        return await self._call("POST", await self._path(kind), body=body, query=strict)
+
+    async def change(self, kind: str, name: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Set the given fields of an object, and leave the others as they are."""
+        path = await self._path(kind, name)
+        return await self._call("PATCH", path, body=body, form=_MERGE_PATCH)
 
     async def get(self, kind: str, name: str) -> Mapping[str, Any]:
         return await self._call("GET", await self._path(kind, name))
@@ -252,7 +273,9 @@ class ClusterClient:
             return body.decode(errors="replace")
 
     async def _path(self, kind: str, name: str = "") -> str:
-        path = f"/api/v1/namespaces/{quote(await self.namespace(), safe='')}/{kind}"
+        group = _GROUPS.get(kind)
+        root = f"/apis/{'/'.join(group)}" if group else "/api/v1"
+        path = f"{root}/namespaces/{quote(await self.namespace(), safe='')}/{kind}"
         return f"{path}/{quote(name, safe='')}" if name else path
 
     async def _call(
@@ -263,16 +286,18 @@ class ClusterClient:
         body: Mapping[str, Any] | None = None,
         query: Mapping[str, str] | None = None,
         accept: str = "application/json",
+        form: str = "application/json",
     ) -> Mapping[str, Any]:
         opened = await self._opened()
         access, session = opened.access, opened.requests
+        sent = None if body is None else json.dumps(body)
 
         async def ask() -> Mapping[str, Any]:
-            headers = {**await access.headers(), "Accept": accept}
+            headers = {**await access.headers(), "Accept": accept, "Content-Type": form}
             async with session.request(
                 method,
                 access.server + path,
-                json=body,
+                data=sent,
                 params=query,
                 headers=headers,
                 allow_redirects=False,

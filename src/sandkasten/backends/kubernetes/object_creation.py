@@ -1,0 +1,68 @@
+"""Create an object of the cluster once, also when the answer of the API server is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.backends.kubernetes import pod_names, refusals
+from sandkasten.backends.kubernetes.api.cluster_client import ApiRefused
+from sandkasten.errors import BackendUnavailable, Conflict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.backends.kubernetes.api.cluster_client import ClusterClient
+    from sandkasten.model.ids import SandboxId
+
+_ANSWER_S: Final = 15.0
+
+
+async def first(
+    client: ClusterClient, sandbox_id: SandboxId, kind: str, body: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Make the first object of a sandbox: no other create can use its name from then on."""
+    try:
+        return await make(client, kind, body)
+    except ApiRefused as exc:
+        if exc.exists:
+            raise Conflict(
+                f"the cluster has a sandbox {sandbox_id} already", hint="use another id"
+            ) from exc
+        raise refusals.unmade(sandbox_id, exc) from exc
+
+
+async def make(client: ClusterClient, kind: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Create an object. If the answer is lost, ask once more: one that exists by then and has the
+    mark of this attempt is ours.
+    """
+    asking = asyncio.ensure_future(_asked_twice(client, kind, body))
+    try:
+        return await asyncio.shield(asking)
+    except asyncio.CancelledError:
+        # What the API server works on cannot be stopped: wait, so that it can be removed.
+        await asyncio.wait([asking], timeout=_ANSWER_S)
+        if asking.done() and not asking.cancelled():
+            asking.exception()
+        raise
+
+
+async def _asked_twice(
+    client: ClusterClient, kind: str, body: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    with contextlib.suppress(BackendUnavailable):
+        return await client.create(kind, body)
+    try:
+        return await client.create(kind, body)
+    except ApiRefused as exc:
+        if not exc.exists:
+            raise
+        found = await client.get(kind, body["metadata"]["name"])
+        if _attempt(found) != _attempt(body):
+            raise
+        return found
+
+
+def _attempt(one: Mapping[str, Any]) -> object:
+    return ((one.get("metadata") or {}).get("annotations") or {}).get(pod_names.ATTEMPT)

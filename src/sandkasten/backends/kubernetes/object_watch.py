@@ -1,0 +1,41 @@
+"""Follow one object of the cluster until its reader has seen enough."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from sandkasten.backends.kubernetes import refusals
+from sandkasten.backends.kubernetes.api.cluster_client import ApiRefused
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping
+
+    from sandkasten.backends.kubernetes.api.cluster_client import ClusterClient
+
+
+async def follow(
+    client: ClusterClient, kind: str, found: Mapping[str, Any]
+) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
+    """Yield (what happened, the object) without end: first as it was found, and again from a fresh
+    state when a watch breaks off.
+    """
+    name = str(found["metadata"]["name"])
+    # One that was found and not made may be as its reader wants it already.
+    what = "FOUND"
+    while True:
+        yield what, found
+        version = str((found.get("metadata") or {}).get("resourceVersion") or "")
+        try:
+            async with contextlib.aclosing(client.watch(kind, name, version)) as events:
+                async for what, found in events:
+                    yield what, found
+        except ApiRefused as exc:
+            if not exc.too_old:
+                raise refusals.translated(exc, f"{kind} cannot be watched") from exc
+        try:
+            what, found = "MODIFIED", await client.get(kind, name)
+        except ApiRefused as exc:
+            if not exc.not_there:
+                raise refusals.translated(exc, f"{kind} cannot be looked at") from exc
+            what = "DELETED"
