@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import suppress
+from typing import Any
 
 import aiohttp
 import pytest
@@ -48,7 +49,7 @@ async def test_two_daemons_share_records_but_not_sandboxes(server, tmp_path):
 
         place = other.url + "/v1/audit?action=key.create"
         async with asyncio.timeout(PATIENCE_S):
-            found = {"entries": []}
+            found: Any = {"entries": []}
             while not found["entries"]:
                 _, found = await ask(http, "GET", place, headers=OPERATOR)
         assert [row["target"] for row in found["entries"]] == [made["id"]]
