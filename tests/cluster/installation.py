@@ -58,6 +58,8 @@ def on_this_cluster(cluster: Cluster, objects: Iterable[dict[str, Any]]) -> list
         if one["kind"] == "Deployment":
             (container,) = one["spec"]["template"]["spec"]["containers"]
             container["env"] += variables(cluster)
+        if one["kind"] == "NetworkPolicy" and one["metadata"]["namespace"] == NAMESPACE:
+            one["spec"]["ingress"][0]["from"].append(client(cluster))
         made.append(one)
     return made
 
@@ -68,6 +70,11 @@ def variables(cluster: Cluster) -> list[dict[str, str]]:
         {"name": "KUBERNETES_SERVICE_HOST", "value": cluster.machine.address},
         {"name": "KUBERNETES_SERVICE_PORT", "value": str(PORT)},
     ]
+
+
+def client(cluster: Cluster) -> dict[str, Any]:
+    """Return the tests as a peer of a NetworkPolicy: they ask replicas at their own addresses."""
+    return {"ipBlock": {"cidr": f"{cluster.machine.our_address}/32"}}
 
 
 def secret(store_url: str, namespace: str = NAMESPACE) -> dict[str, Any]:

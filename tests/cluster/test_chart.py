@@ -18,6 +18,7 @@ from tests.cluster.installation import (
     SANDBOXES,
     Installation,
     ask,
+    client,
     manifests,
     secret,
     variables,
@@ -180,7 +181,11 @@ def released(
     """A release of the chart, and its values."""
     cluster = cluster_with_daemon
     made = Installation(cluster)
-    values = {"settings": OF_THIS_CLUSTER, "env": variables(cluster)}
+    values = {
+        "settings": OF_THIS_CLUSTER,
+        "env": variables(cluster),
+        "networkPolicy": {"clients": [client(cluster)]},
+    }
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     try:
         for one in (namespace, secret(store_url)):
