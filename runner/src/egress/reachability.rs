@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 /// The exit status of a gate whose network stayed open.
 pub const STAYED_OPEN: i32 = 77;
-/// An address in the same cluster answers within a few milliseconds: the kernel of its machine does.
-const ROUND: Duration = Duration::from_millis(150);
+/// An address in the same cluster answers within a few milliseconds: the kernel of its machine does. But
+/// a node may be so busy that this process is not scheduled for a while.
+const ROUND: Duration = Duration::from_millis(500);
 /// One packet may be lost.
 const ROUNDS: usize = 2;
 const REPORT: Duration = Duration::from_secs(2);
@@ -91,7 +92,9 @@ fn open(addresses: &[SocketAddr], time: Duration) -> Vec<SocketAddr> {
 
 fn is_closed(address: &SocketAddr, time: Duration) -> bool {
     match TcpStream::connect_timeout(address, time) {
-        Ok(_) => false,
+        // A connection that was rejected by ICMP while it was being made can look like one that exists,
+        // but it has no peer.
+        Ok(stream) => stream.peer_addr().is_err(),
         Err(error) if error.kind() == ErrorKind::TimedOut => true,
         // Any other failure, such as too many open files, says nothing about the network.
         Err(error) => error.raw_os_error().map_or(false, |errno| {
