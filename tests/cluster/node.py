@@ -149,6 +149,10 @@ class Node:
         ]
         self._kubelet = self.machine.start(self._entering(words), self.folder / "kubelet.log")
 
+    def start(self, words: list[str], log: str) -> subprocess.Popen[bytes]:
+        """Start another program in the network of the node."""
+        return self.machine.start(self._entering(words), self.folder / log)
+
     def _entering(self, words: list[str]) -> list[str]:
         return ["nsenter", f"--net=/run/netns/{self.name}", "--", *words]
 
