@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -211,6 +211,33 @@ async def test_sandboxes_live_on_while_the_api_server_is_away(
     assert not (await backend.probe()).ready
     cluster.script.away = False
     assert list(await backend.owned()) == [cell.id]
+
+
+@dataclass(slots=True)
+class HeldAnswers:
+    """A Pace that answers a create of a Secret only when it is told to."""
+
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    told: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def wait(self, verb: str, kind: str, items: int) -> None:
+        if (verb, kind) == ("create", "secrets"):
+            self.asked.set()
+            await self.told.wait()
+
+
+async def test_a_create_that_is_cancelled_while_its_secret_is_made_leaves_nothing(
+    backend: KubernetesBackend, cluster: FakeCluster
+):
+    cluster.pace = pace = HeldAnswers()
+    creating = asyncio.ensure_future(backend.create(new_sandbox_id(), SPEC))
+    async with asyncio.timeout(PATIENCE_S):
+        await pace.asked.wait()
+        creating.cancel()
+        asyncio.get_running_loop().call_soon(pace.told.set)
+        with pytest.raises(asyncio.CancelledError):
+            await creating
+    assert cluster.objects == {}
 
 
 async def test_pods_that_are_being_started_keep_no_request_waiting(

@@ -301,7 +301,14 @@ class KubernetesBackend:
         kind, body = "secrets", secret
         if with_sandbox:
             kind, body = agent_sandboxes.KIND, agent_sandboxes.sandbox(manifest, self._options)
-        first = await object_creation.first(self._client, sandbox_id, kind, body)
+        try:
+            first = await object_creation.first(self._client, sandbox_id, kind, body)
+        except asyncio.CancelledError:
+            # It may have been made.
+            with contextlib.suppress(SandkastenError, TimeoutError):
+                async with asyncio.timeout(_UNDO_S):
+                    await asyncio.shield(self._remove(sandbox_id))
+            raise
         try:
             try:
                 if with_sandbox:
