@@ -16,6 +16,7 @@ from sandkasten.backends.kubernetes import pod_names
 from sandkasten.backends.kubernetes.backend import KubernetesBackend
 from sandkasten.daemon.backend_registry import read_kubeconfig
 from sandkasten.errors import (
+    BackendUnavailable,
     Busy,
     ImageNotFound,
     QuotaExceeded,
@@ -260,4 +261,28 @@ async def test_a_sandbox_on_a_node_without_network_is_there_again_when_the_node_
     finally:
         await asyncio.to_thread(node.reconnect)
     assert await _says(cell, "cat", "/workspace/file") == b"kept\n"
+    await cell.destroy()
+
+
+async def test_sandboxes_go_on_while_the_api_server_is_away(
+    backend: KubernetesBackend, stocked: Cluster
+):
+    cell = await _created(backend)
+    box = await Box.open(cell)
+    stocked.kill_server("kube-apiserver")
+    try:
+        assert (await box.run(["echo", "same connection"])).stdout == b"same connection\n"
+        assert await _says(cell, "echo", "a new one") == b"a new one\n"
+        for asked in (_created(backend), backend.attach(cell.id), backend.owned()):
+            with pytest.raises(BackendUnavailable, match="does not answer") as raised:
+                await asked
+            assert "running sandboxes go on" in raised.value.hint
+        assert not (await backend.probe()).ready
+    finally:
+        stocked.start_server("kube-apiserver")
+    await asyncio.to_thread(stocked.wait_until_ready)
+    assert (await box.run(["echo", "still"])).stdout == b"still\n"
+    await box.aclose()
+    assert list(await backend.owned()) == [cell.id]
+    await (await _created(backend)).destroy()
     await cell.destroy()
