@@ -35,6 +35,7 @@ from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.store.ledger_directory import DirectoryStore
 from tests.engine.injections import World
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -238,6 +239,12 @@ async def test_a_hanging_create_times_out(world, monkeypatch):
     with pytest.raises(BackendUnavailable):
         await world.engine.create(CreateRequest())
     assert await world.left() == ([], [])
+
+
+async def test_a_backend_that_starts_slowly_says_how_long_a_create_may_take(world, monkeypatch):
+    monkeypatch.setattr(sandboxes, "CREATE_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(world.backend, "create_timeout_s", lambda: PATIENCE_S, raising=False)
+    await world.engine.destroy((await world.engine.create(CreateRequest())).id)
 
 
 async def test_a_hanging_clean_up_is_marked_and_finished_later(world, monkeypatch):

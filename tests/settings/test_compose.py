@@ -15,7 +15,7 @@ from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.optional_extras import install_command
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
-from sandkasten.ports import Closes, Discards, KeepsImages
+from sandkasten.ports import Closes, Discards, KeepsImages, StartsSlowly
 from tests.unisolated.backend import UnisolatedBackend
 
 pytestmark = pytest.mark.anyio
@@ -95,6 +95,10 @@ async def test_a_used_backend_is_closed_and_lists_its_images(tmp_path):
     real = Keeper()
     later = LazyImageBackend("x", tmp_path, lambda: real)
     assert isinstance(later, KeepsImages)
+    assert isinstance(later, StartsSlowly)
+    assert later.create_timeout_s() is None
+    real.create_timeout_s = lambda: 90.0  # type: ignore[attr-defined]
+    assert later.create_timeout_s() == 90.0
     assert await later.find_image(["a"]) == Image("a", kind="engine")
     with pytest.raises(SandboxLost):
         await later.attach(new_sandbox_id())

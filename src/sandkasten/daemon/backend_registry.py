@@ -29,6 +29,7 @@ from sandkasten.ports import (
     KeepsWorkspaces,
     RefusesNetworks,
     Remote,
+    StartsSlowly,
 )
 
 if TYPE_CHECKING:
@@ -102,8 +103,8 @@ class LazyBackend:
 
 
 class LazyImageBackend(LazyBackend):
-    """A lazy backend that is a `ports.KeepsImages`, `ports.KeepsWorkspaces`, `ports.Remote` and
-    `ports.RefusesNetworks`; the engine tests for these.
+    """A lazy backend that is a `ports.KeepsImages`, `ports.KeepsWorkspaces`, `ports.Remote`,
+    `ports.RefusesNetworks` and `ports.StartsSlowly`; the engine tests for these.
     """
 
     @property
@@ -150,6 +151,10 @@ class LazyImageBackend(LazyBackend):
     async def sees_files(self) -> bool:
         backend = self._backend
         return not isinstance(backend, Remote) or await backend.sees_files()
+
+    def create_timeout_s(self) -> float | None:
+        backend = self._backend
+        return backend.create_timeout_s() if isinstance(backend, StartsSlowly) else None
 
     async def network_refusal(self) -> UnsupportedByBackend | None:
         backend = self._backend

@@ -37,6 +37,7 @@ from sandkasten.ports.isolation import (
     RefusesNetworks,
     Remote,
     Resizes,
+    StartsSlowly,
     Workbench,
 )
 from sandkasten.ports.package_ports import Provisioner, Site, Sites
@@ -99,6 +100,7 @@ __all__ = [
     "RefusesNetworks",
     "Resizes",
     "Remote",
+    "StartsSlowly",
     "Runs",
     "Site",
     "Sites",

@@ -75,6 +75,15 @@ class Discards(Protocol):
 
 
 @runtime_checkable
+class StartsSlowly(Protocol):
+    """A backend whose platform may fetch an image, or wait for room, while it creates a cell."""
+
+    def create_timeout_s(self) -> float | None:
+        """Return after which time a create has failed; None: as on every other backend."""
+        ...
+
+
+@runtime_checkable
 class Closes(Protocol):
     """A backend, or a store, that keeps its own descriptors open."""
 

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.cell_spec import HostMount
 
 _UNDO_S: Final = 15.0
+# For everything of a create but the start of its Pods.
+_ANSWERS_S: Final = 60.0
 # How long a removal is watched. A node that does not answer removes its Pods when it is back.
 _REMOVED_S: Final = 20.0
 _GRACE_S: Final = 1
@@ -71,7 +73,8 @@ _NEEDED: Final = (
 
 
 class KubernetesBackend:
-    """Implements Backend, Discards, KeepsImages, Remote and RefusesNetworks.
+    """Implements Backend, Discards, KeepsImages, Remote, RefusesNetworks and
+    StartsSlowly.
 
     `read` returns the content of a YAML file.
     """
@@ -226,6 +229,10 @@ class KubernetesBackend:
             *await self._client.list("secrets", selector),
             *await self._sandboxes.list(selector),
         ]
+
+    def create_timeout_s(self) -> float:
+        """Implement `ports.StartsSlowly`: a trial Pod may have to be started first."""
+        return 2 * self._options.start_s + _ANSWERS_S
 
     async def sees_files(self) -> bool:
         """Implement `ports.Remote`."""

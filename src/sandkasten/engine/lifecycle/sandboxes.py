@@ -50,6 +50,7 @@ from sandkasten.ports import (
     Discards,
     EventSink,
     Sites,
+    StartsSlowly,
     Store,
     Tracing,
 )
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.sandbox_options import SandboxOptions
     from sandkasten.model.sandbox.sandbox_values import CreateRequest, Info
 
-# Creating takes milliseconds; a host that needs this long is overloaded.
+# Creating takes milliseconds; a host that needs this long is overloaded. See also `StartsSlowly`.
 CREATE_TIMEOUT_S = 30.0
 # Clean-up runs after its caller was cancelled, so it must end; the reaper does the rest.
 DESTROY_TIMEOUT_S = 20.0
@@ -290,13 +291,16 @@ class Sandboxes:
         return described(record, created=created, used=used, cwd=cwd, clock=self._clock)
 
     async def _start(self, record: Record, plan: SandboxPlan) -> Record:
+        limit_s = CREATE_TIMEOUT_S
+        if isinstance(plan.backend, StartsSlowly):
+            limit_s = plan.backend.create_timeout_s() or CREATE_TIMEOUT_S
         try:
-            async with asyncio.timeout(CREATE_TIMEOUT_S):
+            async with asyncio.timeout(limit_s):
                 cell = await plan.backend.create(record.id, plan.spec)
                 channel = await Channel.open(await cell.dial())
         except TimeoutError as exc:
             raise BackendUnavailable(
-                f"backend {plan.backend.name} did not make a sandbox in {CREATE_TIMEOUT_S:g} s",
+                f"backend {plan.backend.name} did not make a sandbox in {limit_s:g} s",
                 hint="the host may be overloaded; run doctor",
             ) from exc
         handle = Handle(
