@@ -31,6 +31,8 @@ class Plan:
     engine_file_rounds: int
     contained_rounds: int
     """Of file operations and commands by a daemon in a container; each takes milliseconds."""
+    pods: int
+    """Created at once on a cluster."""
     download_bytes: int
     """Of each download through a network; told as if it were 1 GB."""
     section_s: float
@@ -52,6 +54,7 @@ FULL = Plan(
     engine_rounds=5,
     engine_file_rounds=2,
     contained_rounds=60,
+    pods=100,
     download_bytes=500_000_000,
     section_s=10,
 )
@@ -70,6 +73,7 @@ QUICK = Plan(
     engine_rounds=3,
     engine_file_rounds=2,
     contained_rounds=40,
+    pods=20,
     download_bytes=300_000_000,
     section_s=6,
 )

@@ -22,7 +22,7 @@ from benchmarks.peers.contestants import (
 if TYPE_CHECKING:
     from benchmarks.samples import Measured
 
-# promise: P48, P72, P73
+# promise: P48, P72, P73, P102
 Unit = Literal["ms", "/s", "MiB"]
 OURS: Final = WARM
 
@@ -233,10 +233,47 @@ def _on_docker(mode: str) -> tuple[Row, ...]:
     return tuple(_promised("docker", operation, "docker", *rule) for operation, *rule in rules)
 
 
+def _on_kubernetes() -> tuple[Row, ...]:
+    """Return the rows of a sandbox that is a Pod, against bare Pods on the same two nodes."""
+    created = (
+        Goal(1.5, _BARE_POD, why_missed=_VOLUMES),
+        Goal(1.5, _POD_WITH_VOLUME, why_missed=_SECOND),
+    )
+    ran = (
+        Goal(5, why_missed=_BUSY_NODES),
+        _promise(1 / 15, "pods/exec"),
+    )
+    many = (Goal(1.5, _POD_WITH_VOLUME, why_missed=_TWO_CONTAINERS),)
+    rules = (
+        ("create on Kubernetes", created),
+        ("exec true on Kubernetes (shell)", ran),
+        ("exec true on Kubernetes (argv)", ran),
+        ("destroy on Kubernetes", (Goal(1.5, _POD_WITH_VOLUME, why_missed=_CLEARED),)),
+        ("create on Kubernetes, many at once", many),
+        ("the last of many on Kubernetes", many),
+    )
+    return tuple(Row(operation, "cluster", goals) for operation, goals in rules)
+
+
+_BUSY_NODES: Final = "the processors of this machine also run the cluster"
+_CLEARED: Final = (
+    "its processes end within 0.3 s; then the kubelet removes two containers and eight volumes, "
+    "instead of one each"
+)
+_TWO_CONTAINERS: Final = (
+    "two containers and a hook are started for each, and the processors are busy with that"
+)
 _UNMOUNT: Final = (
     "the Docker Engine takes most of the time, because our container has more mounts; after that, "
     "the file system of the workspace is unmounted (bind), or two volumes are removed (volume)"
 )
+_BARE_POD: Final = "bare Pod"
+_POD_WITH_VOLUME: Final = "bare Pod with a volume"
+_VOLUMES: Final = (
+    "a kubelet looks every 0.3 s whether volumes are mounted, and a bare Pod has none to wait for; "
+    "then a second container and a hook that copies the runner"
+)
+_SECOND: Final = "a second container and a hook that copies the runner are started"
 _GVISOR: Final = "gVisor takes 6 to 12 ms to start a process; `true` in a shell needs none"
 _AIOHTTP: Final = "aiohttp and the conversion of values take 0.5 ms of Python for each request"
 _HANDSHAKE: Final = (
@@ -262,6 +299,7 @@ ALONE: Final = (
     ),
     _promised("gvisor", "exec true on gVisor (shell)", "runsc", 1 / 3),
     *(row for mode in ("bind", "volume") for row in _on_docker(mode)),
+    *_on_kubernetes(),
     Row(
         *(CONNECT, "network"),
         (
@@ -298,7 +336,7 @@ ALONE: Final = (
     *(
         Row(
             *(operation, "interpreters"),
-            (Goal(bound, BARE, of="sandkasten", why_missed=_CLAIM),),
+            (Goal(bound, BARE, why_missed=_CLAIM),),
             lead="sandkasten",
         )
         for operation, bound in (

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from benchmarks import (
     agents,
+    cluster,
     code,
     comparison,
     contained,
@@ -42,7 +43,7 @@ from benchmarks import (
     rows,
     traces,
 )
-from benchmarks.peers import Peers, bwrap, rootfs
+from benchmarks.peers import Peers, bwrap, pods, rootfs
 from benchmarks.peers import docker as docker_peer
 from benchmarks.peers import runc as runc_peer
 from benchmarks.peers import runsc as runsc_peer
@@ -103,6 +104,8 @@ class Run:
             root = scratch / "rootfs"
             alone["docker"] = lambda into: ondocker.measure(into, docker, plan, root)
             alone["contained"] = lambda into: contained.measure(into, docker, plan)
+        if not pods.missing():
+            alone["cluster"] = lambda into: cluster.measure(into, plan, scratch)
         return {**compared, **alone}
 
     @contextlib.contextmanager
@@ -128,7 +131,7 @@ class Run:
 SECTIONS = (
     *comparison.SECTIONS,
     *("images", "idle", "output", "http", "network", "agents", "packages", "expressions", "code"),
-    *("interpreters", "traces", "gvisor", "docker", "contained"),
+    *("interpreters", "traces", "gvisor", "docker", "contained", "cluster"),
 )
 
 

@@ -96,6 +96,19 @@ capabilities, seccomp filter), and their first process is the runner.
   and the SDK calls it over HTTP. `sandkasten` has the volume of all sessions mounted; `sandkasten,
   volumes` reaches each session's own volume through the Docker Engine. The bound is on p95.
 
+## What the rows on Kubernetes mean
+
+`--only cluster` runs them, on the cluster of `make test-cluster`: two nodes on this machine, which
+share its processors. There is no warm pool: every sandbox is created on demand.
+
+- **create, destroy**: until the runner answers, and until the Pod is gone; against a Pod with one
+  container of the same image, closed in the same way, until it is ready. A `bare Pod` has no
+  volume. A `bare Pod with a volume` has one: the kubelet looks every 0.3 s whether volumes are
+  mounted, so every Pod to which something can be written waits that long.
+- **exec true**: a command in a live session; against `pods/exec`, the protocol of `kubectl exec`.
+- **many at once**: a hundred creates at the same time, each with the time that it took, and
+  **the last of many**: until all are there. The run fails if one is missing or all are on one node.
+
 ## What the rows of networks mean
 
 `--only network` runs them. One client measures itself in turns: on the host (`direct`), in a

@@ -165,6 +165,17 @@ def test_options_of_the_operator_place_the_pod():
     assert spec["hostUsers"] is False
 
 
+@pytest.mark.promise("P102")
+def test_pods_of_sandboxes_prefer_a_node_with_fewer_of_them():
+    pod = made()
+    (spread,) = pod["spec"]["topologySpreadConstraints"]
+    assert spread["topologyKey"] == "kubernetes.io/hostname"
+    # A cluster whose other nodes are full still takes it.
+    assert spread["whenUnsatisfiable"] == "ScheduleAnyway"
+    chosen = spread["labelSelector"]["matchLabels"]
+    assert chosen.items() <= pod["metadata"]["labels"].items()
+
+
 def test_a_pod_without_options_leaves_them_to_the_cluster():
     spec = made()["spec"]
     assert not {"runtimeClassName", "nodeSelector", "imagePullSecrets", "hostUsers"} & set(spec)

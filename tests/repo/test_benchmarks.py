@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks import (
     agents,
+    cluster,
     code,
     compare,
     comparison,
@@ -139,9 +140,11 @@ def test_every_row_without_contestants_is_measured_by_its_module():
             measured |= {ondocker.write(size, mode), ondocker.read(size, mode)}
     measured |= {network.CONNECT, network.DOWNLOAD, network.CREATE, rows.NETWORKED}
     measured |= {agents.TOOL, agents.MCP, agents.HTTP, agents.RUN, agents.STEP, packages.CREATE}
+    measured |= {cluster.CREATE, cluster.DESTROY, cluster.SHELL, cluster.ARGV}
+    measured |= {cluster.BURST, cluster.LAST}
     measured |= {code.WARM, code.FIRST, traces.EXEC, *contained.FILES}
     measured |= {expressions.operation(one) for one in expressions.KILOBYTES}
-    checked = {"docker", "network", "agents", "packages", "code", "traces", "contained"}
+    checked = {"cluster", "docker", "network", "agents", "packages", "code", "traces", "contained"}
     wanted = {row.operation for row in rows.ALONE if row.section in checked | {"expressions"}}
     assert wanted == measured
 

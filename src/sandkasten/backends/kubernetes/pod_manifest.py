@@ -124,7 +124,17 @@ def _placement(options: KubernetesOptions) -> dict[str, Any]:
         }
         for taint in _NODE_TAINTS
     ]
-    made: dict[str, Any] = {"tolerations": [*away, *(dict(one) for one in options.tolerations)]}
+    # Without this, small Pods may all be placed on one node. It is a preference.
+    spread = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": {pod_names.LABEL: pod_names.CELL}},
+    }
+    made: dict[str, Any] = {
+        "tolerations": [*away, *(dict(one) for one in options.tolerations)],
+        "topologySpreadConstraints": [spread],
+    }
     if options.node_selector:
         made["nodeSelector"] = dict(options.node_selector)
     if options.pull_secrets:
