@@ -3,7 +3,8 @@
 The daemons, PostgreSQL and the way to a sandbox (TLS, the runner's protocol) are real. The API
 server is the fake one of the tests, with the times of `api_rates.json`, which
 `benchmarks.scale.api_rates` measures on a real cluster. `--quick` takes 200 sessions and 3
-replicas. Writes `docs/benchmarks/scale/results.json`, and the page from it.
+replicas. Prints each cost as it is measured, and writes all of them to the file of `--json`;
+`docs/benchmarks/scale/README.md` is written by hand from several runs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from benchmarks.scale.replicas import Cost
 
 _SHARES: Final = 20
-_PAGE: Final = Path(__file__).parents[2] / "docs" / "benchmarks" / "scale"
 
 
 @dataclass(frozen=True, slots=True)
