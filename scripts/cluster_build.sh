@@ -3,7 +3,8 @@
 #   kubernetes-VERSION/  compiled from the Go module proxy; tests/cluster/kubernetes pins and hashes
 #   helm-VERSION/        for the tests of the chart; compiled likewise, see tests/cluster/helm
 #   agent-sandbox-VERSION/  its controller and manifests, likewise (tests/cluster/agent-sandbox)
-#   debian/              etcd, containerd, runc and network plugins: packages, unpacked
+#   kube-router-VERSION/ enforces NetworkPolicy; compiled likewise, see tests/cluster/kube-router
+#   debian/              etcd, containerd, runc, ipset and network plugins: packages, unpacked
 # Nothing outside of build/cluster changes. A module that the proxy refuses is named, and fails.
 # KEEP_GO_CACHE=1 keeps the sources and compiled packages (several GB), for work on this script.
 set -euo pipefail
@@ -18,9 +19,11 @@ helm=$place/helm-$helm_version/helm
 agent_modules=tests/cluster/agent-sandbox
 agent_version=$(sed -n 's|^require sigs.k8s.io/agent-sandbox ||p' $agent_modules/go.mod)
 agent_out=$place/agent-sandbox-$agent_version
+router_version=$(sed -n 's|^\s*github.com/cloudnativelabs/kube-router/v2 ||p' tests/cluster/kube-router/go.mod)
+router=$place/kube-router-$router_version/policy-controller
 # In the order in which a cluster can make use of them.
 servers=(kubelet kube-apiserver kube-scheduler kube-controller-manager)
-packages=(etcd-server containerd runc containernetworking-plugins)
+packages=(etcd-server containerd runc containernetworking-plugins ipset libipset13 libmnl0)
 mkdir -p "$place"
 exec 9>"$place/.lock"
 flock 9
@@ -131,7 +134,16 @@ compile_agent_sandbox() {
     echo "compiled $name in $((SECONDS - start)) s"
 }
 
-[ -e "$place/debian/versions" ] || unpack_packages
+compile_router() {
+    echo "compiling the policy controller of kube-router $router_version"
+    mkdir -p "${router%/*}"
+    (cd tests/cluster/kube-router && nice -n 19 go build -p "$(nproc)" -ldflags '-s -w' -o "$router.new" .) ||
+        fail "the policy controller does not compile"
+    mv "$router.new" "$router"
+}
+
+# A set of packages from before ipset was one of them is replaced.
+[ -x "$place/debian/usr/sbin/ipset" ] || unpack_packages
 for name in "${servers[@]}"; do
     if [ ! -x "$out/$name" ]; then
         prepare_go
@@ -146,5 +158,9 @@ fi
 if [ ! -x "$agent_out/agent-sandbox-controller" ]; then
     prepare_go
     compile_agent_sandbox
+fi
+if [ ! -x "$router" ]; then
+    prepare_go
+    compile_router
 fi
 [ "${KEEP_GO_CACHE:-}" = 1 ] || rm -rf "$place/go"

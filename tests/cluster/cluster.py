@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from tests import imagekit
 from tests.cluster import programs
 from tests.cluster.kube_api import ApiError, KubeApi, is_ready, wait_for
-from tests.cluster.node import PAUSE, Node
+from tests.cluster.node import PAUSE, SERVICES, Node
 from tests.engines import certificates
 from tests.engines.machine import Machine
 from tests.hostwatch import loopwatch
@@ -307,7 +307,7 @@ class Cluster:
             *("--service-account-issuer", "https://kubernetes.default.svc"),
             *("--service-account-signing-key-file", str(place / "server-key.pem")),
             *("--service-account-key-file", str(place / "server.pem")),
-            *("--service-cluster-ip-range", "10.96.0.0/24", "--allow-privileged=true"),
+            *("--service-cluster-ip-range", SERVICES, "--allow-privileged=true"),
             *("--kubelet-client-certificate", str(place / "cert.pem")),
             *("--kubelet-client-key", str(place / "key.pem"), "--profiling=false"),
             *("--kubelet-preferred-address-types", "InternalIP"),

@@ -130,12 +130,18 @@ class KubeApi:
 
     @loopwatch.of_the_test
     def run_in(
-        self, name: str, command: Sequence[str], stdin: bytes = b"", namespace: str = "default"
+        self,
+        name: str,
+        command: Sequence[str],
+        stdin: bytes = b"",
+        namespace: str = "default",
+        container: str = "",
     ) -> Executed:
         """Run a command in a Pod through the API server; raise ApiError where it did not run."""
         query = urlencode(
             [("command", word) for word in command]
             + [("stdin", "true"), ("stdout", "true"), ("stderr", "true")]
+            + ([("container", container)] if container else [])
         )
         path = f"/api/v1/namespaces/{namespace}/pods/{name}/exec?{query}"
         got: dict[int, bytes] = {_STDOUT: b"", _STDERR: b"", _STATUS: b""}

@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from tests.engines.machine import Machine
 
 PAUSE = "localhost/sandkasten/pause:1"
+SERVICES = "10.96.0.0/24"
 # Our system-call filter, as an operator puts it on the nodes.
 SECCOMP_PROFILE = "sandkasten.json"
 _CGROUPS = Path("/sys/fs/cgroup")
 _BRIDGE = "pods"
+_BRIDGED = "/proc/sys/net/bridge/bridge-nf-call-iptables"
 _NETWORK = """
 set -e
 node=$1 address=$2 subnet=$3 link=$4
@@ -86,6 +88,7 @@ class Node:
     certificates: Path
     _runtime: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _kubelet: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _policies: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
     def name(self) -> str:
@@ -153,6 +156,31 @@ class Node:
         """Start another program in the network of the node."""
         return self.machine.start(self._entering(words), self.folder / log)
 
+    def start_policy_controller(self, kubeconfig: Path) -> None:
+        """Start what enforces every NetworkPolicy for the Pods of this node."""
+        # Between Pods of one node too, whose packets only pass the bridge.
+        self.machine.run(*self._entering(["sh", "-c", f"echo 1 >{_BRIDGED}"]))
+        words = [str(programs.policy_controller()), str(kubeconfig), self.name, SERVICES]
+        self._policies = self.machine.start(
+            self._entering(words),
+            self.folder / "policy-controller.log",
+            PATH=f"{programs.ipset().parent}:{os.environ['PATH']}",
+            LD_LIBRARY_PATH=str(programs.libraries()),
+        )
+
+    @loopwatch.of_the_test
+    def kill_policy_controller(self) -> None:
+        """Simulate its crash: the rules for Pods that it has seen stay, new Pods get none."""
+        _kill(self._policies)
+        self._policies = None
+
+    @loopwatch.of_the_test
+    def stop_policy_controller(self) -> None:
+        """End it, and remove its rules."""
+        self.kill_policy_controller()
+        self.machine.run(*self._entering(["iptables", "--flush"]))
+        self.machine.run(*self._entering(["iptables", "--delete-chain"]))
+
     def _entering(self, words: list[str]) -> list[str]:
         return ["nsenter", f"--net=/run/netns/{self.name}", "--", *words]
 
@@ -188,7 +216,7 @@ class Node:
 
     def reap(self) -> None:
         """Wait for its programs, which were ended together with the machine."""
-        for process in (self._runtime, self._kubelet):
+        for process in (self._runtime, self._kubelet, self._policies):
             if process is not None:
                 process.wait()
 

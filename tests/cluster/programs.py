@@ -13,6 +13,8 @@ _VERSION = _MODULES.read_text().partition("k8s.io/kubernetes ")[2].split()[0]
 KUBERNETES = PLACE / f"kubernetes-{_VERSION}"
 _HELM_MODULES = Path(__file__).parent / "helm" / "go.mod"
 HELM = PLACE / f"helm-{_HELM_MODULES.read_text().partition('helm.sh/helm/v3 ')[2].split()[0]}"
+_ROUTER_MODULES = Path(__file__).parent / "kube-router" / "go.mod"
+_ROUTER = _ROUTER_MODULES.read_text().partition("kube-router/v2 ")[2].split()[0]
 DEBIAN = PLACE / "debian"
 CNI = DEBIAN / "usr" / "lib" / "cni"
 _AGENT_SANDBOX = (Path(__file__).parent / "agent-sandbox" / "go.mod").read_text()
@@ -58,6 +60,21 @@ def ctr() -> Path:
 def helm() -> Path:
     """Return Helm, without which only the tests of the chart are skipped."""
     return HELM / "helm"
+
+
+def policy_controller() -> Path:
+    """Return what enforces NetworkPolicy, without which only the tests of that are skipped."""
+    return PLACE / f"kube-router-{_ROUTER}" / "policy-controller"
+
+
+def ipset() -> Path:
+    """Return a program that the policy controller uses."""
+    return DEBIAN / "usr" / "sbin" / "ipset"
+
+
+def libraries() -> Path:
+    """Return the directory of the libraries of `ipset`."""
+    return next(DEBIAN.glob("usr/lib/*/libipset.so.*")).parent
 
 
 def runc() -> Path:
