@@ -34,13 +34,6 @@ def memory_mib(pid: int) -> float:
     return private / 1024
 
 
-def resident_mib(pid: int) -> float:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1024
-    return 0.0
-
-
 def family(pid: int) -> list[int]:
     """Return a process and its children, as PostgreSQL has one for each connection."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

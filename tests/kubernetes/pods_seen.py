@@ -69,7 +69,7 @@ def usage(groups: list[str]) -> Usage:
 
 
 def mount_deviations(mountinfo: str) -> list[str]:
-    """What a kubelet lets nobody say (nosuid of its volumes and of the root) is not asked."""
+    """Return what differs from the rules. `nosuid` is not checked: a Pod cannot ask for it."""
     found = []
     for line in seen.reachable(mountinfo):
         left, _, right = line.partition(" - ")
