@@ -41,16 +41,15 @@ def measure(samples: Samples, plan: Plan, scratch: Path) -> None:
     from tests.cluster.cluster import Cluster
     from tests.kubernetes import cluster_images
 
-    archives = scratch / "cluster-images"
-    cluster_images.write(archives)
     with Cluster() as cluster:
-        for archive in sorted(archives.iterdir()):
-            cluster.load(archive)
+        cluster_images.stock(cluster, "debian")
         flags = {
             "backend": "kubernetes",
             "default_image": cluster_images.reference("debian"),
             "backends.kubernetes.kubeconfig": str(cluster.kubeconfig),
-            "backends.kubernetes.runner_image": cluster_images.reference("programs"),
+            "backends.kubernetes.runner_image": cluster_images.reference(
+                cluster_images.PROGRAM_IMAGE
+            ),
             "backends.kubernetes.pull_policy": "Never",
             "backends.kubernetes.reach": "direct",
             # No controller of the test cluster enforces a NetworkPolicy.
