@@ -1,7 +1,7 @@
 """The cluster of a run of the suites, with their images: one for all workers, removed at the end.
 
-SANDKASTEN_TEST_KUBECONFIG names it for processes that this one starts. A run that has it from a
-person uses that cluster, and leaves it as it is.
+SANDKASTEN_TEST_KUBECONFIG names it for the workers. If this variable is set when a run begins, the
+run uses that cluster, and leaves it as it is.
 """
 
 from __future__ import annotations

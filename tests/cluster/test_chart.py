@@ -165,7 +165,7 @@ def test_names_and_settings_follow_the_values(helm: Callable[..., str]) -> None:
     assert found["ServiceAccount", "other"]["metadata"]["annotations"] == {"c": "d"}
 
 
-def test_helm_finds_nothing_to_say_about_the_chart(helm: Callable[..., str]) -> None:
+def test_the_chart_passes_helm_lint(helm: Callable[..., str]) -> None:
     assert "0 chart(s) failed" in helm("lint", "--strict", CHART)
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sandkasten.backends.kubernetes import pod_names
 from sandkasten.linux.confinement import capabilities, id_ranges, posture
 from sandkasten.model.ids import SandboxId, new_sandbox_id
 from sandkasten.wire.call import Data, OutputChunk
@@ -277,7 +278,9 @@ class Box:
     @property
     def runner(self) -> str:
         """Return the path of the runner inside."""
-        return "/run/sandkasten/bin/runner" if self.container else "/run/sandkasten/runner"
+        if self.kubernetes:
+            return pod_names.RUNNER_PATH
+        return "/run/sandkasten/bin/runner" if self.docker else "/run/sandkasten/runner"
 
     @property
     def identities(self) -> set[int] | None:

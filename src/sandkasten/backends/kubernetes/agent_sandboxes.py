@@ -55,7 +55,9 @@ class AgentSandboxes:
         return self._used
 
     async def chosen(self) -> bool:
-        """Do the same for a new sandbox: BackendUnavailable if it must be so and cannot."""
+        """Return the same for a new sandbox. Raise BackendUnavailable if the setting requires it
+        and it is not possible.
+        """
         if await self.used() or self._options.agent_sandbox != "require":
             return bool(self._used)
         # The operator may have installed it since.
@@ -69,7 +71,7 @@ class AgentSandboxes:
         return True
 
     async def requirement(self) -> Requirement:
-        """Return what `doctor` shows. ApiRefused if the cluster does not tell."""
+        """Return what `doctor` shows. Raise ApiRefused if the cluster refuses to answer."""
         return (await self._found())[1]
 
     async def list(self, selector: str) -> Sequence[Mapping[str, Any]]:
@@ -106,7 +108,7 @@ class AgentSandboxes:
     ) -> Mapping[str, Any]:
         """Wait until the controller has made the Pod, remove its gate, and return it.
 
-        ApiRefused says why the controller could not make it.
+        Raise ApiRefused with the reason if the controller could not make it.
         """
         told = ""
         following = object_watch.follow(self._client, KIND, sandbox)

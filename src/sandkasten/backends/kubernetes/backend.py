@@ -309,7 +309,7 @@ class KubernetesBackend:
         if with_sandbox:
             kind, body = agent_sandboxes.KIND, agent_sandboxes.sandbox(manifest, self._options)
         try:
-            first = await object_creation.first(self._client, sandbox_id, kind, body)
+            first = await object_creation.create_first(self._client, sandbox_id, kind, body)
         except asyncio.CancelledError:
             # It may have been made.
             with contextlib.suppress(SandkastenError, TimeoutError):
@@ -320,10 +320,10 @@ class KubernetesBackend:
             try:
                 if with_sandbox:
                     owned = agent_sandboxes.owned_by(first, secret)
-                    await object_creation.make(self._client, "secrets", owned)
+                    await object_creation.create_once(self._client, "secrets", owned)
                     pod = await self._sandboxes.released_pod(sandbox_id, first)
                 else:
-                    pod = await object_creation.make(self._client, "pods", manifest)
+                    pod = await object_creation.create_once(self._client, "pods", manifest)
             except ApiRefused as exc:
                 raise refusals.unmade(sandbox_id, exc) from exc
             pod = await self._started(sandbox_id, spec, pod)
@@ -360,7 +360,7 @@ class KubernetesBackend:
         try:
             return await self._sandboxes.chosen()
         except ApiRefused as exc:
-            raise refusals.translated(exc, "the cluster does not tell what it has") from exc
+            raise refusals.translated(exc, "agent-sandbox cannot be looked for") from exc
 
     async def _started(
         self, sandbox_id: SandboxId, spec: CellSpec, pod: Mapping[str, Any]

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 _ANSWER_S: Final = 15.0
 
 
-async def first(
+async def create_first(
     client: ClusterClient, sandbox_id: SandboxId, kind: str, body: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Make the first object of a sandbox: no other create can use its name from then on."""
+    """Create the first object of a sandbox. From then on, no other create can use its name."""
     try:
-        return await make(client, kind, body)
+        return await create_once(client, kind, body)
     except ApiRefused as exc:
         if exc.exists:
             raise Conflict(
@@ -33,7 +33,9 @@ async def first(
         raise refusals.unmade(sandbox_id, exc) from exc
 
 
-async def make(client: ClusterClient, kind: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+async def create_once(
+    client: ClusterClient, kind: str, body: Mapping[str, Any]
+) -> Mapping[str, Any]:
     """Create an object. If the answer is lost, ask once more: one that exists by then and has the
     mark of this attempt is ours.
     """

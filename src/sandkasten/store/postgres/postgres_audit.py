@@ -109,9 +109,9 @@ class PostgresAudit:
         self._copy_later(_COPY_AFTER_S)
 
     async def sync(self) -> AuditHead:
-        """Sync the files and copy their records. Return the newest record in the database when this
-        daemon last copied one, which is also kept in a file; while nothing is written, it asks
-        nothing.
+        """Sync the files and copy their records. Return the newest record that this daemon has
+        copied, or found at its start, and keep it in a file. Without new records, the database is
+        not asked.
         """
         await self._files.sync()
         await self._copy()
