@@ -72,11 +72,6 @@ async def _cost(
     await asyncio.sleep(0.1)
     after = await replicas.use()
     load = after.database - before.database
-    calls = {
-        name: after.calls[name] - before.calls[name]
-        for name in after.calls
-        if after.calls[name] != before.calls[name]
-    }
     return {
         "wall_s": round(took_s, 3),
         "replica_s": round(used_s, 3),
@@ -84,6 +79,6 @@ async def _cost(
         "cluster_s": round(after.cluster_s - before.cluster_s, 3),
         "statements": load.statements,
         "rows": load.all_rows,
-        "calls": calls,
+        "calls": after.calls_since(before),
         **({"trouble": trouble} if trouble else {}),
     }

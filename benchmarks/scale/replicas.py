@@ -48,6 +48,11 @@ class Use:
     cluster_s: float
     calls: Counter[str]
 
+    def calls_since(self, before: Use) -> dict[str, int]:
+        """Return the counts that have changed, and by how much."""
+        changes = {name: count - before.calls[name] for name, count in self.calls.items()}
+        return {name: change for name, change in changes.items() if change}
+
 
 @dataclass(frozen=True, slots=True)
 class Cost:
@@ -200,11 +205,6 @@ class Replicas:
         await doing
         after = await self.use()
         load = after.database - before.database
-        calls = {
-            name: after.calls[name] - before.calls[name]
-            for name in after.calls
-            if after.calls[name] != before.calls[name]
-        }
         return Cost(
             work,
             round(after.at - before.at, 2),
@@ -213,7 +213,7 @@ class Replicas:
             round(after.cluster_s - before.cluster_s, 2),
             load.statements,
             load.all_rows,
-            calls,
+            after.calls_since(before),
             {name: count for name, count in load.calls.most_common(10) if count},
         )
 
