@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import math
 import subprocess
 import time
 from collections import Counter
@@ -57,6 +58,10 @@ class Script:
     """Status, reason and message of the answer to a POST of a Pod."""
     lost_answers: int = 0
     """How many POSTs are done, and answered with a closed connection."""
+    quota: dict[str, int] = field(default_factory=dict)
+    """How many objects of a kind there may be; it is looked at before the name."""
+    cut_watches: int = 0
+    """How many watches are cut off as soon as they are open."""
     away: bool = False
     controller: bool = True
     """Whether the controller of agent-sandbox runs."""
@@ -175,6 +180,8 @@ class FakeCluster:
         if kind == "pods" and self.script.refusal is not None:
             return _status(*self.script.refusal)
         assert request.query["fieldValidation"] == "Strict"
+        if sum(its == kind for its, _ in self.objects) >= self.script.quota.get(kind, math.inf):
+            return _status(403, "Forbidden", f'{kind} "{name}" is forbidden: exceeded quota: boxes')
         if (kind, name) in self.objects:
             return _status(409, "AlreadyExists", f'{kind} "{name}" already exists')
         self.objects[kind, name] = body
@@ -269,6 +276,11 @@ class FakeCluster:
         try:
             answer = web.StreamResponse()
             await answer.prepare(request)
+            if self.script.cut_watches:
+                self.script.cut_watches -= 1
+                assert request.transport is not None
+                request.transport.abort()
+                return answer
             while True:
                 line = json.dumps(await events.get()).encode() + b"\n"
                 self.counts[f"watch {kind} bytes"] += len(line)

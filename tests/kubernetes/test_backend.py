@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.backends.kubernetes import pod_manifest, pod_names, selftest
+from sandkasten.backends.kubernetes import cell as cell_module
+from sandkasten.backends.kubernetes import object_watch, pod_manifest, pod_names, selftest
 from sandkasten.backends.kubernetes.api import cluster_client
 from sandkasten.backends.kubernetes.backend import KubernetesBackend
 from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
@@ -18,6 +20,7 @@ from sandkasten.errors import (
     Busy,
     Conflict,
     ImageNotFound,
+    PayloadTooLarge,
     QuotaExceeded,
     SandboxLost,
 )
@@ -120,6 +123,67 @@ async def test_a_create_whose_answer_is_lost_finds_what_it_made(
     assert len(cluster.objects) == 2
 
 
+@pytest.mark.promise("P100")
+async def test_a_create_whose_answer_is_lost_finds_the_last_object_of_a_quota(
+    backend: KubernetesBackend, cluster: FakeCluster
+):
+    cluster.script.lost_answers = 2
+    cluster.script.quota = {"secrets": 1, "pods": 1}
+    cell = await backend.create(new_sandbox_id(), SPEC)
+    await (await Channel.open(await cell.dial())).aclose()
+    with pytest.raises(QuotaExceeded):
+        await backend.create(new_sandbox_id(), SPEC)
+    assert len(cluster.objects) == 2
+
+
+async def test_a_watch_that_is_cut_off_goes_on_from_a_fresh_state(
+    backend: KubernetesBackend, cluster: FakeCluster
+):
+    cluster.script.status = {"phase": "Pending"}
+    sandbox_id = new_sandbox_id()
+    body = pod_manifest.pod(sandbox_id, SPEC, KubernetesOptions(), await backend._whose(), "a")
+    pod = await backend._client.create("pods", body)
+    cluster.script.cut_watches = 3
+    async with asyncio.timeout(PATIENCE_S):
+        following = object_watch.follow(backend._client, "pods", pod)
+        async with contextlib.aclosing(following):
+            assert (await anext(following))[0] == "FOUND"
+            assert (await anext(following))[0] == "MODIFIED"
+            cluster.show(pod_names.pod_name(sandbox_id), phase="Running")
+            async for _, pod in following:
+                if pod["status"]["phase"] == "Running":
+                    break
+
+
+async def test_a_watch_that_says_nothing_more_goes_on_from_a_fresh_state(
+    backend: KubernetesBackend, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(cluster_client, "_SILENT_S", 0.1)
+    cluster.script.status = {"phase": "Pending"}
+    body = pod_manifest.pod(new_sandbox_id(), SPEC, KubernetesOptions(), "o", "a")
+    pod = await backend._client.create("pods", body)
+    async with asyncio.timeout(PATIENCE_S):
+        async with contextlib.aclosing(object_watch.follow(backend._client, "pods", pod)) as seen:
+            assert (await anext(seen))[0] == "FOUND"
+            # The connection is open, and its other end is gone.
+            assert (await anext(seen))[0] == "MODIFIED"
+
+
+async def test_a_pod_that_is_reached_in_no_way_is_busy(
+    opened: Callable[..., KubernetesBackend],
+    cluster: FakeCluster,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(cell_module, "_DIRECT_S", 0.1)
+    monkeypatch.setattr(cell_module, "_START_S", 0.1)
+    both = [{"name": one, "state": {"running": {}}} for one in ("gate", "sandbox")]
+    cluster.script.status = {"phase": "Running", "podIP": "127.0.0.1", "containerStatuses": both}
+    # Nothing listens at the port, and this API server refuses streams.
+    with pytest.raises(Busy, match="does not answer"):
+        await opened(reach="auto").create(new_sandbox_id(), SPEC)
+    assert cluster.objects == {}
+
+
 async def test_the_list_of_our_objects_is_metadata_only_and_read_in_pages(
     backend: KubernetesBackend, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ):
@@ -148,6 +212,15 @@ async def test_a_full_quota_is_named_and_leaves_nothing(
 ):
     cluster.script.refusal = (403, "Forbidden", 'pods "x" is forbidden: exceeded quota: boxes')
     with pytest.raises(QuotaExceeded):
+        await backend.create(new_sandbox_id(), SPEC)
+    assert cluster.objects == {}
+
+
+async def test_an_environment_that_the_cluster_cannot_store_is_the_callers_matter(
+    backend: KubernetesBackend, cluster: FakeCluster
+):
+    cluster.script.refusal = (500, "", "etcdserver: request is too large")
+    with pytest.raises(PayloadTooLarge, match="too large"):
         await backend.create(new_sandbox_id(), SPEC)
     assert cluster.objects == {}
 

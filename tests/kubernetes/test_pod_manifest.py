@@ -136,6 +136,11 @@ def test_values_of_variables_reach_the_command_as_they_are():
     assert told["PRICE"] == "$$(HOME) $$5"
 
 
+def test_a_host_name_has_the_form_that_kubernetes_takes():
+    pod = pod_manifest.pod(ID, replace(SPEC, hostname="MyBox"), OPTIONS, "owner", "attempt")
+    assert pod["spec"]["hostname"] == "mybox"
+
+
 def test_the_path_of_the_image_stays_unless_it_is_known():
     names = {one["name"] for one in pod_manifest.environment(SPEC)}
     assert "PATH" not in names
@@ -204,6 +209,7 @@ def test_the_gate_copies_the_runner_before_the_sandbox_is_started():
         ({"image": Image("debian", "layers", id="sha256:00")}, "store"),
         ({"image": Image("host")}, "store"),
         ({"network": NetworkPolicy(full=True)}, "network"),
+        ({"env": {"RAW": "a\udc80b"}}, "RAW"),
     ],
 )
 def test_what_a_pod_cannot_have_is_refused_by_name(change, about):

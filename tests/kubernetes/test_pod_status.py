@@ -16,6 +16,7 @@ from sandkasten.errors import (
     InvalidImage,
     InvalidRequest,
     IsolationRefused,
+    PayloadTooLarge,
     PolicyDenied,
     QuotaExceeded,
     RegistryUnavailable,
@@ -185,6 +186,7 @@ def test_messages_of_a_cluster_are_bounded_and_printable():
         (ApiRefused(403, "Forbidden", "User cannot create resource"), BackendUnavailable),
         (ApiRefused(409, "AlreadyExists", "exists"), Conflict),
         (ApiRefused(422, "Invalid", "spec.containers[1].image"), InvalidRequest),
+        (ApiRefused(413, "RequestEntityTooLarge", "limit is 3145728"), PayloadTooLarge),
         (ApiRefused(404, "NotFound", 'namespaces "x" not found'), BackendUnavailable),
     ],
 )

@@ -60,3 +60,24 @@ def test_an_address_that_can_be_reached_is_named():
 def test_a_test_that_did_not_happen_is_not_passed(text):
     with pytest.raises(BackendUnavailable):
         selftest.open_addresses(text)
+
+
+class _CutStream:
+    """A stream of an API server that goes away."""
+
+    id = "trial_0123456789abcdef"
+
+    async def stream(self, *_: object) -> _CutStream:
+        return self
+
+    async def receive(self, max_bytes: int) -> bytes:
+        raise ConnectionResetError("cut off")
+
+    async def aclose(self) -> None:
+        pass
+
+
+async def test_a_test_of_the_network_that_is_cut_off_is_named():
+    cut: Any = _CutStream()
+    with pytest.raises(BackendUnavailable, match="cut off"):
+        await selftest.examine_network(cut, cut, "egress", ["192.0.2.1:443"])

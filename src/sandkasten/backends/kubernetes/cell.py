@@ -92,11 +92,12 @@ class KubernetesCell:
     async def greet(self) -> None:
         """Wait until the runner has answered; that connection serves the next `dial`."""
         deadline = asyncio.get_running_loop().time() + _START_S
-        if self._ways.direct is None:
-            await self._find_way()
         while self._first is None:
             try:
-                self._first = await self._spoken(_START_S)
+                if self._ways.direct is None:
+                    await self._find_way()
+                else:
+                    self._first = await self._spoken(_START_S)
             except OSError as exc:
                 await self.check_alive()
                 if asyncio.get_running_loop().time() > deadline:

@@ -58,9 +58,13 @@ async def _asked_twice(
     try:
         return await client.create(kind, body)
     except ApiRefused as exc:
-        if not exc.exists:
+        # A quota is looked at before the name: the first try may have used the last of it.
+        if not exc.exists and not exc.over_quota:
             raise
-        found = await client.get(kind, body["metadata"]["name"])
+        try:
+            found = await client.get(kind, body["metadata"]["name"])
+        except ApiRefused:
+            raise exc from None
         if _attempt(found) != _attempt(body):
             raise
         return found

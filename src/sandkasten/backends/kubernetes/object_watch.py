@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.backends.kubernetes import refusals
 from sandkasten.backends.kubernetes.api.cluster_client import ApiRefused
+from sandkasten.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
     from sandkasten.backends.kubernetes.api.cluster_client import ClusterClient
 
+# A server, or something before it, may cut every watch off at once.
+_PAUSE_S: Final = 0.2
+
 
 async def follow(
     client: ClusterClient, kind: str, found: Mapping[str, Any]
 ) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
     """Yield (what happened, the object) without end: first as it was found, and again from a fresh
-    state when a watch breaks off.
+    state when a watch breaks off. BackendUnavailable if that cannot be had.
     """
     name = str(found["metadata"]["name"])
     # One that was found and not made may be as its reader wants it already.
@@ -33,6 +38,8 @@ async def follow(
         except ApiRefused as exc:
             if not exc.too_old:
                 raise refusals.translated(exc, f"{kind} cannot be watched") from exc
+        except BackendUnavailable:
+            await asyncio.sleep(_PAUSE_S)
         try:
             what, found = "MODIFIED", await client.get(kind, name)
         except ApiRefused as exc:

@@ -78,7 +78,8 @@ def pod(
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "shareProcessNamespace": False,
-            "hostname": spec.hostname,
+            # Kubernetes takes lower case only; the case of a host name has no meaning.
+            "hostname": spec.hostname.lower(),
             "dnsPolicy": "None",
             "dnsConfig": {"nameservers": [_NO_RESOLVER]},
             "terminationGracePeriodSeconds": _GRACE_S,

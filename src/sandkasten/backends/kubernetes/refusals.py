@@ -8,6 +8,7 @@ from sandkasten.errors import (
     BackendUnavailable,
     Conflict,
     InvalidRequest,
+    PayloadTooLarge,
     PolicyDenied,
     QuotaExceeded,
     SandkastenError,
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from sandkasten.model.images.resolved_image import Image
     from sandkasten.model.sandbox.cell_spec import CellSpec
 
-_FORBIDDEN, _NOT_FOUND, _INVALID = 403, 404, 422
+_FORBIDDEN, _NOT_FOUND, _TOO_LARGE, _INVALID = 403, 404, 413, 422
 
 
 def check(spec: CellSpec, options: KubernetesOptions) -> None:
@@ -60,6 +61,16 @@ def check(spec: CellSpec, options: KubernetesOptions) -> None:
             hint="use the docker or the oci backend",
             field="gpus",
         )
+    for name, value in spec.env.items():
+        try:
+            value.encode()
+        except UnicodeEncodeError as exc:
+            raise UnsupportedByBackend(
+                f"backend kubernetes does not support bytes that are not UTF-8, as in variable "
+                f"{name}: the cluster would change them",
+                hint="set the variable for each command, or write the bytes to a file",
+                field="env",
+            ) from exc
 
 
 def store_image(image: Image) -> UnsupportedByBackend:
@@ -90,6 +101,10 @@ def unmade(sandbox_id: SandboxId, exc: ApiRefused) -> SandkastenError:
     if exc.status == _FORBIDDEN and "violates PodSecurity" in exc.message:
         return PolicyDenied(
             what, hint="the namespace must allow the level restricted of Pod Security"
+        )
+    if exc.status == _TOO_LARGE:
+        return PayloadTooLarge(
+            what, hint="give fewer or shorter variables in env; write larger data to a file"
         )
     if exc.status == _INVALID:
         return InvalidRequest(what, hint="check the image's name and backends.kubernetes")

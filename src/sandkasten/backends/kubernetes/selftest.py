@@ -51,15 +51,22 @@ async def examine_network(
 ) -> None:
     """Raise IsolationRefused if the Pod can reach one of the addresses."""
     command = (program, "--reach", *addresses)
-    async with asyncio.timeout(_DEADLINE_S):
-        name = pod_names.pod_name(cell.id)
-        stream = await client.stream(name, pod_names.GATE_CONTAINER, command)
-        text = b""
-        try:
-            while (part := await stream.receive(_MOST_BYTES)) and len(text) < _MOST_BYTES:
-                text += part
-        finally:
-            await stream.aclose()
+    try:
+        async with asyncio.timeout(_DEADLINE_S):
+            name = pod_names.pod_name(cell.id)
+            stream = await client.stream(name, pod_names.GATE_CONTAINER, command)
+            text = b""
+            try:
+                while (part := await stream.receive(_MOST_BYTES)) and len(text) < _MOST_BYTES:
+                    text += part
+            finally:
+                await stream.aclose()
+    except OSError as exc:
+        # Also TimeoutError.
+        raise BackendUnavailable(
+            f"the network of a new sandbox cannot be tested: {exc or 'no answer in time'}",
+            hint="try again; the API server must allow pods/exec",
+        ) from exc
     found = open_addresses(text.decode(errors="replace"))
     if not found:
         return

@@ -37,9 +37,12 @@ _METADATA_ONLY: Final = (
 )
 _SAID_CHARS: Final = 300
 _SERVER_FAILS: Final = 500
-_UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _CONFLICT, _GONE, _MANY = 401, 403, 404, 409, 410, 429
+_UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _CONFLICT, _GONE = 401, 403, 404, 409, 410
+_TOO_LARGE, _MANY = 413, 429
 _PROTOCOLS: Final = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 _WATCH_S: Final = 60
+# The server ends a watch by itself. One that does not is of a server that is gone without a word.
+_SILENT_S: Final = _WATCH_S + 15.0
 _CONNECTIONS: Final = 100
 _MERGE_PATCH: Final = "application/merge-patch+json"
 # Kinds that are not of the core group: group and version.
@@ -198,9 +201,12 @@ class ClusterClient:
             "timeoutSeconds": str(_WATCH_S),
         }
         url = access.server + await self._path(kind)
+        silent = aiohttp.ClientTimeout(total=None, sock_read=_SILENT_S)
         try:
             async with asyncio.timeout(self._timeout_s):
-                answer = await opened.lasting.get(url, params=query, headers=await access.headers())
+                answer = await opened.lasting.get(
+                    url, params=query, headers=await access.headers(), timeout=silent
+                )
             async with answer:
                 if answer.status >= 400:
                     raise _refused(answer.status, await _bounded(answer), access.server)
@@ -372,6 +378,9 @@ def _told(status: int, told: Mapping[str, Any], server: str = "") -> Exception:
             hint="renew the token or the certificate in the kubeconfig",
             backend="kubernetes",
         )
+    if status >= _SERVER_FAILS and "request is too large" in message:
+        # The database of the cluster takes less than the server does.
+        return ApiRefused(_TOO_LARGE, "RequestEntityTooLarge", message)
     if status >= _SERVER_FAILS or status == _MANY:
         return BackendUnavailable(
             f"the API server {server} fails: {message}",
