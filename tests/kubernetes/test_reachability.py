@@ -17,7 +17,8 @@ ip link set lo up
 echo 1 >/proc/sys/net/ipv4/ip_forward
 unshare --net sleep 600 &
 host=$!
-until ip link add router0 type veth peer name host0 netns $host 2>/dev/null; do :; done
+until [ "$(readlink /proc/$host/ns/net)" != "$(readlink /proc/$$/ns/net)" ]; do :; done
+ip link add router0 type veth peer name host0 netns $host
 ip addr add 10.99.1.1/24 dev router0
 ip link set router0 up
 nsenter -t $host -n sh -ec '
