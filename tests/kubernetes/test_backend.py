@@ -176,7 +176,7 @@ async def test_a_pod_that_is_reached_in_no_way_is_busy(
 ):
     monkeypatch.setattr(cell_module, "_DIRECT_S", 0.1)
     monkeypatch.setattr(cell_module, "_START_S", 0.1)
-    both = [{"name": one, "state": {"running": {}}} for one in ("gate", "sandbox")]
+    both: list[Any] = [{"name": one, "state": {"running": {}}} for one in ("gate", "sandbox")]
     cluster.script.status = {"phase": "Running", "podIP": "127.0.0.1", "containerStatuses": both}
     # Nothing listens at the port, and this API server refuses streams.
     with pytest.raises(Busy, match="does not answer"):
