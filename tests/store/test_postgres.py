@@ -17,6 +17,7 @@ from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.daemon.shared_store import shared_store
+from sandkasten.disk.cleanup import finish
 from sandkasten.disk.process_identity import ProcessIdentity, boot_id
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.owner import owner_gone
@@ -148,6 +149,30 @@ async def test_a_holder_is_interrupted_when_its_lock_is_lost(open_postgres):
     for database in (other, one):
         async with database.locks.hold("x", PATIENCE_S):
             pass
+
+
+async def test_a_holder_that_cleans_up_is_interrupted_once(open_postgres):
+    one, other = await open_postgres(), await open_postgres()
+    held, interrupted, lost_again = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def hold() -> None:
+        async with one.locks.hold("x", 0):
+            held.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                interrupted.set()
+                await finish(lost_again.wait())
+
+    holding = asyncio.create_task(hold())
+    for event, losses in ((held, 1), (interrupted, 2)):
+        await event.wait()
+        pid = await one.in_session("SELECT pg_backend_pid()")
+        await other.execute("SELECT pg_terminate_backend($1)", pid)
+        await until(lambda losses=losses: one.locks.losses == losses)
+    lost_again.set()
+    with pytest.raises(BackendUnavailable, match="held a lock"):
+        await holding
 
 
 async def test_cancelled_waiter_does_not_keep_the_lock(open_postgres):

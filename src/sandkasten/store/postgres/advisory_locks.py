@@ -118,7 +118,12 @@ class AdvisoryHolder(AbstractAsyncContextManager[None]):
             ) from error
 
     def interrupt(self) -> None:
-        """Cancel the task that holds the lock: another process may have it now."""
+        """Cancel the task that holds the lock: another process may have it now.
+
+        Once: while the task cleans up, the next connection may be lost as well.
+        """
+        if self.is_lost:
+            return
         self.is_lost = True
         if self._task is not None:
             self._task.cancel()
