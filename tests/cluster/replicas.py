@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _KEY = "sk-0123456789abcdef"
 OPERATOR = {"Authorization": f"Bearer {_KEY}"}
+# A replica counts as dead after 30 s, and the others sweep every 60 s.
+_SWEPT_S = 180.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,15 @@ async def replicas(
         yield found
         for one in await found.ask(daemons[0], "GET", "/v1/sessions?limit=1000"):
             await found.ask(daemons[0], "DELETE", f"/v1/sessions/{one['id']}")
+
+
+async def wait_until_empty(pair: Replicas) -> None:
+    """Wait until the replicas have removed what a killed one was making: Secrets and Pods."""
+    async with asyncio.timeout(_SWEPT_S):
+        while True:
+            if not await asyncio.to_thread(_objects, pair.cluster, pair.installation):
+                return
+            await asyncio.sleep(0.5)
 
 
 async def _new_database(server: PostgresServer, name: str) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.replicas import Replicas, replicas
+from tests.cluster.replicas import Replicas, replicas, wait_until_empty
 from tests.daemon.process import DaemonProcess, ask
 from tests.daemon.storm import Kept, Storm
 from tests.patience import PATIENCE_S
@@ -121,6 +121,7 @@ async def test_nothing_acknowledged_is_lost_in_a_storm_of_kills(
                 await pair.ask(pair.daemons[1], "DELETE", f"/v1/sessions/{one['id']}")
         for one in kept:
             await pair.ask(pair.daemons[1], "DELETE", f"/v1/sessions/{one.id}")
+        await wait_until_empty(pair)
         with capsys.disabled():
             sys.stdout.write(
                 f"{len(storm.report.created)} sessions created, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -123,4 +124,8 @@ async def ask(
     if body is not None:
         more["json"] = body
     async with http.request(method, url, **more) as reply:
-        return reply.status, await reply.json(content_type=None)
+        text = await reply.text()
+        try:
+            return reply.status, json.loads(text) if text else None
+        except ValueError:
+            raise AssertionError(f"{method} {url}: {reply.status} {text[:500]}") from None
