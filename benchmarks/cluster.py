@@ -1,7 +1,7 @@
 """Sandboxes that are Pods, held against bare Pods on the same test cluster of two nodes.
 
-One after another in turns, and many at once. Every sandbox is created on demand: there is no warm
-pool. `pods/exec` is the protocol of `kubectl exec`.
+One after another in turns, and many at once. The warm pool is off: every sandbox is created on
+demand. `pods/exec` is the protocol of `kubectl exec`.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ capabilities, seccomp filter), and their first process is the runner.
 ## What the rows on Kubernetes mean
 
 `--only cluster` runs them, on the cluster of `make test-cluster`: two nodes on this machine, which
-share its processors. There is no warm pool: every sandbox is created on demand.
+share its processors. The warm pool is off: every sandbox is created on demand.
 
 - **create, destroy**: until the runner answers, and until the Pod is gone; against a Pod with one
   container of the same image, closed in the same way, until it is ready. A `bare Pod` has no

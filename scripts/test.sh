@@ -174,7 +174,7 @@ case ${1:-all} in
         ;;
     cluster)
         rm -f build/cluster-platforms.json
-        phase cluster env SANDKASTEN_LONG=1 .venv/bin/python -m pytest --durations=15 \
+        phase cluster env SANDKASTEN_LONG=1 SANDKASTEN_TEST_CLUSTER=1 .venv/bin/python -m pytest --durations=15 \
             --durations-min=1 --hostwatch tests/cluster
         phase suites python -n "${WORKERS:-4}" --hostwatch --platform=cluster \
             --outcome=build/cluster-platforms.json tests/conformance tests/security

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    if why := programs.missing():
-        pytest.skip(why)
+    programs.require()
     with Cluster() as made:
         yield made
 

@@ -6,6 +6,8 @@ import os
 import shutil
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 PLACE = REPOSITORY / "build" / "cluster"
 _MODULES = Path(__file__).parent / "kubernetes" / "go.mod"
@@ -18,6 +20,8 @@ _ROUTER = _ROUTER_MODULES.read_text().partition("kube-router/v2 ")[2].split()[0]
 DEBIAN = PLACE / "debian"
 CNI = DEBIAN / "usr" / "lib" / "cni"
 _AGENT_SANDBOX = (Path(__file__).parent / "agent-sandbox" / "go.mod").read_text()
+_REQUIRED = "SANDKASTEN_TEST_CLUSTER"
+"""Set to 1 by `make test-cluster`, where a program that is not there is a failure."""
 _SERVERS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
 
 
@@ -30,9 +34,16 @@ def missing() -> str:
     if lacking:
         return f"not installed: {', '.join(lacking)}"
     built = [KUBERNETES / name for name in _SERVERS]
-    built += [etcd(), containerd(), ctr(), runc(), CNI / "bridge"]
+    built += [etcd(), containerd(), ctr(), runc(), CNI / "bridge", helm(), policy_controller()]
+    built += [agent_sandbox(), ipset()]
     lacking = [path.name for path in built if not path.exists()]
     return f"not built: {', '.join(lacking)} (scripts/cluster_build.sh)" if lacking else ""
+
+
+def require() -> None:
+    """Skip the test if no cluster can be started here; fail it in `make test-cluster`."""
+    if why := missing():
+        (pytest.fail if os.environ.get(_REQUIRED) == "1" else pytest.skip)(why)
 
 
 def server(name: str) -> str:
@@ -58,12 +69,11 @@ def ctr() -> Path:
 
 
 def helm() -> Path:
-    """Return Helm, without which only the tests of the chart are skipped."""
     return HELM / "helm"
 
 
 def policy_controller() -> Path:
-    """Return what enforces NetworkPolicy, without which only the tests of that are skipped."""
+    """Return what enforces NetworkPolicy."""
     return PLACE / f"kube-router-{_ROUTER}" / "policy-controller"
 
 

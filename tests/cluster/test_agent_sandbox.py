@@ -21,7 +21,6 @@ from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.wire.call import OutputChunk
 from sandkasten.wire.channel import Channel
-from tests.cluster import programs
 from tests.cluster.agent_sandbox import AgentSandbox
 from tests.cluster.cluster import BUSYBOX
 from tests.cluster.kube_api import ApiError, wait_for
@@ -46,8 +45,6 @@ SPEC = CellSpec(image=Image(BUSYBOX, "engine"))
 
 @pytest.fixture(scope="module")
 def installed(cluster: Cluster) -> Iterator[AgentSandbox]:
-    if not programs.agent_sandbox().exists():
-        pytest.skip("not built: agent-sandbox (scripts/cluster_build.sh)")
     cluster_images.stock(cluster)
     with AgentSandbox(cluster) as made:
         yield made

@@ -49,8 +49,6 @@ _OF_HELM = {
 @pytest.fixture
 def helm(tmp_path: Path) -> Callable[..., str]:
     """Run Helm and return its output, or what it says when it fails."""
-    if not programs.helm().exists():
-        pytest.skip("Helm is not built (scripts/cluster_build.sh)")
     environment = {
         **os.environ,
         **{f"HELM_{name}_HOME": str(tmp_path / name) for name in ("CACHE", "CONFIG", "DATA")},

@@ -187,8 +187,7 @@ def test_a_user_without_rights_is_refused(cluster, tmp_path):
 
 
 def test_a_cluster_leaves_nothing():
-    if why := programs.missing():
-        pytest.skip(why)
+    programs.require()
     before = _found(_DEFAULTS)
     with Cluster() as made:
         name = _name()

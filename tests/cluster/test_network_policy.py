@@ -11,7 +11,7 @@ import pytest
 from sandkasten.backends.kubernetes import pod_names
 from sandkasten.errors import IsolationRefused
 from sandkasten.model.ids import new_sandbox_id
-from tests.cluster import programs, sandbox_backend, sandbox_policy
+from tests.cluster import sandbox_backend, sandbox_policy
 from tests.cluster.cluster import BUSYBOX, PORT, Cluster
 from tests.cluster.kube_api import KubeApi, wait_for
 from tests.cluster.sandbox_backend import SPEC, output
@@ -43,8 +43,6 @@ def _addresses(*found: tuple[str, int]) -> list[str]:
 @pytest.fixture(scope="module")
 def enforced(cluster: Cluster) -> Iterator[None]:
     """Enforce every NetworkPolicy, and have the one of the guide."""
-    if not programs.policy_controller().exists():
-        pytest.skip("not built: policy-controller (scripts/cluster_build.sh)")
     cluster_images.stock(cluster, "busybox")
     for node in cluster.nodes:
         node.start_policy_controller(cluster.kubeconfig)

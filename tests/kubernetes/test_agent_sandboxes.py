@@ -5,16 +5,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
 
 from sandkasten.backends.kubernetes import agent_sandboxes, pod_manifest, pod_names
-from sandkasten.backends.kubernetes.backend import KubernetesBackend
 from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
-from sandkasten.daemon.backend_registry import read_kubeconfig
 from sandkasten.errors import (
     BackendUnavailable,
     Conflict,
@@ -27,11 +24,12 @@ from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.wire.channel import Channel
 from tests.kubernetes.fake_cluster import TOKEN, FakeCluster
-from tests.loopback_port import free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
+
+    from sandkasten.backends.kubernetes.backend import KubernetesBackend
 
 SPEC = CellSpec(image=Image("example.org/python:3.11", "engine"))
 ID = SandboxId("sbx_0123456789abcdef")
@@ -41,31 +39,6 @@ ID = SandboxId("sbx_0123456789abcdef")
 async def cluster(tmp_path: Path) -> AsyncIterator[FakeCluster]:
     async with FakeCluster(tmp_path, agent_sandbox=True) as made:
         yield made
-
-
-@pytest.fixture
-async def opened(
-    cluster: FakeCluster, tmp_path: Path
-) -> AsyncIterator[Callable[..., KubernetesBackend]]:
-    made: list[KubernetesBackend] = []
-    options = KubernetesOptions(
-        kubeconfig=str(cluster.kubeconfig()), runner_image="r", port=free_port(), reach="direct"
-    )
-
-    def open_backend(**changes: Any) -> KubernetesBackend:
-        made.append(KubernetesBackend(tmp_path, replace(options, **changes), read_kubeconfig))
-        # These Pods are processes of this machine, which no self-test lets pass.
-        made[-1]._tried = True
-        return made[-1]
-
-    yield open_backend
-    for one in made:
-        await one.aclose()
-
-
-@pytest.fixture
-def backend(opened: Callable[..., KubernetesBackend]) -> KubernetesBackend:
-    return opened()
 
 
 def kinds(cluster: FakeCluster) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,9 +12,7 @@ import pytest
 from sandkasten.backends.kubernetes import cell as cell_module
 from sandkasten.backends.kubernetes import object_watch, pod_manifest, pod_names, selftest
 from sandkasten.backends.kubernetes.api import cluster_client
-from sandkasten.backends.kubernetes.backend import KubernetesBackend
 from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
-from sandkasten.daemon.backend_registry import read_kubeconfig
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
@@ -29,12 +27,13 @@ from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.wire.channel import Channel
 from tests.kubernetes.fake_cluster import FakeCluster
-from tests.loopback_port import free_port
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
+
+    from sandkasten.backends.kubernetes.backend import KubernetesBackend
 
 # More than requests have connections.
 MANY = 130
@@ -45,31 +44,6 @@ SPEC = CellSpec(image=Image("example.org/python:3.11", "engine"))
 async def cluster(tmp_path: Path) -> AsyncIterator[FakeCluster]:
     async with FakeCluster(tmp_path) as made:
         yield made
-
-
-@pytest.fixture
-async def opened(
-    cluster: FakeCluster, tmp_path: Path
-) -> AsyncIterator[Callable[..., KubernetesBackend]]:
-    made: list[KubernetesBackend] = []
-    options = KubernetesOptions(
-        kubeconfig=str(cluster.kubeconfig()), runner_image="r", port=free_port(), reach="direct"
-    )
-
-    def open_backend(**changes: Any) -> KubernetesBackend:
-        made.append(KubernetesBackend(tmp_path, replace(options, **changes), read_kubeconfig))
-        # These Pods are processes of this machine, which no self-test lets pass.
-        made[-1]._tried = True
-        return made[-1]
-
-    yield open_backend
-    for one in made:
-        await one.aclose()
-
-
-@pytest.fixture
-def backend(opened: Callable[..., KubernetesBackend]) -> KubernetesBackend:
-    return opened()
 
 
 async def test_probe_names_what_it_needs(opened: Callable[..., KubernetesBackend]):

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sandkasten.disk.cleanup import finish
 from sandkasten.errors import QuotaExceeded
 from sandkasten.images.packages.package_rules import PackageRules
 from sandkasten.images.packages.package_shelf import GRACE_S, Shelf, settle
-from sandkasten.images.thread_work import calling_off, to_the_end
+from sandkasten.images.thread_work import to_the_end
 from tests.packages.processes import fetchers
 from tests.packages.wheels import serving, wheel
 from tests.patience import PATIENCE_S
@@ -147,7 +148,7 @@ async def test_a_cancelled_caller_waits_for_its_thread_and_can_hurry_it():
         go_on.wait(PATIENCE_S)
         done.set()
 
-    waiting = asyncio.ensure_future(calling_off(go_on.set, asyncio.to_thread(work)))
+    waiting = asyncio.ensure_future(finish(asyncio.to_thread(work), hurry=go_on.set))
     assert await asyncio.to_thread(begun.wait, PATIENCE_S)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):

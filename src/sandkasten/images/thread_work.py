@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from sandkasten.disk.cleanup import finish
+
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection
+    from collections.abc import Callable, Collection
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -14,24 +16,7 @@ P = ParamSpec("P")
 
 async def to_the_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run blocking work in a thread; raise a cancellation only when the thread is done."""
-    return await calling_off(lambda: None, asyncio.to_thread(work, *args, **kwargs))
-
-
-async def calling_off(hurry: Callable[[], None], work: Awaitable[T]) -> T:
-    """Wait for work in a thread to end. `hurry` asks it to give up if the caller is cancelled."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as exc:
-            cancelled = exc
-            hurry()
-    if cancelled is not None:
-        # Retrieve the exception, so that asyncio does not report it as never retrieved.
-        task.exception()
-        raise cancelled
-    return task.result()
+    return await finish(asyncio.to_thread(work, *args, **kwargs))
 
 
 async def all_or_none(tasks: Collection[asyncio.Task[Any]]) -> None:

@@ -82,8 +82,8 @@ class DividesUpkeep(Protocol):
         ...
 
     def fenced(self, sandbox_id: str) -> AbstractContextManager[None]:
-        """Refuse writes of the block with Busy if the sandbox was this process's to look after
-        when the block began and is no longer.
+        """Refuse writes of the block with Busy if another daemon has taken the sandbox over since
+        the block began.
         """
         ...
 

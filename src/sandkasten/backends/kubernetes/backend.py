@@ -213,7 +213,7 @@ class KubernetesBackend:
         return sorted(one for one in ids if one is not None)
 
     async def discard(self, sandbox_id: SandboxId) -> None:
-        """Remove what is left of a sandbox that is no longer alive, and of trials for it."""
+        """Remove what is left of a dead sandbox, and of trials for it."""
         await self._remove(sandbox_id)
         selector = pod_names.selector(await self._whose(), sandbox_id)
         try:

@@ -15,6 +15,7 @@ from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
+from sandkasten.disk.cleanup import finish
 from sandkasten.errors import InvalidImage, PayloadTooLarge
 from sandkasten.images.image_config import diff_ids_of, parse_config
 from sandkasten.images.registry.blob_stream import ThreadReader
@@ -28,7 +29,7 @@ from sandkasten.images.registry.manifests import Index, Manifest
 from sandkasten.images.registry.registry_client import opened
 from sandkasten.images.registry.registry_credentials import Keyring
 from sandkasten.images.registry.registry_http import Patience
-from sandkasten.images.thread_work import all_or_none, calling_off, to_the_end
+from sandkasten.images.thread_work import all_or_none, to_the_end
 from sandkasten.model.images.image_info import ImageProgress
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ class Puller:
         feeding = asyncio.create_task(reader.feed(told.reached))
         try:
             unpacking = asyncio.get_running_loop().run_in_executor(pool, unpack)
-            layer = await calling_off(reader.abort, unpacking)
+            layer = await finish(unpacking, hurry=reader.abort)
         except InvalidImage as exc:
             if exc.details.get("kind") == "limit" and self._max_bytes is not None:
                 raise _too_large(name, self._max_bytes) from exc

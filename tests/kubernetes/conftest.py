@@ -1,0 +1,44 @@
+"""Backends on the API server of a test (its fixture `cluster`), with real gates and runners."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sandkasten.backends.kubernetes.backend import KubernetesBackend
+from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
+from sandkasten.daemon.backend_registry import read_kubeconfig
+from tests.loopback_port import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from tests.kubernetes.fake_cluster import FakeCluster
+
+
+@pytest.fixture
+async def opened(
+    cluster: FakeCluster, tmp_path: Path
+) -> AsyncIterator[Callable[..., KubernetesBackend]]:
+    made: list[KubernetesBackend] = []
+    options = KubernetesOptions(
+        kubeconfig=str(cluster.kubeconfig()), runner_image="r", port=free_port(), reach="direct"
+    )
+
+    def open_backend(**changes: Any) -> KubernetesBackend:
+        made.append(KubernetesBackend(tmp_path, replace(options, **changes), read_kubeconfig))
+        # These Pods are processes of this machine, which no self-test lets pass.
+        made[-1]._tried = True
+        return made[-1]
+
+    yield open_backend
+    for one in made:
+        await one.aclose()
+
+
+@pytest.fixture
+def backend(opened: Callable[..., KubernetesBackend]) -> KubernetesBackend:
+    return opened()
