@@ -69,6 +69,20 @@ async def test_a_sandbox_is_described_as_requested(engine):
     assert [one.id for one in await engine.list()] == [info.id]
 
 
+async def test_the_end_is_the_same_each_time_it_is_asked_for(world, monkeypatch):
+    info = await world.engine.create(CreateRequest(SandboxOptions(ttl_seconds=60)))
+    now = world.clock.now
+
+    async def ends(moved_s: float) -> float:
+        monkeypatch.setattr(world.clock, "now", lambda: now() + moved_s)
+        return (await world.engine.get(info.id)).expires_at
+
+    # The two clocks are read one after the other, with a pause between them that varies.
+    assert {await ends(moved_s) for moved_s in (0, 0.002, 0.7)} == {info.expires_at}
+    # The clock was set. The sandbox lives as long as before, so its end has another name.
+    assert await ends(3600) == pytest.approx(info.expires_at + 3600, abs=1)
+
+
 async def test_the_environment_of_a_sandbox_is_the_operators_then_the_callers():
     world = World(policy=Policy(env={"A": "operator", "B": "operator"}))
     info = await world.engine.create(CreateRequest(SandboxOptions(env={"A": "caller"})))

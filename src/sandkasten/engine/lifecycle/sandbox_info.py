@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from sandkasten.wire.messages import ProcessInfo, RunnerStats
 
 SPARE_DETAIL = "kept ready for the next request"
+_CLOCK_STEP_S = 1.0
+"""The wall clock was set if it moved by more than this against the boot time. Below it, the times
+of creation are used, so that `expires_at` is the same each time it is asked for."""
 
 
 def described(record: Record, *, created: bool, used: float, cwd: str | None, clock: Clock) -> Info:
@@ -26,8 +29,11 @@ def described(record: Record, *, created: bool, used: float, cwd: str | None, cl
     directory of the default shell if it is known here.
     """
     now, boottime = clock.now(), clock.boottime()
-    ends_idle = now + max(0.0, used + record.idle_timeout_s - boottime)
-    ends = now + max(0.0, record.created_boottime + record.lifetime_s - boottime)
+    booted_at = record.created_at - record.created_boottime
+    if abs(now - boottime - booted_at) > _CLOCK_STEP_S:
+        booted_at = now - boottime
+    ends_idle = max(now, booted_at + used + record.idle_timeout_s)
+    ends = max(now, booted_at + record.created_boottime + record.lifetime_s)
     if record.state is State.PAUSED:
         # A paused sandbox cannot become idle; only its lifetime counts.
         ends_idle = ends
