@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from sandkasten.engine.lifecycle import end_watch
-from sandkasten.errors import BackendUnavailable, Conflict, SessionExpired
+from sandkasten.errors import BackendUnavailable, Conflict, SandboxLost, SessionExpired
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
@@ -51,6 +51,23 @@ async def test_a_killed_sandbox_is_marked_crashed_without_a_request(watched):
         assert gone.value.details["reason"] == row.reason
     with pytest.raises(SessionExpired):
         await watched.engine.check_owner(info.id, "acme")
+
+
+@pytest.mark.promise("P32")
+@pytest.mark.parametrize("status", ["lost", "crashed"])
+async def test_the_reason_that_a_backend_knows_is_recorded(watched, status):
+    info = await watched.engine.create(CreateRequest())
+
+    async def evicted() -> None:
+        raise SandboxLost("gone", reason="its node evicted it", status=status)
+
+    watched.backend.gate.before_attach = evicted
+    await watched.backend.cells[info.id].real.crash()
+    row = await ended(watched, info.id)
+    assert (row.status, row.reason) == (status, "its node evicted it")
+    with pytest.raises(SessionExpired, match="its node evicted it") as gone:
+        await watched.engine.exec(info.id, ExecRequest("true"))
+    assert gone.value.details["status"] == status
 
 
 async def test_a_killed_sandbox_without_connections_is_noticed(watched):

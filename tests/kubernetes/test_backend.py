@@ -241,6 +241,29 @@ async def test_a_pod_that_was_evicted_is_lost(backend: KubernetesBackend, cluste
 
 
 @pytest.mark.promise("P100")
+@pytest.mark.parametrize("by", ["dial", "attach"])
+async def test_an_eviction_that_is_reported_after_the_end_of_its_containers_has_its_reason(
+    backend: KubernetesBackend, cluster: FakeCluster, by: str
+):
+    cell = await backend.create(new_sandbox_id(), SPEC)
+    await (await cell.dial()).aclose()
+    name = pod_names.pod_name(cell.id)
+    watched = cluster.counts["watch pods"]
+    cluster.kill(name)
+    ended = {"name": "sandbox", "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
+    cluster.show(name, containerStatuses=[ended])
+    asking = asyncio.ensure_future(cell.dial() if by == "dial" else backend.attach(cell.id))
+    async with asyncio.timeout(PATIENCE_S):
+        while cluster.counts["watch pods"] == watched and not asking.done():
+            await asyncio.wait([asking], timeout=0.01)
+        full = 'Usage of EmptyDir volume "workspace" exceeds the limit "16Mi".'
+        cluster.show(name, phase="Failed", reason="Evicted", message=full)
+        with pytest.raises(SandboxLost, match='evicted it: Usage of EmptyDir volume "workspace"'):
+            await asking
+    await backend.discard(cell.id)
+
+
+@pytest.mark.promise("P100")
 async def test_sandboxes_live_on_while_the_api_server_is_away(
     backend: KubernetesBackend, cluster: FakeCluster
 ):

@@ -121,6 +121,46 @@ def test_an_end_has_a_reason(found, why):
     assert not pod_status.is_running(found) or "node" in why
 
 
+DONE: dict[str, Any] = {"terminated": {"exitCode": 0, "reason": "Completed"}}
+FULL = 'Usage of EmptyDir volume "workspace" exceeds the limit "16Mi".'
+TAINTED = {
+    "type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager",
+    "message": "Taint manager: deleting due to NoExecute taint",
+}  # fmt: skip
+
+
+def test_a_node_that_has_not_said_why_may_say_it_soon():
+    assert pod_status.is_unexplained(pod(sandbox=DONE))
+    assert not pod_status.is_unexplained(pod())
+    assert not pod_status.is_unexplained(pod("Succeeded", DONE))
+    assert not pod_status.is_unexplained(pod("Failed", DONE, reason="Evicted", message=FULL))
+    oom = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+    assert not pod_status.is_unexplained(pod(sandbox=oom))
+
+
+@pytest.mark.promise("P100")
+@pytest.mark.parametrize(
+    ("found", "status", "why"),
+    [
+        (pod("Failed", DONE, reason="Evicted", message=FULL), None, f"evicted it: {FULL}"),
+        (pod("Failed", {"terminated": {"exitCode": 137}}), "crashed", "status 137"),
+        (pod(sandbox={"terminated": {"reason": "OOMKilled"}}), "crashed", "memory"),
+        (
+            {**pod(conditions=[TAINTED]), "metadata": {"deletionTimestamp": "2026-01-01T00:00Z"}},
+            None,
+            "its node is lost",
+        ),
+    ],
+)
+def test_an_ended_pod_is_lost_or_has_crashed(found, status, why):
+    error = pod_status.gone(ID, found)
+    assert error is not None
+    assert error.details.get("status") == status
+    assert why in str(error.details["reason"])
+    assert why in error.message
+    assert pod_status.gone(ID, pod()) is None
+
+
 def test_the_end_of_the_gate_alone_is_no_end():
     # The runner ends with it, and says so itself.
     assert pod_status.end(pod(gate={"terminated": {"exitCode": 0}})) == ""

@@ -18,7 +18,7 @@ from sandkasten.disk.process_identity import boot_id
 from sandkasten.engine.backend_health import LOOK_TIMEOUT_S, BackendHealth
 from sandkasten.engine.network_audit import NetworkAudit
 from sandkasten.engine.network_totals import NetworkTotals
-from sandkasten.engine.session_journal import SessionJournal, expired
+from sandkasten.engine.session_journal import EndReason, SessionJournal, expired, silent_end
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
@@ -43,7 +43,6 @@ from sandkasten.wire.messages import decode_shells
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
-    from sandkasten.model.journal_rows import SessionEnd
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.network_policy import NetworkCounts
     from sandkasten.model.sandbox.sandbox_values import DiskUsage
@@ -59,7 +58,6 @@ _DYING_S = 3.0
 _DIRECTORY_S = 2.0
 _REMEMBERED = 256
 _REMEMBERED_ENDS = 4096
-_KILLED = "its processes were killed, from outside or for want of memory"
 
 
 @dataclass(slots=True)
@@ -68,16 +66,6 @@ class ExecStart:
 
     before: Usage | None
     timeout_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class EndReason:
-    """How a sandbox ended, as the journal records it."""
-
-    end: SessionEnd
-    reason: str
-    certain: bool = True
-    """False if other processes may have used the sandbox since this one did."""
 
 
 @dataclass(slots=True)
@@ -353,7 +341,7 @@ class Handles:
     async def lost(self, record: Record, cause: SandkastenError) -> SandkastenError:
         """Record that the cell is gone, and return the error that says why as far as known."""
         # Decided once: a later check knows less and must not overwrite the reason.
-        ending = self._judged[record.id] = self.judge(record)
+        ending = self._judged[record.id] = self.judge(record, cause)
         if len(self._judged) > _REMEMBERED_ENDS:
             del self._judged[next(iter(self._judged))]
         await self.forget(record.id)
@@ -380,8 +368,8 @@ class Handles:
             hint="it was killed, ran out of memory or expired; create a new one",
         )
 
-    def judge(self, record: Record) -> EndReason:
-        """Decide what ended a dead cell, from what is known here."""
+    def judge(self, record: Record, cause: SandkastenError | None = None) -> EndReason:
+        """Decide what ended a dead cell, from what is known here and told by its backend."""
         if record.id in self._judged:
             return self._judged[record.id]
         if record.boot_id != boot_id():
@@ -400,11 +388,11 @@ class Handles:
             return idle
         if channel is not None and channel.cut_off and channel.hello.generation >= SAYS_ENDING:
             # It could not announce its end, so it did not end by itself.
-            return EndReason("crashed", _KILLED)
+            return silent_end(cause)
         used = handle.last_used if handle is not None else record.created_boottime
         if now - used >= record.idle_timeout_s:
             return replace(idle, certain=handle is not None)
-        return EndReason("crashed", _KILLED)
+        return silent_end(cause)
 
     async def missing(self, the_id: str) -> SandkastenError:
         """Return the error for an id that is not in the ledger: how it ended, if that is known."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from sandkasten.engine.audit_trail import AuditTrail
 from sandkasten.errors import SandkastenError, SessionExpired
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.access.tenancy import unscoped
 from sandkasten.model.journal_rows import SessionRow
 from sandkasten.model.sandbox.lifecycle import State, is_there
@@ -23,6 +24,19 @@ if TYPE_CHECKING:
     from sandkasten.model.journal_rows import SessionEnd
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.ports import AuditLog, Clock, EventSink, Journal
+
+
+_KILLED = "its processes were killed, from outside or for want of memory"
+
+
+@dataclass(frozen=True, slots=True)
+class EndReason:
+    """How a sandbox ended, as the journal records it."""
+
+    end: SessionEnd
+    reason: str
+    certain: bool = True
+    """False if other processes may have used the sandbox since this one did."""
 
 
 class SessionJournal:
@@ -176,6 +190,17 @@ def row_of(record: Record, key_id: str | None = None) -> SessionRow:
         labels=dict(record.labels),
         key_id=key_id,
     )
+
+
+def silent_end(cause: SandkastenError | None) -> EndReason:
+    """Return the end of a sandbox that did not announce it: as its backend tells it in the details
+    `reason` and `status` of the error, which a cluster can.
+    """
+    told = {} if cause is None else cause.details
+    reason = told.get("reason")
+    if not isinstance(reason, str):
+        return EndReason("crashed", _KILLED)
+    return EndReason("crashed" if told.get("status") == "crashed" else "lost", reason)
 
 
 def expired(the_id: str, status: str, reason: str) -> SessionExpired:

@@ -35,7 +35,6 @@ from sandkasten.disk.cleanup import finish
 from sandkasten.errors import (
     BackendUnavailable,
     Conflict,
-    SandboxLost,
     SandkastenError,
     UnsupportedByBackend,
 )
@@ -189,15 +188,13 @@ class KubernetesBackend:
             pod = await self._client.get("pods", name)
             if not await self._is_mine(pod):
                 raise pod_status.lost(sandbox_id, "another installation has a Pod of its name")
-            why = pod_status.end(pod)
-            if why:
-                raise pod_status.lost(sandbox_id, why)
+            gone = pod_status.gone(sandbox_id, await object_watch.explained(self._client, pod))
+            if gone is not None:
+                raise gone
             keys = await self._keys(name)
         except ApiRefused as exc:
             if exc.not_there:
-                raise SandboxLost(
-                    f"sandbox {sandbox_id} is not running", hint="create a new one"
-                ) from exc
+                raise pod_status.lost(sandbox_id, "its Pod is gone") from exc
             raise refusals.translated(exc, f"sandbox {sandbox_id} cannot be looked at") from exc
         if keys is None:
             raise pod_status.lost(sandbox_id, "the Secret with its key is damaged")

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.backends.kubernetes import gate_stream, pod_names, pod_status
+from sandkasten.backends.kubernetes import gate_stream, object_watch, pod_names, pod_status
 from sandkasten.backends.kubernetes.api.cluster_client import ApiRefused
 from sandkasten.errors import BackendUnavailable, Busy, SandkastenError
 from sandkasten.model.sandbox.limits import Unenforced
@@ -195,9 +195,9 @@ class KubernetesCell:
         stayed_open = pod_status.stayed_open(self.id, pod)
         if stayed_open is not None:
             raise stayed_open
-        why = pod_status.end(pod)
-        if why:
-            raise pod_status.lost(self.id, why)
+        gone = pod_status.gone(self.id, await object_watch.explained(self._client, pod))
+        if gone is not None:
+            raise gone
         self._address = pod_status.address(pod) or self._address
 
     async def usage(self) -> Usage:

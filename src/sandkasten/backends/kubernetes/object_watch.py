@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.backends.kubernetes import refusals
+from sandkasten.backends.kubernetes import pod_status, refusals
 from sandkasten.backends.kubernetes.api.cluster_client import ApiRefused
-from sandkasten.errors import BackendUnavailable
+from sandkasten.errors import BackendUnavailable, SandkastenError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # A server, or something before it, may cut every watch off at once.
 _PAUSE_S: Final = 0.2
+# A kubelet looks at its containers once a second, and reports the end of a Pod at the next look.
+_EXPLAINED_S: Final = 3.0
 
 
 async def follow(
@@ -46,3 +48,16 @@ async def follow(
             if not exc.not_there:
                 raise refusals.translated(exc, f"{kind} cannot be looked at") from exc
             what = "DELETED"
+
+
+async def explained(client: ClusterClient, pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the Pod as soon as its node has said why it ended, or as it is after a while."""
+    if not pod_status.is_unexplained(pod):
+        return pod
+    following = follow(client, "pods", pod)
+    with contextlib.suppress(SandkastenError, TimeoutError):
+        async with asyncio.timeout(_EXPLAINED_S), contextlib.aclosing(following):
+            async for what, pod in following:
+                if what == "DELETED" or not pod_status.is_unexplained(pod):
+                    break
+    return pod

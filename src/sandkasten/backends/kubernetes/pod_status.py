@@ -40,6 +40,7 @@ _UNSTARTED: Final = (
 _DENIED: Final = ("denied", "unauthorized", "authentication required", "403", "401")
 _UNKNOWN: Final = ("not found", "manifest unknown", "does not exist", "not exist")
 _ENDED: Final = ("Succeeded", "Failed")
+_OUT_OF_MEMORY: Final = "OOMKilled"
 # The exit status of such a gate (runner/src/egress/reachability.rs).
 _STAYED_OPEN: Final = 77
 _LOST: Final = {
@@ -53,6 +54,14 @@ _LOST: Final = {
     "OutOfcpu": "its node has no processor left for it",
     "OutOfmemory": "its node has no memory left for it",
     "OutOfpods": "its node has too many Pods",
+}
+# The reasons of the condition DisruptionTarget.
+_DISRUPTED: Final = {
+    "DeletionByTaintManager": "its node is lost, or has a taint that sandboxes do not tolerate",
+    "DeletionByPodGC": "its node was removed from the cluster",
+    "EvictionByEvictionAPI": "it was evicted from its node",
+    "PreemptionByScheduler": "a Pod of a higher priority took its place",
+    "TerminationByKubelet": "its node evicted it",
 }
 
 
@@ -82,20 +91,53 @@ def end(pod: Mapping[str, Any]) -> str:
         return "its Pod is gone, and agent-sandbox made another one, which is not started"
     reason = str(status.get("reason") or "")
     known = _LOST.get(reason, "")
-    for one in _containers(pod):
-        ended = _state(one).get("terminated")
-        if ended is None or one.get("name") != pod_names.SANDBOX_CONTAINER:
-            continue
-        told = str(ended.get("reason") or "")
-        if told == "OOMKilled":
+    disrupted = condition(pod, "DisruptionTarget") or {}
+    ended = _sandbox_ended(pod)
+    if ended is not None:
+        if ended.get("reason") == _OUT_OF_MEMORY:
             return "it used more memory than its limit and was ended"
-        known = known or _ended(str(one["name"]), ended)
+        known = known or _ended(pod_names.SANDBOX_CONTAINER, ended)
     if status.get("phase") in _ENDED or reason in _LOST:
         return _joined(known or f"its Pod has ended ({reason or status.get('phase')})", status)
     if is_ending(pod):
-        disrupted = condition(pod, "DisruptionTarget")
-        return _joined("its Pod is being removed", disrupted or {})
+        why = _DISRUPTED.get(str(disrupted.get("reason") or ""), "its Pod is being removed")
+        return _joined(why, disrupted)
     return known
+
+
+def is_unexplained(pod: Mapping[str, Any]) -> bool:
+    """Return whether the sandbox has ended, and its node may yet say why.
+
+    A kubelet that evicts a Pod reports the end of its containers first. The phase and the reason
+    follow when all of them have ended.
+    """
+    ended = _sandbox_ended(pod)
+    return (
+        ended is not None
+        and ended.get("reason") != _OUT_OF_MEMORY
+        and _status(pod).get("phase") not in _ENDED
+        and not _status(pod).get("reason")
+    )
+
+
+def _sandbox_ended(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    for one in _containers(pod):
+        ended: Mapping[str, Any] | None = _state(one).get("terminated")
+        if ended is not None and one.get("name") == pod_names.SANDBOX_CONTAINER:
+            return ended
+    return None
+
+
+def gone(sandbox_id: SandboxId, pod: Mapping[str, Any]) -> SandboxLost | None:
+    """Return the error for a Pod that has ended; None if it has not."""
+    why = end(pod)
+    if not why:
+        return None
+    error = lost(sandbox_id, why)
+    by_itself = not is_ending(pod) and str(_status(pod).get("reason") or "") not in _LOST
+    if by_itself and _sandbox_ended(pod) is not None:
+        error.details["status"] = "crashed"
+    return error
 
 
 def stayed_open(sandbox_id: SandboxId, pod: Mapping[str, Any]) -> IsolationRefused | None:
@@ -113,7 +155,7 @@ def stayed_open(sandbox_id: SandboxId, pod: Mapping[str, Any]) -> IsolationRefus
 
 
 def lost(sandbox_id: SandboxId, why: str) -> SandboxLost:
-    return SandboxLost(f"sandbox {sandbox_id} is gone: {why}", hint="create a new one")
+    return SandboxLost(f"sandbox {sandbox_id} is gone: {why}", hint="create a new one", reason=why)
 
 
 def start_error(
