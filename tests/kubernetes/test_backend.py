@@ -86,6 +86,35 @@ async def test_another_process_attaches_with_the_secret_alone(
     await (await Channel.open(await found.dial())).aclose()
 
 
+async def test_a_look_at_a_sandbox_does_not_read_its_key(
+    backend: KubernetesBackend, opened: Callable[..., KubernetesBackend], cluster: FakeCluster
+):
+    cell = await backend.create(new_sandbox_id(), SPEC)
+    found = await opened().attach(cell.id)
+    assert (cluster.counts["get pods"], cluster.counts["get secrets"]) == (1, 0)
+    for _ in range(2):
+        await (await Channel.open(await found.dial())).aclose()
+    assert (cluster.counts["get pods"], cluster.counts["get secrets"]) == (1, 1)
+
+
+@pytest.mark.parametrize("what", ["damaged", "gone"])
+async def test_a_sandbox_whose_key_cannot_be_used_is_lost(
+    backend: KubernetesBackend,
+    opened: Callable[..., KubernetesBackend],
+    cluster: FakeCluster,
+    what: str,
+):
+    cell = await backend.create(new_sandbox_id(), SPEC)
+    place = ("secrets", pod_names.pod_name(cell.id))
+    if what == "gone":
+        del cluster.objects[place]
+    else:
+        cluster.objects[place]["data"]["token"] = ""
+    found = await opened().attach(cell.id)
+    with pytest.raises(SandboxLost, match=what):
+        await found.dial()
+
+
 @pytest.mark.promise("P100")
 @pytest.mark.parametrize("lost", [1, 2])
 async def test_a_create_whose_answer_is_lost_finds_what_it_made(

@@ -183,22 +183,18 @@ class KubernetesBackend:
             raise
 
     async def attach(self, sandbox_id: SandboxId) -> KubernetesCell:
-        name = pod_names.pod_name(sandbox_id)
         try:
-            pod = await self._client.get("pods", name)
+            pod = await self._client.get("pods", pod_names.pod_name(sandbox_id))
             if not await self._is_mine(pod):
                 raise pod_status.lost(sandbox_id, "another installation has a Pod of its name")
             gone = pod_status.gone(sandbox_id, await object_watch.explained(self._client, pod))
             if gone is not None:
                 raise gone
-            keys = await self._keys(name)
         except ApiRefused as exc:
             if exc.not_there:
                 raise pod_status.lost(sandbox_id, "its Pod is gone") from exc
             raise refusals.translated(exc, f"sandbox {sandbox_id} cannot be looked at") from exc
-        if keys is None:
-            raise pod_status.lost(sandbox_id, "the Secret with its key is damaged")
-        return self._cell(sandbox_id, pod, keys)
+        return self._cell(sandbox_id, pod)
 
     async def owned(self) -> Sequence[SandboxId]:
         try:
@@ -394,17 +390,16 @@ class KubernetesBackend:
         return error
 
     def _cell(
-        self, sandbox_id: SandboxId, pod: Mapping[str, Any], keys: entry_keys.EntryKeys
+        self,
+        sandbox_id: SandboxId,
+        pod: Mapping[str, Any],
+        keys: entry_keys.EntryKeys | None = None,
     ) -> KubernetesCell:
         cell = KubernetesCell(
             sandbox_id, self._client, self._options, self._ways, pod, keys, self._remove
         )
         self._cells.add(cell)
         return cell
-
-    async def _keys(self, name: str) -> entry_keys.EntryKeys | None:
-        secret = await self._client.get("secrets", name)
-        return entry_keys.from_data(secret.get("data") or {})
 
     async def _remove(self, sandbox_id: SandboxId) -> None:
         """Remove the Pod and its Secret, and wait until the Pod is gone. Twice is fine."""

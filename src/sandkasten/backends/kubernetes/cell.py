@@ -7,7 +7,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.backends.kubernetes import gate_stream, object_watch, pod_names, pod_status
+from sandkasten.backends.kubernetes import (
+    entry_keys,
+    gate_stream,
+    object_watch,
+    pod_names,
+    pod_status,
+    refusals,
+)
 from sandkasten.backends.kubernetes.api.cluster_client import ApiRefused
 from sandkasten.errors import BackendUnavailable, Busy, SandkastenError
 from sandkasten.model.sandbox.limits import Unenforced
@@ -64,9 +71,10 @@ class KubernetesCell:
         options: KubernetesOptions,
         ways: Ways,
         pod: Mapping[str, Any],
-        keys: EntryKeys,
+        keys: EntryKeys | None,
         end: Callable[[SandboxId], Awaitable[None]],
     ) -> None:
+        """`keys`: None if they are to be read when the runner is dialled for the first time."""
         self.id = sandbox_id
         self._client = client
         self._options = options
@@ -144,7 +152,20 @@ class KubernetesCell:
         return await _greeted(await self._streamed(), hello_s)
 
     async def _direct(self, timeout_s: float) -> ByteStream:
-        return await gate_stream.connect(self._address, self._options.port, self._keys, timeout_s)
+        keys = self._keys = self._keys or await self._read_keys()
+        return await gate_stream.connect(self._address, self._options.port, keys, timeout_s)
+
+    async def _read_keys(self) -> EntryKeys:
+        try:
+            secret = await self._client.get("secrets", pod_names.pod_name(self.id))
+        except ApiRefused as exc:
+            if exc.not_there:
+                raise pod_status.lost(self.id, "the Secret with its key is gone") from exc
+            raise refusals.translated(exc, f"the key of sandbox {self.id} cannot be read") from exc
+        keys = entry_keys.from_data(secret.get("data") or {})
+        if keys is None:
+            raise pod_status.lost(self.id, "the Secret with its key is damaged")
+        return keys
 
     async def _streamed(self) -> ByteStream:
         """Connect through the API server: a relay in the gate's container, where no code of the
