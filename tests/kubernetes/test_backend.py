@@ -187,6 +187,17 @@ async def test_a_pod_that_is_reached_in_no_way_is_busy(
     assert cluster.objects == {}
 
 
+async def test_one_gate_that_was_slow_does_not_close_the_direct_way_for_good(
+    opened: Callable[..., KubernetesBackend],
+):
+    backend = opened(reach="auto")
+    # As after such a gate. This API server refuses streams.
+    backend._ways.direct = False
+    cell = await backend.create(new_sandbox_id(), SPEC)
+    assert backend._ways.direct is True
+    await (await Channel.open(await cell.dial())).aclose()
+
+
 async def test_the_list_of_our_objects_is_metadata_only_and_read_in_pages(
     backend: KubernetesBackend, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ):

@@ -54,7 +54,9 @@ UNENFORCED: Final = (
 
 
 class Ways:
-    """Whether this daemon reaches Pods at their addresses; None: not tried yet."""
+    """Whether this daemon reaches Pods at their addresses; None: not tried yet. A No is tried again
+    with each connection, unless the operator said it.
+    """
 
     def __init__(self, options: KubernetesOptions) -> None:
         self.direct: bool | None = {"direct": True, "exec": False}.get(options.reach)
@@ -149,7 +151,26 @@ class KubernetesCell:
     async def _spoken(self, hello_s: float) -> ByteStream:
         if self._ways.direct is not False:
             return await _greeted(await self._direct(_CONNECT_S), hello_s)
-        return await _greeted(await self._streamed(), hello_s)
+        if self._ways.fixed:
+            return await _greeted(await self._streamed(), hello_s)
+        # One gate that was slow is no proof: whether Pods can be reached is tried again, beside a
+        # stream, which takes longer than a connection to a Pod that can.
+        trying = asyncio.ensure_future(self._direct(_CONNECT_S))
+        try:
+            return await _greeted(await self._streamed(), hello_s)
+        except (OSError, BackendUnavailable):
+            await asyncio.wait([trying])
+            raise
+        finally:
+            await self._learn_from(trying)
+
+    async def _learn_from(self, trying: asyncio.Future[ByteStream]) -> None:
+        """Note whether the Pod was reached. If that is not known yet, it was not."""
+        trying.cancel()
+        await asyncio.wait([trying])
+        if not trying.cancelled() and trying.exception() is None:
+            self._ways.direct = True
+            await trying.result().aclose()
 
     async def _direct(self, timeout_s: float) -> ByteStream:
         keys = self._keys = self._keys or await self._read_keys()
