@@ -234,6 +234,10 @@ class FakeCluster:
         found = self.objects.get((kind, name))
         if found is None:
             return _status(404, "NotFound", f'{kind} "{name}" not found')
+        body = await request.json() if request.can_read_body else {}
+        wanted = (body.get("preconditions") or {}).get("uid")
+        if wanted not in (None, found["metadata"]["uid"]):
+            return _status(409, "Conflict", "the UID in the precondition is another one")
         found["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
         self._changed("MODIFIED", kind, name, found)
         if kind == "pods" and self.node is not None:

@@ -325,13 +325,13 @@ async def test_sandboxes_live_on_while_the_api_server_is_away(
 
 @dataclass(slots=True)
 class HeldAnswers:
-    """A Pace that answers a create of a Secret only when it is told to."""
+    """A Pace that answers the first create of a Secret only when it is told to."""
 
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     told: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def wait(self, verb: str, kind: str, items: int) -> None:
-        if (verb, kind) == ("create", "secrets"):
+        if (verb, kind) == ("create", "secrets") and not self.asked.is_set():
             self.asked.set()
             await self.told.wait()
 
@@ -348,6 +348,26 @@ async def test_a_create_that_is_cancelled_while_its_secret_is_made_leaves_nothin
         with pytest.raises(asyncio.CancelledError):
             await creating
     assert cluster.objects == {}
+
+
+@pytest.mark.promise("P100")
+async def test_a_create_that_is_cancelled_leaves_what_another_one_made_with_its_id(
+    opened: Callable[..., KubernetesBackend], cluster: FakeCluster
+):
+    sandbox_id, other = new_sandbox_id(), opened()
+    cluster.pace = pace = HeldAnswers()
+    creating = asyncio.ensure_future(opened().create(sandbox_id, SPEC))
+    async with asyncio.timeout(PATIENCE_S):
+        await pace.asked.wait()
+        # Another replica takes it for what a dead process left, and makes it again.
+        await other.discard(sandbox_id)
+        cell = await other.create(sandbox_id, SPEC)
+        creating.cancel()
+        asyncio.get_running_loop().call_soon(pace.told.set)
+        with pytest.raises(asyncio.CancelledError):
+            await creating
+    assert len(cluster.objects) == 2
+    await (await Channel.open(await cell.dial())).aclose()
 
 
 async def test_pods_that_are_being_started_keep_no_request_waiting(

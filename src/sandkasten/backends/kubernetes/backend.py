@@ -20,6 +20,7 @@ from sandkasten.backends.kubernetes import (
     agent_sandboxes,
     entry_keys,
     object_creation,
+    object_removal,
     object_watch,
     pod_manifest,
     pod_names,
@@ -34,7 +35,6 @@ from sandkasten.disk.atomic_file import create_file
 from sandkasten.disk.cleanup import finish
 from sandkasten.errors import (
     BackendUnavailable,
-    Conflict,
     SandkastenError,
     UnsupportedByBackend,
 )
@@ -53,9 +53,6 @@ if TYPE_CHECKING:
 _UNDO_S: Final = 15.0
 # For everything of a create but the start of its Pods.
 _ANSWERS_S: Final = 60.0
-# How long a removal is watched. A node that does not answer removes its Pods when it is back.
-_REMOVED_S: Final = 20.0
-_GRACE_S: Final = 1
 _OWNER_BYTES: Final = 8
 _ATTEMPT_BYTES: Final = 8
 _NEEDED: Final = (
@@ -88,6 +85,7 @@ class KubernetesBackend:
         self._ways = Ways(options)
         self._sandboxes = agent_sandboxes.AgentSandboxes(self._client, options)
         self._owner = options.installation
+        self._removal = object_removal.ObjectRemoval(self._client, self._sandboxes, self._whose)
         self._cells: WeakSet[KubernetesCell] = WeakSet()
         self._trying = asyncio.Lock()
         self._tried = False
@@ -170,22 +168,25 @@ class KubernetesBackend:
                 if not self._tried:
                     await self._try(sandbox_id, spec)
                     self._tried = True
-        making = asyncio.ensure_future(self._create(sandbox_id, spec))
+        attempt = _new_attempt()
+        making = asyncio.ensure_future(self._create(sandbox_id, spec, attempt))
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
             making.cancel()
             with contextlib.suppress(SandkastenError, TimeoutError, asyncio.CancelledError):
                 async with asyncio.timeout(_UNDO_S):
-                    await making
-                    # It was quicker than the cancellation.
-                    await asyncio.shield(self._remove(sandbox_id))
+                    cell = await making
+                # It was quicker than the cancellation.
+                cell.forget()
+                await cell.let_go()
+                await self._undo(sandbox_id, attempt)
             raise
 
     async def attach(self, sandbox_id: SandboxId) -> KubernetesCell:
         try:
             pod = await self._client.get("pods", pod_names.pod_name(sandbox_id))
-            if not await self._is_mine(pod):
+            if not await self._removal.is_mine(pod):
                 raise pod_status.lost(sandbox_id, "another installation has a Pod of its name")
             gone = pod_status.gone(sandbox_id, await object_watch.explained(self._client, pod))
             if gone is not None:
@@ -211,7 +212,7 @@ class KubernetesBackend:
         selector = pod_names.selector(await self._whose(), sandbox_id)
         try:
             for name in {one["metadata"]["name"] for one in await self._objects(selector)}:
-                await self._remove_objects(name)
+                await self._removal.remove(name)
         except ApiRefused as exc:
             raise refusals.translated(exc, f"sandbox {sandbox_id} could not be removed") from exc
 
@@ -259,7 +260,7 @@ class KubernetesBackend:
         """
         # Nothing of the caller's but the image, which a node has then.
         plain = CellSpec(image=spec.image)
-        cell = await self._create(_trial_id(), plain, part_of=sandbox_id)
+        cell = await self._create(_trial_id(), plain, _new_attempt(), part_of=sandbox_id)
         try:
             await selftest.examine(cell, pod_names.RUNNER_PATH)
             if self._options.network_policy == "checked":
@@ -272,7 +273,7 @@ class KubernetesBackend:
     ) -> None:
         """Verify that a Pod reaches neither another Pod nor the API server."""
         program = f"{self._options.programs}/sandkasten-egress"
-        other = await self._create(_trial_id(), spec, part_of=sandbox_id)
+        other = await self._create(_trial_id(), spec, _new_attempt(), part_of=sandbox_id)
         try:
             addresses = [*await self._client.addresses(), other.address]
             await selftest.examine_network(self._client, cell, program, addresses)
@@ -284,12 +285,18 @@ class KubernetesBackend:
     # ---- one sandbox
 
     async def _create(
-        self, sandbox_id: SandboxId, spec: CellSpec, *, part_of: SandboxId | None = None
+        self,
+        sandbox_id: SandboxId,
+        spec: CellSpec,
+        attempt: str,
+        *,
+        part_of: SandboxId | None = None,
     ) -> KubernetesCell:
-        """`part_of`: the sandbox by whose id the objects are found, if it is another one."""
+        """`attempt`: the mark of what this create makes, by which it is removed if it fails.
+        `part_of`: the sandbox by whose id the objects are found, if it is another one.
+        """
         owner = await self._whose()
         keys = await asyncio.to_thread(entry_keys.make_keys, sandbox_id)
-        attempt = secrets.token_hex(_ATTEMPT_BYTES)
         found_by = {pod_names.LABEL_ID: part_of or sandbox_id}
         secret = pod_manifest.secret(sandbox_id, owner, attempt, keys.to_data())
         secret["metadata"]["labels"].update(found_by)
@@ -305,9 +312,7 @@ class KubernetesBackend:
             first = await object_creation.create_first(self._client, sandbox_id, kind, body)
         except asyncio.CancelledError:
             # It may have been made.
-            with contextlib.suppress(SandkastenError, TimeoutError):
-                async with asyncio.timeout(_UNDO_S):
-                    await asyncio.shield(self._remove(sandbox_id))
+            await self._undo(sandbox_id, attempt)
             raise
         try:
             try:
@@ -330,18 +335,16 @@ class KubernetesBackend:
             # An API server that just failed to answer gets no further requests: the reaper finds
             # what is left by its labels.
             if not (isinstance(exc, BackendUnavailable) and exc.details.get("backend")):
-                # A Secret that exists is of a sandbox without a Sandbox object, which stays.
-                only_sandbox = with_sandbox and isinstance(exc, Conflict)
-                name = pod_names.pod_name(sandbox_id)
-                with contextlib.suppress(ApiRefused, SandkastenError, TimeoutError):
-                    async with asyncio.timeout(_UNDO_S):
-                        await asyncio.shield(
-                            self._delete_mine(agent_sandboxes.KIND, name)
-                            if only_sandbox
-                            else self._remove(sandbox_id)
-                        )
+                await self._undo(sandbox_id, attempt)
             raise
         return cell
+
+    async def _undo(self, sandbox_id: SandboxId, attempt: str) -> None:
+        """Remove what a create has made, and nothing of another one with the same id."""
+        with contextlib.suppress(ApiRefused, SandkastenError, TimeoutError):
+            async with asyncio.timeout(_UNDO_S):
+                name = pod_names.pod_name(sandbox_id)
+                await asyncio.shield(self._removal.remove(name, attempt))
 
     async def _closed_to(self) -> Sequence[str]:
         """Return what a sandbox must not reach before its runner starts."""
@@ -408,46 +411,9 @@ class KubernetesBackend:
             one.forget()
             await one.let_go()
         try:
-            await self._remove_objects(pod_names.pod_name(sandbox_id))
+            await self._removal.remove(pod_names.pod_name(sandbox_id))
         except ApiRefused as exc:
             raise refusals.translated(exc, f"sandbox {sandbox_id} could not be removed") from exc
-
-    async def _remove_objects(self, name: str) -> None:
-        pod = await self._found(name)
-        # First, because its controller replaces a Pod that is gone.
-        if await self._sandboxes.used() or (pod and agent_sandboxes.has_sandbox(pod)):
-            await self._delete_mine(agent_sandboxes.KIND, name)
-        if pod is not None and await self._is_mine(pod):
-            await self._client.delete("pods", name, grace_s=_GRACE_S)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_REMOVED_S):
-                    await self._gone(pod)
-        # Last, so that what is left of a removal is found by it.
-        await self._delete_mine("secrets", name)
-
-    async def _gone(self, pod: Mapping[str, Any]) -> None:
-        following = object_watch.follow(self._client, "pods", pod)
-        async with contextlib.aclosing(following):
-            async for what, _ in following:
-                if what == "DELETED":
-                    return
-
-    async def _delete_mine(self, kind: str, name: str) -> None:
-        found = await self._found(name, kind)
-        if found is not None and await self._is_mine(found):
-            await self._client.delete(kind, name)
-
-    async def _found(self, name: str, kind: str = "pods") -> Mapping[str, Any] | None:
-        try:
-            return await self._client.get(kind, name)
-        except ApiRefused as exc:
-            if exc.not_there:
-                return None
-            raise
-
-    async def _is_mine(self, one: Mapping[str, Any]) -> bool:
-        told = (one.get("metadata") or {}).get("labels") or {}
-        return told.get(pod_names.LABEL_OWNER) == await self._whose()
 
     async def _whose(self) -> str:
         """Return the owner label of this installation's objects."""
@@ -459,6 +425,10 @@ class KubernetesBackend:
 def _id(one: Mapping[str, Any]) -> SandboxId | None:
     told = (one.get("metadata") or {}).get("labels") or {}
     return pod_names.id_in(told.get(pod_names.LABEL_ID))
+
+
+def _new_attempt() -> str:
+    return secrets.token_hex(_ATTEMPT_BYTES)
 
 
 def _trial_id() -> SandboxId:

@@ -65,10 +65,6 @@ async def _asked_twice(
             found = await client.get(kind, body["metadata"]["name"])
         except ApiRefused:
             raise exc from None
-        if _attempt(found) != _attempt(body):
+        if pod_names.attempt_of(found) != pod_names.attempt_of(body):
             raise
         return found
-
-
-def _attempt(one: Mapping[str, Any]) -> object:
-    return ((one.get("metadata") or {}).get("annotations") or {}).get(pod_names.ATTEMPT)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.model.ids import SandboxId, host_label
 from sandkasten.model.sandbox.cell_spec import RUNNER_DIR
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 LABEL: Final = "sandkasten"
 """On every object of ours; its value is the kind."""
@@ -47,6 +50,11 @@ def pod_name(sandbox_id: SandboxId) -> str:
 def id_in(text: object) -> SandboxId | None:
     """Return the id in a label; None if it is not a valid one."""
     return SandboxId(text) if isinstance(text, str) and _ID.match(text) else None
+
+
+def attempt_of(one: Mapping[str, Any]) -> object:
+    """Return the mark of the create that made an object."""
+    return ((one.get("metadata") or {}).get("annotations") or {}).get(ATTEMPT)
 
 
 def labels(owner: str, sandbox_id: SandboxId) -> dict[str, str]:

@@ -161,15 +161,21 @@ class ClusterClient:
     async def get(self, kind: str, name: str) -> Mapping[str, Any]:
         return await self._call("GET", await self._path(kind, name))
 
-    async def delete(self, kind: str, name: str, *, grace_s: int | None = None) -> bool:
-        """Ask for the removal. Return False if it is not there."""
+    async def delete(
+        self, kind: str, name: str, *, uid: str = "", grace_s: int | None = None
+    ) -> bool:
+        """Ask for the removal. Return False if it is not there, or has another uid than the given
+        one.
+        """
         body: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        if uid:
+            body["preconditions"] = {"uid": uid}
         if grace_s is not None:
             body["gracePeriodSeconds"] = grace_s
         try:
             await self._call("DELETE", await self._path(kind, name), body=body)
         except ApiRefused as exc:
-            if exc.not_there:
+            if exc.not_there or (uid and exc.status == _CONFLICT):
                 return False
             raise
         return True

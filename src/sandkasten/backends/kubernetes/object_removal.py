@@ -1,0 +1,84 @@
+"""Remove the objects of a sandbox from the cluster, and none of another installation or create."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.backends.kubernetes import agent_sandboxes, object_watch, pod_names
+from sandkasten.backends.kubernetes.api.cluster_client import ApiRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from sandkasten.backends.kubernetes.api.cluster_client import ClusterClient
+
+# How long a removal is watched. A node that does not answer removes its Pods when it is back.
+_REMOVED_S: Final = 20.0
+_GRACE_S: Final = 1
+
+
+class ObjectRemoval:
+    """`owner` returns the label of what is ours."""
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        sandboxes: agent_sandboxes.AgentSandboxes,
+        owner: Callable[[], Awaitable[str]],
+    ) -> None:
+        self._client = client
+        self._sandboxes = sandboxes
+        self._owner = owner
+
+    async def remove(self, name: str, attempt: str | None = None) -> None:
+        """Remove what has this name, and wait until the Pod is gone. Twice is fine.
+
+        `attempt`: only what this create has made; another one may have used the name since.
+        """
+        pod = await self._found("pods", name)
+        # First, because its controller replaces a Pod that is gone.
+        if await self._sandboxes.used() or (pod and agent_sandboxes.has_sandbox(pod)):
+            await self._delete(agent_sandboxes.KIND, name, attempt)
+        if pod is not None and await self._may_remove(pod, attempt):
+            await self._client.delete("pods", name, grace_s=_GRACE_S, uid=_uid(pod))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_REMOVED_S):
+                    await self._gone(pod)
+        # Last, so that what is left of a removal is found by it.
+        await self._delete("secrets", name, attempt)
+
+    async def is_mine(self, one: Mapping[str, Any]) -> bool:
+        """Return whether this installation has made the object."""
+        told = (one.get("metadata") or {}).get("labels") or {}
+        return told.get(pod_names.LABEL_OWNER) == await self._owner()
+
+    async def _may_remove(self, one: Mapping[str, Any], attempt: str | None) -> bool:
+        if not await self.is_mine(one):
+            return False
+        return attempt is None or pod_names.attempt_of(one) == attempt
+
+    async def _delete(self, kind: str, name: str, attempt: str | None) -> None:
+        found = await self._found(kind, name)
+        if found is not None and await self._may_remove(found, attempt):
+            await self._client.delete(kind, name, uid=_uid(found))
+
+    async def _gone(self, pod: Mapping[str, Any]) -> None:
+        following = object_watch.follow(self._client, "pods", pod)
+        async with contextlib.aclosing(following):
+            async for what, one in following:
+                if what == "DELETED" or _uid(one) != _uid(pod):
+                    return
+
+    async def _found(self, kind: str, name: str) -> Mapping[str, Any] | None:
+        try:
+            return await self._client.get(kind, name)
+        except ApiRefused as exc:
+            if exc.not_there:
+                return None
+            raise
+
+
+def _uid(one: Mapping[str, Any]) -> str:
+    return str((one.get("metadata") or {}).get("uid") or "")
