@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from sandkasten.engine import backend_health, handles
-from sandkasten.engine.lifecycle import end_watch, reaper, sandboxes
+from sandkasten.engine.lifecycle import end_watch, sandboxes
 from sandkasten.errors import BackendUnavailable, NotFound, SessionExpired
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.ids import new_sandbox_id
@@ -44,7 +44,7 @@ async def world(monkeypatch):
             monkeypatch.setattr(module, "LOOK_TIMEOUT_S", 0.1 if soon else 5.0)
         monkeypatch.setattr(handles, "ATTACH_TIMEOUT_S", 0.3 if soon else 10.0)
         monkeypatch.setattr(sandboxes, "DESTROY_TIMEOUT_S", 0.3 if soon else 20.0)
-        monkeypatch.setattr(reaper, "OWNED_TIMEOUT_S", 0.3 if soon else 10.0)
+        monkeypatch.setattr(backend_health, "LIST_TIMEOUT_S", 0.3 if soon else 10.0)
         await turn(mode)
 
     monkeypatch.setattr(one.far, "turn", turn_and_wait)
@@ -363,6 +363,25 @@ async def test_a_sweep_of_other_backends_continues(world):
         assert swept.orphans == ((litter,) if mode == "away" else ())
     assert await world.state(far) == RUNS
     assert record.state is State.RUNNING
+
+
+async def test_a_list_may_take_longer_than_a_look_at_one_sandbox(world, monkeypatch):
+    litter = new_sandbox_id()
+    from sandkasten.model.images.resolved_image import Image
+    from sandkasten.model.sandbox.cell_spec import CellSpec
+
+    await world.far.real.create(litter, CellSpec(image=Image("host")))
+    owned = world.far.owned
+
+    async def in_pages():
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return await owned()
+
+    monkeypatch.setattr(world.far, "owned", in_pages)
+    monkeypatch.setattr(backend_health, "LOOK_TIMEOUT_S", 0.0)
+    assert (await world.engine.sweep()).orphans == (litter,)
+    assert world.engine.degraded() == []
 
 
 async def test_an_unreadable_row_is_kept_while_its_backend_may_be_unavailable(world, monkeypatch):

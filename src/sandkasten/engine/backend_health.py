@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 # An engine on the same machine answers in milliseconds, a remote one in a few hundred.
 LOOK_TIMEOUT_S = 5.0
+# A list is longer the more sandboxes there are: that of 10,000 Pods has 40 pages, each of which the
+# backend bounds by itself.
+LIST_TIMEOUT_S = 30.0
 # The interval of the watch; the return of an engine is noticed this soon.
 QUIET_S = 2.0
 _AT_ONCE = 4
@@ -85,6 +88,11 @@ class BackendHealth:
         if not has_engine(backend):
             return self.asking(backend, timeout_s)
         return _Asking(self, backend, LOOK_TIMEOUT_S, self._turns[backend])
+
+    def listing(self, backend: str) -> _Asking:
+        """Guard a list of everything that a backend has, as `looking` does."""
+        turns = self._turns[backend] if has_engine(backend) else None
+        return _Asking(self, backend, LIST_TIMEOUT_S, turns)
 
     def asking(self, backend: str, timeout_s: float) -> _Asking:
         """Record whether the backend answers. TimeoutError passes through for backends without an

@@ -191,7 +191,7 @@ class EndWatch:
             await self._quietly("", self._ask, name)
 
     async def _ask(self, name: str) -> None:
-        async with self._handles.health.looking(name, _PATIENCE_S):
+        async with self._handles.health.listing(name):
             await self._backends[name].owned()
 
     async def adopt(self, record: Record) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from sandkasten.engine.backend_health import no_answer_error
+from sandkasten.engine.backend_health import LIST_TIMEOUT_S, no_answer_error
 from sandkasten.engine.lifecycle.sandboxes import Sandboxes, rebooted
 from sandkasten.engine.lifecycle.upkeep import Upkeep
 from sandkasten.engine.owner import owner_gone
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from sandkasten.ports import Backend, Clock, EventSink, Store
 
 _AT_ONCE = 8
-# This call only lists names; if it takes longer, the next pass asks again.
-OWNED_TIMEOUT_S = 10.0
 # The runner ends itself at its lifetime; the reaper acts only if it did not.
 _LIFETIME_SLACK_S = 10.0
 
@@ -141,10 +139,10 @@ class Reaper:
 
     async def _held(self, backend: Backend) -> Sequence[SandboxId]:
         try:
-            async with self._handles.health.looking(backend.name, OWNED_TIMEOUT_S):
+            async with self._handles.health.listing(backend.name):
                 return await backend.owned()
         except TimeoutError as exc:
-            raise no_answer_error(backend.name, OWNED_TIMEOUT_S) from exc
+            raise no_answer_error(backend.name, LIST_TIMEOUT_S) from exc
 
     def _is_ours(self, record: Record) -> bool:
         return record.backend in self._backends and self._upkeep.is_ours(record.backend, record.id)
