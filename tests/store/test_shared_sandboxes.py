@@ -3,77 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.daemon import backend_registry, engine_assembly
-from sandkasten.daemon.backend_registry import Backing
+from sandkasten.daemon import engine_assembly
 from sandkasten.daemon.engine_assembly import open_engine
-from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.daemon.settings.resolver import load
-from sandkasten.daemon.shared_store import SharedStore, shared_store
-from sandkasten.engine.clock import SystemClock
-from sandkasten.engine.engine import Engine
 from sandkasten.errors import InvalidConfiguration, SessionExpired
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
-from sandkasten.store.postgres import postgres_database
-from tests.patience import PATIENCE_S
-from tests.store.memory_store import MemoryStore
-from tests.unisolated.backend import UnisolatedBackend
-
-if TYPE_CHECKING:
-    from sandkasten.store.postgres.shard_leases import ShardLeases
 
 pytestmark = pytest.mark.promise("P98")
-
-
-@dataclass(frozen=True)
-class Replica:
-    engine: Engine
-    shared: SharedStore
-    backend: UnisolatedBackend
-
-    @property
-    def leases(self) -> ShardLeases:
-        assert self.shared.leases is not None
-        return self.shared.leases
-
-    async def renew(self) -> None:
-        async with self.shared.database.transaction() as connection:
-            await self.leases.renew(connection, PATIENCE_S)
-
-
-@pytest.fixture
-async def replicas(postgres_server, tmp_path, monkeypatch):
-    """Return two engines as two daemons have them, with a data directory each. Leases are renewed
-    and sandboxes are swept only by the test.
-    """
-    backend = UnisolatedBackend(tmp_path / "cluster")
-    backing = Backing({backend.name: backend}, MemoryStore(), backend.workspaces)
-    monkeypatch.setattr(backend_registry, "open_backing", lambda *_: backing)
-    monkeypatch.setattr(backend_registry, "shared_backends", lambda _: frozenset({backend.name}))
-    monkeypatch.setattr(postgres_database, "_PULSE_S", 10 * PATIENCE_S)
-    monkeypatch.setattr(Engine, "sweep_soon", lambda _: None)
-    environ = {"SANDKASTEN_STORE_URL": postgres_server.url, "SANDKASTEN_POOL_ONESHOT_SPARES": "0"}
-    opened = []
-    async with AsyncExitStack() as stack:
-        for name in ("one", "other"):
-            flags = {"data_dir": str(tmp_path / name), "backend": backend.name}
-            settings = load(flags, environ, tmp_path)
-            shared = await stack.enter_async_context(shared_store(settings))
-            assert shared is not None
-            books = await stack.enter_async_context(
-                open_books(settings, SystemClock(), shared=shared)
-            )
-            engine = await open_engine(settings, journal=books.journal, shared=shared)
-            stack.push_async_callback(engine.aclose)
-            opened.append(Replica(engine, shared, backend))
-        await opened[0].shared.database.execute("UPDATE shards SET until = '-infinity'")
-        yield opened
 
 
 @pytest.fixture

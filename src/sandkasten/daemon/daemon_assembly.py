@@ -45,14 +45,15 @@ from sandkasten.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-    from pathlib import Path
 
     from sandkasten.api.request.token_verifier import TokenVerifier
     from sandkasten.api.route import Route
     from sandkasten.daemon.http.listeners import AsgiApp, Listening
     from sandkasten.daemon.settings.resolver import Settings
     from sandkasten.daemon.settings.setting_parsers import Address
+    from sandkasten.daemon.shared_store import SharedStore
     from sandkasten.engine.engine import Engine
+    from sandkasten.store.postgres.postgres_previews import PostgresPreviews
 
 log = logging.getLogger("sandkasten.daemon")
 UPKEEP_EVERY_S: Final = 300.0
@@ -108,7 +109,7 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
                 settings, engine, books.files, recovers=True, events=events, shared=shared
             )
         )
-        public_ports = await PreviewDirectory.open(settings.previews.directory)
+        public_ports = await _open_public_ports(settings, shared, stack)
         previews = Previews(
             PreviewRules(
                 domain=settings.previews.domain,
@@ -151,12 +152,13 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
             settings=tuple(asdict(one) for one in settings.origins()),
         )
         await engine.recover_soon()
-        await public_ports.retain(await engine.ids(), clock.now())
+        if isinstance(public_ports, PreviewDirectory):
+            await public_ports.retain(await engine.ids(), clock.now())
         await stack.enter_async_context(agents)
         await stack.enter_async_context(books.pruned_regularly(clock, UPKEEP_EVERY_S))
         await stack.enter_async_context(books.audit_synced_regularly(AUDIT_SYNC_S))
         await stack.enter_async_context(_metrics_sent(settings, metrics, engine))
-        routes = await _open_compat(settings, data_dir, engine, previews, stack)
+        routes = await _open_compat(settings, shared, engine, previews, stack)
         app = App(server, (*ALL, *routes))
         preview_listener = PreviewListener(
             _with_e2b(settings, app, OnlyPreviews(app)), settings.previews
@@ -199,9 +201,21 @@ async def _metrics_sent(
             await task
 
 
+async def _open_public_ports(
+    settings: Settings, shared: SharedStore | None, stack: AsyncExitStack
+) -> PreviewDirectory | PostgresPreviews:
+    if shared is None:
+        return await PreviewDirectory.open(settings.previews.directory)
+    from sandkasten.store.postgres.postgres_previews import PostgresPreviews
+
+    found = await PostgresPreviews.open(shared.database)
+    stack.push_async_callback(found.aclose)
+    return found
+
+
 async def _open_compat(
     settings: Settings,
-    data_dir: Path,
+    shared: SharedStore | None,
     engine: Engine,
     previews: Previews,
     stack: AsyncExitStack,
@@ -209,7 +223,13 @@ async def _open_compat(
     """Return the routes of other services' protocols."""
     if not settings.compat.e2b_enabled:
         return ()
-    key = await asyncio.to_thread(read_key, data_dir)
+    data_dir = settings.data_dir.absolute()
+    if shared is None:
+        key = await asyncio.to_thread(read_key, data_dir)
+    else:
+        from sandkasten.store.postgres.postgres_previews import signing_key
+
+        key = await signing_key(shared.database, "e2b")
     e2b = open_e2b(
         key,
         settings.image_aliases,

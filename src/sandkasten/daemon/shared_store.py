@@ -41,6 +41,7 @@ _SHARED: Final = (
     "secrets",
     "runs",
     "audit log",
+    "previews",
     "network bytes of tenants",
 )
 _OF_ONE_NODE: Final = (
@@ -48,7 +49,6 @@ _OF_ONE_NODE: Final = (
     "workspaces",
     "images",
     "packages",
-    "previews",
     "recordings",
     "quotas of sessions, memory and disk",
 )

@@ -152,11 +152,7 @@ class PreviewDirectory:
                 if one == _SERIES or now < end
             }
             if len(told) >= MAX_REVOKED and link_id not in told:
-                raise QuotaExceeded(
-                    f"{MAX_REVOKED} links of this sandbox are revoked already",
-                    hint="revoke all of them: sandkasten url ID --revoke-all",
-                    quota="previews",
-                )
+                raise too_many_revoked()
             told[link_id] = until
             await self._store_revoked({**self._revoked, sandbox_id: told})
 
@@ -165,6 +161,9 @@ class PreviewDirectory:
         async with self._changing:
             series = float(self.series(sandbox_id) + 1)
             await self._store_revoked({**self._revoked, sandbox_id: {_SERIES: series}})
+
+    async def reload(self, sandbox_id: str) -> bool:
+        return False
 
     async def _store(self, public: dict[str, float | None]) -> None:
         await self._write(_PUBLIC_FILE, public)
@@ -185,6 +184,14 @@ class PreviewDirectory:
             await asyncio.to_thread(write_file, self._directory / name, data)
         except OSError as exc:
             raise disk_error("store the previews", exc, StoreUnusable) from exc
+
+
+def too_many_revoked() -> QuotaExceeded:
+    return QuotaExceeded(
+        f"{MAX_REVOKED} links of this sandbox are revoked already",
+        hint="revoke all of them: sandkasten url ID --revoke-all",
+        quota="previews",
+    )
 
 
 def _name(target: PreviewTarget) -> str:

@@ -9,13 +9,20 @@ SessionNotFound, as an unknown one.
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from sandkasten.api.proxy.port_proxy import TRAFFIC_HEADER
 from sandkasten.api.proxy.proxy_cookies import PLAIN_COOKIE, TLS_COOKIE, own_cookies
-from sandkasten.errors import PolicyDenied, SandkastenError, SessionNotFound, Unauthorized
+from sandkasten.errors import (
+    BackendUnavailable,
+    PolicyDenied,
+    SandkastenError,
+    SessionNotFound,
+    Unauthorized,
+)
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.access.api_keys import id_of_key
 from sandkasten.model.access.preview_links import (
@@ -63,6 +70,7 @@ class PublicPorts(Protocol):
     def is_revoked(self, sandbox_id: str, link_id: str) -> bool: ...
     async def revoke(self, sandbox_id: str, link_id: str, *, now: float, until: float) -> None: ...
     async def revoke_all(self, sandbox_id: str) -> None: ...
+    async def reload(self, sandbox_id: str) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +144,8 @@ class Previews:
         """
         now = self._clock.now()
         lasts_s = link_ttl(ttl_s)
+        # Another daemon may have revoked all links, and an old series would make a dead one.
+        await self._ports.reload(target.sandbox_id)
         if public:
             self._check_public()
             await self._ports.publish(target, None if ttl_s is None else now + lasts_s)
@@ -202,7 +212,17 @@ class Previews:
 
     # ---- requests
 
-    def admit(self, entry: Entry, doorkeeper: Doorkeeper) -> Admitted | Exchange:
+    async def admit(self, entry: Entry, doorkeeper: Doorkeeper) -> Admitted | Exchange:
+        try:
+            return self._admit(entry, doorkeeper)
+        except Unauthorized:
+            # Another daemon may have made the link, or opened the port, a moment ago.
+            with suppress(BackendUnavailable):
+                if await self._ports.reload(entry.target.sandbox_id):
+                    return self._admit(entry, doorkeeper)
+            raise
+
+    def _admit(self, entry: Entry, doorkeeper: Doorkeeper) -> Admitted | Exchange:
         target, now = entry.target, self._clock.now()
         token = token_of(entry.query)
         verdict: Verdict | None = None

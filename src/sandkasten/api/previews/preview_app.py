@@ -92,7 +92,7 @@ class PreviewApp:
                 raise Busy("the daemon is shutting down", hint="try again")
             entry = await self._entry(name, method, scope, headers)
             assert self._server.previews is not None
-            admitted = self._server.previews.admit(entry, self._server.doorkeeper)
+            admitted = await self._server.previews.admit(entry, self._server.doorkeeper)
             if isinstance(admitted, Exchange):
                 await self._exchanged(admitted, scope)(scope, receive, answer)
                 return
