@@ -254,7 +254,7 @@ async def test_every_request_has_one_line_in_the_log(engine, caplog):
         path = "/v1/sessions/sbx_0000000000000000"
         await daemon.ask("GET", path + "?a%0ab=%1b", headers={**key, "X-Request-Id": "mine"})
         await daemon.ask("GET", "/v1/no%0athing", headers=key)
-        await daemon.ask("GET", "/healthz", headers={"X-Request-Id": "a\tb"})
+        await daemon.ask("GET", "/v1/version", headers={"X-Request-Id": "a\tb"})
         with pytest.raises(aiohttp.WSServerHandshakeError):
             await daemon.http.ws_connect(daemon.url + path + "/pty", headers=key)
         await say(daemon.port, b"GET / HTTP/1.1\r\n\0\r\n")
@@ -269,9 +269,23 @@ async def test_every_request_has_one_line_in_the_log(engine, caplog):
     assert all(re.fullmatch(r"req_[0-9a-f]{16}", one) for one in ids)
     assert lines == [
         _line("GET", "none", 404, ("key_1", "t1"), "NOT_FOUND"),
-        _line("GET", "/healthz", 200, (None, None), None),
+        _line("GET", "/v1/version", 200, (None, None), None),
         _line("WS", "/v1/sessions/{id}/pty", 404, ("key_1", "t1"), "SESSION_NOT_FOUND"),
         _line(None, "none", 400, (None, None), "INVALID_REQUEST"),
+    ]
+
+
+async def test_probes_that_succeed_are_not_logged_by_default(daemon, caplog):
+    caplog.set_level("DEBUG", logger="sandkasten.api")
+    for path in ("/healthz", "/readyz"):
+        assert (await daemon.ask("GET", path)).status == 200
+    daemon.server.draining = True
+    await daemon.ask("GET", "/readyz")
+    lines = [one for one in caplog.records if one.getMessage() == "http.request"]
+    assert [(one.sandkasten["route"], one.levelname) for one in lines] == [
+        ("/healthz", "DEBUG"),
+        ("/readyz", "DEBUG"),
+        ("/readyz", "INFO"),
     ]
 
 

@@ -12,6 +12,7 @@ from sandkasten.errors import BackendUnavailable
 from sandkasten.store.postgres.database_requirements import database_requirements, encryption
 from sandkasten.store.postgres.postgres_database import PostgresDatabase
 from sandkasten.store.postgres.postgres_schema import postgres_migrations
+from tests.api.daemon_in_process import serving
 from tests.postgres_server import PostgresServer, new_schema
 
 if TYPE_CHECKING:
@@ -111,6 +112,10 @@ async def test_a_database_that_is_away_makes_the_machine_not_ready(tmp_path):
             assert found.reason.startswith("database: the database does not answer")
             assert "store.url" in found.remedy
             # A daemon still serves its sandboxes then.
-            assert (await engine.probe_backend()).ready
+            async with serving(engine) as daemon:
+                told = await daemon.ask("GET", "/readyz")
+                assert (told.status, told.json["code"]) == (503, "BACKEND_UNAVAILABLE")
+                assert "database: the database does not answer" in told.json["message"]
+                assert (await daemon.ask("GET", "/healthz")).status == 200
         finally:
             await engine.aclose()

@@ -7,8 +7,11 @@ is logged instead. The request id has only letters, digits and three other chara
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 log = logging.getLogger("sandkasten.api")
+# What probes and scrapers ask for, many times a minute.
+_ROUTINE: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 
 
 def log_request(
@@ -22,8 +25,12 @@ def log_request(
     tenant: str | None,
     code: str | None,
 ) -> None:
-    """Log a request. What is unknown is None; `status` is 0 if the client had left."""
-    if log.isEnabledFor(logging.INFO):
+    """Log a request. What is unknown is None; `status` is 0 if the client had left.
+
+    Probes and scrapes that succeed are DEBUG.
+    """
+    level = logging.DEBUG if route in _ROUTINE and code is None else logging.INFO
+    if log.isEnabledFor(level):
         fields = {
             "method": method,
             "route": route or "none",
@@ -34,4 +41,4 @@ def log_request(
             "tenant": tenant,
             "code": code,
         }
-        log.info("http.request", extra={"sandkasten": fields})
+        log.log(level, "http.request", extra={"sandkasten": fields})

@@ -123,7 +123,7 @@ async def readyz(call: Call) -> Response:
     reason = await _not_ready(server)
     if reason is not None:
         raise BackendUnavailable(
-            f"backend {server.engine.backend_name} cannot create sandboxes: {reason}",
+            f"no sandbox can be created on backend {server.engine.backend_name}: {reason}",
             hint="run sandkasten doctor to see what is missing",
         )
     degraded = [
@@ -225,8 +225,7 @@ async def _not_ready(server: Server) -> str | None:
 
 
 async def _probed(server: Server) -> str | None:
-    # Not its database: while that is away, live sandboxes are still served.
-    found = await _readiness(server.engine.probe_backend)
+    found = await _readiness(server.engine.probe)
     return None if found.ready else found.reason
 
 
@@ -260,6 +259,9 @@ ROUTES = (
         scope=None,
         answer=Ready,
         errors=(Busy, BackendUnavailable),
+        description="503 if the default backend or the database of `store.url` does not answer. "
+        "Live sessions go on then, so a load balancer should ask `/healthz`. Looks at most once "
+        "in ten seconds.",
     ),
     Route(
         "GET",
