@@ -31,7 +31,7 @@ from sandkasten.errors import (
 )
 from sandkasten.model.access.api_keys import DEFAULT_SCOPES, make_key
 from sandkasten.model.access.stored_secrets import SecretRequest
-from sandkasten.model.access.tenancy import TenantQuota
+from sandkasten.model.access.tenancy import TenantQuota, TenantTally
 from sandkasten.model.audit_records import AuditHead
 from sandkasten.model.journal_rows import ExecRow, KeyRow, SessionRow
 from sandkasten.model.sandbox.lifecycle import State
@@ -340,6 +340,36 @@ async def test_changes_of_another_process_of_the_node_are_listed_at_once(open_po
     assert list(await other.list()) == [first, changed]
     await one.drop(first.id)
     assert list(await other.list()) == [changed]
+
+
+async def test_the_database_counts_the_sandboxes_of_a_tenant(open_postgres):
+    database = await open_postgres()
+    store = PostgresLedger(database, "node_1", shared=frozenset({"oci"}))
+    other = PostgresLedger(database, "node_2", shared=frozenset({"oci"}))
+    one = replace(record(), tenant="t")
+    size = one.limits
+    another = replace(record(), tenant="t", workspace_id="named", state=State.CREATING)
+    for row in (
+        one,
+        another,
+        replace(record(), tenant="t", state=State.LOST),
+        replace(record(), tenant="t", acquired="spare"),
+        replace(record(), tenant="t", acquired="internal"),
+        record(),
+    ):
+        await store.put(row)
+    await other.put(replace(record(), tenant="t"))
+    two = TenantTally(2, 2 * size.memory_bytes, size.workspace_bytes)
+    assert await store.tally("t") == two
+    shared = replace(record(), tenant="t", backend="oci")
+    await other.put(shared)
+    three = TenantTally(3, 3 * size.memory_bytes, 2 * size.workspace_bytes)
+    assert await store.tally("t") == three
+    await store.put(replace(shared, state=State.LOST))
+    assert await store.tally("t") == two
+    await database.execute("UPDATE ledger SET row = '{' WHERE id = $1", another.id)
+    await store.drop(one.id)
+    assert await store.tally("t") == await store.tally("nobody") == TenantTally()
 
 
 async def test_a_damaged_row_is_reported_and_treated_as_missing(open_postgres):

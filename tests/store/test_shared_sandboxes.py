@@ -9,9 +9,11 @@ import pytest
 from sandkasten.daemon import engine_assembly
 from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.settings.resolver import load
-from sandkasten.errors import InvalidConfiguration, SessionExpired
+from sandkasten.errors import InvalidConfiguration, QuotaExceeded, SessionExpired
+from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from sandkasten.store.postgres.postgres_ledger import PostgresLedger
 
 pytestmark = pytest.mark.promise("P98")
 
@@ -72,6 +74,23 @@ async def test_every_engine_serves_the_sandboxes_of_a_shared_backend(engines):
     with pytest.raises(SessionExpired, match="was destroyed"):
         await one.exec(made.id, ExecRequest("echo $greeting"))
     assert list(await one.list()) == []
+
+
+async def test_a_quota_is_counted_without_reading_the_rows(engines, monkeypatch):
+    one, other = engines
+    quota = TenantQuota(max_sessions=2, max_memory_bytes=1 << 40, max_disk_bytes=1 << 50)
+    made = await one.create(CreateRequest(), quota)
+
+    async def rows(_):
+        raise AssertionError("all rows were read under the lock of the tenant")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PostgresLedger, "list", rows)
+        await other.create(CreateRequest(), quota)
+    with pytest.raises(QuotaExceeded, match="has 2 of 2 sessions"):
+        await other.create(CreateRequest(), quota)
+    await one.destroy(made.id)
+    await one.create(CreateRequest(), quota)
 
 
 async def test_an_engine_that_cannot_be_opened_closes_its_database(

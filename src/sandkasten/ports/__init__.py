@@ -54,6 +54,7 @@ from sandkasten.ports.persistence import (
     Recordings,
     Secrets,
     Store,
+    TalliesTenants,
     Workspaces,
 )
 from sandkasten.ports.spans import UNTRACED, Span, Tracing
@@ -107,6 +108,7 @@ __all__ = [
     "Secrets",
     "Span",
     "Store",
+    "TalliesTenants",
     "TenantAgents",
     "Tracing",
     "Watchful",

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from sandkasten.model.access.stored_secrets import OpenSecret, Secret, SecretRequest
+    from sandkasten.model.access.tenancy import TenantTally
     from sandkasten.model.audit_records import AuditFilter, AuditHead, AuditReport, AuditRow
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.journal_rows import (
@@ -66,6 +67,15 @@ class HasRequirements(Protocol):
 
     async def requirements(self) -> Sequence[Requirement]:
         """Return the lines of `doctor`. What is unavailable is a line and not an error."""
+        ...
+
+
+@runtime_checkable
+class TalliesTenants(Protocol):
+    """A ledger that counts without a look at each record."""
+
+    async def tally(self, tenant: str) -> TenantTally:
+        """Count the sandboxes of a tenant, without those that are lost or internal."""
         ...
 
 

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from sandkasten.errors import QuotaExceeded, WorkspaceDamaged, WorkspaceNotFound
 from sandkasten.lazy_dataclass import dataclass
-from sandkasten.model.access.tenancy import TenantUsage, unscoped
+from sandkasten.model.access.tenancy import TenantTally, TenantUsage, unscoped
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.limits import MIB
 from sandkasten.model.sandbox.network_limits import Allowance
 from sandkasten.model.sandbox.network_policy import CLOSED, NetworkPolicy
 from sandkasten.model.sandbox.network_shares import daily_allowance, shared_limits
+from sandkasten.ports import TalliesTenants
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -94,15 +95,15 @@ class TenantQuotas:
             yield need.network
             return
         async with self._locked(tenant):
-            records = [one for one in await self._store.list() if _counts(one, tenant)]
             try:
-                network = await self._check(tenant, quota, need, records)
+                network = await self._check(tenant, quota, need, await self._tally(tenant))
             except QuotaExceeded:
                 # A sandbox that died unnoticed does not count.
+                records = await self._records(tenant)
                 living = await self._claims.living(records)
                 if len(living) == len(records):
                     raise
-                network = await self._check(tenant, quota, need, living)
+                network = await self._check(tenant, quota, need, _sum(living), living)
             yield network
 
     @asynccontextmanager
@@ -124,11 +125,7 @@ class TenantQuotas:
             return
         tenant = handle.record.tenant
         async with self._locked(tenant):
-            others = [
-                one
-                for one in await self._store.list()
-                if _counts(one, tenant) and one.id != handle.record.id
-            ]
+            others = [one for one in await self._records(tenant) if one.id != handle.record.id]
             counted = await self._traffic.counted(handle)
             yield await self._share(tenant, quota, network, others, counted)
 
@@ -144,20 +141,21 @@ class TenantQuotas:
             yield None
             return
         async with self._locked(tenant):
-            records = [one for one in await self._store.list() if _counts(one, tenant)]
-            yield max(0, quota.max_disk_bytes - await self._disk(tenant, records))
+            own = (await self._tally(tenant)).disk_bytes
+            yield max(0, quota.max_disk_bytes - await self._disk(tenant, own))
 
     async def usage(self, tenant: str) -> TenantUsage:
         """Return what the tenant has of each quota now."""
-        records = [one for one in await self._store.list() if _counts(one, tenant)]
-        disk = await self._disk(tenant, records)
+        records = await self._records(tenant)
+        tally = _sum(records)
+        disk = await self._disk(tenant, tally.disk_bytes)
         if self._stored_files is not None:
             disk += await self._stored_files.usage(tenant)
         open_ones = [self._control.recorded(one).limits for one in records if one.network != "none"]
         bandwidths = [one.bandwidth_bps for one in open_ones if one.bandwidth_bps is not None]
         return TenantUsage(
-            sessions=len(records),
-            memory_bytes=sum(one.limits.memory_bytes for one in records),
+            sessions=tally.sessions,
+            memory_bytes=tally.memory_bytes,
             disk_bytes=disk,
             network_connections=sum(one.connections for one in open_ones),
             network_bandwidth_bps=sum(bandwidths) if len(bandwidths) == len(open_ones) else None,
@@ -167,14 +165,31 @@ class TenantQuotas:
     def _locked(self, tenant: str) -> AbstractAsyncContextManager[None]:
         return self._store.lock("tenant:" + tenant, wait_s=_LOCK_WAIT_S)
 
+    async def _tally(self, tenant: str) -> TenantTally:
+        if isinstance(self._store, TalliesTenants):
+            return await self._store.tally(tenant)
+        return _sum(await self._records(tenant))
+
+    async def _records(self, tenant: str) -> list[Record]:
+        """Return the rows that count for a tenant."""
+        return [
+            one
+            for one in await self._store.list()
+            if one.tenant == tenant and not one.hidden and one.state is not State.LOST
+        ]
+
     async def _check(
         self,
         tenant: str,
         quota: TenantQuota,
         need: Need,
-        records: Sequence[Record],
+        tally: TenantTally,
+        records: Sequence[Record] | None = None,
     ) -> NetworkPolicy:
-        most, sessions = quota.max_sessions, len(records)
+        """`records`: the rows of the tally, if they are known; only shares of a network need
+        them.
+        """
+        most, sessions = quota.max_sessions, tally.sessions
         if most is not None and need.sessions and sessions + need.sessions > most:
             raise QuotaExceeded(
                 f"tenant {tenant} has {sessions} of {most} sessions",
@@ -183,18 +198,20 @@ class TenantQuotas:
                 limit=most,
                 used=sessions,
             )
-        most, memory = quota.max_memory_bytes, sum(one.limits.memory_bytes for one in records)
+        most, memory = quota.max_memory_bytes, tally.memory_bytes
         if most is not None and need.memory_bytes and memory + need.memory_bytes > most:
             raise _bytes("memory", tenant, memory, need.memory_bytes, most)
         most = quota.max_disk_bytes
         if most is not None and need.disk_bytes:
-            disk = await self._disk(tenant, records)
+            disk = await self._disk(tenant, tally.disk_bytes)
             if self._stored_files is not None:
                 disk += await self._stored_files.usage(tenant)
             if disk + need.disk_bytes > most:
                 raise _bytes("disk", tenant, disk, need.disk_bytes, most)
         if need.network.closed or not quota.limits_network:
             return need.network
+        if records is None:
+            records = await self._records(tenant)
         return await self._share(tenant, quota, need.network, records)
 
     async def _share(
@@ -212,8 +229,8 @@ class TenantQuotas:
             used = await self._traffic.used(tenant)
         return replace(network, allowance=daily_allowance(tenant, quota, used, counted))
 
-    async def _disk(self, tenant: str, records: Sequence[Record]) -> int:
-        own = sum(one.limits.workspace_bytes for one in records if one.workspace_id is None)
+    async def _disk(self, tenant: str, own: int) -> int:
+        """Add the named workspaces to the bytes of the others."""
         if not self._claims.kept:
             return own
         port = self._claims.port
@@ -237,8 +254,9 @@ def _limits(quota: TenantQuota) -> bool:
     return quota.limits_network or any(one is not None for one in limits)
 
 
-def _counts(record: Record, tenant: str) -> bool:
-    return record.tenant == tenant and not record.hidden and record.state is not State.LOST
+def _sum(records: Sequence[Record]) -> TenantTally:
+    own = [one.limits.workspace_bytes for one in records if one.workspace_id is None]
+    return TenantTally(len(records), sum(one.limits.memory_bytes for one in records), sum(own))
 
 
 def _bytes(what: str, tenant: str, used: int, need: int, limit: int) -> QuotaExceeded:

@@ -50,6 +50,16 @@ class TenantQuota:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantTally:
+    """What the sandboxes of a tenant take together."""
+
+    sessions: int = 0
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+    """Of workspaces without a name."""
+
+
+@dataclass(frozen=True, slots=True)
 class TenantUsage:
     """What a tenant has of each quota."""
 

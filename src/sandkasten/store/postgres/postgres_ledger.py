@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from sandkasten.disk.process_identity import boot_id, this_process
 from sandkasten.errors import Busy
+from sandkasten.model.access.tenancy import TenantTally
 from sandkasten.model.ids import SandboxId
 from sandkasten.store.ledger_rows import decode_row, encode_row
 from sandkasten.store.postgres.database_requirements import database_requirements
@@ -52,6 +53,10 @@ _VERSIONS = f"SELECT id, {_VERSION} FROM ledger WHERE {_VISIBLE} ORDER BY create
 _ROWS = f"""
 SELECT id, node, row, {_VERSION}, {ALIVE.format(node="ledger.node")} AS alive
 FROM ledger WHERE {_VISIBLE}
+"""  # noqa: S608
+_TALLY = f"""
+SELECT count(*), coalesce(sum(memory_bytes), 0), coalesce(sum(disk_bytes), 0)
+FROM ledger WHERE {_VISIBLE} AND counts_for = $3
 """  # noqa: S608
 _DROP = f"DELETE FROM ledger WHERE {_VISIBLE} AND id = $3 AND {{held}}"  # noqa: S608
 # Locks the lease, so that no other daemon takes it before the write is committed.
@@ -128,6 +133,11 @@ class PostgresLedger:
             raise Busy(
                 "another daemon looks after this sandbox now", hint="it finishes what was begun"
             )
+
+    async def tally(self, tenant: str) -> TenantTally:
+        """Implement `ports.TalliesTenants`."""
+        (found,) = await self._database.fetch(_TALLY, *self._mine, tenant)
+        return TenantTally(*map(int, found))
 
     async def corrupt(self) -> Ids:
         await self._refresh()
