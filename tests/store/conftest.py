@@ -121,5 +121,9 @@ async def replicas(postgres_server, tmp_path, monkeypatch):
             engine = await open_engine(settings, journal=books.journal, shared=shared)
             stack.push_async_callback(engine.aclose)
             opened.append(Replica(engine, shared, backend))
+        # What tests before this one left in the database has ended with its backend.
+        await opened[0].shared.database.execute("DELETE FROM ledger")
         await opened[0].shared.database.execute("UPDATE shards SET until = '-infinity'")
         yield opened
+    for the_id in await backend.owned():
+        await backend.discard(the_id)

@@ -9,11 +9,13 @@ import pytest
 from sandkasten.daemon import engine_assembly
 from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.settings.resolver import load
+from sandkasten.engine.lifecycle import sandboxes
 from sandkasten.errors import InvalidConfiguration, QuotaExceeded, SessionExpired
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.store.postgres.postgres_ledger import PostgresLedger
+from tests.api.daemon_in_process import serving
 
 pytestmark = pytest.mark.promise("P98")
 
@@ -76,13 +78,48 @@ async def test_every_engine_serves_the_sandboxes_of_a_shared_backend(engines):
     assert list(await one.list()) == []
 
 
+async def test_a_second_request_for_a_session_that_starts_slowly_is_told_to_try_again(
+    replicas, monkeypatch
+):
+    one, other = replicas
+    pulled, asked = asyncio.Event(), asyncio.Event()
+    create = one.backend.create
+
+    async def pull_and_create(*given):
+        asked.set()
+        await pulled.wait()
+        return await create(*given)
+
+    monkeypatch.setattr(one.backend, "create", pull_and_create)
+    first = asyncio.create_task(one.engine.create(CreateRequest(session_key="k")))
+    await asked.wait()
+    monkeypatch.setattr(sandboxes, "LOCK_WAIT_S", 0.05)
+    (row,) = await other.engine.list()
+    async with serving(other.engine) as daemon:
+        refused = await daemon.ask("POST", "/v1/sessions", {"session_key": "k"})
+        assert (refused.status, refused.json["code"]) == (503, "BUSY")
+        assert "session_key" in refused.json["message"]
+        assert "send the same request again" in refused.json["hint"]
+        assert refused.json["retryable"]
+        assert refused.headers["Retry-After"]
+        busy = await daemon.ask("DELETE", f"/v1/sessions/{row.id}")
+        assert (busy.status, busy.json["code"], busy.json["hint"] != "") == (503, "BUSY", True)
+        pulled.set()
+        made = await first
+        joined = await daemon.ask("POST", "/v1/sessions", {"session_key": "k"})
+        assert (joined.json["id"], joined.json["created"]) == (made.id, False)
+
+
 async def test_a_quota_is_counted_without_reading_the_rows(engines, monkeypatch):
     one, other = engines
     quota = TenantQuota(max_sessions=2, max_memory_bytes=1 << 40, max_disk_bytes=1 << 50)
     made = await one.create(CreateRequest(), quota)
 
-    async def rows(_):
-        raise AssertionError("all rows were read under the lock of the tenant")
+    create, read = asyncio.current_task(), PostgresLedger.list
+
+    async def rows(ledger):
+        assert asyncio.current_task() is not create, "all rows were read under the lock"
+        return await read(ledger)
 
     with monkeypatch.context() as patched:
         patched.setattr(PostgresLedger, "list", rows)

@@ -8,7 +8,7 @@ leftovers. A create that fails or is cancelled removes what it made before it ra
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -57,6 +57,8 @@ from sandkasten.ports import (
 from sandkasten.wire.channel import Channel
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from sandkasten.engine.lifecycle.admission import Admission
     from sandkasten.engine.pool.warm_pool import WarmPool
     from sandkasten.engine.session_journal import SessionJournal
@@ -120,7 +122,7 @@ class Sandboxes:
             plan = await self._planner.plan(request, sites=sites, joins=joins)
             if plan.session_key is None:
                 return await self._created(plan, quota)
-            async with self._store.lock("key:" + plan.session_key, wait_s=LOCK_WAIT_S):
+            async with self._key_lock(plan.session_key):
                 found = await self._store.find_key(plan.session_key)
                 if found is not None:
                     if await self._usable(found):
@@ -130,6 +132,20 @@ class Sandboxes:
                 if joins is None:
                     return await self._created(plan, quota)
             # The session ended meanwhile, and the plan has no image for a new one.
+
+    @asynccontextmanager
+    async def _key_lock(self, key: str) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(self._store.lock("key:" + key, wait_s=LOCK_WAIT_S))
+            except Busy as exc:
+                # A backend that `StartsSlowly` may need minutes, for example to pull an image.
+                raise Busy(
+                    "another request is creating or removing the session of this session_key"
+                    f" (waited {LOCK_WAIT_S:g} s)",
+                    hint="send the same request again: it joins the session when it is there",
+                ) from exc
+            yield
 
     async def _created(self, plan: SandboxPlan, quota: TenantQuota | None) -> Info:
         info = self.describe(await self.acquire(plan, quota), created=True)
