@@ -22,6 +22,7 @@ from sandkasten.errors import (
     SandkastenError,
 )
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.linux.processes import Pinned
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -161,11 +162,20 @@ def _answered(process: subprocess.Popen[bytes], plan: bytes) -> dict[str, Any]:
     finally:
         for pipe in (process.stdin, process.stdout, process.stderr):
             pipe.close()
-        try:
-            process.wait(_OUTER_DEADLINE_S)
-        except subprocess.TimeoutExpired:
+        if not _ended(process, _OUTER_DEADLINE_S):
             process.kill()
-            process.wait()
+        process.wait()
+
+
+def _ended(process: subprocess.Popen[bytes], within_s: float) -> bool:
+    """Wait for the end of a process. `Popen.wait` with a deadline would sleep a millisecond or more
+    between two looks.
+    """
+    pinned = Pinned(process.pid, os.pidfd_open(process.pid))
+    try:
+        return pinned.wait(within_s)
+    finally:
+        pinned.close()
 
 
 def _line(fd: int, process: subprocess.Popen[bytes]) -> bytes:
