@@ -90,6 +90,14 @@ fn launch() -> Outcome<Launched> {
     let control_fd = plan.network.as_ref().map_or(0, |n| n.control_fd);
     sys::close_all_but(&[0, 1, 2, plan.listen_fd, control_fd])
         .map_err(failed("descriptors", "close_range"))?;
+    let begin = || {
+        let map = plan.id_map?;
+        let owner = map.base + plan.workspace_owner;
+        volume::begin(&plan.workspace, mounts::WORKSPACE_DIRECTORIES, owner)
+    };
+    // First, because it takes longest. With an egress it has to wait: a child that stays must not come
+    // from a process with two threads.
+    let early = plan.network.is_none().then(begin).flatten();
     // Joined before any namespace is made, so that this cgroup is the root of the cgroup namespace and
     // /proc/self/cgroup inside shows "/".
     for file in &plan.cgroup_tasks {
@@ -99,11 +107,7 @@ fn launch() -> Outcome<Launched> {
         Some(network) => Some(network::start(network, plan.cgroup_v2.as_deref())?),
         None => None,
     };
-    // After the egress was forked: a child that stays must not come from a process with two threads.
-    let workspace = plan.id_map.and_then(|map| {
-        let owner = map.base + plan.workspace_owner;
-        volume::begin(&plan.workspace, mounts::WORKSPACE_DIRECTORIES, owner)
-    });
+    let workspace = early.or_else(begin);
     let mut own_network = None;
     let userns = match plan.id_map {
         Some(map) => {
