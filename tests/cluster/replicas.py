@@ -148,12 +148,12 @@ async def _new_database(server: PostgresServer, name: str) -> str:
 
 
 def _objects(cluster: Cluster, installation: str) -> list[str]:
+    """Return them from all namespaces."""
     selector = urlencode({"labelSelector": f"sandkasten.owner={installation}"})
-    place = "/api/v1/namespaces/default"
     return sorted(
         f"{kind}/{one['metadata']['name']}"
         for kind in ("pods", "secrets")
-        for one in cluster.api.ask("GET", f"{place}/{kind}?{selector}")["items"]
+        for one in cluster.api.ask("GET", f"/api/v1/{kind}?{selector}")["items"]
     )
 
 

@@ -37,6 +37,7 @@ pytestmark = [
     pytest.mark.promise("P105"),
 ]
 CHART = str(DEPLOY / "helm" / "sandkasten")
+TENANT = "sandboxes-acme"
 _OF_HELM = {
     "app.kubernetes.io/version",
     "app.kubernetes.io/managed-by",
@@ -79,14 +80,16 @@ def _rendered(
     return [one for one in yaml.safe_load_all(text) if one]
 
 
-def _by_name(objects: list[dict[str, Any]]) -> dict[tuple[str, str], Any]:
+def _by_name(objects: list[dict[str, Any]]) -> dict[tuple[str, ...], Any]:
     """Return the objects without what only Helm adds, and with the settings as values."""
     found = {}
     for one in objects:
         one = _without(one)
         if one["kind"] == "ConfigMap":
             one["data"] = yaml.safe_load(one["data"]["sandkasten.yaml"])
-        found[one["kind"], one["metadata"]["name"]] = one
+        # Names are unique, but for those of a tenant's namespace.
+        tenant = (TENANT,) if one["metadata"].get("namespace") == TENANT else ()
+        found[one["kind"], one["metadata"]["name"], *tenant] = one
     return found
 
 
@@ -121,6 +124,38 @@ def test_values_add_the_optional_objects(helm: Callable[..., str]) -> None:
     del wanted["Deployment", "sandkasten"]["spec"]["replicas"]
     del wanted["Namespace", NAMESPACE]
     assert found == wanted
+
+
+@pytest.mark.promise("P109")
+def test_a_tenant_gets_a_namespace_with_a_quota(helm: Callable[..., str]) -> None:
+    wanted = _by_name(manifests("tenant"))
+    del wanted["Namespace", NAMESPACE]
+    quota = wanted["ResourceQuota", "sandkasten", TENANT]["spec"]["hard"]
+    settings = wanted["ConfigMap", "sandkasten"]["data"]["backends"]["kubernetes"]
+    settings["tenant_namespaces"] = {"acme": TENANT}
+    tenant = {"namespace": TENANT, "tenants": ["acme"], "quota": quota}
+    found = _by_name(_rendered(helm, {"sandboxes": {"tenantNamespaces": [tenant]}}))
+    assert found == wanted
+
+
+def test_rights_for_agent_sandbox_are_given_in_every_namespace(helm: Callable[..., str]) -> None:
+    before = _by_name(_rendered(helm))
+    found = _by_name(_rendered(helm, {"agentSandbox": True}))
+    added = {name: one for name, one in found.items() if name not in before}
+    plain = _by_name(manifests("agent-sandbox"))
+    assert added == {name: one for name, one in plain.items() if "agent-sandbox" in name[1]}
+    tenant = {"namespace": TENANT, "tenants": ["acme", "beta"]}
+    more = {"agentSandbox": True, "sandboxes": {"tenantNamespaces": [tenant]}}
+    found = _by_name(_rendered(helm, more))
+    rules = [
+        one["rules"]
+        for name, one in found.items()
+        if name[:2] == ("Role", "sandkasten-agent-sandbox")
+    ]
+    assert len(rules) == 2
+    assert rules[0] == rules[1]
+    # Without a quota there is none.
+    assert not [name for name in found if name[0] == "ResourceQuota"]
 
 
 def test_names_and_settings_follow_the_values(helm: Callable[..., str]) -> None:

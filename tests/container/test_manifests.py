@@ -13,13 +13,14 @@ import yaml
 
 from sandkasten import __version__
 from sandkasten.api.routes.route_table import ALL
-from sandkasten.backends.kubernetes.backend import _NEEDED
+from sandkasten.backends.kubernetes.cluster_requirements import _NEEDED
 from sandkasten.daemon.settings.resolver import Settings, load
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAIN = ROOT / "deploy" / "kubernetes"
 CHART = ROOT / "deploy" / "helm" / "sandkasten"
 GUIDE = ROOT / "docs" / "guides" / "kubernetes.md"
+TENANT_NAMESPACE = "sandboxes-acme"
 pytestmark = pytest.mark.promise("P105")
 
 
@@ -29,8 +30,14 @@ def objects(*kinds: str) -> list[dict[str, Any]]:
     return [one for one in found if not kinds or one["kind"] in kinds]
 
 
-def only(kind: str, name: str = "sandkasten") -> dict[str, Any]:
-    (found,) = [one for one in objects(kind) if one["metadata"]["name"] == name]
+def only(kind: str, name: str = "sandkasten", tenant: bool = False) -> dict[str, Any]:
+    """Return an object of the installation, or of the example of a tenant's namespace."""
+    (found,) = [
+        one
+        for one in objects(kind)
+        if one["metadata"]["name"] == name
+        and (one["metadata"].get("namespace") == TENANT_NAMESPACE) is tenant
+    ]
     return found
 
 
@@ -98,10 +105,34 @@ def test_the_role_has_what_the_backend_needs_and_nothing_else() -> None:
     assert [one["kind"] for one in objects("ClusterRole", "ClusterRoleBinding")] == []
 
 
+@pytest.mark.promise("P109")
+def test_a_namespace_of_a_tenant_is_as_that_of_all_tenants() -> None:
+    for kind, name in (
+        ("Role", "sandkasten"),
+        ("RoleBinding", "sandkasten"),
+        ("NetworkPolicy", "sandkasten-closed"),
+    ):
+        ours, theirs = only(kind, name), only(kind, name, tenant=True)
+        ours["metadata"]["namespace"] = TENANT_NAMESPACE
+        assert theirs == ours
+    assert only("ResourceQuota", tenant=True)["spec"]["hard"]
+    labels = [one["metadata"]["labels"] for one in objects("Namespace")]
+    assert labels == [{"pod-security.kubernetes.io/enforce": "restricted"}] * 3
+
+
+def test_the_rights_for_agent_sandbox_are_those_of_the_guide() -> None:
+    rules = [yaml.safe_load(text) for text in _blocks() if "agents.x-k8s.io]" in text]
+    assert rules == [only("Role", "sandkasten-agent-sandbox")["rules"]]
+
+
+def _blocks() -> list[str]:
+    return re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+
+
 def test_the_guide_shows_the_role_of_the_manifests() -> None:
     shown = [
         one
-        for text in re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+        for text in _blocks()
         for one in yaml.safe_load_all(text)
         # A snippet of rules alone is a list.
         if isinstance(one, dict) and one.get("kind") == "Role"

@@ -136,7 +136,7 @@ class FarWorld:
         self.policy = Policy()
         self.engine = self.another()
 
-    def another(self) -> Engine:
+    def another(self, **more: Any) -> Engine:
         return Engine(
             backends={"docker": self.far, "local": self.near},
             default_backend="local",
@@ -146,6 +146,7 @@ class FarWorld:
             clock=self.clock,
             events=self.events,
             journal=self.journal,
+            **more,
         )
 
     async def state(self, the_id: str) -> str:

@@ -59,9 +59,11 @@ class Script:
     lost_answers: int = 0
     """How many POSTs are done, and answered with a closed connection."""
     quota: dict[str, int] = field(default_factory=dict)
-    """How many objects of a kind there may be; it is looked at before the name."""
+    """How many objects of a kind there may be, in a namespace; it is looked at before the name."""
     cut_watches: int = 0
     """How many watches are cut off as soon as they are open."""
+    forbidden: set[str] = field(default_factory=set)
+    """Namespaces in which we have no rights."""
     away: bool = False
     controller: bool = True
     """Whether the controller of agent-sandbox runs."""
@@ -154,6 +156,10 @@ class FakeCluster:
             raise web.HTTPServiceUnavailable
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
             return _status(401, "Unauthorized", "Unauthorized")
+        namespace = request.match_info.get("namespace", "")
+        if namespace in self.script.forbidden:
+            told = f'pods is forbidden: no access in the namespace "{namespace}"'
+            return _status(403, "Forbidden", told)
         answer: web.StreamResponse = await handler(request)
         return answer
 
@@ -172,7 +178,10 @@ class FakeCluster:
         return web.json_response({"gitVersion": "v1.36.3"})
 
     async def _may(self, request: web.Request) -> web.Response:
-        return web.json_response({**await request.json(), "status": {"allowed": True}}, status=201)
+        asked = await request.json()
+        namespace = asked["spec"]["resourceAttributes"]["namespace"]
+        allowed = namespace not in self.script.forbidden
+        return web.json_response({**asked, "status": {"allowed": allowed}}, status=201)
 
     async def _create(self, request: web.Request) -> web.Response:
         kind, body = request.match_info["kind"], await request.json()
@@ -180,7 +189,12 @@ class FakeCluster:
         if kind == "pods" and self.script.refusal is not None:
             return _status(*self.script.refusal)
         assert request.query["fieldValidation"] == "Strict"
-        if sum(its == kind for its, _ in self.objects) >= self.script.quota.get(kind, math.inf):
+        namespace = body["metadata"]["namespace"] = request.match_info["namespace"]
+        there = sum(
+            its == kind and one["metadata"].get("namespace") == namespace
+            for (its, _), one in self.objects.items()
+        )
+        if there >= self.script.quota.get(kind, math.inf):
             return _status(403, "Forbidden", f'{kind} "{name}" is forbidden: exceeded quota: boxes')
         if (kind, name) in self.objects:
             return _status(409, "AlreadyExists", f'{kind} "{name}" already exists')
@@ -206,10 +220,15 @@ class FakeCluster:
 
     async def _get(self, request: web.Request) -> web.Response:
         kind, name = request.match_info["kind"], request.match_info["name"]
-        found = self.objects.get((kind, name))
+        found = self._named(request)
         if found is None:
             return _status(404, "NotFound", f'{kind} "{name}" not found')
         return await self._answer("get", kind, found)
+
+    def _named(self, request: web.Request) -> dict[str, Any] | None:
+        """Return the object, if it is in the namespace of the request."""
+        found = self.objects.get((request.match_info["kind"], request.match_info["name"]))
+        return found if found is not None and _is_in(found, request) else None
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
         kind = request.match_info["kind"]
@@ -219,7 +238,9 @@ class FakeCluster:
         found = [
             one
             for (its, _), one in self.objects.items()
-            if its == kind and wanted.items() <= one["metadata"]["labels"].items()
+            if its == kind
+            and _is_in(one, request)
+            and wanted.items() <= one["metadata"]["labels"].items()
         ]
         first = int(request.query.get("continue") or 0)
         after = first + int(request.query.get("limit") or len(found) or 1)
@@ -231,7 +252,7 @@ class FakeCluster:
 
     async def _delete(self, request: web.Request) -> web.Response:
         kind, name = request.match_info["kind"], request.match_info["name"]
-        found = self.objects.get((kind, name))
+        found = self._named(request)
         if found is None:
             return _status(404, "NotFound", f'{kind} "{name}" not found')
         body = await request.json() if request.can_read_body else {}
@@ -318,6 +339,7 @@ class FakeCluster:
         pod = {
             "metadata": {
                 **template["metadata"], "name": name, "uid": f"uid-{self._version}",
+                "namespace": sandbox["metadata"]["namespace"],
                 "ownerReferences": [owner],
             },
             "spec": template["spec"],
@@ -367,6 +389,10 @@ class FakeCluster:
         for one in self._programs.pop(name, ()):
             one.kill()
             await asyncio.to_thread(one.wait, PATIENCE_S)
+
+
+def _is_in(one: dict[str, Any], request: web.Request) -> bool:
+    return bool(one["metadata"].get("namespace") == request.match_info["namespace"])
 
 
 def _status(code: int, reason: str, message: str) -> web.Response:

@@ -27,6 +27,7 @@ from sandkasten.ports import (
     Discards,
     KeepsImages,
     KeepsWorkspaces,
+    Places,
     RefusesNetworks,
     Remote,
     StartsSlowly,
@@ -103,8 +104,8 @@ class LazyBackend:
 
 
 class LazyImageBackend(LazyBackend):
-    """A lazy backend that is a `ports.KeepsImages`, `ports.KeepsWorkspaces`, `ports.Remote`,
-    `ports.RefusesNetworks` and `ports.StartsSlowly`; the engine tests for these.
+    """A lazy backend that is a `ports.KeepsImages`, `ports.KeepsWorkspaces`, `ports.Places`,
+    `ports.Remote`, `ports.RefusesNetworks` and `ports.StartsSlowly`; the engine tests for these.
     """
 
     @property
@@ -160,6 +161,15 @@ class LazyImageBackend(LazyBackend):
         backend = self._backend
         return await backend.network_refusal() if isinstance(backend, RefusesNetworks) else None
 
+    def place(self, tenant: str) -> str:
+        backend = self._backend
+        return backend.place(tenant) if isinstance(backend, Places) else ""
+
+    def note_place(self, sandbox_id: SandboxId, place: str) -> None:
+        backend = self._backend
+        if isinstance(backend, Places):
+            backend.note_place(sandbox_id, place)
+
 
 @dataclass(frozen=True, slots=True)
 class Backing:
@@ -206,9 +216,9 @@ def open_backing(settings: Settings, layers: LayerStore, events: EventSink) -> B
         return _docker(settings, data_dir, layers, events)
 
     def kubernetes() -> Backend:
-        from sandkasten.backends.kubernetes.backend import KubernetesBackend
+        from sandkasten.backends.kubernetes.tenant_namespaces import TenantNamespaces
 
-        return KubernetesBackend(data_dir, settings.kubernetes, read_kubeconfig)
+        return TenantNamespaces(data_dir, settings.kubernetes, read_kubeconfig)
 
     # With a name of its own, an installation may own Pods that another data directory made.
     shared = data_dir if settings.kubernetes.installation else data_dir / "kubernetes"

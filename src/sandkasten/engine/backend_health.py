@@ -5,6 +5,9 @@ and the sandboxes live on. A missing answer says nothing about any sandbox: it r
 BackendUnavailable and never counts as an end. Background checks call `check` first, which lets one
 through at a time; a client's request always tries. Backends without an engine are never recorded
 here. The event sink hears once that a backend went away and once that it is back.
+
+Of a backend with several `ports.Places`, one can be away while the others answer: an error with
+`place` in its details says nothing about the others.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ LIST_TIMEOUT_S = 30.0
 # The interval of the watch; the return of an engine is noticed this soon.
 QUIET_S = 2.0
 _AT_ONCE = 4
+_Site = tuple[str, str]
+"""A backend and one of its places; an empty place stands for all of the backend."""
 
 
 @dataclass(slots=True)
@@ -42,14 +47,14 @@ class BackendHealth:
     def __init__(self, clock: Clock, events: EventSink | None) -> None:
         self._clock = clock
         self._events = events
-        self._silent: dict[str, _Silence] = {}
+        self._silent: dict[_Site, _Silence] = {}
         self._turns: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_AT_ONCE))
 
-    def check(self, backend: str) -> None:
-        """Raise BackendUnavailable while the backend is known not to answer, or another check is
-        running.
+    def check(self, backend: str, place: str = "") -> None:
+        """Raise BackendUnavailable while the backend, or this place of it, is known not to answer,
+        or another check is running.
         """
-        silence = self._silent.get(backend)
+        silence = self._silent.get((backend, "")) or self._silent.get((backend, place))
         if silence is None:
             return
         now = self._clock.boottime()
@@ -61,54 +66,59 @@ class BackendHealth:
     def knows(self, error: SandkastenError) -> bool:
         """Return whether the error only repeats that a known backend is away."""
         return (
-            isinstance(error, BackendUnavailable) and error.details.get("backend") in self._silent
+            isinstance(error, BackendUnavailable)
+            and _site(str(error.details.get("backend")), error) in self._silent
         )
 
     def names(self) -> list[str]:
-        return sorted(self._silent)
+        """Return the backends that are away with all places."""
+        return sorted(backend for backend, place in self._silent if not place)
 
     def errors(self) -> list[BackendUnavailable]:
-        """Return the latest error of each backend that is away."""
+        """Return the latest error of each backend, or place of one, that is away."""
         return [_copy(one.error) for _, one in sorted(self._silent.items())]
 
     def away(self, backend: str, error: BackendUnavailable) -> None:
         if has_engine(backend):
             error.details.setdefault("backend", backend)
-            if backend not in self._silent and self._events is not None:
-                self._events.emit("backend.away", {"backend": backend, "reason": error.message})
+            site = _site(backend, error)
+            if site not in self._silent and self._events is not None:
+                self._events.emit("backend.away", {**_named(site), "reason": error.message})
             until = self._clock.boottime() + QUIET_S
-            self._silent[backend] = _Silence(_copy(error), until)
+            self._silent[site] = _Silence(_copy(error), until)
 
-    def back(self, backend: str) -> None:
-        if self._silent.pop(backend, None) is not None and self._events is not None:
-            self._events.emit("backend.back", {"backend": backend})
+    def back(self, backend: str, place: str = "") -> None:
+        # A place that answers shows that the backend does.
+        for site in {(backend, ""), (backend, place)}:
+            if self._silent.pop(site, None) is not None and self._events is not None:
+                self._events.emit("backend.back", _named(site))
 
-    def looking(self, backend: str, timeout_s: float) -> _Asking:
+    def looking(self, backend: str, timeout_s: float, place: str = "") -> _Asking:
         """Guard a background check: few at a time, and none right after a failed one."""
         if not has_engine(backend):
             return self.asking(backend, timeout_s)
-        return _Asking(self, backend, LOOK_TIMEOUT_S, self._turns[backend])
+        return _Asking(self, (backend, place), LOOK_TIMEOUT_S, self._turns[backend])
 
     def listing(self, backend: str) -> _Asking:
         """Guard a list of everything that a backend has, as `looking` does."""
         turns = self._turns[backend] if has_engine(backend) else None
-        return _Asking(self, backend, LIST_TIMEOUT_S, turns)
+        return _Asking(self, (backend, ""), LIST_TIMEOUT_S, turns)
 
-    def asking(self, backend: str, timeout_s: float) -> _Asking:
+    def asking(self, backend: str, timeout_s: float, place: str = "") -> _Asking:
         """Record whether the backend answers. TimeoutError passes through for backends without an
         engine.
         """
-        return _Asking(self, backend, timeout_s, None)
+        return _Asking(self, (backend, place), timeout_s, None)
 
 
 class _Asking:
     """A class, not a generator: generators cannot be started while a loop shuts down."""
 
     def __init__(
-        self, health: BackendHealth, backend: str, timeout_s: float, turns: asyncio.Semaphore | None
+        self, health: BackendHealth, site: _Site, timeout_s: float, turns: asyncio.Semaphore | None
     ) -> None:
         self._health = health
-        self._backend = backend
+        self._backend, self._place = site
         self._timeout_s = timeout_s
         self._turns = turns
         self._timeout = asyncio.timeout(None)
@@ -118,7 +128,7 @@ class _Asking:
             await self._turns.acquire()
         try:
             if self._turns is not None:
-                self._health.check(self._backend)
+                self._health.check(self._backend, self._place)
             self._timeout = asyncio.timeout(self._timeout_s)
             await self._timeout.__aenter__()
         except BaseException:
@@ -147,11 +157,20 @@ class _Asking:
             self._health.away(self._backend, error)
         elif error is None or isinstance(error, SandboxLost):
             # A dead sandbox is an answer, too.
-            self._health.back(self._backend)
+            self._health.back(self._backend, self._place)
 
     def _leave(self) -> None:
         if self._turns is not None:
             self._turns.release()
+
+
+def _site(backend: str, error: BackendUnavailable) -> _Site:
+    return backend, str(error.details.get("place") or "")
+
+
+def _named(site: _Site) -> dict[str, str]:
+    backend, place = site
+    return {"backend": backend, **({"place": place} if place else {})}
 
 
 def no_answer_error(backend: str, timeout_s: float) -> BackendUnavailable:

@@ -18,6 +18,7 @@ from sandkasten.disk.process_identity import boot_id
 from sandkasten.engine.backend_health import LOOK_TIMEOUT_S, BackendHealth
 from sandkasten.engine.network_audit import NetworkAudit
 from sandkasten.engine.network_totals import NetworkTotals
+from sandkasten.engine.placement import located
 from sandkasten.engine.session_journal import EndReason, SessionJournal, expired, silent_end
 from sandkasten.errors import (
     BackendUnavailable,
@@ -251,7 +252,7 @@ class Handles:
         """Return whether the backend still has the cell. Raise BackendUnavailable."""
         name = handle.record.backend
         try:
-            async with self.health.asking(name, LOOK_TIMEOUT_S):
+            async with self.health.asking(name, LOOK_TIMEOUT_S, handle.record.place):
                 handle.cell = await handle.backend.attach(handle.record.id)
         except BackendUnavailable:
             handle.outlived = handle.channel
@@ -406,9 +407,9 @@ class Handles:
         handle = self._open.get(record.id)
         if handle is not None and handle.channel is not None and not handle.channel.closed:
             return True
-        backend = self.backend(record.backend)
+        backend = located(self.backend(record.backend), record)
         try:
-            async with self.health.looking(record.backend, ATTACH_TIMEOUT_S):
+            async with self.health.looking(record.backend, ATTACH_TIMEOUT_S, record.place):
                 await backend.attach(record.id)
         except BackendUnavailable:
             if handle is not None:
@@ -436,9 +437,9 @@ class Handles:
             raise Busy(f"sandbox {the_id} is still being created", hint="try again in a moment")
         if record.state is State.LOST or record.boot_id != boot_id():
             raise await self.lost(record, SandboxLost("its processes have ended"))
-        backend = self.backend(record.backend)
+        backend = located(self.backend(record.backend), record)
         try:
-            async with self.health.asking(record.backend, ATTACH_TIMEOUT_S):
+            async with self.health.asking(record.backend, ATTACH_TIMEOUT_S, record.place):
                 cell = await backend.attach(the_id)
                 # Counters are read here, so that earlier kills are not attributed to the next
                 # command.

@@ -61,7 +61,10 @@ class Backend(Protocol):
         ...
 
     async def owned(self) -> Sequence[SandboxId]:
-        """Return every id for which this backend still holds anything, alive or not."""
+        """Return every id for which this backend still holds anything, alive or not.
+
+        One with several `Places` leaves out those that it cannot list now, unless it can list none.
+        """
         ...
 
 
@@ -98,6 +101,24 @@ class Remote(Protocol):
 
     async def sees_files(self) -> bool:
         """Return whether a directory of this machine can be mounted."""
+        ...
+
+
+@runtime_checkable
+class Places(Protocol):
+    """A backend whose platform has several places for sandboxes, such as a namespace per tenant.
+
+    An error of one place has its name as `place` in its details: the others are not affected.
+    """
+
+    def place(self, tenant: str) -> str:
+        """Return the place of a tenant's new sandboxes; empty if there is only one."""
+        ...
+
+    def note_place(self, sandbox_id: SandboxId, place: str) -> None:
+        """Take note of where a sandbox was made, for `attach` and `discard`. Without it, they look
+        in all places.
+        """
         ...
 
 

@@ -12,12 +12,14 @@ import asyncio
 import contextlib
 import os
 import secrets
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
 from sandkasten.backends.kubernetes import (
     agent_sandboxes,
+    cluster_requirements,
     entry_keys,
     object_creation,
     object_removal,
@@ -55,33 +57,26 @@ _UNDO_S: Final = 15.0
 _ANSWERS_S: Final = 60.0
 _OWNER_BYTES: Final = 8
 _ATTEMPT_BYTES: Final = 8
-_NEEDED: Final = (
-    ("create", "pods", ""),
-    ("get", "pods", ""),
-    ("list", "pods", ""),
-    ("watch", "pods", ""),
-    ("delete", "pods", ""),
-    ("create", "secrets", ""),
-    ("get", "secrets", ""),
-    ("list", "secrets", ""),
-    ("delete", "secrets", ""),
-)
 
 
 class KubernetesBackend:
-    """Implements Backend, Discards, KeepsImages, Remote, RefusesNetworks and
-    StartsSlowly.
+    """The sandboxes of one namespace. Implements Backend, Discards, KeepsImages, Remote,
+    RefusesNetworks and StartsSlowly.
 
     `read` returns the content of a YAML file.
     """
 
     def __init__(
-        self, data_dir: Path, options: KubernetesOptions, read: Callable[[Path], object]
+        self,
+        data_dir: Path,
+        options: KubernetesOptions,
+        read: Callable[[Path], object],
+        client: ClusterClient | None = None,
     ) -> None:
         self._home = data_dir / self.name
         self._options = options
         self._read = read
-        self._client = ClusterClient(self._access, options.namespace, options.timeout_s)
+        self._client = client or ClusterClient(self._access, options.namespace, options.timeout_s)
         self._ways = Ways(options)
         self._sandboxes = agent_sandboxes.AgentSandboxes(self._client, options)
         self._owner = options.installation
@@ -94,6 +89,15 @@ class KubernetesBackend:
     def name(self) -> str:
         return "kubernetes"
 
+    def within(self, namespace: str) -> KubernetesBackend:
+        """Return the same for another namespace, with the same connections."""
+        return KubernetesBackend(
+            self._home.parent,
+            replace(self._options, namespace=namespace),
+            self._read,
+            self._client.within(namespace),
+        )
+
     def _access(self) -> cluster_access.ClusterAccess:
         options = self._options
         if options.kubeconfig:
@@ -105,7 +109,8 @@ class KubernetesBackend:
 
     async def probe(self) -> Readiness:
         try:
-            lines = await self._looked()
+            lines = await cluster_requirements.of_cluster(self._client, self._options)
+            lines += await self.permissions()
         except SandkastenError as exc:
             lines = [Requirement("API server", False, exc.message, exc.hint)]
         bad = next((one for one in lines if one.required and not one.ok), None)
@@ -117,49 +122,9 @@ class KubernetesBackend:
             UNENFORCED,
         )
 
-    async def _looked(self) -> list[Requirement]:
-        options = self._options
-        version = await self._client.version()
-        namespace = await self._client.namespace()
-        at = f"Kubernetes {version.get('gitVersion')} at {await self._client.server()}"
-        lines = [
-            Requirement("API server", True, f"{at}, namespace {namespace}"),
-            Requirement(
-                "runner image",
-                bool(options.runner_image),
-                options.runner_image or "not set",
-                "set backends.kubernetes.runner_image to the image of the daemon",
-            ),
-        ]
-        try:
-            missing = [
-                f"{verb} {kind}"
-                for verb, kind, part in _NEEDED
-                if not await self._client.may(verb, kind, part)
-            ]
-            streams = await self._client.may("create", "pods", "exec")
-            agent_sandbox = await self._sandboxes.requirement()
-        except ApiRefused as exc:
-            raise refusals.translated(exc, "our permissions cannot be looked at") from exc
-        lines.append(
-            Requirement(
-                "permissions",
-                not missing,
-                "as needed" if not missing else f"missing: {', '.join(missing)}",
-                "give the daemon's service account the Role in docs/guides/kubernetes.md",
-            )
-        )
-        if options.reach != "direct":
-            lines.append(
-                Requirement(
-                    "exec",
-                    streams,
-                    "as needed" if streams else "missing: create pods/exec",
-                    "needed only where Pods cannot be reached at their addresses",
-                    required=options.reach == "exec",
-                )
-            )
-        return [*lines, agent_sandbox]
+    async def permissions(self) -> list[Requirement]:
+        """Return what `doctor` shows of the namespace. Raise BackendUnavailable."""
+        return await cluster_requirements.of_namespace(self._client, self._options, self._sandboxes)
 
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> KubernetesCell:
         refusals.check(spec, self._options)
@@ -205,6 +170,14 @@ class KubernetesBackend:
         # What Kubernetes is removing already, it finishes without us.
         ids = {_id(one) for one in found if not pod_status.is_ending(one)}
         return sorted(one for one in ids if one is not None)
+
+    async def holds(self, sandbox_id: SandboxId) -> bool:
+        """Return whether the namespace has anything of a sandbox, or of trials for it."""
+        selector = pod_names.selector(await self._whose(), sandbox_id)
+        try:
+            return bool(await self._objects(selector))
+        except ApiRefused as exc:
+            raise refusals.translated(exc, f"sandbox {sandbox_id} cannot be looked for") from exc
 
     async def discard(self, sandbox_id: SandboxId) -> None:
         """Remove what is left of a dead sandbox, and of trials for it."""

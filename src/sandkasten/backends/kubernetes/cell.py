@@ -227,11 +227,7 @@ class KubernetesCell:
         except ApiRefused as exc:
             if exc.not_there:
                 raise pod_status.lost(self.id, "its Pod is gone") from exc
-            raise BackendUnavailable(
-                f"sandbox {self.id} cannot be looked at: {exc.message}",
-                hint="check the Role of the daemon",
-                backend="kubernetes",
-            ) from exc
+            raise refusals.translated(exc, f"sandbox {self.id} cannot be looked at") from exc
         if self._uid and str((pod.get("metadata") or {}).get("uid") or "") != self._uid:
             raise pod_status.lost(self.id, "its Pod was replaced by another one")
         stayed_open = pod_status.stayed_open(self.id, pod)

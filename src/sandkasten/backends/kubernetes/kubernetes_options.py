@@ -31,6 +31,8 @@ class KubernetesOptions:
     """A context of that file; empty: its current one."""
     namespace: str = ""
     """Empty: the one of the context or of this Pod."""
+    tenant_namespaces: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Tenants whose sandboxes are in another namespace. Requires `namespace`."""
     installation: str = ""
     """The owner of our objects; empty: one is made up for this data directory. Daemons that share a
     database share it."""

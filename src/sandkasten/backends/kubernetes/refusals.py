@@ -112,10 +112,18 @@ def unmade(sandbox_id: SandboxId, exc: ApiRefused) -> SandkastenError:
 
 
 def translated(exc: ApiRefused, what: str) -> SandkastenError:
+    role = "give the daemon's service account the Role in docs/guides/kubernetes.md"
+    if not exc.namespace:
+        hints = {_FORBIDDEN: role, _NOT_FOUND: "check backends.kubernetes.namespace"}
+        hint = hints.get(exc.status, "see the API server's own log")
+        return BackendUnavailable(f"{what}: {exc.message}", hint=hint)
     hints = {
-        _FORBIDDEN: "give the daemon's service account the Role in docs/guides/kubernetes.md",
-        _NOT_FOUND: "check backends.kubernetes.namespace",
+        _FORBIDDEN: f"{role}, in namespace {exc.namespace}",
+        _NOT_FOUND: f"create namespace {exc.namespace}, or correct "
+        "backends.kubernetes.tenant_namespaces",
     }
     return BackendUnavailable(
-        f"{what}: {exc.message}", hint=hints.get(exc.status, "see the API server's own log")
+        f"{what} in namespace {exc.namespace}: {exc.message}",
+        hint=hints.get(exc.status, "see the API server's own log"),
+        place=exc.namespace,
     )

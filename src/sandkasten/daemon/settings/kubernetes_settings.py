@@ -32,8 +32,10 @@ from sandkasten.daemon.settings.setting_parsers import (
     string,
     string_list,
 )
+from sandkasten.errors import InvalidConfiguration
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model import lazy_pattern
+from sandkasten.model.field_patterns import TENANT, form
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,6 +48,7 @@ _VALUE: Final = lazy_pattern.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Z
 _KEY: Final = lazy_pattern.compile(
     r"(?:[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?\Z"
 )
+_TENANT: Final = form(TENANT)
 _PROFILE: Final = lazy_pattern.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*\Z")
 _EFFECTS: Final = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _MOST_PORT: Final = 65_535
@@ -107,6 +110,21 @@ def selector(name: str, value: object) -> tuple[str, ...]:
     return found
 
 
+def tenant_namespaces(name: str, value: object) -> tuple[str, ...]:
+    """Accept a mapping, or strings `tenant=namespace`."""
+    if isinstance(value, dict):
+        value = [f"{key}={content}" for key, content in value.items()]
+    found = string_list(name, value)
+    for one in found:
+        tenant, equals, namespace = one.partition("=")
+        if not equals or not _TENANT.match(tenant) or not _LABEL.match(namespace):
+            hint = "write tenant: namespace, such as acme: sandboxes-acme"
+            raise invalid(name, "namespaces of tenants", one, hint)
+    if len({one.partition("=")[0] for one in found}) < len(found):
+        raise invalid(name, "one namespace for each tenant", ", ".join(found), "name each once")
+    return found
+
+
 def tolerations(name: str, value: object) -> tuple[str, ...]:
     """Accept strings `key[=value][:effect]`, as kubectl writes taints."""
     found = string_list(name, value)
@@ -138,6 +156,12 @@ class KubernetesSettings:
         label,
         None,
         "The namespace of the Pods; default: that of the context or of the daemon's Pod.",
+    )
+    tenant_namespaces: tuple[str, ...] = setting(
+        "backends.kubernetes.tenant_namespaces",
+        tenant_namespaces,
+        (),
+        "Namespaces of tenants whose Pods are not in `namespace`: tenant=namespace.",
     )
     installation: str | None = setting(
         "backends.kubernetes.installation",
@@ -248,10 +272,17 @@ class KubernetesSettings:
             raise invalid(
                 "backends.kubernetes.overcommit", "at least 1", self.overcommit, "write 1 or more"
             )
+        if self.tenant_namespaces and not self.namespace:
+            raise InvalidConfiguration(
+                "backends.kubernetes.tenant_namespaces requires backends.kubernetes.namespace",
+                hint="set the namespace of all other tenants",
+                setting="backends.kubernetes.namespace",
+            )
         return KubernetesOptions(
             kubeconfig="" if self.kubeconfig is None else str(self.kubeconfig),
             context=self.context or "",
             namespace=self.namespace or "",
+            tenant_namespaces=dict(_pair(one) for one in self.tenant_namespaces),
             installation=self.installation or "",
             runner_image=self.runner_image or "",
             programs=self.programs_dir,

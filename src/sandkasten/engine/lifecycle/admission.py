@@ -157,6 +157,7 @@ def new_record(
         acquire_detail=detail,
         pool_kind=pool_kind,
         mounts=plan.mounts,
+        place=plan.spec.place,
         network=plan.spec.network.public(),
         gpus=None if plan.spec.gpus is None else str(plan.spec.gpus),
         # A warm-pool sandbox has no owner until it is claimed; the operator's row keeps it out

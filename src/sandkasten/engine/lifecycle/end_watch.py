@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from sandkasten.ports import Backend, EventSink, Store
 
 T = TypeVar("T")
+_Group = tuple[str, str]
+"""A backend and one of its places, which can be away while the others answer."""
 
 ROUND_S = 2.0
 # The first process of a sandbox exits shortly after its connections close.
@@ -71,7 +73,7 @@ class EndWatch:
         self._events = events
         self._tasks: list[asyncio.Task[None]] = []
         self._looking: dict[str, asyncio.Task[bool]] = {}
-        self._groups: dict[str, asyncio.Task[None]] = {}
+        self._groups: dict[_Group, asyncio.Task[None]] = {}
         self.unsettled: set[SandboxId] = set()
         """Sandboxes found at the start whose backend did not answer."""
         self.settle: Callable[[Record], Awaitable[object]] | None = None
@@ -80,7 +82,7 @@ class EndWatch:
         """Sandboxes that recovery has not settled yet, which are left to it."""
         self.inherited: set[SandboxId] = set()
         """Sandboxes of shared backends whose daemon died, and which were settled here."""
-        self._next: dict[str, int] = {}
+        self._next: dict[_Group, int] = {}
         self._reconciled: Sequence[Record] | None = None
         self._reconciled_ids: AbstractSet[str] = frozenset()
 
@@ -116,21 +118,21 @@ class EndWatch:
         records = await self._store.list()
         ours = [one for one in records if self._upkeep.is_ours(one.backend, one.id)]
         self._inherit(ours)
-        groups: dict[str, list[Record]] = {}
+        groups: dict[_Group, list[Record]] = {}
         for record in ours:
             if self._must_look(record):
-                groups.setdefault(record.backend, []).append(record)
+                groups.setdefault((record.backend, record.place), []).append(record)
         for name in self._handles.health.names():
             # No sandbox refers to this backend any more, but its return should still be noticed.
-            if name in self._backends:
-                groups.setdefault(name, [])
-        for name, group in groups.items():
-            if name not in self._groups:
-                some = self._in_turn(name, group)
-                task = asyncio.get_running_loop().create_task(self._look_at(name, some))
-                self._groups[name] = task
-                task.add_done_callback(partial(self._group_done, name))
-        near = [task for name, task in self._groups.items() if not has_engine(name)]
+            if name in self._backends and not any(name == one for one, _ in groups):
+                groups[name, ""] = []
+        for which, group in groups.items():
+            if which not in self._groups:
+                some = self._in_turn(which, group)
+                task = asyncio.get_running_loop().create_task(self._look_at(which[0], some))
+                self._groups[which] = task
+                task.add_done_callback(partial(self._group_done, which))
+        near = [task for (name, _), task in self._groups.items() if not has_engine(name)]
         if near:
             await asyncio.wait(near)
         if self._groups:
@@ -162,20 +164,20 @@ class EndWatch:
             return record.id in self.unsettled or not self._handles.connected(record.id)
         return record.state in (State.LOST, State.DESTROYING)
 
-    def _in_turn(self, name: str, group: Sequence[Record]) -> Sequence[Record]:
+    def _in_turn(self, which: _Group, group: Sequence[Record]) -> Sequence[Record]:
         """Return those that this round checks."""
         if len(group) <= _MOST_CHECKS:
             return group
-        first = self._next.get(name, 0) % len(group)
-        self._next[name] = first + _MOST_CHECKS
+        first = self._next.get(which, 0) % len(group)
+        self._next[which] = first + _MOST_CHECKS
         return [*group[first:], *group[:first]][:_MOST_CHECKS]
 
-    def _group_done(self, name: str, _: object) -> None:
-        self._groups.pop(name, None)
+    def _group_done(self, which: _Group, _: object) -> None:
+        self._groups.pop(which, None)
 
     async def _look_at(self, name: str, records: Sequence[Record]) -> None:
-        """Check the sandboxes of one backend. If its engine does not answer for one, skip the
-        others.
+        """Check the sandboxes of one backend and place. If its engine does not answer for one, skip
+        the others.
         """
         gate = asyncio.Semaphore(1 if has_engine(name) else _AT_ONCE)
         away = False

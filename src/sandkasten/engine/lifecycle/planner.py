@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sandkasten.engine.placement import tenant_place
 from sandkasten.errors import (
     Busy,
     Conflict,
@@ -174,6 +175,7 @@ class Planner:
             reserve_disk=self._policy.disk.reserve == "all",
             min_free_bytes=self._policy.disk.min_free_bytes,
             writable_root=not self._policy.readonly_rootfs and image.kind != "host",
+            place=tenant_place(backend, tenant),
         )
         # Last, because it may take minutes: what can be refused was refused by now.
         sets: Sequence[PackageSet] = ()

@@ -175,7 +175,7 @@ class Reaper:
         over = self._over(record)
         if is_there(record.state) and not over:
             return
-        self._handles.health.check(record.backend)
+        self._handles.health.check(record.backend, record.place)
         await self._sandboxes.bury(record)
         if record.state in (State.CREATING, State.DESTROYING):
             tally.finished.append(the_id)

@@ -24,6 +24,7 @@ from sandkasten.engine.lifecycle.planner import (
 )
 from sandkasten.engine.lifecycle.sandbox_info import described
 from sandkasten.engine.owner import owner_gone
+from sandkasten.engine.placement import located
 from sandkasten.engine.pool.spare_claims import SpareClaims, send_lease
 from sandkasten.engine.pool.warm_pool import REFILL_AFTER_S
 from sandkasten.errors import (
@@ -270,12 +271,12 @@ class Sandboxes:
                     **exc.details,
                 ) from exc
 
-    async def remove(self, backend: Backend, the_id: SandboxId) -> None:
+    async def remove(self, backend: Backend, the_id: SandboxId, place: str = "") -> None:
         """Remove what a backend holds for an id, alive or not. Bounded by DESTROY_TIMEOUT_S."""
         handle = self._handles.peek(the_id)
         dying: asyncio.Future[None] | None = None
         try:
-            async with self._handles.health.asking(backend.name, DESTROY_TIMEOUT_S):
+            async with self._handles.health.asking(backend.name, DESTROY_TIMEOUT_S, place):
                 if handle is not None:
                     await self._handles.network_totals.ended(handle)
                     await self._handles.network_audit.ended(handle)
@@ -381,7 +382,7 @@ class Sandboxes:
         self, record: Record, end: SessionEnd = "destroyed", reason: str = ""
     ) -> None:
         """Mark, remove, record the end, delete the row. The caller holds the lock of the id."""
-        backend = self._handles.backend(record.backend)
+        backend = located(self._handles.backend(record.backend), record)
         if record.state is not State.DESTROYING:
             # A full disk or a ledger that is away must not keep a sandbox alive: without the mark,
             # a crash from here on leaves a row whose cell is dead, which the reaper also handles.
@@ -390,7 +391,7 @@ class Sandboxes:
         if self._handles.peek(record.id) is None:
             await self._handles.network_totals.ended_unattended(backend, record)
         try:
-            await self.remove(backend, record.id)
+            await self.remove(backend, record.id, record.place)
         except BackendUnavailable:
             # Leftovers are removed later, by a process that no longer knows the reason of the end.
             if end != "destroyed":

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from sandkasten.disk.process_identity import boot_id, this_process
 from sandkasten.engine.handles import Handle, Handles
 from sandkasten.engine.owner import owner_gone
+from sandkasten.engine.placement import located
 from sandkasten.errors import SandkastenError
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
 from sandkasten.model.sandbox.lifecycle import State
@@ -100,7 +101,7 @@ class SpareClaims:
             if row is None or row.state is not State.RUNNING or row.acquired != "spare":
                 return None
             async with asyncio.timeout(CLAIM_TIMEOUT_S):
-                cell = await plan.backend.attach(spare.id)
+                cell = await located(plan.backend, row).attach(spare.id)
                 channel = await Channel.open(await cell.dial())
                 try:
                     await send_lease(channel, plan.lease, CLAIM_TIMEOUT_S)

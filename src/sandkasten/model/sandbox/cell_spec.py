@@ -103,6 +103,8 @@ class CellSpec:
     writable_root: bool = False
     """Whether the root of an image is writable in the hardened profile too. Changes count against
     the workspace's size and end with the sandbox."""
+    place: str = ""
+    """The part of its platform that gets the sandbox, as `ports.Places` names it; empty: any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,8 @@ class Record:
     """The network policy as the contract writes it."""
     network_bytes_per_day: int | None = None
     """The quota of the tenant under which its network was opened last."""
+    place: str = ""
+    """The part of the backend's platform that has it; see `CellSpec.place`."""
 
     @property
     def hidden(self) -> bool:

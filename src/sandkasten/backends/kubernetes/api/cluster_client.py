@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from copy import copy
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -52,11 +53,13 @@ _GROUPS: Final = {"sandboxes": ("agents.x-k8s.io", "v1beta1")}
 class ApiRefused(Exception):
     """The API server answered, and refused. Stays within the backend."""
 
-    def __init__(self, status: int, reason: str, message: str) -> None:
+    def __init__(self, status: int, reason: str, message: str, namespace: str = "") -> None:
+        """`namespace` is empty if only one is used."""
         super().__init__(message)
         self.status = status
         self.reason = reason
         self.message = message
+        self.namespace = namespace
 
     @property
     def not_there(self) -> bool:
@@ -84,6 +87,31 @@ class _Opened:
     """For watches and streams: they stay open, and must not take the connections of requests."""
 
 
+class _Connections:
+    """The connections to one API server, opened at the first request."""
+
+    def __init__(self, open_access: Callable[[], ClusterAccess]) -> None:
+        self._open_access = open_access
+        self._open: _Opened | None = None
+        self._opening = asyncio.Lock()
+
+    async def opened(self) -> _Opened:
+        if self._open is not None:
+            return self._open
+        async with self._opening:
+            if self._open is None:
+                access = await asyncio.to_thread(self._open_access)
+                context = await asyncio.to_thread(access.context)
+                self._open = _Opened(access, _session(context, _CONNECTIONS), _session(context, 0))
+            return self._open
+
+    async def aclose(self) -> None:
+        opened, self._open = self._open, None
+        if opened is not None:
+            await opened.requests.close()
+            await opened.lasting.close()
+
+
 class ClusterClient:
     """One namespace of one cluster. `open_access` may read files; it is called in a thread, at the
     first request.
@@ -92,11 +120,18 @@ class ClusterClient:
     def __init__(
         self, open_access: Callable[[], ClusterAccess], namespace: str, timeout_s: float
     ) -> None:
-        self._open_access = open_access
+        self._connections = _Connections(open_access)
         self._namespace = namespace
         self._timeout_s = timeout_s
-        self._open: _Opened | None = None
-        self._opening = asyncio.Lock()
+        self._one_of_several = False
+
+    def within(self, namespace: str) -> ClusterClient:
+        """Return a client for one of several namespaces, which uses the same connections. Its
+        refusals name the namespace.
+        """
+        other = copy(self)
+        other._namespace, other._one_of_several = namespace, True
+        return other
 
     async def namespace(self) -> str:
         return self._namespace or (await self._opened()).access.namespace
@@ -215,12 +250,12 @@ class ClusterClient:
                 )
             async with answer:
                 if answer.status >= 400:
-                    raise _refused(answer.status, await _bounded(answer), access.server)
+                    raise self._refused(answer.status, await _bounded(answer), access.server)
                 async for line in _lines(answer.content):
                     event = json.loads(line)
                     told = event.get("object") or {}
                     if event.get("type") == "ERROR":
-                        raise _told(int(told.get("code") or 0), told)
+                        raise self._told(int(told.get("code") or 0), told)
                     yield str(event.get("type")), told
         except (aiohttp.ClientError, OSError, ValueError) as exc:
             raise _away(access.server, exc) from exc
@@ -248,7 +283,8 @@ class ClusterClient:
                 )
         except aiohttp.WSServerHandshakeError as exc:
             if exc.status < _SERVER_FAILS:
-                raise ApiRefused(exc.status, "", f"exec was refused: {exc.message}") from exc
+                why = f"exec was refused: {exc.message}"
+                raise ApiRefused(exc.status, "", why, self._where) from exc
             raise _away(access.server, exc) from exc
         except (aiohttp.ClientError, OSError) as exc:
             raise _away(access.server, exc) from exc
@@ -265,10 +301,8 @@ class ClusterClient:
         )
 
     async def aclose(self) -> None:
-        opened, self._open = self._open, None
-        if opened is not None:
-            await opened.requests.close()
-            await opened.lasting.close()
+        """Close the connections, also those of other clients that share them."""
+        await self._connections.aclose()
 
     async def _text(
         self,
@@ -281,7 +315,7 @@ class ClusterClient:
         async with session.get(url, params=query, headers=headers) as answer:
             body = await _bounded(answer)
             if answer.status >= 400:
-                raise _refused(answer.status, body, server)
+                raise self._refused(answer.status, body, server)
             return body.decode(errors="replace")
 
     async def _path(self, kind: str, name: str = "") -> str:
@@ -316,7 +350,7 @@ class ClusterClient:
             ) as answer:
                 text = await _bounded(answer)
                 if answer.status >= 300:
-                    raise _refused(answer.status, text, access.server)
+                    raise self._refused(answer.status, text, access.server)
                 found: Mapping[str, Any] = json.loads(text)
                 return found
 
@@ -330,14 +364,21 @@ class ClusterClient:
             raise _away(access.server, exc) from exc
 
     async def _opened(self) -> _Opened:
-        if self._open is not None:
-            return self._open
-        async with self._opening:
-            if self._open is None:
-                access = await asyncio.to_thread(self._open_access)
-                context = await asyncio.to_thread(access.context)
-                self._open = _Opened(access, _session(context, _CONNECTIONS), _session(context, 0))
-            return self._open
+        return await self._connections.opened()
+
+    def _refused(self, status: int, text: bytes, server: str) -> Exception:
+        try:
+            told = json.loads(text)
+        except ValueError:
+            told = {}
+        return self._told(status, told if isinstance(told, dict) else {}, server)
+
+    def _told(self, status: int, told: Mapping[str, Any], server: str = "") -> Exception:
+        return _error(status, told, server, self._where)
+
+    @property
+    def _where(self) -> str:
+        return self._namespace if self._one_of_several else ""
 
 
 def _session(context: ssl.SSLContext | None, most: int) -> aiohttp.ClientSession:
@@ -368,15 +409,7 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
             raise aiohttp.ClientPayloadError("an event of it is too long")
 
 
-def _refused(status: int, text: bytes, server: str) -> Exception:
-    try:
-        told = json.loads(text)
-    except ValueError:
-        told = {}
-    return _told(status, told if isinstance(told, dict) else {}, server)
-
-
-def _told(status: int, told: Mapping[str, Any], server: str = "") -> Exception:
+def _error(status: int, told: Mapping[str, Any], server: str, namespace: str) -> Exception:
     message = _printable(str(told.get("message") or f"status {status}"))
     if status == _UNAUTHORIZED:
         return BackendUnavailable(
@@ -386,14 +419,14 @@ def _told(status: int, told: Mapping[str, Any], server: str = "") -> Exception:
         )
     if status >= _SERVER_FAILS and "request is too large" in message:
         # The database of the cluster takes less than the server does.
-        return ApiRefused(_TOO_LARGE, "RequestEntityTooLarge", message)
+        return ApiRefused(_TOO_LARGE, "RequestEntityTooLarge", message, namespace)
     if status >= _SERVER_FAILS or status == _MANY:
         return BackendUnavailable(
             f"the API server {server} fails: {message}",
             hint="try again; running sandboxes go on without it",
             backend="kubernetes",
         )
-    return ApiRefused(status, str(told.get("reason") or ""), message)
+    return ApiRefused(status, str(told.get("reason") or ""), message, namespace)
 
 
 def _away(server: str, exc: BaseException) -> BackendUnavailable:

@@ -1,0 +1,193 @@
+"""The namespaces of a cluster that have our sandboxes: one for all tenants, or some of their own.
+
+Each namespace has a KubernetesBackend, with its own trial, and all share the connections to the API
+server. A sandbox stays where it was made, whatever the settings say later; the row in the ledger
+says where that is (`note_place`). One that is not known is looked for in all namespaces. A
+namespace that we cannot use raises errors of its own, and leaves the others alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sandkasten.backends.kubernetes import pod_status
+from sandkasten.backends.kubernetes.backend import KubernetesBackend
+from sandkasten.errors import BackendUnavailable
+from sandkasten.model.sandbox.readiness import Requirement
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from sandkasten.backends.kubernetes.cell import KubernetesCell
+    from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
+    from sandkasten.errors import UnsupportedByBackend
+    from sandkasten.model.ids import SandboxId
+    from sandkasten.model.images.resolved_image import Image
+    from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount
+    from sandkasten.model.sandbox.readiness import Readiness
+
+
+class TenantNamespaces:
+    """Implements Places, and what KubernetesBackend does. The place of a sandbox is the name of its
+    namespace; an empty one is `options.namespace`.
+    """
+
+    def __init__(
+        self, data_dir: Path, options: KubernetesOptions, read: Callable[[Path], object]
+    ) -> None:
+        self._options = options
+        self._root = KubernetesBackend(data_dir, options, read)
+        self._backends: dict[str, KubernetesBackend] = {}
+        """By namespace: those of the settings, and what sandboxes of earlier settings need."""
+        self._named = tuple(dict.fromkeys((options.namespace, *options.tenant_namespaces.values())))
+        self._places: dict[SandboxId, str] = {}
+        """Where sandboxes were made or seen; `owned` forgets those that are gone."""
+
+    @property
+    def name(self) -> str:
+        return self._root.name
+
+    # ---- places
+
+    def place(self, tenant: str) -> str:
+        return self._options.tenant_namespaces.get(tenant, self._options.namespace)
+
+    def note_place(self, sandbox_id: SandboxId, place: str) -> None:
+        self._places[sandbox_id] = place
+
+    def _at(self, place: str) -> KubernetesBackend:
+        if place in ("", self._options.namespace) and len(self._named) == 1:
+            # Errors of the only namespace are errors of the backend.
+            return self._root
+        namespace = place or self._options.namespace
+        if namespace not in self._backends:
+            self._backends[namespace] = self._root.within(namespace)
+        return self._backends[namespace]
+
+    # ---- the verbs
+
+    async def probe(self) -> Readiness:
+        """A tenant's namespace that cannot be used is shown, and keeps nothing else waiting."""
+        found = await self._root.probe()
+        if not found.requirements[0].ok:
+            # The API server does not answer.
+            return found
+        shown = {one.name: one.state for one in found.requirements}
+        tenants = [one for one in self._named if one != self._options.namespace]
+        parts = await asyncio.gather(*(self._permissions(one, shown) for one in tenants))
+        more = (one for part in parts for one in part)
+        return replace(found, requirements=(*found.requirements, *more))
+
+    async def _permissions(self, namespace: str, shown: dict[str, str]) -> list[Requirement]:
+        """Return the permissions in a tenant's namespace, and what is different there."""
+        try:
+            lines = await self._at(namespace).permissions()
+        except BackendUnavailable as exc:
+            lines = [Requirement("permissions", False, exc.message, exc.hint)]
+        return [
+            replace(one, name=f"{one.name} in {namespace}", required=False)
+            for one in lines
+            if one.name == "permissions" or one.state != shown.get(one.name)
+        ]
+
+    async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> KubernetesCell:
+        self._places[sandbox_id] = spec.place
+        return await self._at(spec.place).create(sandbox_id, spec)
+
+    async def attach(self, sandbox_id: SandboxId) -> KubernetesCell:
+        place = await self._found(sandbox_id)
+        if place is None:
+            raise pod_status.lost(sandbox_id, "its Pod is gone")
+        try:
+            return await self._at(place).attach(sandbox_id)
+        except BackendUnavailable as exc:
+            if self._is_given_up(place, exc):
+                why = f"the settings do not name its namespace {place}, and we have no rights there"
+                raise pod_status.lost(sandbox_id, why) from exc
+            raise
+
+    async def owned(self) -> Sequence[SandboxId]:
+        """Leave out the namespaces that cannot be listed, and raise if none can."""
+        known = dict(self._places)
+        asked = (self._at(one).owned() for one in self._named)
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        owned: dict[SandboxId, str] = {}
+        failures: list[BaseException] = []
+        for namespace, ids in zip(self._named, found, strict=True):
+            if isinstance(ids, BaseException):
+                failures.append(ids)
+            else:
+                owned |= dict.fromkeys(ids, namespace)
+        for failure in failures:
+            if len(failures) == len(self._named) or not isinstance(failure, BackendUnavailable):
+                raise failure
+        for sandbox_id, place in known.items():
+            listed = place in self._named or not place
+            if listed and not failures and sandbox_id not in owned:
+                self._places.pop(sandbox_id, None)
+        self._places |= owned
+        return sorted(owned)
+
+    async def discard(self, sandbox_id: SandboxId) -> None:
+        place = await self._found(sandbox_id)
+        if place is not None:
+            try:
+                await self._at(place).discard(sandbox_id)
+            except BackendUnavailable as exc:
+                if not self._is_given_up(place, exc):
+                    raise
+        self._places.pop(sandbox_id, None)
+
+    def _is_given_up(self, place: str, exc: BackendUnavailable) -> bool:
+        """Return whether the operator has taken both the name and the rights of a namespace away:
+        waiting for its sandboxes would never end.
+        """
+        return bool(place and place not in self._named and exc.details.get("place"))
+
+    async def _found(self, sandbox_id: SandboxId) -> str | None:
+        """Return the place of a sandbox; None if no namespace has it. Raise BackendUnavailable if
+        one that may have it does not answer.
+        """
+        known = self._places.get(sandbox_id)
+        if known is not None or len(self._named) == 1:
+            return known or ""
+        asked = (self._at(one).holds(sandbox_id) for one in self._named)
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        for namespace, holds in zip(self._named, found, strict=True):
+            if holds is True:
+                self._places[sandbox_id] = namespace
+                return namespace
+        for failure in found:
+            if isinstance(failure, BaseException):
+                raise failure
+        return None
+
+    # ---- the same in every namespace
+
+    def create_timeout_s(self) -> float:
+        return self._root.create_timeout_s()
+
+    async def sees_files(self) -> bool:
+        return await self._root.sees_files()
+
+    async def network_refusal(self) -> UnsupportedByBackend | None:
+        return await self._root.network_refusal()
+
+    def may_fetch(self, *, in_full: bool) -> bool:
+        return self._root.may_fetch(in_full=in_full)
+
+    async def find_image(self, names: Sequence[str], *, fetch: bool = False) -> Image | None:
+        return await self._root.find_image(names, fetch=fetch)
+
+    async def bring_image(self, image: Image) -> None:
+        await self._root.bring_image(image)
+
+    async def bring_contents(self, mounts: Sequence[HostMount]) -> None:
+        await self._root.bring_contents(mounts)
+
+    async def aclose(self) -> None:
+        for one in (*self._backends.values(), self._root):
+            await one.aclose()
