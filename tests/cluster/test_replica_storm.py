@@ -67,10 +67,15 @@ class ReplicaStorm(Storm):
             self.report.recovery_s.append(time.monotonic() - began)
 
     async def _loaded(self) -> None:
-        """Wait until clients have got answers since the last kill."""
-        enough = self.report.acknowledged + 10
+        """Wait until clients have got answers since the last kill, and sessions come and go."""
+        report = self.report
+        enough, made, gone = report.acknowledged + 10, len(report.created), len(report.destroyed)
         async with asyncio.timeout(PATIENCE_S):
-            while self.report.acknowledged < enough:  # noqa: ASYNC110  (clients add to it)
+            while (  # noqa: ASYNC110  (clients add to it)
+                report.acknowledged < enough
+                or len(report.created) <= made
+                or len(report.destroyed) <= gone
+            ):
                 await asyncio.sleep(self._random.uniform(0.05, 0.3))
 
     async def _reach(self, what: str, began: float, at: Sequence[DaemonProcess]) -> None:
@@ -107,7 +112,7 @@ async def test_nothing_acknowledged_is_lost_in_a_storm_of_kills(
     async with replicas(cluster_with_images, postgres_server, tmp_path) as pair:
         storm = ReplicaStorm(pair, seed=int(os.environ.get("SANDKASTEN_SEED", "7")))
         storm.kept = kept = await storm.prepared(4)
-        await storm.blow(kept, ROUNDS, workers=2)
+        await storm.blow(kept, ROUNDS, workers=4)
         with capsys.disabled():
             sys.stdout.write(f"\n{storm}\n")
         for at in pair.daemons:
@@ -124,7 +129,8 @@ async def test_nothing_acknowledged_is_lost_in_a_storm_of_kills(
         await wait_until_empty(pair)
         with capsys.disabled():
             sys.stdout.write(
-                f"{len(storm.report.created)} sessions created, "
+                f"{len(storm.report.created)} sessions created and "
+                f"{len(storm.report.destroyed)} destroyed, "
                 f"{sum(len(one.writes) for one in kept)} writes kept, "
                 f"{len(listed) - len(kept)} sessions of requests that died\n"
             )

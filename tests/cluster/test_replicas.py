@@ -210,6 +210,38 @@ async def test_replicas_that_start_again_find_everything(pair):
             assert await pair.run(at, path, "echo $mark") == f"{number}\n"
 
 
+async def test_a_link_to_a_preview_opens_the_port_at_every_replica(pair):
+    one, other = pair.daemons
+    path = await pair.create(one)
+    server = ["python3", "-m", "http.server", "8000", "--directory", "/etc"]
+    await pair.ask(one, "POST", f"{path}/exec", {"cmd": server, "background": True})
+    link = await pair.ask(one, "POST", f"{path}/previews", {"port": 8000})
+    _, _, host, query = link["url"].split("/", 3)
+
+    async def get(at, page: str, **headers: str) -> aiohttp.ClientResponse:
+        # Without the key of the operator, which would open it too.
+        async with (
+            aiohttp.ClientSession() as http,
+            http.get(
+                f"{at.url}/{page}", headers={"Host": host, **headers}, allow_redirects=False
+            ) as reply,
+        ):
+            return reply
+
+    opened = await get(other, query)
+    assert opened.status == 303
+    cookie = opened.headers["Set-Cookie"].partition(";")[0]
+    async with asyncio.timeout(PATIENCE_S):
+        while (await get(other, "hostname", Cookie=cookie)).status == 502:
+            pass
+    assert (await get(one, "hostname", Cookie=cookie)).status == 200
+    await pair.ask(other, "DELETE", f"{path}/previews")
+    assert (await get(other, query)).status == 403
+    async with asyncio.timeout(PATIENCE_S):
+        while (await get(one, query)).status != 403:
+            pass
+
+
 async def test_the_balancer_skips_a_dead_replica(pair):
     one, other = pair.daemons
     path = await pair.create(one)
