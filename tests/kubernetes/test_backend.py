@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from sandkasten.errors import (
     Busy,
     Conflict,
     ImageNotFound,
+    IsolationRefused,
     PayloadTooLarge,
     QuotaExceeded,
     SandboxLost,
@@ -423,3 +425,45 @@ async def test_what_a_killed_process_tried_out_is_removed_with_the_sandbox_it_wa
     assert cluster.objects == {}
     making.cancel()
     await asyncio.wait([making])
+
+
+@pytest.mark.promise("P100")
+async def test_creates_that_wait_for_a_trial_share_its_failure(
+    opened: Callable[..., KubernetesBackend],
+    cluster: FakeCluster,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    backend = opened(network_policy="assumed")
+    backend._tried = False
+    images: list[str] = []
+
+    async def examine(*_: object) -> None:
+        images.extend(
+            container["image"]
+            for (kind, _), one in cluster.objects.items()
+            if kind == "pods"
+            for container in one["spec"]["containers"]
+        )
+        if len(images) == 2:
+            raise IsolationRefused("too open", hint="close it")
+
+    monkeypatch.setattr(selftest, "examine", examine)
+    creates = [backend.create(new_sandbox_id(), SPEC) for _ in range(3)]
+    for error in await asyncio.gather(*creates, return_exceptions=True):
+        assert isinstance(error, IsolationRefused)
+        assert (error.message, error.hint) == ("too open", "close it")
+    # One trial, without the image of a caller, which a node may have to pull.
+    assert images == ["r", "r"]
+    assert cluster.objects == {}
+    await backend.create(new_sandbox_id(), SPEC)
+    assert images == ["r"] * 4
+
+
+async def test_a_create_has_time_for_each_pod_that_it_starts(
+    opened: Callable[..., KubernetesBackend],
+):
+    tried, checked = opened(start_s=100.0), opened(start_s=100.0)
+    assumed = opened(start_s=100.0, network_policy="assumed")
+    checked._tried = assumed._tried = False
+    times_s = [one.create_timeout_s() for one in (tried, assumed, checked)]
+    assert [second - first for first, second in itertools.pairwise(times_s)] == [100.0, 100.0]

@@ -84,6 +84,7 @@ class KubernetesBackend:
         self._cells: WeakSet[KubernetesCell] = WeakSet()
         self._trying = asyncio.Lock()
         self._tried = False
+        self._failed_trial: SandkastenError | None = None
 
     @property
     def name(self) -> str:
@@ -128,11 +129,7 @@ class KubernetesBackend:
 
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> KubernetesCell:
         refusals.check(spec, self._options)
-        if not self._tried:
-            async with self._trying:
-                if not self._tried:
-                    await self._try(sandbox_id, spec)
-                    self._tried = True
+        await self._try_first(sandbox_id)
         attempt = _new_attempt()
         making = asyncio.ensure_future(self._create(sandbox_id, spec, attempt))
         try:
@@ -198,8 +195,9 @@ class KubernetesBackend:
         ]
 
     def create_timeout_s(self) -> float:
-        """Implement `ports.StartsSlowly`: a trial Pod may have to be started first."""
-        return 2 * self._options.start_s + _ANSWERS_S
+        """Implement `ports.StartsSlowly`: trial Pods may have to be started first."""
+        trials = 0 if self._tried else 2 if self._options.network_policy == "checked" else 1
+        return (1 + trials) * self._options.start_s + _ANSWERS_S
 
     async def sees_files(self) -> bool:
         """Implement `ports.Remote`."""
@@ -227,12 +225,31 @@ class KubernetesBackend:
     async def aclose(self) -> None:
         await self._client.aclose()
 
-    async def _try(self, sandbox_id: SandboxId, spec: CellSpec) -> None:
+    async def _try_first(self, sandbox_id: SandboxId) -> None:
+        """Try once what sandboxes are like. Creates that wait for a trial share its failure: many
+        that come at once do not try one after the other.
+        """
+        before = self._failed_trial
+        if self._tried:
+            return
+        async with self._trying:
+            failed = self._failed_trial
+            if failed is not None and failed is not before:
+                raise _copy(failed)
+            if not self._tried:
+                try:
+                    await self._try(sandbox_id)
+                except SandkastenError as exc:
+                    self._failed_trial = _copy(exc)
+                    raise
+                self._tried = True
+
+    async def _try(self, sandbox_id: SandboxId) -> None:
         """Verify with throw-away Pods that sandboxes are as closed as required. If this process is
         killed, they are found and removed as a part of the sandbox that is being created.
         """
-        # Nothing of the caller's but the image, which a node has then.
-        plain = CellSpec(image=spec.image)
+        # Not the image of the caller, whose pull may take minutes: each Pod needs this one anyway.
+        plain = CellSpec(image=Image(self._options.runner_image, kind="engine"))
         cell = await self._create(_trial_id(), plain, _new_attempt(), part_of=sandbox_id)
         try:
             await selftest.examine(cell, pod_names.RUNNER_PATH)
@@ -398,6 +415,11 @@ class KubernetesBackend:
 def _id(one: Mapping[str, Any]) -> SandboxId | None:
     told = (one.get("metadata") or {}).get("labels") or {}
     return pod_names.id_in(told.get(pod_names.LABEL_ID))
+
+
+def _copy(error: SandkastenError) -> SandkastenError:
+    """Copy the error: one that is raised in several tasks would collect their tracebacks."""
+    return type(error)(error.message, hint=error.hint, **error.details)
 
 
 def _new_attempt() -> str:
