@@ -148,11 +148,15 @@ async def test_another_gate_is_not_accepted(entry: Entry):
         await entry.connect(entry_keys.make_keys(ID))
 
 
-async def test_a_client_that_says_nothing_keeps_no_other_out(entry: Entry):
-    await (await entry.connect()).aclose()
-    silent = [socket.create_connection(("127.0.0.1", entry.port)) for _ in range(20)]
+@pytest.mark.promise("P101")
+async def test_clients_that_say_nothing_keep_no_other_out(entry: Entry):
+    channel = await Channel.open(await entry.connect())
+    # More than the gate serves at once.
+    silent = [socket.create_connection(("127.0.0.1", entry.port)) for _ in range(300)]
     try:
         await (await Channel.open(await entry.connect())).aclose()
+        assert await channel.call("ping", timeout_s=PATIENCE_S) == {}
+        await channel.aclose()
     finally:
         for one in silent:
             one.close()

@@ -11,6 +11,7 @@
 //! Whatever connects is untrusted until it has sent the token, and costs bounded memory and time.
 
 use crate::inspect::Side;
+use crate::newcomers::{Newcomer, Newcomers};
 use crate::reachability;
 use crate::sockets::pass_at_once;
 use crate::sys::{self, check, Errno};
@@ -27,8 +28,12 @@ use std::time::{Duration, Instant};
 
 const TOKEN_BYTES: usize = 32;
 const MOST_FILE: usize = 16 << 10;
-/// As many as the runner serves, and some that have not sent a token yet.
+/// Connections that have sent the token: as many as the runner serves, and some that wait for it.
 const MOST_CONNECTIONS: usize = 96;
+/// Connections that have not.
+const MOST_NEWCOMERS: usize = 32;
+/// Of both, and of newcomers that were ended and have not left yet.
+const MOST_THREADS: usize = MOST_CONNECTIONS + 2 * MOST_NEWCOMERS;
 /// For the handshake and the token.
 const GREETING: Duration = Duration::from_secs(10);
 const RUNNER_MS: i32 = 10_000;
@@ -54,7 +59,9 @@ struct Entry {
     config: Arc<ServerConfig>,
     token: Vec<u8>,
     listener: PathBuf,
+    threads: AtomicUsize,
     open: AtomicUsize,
+    newcomers: Arc<Newcomers>,
     /// Whether the runner has its listener.
     given: Mutex<bool>,
     is_given: Condvar,
@@ -142,7 +149,9 @@ impl Gate {
             config: Arc::new(config),
             token,
             listener: self.listener.clone(),
+            threads: AtomicUsize::new(0),
             open: AtomicUsize::new(0),
+            newcomers: Newcomers::new(MOST_NEWCOMERS),
             given: Mutex::new(false),
             is_given: Condvar::new(),
         })
@@ -210,23 +219,47 @@ fn wait_for(fd: RawFd, events: libc::c_short) -> Result<(), Errno> {
 
 /// Serve a client in a thread of its own, unless there are too many.
 fn admit(client: OwnedFd, entry: Arc<Entry>) {
-    if entry.open.fetch_add(1, Ordering::SeqCst) >= MOST_CONNECTIONS {
-        entry.open.fetch_sub(1, Ordering::SeqCst);
-        return;
-    }
-    let served = entry.clone();
+    let place = match Counted::below(&entry, MOST_THREADS, |entry| &entry.threads) {
+        Some(place) => place,
+        None => return,
+    };
+    let newcomer = entry.newcomers.admit(&client);
     let thread = std::thread::Builder::new().stack_size(STACK);
-    let begun = thread.spawn(move || {
+    // If no thread can be had, all of this is dropped.
+    let _begun = thread.spawn(move || {
         // A client that breaks off is not reported: it may be anything in the cluster.
-        let _reason = serve_client(&client, &served);
-        served.open.fetch_sub(1, Ordering::SeqCst);
+        let _reason = serve_client(&client, &entry, newcomer);
+        drop((client, place));
     });
-    if begun.is_err() {
-        entry.open.fetch_sub(1, Ordering::SeqCst);
+}
+
+/// One of a limited number, until it is dropped.
+struct Counted {
+    entry: Arc<Entry>,
+    counter: fn(&Entry) -> &AtomicUsize,
+}
+
+impl Counted {
+    fn below(
+        entry: &Arc<Entry>,
+        most: usize,
+        counter: fn(&Entry) -> &AtomicUsize,
+    ) -> Option<Counted> {
+        let one = Counted {
+            entry: entry.clone(),
+            counter,
+        };
+        (counter(entry).fetch_add(1, Ordering::SeqCst) < most).then_some(one)
     }
 }
 
-fn serve_client(client: &OwnedFd, entry: &Entry) -> Result<(), String> {
+impl Drop for Counted {
+    fn drop(&mut self) {
+        (self.counter)(&self.entry).fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn serve_client(client: &OwnedFd, entry: &Arc<Entry>, newcomer: Newcomer) -> Result<(), String> {
     let failed = |errno: Errno| message("client", errno);
     let fd = client.as_raw_fd();
     sys::set_nonblocking(fd).map_err(failed)?;
@@ -248,6 +281,9 @@ fn serve_client(client: &OwnedFd, entry: &Entry) -> Result<(), String> {
     }
     verify_slices_are_equal(&outer.input[..TOKEN_BYTES], &entry.token)
         .map_err(|_| "a wrong token")?;
+    drop(newcomer);
+    let _place = Counted::below(entry, MOST_CONNECTIONS, |entry| &entry.open)
+        .ok_or("too many connections")?;
     outer.input.drain(..TOKEN_BYTES);
     wait_for_runner(entry)?;
     let runner = connect(&entry.listener).map_err(|errno| message("runner", errno))?;

@@ -25,6 +25,7 @@ mod http;
 mod inspect;
 mod limits;
 mod names;
+mod newcomers;
 mod reachability;
 mod record;
 mod relay;
