@@ -68,6 +68,8 @@ _KUBELET = {
     "imageGCHighThresholdPercent": 100,
     "imageGCLowThresholdPercent": 99,
     "resolvConf": "",
+    # How often it measures what Pods have written; it evicts those with too much every 10 s.
+    "volumeStatsAggPeriod": "5s",
     "nodeStatusUpdateFrequency": "2s",
     "nodeLeaseDurationSeconds": 12,
     "shutdownGracePeriod": "0s",

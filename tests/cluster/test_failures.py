@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sandkasten.backends.kubernetes import cell as cell_module
 from sandkasten.backends.kubernetes import pod_names
 from sandkasten.backends.kubernetes.backend import KubernetesBackend
 from sandkasten.daemon.backend_registry import read_kubeconfig
@@ -161,6 +162,17 @@ async def test_a_container_that_uses_too_much_memory_is_lost(backend: Kubernetes
     await backend.discard(cell.id)
 
 
+async def test_a_workspace_over_its_size_is_an_eviction_with_that_reason(
+    backend: KubernetesBackend,
+):
+    cell = await _created(backend, workspace_bytes=16 * MIB)
+    await _says(cell, "dd", "if=/dev/zero", "of=/workspace/large", "bs=1048576", "count=32")
+    assert "its node evicted it: Usage of EmptyDir volume \"workspace\"" in await _lost(
+        backend, cell
+    )
+    await backend.discard(cell.id)
+
+
 async def _until_it_fails(box: Box, script: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
@@ -238,6 +250,21 @@ async def test_a_full_quota_is_named_and_spares_what_runs(opened: Opened, api: K
     await cell.destroy()
     assert list(await backend.owned()) == []
     api.ask("DELETE", f"/api/v1/namespaces/{namespace}")
+
+
+async def test_a_gate_that_is_slow_once_is_reached_through_the_api_server_and_the_next_directly(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+):
+    backend = opened(reach="auto")
+    with monkeypatch.context() as slow:
+        slow.setattr(cell_module, "_DIRECT_S", 0.0)
+        first = await _created(backend)
+    assert backend._ways.direct is False
+    second = await _created(backend)
+    assert backend._ways.direct is True
+    for cell in (first, second):
+        assert await _says(cell, "echo", "here") == b"here\n"
+        await cell.destroy()
 
 
 async def test_a_cluster_without_room_is_busy(opened: Opened):

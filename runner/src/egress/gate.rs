@@ -93,9 +93,11 @@ pub fn wanted(arguments: &[OsString]) -> Option<Result<Gate, String>> {
     }
 }
 
-extern "C" fn leave(_: libc::c_int) {
+/// The kubelet ends the Pod. If all containers ended well, it would report that the Pod succeeded, and
+/// leave out that it was evicted, and why.
+extern "C" fn leave(signal: libc::c_int) {
     // SAFETY: allowed in a signal handler.
-    unsafe { libc::_exit(0) }
+    unsafe { libc::_exit(128 + signal) }
 }
 
 impl Gate {
