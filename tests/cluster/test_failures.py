@@ -167,9 +167,7 @@ async def test_a_workspace_over_its_size_is_an_eviction_with_that_reason(
 ):
     cell = await _created(backend, workspace_bytes=16 * MIB)
     await _says(cell, "dd", "if=/dev/zero", "of=/workspace/large", "bs=1048576", "count=32")
-    assert "its node evicted it: Usage of EmptyDir volume \"workspace\"" in await _lost(
-        backend, cell
-    )
+    assert 'its node evicted it: Usage of EmptyDir volume "workspace"' in await _lost(backend, cell)
     await backend.discard(cell.id)
 
 
@@ -272,6 +270,51 @@ async def test_a_cluster_without_room_is_busy(opened: Opened):
     with pytest.raises(Busy, match="Insufficient memory") as raised:
         await _created(backend, memory_bytes=1 << 50)
     assert "add nodes" in raised.value.hint
+
+
+# A daemon waits for a minute.
+_GIVEN_UP_AT_ONCE = {
+    "key": "node.kubernetes.io/unreachable",
+    "operator": "Exists",
+    "effect": "NoExecute",
+    "tolerationSeconds": 1,
+}
+
+
+async def test_a_sandbox_on_a_lost_node_is_lost_and_the_others_go_on(
+    opened: Opened, stocked: Cluster, api: KubeApi
+):
+    gone, other = stocked.nodes
+    at = [
+        opened(
+            node_selector={"kubernetes.io/hostname": node.name}, tolerations=(_GIVEN_UP_AT_ONCE,)
+        )
+        for node in (gone, other)
+    ]
+    cell, beside = await _created(at[0]), await _created(at[1])
+    assert await _says(cell, "echo", "here") == b"here\n"
+    await asyncio.to_thread(gone.kill)
+    await asyncio.to_thread(gone.cut_off)
+    try:
+        with pytest.raises(Busy, match="does not answer"):
+            await cell.dial()
+        assert "its node is lost" in await _lost(at[0], cell)
+        assert await _says(beside, "echo", "here") == b"here\n"
+        fresh = await _created(opened())
+        assert api.pod(pod_names.pod_name(fresh.id))["spec"]["nodeName"] == other.name
+        await fresh.destroy()
+        # The cluster has accepted the removal, and its node has it to do.
+        await at[0].discard(cell.id)
+        assert list(await at[0].owned()) == [beside.id]
+    finally:
+        await asyncio.to_thread(gone.reconnect)
+        gone.start_runtime()
+        # A kubelet ends if there is no containerd.
+        await asyncio.to_thread(wait_for, gone.is_up, bool, lambda _: "no containerd")
+        gone.start_kubelet()
+        await asyncio.to_thread(stocked.wait_until_ready)
+    await beside.destroy()
+    assert list(await at[0].owned()) == []
 
 
 async def test_a_sandbox_on_a_node_without_network_is_there_again_when_the_node_is(

@@ -65,6 +65,8 @@ class Script:
     forbidden: set[str] = field(default_factory=set)
     """Namespaces in which we have no rights."""
     away: bool = False
+    node_away: bool = False
+    """Whether Pods stay while they are being removed."""
     controller: bool = True
     """Whether the controller of agent-sandbox runs."""
 
@@ -261,6 +263,8 @@ class FakeCluster:
             return _status(409, "Conflict", "the UID in the precondition is another one")
         found["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
         self._changed("MODIFIED", kind, name, found)
+        if kind == "pods" and self.script.node_away:
+            return await self._answer("delete", kind, found)
         if kind == "pods" and self.node is not None:
             await self.node.stop(name)
         elif kind == "pods":

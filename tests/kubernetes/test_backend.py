@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sandkasten.backends.kubernetes import cell as cell_module
-from sandkasten.backends.kubernetes import object_watch, pod_manifest, pod_names, selftest
+from sandkasten.backends.kubernetes import (
+    object_removal,
+    object_watch,
+    pod_manifest,
+    pod_names,
+    selftest,
+)
 from sandkasten.backends.kubernetes.api import cluster_client
 from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
+from sandkasten.engine.lifecycle.sandboxes import DESTROY_TIMEOUT_S
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
@@ -397,6 +404,25 @@ async def test_a_refused_token_is_an_error_of_the_credentials(
     kubeconfig.write_text(kubeconfig.read_text().replace("let-me-in", "wrong"))
     with pytest.raises(BackendUnavailable, match="credentials"):
         await backend.owned()
+
+
+@pytest.mark.promise("P100")
+async def test_a_sandbox_on_a_node_that_is_away_is_removed_when_the_cluster_has_accepted_it(
+    backend: KubernetesBackend, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+):
+    cell = await backend.create(new_sandbox_id(), SPEC)
+    cluster.script.node_away = True
+    # The engine does not wait longer, and takes a cluster that is late for one that is away.
+    assert object_removal.REMOVED_S <= DESTROY_TIMEOUT_S / 2
+    with monkeypatch.context() as soon:
+        soon.setattr(object_removal, "REMOVED_S", 0.1)
+        await cell.destroy()
+    assert list(cluster.objects) == [("pods", pod_names.pod_name(cell.id))]
+    assert list(await backend.owned()) == []
+    # What is being removed is not waited for a second time.
+    monkeypatch.setattr(object_removal, "REMOVED_S", 10 * PATIENCE_S)
+    async with asyncio.timeout(PATIENCE_S):
+        await backend.discard(cell.id)
 
 
 @pytest.mark.promise("P100")

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.backends.kubernetes import agent_sandboxes, object_watch, pod_names
+from sandkasten.backends.kubernetes import agent_sandboxes, object_watch, pod_names, pod_status
 from sandkasten.backends.kubernetes.api.cluster_client import ApiRefused
 
 if TYPE_CHECKING:
@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
     from sandkasten.backends.kubernetes.api.cluster_client import ClusterClient
 
-# How long a removal is watched. A node that does not answer removes its Pods when it is back.
-_REMOVED_S: Final = 20.0
+# How long a removal is watched: half of the time that the engine allows for it (DESTROY_TIMEOUT_S),
+# which would take a node that does not answer for a cluster that does not. Such a node removes its
+# Pods when it is back, and one with many Pods to remove when it comes to them.
+REMOVED_S: Final = 10.0
 _GRACE_S: Final = 1
 
 
@@ -33,8 +35,11 @@ class ObjectRemoval:
         self._owner = owner
 
     async def remove(self, name: str, attempt: str | None = None) -> None:
-        """Remove what has this name, and wait until the Pod is gone. Twice is fine.
+        """Remove what has this name. Twice is fine.
 
+        Wait until the Pod is gone, but not for long: a removal that the API server has accepted
+        cannot be undone, and the cluster finishes it. One that it accepted before is not waited
+        for.
         `attempt`: only what this create has made; another one may have used the name since.
         """
         pod = await self._found("pods", name)
@@ -43,9 +48,10 @@ class ObjectRemoval:
             await self._delete(agent_sandboxes.KIND, name, attempt)
         if pod is not None and await self._may_remove(pod, attempt):
             await self._client.delete("pods", name, grace_s=_GRACE_S, uid=_uid(pod))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_REMOVED_S):
-                    await self._gone(pod)
+            if not pod_status.is_ending(pod):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(REMOVED_S):
+                        await self._gone(pod)
         # Last, so that what is left of a removal is found by it.
         await self._delete("secrets", name, attempt)
 
