@@ -61,4 +61,5 @@ for wanted in requirements/frameworks/*.in; do
 done
 compile previews.txt requirements/previews.in
 compile go.txt requirements/go.in
+compile s3-server.txt requirements/s3-server.in
 compile streamlit.txt requirements/streamlit.in --constraint requirements/dev.txt

@@ -117,6 +117,11 @@ def previews() -> Path:
     return environment("previews")
 
 
+def s3_server() -> Path:
+    """Return the program of a server with S3's protocol."""
+    return environment("s3-server").parent / "weed"
+
+
 def streamlit() -> Path:
     return environment("streamlit")
 

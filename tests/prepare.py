@@ -24,6 +24,7 @@ _DEBIANS: tuple[Callable[[], Path], ...] = (imagekit.debian_tar, trees.debian)
 _IMAGES = (*_DEBIANS, imagekit.busybox_tar, imagekit.empty_tar, imagekit.odd_tar)
 _ENVIRONMENTS: tuple[Callable[[], Path], ...] = (
     environments.compat,
+    environments.s3_server,
     environments.typescript,
     *(
         (

@@ -15,8 +15,8 @@ from tests.platform_choice import GROUNDS
 if TYPE_CHECKING:
     import pytest
 
-# Each folder has an engine of its own with images in it, or an installed environment.
-TOGETHER = ("tests/container", "tests/deploy", "tests/packaging")
+# Each folder has an engine of its own with images in it, an installed environment, or a server.
+TOGETHER = ("tests/container", "tests/deploy", "tests/packaging", "tests/store/bucket")
 SUITES = ("tests/conformance", "tests/security")
 # One run of a suite in another process each.
 APART = ("tests/matrix/test_elsewhere.py",)

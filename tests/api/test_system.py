@@ -53,7 +53,7 @@ async def test_doctor_tells_what_the_machine_lacks_at_intervals(daemon, monkeypa
         looks.append(measure)
         return [tier]
 
-    monkeypatch.setattr(daemon.server.engine, "probe_backend", probe)
+    monkeypatch.setattr(daemon.server.engine, "probe_required", probe)
     monkeypatch.setattr(daemon.server.engine, "tiers", tiers)
     replies = await asyncio.gather(*(daemon.ask("GET", "/v1/doctor") for _ in range(3)))
     assert looks == ["probe", False]
@@ -88,7 +88,7 @@ async def test_an_unready_backend_is_probed_at_intervals(daemon, monkeypatch):
             raise BackendUnavailable("gone")
         return Readiness(False, reason="no bubblewrap")
 
-    monkeypatch.setattr(daemon.server.engine, "probe_backend", probe)
+    monkeypatch.setattr(daemon.server.engine, "probe_required", probe)
     for _ in range(3):
         reply = await daemon.ask("GET", "/readyz")
         assert (reply.status, reply.json["code"]) == (503, "BACKEND_UNAVAILABLE")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import os
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -18,6 +21,7 @@ from tests.daemon.process import DaemonProcess, ask, running
 from tests.daemon.test_serve import told
 from tests.patience import PATIENCE_S
 from tests.postgres_server import PostgresServer
+from tests.s3_server import BUCKET, FULL, S3Server
 from tests.store.test_directory import record
 
 pytestmark = pytest.mark.promise("P98")
@@ -102,6 +106,56 @@ async def test_two_daemons_share_records_but_not_sandboxes(server, tmp_path):
         said = [json.loads(line) for line in one.said.splitlines() if line.startswith(b"{")]
         assert [line["node"] for line in said if line.get("event") == "store.shared"]
         assert PASSWORD.encode() not in one.said + other.said
+
+
+@pytest.mark.long(reason="starts two daemons and an S3 server; tests/store/bucket has the parts")
+@pytest.mark.promise("P112")
+async def test_large_files_of_two_daemons_are_in_a_bucket(server, tmp_path):
+    """200 MB through a daemon whose memory is bounded, read at the other one after a kill."""
+    size, piece = 200 * 1024 * 1024, os.urandom(1024 * 1024)
+
+    async def sent():
+        for _ in range(size // len(piece)):
+            yield piece
+
+    with S3Server() as bucket:
+        environ = {
+            "SANDKASTEN_API_KEY": "sk-0123456789abcdef",
+            "SANDKASTEN_STORE_URL": server.url,
+            "SANDKASTEN_STORE_FILES_ENDPOINT": bucket.url,
+            "SANDKASTEN_STORE_FILES_BUCKET": BUCKET,
+            "AWS_ACCESS_KEY_ID": FULL["access_key"],
+            "AWS_SECRET_ACCESS_KEY": FULL["secret_key"],
+        }
+        async with (
+            running(tmp_path / "first", environ=environ) as one,
+            running(tmp_path / "second", environ=environ) as other,
+            aiohttp.ClientSession(headers=OPERATOR) as http,
+        ):
+            before = _peak_kb(one.pid)
+            async with http.post(one.url + "/v1/files?key=large", data=sent()) as reply:
+                assert reply.status == 201, await reply.text()
+            assert _peak_kb(one.pid) - before < 64 * 1024
+            await one.kill()
+            before = _peak_kb(other.pid)
+            digest = hashlib.sha256()
+            async with http.get(other.url + "/v1/files/large") as reply:
+                async for found in reply.content.iter_chunked(1 << 20):
+                    digest.update(found)
+            assert digest.digest() == hashlib.sha256(piece * (size // len(piece))).digest()
+            part = {"Range": f"bytes={size - 5}-"}
+            async with http.get(other.url + "/v1/files/large", headers=part) as reply:
+                assert (reply.status, await reply.read()) == (206, piece[-5:])
+            assert _peak_kb(other.pid) - before < 64 * 1024
+            await one.start()
+            for secret in (FULL["secret_key"], FULL["access_key"]):
+                assert secret.encode() not in one.said + other.said
+
+
+def _peak_kb(pid: int) -> int:
+    """Return the most memory that a process had."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0])
 
 
 @pytest.mark.long(reason="kills daemons and the database many times")

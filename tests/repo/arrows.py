@@ -62,9 +62,9 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "rich": frozenset({"cli"}),
     "yaml": frozenset({"daemon", "agents"}),
     "nodesemver": frozenset({"images"}),
-    "aiohttp": frozenset({"client", "backends", "agents", "images", "daemon"}),
+    "aiohttp": frozenset({"client", "backends", "agents", "images", "daemon", "store"}),
     # The addresses of aiohttp.
-    "yarl": frozenset({"images"}),
+    "yarl": frozenset({"images", "store"}),
     "aiodocker": frozenset({"backends"}),
     "cel": frozenset({"agents"}),
     "dotpromptz": frozenset({"agents"}),

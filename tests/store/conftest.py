@@ -1,5 +1,5 @@
-"""A PostgreSQL server for this folder, started by the first test that needs it, and two engines on
-one of its databases.
+"""A PostgreSQL server and an S3 server for this folder, each started by the first test that needs
+it, and two engines on one of its databases.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from sandkasten.daemon.settings.resolver import load
 from sandkasten.daemon.shared_store import SharedStore, shared_store
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import Engine
+from sandkasten.store.bucket.bucket import Bucket
 from sandkasten.store.postgres import postgres_database
+from sandkasten.store.postgres.bucket_contents import BucketContents
 from sandkasten.store.postgres.postgres_database import PostgresDatabase
 from tests.patience import PATIENCE_S
 from tests.postgres_server import PostgresServer, new_schema
@@ -27,13 +29,14 @@ from tests.unisolated.backend import UnisolatedBackend
 
 if TYPE_CHECKING:
     from sandkasten.store.postgres.shard_leases import ShardLeases
+from tests.s3_server import S3Server
 
 # Emptying the tables is much faster than a new schema for each test.
 _EMPTY = "; ".join(
     f"DELETE FROM {table}"
     for table in (
         *("ledger", "state", "sessions", "execs", "traffic", "keys"),
-        *("runs", "files", "contents", "secrets", "nodes", "audit"),
+        *("runs", "files", "contents", "secrets", "nodes", "audit", "buckets"),
     )
 )
 _EMPTY += "; UPDATE shards SET node = '', fence = 0, until = '-infinity'"
@@ -127,3 +130,26 @@ async def replicas(postgres_server, tmp_path, monkeypatch):
         yield opened
     for the_id in await backend.owned():
         await backend.discard(the_id)
+
+
+@pytest.fixture(scope="session")
+def s3_server():
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture
+async def open_bucket(request):
+    """Return a function that opens the contents of a database in a bucket; every file that is not
+    empty goes there.
+    """
+    opened: list[Bucket] = []
+
+    async def open_another(database: PostgresDatabase, **options) -> BucketContents:
+        server = request.getfixturevalue("s3_server")
+        opened.append(Bucket(server.options(**{"min_bytes": 0, **options})))
+        return await BucketContents.open(database, opened[-1])
+
+    yield open_another
+    for one in opened:
+        await one.__aexit__()

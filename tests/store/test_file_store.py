@@ -19,9 +19,12 @@ from sandkasten.model.files.file_store_rules import FileRules, file_key, new_fil
 from sandkasten.store.file_store import DiskFileStore
 from sandkasten.store.postgres.postgres_files import PostgresFileStore
 from sandkasten.store.sqlite.database import Database
+from tests.store.bucket.listed_objects import contents_in
 
 if TYPE_CHECKING:
     from sandkasten.ports import FileStore
+
+BUCKET = pytest.mark.promise("P112")
 
 
 class Clock:
@@ -46,10 +49,12 @@ def clock():
     return Clock()
 
 
-@pytest.fixture(params=["disk", "postgres"])
-async def store(request, tmp_path, database, clock, open_postgres):
-    if request.param == "postgres":
-        return PostgresFileStore(await open_postgres(), clock)
+@pytest.fixture(params=["disk", "postgres", pytest.param("bucket", marks=BUCKET)])
+async def store(request, tmp_path, database, clock, open_postgres, open_bucket):
+    if request.param != "disk":
+        shared = await open_postgres()
+        bucket = await open_bucket(shared) if request.param == "bucket" else None
+        return PostgresFileStore(shared, clock, bucket=bucket)
     return await DiskFileStore.open(tmp_path / "files", database, clock)
 
 
@@ -61,6 +66,9 @@ def kept(store, tmp_path):
         if isinstance(store, DiskFileStore):
             return on_disk(tmp_path)
         await store.collect(readers_s=0.0)
+        if store._bucket is not None:
+            ids = [row["id"] for row in await store._database.fetch("SELECT id FROM contents")]
+            assert await contents_in(store._bucket) == set(ids)
         sql = (
             "SELECT DISTINCT coalesce(sha256, 'without a file') AS digest"
             " FROM contents LEFT JOIN files ON content_id = contents.id ORDER BY digest"

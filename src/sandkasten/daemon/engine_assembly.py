@@ -107,6 +107,7 @@ def _assembled(
             shared=shared.backends,
             leases=shared.leases,
             owns_database=owns_database,
+            bucket=settings.bucket,
         )
         backing = replace(backing, store=ledger)
         secrets = PostgresSecrets(shared.database, settings.secrets_key)

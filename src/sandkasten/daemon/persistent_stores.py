@@ -1,5 +1,6 @@
 """The persistent stores of a data directory: one database with journal, keys and stored files,
-and the audit log. With `store.url`, that database is PostgreSQL.
+and the audit log. With `store.url`, that database is PostgreSQL, and a bucket may have the content
+of stored files.
 
 They are opened and closed together. The caller holds the lock of the data directory.
 """
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
     from sandkasten.daemon.shared_store import SharedStore
     from sandkasten.ports import Clock, FileStore, Journal, Keys
     from sandkasten.store.audit_directory import AuditDirectory
+    from sandkasten.store.postgres.bucket_contents import BucketContents
     from sandkasten.store.postgres.postgres_audit import PostgresAudit
+    from sandkasten.store.postgres.postgres_database import PostgresDatabase
     from sandkasten.store.postgres.postgres_keys import PostgresKeys
 
 
@@ -150,18 +153,34 @@ async def _shared_books(
     from sandkasten.store.postgres.postgres_keys import PostgresKeys
 
     database = shared.database
-    journal = PostgresJournal(database, shared.node, settings.retention, shared=shared.backends)
-    keys = await PostgresKeys.open(database)
-    files = PostgresFileStore(database, clock, settings.file_rules)
-    own = open_audit(settings)
-    audit = None
-    if own is not None:
-        keep = settings.retention
-        audit = PostgresAudit(
-            database, shared.node, own, max_bytes=keep.audit_bytes, keep_s=keep.audit_s
-        )
-    async with _books(settings, journal, keys, files, audit) as books:
-        yield books
+    async with _bucket(settings, database) as bucket:
+        journal = PostgresJournal(database, shared.node, settings.retention, shared=shared.backends)
+        keys = await PostgresKeys.open(database)
+        files = PostgresFileStore(database, clock, settings.file_rules, bucket)
+        own = open_audit(settings)
+        audit = None
+        if own is not None:
+            keep = settings.retention
+            audit = PostgresAudit(
+                database, shared.node, own, max_bytes=keep.audit_bytes, keep_s=keep.audit_s
+            )
+        async with _books(settings, journal, keys, files, audit) as books:
+            yield books
+
+
+@asynccontextmanager
+async def _bucket(
+    settings: Settings, database: PostgresDatabase
+) -> AsyncIterator[BucketContents | None]:
+    """Open the bucket of stored files, and close it after the block; yield None without one."""
+    if settings.bucket is None:
+        yield None
+        return
+    from sandkasten.store.bucket.bucket import Bucket
+    from sandkasten.store.postgres.bucket_contents import BucketContents
+
+    async with Bucket(settings.bucket) as bucket:
+        yield await BucketContents.open(database, bucket)
 
 
 @asynccontextmanager

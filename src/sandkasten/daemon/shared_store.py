@@ -112,6 +112,8 @@ def report_shared(settings: Settings, shared: SharedStore) -> None:
         "shared": ", ".join((*_SHARED, *(f"sandboxes of {one}" for one in shared.backends))),
         "of_this_daemon": ", ".join(_OF_ONE_NODE),
     }
+    if settings.bucket is not None:
+        event["bucket"] = settings.bucket.location
     log.info("store.shared", extra={"sandkasten": event})
 
 

@@ -20,7 +20,8 @@ from sandkasten.engine.drain import Drain
 from sandkasten.engine.handles import Handles
 from sandkasten.engine.lifecycle.admission import Admission
 from sandkasten.engine.lifecycle.end_watch import EndWatch
-from sandkasten.engine.lifecycle.isolation_tiers import IsolationTiers, TierSurvey, with_ledger
+from sandkasten.engine.lifecycle.isolation_tiers import IsolationTiers, TierSurvey
+from sandkasten.engine.lifecycle.ledger_readiness import probed, with_extras
 from sandkasten.engine.lifecycle.pause import PauseControl
 from sandkasten.engine.lifecycle.planner import Planner
 from sandkasten.engine.lifecycle.reaper import Reaper
@@ -99,8 +100,7 @@ Silences: TypeAlias = list[BackendUnavailable]
 NO_POOL = PoolRules(enabled=False)
 # Late enough not to slow the first create, early enough that short-lived processes sweep.
 SWEEP_AFTER_S = 1.0
-# A process that ends before its sweep began does a quick one on its way out, bounded by this.
-SWEEP_AT_CLOSE_S = 2.0
+SWEEP_AT_CLOSE_S = 2.0  # For the quick sweep of a process that ends before its first one.
 CLOSE_S = 2.0  # For a backend's own connections, which end with the process in any case.
 # A long-lived process sweeps at this interval: a paused sandbox cannot end itself.
 SWEEP_EVERY_S = 60.0
@@ -365,10 +365,10 @@ class Engine:
         return [process_of(one) for one in told.processes]
 
     async def probe(self, backend: str | None = None) -> Readiness:
-        return await with_ledger(await self.probe_backend(backend), self._store)
+        return await with_extras(await self.probe_required(backend), self._store)
 
-    async def probe_backend(self, backend: str | None = None) -> Readiness:
-        return await self._handles.backend(backend or self.backend_name).probe()
+    async def probe_required(self, backend: str | None = None) -> Readiness:
+        return await probed(self._handles.backend(backend or self.backend_name), self._store)
 
     def degraded(self) -> Silences:
         """Return the backends that did not answer when they were last asked, and why."""

@@ -80,6 +80,15 @@ class TalliesTenants(Protocol):
 
 
 @runtime_checkable
+class HasExtras(Protocol):
+    """A ledger whose settings name something that sandboxes can do without, such as a bucket."""
+
+    async def extras(self) -> Sequence[Requirement]:
+        """Return further lines of `doctor`, none of them required. May write for a trial."""
+        ...
+
+
+@runtime_checkable
 class DividesUpkeep(Protocol):
     """A ledger of several daemons that can reach the same sandboxes; each looks after a part."""
 

@@ -225,7 +225,7 @@ async def _not_ready(server: Server) -> str | None:
 
 
 async def _probed(server: Server) -> str | None:
-    found = await _readiness(server.engine.probe)
+    found = await _readiness(server.engine.probe_required)
     return None if found.ready else found.reason
 
 

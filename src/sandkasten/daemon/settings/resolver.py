@@ -49,7 +49,7 @@ from sandkasten.daemon.settings.setting_fields import (
     settings_of,
 )
 from sandkasten.daemon.settings.settings_file import find_file, read_file
-from sandkasten.daemon.settings.store_settings import StoreSettings
+from sandkasten.daemon.settings.store_settings import BucketSettings, StoreSettings
 from sandkasten.daemon.settings.telemetry_settings import TelemetrySettings
 from sandkasten.errors import InvalidConfiguration, InvalidRequest
 from sandkasten.lazy_dataclass import dataclass
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from sandkasten.images.signatures.trust_rules import TrustRule
     from sandkasten.model.images.pull_rules import PullMode
     from sandkasten.model.pool.pool_kinds import PoolRules
+    from sandkasten.store.bucket.bucket_options import BucketOptions
 
 _PREFIXES: Final = ("SANDKASTEN_", "STATION_SANDBOX_")
 # Read by the client and the command line.
@@ -101,6 +102,7 @@ SECTIONS = (
     CompatSettings,
     RecordSettings,
     StoreSettings,
+    BucketSettings,
     TelemetrySettings,
     AgentSettings,
     ProviderSettings,
@@ -143,6 +145,8 @@ class Settings:
     """The key of stored secrets; None: one in the data directory."""
     store: StoreSettings
     """The database of several daemons."""
+    bucket: BucketOptions | None
+    """The bucket for the content of stored files."""
     telemetry: TelemetrySettings
     docker: DockerSettings
     kubernetes: KubernetesOptions
@@ -254,7 +258,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
     packages = source.read(PackageSettings)
     pool = source.read(PoolSettings)
     http = source.read(HttpSettings)
-    records = source.read(RecordSettings)
+    records, store = source.read(RecordSettings), source.read(StoreSettings)
     agents, providers = source.read(AgentSettings), source.read(ProviderSettings)
 
     data_dir = general.data_dir or _default_data_dir(environ)
@@ -335,7 +339,8 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
         previews=previews,
         jwt=source.read(JwtSettings).checked(),
         compat=source.read(CompatSettings).completed(previews),
-        store=source.read(StoreSettings),
+        store=store,
+        bucket=source.read(BucketSettings).options(store),
         telemetry=source.read(TelemetrySettings),
         docker=docker_settings(
             engine, source.origins, environ, default=general.backend == "docker"

@@ -259,13 +259,13 @@ def address(name: str, value: object) -> Address:
 
 
 def package_url(name: str, value: object) -> str:
-    url, _ = _http_url(name, value, "the http(s) URL of a package index", "https://host/path")
+    url, _ = http_url(name, value, "the http(s) URL of a package index", "https://host/path")
     return url
 
 
 def model_url(name: str, value: object) -> str:
     example = "http://127.0.0.1:11434/v1"
-    url, parts = _http_url(name, value, "the http(s) URL of a model server", example)
+    url, parts = http_url(name, value, "the http(s) URL of a model server", example)
     if parts.username or parts.password or parts.query or parts.fragment:
         # URLs are printed in messages and by `config show`.
         raise InvalidConfiguration(
@@ -278,7 +278,7 @@ def model_url(name: str, value: object) -> str:
 
 def token_url(name: str, value: object) -> str:
     """Accept HTTPS, and plain HTTP on this machine: who changes the keys can sign any token."""
-    url, parts = _http_url(name, value, "the https URL of a key set", "https://host/jwks.json")
+    url, parts = http_url(name, value, "the https URL of a key set", "https://host/jwks.json")
     if (
         parts.username
         or parts.password
@@ -292,7 +292,7 @@ def token_url(name: str, value: object) -> str:
     return url
 
 
-def _http_url(name: str, value: object, expected: str, example: str) -> tuple[str, SplitResult]:
+def http_url(name: str, value: object, expected: str, example: str) -> tuple[str, SplitResult]:
     """Return the URL and its parts. It may hold credentials, so no message repeats it."""
     if isinstance(value, str) and value.isprintable() and " " not in value and len(value) <= 4096:
         with suppress(ValueError):

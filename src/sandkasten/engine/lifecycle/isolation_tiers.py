@@ -19,11 +19,10 @@ from sandkasten.errors import (
     SandkastenError,
 )
 from sandkasten.model.sandbox.isolation_levels import ISOLATIONS, has_engine, strength, weakest_of
-from sandkasten.model.sandbox.readiness import Readiness, Requirement, Tier, with_requirements
+from sandkasten.model.sandbox.readiness import Readiness, Requirement, Tier
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.model.spelling import did_you_mean, shown
-from sandkasten.ports import HasRequirements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from sandkasten.engine.lifecycle.planner import Planner
     from sandkasten.engine.lifecycle.sandboxes import Sandboxes
     from sandkasten.model.sandbox.policy import Policy
-    from sandkasten.ports import Backend, ImageSource, Store
+    from sandkasten.ports import Backend, ImageSource
 
 _GVISOR: Final = "gvisor"
 _CREATES: Final = 3
@@ -155,13 +154,6 @@ class IsolationTiers:
         if readiness.ready and not has_engine(backend.name):
             self._ready_ones[backend.name] = readiness
         return readiness
-
-
-async def with_ledger(found: Readiness, store: Store) -> Readiness:
-    """Return the readiness of a backend with what the ledger requires."""
-    if not isinstance(store, HasRequirements):
-        return found
-    return with_requirements(found, await store.requirements())
 
 
 def _unready(name: str, found: Readiness) -> BackendUnavailable:

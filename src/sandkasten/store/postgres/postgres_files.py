@@ -1,10 +1,10 @@
 """Stored files in PostgreSQL, shared by all daemons. Implements `ports.FileStore`.
 
 Content is written in pieces before the row that refers to it is committed, so a row never refers
-to incomplete content. Content that was replaced or deleted is kept for `_READERS_S`, so that
-requests that read it can finish. Content without a row after `_ARRIVAL_S` was left by a crash.
-`prune` removes both. Meant for small files: each is a few rows of the database and part of its
-backups.
+to incomplete content. Content that was replaced or deleted is kept for `READERS_S`, so that
+requests that read it can finish. Content without a row after `ARRIVAL_S` was left by a crash.
+`prune` removes both. The pieces are rows of the database and part of its backups, or objects in a
+bucket if there is one and the file is not small (`bucket_contents.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from sandkasten.errors import InternalError, SandkastenError
+from sandkasten.errors import BackendUnavailable, Conflict, InternalError, SandkastenError
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.files.file_store_rules import (
     UNKNOWN_TYPE,
@@ -30,6 +30,7 @@ from sandkasten.model.files.file_store_rules import (
     no_such_file,
 )
 from sandkasten.model.journal_rows import StoredFile
+from sandkasten.store.bucket.bucket_options import OBJECT_BYTES
 from sandkasten.store.file_store import (
     check_digest,
     check_size,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 
     from sandkasten.ports import Clock, MaxStoredBytes
+    from sandkasten.store.postgres.bucket_contents import BucketContents
     from sandkasten.store.postgres.postgres_database import PostgresDatabase, Row
 
     Files: TypeAlias = Sequence[StoredFile]
@@ -51,8 +53,8 @@ _COLUMNS: Final = "key, tenant, size_bytes, content_type, sha256, created_at, ex
 _LIVE: Final = "(expires_at IS NULL OR expires_at > $3)"
 _PIECE: Final = 256 * 1024
 # Longer than reading a file may take, and longer than an upload may take.
-_READERS_S: Final = 3600.0
-_ARRIVAL_S: Final = 86_400.0
+READERS_S: Final = 3600.0
+ARRIVAL_S: Final = 86_400.0
 _PRUNE_AT_ONCE: Final = 500
 _NO_LIMIT: Final = (1 << 63) - 1
 
@@ -66,9 +68,14 @@ class _ArrivedContent:
 
 class PostgresFileStore:
     def __init__(
-        self, database: PostgresDatabase, clock: Clock, rules: FileRules | None = None
+        self,
+        database: PostgresDatabase,
+        clock: Clock,
+        rules: FileRules | None = None,
+        bucket: BucketContents | None = None,
     ) -> None:
         self.rules = rules if rules is not None else FileRules()
+        self._bucket = bucket
         self._database = database
         self._clock = clock
 
@@ -148,7 +155,9 @@ class PostgresFileStore:
         row = _row(found)
         left = max(0, row.size_bytes - offset)
         wanted = left if limit is None else min(left, limit)
-        yield row, self._pieces(found["content_id"], offset, wanted)
+        location = found["location"]
+        pieces = self._pieces if location is None else self._bucket_at(location).pieces
+        yield row, pieces(found["content_id"], offset, wanted)
 
     async def list(
         self, tenant: str, *, prefix: str = "", limit: int = 1000, after: str | None = None
@@ -196,21 +205,36 @@ class PostgresFileStore:
         await self.collect()
         return gone
 
-    async def collect(self, readers_s: float = _READERS_S) -> int:
+    async def collect(self, readers_s: float = READERS_S, arrival_s: float = ARRIVAL_S) -> int:
         """Remove content without a file, `readers_s` after it was dropped; return how many."""
-        return await self._database.execute(
+        gone = await self._database.execute(
             "DELETE FROM contents WHERE id IN (SELECT id FROM contents"
             " WHERE (dropped_at < now() - make_interval(secs => $1)"
-            " OR created_at < now() - make_interval(secs => $2))"
+            " OR created_at < now() - make_interval(secs => $2)) AND location IS NULL"
             " AND NOT EXISTS (SELECT 1 FROM files WHERE content_id = contents.id) LIMIT $3)",
             readers_s,
-            _ARRIVAL_S,
+            arrival_s,
             _PRUNE_AT_ONCE,
         )
+        if self._bucket is not None:
+            gone += await self._bucket.collect(readers_s, arrival_s)
+            await self._bucket.sweep()
+        return gone
+
+    def _bucket_at(self, location: str) -> BucketContents:
+        if self._bucket is None or self._bucket.location != location:
+            here = "none" if self._bucket is None else self._bucket.location
+            raise BackendUnavailable(
+                f"the file is in {location}, and the bucket of this daemon is {here}",
+                hint="set store.files as for the daemon that stored the file",
+                store="s3",
+            )
+        return self._bucket
 
     async def _find(self, tenant: str, key: str, now: float) -> Row | None:
         return await self._database.fetch_one(
-            f"SELECT {_COLUMNS}, content_id FROM files"  # noqa: S608
+            f"SELECT {_COLUMNS}, content_id,"  # noqa: S608
+            " (SELECT location FROM contents WHERE id = content_id) FROM files"
             f" WHERE tenant = $1 AND key = $2 AND {_LIVE}",
             tenant,
             key,
@@ -228,18 +252,28 @@ class PostgresFileStore:
         hashing = hashlib.sha256()
         size = stored = 0
         waiting = bytearray()
+        bucket, unit, store = self._bucket, _PIECE, self._store
         await self._database.execute("INSERT INTO contents (id) VALUES ($1)", content)
         async for piece in data:
             size += len(piece)
             allowed(size)
             hashing.update(piece)
             waiting += piece
-            while len(waiting) >= _PIECE:
-                await self._store(content, stored, bytes(waiting[:_PIECE]))
-                stored += _PIECE
-                del waiting[:_PIECE]
-        if waiting:
-            await self._store(content, stored, bytes(waiting))
+            if bucket is not None:
+                if size <= bucket.min_bytes:
+                    # It may stay so small, and then it is stored as rows.
+                    continue
+                await bucket.begin(content)
+                unit, store = OBJECT_BYTES, bucket.store
+                bucket = None
+            while len(waiting) >= unit:
+                await store(content, stored, bytes(waiting[:unit]))
+                stored += unit
+                del waiting[:unit]
+        while waiting:
+            await store(content, stored, bytes(waiting[:unit]))
+            stored += unit
+            del waiting[:unit]
         return _ArrivedContent(content, size, hashing.hexdigest())
 
     async def _store(self, content: str, starts_at: int, data: bytes) -> None:
@@ -271,6 +305,9 @@ class PostgresFileStore:
                 row.tenant,
                 row.key,
             )
+            # `collect` and `_drop` remove the content of a row only after they marked it.
+            if not await connection.fetchrow(_STILL_KEPT, arrived.id):
+                raise Conflict("the upload took too long and was given up", hint="send it again")
             used = int(await connection.fetchval(_USED, row.tenant, None))
             check_total(used, row.size_bytes, self.rules, limit)
             await connection.execute(
@@ -291,10 +328,12 @@ class PostgresFileStore:
         """Remove content of an upload that failed."""
         try:
             await self._database.execute(
-                "DELETE FROM contents WHERE id = $1"
+                "DELETE FROM contents WHERE id = $1 AND location IS NULL"
                 " AND NOT EXISTS (SELECT 1 FROM files WHERE content_id = $1)",
                 content,
             )
+            if self._bucket is not None:
+                await self._bucket.drop(content)
         except SandkastenError as exc:
             # No reader can find it; it is removed a day later.
             log.warning("files.uncollected", extra={"sandkasten": {"trouble": exc.code}})
@@ -322,6 +361,7 @@ _USED = """
 SELECT coalesce(sum(size_bytes), 0)::bigint AS total FROM files
 WHERE tenant = $1 AND key IS DISTINCT FROM $2
 """
+_STILL_KEPT = "SELECT 1 FROM contents WHERE id = $1 AND dropped_at IS NULL FOR KEY SHARE"
 
 
 def _row(found: Any) -> StoredFile:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.readiness import Requirement
+    from sandkasten.store.bucket.bucket_options import BucketOptions
     from sandkasten.store.postgres.postgres_database import PostgresDatabase, Row
     from sandkasten.store.postgres.shard_leases import ShardLeases
 
@@ -72,11 +73,13 @@ class PostgresLedger:
         shared: frozenset[str] = frozenset(),
         leases: ShardLeases | None = None,
         owns_database: bool = False,
+        bucket: BucketOptions | None = None,
     ) -> None:
         """`shared`: backends whose sandboxes every daemon can reach. `leases`: which of those this
         process looks after, none without it. `owns_database`: whether closing the ledger closes
-        the database.
+        the database. `bucket`: that of stored files, for `extras`.
         """
+        self._bucket = bucket
         self._database = database
         self._node = node
         self._shared = shared
@@ -157,6 +160,13 @@ class PostgresLedger:
 
     async def requirements(self) -> Requirements:
         return await database_requirements(self._database)
+
+    async def extras(self) -> Requirements:
+        if self._bucket is None:
+            return ()
+        from sandkasten.store.bucket.bucket_requirements import bucket_requirements
+
+        return await bucket_requirements(self._bucket)
 
     async def aclose(self) -> None:
         if self._owns_database:

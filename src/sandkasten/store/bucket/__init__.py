@@ -1,0 +1,1 @@
+"""Objects in a bucket, by the protocol of Amazon S3."""

@@ -1,0 +1,189 @@
+"""Content of stored files as objects in a bucket, and the rows that refer to them.
+
+A content is several objects of `OBJECT_BYTES`, each with its hash in the database, so that it is
+streamed with one object in memory, and every object is checked before its bytes are passed on. The
+row of a content exists before its first object, and until its last object was deleted: whatever
+ends the process, `collect` finds what is left. `sweep` deletes objects without a row, which only a
+request that was given up and arrived later, or a restored database, can leave. Uploads of S3 that
+consist of parts are not used, so none can stay unfinished.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.store.bucket.bucket import object_sha256
+from sandkasten.store.bucket.bucket_errors import damaged_object
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from sandkasten.store.bucket.bucket import Bucket
+    from sandkasten.store.postgres.postgres_database import PostgresDatabase
+
+_SWEEP_EVERY_S: Final = 86_400.0
+_AT_ONCE: Final = 100
+_DELETES_AT_ONCE: Final = 8
+_CHUNK: Final = 256 * 1024
+_NOT_NAMED: Final = "NOT EXISTS (SELECT 1 FROM files WHERE content_id = contents.id)"
+
+
+class BucketContents:
+    """Create with `open`."""
+
+    def __init__(self, database: PostgresDatabase, bucket: Bucket, folder: str) -> None:
+        self.location = bucket.options.location
+        self.min_bytes = bucket.options.min_bytes
+        self._database = database
+        self._bucket = bucket
+        self._folder = f"{bucket.options.prefix}{folder}/"
+
+    @classmethod
+    async def open(cls, database: PostgresDatabase, bucket: Bucket) -> BucketContents:
+        """Find the folder of this database in the bucket. The bucket itself may be away."""
+        location = bucket.options.location
+        await database.execute(
+            "INSERT INTO buckets (location, folder) VALUES ($1, $2) ON CONFLICT DO NOTHING",
+            location,
+            secrets.token_hex(8),
+        )
+        found = await database.fetch_one("SELECT folder FROM buckets WHERE location = $1", location)
+        assert found is not None
+        return cls(database, bucket, found["folder"])
+
+    async def begin(self, content: str) -> None:
+        """Record that a content is in the bucket, before its first object."""
+        await self._database.execute(
+            "UPDATE contents SET location = $2 WHERE id = $1", content, self.location
+        )
+
+    async def store(self, content: str, starts_at: int, data: bytes) -> None:
+        digest = await object_sha256(data)
+        await self._bucket.put(self._name(content, starts_at), data, digest)
+        await self._database.execute(
+            "INSERT INTO content_objects (content_id, starts_at, size_bytes, sha256)"
+            " VALUES ($1, $2, $3, $4)",
+            content,
+            starts_at,
+            len(data),
+            digest,
+        )
+
+    async def pieces(self, content: str, offset: int, left: int) -> AsyncIterator[bytes]:
+        """Yield a part of a content. Every object is complete and checked before it is used."""
+        while left > 0:
+            found = await self._database.fetch_one(
+                "SELECT starts_at, size_bytes, sha256 FROM content_objects"
+                " WHERE content_id = $1 AND starts_at <= $2 ORDER BY starts_at DESC LIMIT 1",
+                content,
+                offset,
+            )
+            if found is None or offset >= found["starts_at"] + found["size_bytes"]:
+                raise damaged_object("is missing")
+            name = self._name(content, found["starts_at"])
+            data = memoryview(await self._bucket.get(name, found["size_bytes"], found["sha256"]))
+            data = data[offset - found["starts_at"] :][:left]
+            offset += len(data)
+            left -= len(data)
+            for at in range(0, len(data), _CHUNK):
+                yield bytes(data[at : at + _CHUNK])
+
+    async def drop(self, content: str) -> None:
+        """Delete the objects of an upload that failed. Its row stays for `collect`, because a
+        request that was given up may still arrive at the bucket.
+        """
+        async with self._database.transaction() as connection:
+            # Waits for an insert of its file whose answer was lost.
+            await connection.execute("SELECT 1 FROM contents WHERE id = $1 FOR UPDATE", content)
+            dropped = await connection.fetch(
+                "UPDATE contents SET dropped_at = now()"  # noqa: S608
+                f" WHERE id = $1 AND location = $2 AND {_NOT_NAMED} RETURNING 1",
+                content,
+                self.location,
+            )
+        if dropped:
+            await self._delete_objects(content)
+
+    async def collect(self, readers_s: float, arrival_s: float) -> int:
+        """Remove content that was dropped `readers_s` ago; return how many. Content that has no
+        file `arrival_s` after it was begun counts as dropped from now on.
+        """
+        await self._database.execute(
+            "UPDATE contents SET dropped_at = now() WHERE location = $1 AND dropped_at IS NULL"  # noqa: S608
+            f" AND created_at < now() - make_interval(secs => $2) AND {_NOT_NAMED}",
+            self.location,
+            arrival_s,
+        )
+        gone = 0
+        while found := await self._database.fetch(
+            "SELECT id FROM contents WHERE location = $1"  # noqa: S608
+            f" AND dropped_at < now() - make_interval(secs => $2) AND {_NOT_NAMED} LIMIT $3",
+            self.location,
+            readers_s,
+            _AT_ONCE,
+        ):
+            for one in found:
+                await self._delete_objects(one["id"])
+                await self._database.execute(
+                    f"DELETE FROM contents WHERE id = $1 AND {_NOT_NAMED}",  # noqa: S608
+                    one["id"],
+                )
+            gone += len(found)
+        return gone
+
+    async def sweep(self, every_s: float = _SWEEP_EVERY_S) -> int:
+        """Delete objects without a row that are older than `every_s`; return how many. One daemon
+        does so, once in that time.
+        """
+        due = await self._database.write(
+            "UPDATE buckets SET swept_at = now() WHERE location = $1"
+            " AND swept_at <= now() - make_interval(secs => $2) RETURNING 1",
+            self.location,
+            every_s,
+        )
+        if not due:
+            return 0
+        gone = 0
+        old = time.time() - every_s
+        names: list[str] = []
+        async for one in self._bucket.list(self._folder):
+            if one.modified_at <= old:
+                names.append(one.name)
+            if len(names) == 1000:
+                gone += await self._delete_unknown(names)
+                names = []
+        return gone + await self._delete_unknown(names)
+
+    async def _delete_unknown(self, names: Sequence[str]) -> int:
+        by_content: dict[str, list[str]] = {}
+        for name in names:
+            content = name.removeprefix(self._folder).partition("/")[0]
+            by_content.setdefault(content, []).append(name)
+        # Asked after the list: a row is older than its objects.
+        known = await self._database.fetch(
+            "SELECT id FROM contents WHERE id = ANY($1)", [*by_content]
+        )
+        for row in known:
+            del by_content[row["id"]]
+        unknown = [name for several in by_content.values() for name in several]
+        await self._delete(unknown)
+        return len(unknown)
+
+    async def _delete_objects(self, content: str) -> None:
+        # Listed and not computed: an object may exist whose row was never inserted.
+        await self._delete([one.name async for one in self._bucket.list(self._name(content))])
+
+    async def _delete(self, names: Sequence[str]) -> None:
+        for at in range(0, len(names), _DELETES_AT_ONCE):
+            several = (self._bucket.delete(name) for name in names[at : at + _DELETES_AT_ONCE])
+            for failure in await asyncio.gather(*several, return_exceptions=True):
+                if failure is not None:
+                    raise failure
+
+    def _name(self, content: str, starts_at: int | None = None) -> str:
+        """Return the name of an object, or the beginning of all names of a content."""
+        number = "" if starts_at is None else f"{starts_at:013d}"
+        return f"{self._folder}{content}/{number}"
