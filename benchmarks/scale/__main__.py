@@ -60,11 +60,11 @@ async def measure(replicas: Replicas, plan: Plan) -> dict[str, Any]:
     for size in plan.sessions:
         # Copied, because creating as many takes an hour of two processors.
         await replicas.copy(size)
-        # One replica is connected to a twentieth, as if twenty had created them.
-        cost = await replicas.cost(0, replicas.run(size // _SHARES, at=0))
-        _told(f"{size} sessions noticed, one share connected", cost)
+        found["sizes"][str(size)] = {
+            "connect": _told(f"{size} sessions noticed, shares connected", await _connect(replicas))
+        }
         await replicas.calm()
-        found["sizes"][str(size)] = await _size(replicas, plan)
+        found["sizes"][str(size)] |= await _size(replicas, plan)
     found["restart"] = await replicas.restart(-1, plan.limit_s)
     _say(f"restart: {found['restart']}")
     found["refused"] = replicas.refused
@@ -74,6 +74,16 @@ async def measure(replicas: Replicas, plan: Plan) -> dict[str, Any]:
     for name, one in found["periodic"].items():
         _say(f"{name}: {one}")
     return found
+
+
+async def _connect(replicas: Replicas) -> Cost:
+    """Connect one replica to a twentieth of the sessions, as if twenty had created them. If there
+    are twenty, each is connected to its own.
+    """
+    size = len(replicas.sessions)
+    if len(replicas.daemons) < _SHARES:
+        return await replicas.cost(size // _SHARES, replicas.run(size // _SHARES, at=0))
+    return await replicas.cost(size, replicas.run(size))
 
 
 async def _size(replicas: Replicas, plan: Plan) -> dict[str, Any]:

@@ -85,7 +85,10 @@ class DatabaseLoad:
         """Copy the rows of sessions: for each pair, those of the first id for the second."""
         olds, news = zip(*pairs, strict=True)
         for table, text in (("ledger", ("row",)), ("sessions", ())):
-            sql = f"SELECT column_name FROM information_schema.columns WHERE table_name = '{table}'"
+            sql = (
+                "SELECT column_name FROM information_schema.columns"
+                f" WHERE table_name = '{table}' AND is_generated = 'NEVER'"
+            )
             names = [row[0] for row in await self._connection.fetch(sql)]
             values = ", ".join(
                 "copy" if one == "id" else f"replace({one}, old, copy)" if one in text else one
