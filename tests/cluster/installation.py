@@ -100,6 +100,7 @@ def _merged(below: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 class Installation:
     cluster: Cluster
     namespace: str = NAMESPACE
+    sandboxes: tuple[str, ...] = (SANDBOXES,)
 
     def deployment(self) -> Any:
         path = f"/apis/apps/v1/namespaces/{self.namespace}/deployments/sandkasten"
@@ -143,8 +144,8 @@ class Installation:
         self.cluster.api.ask("PATCH", path, body, kind="application/merge-patch+json")
 
     def remove(self) -> None:
-        """Remove both namespaces with everything in them."""
-        for name in (self.namespace, SANDBOXES):
+        """Remove its namespaces with everything in them."""
+        for name in (self.namespace, *self.sandboxes):
             thing = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
             try:
                 self.cluster.api.ask("DELETE", path_of(thing))
@@ -152,7 +153,7 @@ class Installation:
                 if exc.status != 404:
                     raise
         # Nothing of them needs to end in good order.
-        for name in (self.namespace, SANDBOXES):
+        for name in (self.namespace, *self.sandboxes):
             for pod in self.cluster.api.pods(namespace=name):
                 self.cluster.api.delete_pod(pod["metadata"]["name"], name)
         wait_for(
@@ -160,7 +161,7 @@ class Installation:
                 one["metadata"]["name"]
                 for one in self.cluster.api.ask("GET", "/api/v1/namespaces")["items"]
             },
-            lambda left: not left & {self.namespace, SANDBOXES},
+            lambda left: not left & {self.namespace, *self.sandboxes},
             lambda left: f"namespaces do not end: {left}",
             3 * FAR_TOO_LATE_S,
         )
@@ -179,12 +180,12 @@ class Installation:
         return "\n".join(told)
 
 
-def ask(address: str, method: str, path: str, body: object = None) -> Any:
+def ask(address: str, method: str, path: str, body: object = None, key: str = API_KEY) -> Any:
     """Ask a replica as a client does; raise OSError where it gives no answer or refuses."""
     request = urllib.request.Request(
         f"http://{address}:{_HTTP_PORT}{path}",
         None if body is None else json.dumps(body).encode(),
-        {"Authorization": f"Bearer {API_KEY}", "Content-Type": "application/json"},
+        {"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
         method=method,
     )
     try:

@@ -14,6 +14,7 @@ import pytest
 from sandkasten.backends.kubernetes import agent_sandboxes, pod_manifest, pod_names
 from sandkasten.backends.kubernetes.backend import KubernetesBackend
 from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
+from sandkasten.backends.kubernetes.tenant_namespaces import TenantNamespaces
 from sandkasten.daemon.backend_registry import read_kubeconfig
 from sandkasten.errors import BackendUnavailable, ImageNotFound, QuotaExceeded, SandboxLost
 from sandkasten.model.ids import SandboxId, new_sandbox_id
@@ -23,7 +24,7 @@ from sandkasten.wire.call import OutputChunk
 from sandkasten.wire.channel import Channel
 from tests.cluster.agent_sandbox import AgentSandbox
 from tests.cluster.cluster import BUSYBOX
-from tests.cluster.kube_api import ApiError, wait_for
+from tests.cluster.kube_api import ApiError, path_of, wait_for
 from tests.kubernetes import cluster_images
 from tests.patience import PATIENCE_S
 
@@ -250,6 +251,43 @@ async def test_a_create_that_was_interrupted_after_its_first_object_is_found(
     await backend.discard(sandbox_id)
     wait_until_gone(api, installed, sandbox_id)
     assert list(await backend.owned()) == []
+
+
+@pytest.mark.promise("P109")
+async def test_a_sandbox_object_is_in_the_namespace_of_its_tenant(
+    cluster, installed, api, tmp_path
+):
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "boxes-acme"}}
+    options = replace(
+        cluster_images.options(str(cluster.kubeconfig)),
+        agent_sandbox="require",
+        start_s=PATIENCE_S,
+        namespace="default",
+        tenant_namespaces={"acme": "boxes-acme"},
+    )
+    kinds = ("apis/agents.x-k8s.io/v1beta1", "sandboxes"), ("api/v1", "pods"), ("api/v1", "secrets")
+
+    def names() -> set[str]:
+        lists = [f"/{root}/namespaces/boxes-acme/{kind}" for root, kind in kinds]
+        found = [one for path in lists for one in api.ask("GET", path)["items"]]
+        return {one["metadata"]["name"] for one in found}
+
+    api.apply(namespace)
+    backend, other = [TenantNamespaces(tmp_path, options, read_kubeconfig) for _ in range(2)]
+    try:
+        spec = replace(SPEC, place=backend.place("acme"))
+        cell = await backend.create(new_sandbox_id(), spec)
+        assert await said(cell, "id", "-u") == b"1000\n"
+        assert installed.sandboxes() == []
+        assert names() == {pod_names.pod_name(cell.id)}
+        assert list(await other.owned()) == [cell.id]
+        assert await said(await other.attach(cell.id), "echo", "there") == b"there\n"
+        await other.discard(cell.id)
+        wait_for(names, lambda left: not left, lambda left: f"left: {left}")
+    finally:
+        await backend.aclose()
+        await other.aclose()
+        api.ask("DELETE", path_of(namespace))
 
 
 async def test_errors_are_those_of_bare_pods(backend, api, installed):

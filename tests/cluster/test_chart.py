@@ -213,11 +213,17 @@ def released(
 ) -> Iterator[tuple[Installation, dict[str, Any]]]:
     """A release of the chart, and its values."""
     cluster = cluster_with_daemon
-    made = Installation(cluster)
+    made = Installation(cluster, sandboxes=(SANDBOXES, TENANT, "sandboxes-beta"))
     values = {
         "settings": OF_THIS_CLUSTER,
         "env": variables(cluster),
         "networkPolicy": {"clients": [client(cluster)]},
+        "sandboxes": {
+            "tenantNamespaces": [
+                {"namespace": TENANT, "tenants": ["acme"], "quota": {"pods": "3"}},
+                {"namespace": "sandboxes-beta", "tenants": ["beta"]},
+            ]
+        },
     }
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     try:
@@ -228,6 +234,14 @@ def released(
         yield made, values
     finally:
         made.remove()
+
+
+def _session_of(installed: Installation, tenant: str) -> tuple[str, str]:
+    """Create a session as a tenant; return its id and the key."""
+    at = installed.endpoints()[0]
+    body = {"tenant": tenant, "name": tenant, "scopes": ["sessions"]}
+    key = ask(at, "POST", "/v1/keys", body)["key"]
+    return ask(at, "POST", "/v1/sessions", {}, key=key)["id"], key
 
 
 def _place(cluster: Cluster) -> tuple[str, ...]:
@@ -242,6 +256,12 @@ def test_a_release_keeps_its_sessions_through_an_upgrade_and_an_uninstall(
     made = ask(installed.endpoints()[0], "POST", "/v1/sessions", {})
     path = f"/v1/sessions/{made['id']}/exec"
     ask(installed.endpoints()[0], "POST", path, {"cmd": "export KEPT=1"})
+    theirs = {name: _session_of(installed, name) for name in ("acme", "beta")}
+    for name, (its, _) in theirs.items():
+        (pod,) = cluster.api.pods(namespace=f"sandboxes-{name}")
+        assert pod["metadata"]["name"] == its.replace("_", "-")
+    quota = cluster.api.ask("GET", f"/api/v1/namespaces/{TENANT}/resourcequotas/{NAMESPACE}")
+    assert quota["status"]["hard"] == {"pods": "3"}
     before = {pod["metadata"]["uid"] for pod in installed.pods()}
     changed = {**values, "settings": {**values["settings"], "drain_seconds": 10}}
     helm("upgrade", NAMESPACE, CHART, *_place(cluster), values=changed)
@@ -249,6 +269,10 @@ def test_a_release_keeps_its_sessions_through_an_upgrade_and_an_uninstall(
     assert not after & before
     for address in installed.endpoints():
         assert ask(address, "POST", path, {"cmd": "echo $KEPT"})["stdout"] == "1\n"
+        for its, key in theirs.values():
+            command = {"cmd": ["echo", "there"]}
+            done = ask(address, "POST", f"/v1/sessions/{its}/exec", command, key=key)
+            assert done["stdout"] == "there\n"
     helm("uninstall", NAMESPACE, *_place(cluster))
     names = {pod["metadata"]["name"] for pod in cluster.api.pods(namespace=SANDBOXES)}
     assert made["id"].replace("_", "-") in names

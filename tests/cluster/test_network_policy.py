@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sandkasten.backends.kubernetes import pod_names
+from sandkasten.backends.kubernetes.tenant_namespaces import TenantNamespaces
+from sandkasten.daemon.backend_registry import read_kubeconfig
 from sandkasten.errors import IsolationRefused
 from sandkasten.model.ids import new_sandbox_id
 from tests.cluster import sandbox_backend, sandbox_policy
 from tests.cluster.cluster import BUSYBOX, PORT, Cluster
-from tests.cluster.kube_api import KubeApi, wait_for
+from tests.cluster.kube_api import KubeApi, path_of, wait_for
 from tests.cluster.sandbox_backend import SPEC, output
 from tests.kubernetes import cluster_images
 
@@ -182,3 +185,32 @@ def _running(api: KubeApi) -> Any:
 def _files(api: KubeApi, name: str, path: str) -> list[str]:
     done = api.run_in(name, ["ls", path], container=pod_names.SANDBOX_CONTAINER)
     return done.stdout.decode().split()
+
+
+@pytest.mark.promise("P109")
+async def test_each_namespace_has_its_own_trial(cluster, api, tmp_path):
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "boxes-open"}}
+    options = replace(
+        cluster_images.options(str(cluster.kubeconfig)),
+        network_policy="checked",
+        namespace="default",
+        tenant_namespaces={"acme": "boxes-open"},
+    )
+    api.apply(namespace)
+    backend = TenantNamespaces(tmp_path, options, read_kubeconfig)
+    theirs = replace(SPEC, place=backend.place("acme"))
+    try:
+        await (await backend.create(new_sandbox_id(), SPEC)).destroy()
+        # The policy of another namespace closes nothing here.
+        with pytest.raises(IsolationRefused):
+            await backend.create(new_sandbox_id(), theirs)
+        assert list(await backend.owned()) == []
+        await (await backend.create(new_sandbox_id(), SPEC)).destroy()
+        sandbox_policy.apply(cluster, "boxes-open")
+        cell = await backend.create(new_sandbox_id(), theirs)
+        assert await _reached(cell, f"{cluster.machine.address}:{PORT}") == []
+        await cell.destroy()
+        assert list(await backend.owned()) == []
+    finally:
+        await backend.aclose()
+        api.ask("DELETE", path_of(namespace))
